@@ -1,0 +1,220 @@
+package v1alpha1
+
+import (
+	"cmp"
+	"encoding"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// reader decodes a tree into Go values and collects what is wrong on the way.
+// It is a decoder of its own because the ones that exist stop at the first
+// problem, forget where a value stood, and cannot tell a zero from a field that
+// was left out.
+type reader struct {
+	file string
+	// nodes by field path, as far as the file has them and they were reached.
+	nodes  map[string]*node
+	errors Errors
+	// malformed counts the first of errors, those that decoding found: checks
+	// of meaning near them would only repeat them.
+	malformed int
+}
+
+func newReader(file string) *reader {
+	return &reader{file: file, nodes: map[string]*node{}}
+}
+
+func (r *reader) err() error {
+	if len(r.errors) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(r.errors, func(a, b *Error) int {
+		return cmp.Or(strings.Compare(a.Override, b.Override), a.Line-b.Line, a.Column-b.Column, strings.Compare(a.Field, b.Field))
+	})
+	return r.errors
+}
+
+func (r *reader) problem(at position, path, format string, args ...any) {
+	r.errors = append(r.errors, &Error{
+		File: r.file, Line: at.line, Column: at.column, Override: at.override,
+		Field: path, Problem: fmt.Sprintf(format, args...),
+	})
+}
+
+// fail notes a problem with a field, at its value or, where it is not there, at
+// what it should stand in.
+func (r *reader) fail(path, format string, args ...any) {
+	r.problem(r.locate(path), path, format, args...)
+}
+
+func (r *reader) locate(path string) position {
+	for at := path; ; at = parent(at) {
+		if n := r.nodes[at]; n != nil {
+			return n.pos
+		}
+		if at == "" {
+			return position{line: 1, column: 1}
+		}
+	}
+}
+
+func parent(path string) string { return path[:max(0, strings.LastIndexAny(path, ".["))] }
+
+// has tells whether the file sets a field, be it to zero.
+func (r *reader) has(path string) bool { return r.nodes[path] != nil }
+
+func (r *reader) missing(path string) { r.fail(path, "is missing") }
+
+// value decodes a node into what v points to.
+func (r *reader) value(n *node, v any, path string) { r.decode(n, reflect.ValueOf(v).Elem(), path) }
+
+func (r *reader) decode(n *node, v reflect.Value, path string) {
+	if n.kind == null {
+		return // as if it were not there
+	}
+	r.nodes[path] = n
+	switch to := v.Addr().Interface().(type) {
+	case interface{ decode(*reader, *node, string) }:
+		to.decode(r, n, path)
+		return
+	case encoding.TextUnmarshaler:
+		text := n.text
+		if n.kind != scalar {
+			text = n.String()
+		}
+		if err := to.UnmarshalText([]byte(text)); err != nil {
+			r.fail(path, "%s", err)
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		r.decode(n, v.Elem(), path)
+	case reflect.Struct:
+		if r.is(n, mapping, path, "a mapping") {
+			r.structure(n, v, path)
+		}
+	case reflect.Map:
+		if r.is(n, mapping, path, "a mapping") && len(n.fields) > 0 {
+			v.Set(reflect.MakeMap(v.Type()))
+			for _, f := range n.fields {
+				value := reflect.New(v.Type().Elem()).Elem()
+				r.decode(f.value, value, join(path, f.name))
+				v.SetMapIndex(reflect.ValueOf(f.name), value)
+			}
+		}
+	case reflect.Slice:
+		if r.is(n, sequence, path, "a list") && len(n.items) > 0 {
+			v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+			for i, item := range n.items {
+				at := fmt.Sprintf("%s[%d]", path, i)
+				if item.kind == null {
+					r.problem(item.pos, at, "is empty")
+				}
+				r.decode(item, v.Index(i), at)
+			}
+		}
+	case reflect.String:
+		if r.is(n, scalar, path, "text") {
+			v.SetString(n.text)
+		}
+	case reflect.Int:
+		i, err := strconv.Atoi(n.text)
+		r.number(n, err, path, "a whole number")
+		v.SetInt(int64(i))
+	case reflect.Uint64:
+		u, err := strconv.ParseUint(n.text, 10, 64)
+		r.number(n, err, path, "a whole number, not negative")
+		v.SetUint(u)
+	case reflect.Float64:
+		f, err := strconv.ParseFloat(n.text, 64)
+		r.number(n, err, path, "a number")
+		v.SetFloat(f)
+	default:
+		panic("no decoding into " + v.Type().String()) // a field of a new type, not a file, leads here
+	}
+}
+
+func (r *reader) structure(n *node, v reflect.Value, path string) {
+	var names []string
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		names = append(names, name)
+	}
+	for _, f := range n.fields {
+		at := join(path, f.name)
+		if i := slices.Index(names, f.name); i >= 0 {
+			r.decode(f.value, v.Field(i), at)
+		} else {
+			r.problem(f.pos, at, "unknown field; %s", suggest(f.name, names))
+		}
+	}
+}
+
+func (r *reader) is(n *node, want kind, path, text string) bool {
+	if n.kind != want {
+		r.fail(path, "must be %s, is %s", text, n)
+	}
+	return n.kind == want
+}
+
+func (r *reader) number(n *node, err error, path, text string) {
+	if n.kind != scalar || n.quoted || err != nil {
+		r.fail(path, "must be %s, is %s", text, n)
+	}
+}
+
+// suggest names what is allowed: the names nearest to the one given, if any is
+// near, else all.
+func suggest(name string, allowed []string) string {
+	var near []string
+	limit := max(1, len(name)/2)
+	for _, a := range allowed {
+		switch d := distance(strings.ToLower(name), strings.ToLower(a)); {
+		case d < limit:
+			near, limit = []string{a}, d
+		case d == limit:
+			near = append(near, a)
+		}
+	}
+	if len(near) > 0 {
+		return "did you mean " + either(near) + "?"
+	}
+	return "allowed are " + strings.Join(allowed, ", ")
+}
+
+// either is "a, b or c".
+func either(names []string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+// distance counts the insertions, deletions and substitutions from a to b
+// (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, diagonal+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

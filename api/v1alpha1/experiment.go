@@ -1,0 +1,200 @@
+// Package v1alpha1 is the experiment file: its types, defaults and validation.
+// It reads and checks; it plans and runs nothing (see internal/experiment).
+package v1alpha1
+
+// Group version and kind that every experiment file carries.
+const (
+	APIVersion     = "slipstream.dev/v1alpha1"
+	KindExperiment = "Experiment"
+)
+
+// Experiment is one comparison: variants × workloads × pairs, run in
+// randomised complete blocks.
+type Experiment struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Metadata   Metadata `json:"metadata"`
+	Spec       Spec     `json:"spec"`
+}
+
+// Metadata names the experiment; the name starts that of the results folder
+// and is a DNS label.
+type Metadata struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+}
+
+// Spec says what is compared, under which traffic, and how often.
+type Spec struct {
+	Target Target `json:"target"`
+	// Path is the path of every variant that names none.
+	Path Path `json:"path"`
+	// Baseline is the variant the others are compared with.
+	Baseline  string     `json:"baseline"`
+	Variants  []Variant  `json:"variants"`
+	Workloads []Workload `json:"workloads"`
+	// Pairs are the numbers of client-server pairs; a workload may have its own.
+	Pairs []int `json:"pairs"`
+	Runs  Runs  `json:"runs"`
+	// Margin is the equivalence margin of the ratio: 0.02 calls 0.98–1.02 the same.
+	Margin float64 `json:"margin,omitempty"`
+	// Seed orders the trials within each block. 0 draws one, which is recorded.
+	Seed uint64 `json:"seed,omitempty"`
+}
+
+// Target is where the experiment runs: exactly one field is set.
+type Target struct {
+	Lab *Lab `json:"lab,omitempty"`
+}
+
+// Lab is a set of nodes made of network namespaces on this machine.
+type Lab struct {
+	// Nodes, 2 to 16.
+	Nodes int `json:"nodes,omitempty"`
+	NIC   NIC `json:"nic,omitempty"`
+	// CongestionControl of every TCP socket of the engine; "cubic" unless set.
+	CongestionControl string `json:"congestionControl,omitempty"`
+}
+
+// Offload profiles of a lab NIC.
+const (
+	// OffloadFull lets a GSO packet cross the wire whole, as TSO, GRO and
+	// tunnel offload of a good NIC do.
+	OffloadFull = "full"
+	// OffloadNone segments to MTU-size packets before the wire; the receiver
+	// merges them by GRO.
+	OffloadNone = "none"
+)
+
+// NIC is the profile of a lab node's network interface.
+type NIC struct {
+	Offload string `json:"offload,omitempty"`
+	// MTU in bytes, 1280 to 9000.
+	MTU int `json:"mtu,omitempty"`
+	// Rate caps both directions, as an instance type does; empty is uncapped.
+	Rate BitRate `json:"rate,omitempty"`
+}
+
+// Path is how packets get from pod to pod: exactly one field is set.
+type Path struct {
+	// Native is the host network: the traffic runs on the nodes themselves.
+	Native *Native `json:"native,omitempty"`
+	// VXLAN is the overlay.
+	VXLAN *VXLAN `json:"vxlan,omitempty"`
+}
+
+// Native has no settings.
+type Native struct{}
+
+// Shapes of a VXLAN overlay.
+const (
+	// ShapeFlannel is a bridge cni0 and one device flannel.1 a node.
+	ShapeFlannel = "flannel"
+	// ShapeCalico has no bridge: a /32 route a pod, proxy ARP, vxlan.calico.
+	ShapeCalico = "calico"
+)
+
+// VXLAN is an overlay in the shape of a product.
+type VXLAN struct {
+	Shape string `json:"shape,omitempty"`
+}
+
+// Variant is a named combination of path, NIC profile and accelerators.
+type Variant struct {
+	Name string `json:"name"`
+	// Path replaces Spec.Path.
+	Path *Path `json:"path,omitempty"`
+	// NIC replaces the target's NIC profile; what it leaves out stays.
+	NIC        *NIC          `json:"nic,omitempty"`
+	Accelerate []Accelerator `json:"accelerate,omitempty"`
+	// Tools gives workloads, by name, a tool other than their own, so that a
+	// tool can be compared with another as a variant.
+	Tools map[string]string `json:"tools,omitempty"`
+	// Versus is the variant to compare with in place of Spec.Baseline.
+	Versus string `json:"versus,omitempty"`
+}
+
+// Accelerator is one change to nodes or pods: exactly one field is set.
+type Accelerator struct {
+	RPS *RPS `json:"rps,omitempty"`
+	RFS *RFS `json:"rfs,omitempty"`
+}
+
+// Classes of devices that an accelerator acts on.
+const (
+	// DeviceNIC is the device that the overlay's packets leave a node by.
+	DeviceNIC = "nic"
+	// DeviceOverlay is the VXLAN device.
+	DeviceOverlay = "overlay"
+	// DeviceHostVeth is the node's end of a pod's veth.
+	DeviceHostVeth = "host-veth"
+	// DevicePod is the pod's own end: the "+" of rps+ and rfs+.
+	DevicePod = "pod"
+)
+
+// CPU sets by name; a list as in "0-3,8" is the alternative.
+const (
+	// CPUsAll is every CPU of the node that is online and not isolated.
+	CPUsAll = "all"
+	// CPUsAllButIRQ leaves out those that take the NIC's interrupts: the
+	// RPS-7 of the paper, which had four CPUs.
+	CPUsAllButIRQ = "all-but-irq"
+)
+
+// RPS is Receive Packet Steering: the kernel spreads received packets over
+// CPUs by flow hash (Documentation/networking/scaling.rst).
+type RPS struct {
+	Devices []string `json:"devices"`
+	CPUs    string   `json:"cpus"`
+}
+
+// RFS is Receive Flow Steering: the kernel takes a flow's packets to the CPU
+// that last read from its socket.
+type RFS struct {
+	Devices []string `json:"devices"`
+	// CPUs of an RPS mask beside it, for flows that RFS does not know yet.
+	// Empty sets no mask: such flows stay where the interrupt put them.
+	CPUs string `json:"cpus,omitempty"`
+	// Entries of the machine's socket flow table, a power of two.
+	Entries int `json:"entries,omitempty"`
+}
+
+// Tools that a workload can be driven with.
+const (
+	ToolNative   = "native"
+	ToolIperf3   = "iperf3"
+	ToolSockperf = "sockperf"
+)
+
+// Workload is the traffic: exactly one of its kinds is set.
+type Workload struct {
+	Name string `json:"name"`
+	// Stream sends as much as it can one way.
+	Stream *Traffic `json:"stream,omitempty"`
+	// PingPong sends one message and waits for it to come back.
+	PingPong *Traffic `json:"pingpong,omitempty"`
+	// UnderLoad sends at a set rate and takes the latency of the replies.
+	UnderLoad *Traffic `json:"underload,omitempty"`
+	// Pairs replaces Spec.Pairs for this workload.
+	Pairs []int `json:"pairs,omitempty"`
+}
+
+// Traffic are the settings of a workload, the same for every kind.
+type Traffic struct {
+	// Protocol is "tcp" or "udp".
+	Protocol string `json:"protocol,omitempty"`
+	// IP is the version, 4 or 6.
+	IP int `json:"ip,omitempty"`
+	// Size of a message in bytes.
+	Size Bytes `json:"size,omitempty"`
+	// Connections a pair.
+	Connections int `json:"connections,omitempty"`
+	// Rate in messages a second and connection, for underload; 0 is as fast
+	// as the tool can.
+	Rate int `json:"rate,omitempty"`
+	// Warmup runs before the measured window, Duration is its length.
+	Warmup   Duration `json:"warmup,omitempty"`
+	Duration Duration `json:"duration"`
+	// Tool that makes the traffic.
+	Tool string `json:"tool,omitempty"`
+}

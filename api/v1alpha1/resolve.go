@@ -1,0 +1,110 @@
+package v1alpha1
+
+// What a variant or workload leaves out, the experiment says: these methods
+// put both together, for an experiment that Parse returned.
+
+// PathOf is the path of a variant.
+func (e *Experiment) PathOf(v Variant) Path {
+	if v.Path != nil {
+		return *v.Path
+	}
+	return e.Spec.Path
+}
+
+// NICOf is the NIC profile that a variant runs on.
+func (e *Experiment) NICOf(v Variant) NIC {
+	var nic NIC
+	if lab := e.Spec.Target.Lab; lab != nil {
+		nic = lab.NIC
+	}
+	if v.NIC == nil {
+		return nic
+	}
+	if v.NIC.Offload != "" {
+		nic.Offload = v.NIC.Offload
+	}
+	if v.NIC.MTU != 0 {
+		nic.MTU = v.NIC.MTU
+	}
+	if v.NIC.Rate != "" {
+		nic.Rate = v.NIC.Rate
+	}
+	return nic
+}
+
+// BaselineOf is the name of the variant that a variant is compared with, empty
+// for one that is compared with nothing: the experiment's baseline, and any
+// other that a variant is set versus, unless it names one itself.
+func (e *Experiment) BaselineOf(v Variant) string {
+	if v.Versus != "" {
+		return v.Versus
+	}
+	if v.Name == e.Spec.Baseline {
+		return ""
+	}
+	for _, other := range e.Spec.Variants {
+		if other.Versus == v.Name {
+			return ""
+		}
+	}
+	return e.Spec.Baseline
+}
+
+// PairsOf are the numbers of pairs that a workload runs with.
+func (e *Experiment) PairsOf(w Workload) []int {
+	if len(w.Pairs) > 0 {
+		return w.Pairs
+	}
+	return e.Spec.Pairs
+}
+
+// WorkloadFor is a workload as a variant runs it, which is with the variant's
+// tool. It shares nothing with w that a caller could change by mistake.
+func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
+	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+		if *t == nil {
+			continue
+		}
+		own := **t
+		if tool := v.Tools[w.Name]; tool != "" {
+			own.Tool = tool
+		}
+		*t = &own
+	}
+	return w
+}
+
+// Kind is "stream", "pingpong" or "underload".
+func (w Workload) Kind() string {
+	switch {
+	case w.Stream != nil:
+		return "stream"
+	case w.PingPong != nil:
+		return "pingpong"
+	case w.UnderLoad != nil:
+		return "underload"
+	}
+	return ""
+}
+
+// Traffic are the settings of whichever kind the workload is, nil for none.
+func (w Workload) Traffic() *Traffic {
+	switch {
+	case w.Stream != nil:
+		return w.Stream
+	case w.PingPong != nil:
+		return w.PingPong
+	}
+	return w.UnderLoad
+}
+
+// String is "native" or "vxlan/" and the shape.
+func (p Path) String() string {
+	switch {
+	case p.Native != nil:
+		return "native"
+	case p.VXLAN != nil:
+		return "vxlan/" + p.VXLAN.Shape
+	}
+	return ""
+}

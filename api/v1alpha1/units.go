@@ -1,0 +1,196 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Duration is a length of time, written with its unit: "30s", "500ms", "1m30s".
+type Duration time.Duration
+
+// UnmarshalText reads what time.ParseDuration does.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("must be a length of time such as 30s or 500ms, is %q", text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalText writes the shortest text that reads back the same.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+func (d Duration) String() string {
+	s := time.Duration(d).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// Bytes is a size: a number, or one with a decimal (k, M) or binary (KiB, MiB)
+// unit. 1k is 1000, 1KiB is 1024.
+type Bytes int
+
+var byteUnits = []struct {
+	suffix string
+	bytes  int
+}{{"MiB", 1 << 20}, {"KiB", 1 << 10}, {"M", 1e6}, {"k", 1e3}}
+
+// UnmarshalText reads "64", "64KiB", "1MiB", "128k" and "1M".
+func (b *Bytes) UnmarshalText(text []byte) error {
+	digits, unit := string(text), 1
+	for _, u := range byteUnits {
+		if number, ok := strings.CutSuffix(digits, u.suffix); ok {
+			digits, unit = number, u.bytes
+			break
+		}
+	}
+	n, err := strconv.Atoi(digits)
+	if err != nil || n > math.MaxInt/unit || n < math.MinInt/unit {
+		return fmt.Errorf("must be a number of bytes such as 64, 128k or 64KiB, is %q", text)
+	}
+	*b = Bytes(n * unit)
+	return nil
+}
+
+// UnmarshalJSON reads a number, or a string as UnmarshalText does.
+func (b *Bytes) UnmarshalJSON(data []byte) error {
+	text := string(data)
+	if text == "null" {
+		return nil
+	}
+	if text[0] == '"' {
+		if err := json.Unmarshal(data, &text); err != nil {
+			return err
+		}
+	}
+	return b.UnmarshalText([]byte(text))
+}
+
+// MarshalJSON writes a number, or a string where a unit divides the size.
+func (b Bytes) MarshalJSON() ([]byte, error) {
+	if s := b.String(); s != strconv.Itoa(int(b)) {
+		return json.Marshal(s)
+	}
+	return json.Marshal(int(b))
+}
+
+// String prefers the decimal unit, as 128000 is more likely 128k than 125KiB.
+func (b Bytes) String() string {
+	for _, i := range []int{2, 3, 0, 1} {
+		if u := byteUnits[i]; b != 0 && int(b)%u.bytes == 0 {
+			return strconv.Itoa(int(b)/u.bytes) + u.suffix
+		}
+	}
+	return strconv.Itoa(int(b))
+}
+
+// BitRate is a rate in decimal units: "10Gbit", "2.5Gbit", "500Mbit". Empty is
+// no limit.
+type BitRate string
+
+var bitRate = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([kMG]?)bit$`)
+
+// BitsPerSecond is the rate as a number, 0 for no limit.
+func (r BitRate) BitsPerSecond() (uint64, error) {
+	if r == "" {
+		return 0, nil
+	}
+	m := bitRate.FindStringSubmatch(string(r))
+	if m == nil {
+		return 0, fmt.Errorf("must be a rate such as 10Gbit or 500Mbit, is %q", string(r))
+	}
+	n, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		return 0, err // not reached: the expression lets only numbers pass
+	}
+	bits := uint64(math.Round(n * map[string]float64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[m[2]]))
+	if bits == 0 {
+		return 0, errors.New("must be above 0")
+	}
+	return bits, nil
+}
+
+// Limits of Runs with Auto.
+const (
+	// AutoFirstBlocks run before the first look at the intervals.
+	AutoFirstBlocks = 8
+	autoMax         = 40
+	autoWidth       = 0.02
+)
+
+// Runs is the number of blocks: a number, or "auto", or {auto: {max: 40,
+// width: 0.02}} with either of both left out.
+type Runs struct {
+	// Auto adds blocks until the intervals are narrow enough; N is 0 then.
+	Auto bool
+	// N blocks, where Auto is not set.
+	N int
+	// Max is the most blocks that Auto may run, at least AutoFirstBlocks.
+	Max int
+	// Width is the half-width of a ratio's 95 % interval that Auto aims at: 0.02
+	// is ±2 %.
+	Width float64
+}
+
+// decode reads any of the three forms.
+func (r *Runs) decode(rd *reader, n *node, path string) {
+	auto := Runs{Auto: true, Max: autoMax, Width: autoWidth}
+	switch {
+	case n.kind == mapping:
+		var form struct {
+			Auto *struct {
+				Max   int     `json:"max"`
+				Width float64 `json:"width"`
+			} `json:"auto"`
+		}
+		rd.value(n, &form, path)
+		if form.Auto == nil {
+			rd.missing(join(path, "auto"))
+			return
+		}
+		if rd.has(join(path, "auto.max")) {
+			auto.Max = form.Auto.Max
+		}
+		if rd.has(join(path, "auto.width")) {
+			auto.Width = form.Auto.Width
+		}
+		*r = auto
+	case n.kind == scalar && n.text == "auto":
+		*r = auto
+	default:
+		v, err := strconv.Atoi(n.text)
+		if n.kind != scalar || err != nil {
+			rd.fail(path, "must be a whole number, auto, or {auto: {max: %d, width: %g}}, is %s", autoMax, autoWidth, n)
+		}
+		*r = Runs{N: v}
+	}
+}
+
+// UnmarshalJSON reads any of the three forms.
+func (r *Runs) UnmarshalJSON(data []byte) error {
+	rd := newReader("runs")
+	if n := rd.parse(data, ""); n != nil {
+		rd.value(n, r, "")
+	}
+	return rd.err()
+}
+
+// MarshalJSON writes a number, or {"auto": …} with both limits.
+func (r Runs) MarshalJSON() ([]byte, error) {
+	if !r.Auto {
+		return json.Marshal(r.N)
+	}
+	return fmt.Appendf(nil, `{"auto":{"max":%d,"width":%s}}`, r.Max, strconv.FormatFloat(r.Width, 'g', -1, 64)), nil
+}

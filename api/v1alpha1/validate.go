@@ -1,0 +1,453 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// This file fills in defaults and checks what a file means, from the top down.
+// A default goes where the file sets nothing, so that an explicit zero is still
+// seen, and refused, as what it is.
+
+var (
+	dnsLabel   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`) // RFC 1123
+	cellName   = regexp.MustCompile(`^[a-z0-9][a-z0-9+/._-]*$`)
+	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
+)
+
+func fill[T any](r *reader, path string, to *T, value T) {
+	if !r.has(path) {
+		*to = value
+	}
+}
+
+// malformedNear tells whether decoding found a problem in, at or around a field.
+func (r *reader) malformedNear(path string) bool {
+	within := func(inner, outer string) bool {
+		rest, ok := strings.CutPrefix(inner, outer)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	}
+	return slices.ContainsFunc(r.errors[:r.malformed], func(e *Error) bool {
+		return within(e.Field, path) || within(path, e.Field)
+	})
+}
+
+// given tells whether a field that must be there is, and could be decoded.
+func (r *reader) given(path string) bool {
+	if !r.has(path) && !r.malformedNear(parent(path)) {
+		r.missing(path)
+	}
+	return r.has(path) && !r.malformedNear(path)
+}
+
+// set tells whether the file sets a field to something that could be decoded.
+func (r *reader) set(path string) bool { return r.has(path) && !r.malformedNear(path) }
+
+func (r *reader) between(path string, got, low, high int) {
+	switch {
+	case got < low:
+		r.fail(path, "must be at least %d, is %d", low, got)
+	case got > high:
+		r.fail(path, "must be at most %d, is %d", high, got)
+	}
+}
+
+func (r *reader) oneOf(path, got string, allowed ...string) {
+	if r.set(path) && !slices.Contains(allowed, got) {
+		r.fail(path, "must be %s, is %q", either(allowed), got)
+	}
+}
+
+func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
+	if !want.MatchString(got) {
+		r.fail(path, "must be %s, is %q", text, got)
+	}
+}
+
+// choice is a field of a one-of.
+type choice struct {
+	name string
+	set  bool
+}
+
+func (r *reader) exactlyOne(path string, choices ...choice) {
+	var names, set []string
+	for _, c := range choices {
+		names = append(names, c.name)
+		if c.set {
+			set = append(set, c.name)
+		}
+	}
+	switch {
+	case len(set) == 1 || r.malformedNear(path):
+	case len(set) == 0:
+		r.fail(path, "must have one of %s, has none", either(names))
+	default:
+		r.fail(path, "must have only one of %s, has %s", either(names), strings.Join(set, " and "))
+	}
+}
+
+// unique notes a name that is in seen already, and adds it.
+func (r *reader) unique(path, name string, seen map[string]string) {
+	if first, ok := seen[name]; ok {
+		r.fail(path, "must be unique, %q is %s too", name, first)
+		return
+	}
+	seen[name] = path
+}
+
+func (r *reader) experiment(e *Experiment) {
+	if r.given("apiVersion") {
+		r.oneOf("apiVersion", e.APIVersion, APIVersion)
+	}
+	if r.given("kind") {
+		r.oneOf("kind", e.Kind, KindExperiment)
+	}
+	if r.given("metadata.name") {
+		r.matches("metadata.name", e.Metadata.Name, dnsLabel, "a DNS label: a-z, 0-9 and - within, at most 63")
+	}
+	s := &e.Spec
+	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
+	fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
+	fill(r, "spec.pairs", &s.Pairs, []int{1})
+	fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
+	fill(r, "spec.margin", &s.Margin, 0.02)
+
+	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil})
+	if s.Target.Lab != nil {
+		r.lab("spec.target.lab", s.Target.Lab)
+	}
+	r.path("spec.path", &s.Path)
+	r.pairs("spec.pairs", s.Pairs)
+	r.runs("spec.runs", s.Runs)
+	if r.set("spec.margin") && !(s.Margin > 0 && s.Margin < 0.5) {
+		r.fail("spec.margin", "must be above 0 and below 0.5, is %g", s.Margin)
+	}
+	if r.given("spec.workloads") && len(s.Workloads) == 0 {
+		r.fail("spec.workloads", "must have at least one workload, is empty")
+	}
+	seen := map[string]string{}
+	for i := range s.Workloads {
+		path := fmt.Sprintf("spec.workloads[%d]", i)
+		r.name(path+".name", s.Workloads[i].Name, seen)
+		r.workload(path, &s.Workloads[i])
+	}
+	if r.given("spec.variants") && len(s.Variants) == 0 {
+		r.fail("spec.variants", "must have at least one variant, is empty")
+	}
+	seen = map[string]string{}
+	for i := range s.Variants {
+		path := fmt.Sprintf("spec.variants[%d]", i)
+		r.name(path+".name", s.Variants[i].Name, seen)
+		r.variant(path, e, &s.Variants[i])
+	}
+	if r.given("spec.baseline") {
+		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
+			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
+		}
+	}
+}
+
+func (r *reader) name(path, name string, seen map[string]string) {
+	if r.given(path) {
+		r.matches(path, name, cellName, "of a-z, 0-9 and + / . _ -, the first a letter or digit")
+		r.unique(path, name, seen)
+	}
+}
+
+// reference is the variant of a name, nil where there is none.
+func (r *reader) reference(path, name string, variants []Variant) *Variant {
+	var names []string
+	for i := range variants {
+		if variants[i].Name == name {
+			return &variants[i]
+		}
+		names = append(names, variants[i].Name)
+	}
+	if !r.malformedNear("spec.variants") && len(names) > 0 {
+		r.fail(path, "no variant has the name %q; %s", name, suggest(name, names))
+	}
+	return nil
+}
+
+func (r *reader) lab(path string, l *Lab) {
+	fill(r, path+".nodes", &l.Nodes, 2)
+	fill(r, path+".nic.offload", &l.NIC.Offload, OffloadFull)
+	fill(r, path+".nic.mtu", &l.NIC.MTU, 1500)
+	fill(r, path+".congestionControl", &l.CongestionControl, "cubic")
+	if r.set(path + ".nodes") {
+		r.between(path+".nodes", l.Nodes, 2, 16)
+	}
+	r.nic(path+".nic", l.NIC)
+	r.matches(path+".congestionControl", l.CongestionControl, sysctlName, "the name of a congestion control, such as cubic")
+}
+
+func (r *reader) nic(path string, n NIC) {
+	r.oneOf(path+".offload", n.Offload, OffloadFull, OffloadNone)
+	if r.set(path + ".mtu") {
+		r.between(path+".mtu", n.MTU, 1280, 9000)
+	}
+	if _, err := n.Rate.BitsPerSecond(); err != nil {
+		r.fail(path+".rate", "%s", err)
+	}
+}
+
+func (r *reader) path(path string, p *Path) {
+	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil})
+	if p.VXLAN != nil {
+		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
+		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
+	}
+}
+
+func (r *reader) pairs(path string, pairs []int) {
+	if r.set(path) && len(pairs) == 0 {
+		r.fail(path, "must have at least one number, is empty")
+	}
+	seen := map[string]string{}
+	for i, n := range pairs {
+		if at := fmt.Sprintf("%s[%d]", path, i); r.set(at) {
+			r.between(at, n, 1, 64)
+			r.unique(at, strconv.Itoa(n), seen)
+		}
+	}
+}
+
+func (r *reader) runs(path string, n Runs) {
+	switch {
+	case !r.set(path):
+	case !n.Auto:
+		if n.N < 1 {
+			r.fail(path, "must be at least 1, or auto, is %d", n.N)
+		}
+	default:
+		if n.Max < AutoFirstBlocks {
+			r.fail(path+".auto.max", "must be at least %d, the blocks before the first look, is %d", AutoFirstBlocks, n.Max)
+		}
+		if !(n.Width > 0 && n.Width < 0.5) {
+			r.fail(path+".auto.width", "must be above 0 and below 0.5, is %g", n.Width)
+		}
+	}
+}
+
+// toolsOf are the tools that can make the traffic of a kind, the default first.
+func toolsOf(kind string) []string {
+	switch kind {
+	case "stream":
+		return []string{ToolNative, ToolIperf3, ToolSockperf}
+	case "pingpong":
+		return []string{ToolNative, ToolSockperf}
+	}
+	return []string{ToolSockperf}
+}
+
+// sizesOf are the sizes of a message, in bytes, that a tool can send.
+func sizesOf(tool string, t *Traffic) (low, high int) {
+	low, high = 1, 1<<20 // iperf3's MAX_BLOCKSIZE
+	if t.Protocol == "udp" {
+		high = 65507 // 65535 less the IPv4 and UDP headers
+		if t.IP == 6 {
+			high = 65487
+		}
+	}
+	if tool == ToolSockperf {
+		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
+	}
+	return low, high
+}
+
+func (r *reader) workload(path string, w *Workload) {
+	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil}, choice{"underload", w.UnderLoad != nil})
+	r.pairs(path+".pairs", w.Pairs)
+	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad} {
+		if t != nil {
+			r.traffic(path+"."+kind, kind, t)
+		}
+	}
+}
+
+func (r *reader) traffic(path, kind string, t *Traffic) {
+	fill(r, path+".protocol", &t.Protocol, "tcp")
+	fill(r, path+".ip", &t.IP, 4)
+	fill(r, path+".connections", &t.Connections, 1)
+	fill(r, path+".tool", &t.Tool, toolsOf(kind)[0])
+	size, warmup := Bytes(64), Duration(500e6)
+	if kind == "stream" {
+		size, warmup = 128<<10, Duration(1e9)
+		if t.Protocol == "udp" {
+			size = 1400
+		}
+	}
+	fill(r, path+".size", &t.Size, size)
+	fill(r, path+".warmup", &t.Warmup, warmup)
+
+	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
+	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
+	r.oneOf(path+".tool", t.Tool, toolsOf(kind)...)
+	if !r.malformedNear(path + ".size") {
+		low, high := sizesOf(t.Tool, t)
+		r.between(path+".size", int(t.Size), low, high)
+	}
+	if r.set(path + ".connections") {
+		r.between(path+".connections", t.Connections, 1, 1024)
+	}
+	switch {
+	case t.Rate < 0:
+		r.fail(path+".rate", "must not be negative, is %d", t.Rate)
+	case t.Rate > 0 && kind != "underload":
+		r.fail(path+".rate", "is for underload only; %s sends as fast as it can", kind)
+	}
+	if r.given(path + ".duration") {
+		r.positive(path+".duration", t.Duration)
+	}
+	if r.set(path + ".warmup") {
+		r.positive(path+".warmup", t.Warmup)
+	}
+}
+
+func (r *reader) positive(path string, d Duration) {
+	if d <= 0 {
+		r.fail(path, "must be above 0s, is %s", d)
+	}
+}
+
+func (r *reader) variant(path string, e *Experiment, v *Variant) {
+	if v.Path != nil {
+		r.path(path+".path", v.Path)
+	}
+	if v.NIC != nil {
+		r.nic(path+".nic", *v.NIC)
+	}
+	for i := range v.Accelerate {
+		a := &v.Accelerate[i]
+		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
+		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil})
+		if a.RFS != nil {
+			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
+		}
+	}
+	r.accelerators(path, e.PathOf(*v), v.Accelerate)
+	r.tools(path+".tools", e.Spec.Workloads, v.Tools)
+	if r.set(path + ".versus") {
+		r.versus(path+".versus", e, v)
+	}
+}
+
+// versus may name a variant that is compared with nothing, or with the
+// experiment's baseline: a ratio to a ratio would have no reader.
+func (r *reader) versus(path string, e *Experiment, v *Variant) {
+	target := r.reference(path, v.Versus, e.Spec.Variants)
+	switch {
+	case target == nil:
+	case target.Name == v.Name:
+		r.fail(path, "must be another variant, is the same")
+	case target.Versus != "" && target.Versus != e.Spec.Baseline:
+		r.fail(path, "must be a variant that is compared with nothing or the baseline, %q is compared with %q", target.Name, target.Versus)
+	}
+}
+
+// accelerators checks those of one variant, alone and together: two of them
+// must not write one setting.
+func (r *reader) accelerators(path string, on Path, list []Accelerator) {
+	masks, flows := map[string]string{}, map[string]string{}
+	entries := 0
+	for i, a := range list {
+		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
+		if a.RPS != nil {
+			r.devices(at+".rps.devices", on, a.RPS.Devices, masks)
+			if r.given(at + ".rps.cpus") {
+				r.cpus(at+".rps.cpus", a.RPS.CPUs)
+			}
+		}
+		if a.RFS != nil {
+			r.devices(at+".rfs.devices", on, a.RFS.Devices, flows)
+			if r.set(at + ".rfs.cpus") {
+				r.cpus(at+".rfs.cpus", a.RFS.CPUs)
+				for j, d := range a.RFS.Devices {
+					if first, ok := masks[d]; ok {
+						r.fail(fmt.Sprintf("%s.rfs.devices[%d]", at, j), "%s has its mask from %s already", d, first)
+					}
+					masks[d] = at + ".rfs"
+				}
+			}
+			r.entries(at+".rfs.entries", a.RFS.Entries)
+			if entries != 0 && a.RFS.Entries != entries {
+				r.fail(at+".rfs.entries", "must be %d, as the variant has set it: the machine has one table", entries)
+			}
+			entries = a.RFS.Entries
+		}
+	}
+}
+
+func (r *reader) devices(path string, on Path, devices []string, seen map[string]string) {
+	if r.given(path) && len(devices) == 0 {
+		r.fail(path, "must have at least one class of devices, is empty")
+	}
+	for i, d := range devices {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		r.oneOf(at, d, DeviceNIC, DeviceOverlay, DeviceHostVeth, DevicePod)
+		if on.Native != nil && on.VXLAN == nil && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d) {
+			r.fail(at, "must be nic, is %s, which the path native does not have", d)
+		}
+		r.unique(at, d, seen)
+	}
+}
+
+// entries of the flow table: the kernel takes up to 1<<29 and rounds up to a
+// power of two (rps_sock_flow_sysctl in net/core/sysctl_net_core.c), which
+// would read back as something else than was asked for.
+func (r *reader) entries(path string, n int) {
+	if r.set(path) && (n < 1 || n > 1<<29 || n&(n-1) != 0) {
+		r.fail(path, "must be a power of two up to %d, is %d", 1<<29, n)
+	}
+}
+
+func (r *reader) cpus(path, cpus string) {
+	if cpus == CPUsAll || cpus == CPUsAllButIRQ {
+		return
+	}
+	for _, part := range strings.Split(cpus, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		low, err := strconv.ParseUint(first, 10, 16)
+		high := low
+		if err == nil && isRange {
+			high, err = strconv.ParseUint(last, 10, 16)
+		}
+		if err != nil || high < low {
+			r.fail(path, "must be %s, %s or a list such as 0-3,8, is %q", CPUsAll, CPUsAllButIRQ, cpus)
+			return
+		}
+	}
+}
+
+func (r *reader) tools(path string, workloads []Workload, tools map[string]string) {
+	var names []string
+	for _, w := range workloads {
+		names = append(names, w.Name)
+	}
+	for name, tool := range tools {
+		at := join(path, name)
+		i := slices.Index(names, name)
+		if i < 0 {
+			if len(names) > 0 && !r.malformedNear("spec.workloads") {
+				r.fail(at, "no workload has the name %q; %s", name, suggest(name, names))
+			}
+			continue
+		}
+		w := workloads[i]
+		t := w.Traffic()
+		if t == nil {
+			continue // noted at the workload
+		}
+		r.oneOf(at, tool, toolsOf(w.Kind())...)
+		low, high := sizesOf(tool, t)
+		ownLow, ownHigh := sizesOf(t.Tool, t)
+		size := int(t.Size)
+		if wrong := size < ownLow || size > ownHigh; !wrong && (size < low || size > high) {
+			r.fail(at, "%s sends %d to %d bytes a message, the workload has %s", tool, low, high, t.Size)
+		}
+	}
+}

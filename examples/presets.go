@@ -1,0 +1,45 @@
+// Package examples holds the experiments that come with slipstream, as files to
+// read and as presets to run by name. It embeds them and runs nothing (see
+// internal/experiment); api/v1alpha1 says what may stand in one.
+package examples
+
+import (
+	"embed"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+//go:embed *.yaml
+var files embed.FS
+
+// Preset is the experiment file of a preset, and whether there is one of that name.
+func Preset(name string) ([]byte, bool) {
+	data, err := files.ReadFile(name + ".yaml")
+	return data, err == nil
+}
+
+// Names are those of all presets, in alphabetical order.
+func Names() []string {
+	entries, _ := files.ReadDir(".") // an embedded folder is always there, and sorted
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = strings.TrimSuffix(e.Name(), ".yaml")
+	}
+	return names
+}
+
+// Description is the first line of a preset's own description, empty where
+// there is no such preset.
+func Description(name string) string {
+	data, ok := Preset(name)
+	if !ok {
+		return ""
+	}
+	e, err := v1alpha1.Parse(name+".yaml", data, nil)
+	if err != nil {
+		return "" // a test keeps every preset parsing
+	}
+	line, _, _ := strings.Cut(e.Metadata.Description, "\n")
+	return line
+}

@@ -1,0 +1,144 @@
+package examples
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"slipstream.dev/api/v1alpha1"
+)
+
+func load(t *testing.T, name string) *v1alpha1.Experiment {
+	t.Helper()
+	data, ok := Preset(name)
+	if !ok {
+		t.Fatalf("no preset %q", name)
+	}
+	e, err := v1alpha1.Parse(name+".yaml", data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestPresets(t *testing.T) {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "overlay-cost", "rps-rfs"}, Names()); diff != "" {
+		t.Fatalf("names (-want +got):\n%s", diff)
+	}
+	for _, name := range Names() {
+		e := load(t, name)
+		if e.Metadata.Name != name {
+			t.Errorf("%s calls itself %q", name, e.Metadata.Name)
+		}
+		if d := Description(name); d == "" || strings.Contains(d, "\n") {
+			t.Errorf("%s: description %q, want one line", name, d)
+		}
+		text, err := v1alpha1.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := v1alpha1.Parse(name+".yaml", text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(e, again); diff != "" {
+			t.Errorf("%s, resolved and read again (-want +got):\n%s", name, diff)
+		}
+	}
+	if _, ok := Preset("none"); ok || Description("none") != "" {
+		t.Error("there is a preset of no name")
+	}
+}
+
+// TestTime holds the descriptions to the time that the trials take, with half a
+// second of dead time each.
+func TestTime(t *testing.T) {
+	for name, limit := range map[string]time.Duration{
+		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
+	} {
+		e := load(t, name)
+		var total time.Duration
+		for _, w := range e.Spec.Workloads {
+			trial := time.Duration(w.Traffic().Warmup+w.Traffic().Duration) + 500*time.Millisecond
+			total += trial * time.Duration(len(e.PairsOf(w))*len(e.Spec.Variants)*e.Spec.Runs.N)
+		}
+		if total > limit || total < limit*3/4 {
+			t.Errorf("%s takes %v, want a little under %v", name, total, limit)
+		}
+	}
+}
+
+// TestComparisons lists what each variant is compared with.
+func TestComparisons(t *testing.T) {
+	for name, want := range map[string]map[string]string{
+		"demo": {"native": "vxlan", "vxlan": "", "rps": "vxlan", "rps+": "vxlan", "rfs": "vxlan", "rfs+": "vxlan"},
+		"overlay-cost": {
+			"native/full": "", "flannel/full": "native/full", "calico/full": "native/full",
+			"native/none": "", "flannel/none": "native/none", "calico/none": "native/none",
+		},
+		"rps-rfs": {
+			"baseline": "", "rps": "baseline", "rps-7": "baseline", "rfs": "baseline",
+			"rps+": "baseline", "rps-7+": "baseline", "rfs+": "baseline",
+		},
+		"engine-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+	} {
+		e := load(t, name)
+		got := map[string]string{}
+		for _, v := range e.Spec.Variants {
+			got[v.Name] = e.BaselineOf(v)
+			if base := e.BaselineOf(v); strings.HasSuffix(base, "/none") != strings.HasSuffix(v.Name, "/none") && base != "" {
+				t.Errorf("%s: %s is compared with %s, which has another NIC", name, v.Name, base)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestAsPublished: RFS had no mask, RPS-7 left out the interrupt's CPU, and "+"
+// alone reached into the pods.
+func TestAsPublished(t *testing.T) {
+	for _, name := range []string{"demo", "rps-rfs"} {
+		for _, v := range load(t, name).Spec.Variants {
+			for _, a := range v.Accelerate {
+				var devices []string
+				cpus := map[bool]string{false: v1alpha1.CPUsAll, true: v1alpha1.CPUsAllButIRQ}[strings.HasPrefix(v.Name, "rps-7")]
+				switch {
+				case a.RFS != nil && a.RFS.CPUs == "":
+					devices = a.RFS.Devices
+				case a.RPS != nil && a.RPS.CPUs == cpus:
+					devices = a.RPS.Devices
+				default:
+					t.Errorf("%s: %s has an unexpected mask", name, v.Name)
+				}
+				want := []string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth}
+				if strings.HasSuffix(v.Name, "+") {
+					want = append(want, v1alpha1.DevicePod)
+				}
+				if diff := cmp.Diff(want, devices); diff != "" {
+					t.Errorf("%s: devices of %s (-want +got):\n%s", name, v.Name, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestParityTools: the engine is compared with the tools, not with itself.
+func TestParityTools(t *testing.T) {
+	e := load(t, "engine-parity")
+	for _, v := range e.Spec.Variants {
+		want := []string{v1alpha1.ToolNative, v1alpha1.ToolNative}
+		if strings.HasSuffix(v.Name, "/tools") {
+			want = []string{v1alpha1.ToolIperf3, v1alpha1.ToolSockperf}
+		}
+		var got []string
+		for _, w := range e.Spec.Workloads {
+			got = append(got, e.WorkloadFor(v, w).Traffic().Tool)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("tools of %s (-want +got):\n%s", v.Name, diff)
+		}
+	}
+}
