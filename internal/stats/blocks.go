@@ -1,0 +1,69 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"sort"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// PilotBlocks is how many blocks of runs: auto decide how many there will be.
+const PilotBlocks = v1alpha1.AutoFirstBlocks
+
+// leastBlocks leaves four that had no say in it, which is where Student's
+// quantile (2.8) is no worse than that of five blocks alone.
+const leastBlocks = PilotBlocks + 4
+
+// BlocksWanted is how many blocks exp needs in all, and a few words on what
+// demands them. With runs: auto the scatter within the pilot decides, and
+// nothing after it: as many blocks as the widest interval of a primary metric
+// needs for the width that was asked for, at least four more than the pilot, at
+// most runs.max. Before the end of the pilot it is the least.
+func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, why string, err error) {
+	runs := exp.Spec.Runs
+	if !runs.Auto {
+		return runs.N, "the experiment", nil
+	}
+	if runs.Max <= leastBlocks {
+		return runs.Max, "the limit", nil
+	}
+	var pilot []record.Trial
+	for _, tr := range trials {
+		if tr.Block <= PilotBlocks {
+			pilot = append(pilot, tr)
+		}
+	}
+	t, err := sortTrials(exp, pilot)
+	if err != nil {
+		return 0, "", fmt.Errorf("blocks for %s: %w", exp.Metadata.Name, err)
+	}
+	blocks, why = leastBlocks, "scatter that had no say in their number"
+	if t.blocks < PilotBlocks {
+		return blocks, why, nil
+	}
+	for _, c := range t.cells {
+		base := t.baseline(c)
+		if base == nil {
+			continue
+		}
+		at, ratios, err := logRatios(c, base, Primary(c.workload.Kind()))
+		if err != nil || len(ratios) < 2 {
+			continue // Analyze warns of it
+		}
+		e := t.mean(at, ratios)
+		n := leastBlocks + sort.Search(runs.Max-leastBlocks, func(more int) bool {
+			n := float64(leastBlocks + more)
+			se := e.se * math.Sqrt(float64(e.n)/n)
+			// Narrow enough: a ratio as far off as the width would be a finding.
+			return beyond(math.Log1p(runs.Width)/se, n-PilotBlocks) <= alpha
+		})
+		if n > blocks {
+			blocks = n
+			why = fmt.Sprintf("%s × %s × %d, ±%.1f %% so far", c.variant.Name, c.workload.Name, c.pairs,
+				100*math.Expm1(e.halfWidth()))
+		}
+	}
+	return blocks, why, nil
+}

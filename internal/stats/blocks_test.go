@@ -1,0 +1,94 @@
+package stats
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// alternating is a series that is off by a factor, up and down in turn, so that
+// its logs have a known scatter.
+func alternating(blocks int, by float64) []float64 {
+	xs := make([]float64, blocks)
+	for i := range xs {
+		xs[i] = 100 * math.Pow(1+by, float64(i%2*2-1))
+	}
+	return xs
+}
+
+func flat(blocks int) []float64 { return alternating(blocks, 0) }
+
+func TestBlocksWanted(t *testing.T) {
+	quiet := slices.Concat(
+		trials("base", "stream", 1, record.Throughput, flat(8)...), trials("rps", "stream", 1, record.Throughput, alternating(8, 0.005)...))
+	loud := slices.Concat(
+		trials("base", "pingpong", 1, record.LatencyP50, flat(8)...), trials("rps", "pingpong", 1, record.LatencyP50, alternating(8, 0.04)...))
+	wild := slices.Concat(
+		trials("base", "stream", 16, record.Throughput, flat(8)...), trials("rps", "stream", 16, record.Throughput, alternating(8, 0.3)...))
+	tail := slices.Concat(
+		trials("base", "pingpong", 1, record.LatencyP99, flat(8)...), trials("rps", "pingpong", 1, record.LatencyP99, alternating(8, 0.3)...))
+	later := trials("rps", "stream", 1, record.Throughput, alternating(20, 0.3)...)[8:]
+	auto := v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
+	const least = "scatter that had no say in their number"
+	for _, c := range []struct {
+		name   string
+		runs   v1alpha1.Runs
+		trials []record.Trial
+		want   int
+		why    string
+	}{
+		{"set", v1alpha1.Runs{N: 5}, wild, 5, "the experiment"},
+		{"nothing yet", auto, nil, 12, least},
+		{"within the pilot", auto, slices.DeleteFunc(slices.Clone(wild), func(tr record.Trial) bool { return tr.Block > 7 }), 12, least},
+		{"quiet", auto, quiet, 12, least},
+		// The logs are ±ln 1.04, their standard deviation 0.04193. With 21 blocks
+		// t(13) = 2.160 makes that ±0.01977, just below ln 1.02 = 0.01980; with 20
+		// t(12) = 2.179 makes it ±0.02043.
+		{"loud", auto, slices.Concat(quiet, loud), 21, "rps × pingpong × 1, ±3.6 % so far"},
+		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps × stream × 16, ±26.4 % so far"},
+		{"a tail has no say", auto, slices.Concat(quiet, tail), 12, least},
+		{"what came after the pilot has no say", auto, slices.Concat(quiet, later), 12, least},
+		{"a limit below the least", v1alpha1.Runs{Auto: true, Max: 10, Width: 0.02}, wild, 10, "the limit"},
+	} {
+		exp := experiment("base", "rps")
+		exp.Spec.Runs = c.runs
+		blocks, why, err := BlocksWanted(exp, c.trials)
+		if blocks != c.want || why != c.why || err != nil {
+			t.Errorf("%s: %d for %s, %v; want %d for %s", c.name, blocks, why, err, c.want, c.why)
+		}
+	}
+}
+
+// The blocks that decided how many there are have no say in the scatter: here
+// they are quiet and the rest is not. Without a choice all have one.
+func TestAnalyzeAuto(t *testing.T) {
+	xs := slices.Concat(flat(8), alternating(12, 0.1))
+	logs := make([]float64, len(xs))
+	for i, x := range xs {
+		logs[i] = math.Log(x / 100)
+	}
+	for _, c := range []struct {
+		name   string
+		runs   v1alpha1.Runs
+		blocks int
+		pilot  int
+		codes  []string
+	}{
+		{"auto", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}, 20, 8, []string{record.WarnFewBlocks}},
+		{"wide enough", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.2}, 20, 8, nil},
+		{"cut short", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.2}, 11, 0, nil},
+		{"the limit left no choice", v1alpha1.Runs{Auto: true, Max: 12, Width: 0.2}, 12, 0, nil},
+		{"set", v1alpha1.Runs{N: 20}, 20, 0, nil},
+	} {
+		exp := experiment("base", "rps")
+		exp.Spec.Runs = c.runs
+		rows := analyze(t, exp, trials("base", "stream", 1, record.Throughput, flat(c.blocks)...),
+			trials("rps", "stream", 1, record.Throughput, xs[:c.blocks]...))
+		near(t, c.name+": ratio", math.Log(rows[1].Versus.CI95[1]), mean(logs[:c.blocks], c.pilot).interval()[1], 1e-9)
+		near(t, c.name+": mean", rows[1].CI95, mean(xs[:c.blocks], c.pilot).interval(), 1e-9)
+		near(t, c.name, codes(rows[1]), c.codes, 0)
+	}
+}

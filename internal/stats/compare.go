@@ -1,0 +1,142 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Result is what one run of an experiment left.
+type Result struct {
+	// Name tells it from another run of the same experiment.
+	Name       string
+	Experiment *v1alpha1.Experiment
+	Trials     []record.Trial
+}
+
+// Comparison sets a second run beside a first, cell by cell.
+type Comparison struct {
+	// Changes are the rows that both runs have, in the order of the second.
+	Changes []Change `json:"changes"`
+	// Missing are cells that only one run has numbers of, in words.
+	Missing []string `json:"missing"`
+	Gate    Gate     `json:"gate"`
+}
+
+// Change is a row of the second run; its Versus is the ratio to the first.
+type Change struct {
+	Row
+	// Before is the row's mean in the first run.
+	Before float64 `json:"before"`
+	// Primary rows decide the gate.
+	Primary bool `json:"primary"`
+}
+
+// Gate is what a pipeline does with a comparison.
+type Gate string
+
+// Every primary row is the same or faster; or at least one is slower; or none is,
+// but one is inconclusive or missing.
+const (
+	GateGood    Gate = "good"
+	GateSlower  Gate = "slower"
+	GateUnclear Gate = "unclear"
+)
+
+// Compare tells how b differs from a. Cells are matched by name. Blocks of two
+// runs have nothing in common, so they are not paired: the interval is Welch's
+// on logs. It knows the scatter within each run, not what changed between them
+// besides what is compared. P is adjusted by Holm over all primary rows, and
+// over all others. The margin is b's.
+func Compare(a, b Result) (*Comparison, error) {
+	before, err := sortTrials(a.Experiment, a.Trials)
+	if err != nil {
+		return nil, fmt.Errorf("compare %s: %w", a.Name, err)
+	}
+	after, err := sortTrials(b.Experiment, b.Trials)
+	if err != nil {
+		return nil, fmt.Errorf("compare %s: %w", b.Name, err)
+	}
+	c := &Comparison{Changes: []Change{}, Missing: []string{}, Gate: GateGood}
+	for _, now := range after.cells {
+		was := before.byKey[key{now.variant.Name, now.workload.Name, now.pairs}]
+		primary := Primary(now.workload.Kind())
+		for _, metric := range now.metrics() {
+			change, ok := compareCell(before, after, was, now, metric)
+			switch {
+			case ok:
+				change.Primary = metric == primary
+				change.Versus.Baseline = a.Name
+				c.Changes = append(c.Changes, change)
+			case metric == primary:
+				c.miss(now, a.Name)
+			}
+		}
+	}
+	for _, was := range before.cells {
+		if after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
+			c.miss(was, b.Name)
+		}
+	}
+	c.judge(b.Experiment.Spec.Margin)
+	return c, nil
+}
+
+func compareCell(before, after *table, was, now *cell, metric string) (Change, bool) {
+	if was == nil || metric == record.Loss {
+		return Change{}, false
+	}
+	x, okx := before.logs(was, metric)
+	y, oky := after.logs(now, metric)
+	if !okx || !oky {
+		return Change{}, false
+	}
+	_, old := was.series(metric)
+	change := Change{Row: after.row(now, metric), Before: mean(old, 0).mean}
+	change.Versus = versus("", y.minus(x))
+	return change, true
+}
+
+// logs estimates the mean of a metric's logs, where it has some.
+func (t *table) logs(c *cell, metric string) (estimate, bool) {
+	blocks, values := c.series(metric)
+	for i, x := range values {
+		if x <= 0 {
+			return estimate{}, false
+		}
+		values[i] = math.Log(x)
+	}
+	if len(values) == 0 {
+		return estimate{}, false
+	}
+	return t.mean(blocks, values), true
+}
+
+func (c *Comparison) miss(of *cell, in string) {
+	c.Missing = append(c.Missing, fmt.Sprintf("%s × %s × %d: nothing to compare with in %s",
+		of.variant.Name, of.workload.Name, of.pairs, in))
+}
+
+func (c *Comparison) judge(margin float64) {
+	families := make(map[bool][]*Row)
+	for i := range c.Changes {
+		families[c.Changes[i].Primary] = append(families[c.Changes[i].Primary], &c.Changes[i].Row)
+	}
+	for _, rows := range families {
+		judge(rows, margin)
+	}
+	if len(families[true]) == 0 || len(c.Missing) > 0 {
+		c.Gate = GateUnclear
+	}
+	for _, r := range families[true] {
+		switch r.Versus.Verdict {
+		case Slower:
+			c.Gate = GateSlower
+			return
+		case Inconclusive:
+			c.Gate = GateUnclear
+		}
+	}
+}

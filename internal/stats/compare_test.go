@@ -1,0 +1,74 @@
+package stats
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/internal/record"
+)
+
+func TestCompare(t *testing.T) {
+	steady := []float64{100, 101, 99, 100, 102, 98}
+	scaled := func(f float64) []float64 {
+		var xs []float64
+		for _, x := range steady {
+			xs = append(xs, f*x)
+		}
+		return xs
+	}
+	result := func(name string, ts ...[]record.Trial) Result {
+		r := Result{Name: name, Experiment: experiment("base", "rps")}
+		for _, t := range ts {
+			r.Trials = append(r.Trials, t...)
+		}
+		return r
+	}
+	stream := func(xs ...float64) []record.Trial { return trials("base", "stream", 1, record.Throughput, xs...) }
+	latency := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, record.LatencyP50, xs...) }
+	tail := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, record.LatencyP99, xs...) }
+
+	for _, c := range []struct {
+		name    string
+		a, b    Result
+		gate    Gate
+		missing []string
+	}{
+		{"as before", result("a", stream(steady...)), result("b", stream(steady...)), GateGood, nil},
+		{"faster", result("a", stream(steady...)), result("b", stream(scaled(1.2)...)), GateGood, nil},
+		{"slower", result("a", stream(steady...), latency(steady...)), result("b", stream(scaled(1.2)...), latency(scaled(1.2)...)), GateSlower, nil},
+		{"noise", result("a", stream(steady...)), result("b", stream(50, 150, 70, 130)), GateUnclear, nil},
+		{"slower beats noise", result("a", stream(steady...), latency(steady...)), result("b", stream(50, 150, 70, 130), latency(scaled(1.2)...)), GateSlower, nil},
+		{"a tail has no say", result("a", stream(steady...), tail(steady...)), result("b", stream(steady...), tail(scaled(9)...)), GateGood, []string{}},
+		{"gone", result("a", stream(steady...), latency(steady...)), result("b", stream(steady...)), GateUnclear,
+			[]string{"base × pingpong × 1: nothing to compare with in b"}},
+		{"new", result("a", stream(steady...)), result("b", stream(steady...), latency(steady...)), GateUnclear,
+			[]string{"base × pingpong × 1: nothing to compare with in a"}},
+		{"nothing", result("a"), result("b"), GateUnclear, nil},
+	} {
+		got, err := Compare(c.a, c.b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Gate != c.gate {
+			t.Errorf("%s: gate %s, want %s", c.name, got.Gate, c.gate)
+		}
+		if diff := cmp.Diff(c.missing, got.Missing, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s: missing (-want +got):\n%s", c.name, diff)
+		}
+	}
+
+	got, err := Compare(result("a", stream(100, 110)), result("b", stream(200, 220, 200, 220, 210)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Change{Before: 105, Primary: true, Row: Row{
+		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+		N: 5, Mean: 210, CI95: [2]float64{197.5834, 222.4166}, Warnings: []record.Warning{},
+		Versus: &Versus{Baseline: "a", N: 2, Ratio: 2.00044, CI95: [2]float64{1.42665, 2.80504}, P: 0.01818, Verdict: Faster},
+	}}
+	if diff := cmp.Diff([]Change{want}, got.Changes, cmpopts.EquateApprox(0, 1e-4)); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+}

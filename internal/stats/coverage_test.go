@@ -1,0 +1,386 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// world is how simulated trials come out: the truth of the variant, times what
+// the machine does at that time, times noise.
+type world struct {
+	// truth of each variant; the first is the baseline's and is 1.
+	truth []float64
+	// drift of the machine, as a factor, after a number of trials.
+	drift func(trials float64) float64
+	// noise of one trial, as a log of mean 0, in a block.
+	noise func(r *rand.Rand, variant, block int) float64
+}
+
+// As many variants as were published, and two.
+var (
+	seven = []float64{1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3}
+	two   = seven[:2]
+)
+
+func (w world) trial(r *rand.Rand, variant, block, at int) record.Trial {
+	x := w.truth[variant] * math.Exp(w.noise(r, variant, block))
+	if w.drift != nil {
+		x *= w.drift(float64(at))
+	}
+	return record.Trial{
+		Block: block, Order: at + 1, Attempt: 1, Status: record.StatusOK,
+		Variant: strconv.Itoa(variant), Workload: "stream", Pairs: 1,
+		Metrics: map[string]float64{record.Throughput: x},
+	}
+}
+
+// block is every variant once, in random order, at the times that follow.
+func (w world) block(r *rand.Rand, block int) []record.Trial {
+	ts := make([]record.Trial, 0, len(w.truth))
+	for i, v := range r.Perm(len(w.truth)) {
+		ts = append(ts, w.trial(r, v, block, (block-1)*len(w.truth)+i))
+	}
+	return ts
+}
+
+func (w world) experiment() *v1alpha1.Experiment {
+	names := make([]string, len(w.truth))
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	exp := experiment(names...)
+	exp.Spec.Pairs = []int{1}
+	return exp
+}
+
+// covers tells whether a row's interval holds the true ratio.
+func (w world) covers(r Row) bool {
+	truth := w.truth[r.Variant[0]-'0']
+	return r.Versus.CI95[0] <= truth && truth <= r.Versus.CI95[1]
+}
+
+func rows(t *testing.T, exp *v1alpha1.Experiment, ts []record.Trial) []Row {
+	t.Helper()
+	s, err := Analyze(exp, ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Rows
+}
+
+func normal(sd float64) func(*rand.Rand, int, int) float64 {
+	return func(r *rand.Rand, _, _ int) float64 { return sd * r.NormFloat64() }
+}
+
+// heavy has Student's t with three degrees of freedom, rare and wide outliers,
+// scaled to the standard deviation.
+func heavy(sd float64) func(*rand.Rand, int, int) float64 {
+	return func(r *rand.Rand, _, _ int) float64 {
+		a, b, c := r.NormFloat64(), r.NormFloat64(), r.NormFloat64()
+		return sd * r.NormFloat64() / math.Sqrt(a*a+b*b+c*c)
+	}
+}
+
+// disturbed loses 10 to 50 % of one trial in twenty, from a variant on.
+func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
+	// The mean of ln x for x uniform in 0.5–0.9 is that of x·ln x − x over 0.4.
+	integral := func(x float64) float64 { return x*math.Log(x) - x }
+	shift := 0.05 * (integral(0.9) - integral(0.5)) / 0.4
+	return func(r *rand.Rand, v, _ int) float64 {
+		x := sd * r.NormFloat64()
+		if v < from {
+			return x
+		}
+		if r.Float64() < 0.05 {
+			x += math.Log(0.5 + 0.4*r.Float64())
+		}
+		return x - shift
+	}
+}
+
+// skewed trials are held up, by exponential factors, variants other than the
+// baseline by a multiple of that.
+func skewed(sd, multiple float64) func(*rand.Rand, int, int) float64 {
+	return func(r *rand.Rand, v, _ int) float64 {
+		if v > 0 {
+			return multiple * sd * (1 - r.ExpFloat64())
+		}
+		return sd * (1 - r.ExpFloat64())
+	}
+}
+
+// rising by 18 % within so many trials, which the published baseline did within
+// its own twenty (TestPublished).
+func rising(trials float64) func(float64) float64 {
+	return func(at float64) float64 { return 1 + 0.18*at/trials }
+}
+
+const simulated = 10_000 // experiments of each kind
+
+// shown checks that a page of docs has the line as it came out.
+func shown(t *testing.T, doc, line string) {
+	t.Helper()
+	t.Log(line)
+	text, err := os.ReadFile("../../docs/" + doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), line+"\n") {
+		t.Errorf("docs/%s does not have the line: %s", doc, line)
+	}
+}
+
+// within tells whether a simulated share lies in the bounds. The share of so many
+// experiments is known to ±0.22 points at one standard error; three are allowed
+// where the truth lies on a bound.
+func within(t *testing.T, share, low, high float64) {
+	t.Helper()
+	if share < low || share > high {
+		t.Errorf("%.2f %% is not in %.2f–%.2f %%", 100*share, 100*low, 100*high)
+	}
+}
+
+func TestCoverage(t *testing.T) {
+	t.Parallel()
+	for i, c := range []struct {
+		name      string
+		world     world
+		blocks    int
+		low, high float64
+	}{
+		{"log-normal, 5 %", world{seven[:4], nil, normal(0.05)}, 20, 0.94, 0.96},
+		{"the machine rises by 18 % over the run, seven variants", world{seven, rising(140), normal(0.05)}, 20, 0.94, 0.96},
+		{"it rises by 18 % in every 20 trials, seven variants", world{seven, rising(20), normal(0.05)}, 20, 0.94, 0.96},
+		{"it rises by 18 % over the run, and one trial in 20 loses 10–50 %", world{seven, rising(140), disturbed(0.05, 0)}, 20, 0.93, 1},
+		{"log-normal, 5 %, five blocks only", world{two, nil, normal(0.05)}, 5, 0.94, 0.96},
+		{"heavy tails (Student's t, 3 degrees of freedom)", world{two, nil, heavy(0.05)}, 20, 0.93, 1},
+		{"skew (exponential hold-ups)", world{two, nil, skewed(0.05, 1)}, 20, 0.93, 1},
+		{"skew, twice as much for the variant", world{two, nil, skewed(0.05, 2)}, 20, 0.93, 1},
+		{"one trial in 20 loses 10–50 %, never the baseline's", world{two, nil, disturbed(0.05, 1)}, 20, 0.9, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(1, uint64(i)))
+			exp := c.world.experiment()
+			hits, of := 0, 0
+			for range simulated {
+				var ts []record.Trial
+				for b := 1; b <= c.blocks; b++ {
+					ts = append(ts, c.world.block(r, b)...)
+				}
+				for _, row := range rows(t, exp, ts)[1:] {
+					of++
+					if c.world.covers(row) {
+						hits++
+					}
+				}
+			}
+			share := float64(hits) / float64(of)
+			shown(t, "method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
+			within(t, share, c.low, c.high)
+		})
+	}
+}
+
+// Twenty runs of one variant, then twenty of the next, on the machines of
+// TestCoverage: what the origin experiment did, with the interval for it.
+func TestCoverageSequential(t *testing.T) {
+	t.Parallel()
+	for i, c := range []struct {
+		name      string
+		world     world
+		low, high float64
+	}{
+		{"log-normal, 5 %", world{two, nil, normal(0.05)}, 0.94, 0.96},
+		{"the machine rises by 18 % over 140 trials", world{two, rising(140), normal(0.05)}, 0, 0.8},
+		{"it rises by 18 % in every 20 trials", world{two, rising(20), normal(0.05)}, 0, 0.05},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(2, uint64(i)))
+			hits := 0
+			for range simulated {
+				var logs [2][]float64
+				for at := range 40 {
+					x := c.world.trial(r, at/20, at%20+1, at).Metrics[record.Throughput]
+					logs[at/20] = append(logs[at/20], math.Log(x))
+				}
+				ci := mean(logs[1], 0).minus(mean(logs[0], 0)).interval()
+				if truth := math.Log(c.world.truth[1]); ci[0] <= truth && truth <= ci[1] {
+					hits++
+				}
+			}
+			share := float64(hits) / simulated
+			shown(t, "method.md", fmt.Sprintf("| one after the other: %s | %.1f %% |", c.name, 100*share))
+			within(t, share, c.low, c.high)
+		})
+	}
+}
+
+// runs: auto, from the pilot to the interval. One comparison alone is the
+// hardest case: its own pilot decides how long it runs. Beside it what other
+// intervals would have covered after the same blocks: Stein's, which rests on
+// the pilot's scatter alone, and that which pays no heed to the choice.
+func TestCoverageAuto(t *testing.T) {
+	t.Parallel()
+	loud := func(r *rand.Rand, _, block int) float64 {
+		if block > PilotBlocks {
+			return 0.04 * r.NormFloat64()
+		}
+		return 0.02 * r.NormFloat64()
+	}
+	for i, c := range []struct {
+		name  string
+		world world
+		// The truth is 95 % exactly for normal noise, so the bound leaves three
+		// standard errors of a simulated share.
+		low float64
+	}{
+		{"log-normal, 1 %", world{two, nil, normal(0.01)}, 0.95},
+		{"log-normal, 2 %", world{two, nil, normal(0.02)}, 0.95},
+		{"log-normal, 3 %", world{two, nil, normal(0.03)}, 0.95},
+		{"log-normal, 8 %", world{two, nil, normal(0.08)}, 0.95},
+		{"log-normal, 3 %, two variants", world{seven[:3], nil, normal(0.03)}, 0.95},
+		{"log-normal, 3 %, the machine rises by 18 % in every 20 trials", world{two, rising(20), normal(0.03)}, 0.95},
+		{"skew, twice as much for the variant", world{two, nil, skewed(0.015, 2)}, 0.95},
+		{"skew", world{two, nil, skewed(0.03, 1)}, 0.95},
+		{"heavy tails", world{two, nil, heavy(0.03)}, 0.95},
+		{"one trial in 20 loses 10–50 %", world{two, nil, disturbed(0.02, 0)}, 0.95},
+		{"noise doubles after the pilot", world{two, nil, loud}, 0.95},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(3, uint64(i)))
+			exp := c.world.experiment()
+			exp.Spec.Runs = v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
+			const experiments = simulated
+			hits, stein, naive, of, blocks := 0, 0, 0, 0, 0
+			var narrow, wide float64 // half-widths, ours and Stein's
+			for range experiments {
+				var ts []record.Trial
+				for b := 1; b <= PilotBlocks; b++ {
+					ts = append(ts, c.world.block(r, b)...)
+				}
+				wanted, _, err := BlocksWanted(exp, ts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for b := PilotBlocks + 1; b <= wanted; b++ {
+					ts = append(ts, c.world.block(r, b)...)
+				}
+				blocks += wanted
+				for _, row := range rows(t, exp, ts)[1:] {
+					of++
+					if c.world.covers(row) {
+						hits++
+					}
+				}
+				// The others for the first variant.
+				tb, err := sortTrials(exp, ts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, ratios, err := logRatios(tb.cells[1], tb.cells[0], record.Throughput)
+				if err != nil {
+					t.Fatal(err)
+				}
+				miss := math.Abs(mean(ratios, 0).mean - math.Log(c.world.truth[1]))
+				pilot := mean(ratios[:PilotBlocks], 0)
+				w := pilot.halfWidth() * math.Sqrt(PilotBlocks/float64(wanted))
+				if miss <= w {
+					stein++
+				}
+				if miss <= mean(ratios, 0).halfWidth() {
+					naive++
+				}
+				narrow += mean(ratios, PilotBlocks).halfWidth()
+				wide += w
+			}
+			share := float64(hits) / float64(of)
+			n := float64(experiments)
+			shown(t, "method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
+				float64(blocks)/n, 100*share, 100*narrow/n, 100*float64(stein)/n, 100*wide/n, 100*float64(naive)/n))
+			within(t, share, c.low-3*math.Sqrt(0.95*0.05/n), 1)
+		})
+	}
+}
+
+// Holm: with all variants like the baseline, or half of them, one experiment in
+// twenty at most calls any of those faster or slower.
+func TestCoverageFamily(t *testing.T) {
+	t.Parallel()
+	for i, c := range []struct {
+		name  string
+		truth []float64
+	}{
+		{"six variants like the baseline", []float64{1, 1, 1, 1, 1, 1, 1}},
+		{"two like it, two faster", []float64{1, 1, 1, 1.1, 1.1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(4, uint64(i)))
+			w := world{c.truth, rising(140), normal(0.05)}
+			exp := w.experiment()
+			exp.Spec.Margin = 0 // nothing is the same, so that every finding shows
+			wrong := 0
+			for range simulated {
+				var ts []record.Trial
+				for b := 1; b <= 20; b++ {
+					ts = append(ts, w.block(r, b)...)
+				}
+				for v, row := range rows(t, exp, ts)[1:] {
+					if c.truth[v+1] == 1 && row.Versus.Verdict != Inconclusive {
+						wrong++
+						break
+					}
+				}
+			}
+			share := float64(wrong) / simulated
+			shown(t, "method.md", fmt.Sprintf("| %s: any false finding | %.1f %% |", c.name, 100*share))
+			within(t, share, 0.01, 0.05+3*math.Sqrt(0.05*0.95/simulated))
+		})
+	}
+}
+
+// A variant that is off by just the margin may be called the same in one
+// experiment of twenty at most.
+func TestCoverageSame(t *testing.T) {
+	t.Parallel()
+	for i, c := range []struct {
+		name      string
+		truth     float64
+		low, high float64
+	}{
+		{"2 % more than the baseline", 1.02, 0.01, 0.05},
+		{"2 % less than the baseline", 1 / 1.02, 0.01, 0.05},
+		{"1 % more than the baseline", 1.01, 0.95, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(5, uint64(i)))
+			w := world{[]float64{1, c.truth}, rising(140), normal(0.005)}
+			exp := w.experiment()
+			same := 0
+			for range simulated {
+				var ts []record.Trial
+				for b := 1; b <= 20; b++ {
+					ts = append(ts, w.block(r, b)...)
+				}
+				if rows(t, exp, ts)[1].Versus.Verdict == Same {
+					same++
+				}
+			}
+			share := float64(same) / simulated
+			shown(t, "method.md", fmt.Sprintf("| %s: called the same | %.1f %% |", c.name, 100*share))
+			within(t, share, c.low, c.high)
+		})
+	}
+}

@@ -1,0 +1,202 @@
+// Package stats turns the trials of an experiment into estimates, intervals and
+// verdicts, and says how many blocks an experiment with runs: auto needs. The
+// unit is the trial; what a trial holds within (packets, seconds, pairs) is
+// never pooled as if it were independent. docs/method.md explains the method.
+//
+// It reads what internal/record keeps and writes what internal/report shows; it
+// measures nothing, and an old result is judged on any machine.
+package stats
+
+import (
+	"fmt"
+	"math"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Summary is summary.json: every cell of the experiment, judged.
+type Summary struct {
+	Experiment string `json:"experiment"`
+	Baseline   string `json:"baseline"`
+	// Rows stand in the experiment's order of variants, workloads and pairs,
+	// then in record's order of metrics.
+	Rows []Row `json:"rows"`
+}
+
+// Row is one metric of one variant × workload × pairs. A cell whose trials all
+// failed has one row, of its primary metric, with N 0.
+type Row struct {
+	Variant  string `json:"variant"`
+	Workload string `json:"workload"`
+	Pairs    int    `json:"pairs"`
+	Metric   string `json:"metric"`
+	Unit     string `json:"unit"`
+	N        int    `json:"n"` // blocks with a trial that succeeded
+	// Mean is the arithmetic mean of the trials, CI95 its 95 % interval. Fewer
+	// than two blocks have no interval: both its ends are the mean then, and
+	// Warnings say few-blocks.
+	Mean float64    `json:"mean"`
+	CI95 [2]float64 `json:"ci95"`
+	// Versus is absent on the baseline's own rows, for loss, and where there is
+	// no ratio (Warnings say no-ratio).
+	Versus   *Versus          `json:"versus,omitempty"`
+	Warnings []record.Warning `json:"warnings"`
+}
+
+// Versus is a row's comparison with its baseline: the ratio variant / baseline.
+type Versus struct {
+	Baseline string `json:"baseline"`
+	// N is the number of blocks in which both succeeded.
+	N int `json:"n"`
+	// Ratio is the geometric mean of the blocks' ratios, CI95 its 95 % interval,
+	// not adjusted for the number of comparisons. With N 1 both its ends are
+	// the ratio, and the verdict is Inconclusive.
+	Ratio float64    `json:"ratio"`
+	CI95  [2]float64 `json:"ci95"`
+	// P is that of "the ratio is 1", adjusted by Holm over the variants that are
+	// compared with one baseline under one workload, pairs and metric.
+	P       float64 `json:"p"`
+	Verdict Verdict `json:"verdict"`
+}
+
+// Verdict of a comparison. Faster and Slower speak of performance, whichever
+// way the metric runs: half the latency is faster.
+type Verdict string
+
+// Same means that the whole interval lies within the margin, so it goes before
+// the others: a difference can be beyond doubt and too small to matter. Faster
+// and Slower need an adjusted p of at most 0.05. Inconclusive is all else.
+const (
+	Faster       Verdict = "faster"
+	Slower       Verdict = "slower"
+	Same         Verdict = "same"
+	Inconclusive Verdict = "inconclusive"
+)
+
+// Analyze judges the trials of one experiment, whole or cut short. Of the
+// attempts at a trial the last that succeeded counts; trials that failed are
+// left out and warned of. A trial that does not belong to exp, and a metric that
+// is unknown or not a finite number, is an error.
+func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) {
+	t, err := sortTrials(exp, trials)
+	if err != nil {
+		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)
+	}
+	s := &Summary{Experiment: exp.Metadata.Name, Baseline: exp.Spec.Baseline, Rows: []Row{}}
+	for _, c := range t.cells {
+		for _, metric := range c.metrics() {
+			r := t.row(c, metric)
+			t.compare(&r, c)
+			s.Rows = append(s.Rows, r)
+		}
+	}
+	type family struct {
+		baseline, workload, metric string
+		pairs                      int
+	}
+	families := make(map[family][]*Row)
+	for i := range s.Rows {
+		if r := &s.Rows[i]; r.Versus != nil {
+			f := family{r.Versus.Baseline, r.Workload, r.Metric, r.Pairs}
+			families[f] = append(families[f], r)
+		}
+	}
+	for _, rows := range families {
+		judge(rows, exp.Spec.Margin)
+	}
+	return s, nil
+}
+
+// row is what a cell's own trials say of a metric.
+func (t *table) row(c *cell, metric string) Row {
+	blocks, values := c.series(metric)
+	r := Row{
+		Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs,
+		Metric: metric, Unit: record.Units[metric], N: len(values), Warnings: c.warnings(),
+	}
+	if r.N == 0 {
+		return r
+	}
+	own := t.mean(blocks, values)
+	r.Mean, r.CI95 = own.mean, own.interval()
+	if r.N < fewBlocks {
+		r.warn(record.WarnFewBlocks, "%d of at least %d blocks that an interval should rest on", r.N, fewBlocks)
+	}
+	return r
+}
+
+// compare adds to a row what stands between the cell and its baseline, but for
+// what depends on the family: the adjustment of P, and the verdict.
+func (t *table) compare(r *Row, c *cell) {
+	primary := r.Metric == Primary(c.workload.Kind())
+	base := t.baseline(c)
+	if base == nil {
+		if rise, significant := trend(c.series(r.Metric)); primary && significant && math.Abs(rise) > driftTold {
+			r.warn(record.WarnDrift, "%s moved by %+.0f %% from the first quarter of the blocks to the last: "+
+				"comparisons within blocks stand, means are of a machine that changed", r.Metric, 100*rise)
+		}
+		return
+	}
+	if r.N == 0 || r.Metric == record.Loss {
+		return // that no message is lost is the rule, and nothing has a ratio to it
+	}
+	blocks, ratios, err := logRatios(c, base, r.Metric)
+	if err != nil {
+		r.warn(record.WarnNoRatio, "no comparison with %s: %v", base.variant.Name, err)
+		return
+	}
+	e := t.mean(blocks, ratios)
+	r.Versus = versus(base.variant.Name, e)
+	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
+		r.warn(record.WarnFewBlocks, "the ratio is known to ±%.1f %% after %d blocks, ±%.1f %% was wished for",
+			100*math.Expm1(e.halfWidth()), e.n, 100*runs.Width)
+	}
+}
+
+// versus takes an estimate from the scale of logs to that of ratios.
+func versus(baseline string, e estimate) *Versus {
+	ci := e.interval()
+	return &Versus{
+		Baseline: baseline, N: e.n, Ratio: math.Exp(e.mean),
+		CI95: [2]float64{math.Exp(ci[0]), math.Exp(ci[1])}, P: e.p(),
+	}
+}
+
+// judge adjusts the p-values of one family of comparisons and passes verdicts.
+func judge(family []*Row, margin float64) {
+	ps := make([]float64, len(family))
+	for i, r := range family {
+		ps[i] = r.Versus.P
+	}
+	for i, p := range holm(ps) {
+		v := family[i].Versus
+		v.P = p
+		switch {
+		case v.N < 2:
+			v.Verdict = Inconclusive
+		// The bounds are each other's inverse, so that it does not matter which
+		// of two variants is called the baseline.
+		case v.CI95[0] >= 1/(1+margin) && v.CI95[1] <= 1+margin:
+			v.Verdict = Same
+		case v.P > alpha:
+			v.Verdict = Inconclusive
+		case v.Ratio > 1 == record.HigherIsBetter(family[i].Metric):
+			v.Verdict = Faster
+		default:
+			v.Verdict = Slower
+		}
+	}
+}
+
+func (r *Row) warn(code, format string, args ...any) {
+	r.Warnings = append(r.Warnings, record.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+}
+
+const (
+	// fewBlocks is where Student's quantile leaves reason behind: 2.8 with five
+	// blocks, 3.2 with four, 12.7 with two.
+	fewBlocks = 5
+	// driftTold is the movement that a reader of the means is told of.
+	driftTold = 0.05
+)

@@ -1,0 +1,274 @@
+package stats
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// experiment has a workload of each kind of primary metric; the first of the
+// variants is the baseline.
+func experiment(variants ...string) *v1alpha1.Experiment {
+	exp := &v1alpha1.Experiment{Metadata: v1alpha1.Metadata{Name: "test"}}
+	exp.Spec = v1alpha1.Spec{
+		Baseline: variants[0], Pairs: []int{1, 16}, Margin: 0.02, Runs: v1alpha1.Runs{N: 20},
+		Workloads: []v1alpha1.Workload{
+			{Name: "stream", Stream: &v1alpha1.Traffic{}},
+			{Name: "pingpong", PingPong: &v1alpha1.Traffic{}, Pairs: []int{1}},
+		},
+	}
+	for _, v := range variants {
+		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: v})
+	}
+	return exp
+}
+
+// trials of one metric of one cell, a block each.
+func trials(variant, workload string, pairs int, metric string, values ...float64) []record.Trial {
+	var ts []record.Trial
+	for i, x := range values {
+		ts = append(ts, record.Trial{
+			Block: i + 1, Order: i + 1, Attempt: 1, Status: record.StatusOK,
+			Variant: variant, Workload: workload, Pairs: pairs, Metrics: map[string]float64{metric: x},
+		})
+	}
+	return ts
+}
+
+func analyze(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Row {
+	t.Helper()
+	s, err := Analyze(exp, slices.Concat(ts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := json.Marshal(s); err != nil {
+		t.Error(err)
+	}
+	return s.Rows
+}
+
+// A fault of the machine takes half of everything in the middle block; within
+// the block it cancels.
+func TestAnalyze(t *testing.T) {
+	rows := analyze(t, experiment("base", "rps"),
+		trials("rps", "stream", 1, record.Throughput, 110, 121, 55, 110, 121),
+		trials("base", "stream", 1, record.Throughput, 100, 110, 50, 100, 110))
+	want := []Row{{
+		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+		N: 5, Mean: 94, CI95: [2]float64{62.8345, 125.1655}, Warnings: []record.Warning{},
+	}, {
+		Variant: "rps", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+		N: 5, Mean: 103.4, CI95: [2]float64{69.1179, 137.6821}, Warnings: []record.Warning{},
+		Versus: &Versus{Baseline: "base", N: 5, Ratio: 1.1, CI95: [2]float64{1.1, 1.1}, P: 0, Verdict: Faster},
+	}}
+	if diff := cmp.Diff(want, rows, cmpopts.EquateApprox(0, 1e-4)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	base := []float64{100, 101, 99, 100, 102, 98}
+	times := func(factor, scatter float64) []float64 {
+		xs := slices.Clone(base)
+		for i := range xs {
+			xs[i] *= factor * (1 + scatter*float64(i%2*2-1))
+		}
+		return xs
+	}
+	for _, c := range []struct {
+		name   string
+		metric string
+		values []float64
+		want   Verdict
+	}{
+		{"more throughput", record.Throughput, times(1.1, 0.01), Faster},
+		{"less throughput", record.Throughput, times(0.9, 0.01), Slower},
+		{"more latency", record.LatencyP50, times(1.1, 0.01), Slower},
+		{"less latency", record.LatencyP50, times(0.9, 0.01), Faster},
+		{"less CPU", record.CPUPerGB, times(0.9, 0.01), Faster},
+		{"equal", record.Throughput, times(1, 0.005), Same},
+		{"beyond doubt, within the margin", record.Throughput, times(1.01, 0.001), Same},
+		{"across the margin", record.Throughput, times(1.015, 0.02), Inconclusive},
+		{"scatter", record.Throughput, times(1.1, 0.2), Inconclusive},
+		{"one block", record.Throughput, times(2, 0)[:1], Inconclusive},
+		{"one block, equal", record.Throughput, times(1, 0)[:1], Inconclusive},
+	} {
+		rows := analyze(t, experiment("base", "rps"),
+			trials("base", "stream", 1, c.metric, base...), trials("rps", "stream", 1, c.metric, c.values...))
+		if got := rows[1].Versus.Verdict; got != c.want {
+			t.Errorf("%s: %s, want %s (%+v)", c.name, got, c.want, *rows[1].Versus)
+		}
+	}
+}
+
+// A p of 0.03 is a finding when one variant is compared with the baseline, and
+// none when three are. What belongs to another baseline, workload or number of
+// pairs does not count.
+func TestHolmFamilies(t *testing.T) {
+	exp := experiment("base", "a", "b", "c", "other", "d")
+	exp.Spec.Variants[5].Versus = "other"
+	noisy := []float64{112, 102, 118, 99, 121, 107}
+	var ts []record.Trial
+	for _, v := range exp.Spec.Variants {
+		for _, pairs := range exp.Spec.Pairs {
+			xs := []float64{100, 100, 100, 100, 100, 100}
+			if v.Name != "base" && v.Name != "other" {
+				xs = noisy
+			}
+			ts = append(ts, trials(v.Name, "stream", pairs, record.Throughput, xs...)...)
+		}
+	}
+	p := math.NaN()
+	for _, r := range analyze(t, exp, ts) {
+		switch r.Variant {
+		case "a", "b", "c":
+			if math.IsNaN(p) {
+				p = r.Versus.P / 3
+			}
+			near(t, r.Variant, r.Versus.P, 3*p, 1e-12)
+			near(t, r.Variant, r.Versus.Verdict, Inconclusive, 0)
+		case "d":
+			near(t, "d", r.Versus.P, p, 1e-12)
+			near(t, "d", r.Versus.Verdict, Faster, 0)
+			near(t, "d", r.Versus.Baseline, "other", 0)
+		default:
+			if r.Versus != nil {
+				t.Errorf("%s is compared with %s", r.Variant, r.Versus.Baseline)
+			}
+		}
+	}
+	if !(p > 0.05/3 && p < 0.05) {
+		t.Errorf("p is %v: the data do not tell adjusted from raw", p)
+	}
+}
+
+// The last attempt that succeeded counts, pairs need both, and what failed shows.
+func TestAttempts(t *testing.T) {
+	base := trials("base", "stream", 1, record.Throughput, 100, 100, 100, 100, 100, 100)
+	rps := trials("rps", "stream", 1, record.Throughput, 1, 200, 200, 200, 200, 1)
+	rps[0].Status, rps[5].Status = record.StatusFailed, record.StatusFailed
+	again := trials("rps", "stream", 1, record.Throughput, 200, 200)
+	again[0].Attempt, again[1].Attempt = 2, 2
+	rps[1].Metrics[record.Throughput] = 7 // succeeded, and was measured again
+	base[3].Status = record.StatusFailed
+	rows := analyze(t, experiment("base", "rps"), again, base, rps)
+	near(t, "baseline's blocks", rows[0].N, 5, 0)
+	near(t, "blocks", rows[1].N, 5, 0)
+	near(t, "mean", rows[1].Mean, 200, 0)
+	near(t, "versus", rows[1].Versus, &Versus{
+		Baseline: "base", N: 4, Ratio: 2, CI95: [2]float64{2, 2}, Verdict: Faster}, 1e-12)
+	near(t, "warnings", rows[1].Warnings, []record.Warning{{Code: record.WarnFailedTrials,
+		Message: "2 of 7 attempts failed; 5 blocks have a trial that succeeded"}}, 0)
+}
+
+// A cell with nothing but failures is told of, not left out.
+func TestAllFailed(t *testing.T) {
+	ts := trials("rps", "pingpong", 1, record.LatencyP50, 1, 1)
+	for i := range ts {
+		ts[i].Status = record.StatusFailed
+	}
+	rows := analyze(t, experiment("base", "rps"), trials("base", "pingpong", 1, record.LatencyP50, 1, 1), ts)
+	near(t, "row", rows[1], Row{Variant: "rps", Workload: "pingpong", Pairs: 1, Metric: "latency_p50", Unit: "s",
+		Warnings: []record.Warning{{Code: record.WarnFailedTrials,
+			Message: "2 of 2 attempts failed; 0 blocks have a trial that succeeded"}}}, 0)
+}
+
+func TestNoRatio(t *testing.T) {
+	for _, c := range []struct {
+		metric string
+		values []float64
+		codes  []string
+	}{
+		{record.Loss, []float64{0, 0, 0.1, 0, 0}, nil},
+		{record.Loss, []float64{0.1, 0.1, 0.1, 0.1, 0.1}, nil},
+		{record.SoftirqPerGB, []float64{0, 1, 1, 1, 1}, []string{record.WarnNoRatio}},
+		{record.Throughput, nil, []string{record.WarnNoRatio}},
+	} {
+		base := c.values
+		if base == nil {
+			base = []float64{1, 1, 1, 1, 1}
+		}
+		ts := trials("base", "stream", 1, c.metric, base...)
+		for i := range ts {
+			if c.values == nil {
+				ts[i].Status = record.StatusFailed
+			}
+		}
+		rows := analyze(t, experiment("base", "rps"), ts, trials("rps", "stream", 1, c.metric, 1, 1, 1, 1, 1))
+		r := rows[len(rows)-1]
+		if r.Versus != nil {
+			t.Errorf("%s %v: compared: %+v", c.metric, c.values, *r.Versus)
+		}
+		near(t, c.metric, codes(r), c.codes, 0)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	base := trials("base", "stream", 1, record.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
+	rps := trials("rps", "stream", 1, record.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
+	few := trials("rps", "stream", 16, record.Throughput, 1, 1, 1, 1)
+	retransmits := record.Warning{Code: record.WarnRetransmits, Message: "0.3 % sent again"}
+	rps[1].Warnings = []record.Warning{retransmits, {Code: record.WarnRetransmits, Message: "another pair"}}
+	rps[4].Warnings = []record.Warning{{Code: record.WarnRetransmits, Message: "later"}}
+	rows := analyze(t, experiment("base", "rps"), base, rps, few)
+	near(t, "baseline", codes(rows[0]), []string{record.WarnDrift}, 0)
+	if w := rows[0].Warnings[0].Message; !strings.Contains(w, "+18 %") {
+		t.Errorf("drift: %s", w)
+	}
+	near(t, "variant", rows[1].Warnings, []record.Warning{{Code: record.WarnRetransmits,
+		Message: "in 2 of 8 trials: 0.3 % sent again"}}, 0)
+	near(t, "few", codes(rows[2]), []string{record.WarnFewBlocks, record.WarnNoRatio}[:1], 0)
+}
+
+func codes(r Row) []string {
+	var cs []string
+	for _, w := range r.Warnings {
+		cs = append(cs, w.Code)
+	}
+	return cs
+}
+
+func TestOrder(t *testing.T) {
+	near(t, "metrics", len(order), len(record.Units), 0)
+	for _, metric := range order {
+		if record.Units[metric] == "" {
+			t.Errorf("%s has no unit", metric)
+		}
+	}
+	var got []string
+	for _, r := range analyze(t, experiment("base", "rps"),
+		trials("rps", "pingpong", 1, record.LatencyP50, 1, 1), trials("rps", "stream", 16, record.Throughput, 1, 1),
+		trials("rps", "stream", 1, record.CPUPerGB, 1, 1), trials("base", "pingpong", 1, record.Rate, 1, 1)) {
+		got = append(got, strings.Join([]string{r.Variant, r.Workload, r.Metric}, " "))
+	}
+	near(t, "rows", got, []string{"base pingpong rate", "rps stream cpu_per_gb", "rps stream throughput", "rps pingpong latency_p50"}, 0)
+}
+
+func TestAnalyzeErrors(t *testing.T) {
+	unknown := trials("rps", "stream", 1, record.Throughput, 1)
+	unknown[0].Metrics = map[string]float64{"thruput": 1}
+	early := trials("rps", "stream", 1, record.Throughput, 1)
+	early[0].Block = 0
+	for _, c := range []struct {
+		trials []record.Trial
+		want   string
+	}{
+		{trials("rfs", "stream", 1, record.Throughput, 1), `analyze test: trials of variant "rfs", workload "stream", 1 pairs: the experiment has no such cell`},
+		{trials("rps", "pingpong", 16, record.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such cell`},
+		{trials("rps", "stream", 1, record.Throughput, math.Inf(1)), "analyze test: trial 1: throughput is +Inf"},
+		{unknown, `analyze test: trial 1: metric "thruput" is unknown`},
+		{early, "analyze test: trial 1: block 0: blocks count from 1"},
+	} {
+		if _, err := Analyze(experiment("base", "rps"), c.trials); err == nil || err.Error() != c.want {
+			t.Errorf("error %v, want %s", err, c.want)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package stats
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// order of the metrics in a summary.
+var order = []string{
+	record.Throughput, record.Rate,
+	record.LatencyP50, record.LatencyP99, record.LatencyP999,
+	record.Loss,
+	record.CPUPerGB, record.SoftirqPerGB, record.CPUPerMessage,
+}
+
+// Primary is the metric that a kind of workload (v1alpha1.Workload.Kind) is run
+// for: it decides how long runs: auto goes on, and it is what a gate looks at.
+// Of a latency it is the median; tails are judged too, but are too noisy to say
+// how long a run must take.
+func Primary(kind string) string {
+	if kind == "stream" {
+		return record.Throughput
+	}
+	return record.LatencyP50
+}
+
+// table is the trials of an experiment by cell and block.
+type table struct {
+	exp    *v1alpha1.Experiment
+	blocks int     // the last block that has a trial
+	cells  []*cell // that have trials, in the experiment's order
+	byKey  map[key]*cell
+}
+
+type key struct {
+	variant, workload string
+	pairs             int
+}
+
+// cell is one variant × workload × pairs.
+type cell struct {
+	variant  v1alpha1.Variant
+	workload v1alpha1.Workload
+	pairs    int
+	// trials that count, by block - 1; nil where none succeeded.
+	trials []*record.Trial
+	failed int // attempts
+}
+
+func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error) {
+	t := &table{exp: exp, byKey: make(map[key]*cell)}
+	for i := range trials {
+		t.blocks = max(t.blocks, trials[i].Block)
+	}
+	for i := range trials {
+		tr := &trials[i]
+		if err := check(tr); err != nil {
+			return nil, fmt.Errorf("trial %d: %w", tr.Order, err)
+		}
+		k := key{tr.Variant, tr.Workload, tr.Pairs}
+		c := t.byKey[k]
+		if c == nil {
+			c = &cell{trials: make([]*record.Trial, t.blocks)}
+			t.byKey[k] = c
+		}
+		counts := &c.trials[tr.Block-1]
+		switch {
+		case tr.Status != record.StatusOK:
+			c.failed++
+		case *counts == nil || (*counts).Attempt <= tr.Attempt:
+			*counts = tr
+		}
+	}
+	for _, v := range exp.Spec.Variants {
+		for _, w := range exp.Spec.Workloads {
+			for _, pairs := range exp.PairsOf(w) {
+				if c := t.byKey[key{v.Name, w.Name, pairs}]; c != nil {
+					c.variant, c.workload, c.pairs = v, w, pairs
+					t.cells = append(t.cells, c)
+				}
+			}
+		}
+	}
+	for k, c := range t.byKey {
+		if c.pairs == 0 {
+			return nil, fmt.Errorf("trials of variant %q, workload %q, %d pairs: the experiment has no such cell",
+				k.variant, k.workload, k.pairs)
+		}
+	}
+	return t, nil
+}
+
+func check(tr *record.Trial) error {
+	if tr.Block < 1 {
+		return fmt.Errorf("block %d: blocks count from 1", tr.Block)
+	}
+	for metric, x := range tr.Metrics {
+		if _, ok := record.Units[metric]; !ok {
+			return fmt.Errorf("metric %q is unknown", metric)
+		}
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return fmt.Errorf("%s is %v", metric, x)
+		}
+	}
+	return nil
+}
+
+// baseline is the cell that c is compared with, nil where c is a baseline
+// itself or is compared with a cell that has no trials yet.
+func (t *table) baseline(c *cell) *cell {
+	return t.byKey[key{t.exp.BaselineOf(c.variant), c.workload.Name, c.pairs}]
+}
+
+// pilot is the last block that had a say in how many there are: 0 where the
+// number was set, or the run did not get as far as that.
+func (t *table) pilot() int {
+	if runs := t.exp.Spec.Runs; runs.Auto && runs.Max > leastBlocks && t.blocks >= leastBlocks {
+		return PilotBlocks
+	}
+	return 0
+}
+
+// mean estimates the mean of a series.
+func (t *table) mean(blocks []int, values []float64) estimate {
+	pilot := 0
+	for pilot < len(blocks) && blocks[pilot] <= t.pilot() {
+		pilot++
+	}
+	return mean(values, pilot)
+}
+
+// metrics of the cell, in order; its primary one where no trial succeeded.
+func (c *cell) metrics() []string {
+	var found []string
+	for _, metric := range order {
+		for _, tr := range c.trials {
+			if tr != nil {
+				if _, ok := tr.Metrics[metric]; ok {
+					found = append(found, metric)
+					break
+				}
+			}
+		}
+	}
+	if found == nil {
+		return []string{Primary(c.workload.Kind())}
+	}
+	return found
+}
+
+// series is a metric over the blocks that have it.
+func (c *cell) series(metric string) (blocks []int, values []float64) {
+	for i, tr := range c.trials {
+		if tr != nil {
+			if x, ok := tr.Metrics[metric]; ok {
+				blocks, values = append(blocks, i+1), append(values, x)
+			}
+		}
+	}
+	return blocks, values
+}
+
+var (
+	errNoBlock = errors.New("no block has both")
+	errNoRatio = errors.New("there is no ratio to a value that is not above 0")
+)
+
+// logRatios are log(c) − log(base) over the blocks that have both. One value
+// that is not above 0 leaves no answer: to drop its block alone would favour
+// whichever of the two it was.
+func logRatios(c, base *cell, metric string) (blocks []int, ratios []float64, err error) {
+	for i, tr := range c.trials {
+		if tr == nil || base.trials[i] == nil {
+			continue
+		}
+		x, ok := tr.Metrics[metric]
+		y, both := base.trials[i].Metrics[metric]
+		if !ok || !both {
+			continue
+		}
+		if x <= 0 || y <= 0 {
+			return nil, nil, errNoRatio
+		}
+		blocks, ratios = append(blocks, i+1), append(ratios, math.Log(x)-math.Log(y))
+	}
+	if blocks == nil {
+		return nil, nil, errNoBlock
+	}
+	return blocks, ratios, nil
+}
+
+// warnings of the cell's trials, one a code, each with the first message of its
+// kind and how many trials had it; then of what failed.
+func (c *cell) warnings() []record.Warning {
+	warnings := []record.Warning{}
+	count := make(map[string]int)
+	good := 0
+	for _, tr := range c.trials {
+		if tr == nil {
+			continue
+		}
+		good++
+		seen := make(map[string]bool)
+		for _, w := range tr.Warnings {
+			if seen[w.Code] {
+				continue
+			}
+			seen[w.Code] = true
+			if count[w.Code]++; count[w.Code] == 1 {
+				warnings = append(warnings, w)
+			}
+		}
+	}
+	for i, w := range warnings {
+		warnings[i].Message = fmt.Sprintf("in %d of %d trials: %s", count[w.Code], good, w.Message)
+	}
+	if c.failed > 0 {
+		warnings = append(warnings, record.Warning{Code: record.WarnFailedTrials,
+			Message: fmt.Sprintf("%d of %d attempts failed; %d blocks have a trial that succeeded", c.failed, c.failed+good, good)})
+	}
+	return warnings
+}
