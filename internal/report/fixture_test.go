@@ -1,0 +1,264 @@
+package report
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// fixture makes the results of an experiment: what the writers are tested on.
+// It draws from a fixed seed and judges with a normal interval, which is close
+// enough to look like a result.
+type fixture struct {
+	exp     *v1alpha1.Experiment
+	env     record.Environment
+	trials  []record.Trial
+	blocks  int
+	cpus    int
+	samples int // messages a trial
+}
+
+func accelerated(name string, devices ...string) v1alpha1.Variant {
+	v := v1alpha1.Variant{Name: name}
+	if name[:3] == "rfs" {
+		v.Accelerate = []v1alpha1.Accelerator{{RFS: &v1alpha1.RFS{Devices: devices, CPUs: v1alpha1.CPUsAll}}}
+	} else {
+		v.Accelerate = []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: devices, CPUs: v1alpha1.CPUsAll}}}
+	}
+	return v
+}
+
+func demo(tb testing.TB) *fixture {
+	host := []string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth}
+	plus := append(slices.Clone(host), v1alpha1.DevicePod)
+	f := &fixture{
+		exp: &v1alpha1.Experiment{
+			APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment,
+			Metadata: v1alpha1.Metadata{Name: "demo", Description: "What a VXLAN overlay costs on this machine, and what RPS and RFS give back."},
+			Spec: v1alpha1.Spec{
+				Target:   v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}},
+				Path:     v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeFlannel}},
+				Baseline: "vxlan",
+				Variants: []v1alpha1.Variant{
+					{Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Native{}}},
+					{Name: "vxlan"},
+					accelerated("rps", host...), accelerated("rps+", plus...),
+					accelerated("rfs", host...), accelerated("rfs+", plus...),
+				},
+				Workloads: []v1alpha1.Workload{
+					{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Size: 131072, Connections: 1, Duration: v1alpha1.Duration(2 * time.Second)}},
+					{Name: "pingpong", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Size: 64, Duration: v1alpha1.Duration(time.Second)}},
+				},
+				Pairs: []int{1, 4},
+			},
+		},
+		env: record.Environment{
+			Version: "0.1.0", Started: time.Date(2026, 9, 1, 8, 30, 0, 0, time.UTC),
+			Command:   "slipstream run demo --set spec.seed=17",
+			Placement: "Both nodes share CPUs 0-1: softirq work of one can run beside the other's processes.",
+		},
+		blocks: 6, cpus: 2, samples: 4000,
+	}
+	for _, name := range []string{"node0", "node1"} {
+		f.env.Nodes = append(f.env.Nodes, record.Node{
+			Name: name, Boot: "b0", Kernel: "6.12.41", Arch: "x86_64", Distribution: "Debian GNU/Linux 12 (bookworm)",
+			CPUModel: "AMD EPYC 7R13", CPUs: "0-1", MemoryByte: 8 << 30, Governor: "performance", Clock: "tsc", Hypervisor: true,
+			Sysctls: map[string]string{"net.core.rps_sock_flow_entries": "0", "net.ipv4.tcp_congestion_control": "cubic"},
+			Tools:   map[string]string{"iperf3": "3.12"},
+			Links: []record.Link{
+				{Name: "eth0", Kind: "veth", Class: "nic", MTU: 1500, RxQueues: 1, TxQueues: 1, Offloads: []string{"tso", "gro"}, RPS: []string{"0"}, RFS: []string{"0"}},
+				{Name: "flannel.1", Kind: "vxlan", Class: "overlay", MTU: 1450, RxQueues: 1, TxQueues: 1, Offloads: []string{"tso", "gro"}, RPS: []string{"0"}, RFS: []string{"0"}},
+			},
+		})
+	}
+	return f.run(tb)
+}
+
+// published is as large as the experiment of the paper: 7 variants × 5 pair
+// counts × 20 blocks, here with a latency histogram in every trial.
+func published(tb testing.TB, cpus int) *fixture {
+	f := demo(tb)
+	f.exp.Metadata.Name = "rps-rfs"
+	f.exp.Spec.Baseline = "baseline"
+	f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "baseline"},
+		accelerated("rps", "nic"), accelerated("rps-7", "nic"), accelerated("rfs", "nic"),
+		accelerated("rps+", "nic", "pod"), accelerated("rps-7+", "nic", "pod"), accelerated("rfs+", "nic", "pod")}
+	f.exp.Spec.Pairs = []int{1, 2, 4, 8, 16}
+	f.blocks, f.cpus, f.samples = 20, cpus, 300
+	return f.run(tb)
+}
+
+// effect is the true factor of a variant on throughput.
+func effect(i, pairs int) float64 {
+	gains := []float64{1, 1.09, 1.22, 0.93, 1.31, 1.005, 1.15}
+	return 1 + (gains[i%len(gains)]-1)*math.Sqrt(float64(pairs)/4)
+}
+
+func (f *fixture) run(tb testing.TB) *fixture {
+	tb.Helper()
+	r := rand.New(rand.NewPCG(1, 2))
+	f.trials = nil
+	for block := 1; block <= f.blocks; block++ {
+		for _, w := range f.exp.Spec.Workloads {
+			for _, p := range (&Model{exp: f.exp}).pairsOf(w) {
+				accelerated := 0
+				for _, v := range f.exp.Spec.Variants {
+					factor := 1.0
+					switch {
+					case v.Path != nil && v.Path.Native != nil:
+						factor = 2.38
+					case len(v.Accelerate) > 0:
+						accelerated++
+						factor = effect(accelerated, p)
+					}
+					f.trials = append(f.trials, f.trial(tb, r, block, v.Name, w, p, factor))
+				}
+			}
+		}
+	}
+	return f
+}
+
+func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, w v1alpha1.Workload, p int, factor float64) record.Trial {
+	tb.Helper()
+	noise := math.Exp(0.015 * r.NormFloat64())
+	t := record.Trial{
+		Block: block, Order: len(f.trials) + 1, Variant: variant, Workload: w.Name, Pairs: p, Attempt: 1,
+		Window: 2, Status: record.StatusOK, Metrics: map[string]float64{},
+	}
+	if w.Stream != nil {
+		t.Metrics[record.Throughput] = 11.8e9 * math.Pow(float64(p), 0.12) * factor * noise
+		t.Metrics[record.CPUPerGB] = 1.21 / factor / noise
+		t.Metrics[record.SoftirqPerGB] = 0.43 / factor / noise
+	} else {
+		h := record.NewHistogram()
+		for range f.samples {
+			us := 24 * math.Sqrt(float64(p)) / factor * math.Exp(0.18*r.NormFloat64())
+			if r.Float64() < 0.01 {
+				us *= 4 * math.Exp(0.5*r.NormFloat64())
+			}
+			if err := h.RecordValue(int64(us * noise * 1e3)); err != nil {
+				tb.Fatal(err)
+			}
+		}
+		text, err := record.EncodeHistogram(h)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		t.Latency = text
+		t.Metrics[record.Rate] = float64(p) / (h.Mean() / 1e9)
+		for metric, percentile := range map[string]float64{record.LatencyP50: 50, record.LatencyP99: 99, record.LatencyP999: 99.9} {
+			t.Metrics[metric] = float64(h.ValueAtPercentile(percentile)) / 1e9
+		}
+	}
+	host := record.Host{Boot: "b0", Nodes: []string{"node0", "node1"}, Seconds: 2, Source: record.SoftirqEBPF}
+	for id := range f.cpus {
+		spread := 1.0
+		if id > 0 {
+			spread = min(1, 0.25*float64(p)*factor/math.Sqrt(float64(id)))
+		}
+		c := record.CPU{ID: id, Softirq: 0.84 * spread * noise, Steal: 0.01, IRQ: 0.004}
+		c.Busy = min(2, c.Softirq+c.Steal+c.IRQ+0.9*spread*(0.8+0.4*r.Float64()))
+		host.CPUs = append(host.CPUs, c)
+	}
+	t.Hosts = []record.Host{host}
+	return t
+}
+
+func (f *fixture) model() *Model { return New(f.exp, f.summary(), f.trials, f.env) }
+
+// summary compares geometric means within blocks.
+func (f *fixture) summary() *stats.Summary {
+	s := &stats.Summary{Experiment: f.exp.Metadata.Name, Baseline: f.exp.Spec.Baseline}
+	values := map[string][]float64{}
+	id := func(variant, workload string, pairs int, metric string) string {
+		return variant + "\x00" + workload + "\x00" + strconv.Itoa(pairs) + "\x00" + metric
+	}
+	for _, t := range f.trials {
+		for metric, v := range t.Metrics {
+			key := id(t.Variant, t.Workload, t.Pairs, metric)
+			values[key] = append(values[key], v)
+		}
+	}
+	metrics := []string{record.Throughput, record.Rate, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.CPUPerGB, record.SoftirqPerGB}
+	for _, w := range f.exp.Spec.Workloads {
+		for _, v := range f.exp.Spec.Variants {
+			for _, p := range (&Model{exp: f.exp}).pairsOf(w) {
+				for _, metric := range metrics {
+					own := values[id(v.Name, w.Name, p, metric)]
+					if len(own) == 0 {
+						continue
+					}
+					mean, half := meanAndHalf(own)
+					row := stats.Row{
+						Variant: v.Name, Workload: w.Name, Pairs: p, Metric: metric, Unit: record.Units[metric],
+						N: len(own), Mean: mean, CI95: [2]float64{mean - half, mean + half}, Warnings: []record.Warning{},
+					}
+					versus := v.Versus
+					if versus == "" {
+						versus = f.exp.Spec.Baseline
+					}
+					if base := values[id(versus, w.Name, p, metric)]; versus != v.Name && len(base) == len(own) {
+						row.Versus = compare(own, base, versus, metric)
+					}
+					s.Rows = append(s.Rows, row)
+				}
+			}
+		}
+	}
+	return s
+}
+
+func compare(own, base []float64, versus, metric string) *stats.Versus {
+	logs := make([]float64, len(own))
+	for i := range own {
+		logs[i] = math.Log(own[i] / base[i])
+	}
+	mean, half := meanAndHalf(logs)
+	lo, hi := math.Exp(mean-half), math.Exp(mean+half)
+	v := &stats.Versus{Baseline: versus, Ratio: math.Exp(mean), CI95: [2]float64{lo, hi}, P: math.Erfc(math.Abs(mean) / half * 1.96 / math.Sqrt2), Verdict: stats.Inconclusive}
+	if half == 0 {
+		v.P = 1
+	}
+	better := record.HigherIsBetter(metric)
+	switch {
+	case len(own) < 2:
+	case lo > 0.98 && hi < 1.02:
+		v.Verdict = stats.Same
+	case lo > 1 && better, hi < 1 && !better:
+		v.Verdict = stats.Faster
+	case lo > 1, hi < 1:
+		v.Verdict = stats.Slower
+	}
+	return v
+}
+
+func meanAndHalf(values []float64) (mean, half float64) {
+	n := float64(len(values))
+	for _, v := range values {
+		mean += v / n
+	}
+	if n < 2 {
+		return mean, 0
+	}
+	for _, v := range values {
+		half += (v - mean) * (v - mean) / (n - 1)
+	}
+	return mean, 2.3 * math.Sqrt(half/n)
+}
+
+// warn adds a warning to every row that pick chooses.
+func warn(s *stats.Summary, w record.Warning, pick func(stats.Row) bool) {
+	for i := range s.Rows {
+		if pick(s.Rows[i]) {
+			s.Rows[i].Warnings = append(s.Rows[i].Warnings, w)
+		}
+	}
+}

@@ -1,0 +1,609 @@
+package report
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"image/png"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+type writer func(io.Writer, *Model) error
+
+func writers() map[string]writer {
+	return map[string]writer{"html": HTML, "md": Markdown, "csv": CSV, "json": JSON, "txt": Terminal}
+}
+
+func render(t *testing.T, write writer, m *Model) string {
+	t.Helper()
+	var b strings.Builder
+	if err := write(&b, m); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// eventful is the demo as runs go: a retry, a cell that never worked, warnings.
+func eventful(t *testing.T) (*fixture, *stats.Summary) {
+	f := demo(t)
+	retried := f.trials[3]
+	retried.Status, retried.Error, retried.Metrics = record.StatusFailed, "client node0/pod0: connect: connection refused", nil
+	f.trials = slices.Insert(f.trials, 3, retried)
+	for i := range f.trials {
+		if tr := &f.trials[i]; tr.Variant == "rfs+" && tr.Workload == "pingpong" && tr.Pairs == 4 {
+			*tr = record.Trial{Block: tr.Block, Variant: tr.Variant, Workload: tr.Workload, Pairs: tr.Pairs, Attempt: 2,
+				Status: record.StatusFailed, Error: "server node1/pod3: read tcp: i/o timeout"}
+		}
+	}
+	s := f.summary()
+	warn(s, record.Warning{Code: record.WarnSharedCPUs, Message: "node0 and node1 share CPUs 0-1"}, func(stats.Row) bool { return true })
+	warn(s, record.Warning{Code: record.WarnRetransmits, Message: "1.2 % of the segments were sent again, up to 2.1 % in block 3"}, func(r stats.Row) bool {
+		return r.Variant == "rfs" && r.Workload == "stream" && r.Pairs == 4
+	})
+	return f, s
+}
+
+func TestGolden(t *testing.T) {
+	f, s := eventful(t)
+	m := New(f.exp, s, f.trials, f.env)
+	for ending, write := range writers() {
+		t.Run(ending, func(t *testing.T) {
+			got := render(t, write, m)
+			path := filepath.Join("testdata", "demo."+ending)
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
+			}
+		})
+	}
+}
+
+func TestHTMLNeedsNothingElse(t *testing.T) {
+	f, s := eventful(t)
+	page := render(t, HTML, New(f.exp, s, f.trials, f.env))
+	for _, pattern := range []string{`https?:`, `\ssrc=`, `url\((?:[^d]|d[^a])`, `@import`, `<script`, `<link`, `<iframe`, `<object`, `href="[^#]`, `ZgotmplZ`} {
+		if hit := regexp.MustCompile(pattern).FindString(page); hit != "" {
+			t.Errorf("the page has %q", hit)
+		}
+	}
+}
+
+func TestHTMLOfPublishedExperimentIsSmall(t *testing.T) {
+	page := render(t, HTML, published(t, 64).model())
+	if len(page) >= 1_000_000 {
+		t.Errorf("the page has %d bytes, which is 1 MB or more", len(page))
+	}
+}
+
+// TestHTMLIsAccessible checks what a screen reader and a keyboard need.
+func TestHTMLIsAccessible(t *testing.T) {
+	f, s := eventful(t)
+	m := New(f.exp, s, f.trials, f.env)
+	page := render(t, HTML, m)
+	count := func(pattern string) int { return len(regexp.MustCompile(pattern).FindAllString(page, -1)) }
+	for _, tag := range []string{"table", "section", "figure", "details", "div", "tr", "td", "th", "svg", "g", "dl", "ul", "li", "main", "header", "nav"} {
+		if open, closed := count(`<`+tag+`[\s>]`), count(`</`+tag+`>`); open != closed {
+			t.Errorf("%d <%s> and %d </%s>", open, tag, closed, tag)
+		}
+	}
+	if tables, captions := count(`<table`), count(`<caption`); tables != captions {
+		t.Errorf("%d tables have %d captions", tables, captions)
+	}
+	if bare := count(`<th(?: class="[^"]*")?>`); bare > 0 {
+		t.Errorf("%d headers have no scope", bare)
+	}
+	if scrolls, focusable := count(`class="scroll`), count(`class="scroll[^"]*" tabindex="0" role="region" aria-label`); scrolls != focusable {
+		t.Errorf("%d of %d scrolling areas can be reached and have a name", focusable, scrolls)
+	}
+	if pictures := count(`<svg [^>]*role="img" aria-label="[^"]{20,}"`); pictures != len(Figures(m)) {
+		t.Errorf("%d of %d figures have a text alternative", pictures, len(Figures(m)))
+	}
+	for _, id := range regexp.MustCompile(`href="#([^"]+)"`).FindAllStringSubmatch(page, -1) {
+		if !strings.Contains(page, `id="`+id[1]+`"`) {
+			t.Errorf("link to #%s leads nowhere", id[1])
+		}
+	}
+	ids := map[string]bool{}
+	for _, id := range regexp.MustCompile(`\sid="([^"]+)"`).FindAllStringSubmatch(page, -1) {
+		if ids[id[1]] {
+			t.Errorf("id %s is there twice", id[1])
+		}
+		ids[id[1]] = true
+	}
+}
+
+func TestFigures(t *testing.T) {
+	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
+		figures := Figures(m)
+		if len(figures) != 5 { // scaling and CPU of two workloads, latency of one
+			t.Errorf("%s has %d figures, want 5", name, len(figures))
+		}
+		for _, f := range figures {
+			t.Run(name+"/"+f.Name, func(t *testing.T) {
+				if !regexp.MustCompile(`\d`).MatchString(f.Alt) || f.Title == "" || f.Caption == "" || len(f.Data.Rows) == 0 {
+					t.Errorf("no text with numbers: title %q, caption %q, alt %q, %d rows", f.Title, f.Caption, f.Alt, len(f.Data.Rows))
+				}
+				for _, row := range f.Data.Rows {
+					if len(row) != len(f.Data.Columns) {
+						t.Errorf("row %q has %d of %d columns", row, len(row), len(f.Data.Columns))
+					}
+				}
+				for _, format := range FigureFormats() {
+					var a, b bytes.Buffer
+					if err := errors.Join(Render(&a, f, format), Render(&b, f, format)); err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(a.Bytes(), b.Bytes()) {
+						t.Errorf("%s: the same figure gave different bytes", format)
+					}
+					if err := readable(format, a.Bytes()); err != nil {
+						t.Errorf("%s: %v", format, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func readable(format string, b []byte) error {
+	switch format {
+	case "png":
+		_, err := png.Decode(bytes.NewReader(b))
+		return err
+	case "svg":
+		if !bytes.Contains(b, []byte("<text")) {
+			return errors.New("no text")
+		}
+		d := xml.NewDecoder(bytes.NewReader(b))
+		for {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+	}
+	if !bytes.HasPrefix(b, []byte("%PDF-")) || !bytes.Contains(b, []byte("D:20000101000000")) {
+		return errors.New("no PDF, or one that tells when it was written")
+	}
+	return nil
+}
+
+func TestRenderUnknownFormat(t *testing.T) {
+	err := Render(io.Discard, Figures(demo(t).model())[0], "gif")
+	if err == nil || !strings.Contains(err.Error(), "svg, png, pdf") {
+		t.Errorf("error %v does not say what is allowed", err)
+	}
+}
+
+// TestInlineColours finds colours that would not follow the page's theme.
+func TestInlineColours(t *testing.T) {
+	for _, f := range Figures(demo(t).model()) {
+		if hit := regexp.MustCompile(`(?:fill|stroke):#\w+`).FindString(f.inline()); hit != "" {
+			t.Errorf("%s: %s is no variable", f.Name, hit)
+		}
+		if hit := regexp.MustCompile("[\ue000-\uf8ff]").FindString(f.inline() + f.svg()); hit != "" {
+			t.Errorf("%s: a mark of the pen was left in a text", f.Name)
+		}
+	}
+	seen := map[string]bool{"#000000": true} // vgsvg leaves black out
+	for _, i := range inks() {
+		if seen[i.light] {
+			t.Errorf("colour %s of %s is taken", i.light, i.name)
+		}
+		seen[i.light] = true
+	}
+}
+
+func TestHostileNames(t *testing.T) {
+	const evil = `a|b/<script>alert("1")</script>&+`
+	f := demo(t)
+	f.exp.Metadata.Name, f.exp.Metadata.Description = evil, evil
+	f.exp.Spec.Variants[2].Name = evil
+	f.exp.Spec.Workloads[0].Name = "str/eam+"
+	f.env.Command = "slipstream run '" + evil + "'"
+	f.env.Nodes[0].CPUModel = evil
+	f.run(t)
+	f.trials = append(f.trials, record.Trial{Variant: evil, Workload: "str/eam+", Pairs: 1, Status: record.StatusFailed, Error: evil})
+	s := f.summary()
+	warn(s, record.Warning{Code: record.WarnDrops, Message: evil}, func(r stats.Row) bool { return r.Variant == evil })
+	m := New(f.exp, s, f.trials, f.env)
+	if page := render(t, HTML, m); strings.Contains(page, "<script") {
+		t.Error("a name became markup in the page")
+	}
+	text := render(t, Markdown, m)
+	code := "    " + f.env.Command // verbatim, as code is
+	if strings.Contains(strings.Replace(text, code, "", 1), "<script") {
+		t.Error("a name became markup in Markdown")
+	}
+	width := 0
+	for _, line := range strings.Split(text, "\n") {
+		n := strings.Count(strings.ReplaceAll(line, `\|`, ""), "|")
+		if strings.HasPrefix(line, "|") && width > 0 && n != width {
+			t.Errorf("row has %d cell borders, the one above %d: %s", n, width, line)
+		}
+		if width = n; !strings.HasPrefix(line, "|") {
+			width = 0
+		}
+	}
+	for _, fig := range Figures(m) {
+		if fig.Name != filepath.Base(fig.Name) || strings.ContainsAny(fig.Name, `<>&"+ `) {
+			t.Errorf("%q is no name for a file", fig.Name)
+		}
+		var b bytes.Buffer
+		if err := Render(&b, fig, "svg"); err != nil {
+			t.Fatal(err)
+		}
+		if err := readable("svg", b.Bytes()); err != nil {
+			t.Errorf("%s: %v", fig.Name, err)
+		}
+	}
+}
+
+// TestUnusualResults goes through results that leave something out.
+func TestUnusualResults(t *testing.T) {
+	tests := []struct {
+		name     string
+		change   func(*fixture)
+		summary  func(*stats.Summary)
+		headline string
+		page     []string
+	}{
+		{
+			name:     "one variant",
+			change:   func(f *fixture) { f.exp.Spec.Variants = f.exp.Spec.Variants[1:2] },
+			headline: "vxlan has a stream throughput of 11.9 Gb/s (11.6–12.2) at 1 pair; nothing was compared with it.",
+		},
+		{
+			name:     "no latency",
+			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[:1] },
+			headline: "VXLAN reaches 42 % ",
+		},
+		{
+			name:     "latency only",
+			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[1:] },
+			headline: "VXLAN's pingpong median latency is 241 % (238–244) of the host network's at 1 pair;",
+		},
+		{
+			name:     "one block has no interval",
+			change:   func(f *fixture) { f.blocks = 1 },
+			headline: "VXLAN reaches 41 % of the host network's stream throughput at 1 pair;",
+			page:     []string{"inconclusive", "1 block"},
+		},
+		{
+			name: "every trial failed",
+			change: func(f *fixture) {
+				for i := range f.trials {
+					f.trials[i] = record.Trial{Variant: f.trials[i].Variant, Workload: f.trials[i].Workload, Pairs: f.trials[i].Pairs,
+						Status: record.StatusFailed, Error: "create vxlan device: operation not supported"}
+				}
+			},
+			headline: "No trial gave a result: create vxlan device: operation not supported.",
+			page:     []string{`<td class="missing" colspan="7">failed</td>`, "144 trials"},
+		},
+		{
+			name:     "nothing ran",
+			change:   func(f *fixture) { f.trials = nil },
+			headline: "No trial gave a result.",
+			page:     []string{`<td class="missing" colspan="7">not measured</td>`},
+		},
+		{
+			name: "compared with the host network, two NIC profiles",
+			change: func(f *fixture) {
+				none := &v1alpha1.NIC{Offload: v1alpha1.OffloadNone}
+				native := &v1alpha1.Path{Native: &v1alpha1.Native{}}
+				calico := &v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeCalico}}
+				f.exp.Spec.Baseline = "native"
+				f.exp.Spec.Variants = []v1alpha1.Variant{
+					{Name: "native", Path: native}, {Name: "flannel"}, {Name: "calico", Path: calico},
+					{Name: "native/none", Path: native, NIC: none}, {Name: "flannel/none", NIC: none, Versus: "native/none"},
+				}
+				f.run(t)
+			},
+			headline: "Of the host network's stream throughput at 1 pair, these remain: flannel 42 % ",
+			page:     []string{"relative to native", "relative to native/none", "NIC offload none", "slower</span> <span class=\"quiet\">vs native/none"},
+		},
+		{
+			name: "tools compared",
+			change: func(f *fixture) {
+				f.exp.Spec.Baseline = "engine"
+				f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "engine"}, {Name: "iperf3", Tools: map[string]string{"stream": "iperf3"}}}
+				f.run(t)
+			},
+			headline: "Against engine, ",
+		},
+		{
+			name: "thirty variants",
+			change: func(f *fixture) {
+				for i := range 26 {
+					f.exp.Spec.Variants = append(f.exp.Spec.Variants, accelerated(fmt.Sprintf("rps-%d", i), "nic"))
+				}
+				f.run(t)
+			},
+			headline: "VXLAN reaches 4",
+		},
+		{
+			name: "two machines of 64 cores",
+			change: func(f *fixture) {
+				f.cpus = 64
+				f.run(t)
+				for i := range f.trials {
+					other := f.trials[i].Hosts[0]
+					other.Boot, other.Nodes = "b1", []string{"node1"}
+					f.trials[i].Hosts[0].Nodes = []string{"node0"}
+					f.trials[i].Hosts = append(f.trials[i].Hosts, other)
+				}
+			},
+			headline: "VXLAN reaches 4",
+			page:     []string{"the mean of 2 neighbouring cores"},
+		},
+		{
+			name: "numbers that are none",
+			summary: func(s *stats.Summary) {
+				for i := range s.Rows {
+					s.Rows[i].CI95 = [2]float64{math.Inf(-1), math.Inf(1)}
+					if v := s.Rows[i].Versus; v != nil {
+						v.Ratio, v.CI95, v.P, v.Verdict = math.NaN(), [2]float64{math.NaN(), math.NaN()}, math.NaN(), stats.Inconclusive
+					}
+				}
+			},
+			headline: "native has a stream throughput of 27.7 Gb/s at 1 pair; nothing",
+		},
+		{
+			name:     "no CPUs recorded, a histogram that cannot be read",
+			headline: "VXLAN reaches 4",
+			change: func(f *fixture) {
+				for i := range f.trials {
+					f.trials[i].Hosts = nil
+					if f.trials[i].Latency != "" {
+						f.trials[i].Latency = "AAAA"
+					}
+				}
+			},
+			page: []string{"latency-unreadable"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := demo(t)
+			if tt.change != nil {
+				blocks := f.blocks
+				tt.change(f)
+				if f.blocks != blocks || len(f.exp.Spec.Variants) == 1 || len(f.exp.Spec.Workloads) == 1 {
+					f.run(t)
+				}
+			}
+			s := f.summary()
+			if tt.summary != nil {
+				tt.summary(s)
+			}
+			m := New(f.exp, s, f.trials, f.env)
+			if !strings.HasPrefix(m.Headline, tt.headline) {
+				t.Errorf("headline %q, want it to start %q", m.Headline, tt.headline)
+			}
+			if strings.Contains(m.Headline, "–∞") || strings.Contains(m.Headline, "NaN") {
+				t.Errorf("headline %q has a number that is none", m.Headline)
+			}
+			page := render(t, HTML, m)
+			for _, want := range tt.page {
+				if !strings.Contains(page, want) {
+					t.Errorf("the page does not say %q", want)
+				}
+			}
+			if len(page) >= 1_000_000 {
+				t.Errorf("the page has %d bytes", len(page))
+			}
+			if hit := regexp.MustCompile(`NaN|\+?Inf\b|<no value>|ZgotmplZ|%!`).FindString(page); hit != "" {
+				t.Errorf("the page has %q", hit)
+			}
+			for _, write := range []writer{Markdown, CSV, Terminal} {
+				render(t, write, m)
+			}
+			for _, fig := range Figures(m) {
+				var b bytes.Buffer
+				if err := Render(&b, fig, "svg"); err != nil {
+					t.Fatal(err)
+				}
+				if err := readable("svg", b.Bytes()); err != nil {
+					t.Errorf("%s: %v", fig.Name, err)
+				}
+			}
+		})
+	}
+}
+
+func TestHeadline(t *testing.T) {
+	row := func(variant string, pairs int, ratio, lo, hi float64, v stats.Verdict) stats.Row {
+		return stats.Row{Variant: variant, Workload: "stream", Pairs: pairs, Metric: record.Throughput, N: 10, Mean: 1e10, CI95: [2]float64{9e9, 11e9},
+			Versus: &stats.Versus{Baseline: "vxlan", Ratio: ratio, CI95: [2]float64{lo, hi}, Verdict: v}}
+	}
+	tests := []struct {
+		name string
+		rows []stats.Row
+		want string
+	}{
+		{"cost, gain, harm and nothing", []stats.Row{
+			row("native", 1, 2.44, 2.33, 2.56, stats.Faster),
+			row("rps", 1, 1.001, 0.99, 1.01, stats.Same), row("rps", 4, 1, 0.99, 1.01, stats.Same),
+			row("rfs", 4, 0.92, 0.90, 0.94, stats.Slower), row("rfs+", 4, 1.12, 1.10, 1.14, stats.Faster),
+		}, "VXLAN reaches 41 % (39–43) of the host network's stream throughput at 1 pair; rfs+ raises stream throughput by 12 % (10–14) at 4 pairs; rfs lowers stream throughput by 8 % (6–10) at 4 pairs; rps changes nothing."},
+		{"a gain of more than twice is a factor", []stats.Row{row("rfs", 1, 2.2, 2.1, 2.3, stats.Faster)},
+			"Against vxlan, rfs multiplies stream throughput by 2.20 (2.10–2.30) at 1 pair."},
+		{"not clear", []stats.Row{row("rfs", 1, 1.1, 0.9, 1.3, stats.Inconclusive)},
+			"Against vxlan, what rfs does is not clear."},
+		{"a narrow interval keeps a decimal", []stats.Row{row("rps", 1, 1.032, 1.030, 1.034, stats.Faster)},
+			"Against vxlan, rps raises stream throughput by 3.2 % (3.0–3.4) at 1 pair."},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := demo(t)
+			m := New(f.exp, &stats.Summary{Baseline: "vxlan", Rows: tt.rows}, nil, record.Environment{})
+			if diff := cmp.Diff(tt.want, m.Headline); diff != "" {
+				t.Errorf("headline (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTerminalFitsAScreen(t *testing.T) {
+	f, s := eventful(t)
+	text := render(t, Terminal, New(f.exp, s, f.trials, f.env))
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if len(lines) > 40 {
+		t.Errorf("%d lines, want at most 40", len(lines))
+	}
+	text = render(t, Terminal, published(t, 2).model())
+	for _, line := range append(lines, strings.Split(text, "\n")...) {
+		if n := utf8.RuneCountInString(line); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+func TestCSVAndJSONCarryTheSummary(t *testing.T) {
+	f, s := eventful(t)
+	m := New(f.exp, s, f.trials, f.env)
+	var back stats.Summary
+	if err := json.Unmarshal([]byte(render(t, JSON, m)), &back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(*s, back); diff != "" {
+		t.Errorf("JSON differs from the summary (-want +got):\n%s", diff)
+	}
+	rows, err := csv.NewReader(strings.NewReader(render(t, CSV, m))).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != len(s.Rows)+1 {
+		t.Fatalf("CSV has %d rows, the summary %d", len(rows)-1, len(s.Rows))
+	}
+	for i, r := range s.Rows {
+		if got, want := rows[i+1][6], fmt.Sprint(r.Mean); got != want && got != fmt.Sprintf("%g", r.Mean) {
+			t.Errorf("mean of row %d is %s, want %s", i, got, want)
+		}
+	}
+}
+
+func TestJSONThatCannotBe(t *testing.T) {
+	f := demo(t)
+	s := &stats.Summary{Rows: []stats.Row{{Mean: math.NaN()}}}
+	if err := JSON(io.Discard, New(f.exp, s, nil, f.env)); err == nil {
+		t.Error("NaN was written as JSON")
+	}
+}
+
+func TestAdvice(t *testing.T) {
+	f, s := eventful(t)
+	m := New(f.exp, s, f.trials, f.env)
+	if len(m.Advice) != 4 { // two workloads at two pair counts
+		t.Fatalf("%d pieces of advice, want 4", len(m.Advice))
+	}
+	for _, a := range m.Advice {
+		best := "rfs+"
+		if a.Workload == "pingpong" && a.Pairs == 4 {
+			best = "rps+" // rfs+ gave nothing there
+		}
+		if !strings.HasPrefix(a.Use, best+": ") {
+			t.Errorf("%s at %d pairs: use %q, want %s", a.Workload, a.Pairs, a.Use, best)
+		}
+		if !slices.ContainsFunc(a.Harms, func(h string) bool { return strings.HasPrefix(h, "rfs: ") }) {
+			t.Errorf("%s at %d pairs: harms %q, want rfs among them", a.Workload, a.Pairs, a.Harms)
+		}
+		for _, all := range [][]string{a.Also, a.Harms, a.Same, a.Unclear, {a.Use}} {
+			if strings.Contains(strings.Join(all, " "), "native") {
+				t.Errorf("the host network is nothing to switch on: %q", all)
+			}
+		}
+	}
+}
+
+// TestWarnings checks that nothing a trial warned of gets lost, and that what
+// its summary says already is not said again.
+func TestWarnings(t *testing.T) {
+	f, s := eventful(t)
+	f.trials[0].Warnings = []record.Warning{
+		{Code: record.WarnSharedCPUs, Message: "a trial's own words"},
+		{Code: record.WarnSteal, Message: "4 % of the CPU time was stolen"},
+	}
+	got := New(f.exp, s, f.trials, f.env).Warnings
+	want := []Warning{
+		{record.WarnSharedCPUs, []Entry{{"node0 and node1 share CPUs 0-1", "everywhere"}}},
+		{record.WarnRetransmits, []Entry{{"1.2 % of the segments were sent again, up to 2.1 % in block 3", "rfs stream 4 pairs"}}},
+		{record.WarnSteal, []Entry{{"4 % of the CPU time was stolen", "native stream 1 pair"}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+func TestShares(t *testing.T) {
+	tests := []struct {
+		name string
+		cpu  record.CPU
+		want [parts]float64
+	}{
+		{"all parts", record.CPU{Busy: 8, Softirq: 3, IRQ: 1, Steal: 1}, [parts]float64{partProcess: 0.3, partSoftirq: 0.3, partIRQ: 0.1, partSteal: 0.1, partIdle: 0.2}},
+		{"softirq beyond busy time", record.CPU{Busy: 1, Softirq: 2}, [parts]float64{partSoftirq: 0.2, partIdle: 0.8}},
+		{"more than the window", record.CPU{Busy: 12, Softirq: 6}, [parts]float64{partProcess: 0.5, partSoftirq: 0.5}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			near := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) < 1e-9 })
+			if diff := cmp.Diff(tt.want, shares(tt.cpu, 10), near); diff != "" {
+				t.Errorf("shares (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFormats(t *testing.T) {
+	all := interval{math.Inf(-1), math.Inf(1)}
+	for got, want := range map[string]string{
+		estimate(0.861, interval{0.84, 0.88}, 2).String(): "0.86 (0.84–0.88)",
+		estimate(0.861, all, 2).String():                  "0.86",
+		percent(0.41, interval{0.39, 0.43}).with("%"):     "41 % (39–43)",
+		percent(0.9965, interval{0.994, 0.999}).String():  "99.7 (99.4–99.9)",
+		fixed(-0.001, 2):               "0.00",
+		fixed(math.NaN(), 2):           "–",
+		significant(0.012345):          "0.0123",
+		significant(1234.5):            "1234",
+		pValue(0.0004):                 "< 0.001",
+		pValue(0.0456):                 "0.046",
+		list([]string{"a", "b", "c"}):  "a, b and c",
+		slug("rps+", "a/b"):            "rps-plus-a-2fb",
+		wrap("one two three", 7, "  "): "one two\n  three\n",
+		fmt.Sprint(ladder(3, true), ladder(3, false), ladder(5, false), niceStep(0.7)): "5 2 5 1",
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

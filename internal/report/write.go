@@ -1,0 +1,277 @@
+package report
+
+import (
+	_ "embed"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	htmltemplate "html/template"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	texttemplate "text/template"
+	"time"
+	"unicode/utf8"
+
+	"slipstream.dev/internal/stats"
+)
+
+//go:embed report.html
+var pageSource string
+
+//go:embed report.css
+var styleSource string
+
+//go:embed report.md
+var markdownSource string
+
+// HTML writes the page: one file that needs no other, and no script.
+func HTML(w io.Writer, m *Model) error {
+	t, err := htmltemplate.New("report.html").Funcs(htmltemplate.FuncMap{
+		"date":     date,
+		"inline":   func(f Figure) htmltemplate.HTML { return htmltemplate.HTML(f.inline()) },
+		"list":     list,
+		"mark":     mark,
+		"pairs":    pairs,
+		"plural":   plural,
+		"unbroken": unbroken,
+		"style":    func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
+	}).Parse(pageSource)
+	if err != nil {
+		return fmt.Errorf("report as html: %w", err)
+	}
+	if err := t.Execute(w, m); err != nil {
+		return fmt.Errorf("report as html: %w", err)
+	}
+	return nil
+}
+
+// unbroken keeps an estimate on one line.
+func unbroken(s string) string {
+	return strings.NewReplacer(" %", "\u00a0%", " (", "\u00a0(", "–", "–\u2060").Replace(s)
+}
+
+// themes are the inks as variables of the page.
+func themes() string {
+	var light, dark strings.Builder
+	for _, i := range inks() {
+		fmt.Fprintf(&light, "--%s:%s;", i.name, i.light)
+		fmt.Fprintf(&dark, "--%s:%s;", i.name, i.dark)
+	}
+	// Paper is light even where the screen is not.
+	return ":root{" + light.String() + "}\n@media screen and (prefers-color-scheme:dark){:root{" + dark.String() + "}}\n"
+}
+
+// Markdown writes the report for a pull request or a page of notes.
+func Markdown(w io.Writer, m *Model) error {
+	t, err := texttemplate.New("report.md").Funcs(texttemplate.FuncMap{
+		"date":   date,
+		"escape": escapeMarkdown,
+		"list":   list,
+		"mark":   mark,
+		"pairs":  pairs,
+		"plural": plural,
+	}).Parse(markdownSource)
+	if err != nil {
+		return fmt.Errorf("report as markdown: %w", err)
+	}
+	if err := t.Execute(w, m); err != nil {
+		return fmt.Errorf("report as markdown: %w", err)
+	}
+	return nil
+}
+
+// escapeMarkdown keeps a string from being read as markup or ending a table's
+// cell.
+func escapeMarkdown(s string) string {
+	return strings.NewReplacer(
+		`\`, `\\`, "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`, "]", `\]`, "|", `\|`, "#", `\#`,
+		"<", "&lt;", ">", "&gt;", "&", "&amp;", "\r", " ", "\n", " ",
+	).Replace(s)
+}
+
+// JSON writes summary.json: the summary as it is.
+func JSON(w io.Writer, m *Model) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	if err := e.Encode(m.summary); err != nil {
+		return fmt.Errorf("report as json: %w", err)
+	}
+	return nil
+}
+
+// CSV writes the rows of the summary flat, in its units and full precision.
+// Columns of a comparison are empty on a baseline's rows; warnings are codes,
+// separated by spaces.
+func CSV(w io.Writer, m *Model) error {
+	c := csv.NewWriter(w)
+	records := [][]string{{
+		"variant", "workload", "pairs", "metric", "unit", "n", "mean", "ci95_lo", "ci95_hi",
+		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings",
+	}}
+	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	for _, r := range m.summary.Rows {
+		row := []string{
+			r.Variant, r.Workload, strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
+			number(r.Mean), number(r.CI95[0]), number(r.CI95[1]),
+		}
+		if v := r.Versus; v != nil {
+			row = append(row, v.Baseline, number(v.Ratio), number(v.CI95[0]), number(v.CI95[1]), number(v.P), string(v.Verdict))
+		} else {
+			row = append(row, "", "", "", "", "", "")
+		}
+		var codes []string
+		for _, w := range r.Warnings {
+			if !slices.Contains(codes, w.Code) {
+				codes = append(codes, w.Code)
+			}
+		}
+		records = append(records, append(row, strings.Join(codes, " ")))
+	}
+	if err := c.WriteAll(records); err != nil {
+		return fmt.Errorf("report as csv: %w", err)
+	}
+	return nil
+}
+
+// Terminal writes the verdicts as plain text, 80 columns wide where names
+// allow: the headline, a table a workload, what to do, and what to beware of.
+func Terminal(w io.Writer, m *Model) error {
+	var b strings.Builder
+	b.WriteString(wrap(m.Headline, 80, ""))
+	for _, t := range m.Tables {
+		if t.Judged && t.Metric == m.judgedTables(t.Workload)[0].Metric {
+			terminalTable(&b, t)
+		}
+	}
+	if len(m.Advice) > 0 {
+		b.WriteByte('\n')
+	}
+	for _, a := range m.Advice {
+		parts := []string{"nothing is proven faster than " + a.Versus}
+		if a.Use != "" {
+			parts[0] = "use " + a.Use
+		}
+		if len(a.Harms) > 0 {
+			parts = append(parts, "avoid "+list(a.Harms))
+		}
+		b.WriteString(wrap(fmt.Sprintf("%s, %s: %s", a.Workload, pairs(a.Pairs), strings.Join(parts, "; ")), 80, "  "))
+	}
+	if len(m.Warnings) > 0 {
+		b.WriteByte('\n')
+	}
+	for _, warning := range m.Warnings {
+		e := warning.Entries[0]
+		text := fmt.Sprintf("! %s: %s (%s)", warning.Code, e.Message, e.Where)
+		if n := len(warning.Entries) - 1; n > 0 {
+			text += fmt.Sprintf(", and %d more", n)
+		}
+		b.WriteString(wrap(text, 80, "  "))
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("report as text: %w", err)
+	}
+	return nil
+}
+
+func terminalTable(b *strings.Builder, t Table) {
+	// A column a pair count, each as wide as its widest cell, in as many
+	// blocks as 80 columns ask for.
+	cells := make([][]string, 1+len(t.Rows))
+	cells[0] = []string{""}
+	for _, p := range t.Pairs {
+		cells[0] = append(cells[0], pairs(p))
+	}
+	for i, row := range t.Rows {
+		cells[i+1] = []string{row.Variant}
+		for _, l := range row.Cells {
+			cells[i+1] = append(cells[i+1], terminalCell(l))
+		}
+	}
+	versus := ""
+	switch len(t.Baselines) {
+	case 0:
+	case 1:
+		versus = "; ratio to " + t.Baselines[0] + " (95 % interval)"
+	default:
+		versus = "; ratio to each one's baseline (95 % interval)"
+	}
+	width := make([]int, len(cells[0]))
+	for _, row := range cells {
+		for i, s := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(s))
+		}
+	}
+	for from := 1; from < len(width); {
+		to, used := from, 2+width[0]
+		for to < len(width) && (to == from || used+2+width[to] <= 80) {
+			used += 2 + width[to]
+			to++
+		}
+		fmt.Fprintf(b, "\n%s, %s%s\n", t.Title, t.Unit, versus)
+		for _, row := range cells {
+			line := "  " + pad(row[0], width[0])
+			for i := from; i < to; i++ {
+				line += "  " + pad(row[i], width[i])
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
+		from = to
+	}
+}
+
+func terminalCell(l Line) string {
+	switch {
+	case l.Missing != "":
+		return l.Missing
+	case !l.Compared:
+		return l.Estimate.String()
+	}
+	return fmt.Sprintf("%s  %s %s", l.Estimate.Value, l.Ratio, mark(l.Verdict))
+}
+
+func pad(s string, width int) string {
+	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
+}
+
+func wrap(s string, width int, indent string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(s) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case column+1+n > width:
+			b.WriteString("\n" + indent)
+			column = len(indent)
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += n
+	}
+	b.WriteByte('\n')
+	return b.String()
+}
+
+// mark is a verdict as a sign, for those who see no colour.
+func mark(v stats.Verdict) string {
+	switch v {
+	case stats.Faster:
+		return "▲"
+	case stats.Slower:
+		return "▼"
+	case stats.Same:
+		return "="
+	}
+	return "?"
+}
+
+func date(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02 15:04 UTC")
+}
