@@ -1,0 +1,222 @@
+package traffic
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// errStalled is a system call that moved nothing within stallCheck, or was
+// interrupted before it could.
+var errStalled = errors.New("nothing moved")
+
+// source sends as much as the connection takes.
+func (s Spec) source(c *conn, r *run) error {
+	buf := make([]byte, s.Size)
+	for seq := uint64(1); ; seq++ {
+		if s.UDP {
+			binary.LittleEndian.PutUint64(buf, seq)
+		}
+		n, err := send(c.fd, buf)
+		now := r.now()
+		switch {
+		case errors.Is(err, errStalled):
+		case err != nil:
+			if r.over(now) {
+				return nil
+			}
+			return fmt.Errorf("send: %w", err)
+		default:
+			c.bytes.Add(uint64(n))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		if r.over(now) {
+			shutdownWrite(c.fd)
+			return nil
+		}
+	}
+}
+
+// sink receives and counts. Over UDP it takes what is missing in the numbers of
+// the datagrams for lost.
+func (s Spec) sink(c *conn, r *run) error {
+	buf := make([]byte, max(s.Size, 64<<10))
+	var last uint64 // highest number seen
+	for {
+		n, err := receive(c.fd, buf)
+		now := r.now()
+		switch {
+		case errors.Is(err, errStalled):
+		case err != nil:
+			return fmt.Errorf("receive: %w", err)
+		case n == 0 && !s.UDP:
+			if c.to.at == 0 && now < r.To {
+				return fmt.Errorf("receive: the client closed before the window's end: %w", io.ErrUnexpectedEOF)
+			}
+			c.mark(r, max(now, r.To))
+			return nil
+		case s.UDP && isHello(buf[:n]):
+		case s.UDP && n >= 8:
+			if seq := binary.LittleEndian.Uint64(buf); seq > last {
+				c.lost += seq - last - 1
+				last = seq
+			} else if c.lost > 0 {
+				c.lost-- // late, not lost
+			}
+			fallthrough
+		default:
+			c.bytes.Add(uint64(n))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		// A TCP receiver outlives its sender, whose clock may be behind: a
+		// socket that is closed on data resets the connection.
+		if r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && r.over(now) {
+			return nil
+		}
+	}
+}
+
+// ask sends one message and waits until it has come back whole; the time
+// between is the latency of a round trip.
+func (s Spec) ask(c *conn, r *run) error {
+	out, in := make([]byte, s.Size), make([]byte, s.Size)
+	sent := r.now()
+	for seq := uint64(1); ; seq++ {
+		if s.numbered() {
+			binary.LittleEndian.PutUint64(out, seq)
+		}
+		err := sendAll(c.fd, out, r)
+		if err == nil {
+			err = s.reply(c, r, in, seq, sent+int64(lostAfter))
+		}
+		now := r.now()
+		switch {
+		case errors.Is(err, errLost):
+			c.lost++
+		case errors.Is(err, errOver):
+			return nil
+		case err != nil:
+			return fmt.Errorf("round trip: %w", err)
+		default:
+			if sent >= r.From && now <= r.To {
+				// Beyond the histogram's range there is nothing but a stall,
+				// which its highest value tells as well.
+				_ = c.hdr.RecordValue(min(now-sent, c.hdr.HighestTrackableValue()))
+			}
+			c.bytes.Add(uint64(len(in)))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		if now >= r.To || r.stopped.Load() {
+			shutdownWrite(c.fd)
+			return nil
+		}
+		sent = now
+	}
+}
+
+// lostAfter is how long a UDP message may take before it counts as lost and the
+// next is sent.
+const lostAfter = 200 * time.Millisecond
+
+// errLost is a UDP message that did not come back.
+var errLost = errors.New("message lost")
+
+// errOver ends a wait that would outlast the run.
+var errOver = errors.New("the run is over")
+
+// sendAll sends a whole message.
+func sendAll(fd int, b []byte, r *run) error {
+	for len(b) > 0 {
+		n, err := send(fd, b)
+		switch {
+		case errors.Is(err, errStalled):
+			if r.over(r.now()) {
+				return errOver
+			}
+		case err != nil:
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// numbered tells whether messages carry a number, by which a late UDP reply is
+// told from the one that is awaited.
+func (s Spec) numbered() bool { return s.UDP && s.Size >= 8 }
+
+// reply reads one message into in; over UDP that with the number seq, until giveUp.
+func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error {
+	for got := 0; ; {
+		n, err := receive(c.fd, in[got:])
+		switch {
+		case errors.Is(err, errStalled):
+			now := r.now()
+			if s.UDP && now >= giveUp {
+				return errLost
+			}
+			if r.over(now) {
+				c.mark(r, now)
+				return errOver
+			}
+		case err != nil:
+			return err
+		case s.UDP:
+			if !s.numbered() || binary.LittleEndian.Uint64(in) == seq {
+				return nil
+			}
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		default:
+			if got += n; got == len(in) {
+				return nil
+			}
+		}
+	}
+}
+
+// echo sends back what it receives, message by message.
+func (s Spec) echo(c *conn, r *run) error {
+	buf := make([]byte, s.Size)
+	for got := 0; ; {
+		n, err := receive(c.fd, buf[got:])
+		switch {
+		case errors.Is(err, errStalled):
+			now := r.now()
+			c.mark(r, now)
+			if r.over(now) {
+				return nil
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("receive: %w", err)
+		case n == 0 && !s.UDP:
+			c.mark(r, max(r.now(), r.To))
+			return nil
+		case s.UDP && isHello(buf[:n]):
+			continue
+		}
+		if got += n; got < len(buf) && !s.UDP {
+			continue
+		}
+		switch err := sendAll(c.fd, buf[:got], r); {
+		case errors.Is(err, errOver):
+			return nil
+		case err != nil:
+			return fmt.Errorf("send: %w", err)
+		}
+		c.bytes.Add(uint64(got))
+		c.messages.Add(1)
+		got = 0
+		now := r.now()
+		c.mark(r, now)
+		if r.over(now) && s.UDP {
+			return nil
+		}
+	}
+}

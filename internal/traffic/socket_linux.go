@@ -1,0 +1,296 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
+// is in.
+func Now() int64 {
+	var ts unix.Timespec
+	// It fails for an unknown clock or a bad pointer only.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano()
+}
+
+// threadCPU is the CPU time of the calling thread.
+func threadCPU() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano())
+}
+
+// retransmits is how many segments of a TCP connection were sent again; 0 for
+// any other socket.
+func retransmits(fd int) uint64 {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0
+	}
+	return uint64(info.Total_retrans)
+}
+
+// send and receive are raw system calls: the scheduler's bookkeeping around an
+// ordinary one, and the hand-over of the P when it blocks, cost a message more
+// than many a kernel path does. They block for stallCheck at most, which keeps
+// the thread answerable, and report it as errStalled.
+
+func send(fd int, b []byte) (int, error) {
+	return transfer(unix.SYS_WRITE, fd, b)
+}
+
+func receive(fd int, b []byte) (int, error) {
+	return transfer(unix.SYS_READ, fd, b)
+}
+
+func transfer(call uintptr, fd int, b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	switch errno {
+	case 0:
+		return int(n), nil
+	// The time-out, a full queue under UDP, and a signal: Go's scheduler sends
+	// one every 10 ms to a thread that it wants back, each of which would start
+	// the time-out anew were the call made again here.
+	case unix.EAGAIN, unix.ENOBUFS, unix.EINTR:
+		return 0, errStalled
+	default:
+		return 0, errno
+	}
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// newSocket opens a socket for spec with its options set.
+func newSocket(spec Spec, addr netip.Addr) (int, error) {
+	family, kind := unix.AF_INET, unix.SOCK_STREAM
+	if addr.Is6() {
+		family = unix.AF_INET6
+	}
+	if spec.UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open socket: %w", err)
+	}
+	if err := setOptions(fd, spec); err != nil {
+		closeSocket(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func setOptions(fd int, spec Spec) error {
+	if err := setTimeouts(fd, stallCheck); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("set SO_REUSEADDR: %w", err)
+	}
+	if spec.UDP {
+		return nil
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	}
+	if spec.CongestionControl != "" {
+		if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, spec.CongestionControl); err != nil {
+			return fmt.Errorf("set congestion control %q (see net.ipv4.tcp_available_congestion_control): %w", spec.CongestionControl, err)
+		}
+	}
+	return nil
+}
+
+func setTimeouts(fd int, d time.Duration) error {
+	tv := unix.NsecToTimeval(int64(d))
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv); err != nil {
+			return fmt.Errorf("set time-out: %w", err)
+		}
+	}
+	return nil
+}
+
+func listenSocket(spec Spec, addr netip.Addr) (int, netip.AddrPort, error) {
+	fd, err := newSocket(spec, addr)
+	if err != nil {
+		return -1, netip.AddrPort{}, err
+	}
+	err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(addr, 0)))
+	if err == nil && !spec.UDP {
+		err = unix.Listen(fd, spec.Connections)
+	}
+	var bound unix.Sockaddr
+	if err == nil {
+		bound, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		closeSocket(fd)
+		return -1, netip.AddrPort{}, err
+	}
+	return fd, addrPort(bound), nil
+}
+
+// acceptAll takes the connections of a pair.
+func acceptAll(spec Spec, fd int, at netip.AddrPort, stop *atomic.Bool) ([]*conn, error) {
+	peers := make(map[netip.AddrPort]bool)
+	var conns []*conn
+	for len(conns) < spec.Connections {
+		if stop.Load() {
+			return conns, context.Canceled
+		}
+		var got int
+		var err error
+		if spec.UDP {
+			got, err = acceptUDP(spec, fd, at, peers)
+		} else {
+			got, err = acceptTCP(spec, fd)
+		}
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case err != nil:
+			return conns, err
+		default:
+			conns = append(conns, &conn{fd: got})
+		}
+	}
+	return conns, nil
+}
+
+func acceptTCP(spec Spec, fd int) (int, error) {
+	got, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	if err := setOptions(got, spec); err != nil {
+		closeSocket(got)
+		return -1, err
+	}
+	return got, nil
+}
+
+// hello opens a UDP flow: the client sends it until the server answers with the
+// same from a socket that is connected to the client, which from then on gets
+// all of the flow. So every flow has a socket and a thread of its own at both
+// ends, as it has over TCP.
+var hello = []byte("slipstream hello")
+
+func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bool) (int, error) {
+	buf := make([]byte, len(hello)+1)
+	n, peer, err := unix.Recvfrom(fd, buf, 0)
+	if err != nil {
+		return -1, err
+	}
+	if !isHello(buf[:n]) || peers[addrPort(peer)] {
+		return -1, unix.EAGAIN
+	}
+	peers[addrPort(peer)] = true
+	got, err := newSocket(spec, at.Addr())
+	if err != nil {
+		return -1, err
+	}
+	err = unix.Bind(got, sockaddr(at))
+	if err == nil {
+		err = unix.Connect(got, peer)
+	}
+	if err == nil {
+		_, err = unix.Write(got, hello)
+	}
+	if err != nil {
+		closeSocket(got)
+		return -1, err
+	}
+	return got, nil
+}
+
+// isHello tells a hello, which may have been sent twice, from a message.
+func isHello(b []byte) bool { return string(b) == string(hello) }
+
+// dialTimeout is for a handshake between two ends that are known to be up.
+const dialTimeout = 5 * time.Second
+
+func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) {
+	fd, err := newSocket(spec, to.Addr())
+	if err != nil {
+		return -1, err
+	}
+	if spec.UDP {
+		err = dialUDP(ctx, fd, to)
+	} else {
+		err = dialTCP(fd, to)
+	}
+	if err != nil {
+		closeSocket(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func dialTCP(fd int, to netip.AddrPort) error {
+	// SO_SNDTIMEO bounds a blocking connect as well.
+	if err := setTimeouts(fd, dialTimeout); err != nil {
+		return err
+	}
+	switch err := unix.Connect(fd, sockaddr(to)); {
+	case errors.Is(err, unix.EINPROGRESS):
+		return fmt.Errorf("no answer within %s", dialTimeout)
+	case err != nil:
+		return err
+	}
+	return setTimeouts(fd, stallCheck)
+}
+
+func dialUDP(ctx context.Context, fd int, to netip.AddrPort) error {
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		return err
+	}
+	buf := make([]byte, len(hello)+1)
+	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline) && ctx.Err() == nil; {
+		if _, err := unix.Write(fd, hello); err != nil {
+			return err
+		}
+		n, err := unix.Read(fd, buf)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case isHello(buf[:n]):
+			return nil
+		}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return fmt.Errorf("no answer within %s", dialTimeout)
+}
+
+// shutdownWrite tells a TCP peer that nothing more comes.
+func shutdownWrite(fd int) {
+	// A peer that is gone already needs no telling.
+	_ = unix.Shutdown(fd, unix.SHUT_WR)
+}
+
+func closeSocket(fd int) { _ = unix.Close(fd) }

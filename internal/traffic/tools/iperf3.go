@@ -1,0 +1,163 @@
+package tools
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// iperf3 makes streams. Checked against 3.9, 3.12 and 3.19.
+type iperf3 struct{}
+
+// iperf3MaxOmit is the longest warm-up that -O took before 3.19.
+const iperf3MaxOmit = time.Minute
+
+func (iperf3) Check(w v1alpha1.Workload) error {
+	if w.Stream == nil {
+		return fmt.Errorf("iperf3 makes stream workloads only, not %s", w.Kind())
+	}
+	if time.Duration(w.Stream.Warmup) > iperf3MaxOmit {
+		return fmt.Errorf("iperf3 warms up for %s at most, not %s", iperf3MaxOmit, w.Stream.Warmup)
+	}
+	return nil
+}
+
+func (iperf3) ServerArgv(_ v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	// Without --forceflush the line that says it listens stays in a buffer.
+	return []string{
+		"iperf3", "--server", "--one-off", "--forceflush",
+		"--bind", addr.String(), "--port", strconv.Itoa(int(port)),
+	}
+}
+
+func (iperf3) ServerReady(line []byte) bool {
+	return bytes.HasPrefix(line, []byte("Server listening on "))
+}
+
+func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc string) []string {
+	t := w.Stream
+	// Interval 0: the sums are all that is read, and reports of 1000
+	// connections a second add up.
+	argv := []string{
+		"iperf3", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--json", "--interval", "0",
+		"--parallel", strconv.Itoa(t.Connections),
+		"--length", strconv.Itoa(int(t.Size)),
+		"--omit", strconv.FormatInt(wholeSeconds(time.Duration(t.Warmup)), 10),
+		"--time", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration)), 10),
+	}
+	switch {
+	case t.Protocol == "udp":
+		argv = append(argv, "--udp", "--bitrate", "0") // UDP is held to 1 Mbit/s else
+	case cc != "":
+		argv = append(argv, "--congestion", cc)
+	}
+	return argv
+}
+
+func (iperf3) Lead(w v1alpha1.Workload) time.Duration {
+	return time.Duration(wholeSeconds(time.Duration(w.Stream.Warmup))) * time.Second
+}
+
+// iperf3Report is the part of --json that is read (iperf_print_results in
+// iperf_api.c).
+type iperf3Report struct {
+	Error string
+	Start struct {
+		Version string
+		Test    struct {
+			Size float64 `json:"blksize"` // of a message, bytes
+		} `json:"test_start"`
+	}
+	End struct {
+		Sent     *iperf3Sum `json:"sum_sent"`
+		Received *iperf3Sum `json:"sum_received"`
+		CPU      struct {
+			Client float64 `json:"host_total"`
+		} `json:"cpu_utilization_percent"`
+	}
+}
+
+// iperf3Sum is one end's account of all connections after the warm-up: each end
+// starts its counters anew when its own timer of --omit runs out.
+type iperf3Sum struct {
+	Seconds, Bytes, Retransmits, Packets float64
+	Lost                                 float64 `json:"lost_packets"`
+}
+
+// Parse takes bytes, time and rate from the receiver's sum, which leaves the
+// warm-up out in every version.
+func (iperf3) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := parseIperf3(w, output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("iperf3: %w", err)
+	}
+	return e, nil
+}
+
+func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	var e record.Endpoint
+	// Warnings may stand before the report, and errors (of 3.9) behind it.
+	start := max(0, bytes.IndexByte(output, '{'))
+	var r iperf3Report
+	report := json.NewDecoder(bytes.NewReader(output[start:]))
+	if err := report.Decode(&r); err != nil {
+		return e, fmt.Errorf("read its report: %w", err)
+	}
+	if r.Error != "" {
+		return e, errors.New(r.Error)
+	}
+	sent, received := r.End.Sent, r.End.Received
+	if sent == nil || received == nil {
+		if w.Stream.Protocol == "udp" {
+			return e, fmt.Errorf("its report has no sums of both ends, as none of UDP has before 3.11: this is %s", r.Start.Version)
+		}
+		behind := bytes.TrimSpace(output[start+int(report.InputOffset()):])
+		return e, fmt.Errorf("its report has no sums of both ends; behind it: %.200q", behind)
+	}
+	e.Seconds = received.Seconds
+	e.BitsPerSecond = received.Bytes * 8 / received.Seconds
+	// The share is of the whole run; the warm-up is taken to cost the same.
+	e.CPUSeconds = r.End.CPU.Client / 100 * sent.Seconds
+	var err error
+	count := func(what string, v float64) (n uint64) {
+		if !(v >= 0 && v < math.MaxInt64) {
+			err = fmt.Errorf("%s of %g", what, v)
+			return 0
+		}
+		return uint64(v)
+	}
+	e.Bytes = count("bytes received", received.Bytes)
+	e.Retransmits = count("retransmits", sent.Retransmits)
+	if w.Stream.Protocol == "udp" {
+		if size := r.Start.Test.Size; size >= 1 {
+			e.Messages = count("messages received", received.Bytes/size)
+		} else {
+			err = fmt.Errorf("messages of %g bytes", size)
+		}
+		e.Lost = count("messages lost", iperf3Lost(float64(e.Messages), sent, received))
+	}
+	if err != nil {
+		return e, err
+	}
+	return e, plausible(e)
+}
+
+// iperf3Lost is how many datagrams were lost in the window, of which arrived are
+// known to have arrived. Up to 3.13 the receiver's sum counts those that the
+// warm-up lost too; then it does not add up, and what was sent less what arrived
+// is nearer: off by what passed between the two ends' starts of the window, a
+// few milliseconds apart, and never more than the sum says.
+func iperf3Lost(arrived float64, sent, received *iperf3Sum) float64 {
+	if received.Packets-received.Lost == arrived {
+		return received.Lost
+	}
+	return max(0, min(received.Lost, sent.Packets-arrived))
+}

@@ -1,0 +1,109 @@
+// Package tools drives other makers of traffic, iperf3 and sockperf, behind the
+// workloads of the native engine: it builds their argument lists and reads what
+// they print. It runs nothing; internal/worker does, and internal/traffic is
+// the engine that these are compared with.
+//
+// The figures are brought into the terms of internal/record: of the measured
+// window, as received, round trips in seconds. Where a tool cannot be asked for
+// that, its driver says what it gives in its place, or Check turns the workload
+// down.
+package tools
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"net/netip"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Tool is the driver of one tool. A workload that it is given has all defaults
+// filled in and has passed Check.
+type Tool interface {
+	// Check says why the tool cannot make this traffic, nil if it can.
+	Check(w v1alpha1.Workload) error
+	// ServerArgv listens at addr and port until it is killed, if not before.
+	ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
+	// ServerReady tells whether a line of the server's output means that it
+	// listens.
+	ServerReady(line []byte) bool
+	// ClientArgv makes the traffic and ends by itself. Both tools take whole
+	// seconds only, so the window is as long as was asked for or a little longer.
+	// cc is the congestion control of TCP, empty for the kernel's own choice; a
+	// tool that cannot set it runs with the namespace's.
+	ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc string) []string
+	// Lead is the time from the start of the client's process to its measured
+	// window, connection set-up left out: a client that starts so long before a
+	// window measures that window.
+	Lead(w v1alpha1.Workload) time.Duration
+	// Parse reads all that the client printed. What the tool knows of the
+	// receiver is in the endpoint too, as the server's own output is not read.
+	// Exit statuses tell nothing: both tools exit with 0 after errors.
+	Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
+}
+
+// Lookup finds a tool by its name in an experiment.
+func Lookup(name string) (Tool, bool) {
+	t, ok := map[string]Tool{
+		v1alpha1.ToolIperf3:   iperf3{},
+		v1alpha1.ToolSockperf: sockperf{},
+	}[name]
+	return t, ok
+}
+
+// VersionArgv is what makes each tool, by name, print its version.
+func VersionArgv() map[string][]string {
+	return map[string][]string{
+		v1alpha1.ToolIperf3:   {"iperf3", "--version"},
+		v1alpha1.ToolSockperf: {"sockperf", "--version"},
+	}
+}
+
+// ParseVersion finds a tool's version ("3.12") in what its VersionArgv printed,
+// and is empty where there is none.
+func ParseVersion(name string, output []byte) string {
+	before, ok := map[string]string{
+		v1alpha1.ToolIperf3:   "iperf ",
+		v1alpha1.ToolSockperf: "sockperf, version ",
+	}[name]
+	if !ok {
+		return ""
+	}
+	line, _, _ := bytes.Cut(output, []byte("\n"))
+	version, ok := bytes.CutPrefix(line, []byte(before))
+	if !ok {
+		return ""
+	}
+	version, _, _ = bytes.Cut(bytes.TrimSpace(version), []byte(" "))
+	return string(version)
+}
+
+// wholeSeconds rounds up, as a window may be longer than asked for, not shorter.
+func wholeSeconds(d time.Duration) int64 {
+	return int64((d + time.Second - 1) / time.Second)
+}
+
+// plausible turns down figures that no run can have, so that hostile or garbled
+// output never reaches a result.
+func plausible(e record.Endpoint) error {
+	if !(e.Seconds > 0) || math.IsInf(e.Seconds, 0) {
+		return fmt.Errorf("a window of %g s", e.Seconds)
+	}
+	if e.Bytes == 0 {
+		return fmt.Errorf("nothing arrived within the window")
+	}
+	for name, v := range map[string]float64{
+		"bits per second": e.BitsPerSecond,
+		"CPU seconds":     e.CPUSeconds,
+		record.LatencyP50: e.Percentiles[record.LatencyP50], record.LatencyP99: e.Percentiles[record.LatencyP99],
+		record.LatencyP999: e.Percentiles[record.LatencyP999],
+	} {
+		if !(v >= 0) || math.IsInf(v, 0) {
+			return fmt.Errorf("%s of %g", name, v)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,328 @@
+// Package traffic is the native engine: it makes the traffic of a workload at
+// one end of a pair and counts what happened within the measured window. It
+// knows sockets and clocks; it neither starts processes (see internal/worker)
+// nor judges figures (see internal/stats). Drivers for other tools are in
+// traffic/tools.
+//
+// Both ends follow one course: Listen or Dial sets every connection up, Run
+// waits for the start that all pairs share, and the result speaks of the window
+// alone. Each connection has a thread of its own that blocks in the kernel as a
+// C program's would: Go's poller costs two wake-ups a message, which is as much
+// as the network under test.
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"slipstream.dev/internal/record"
+)
+
+// Kinds of traffic that the engine makes.
+const (
+	Stream   = "stream"
+	PingPong = "pingpong"
+)
+
+// Spec is what both ends of a pair must agree on.
+type Spec struct {
+	// Kind is Stream or PingPong.
+	Kind string
+	// UDP chooses the protocol; TCP otherwise.
+	UDP bool
+	// Size of a message, or of a stream's write, in bytes.
+	Size int
+	// Connections that the client opens.
+	Connections int
+	// CongestionControl of TCP; empty leaves the kernel's default.
+	CongestionControl string
+}
+
+// Window says when traffic starts and which part of it is measured, in
+// nanoseconds of this machine's CLOCK_MONOTONIC (see Now).
+type Window struct {
+	Start, From, To int64
+}
+
+// tail is how long a sender goes on after the window, so that a receiver whose
+// clock is a little behind measures no silence.
+const tail = 10 * time.Millisecond
+
+// linger is how long a TCP receiver waits for its sender to finish.
+const linger = time.Second
+
+// stallCheck bounds how long a thread blocks in one system call: so long it may
+// take to notice that the run is over.
+const stallCheck = 50 * time.Millisecond
+
+// End is one end of a pair, connected and ready to run.
+type End struct {
+	spec  Spec
+	conns []*conn
+	// role makes the traffic of one connection until the run is over.
+	role func(*conn, *run) error
+}
+
+// conn is a connection and what its thread counts.
+type conn struct {
+	fd  int
+	hdr *hdrhistogram.Histogram
+	// bytes and messages only ever grow; the thread that owns the connection
+	// is their one writer.
+	bytes, messages atomic.Uint64
+	lost            uint64
+	from, to        edge
+	_               [64]byte // keeps neighbours' counters off this cache line
+}
+
+// edge is what a connection's thread saw at one end of the window.
+type edge struct {
+	at              int64
+	bytes, messages uint64
+	lost            uint64
+	retransmits     uint64
+	cpu             time.Duration
+}
+
+// run is the state that the threads of one Run share.
+type run struct {
+	Window
+	stopped atomic.Bool
+	// base and mono are the same instant. Go reads CLOCK_MONOTONIC without a
+	// system call, but shows it as a distance to another instant only.
+	base time.Time
+	mono int64
+}
+
+// now is Now at the price of a vDSO call.
+func (r *run) now() int64 { return r.mono + int64(time.Since(r.base)) }
+
+// over tells whether a thread has nothing left to do at time now.
+func (r *run) over(now int64) bool {
+	return now >= r.To+int64(tail) || r.stopped.Load()
+}
+
+// mark takes the edges of the window as soon as now has passed them. It is
+// called by the thread of c after each message, so both edges fall on the same
+// point of the loop and the bytes between them belong to the time between them.
+func (c *conn) mark(r *run, now int64) {
+	if c.to.at != 0 || now < r.From {
+		return
+	}
+	e := edge{
+		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
+		retransmits: retransmits(c.fd), cpu: threadCPU(),
+	}
+	switch {
+	case c.from.at == 0:
+		c.from = e
+	case now >= r.To:
+		c.to = e
+	}
+}
+
+// Progress is what an end has moved since the start of its run.
+type Progress struct {
+	Bytes, Messages uint64
+}
+
+// Run makes the traffic of this end and returns what the window saw. It calls
+// progress once a second from another goroutine. A context that ends stops the
+// traffic within 50 ms and is the error. An End runs once.
+func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
+	if len(e.conns) != e.spec.Connections {
+		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
+	}
+	// A thread that blocks in the kernel holds its P, and would hold up a
+	// collection for as long as it blocks: there is one P more than threads
+	// that block, and no collection while they do.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(e.conns) + 3))
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+
+	r := &run{Window: w, base: time.Now(), mono: Now()}
+	defer context.AfterFunc(ctx, func() { r.stopped.Store(true) })()
+
+	errs := make([]error, len(e.conns))
+	var wg sync.WaitGroup
+	for i, c := range e.conns {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			time.Sleep(time.Duration(w.Start - r.now()))
+			if errs[i] = e.role(c, r); errs[i] != nil {
+				r.stopped.Store(true)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			if err := context.Cause(ctx); err != nil {
+				return record.Endpoint{}, fmt.Errorf("run %s: %w", e.spec.Kind, err)
+			}
+			if err := errors.Join(errs...); err != nil {
+				return record.Endpoint{}, fmt.Errorf("run %s: %w", e.spec.Kind, err)
+			}
+			return e.result()
+		case <-tick.C:
+			var p Progress
+			for _, c := range e.conns {
+				p.Bytes += c.bytes.Load()
+				p.Messages += c.messages.Load()
+			}
+			progress(p)
+		}
+	}
+}
+
+// result adds the connections up.
+func (e *End) result() (record.Endpoint, error) {
+	var out record.Endpoint
+	var hdr *hdrhistogram.Histogram
+	for _, c := range e.conns {
+		if c.to.at == 0 {
+			return out, fmt.Errorf("run %s: a connection stood still through the end of the window", e.spec.Kind)
+		}
+		seconds := float64(c.to.at-c.from.at) / 1e9
+		bytes := c.to.bytes - c.from.bytes
+		out.Seconds += seconds / float64(len(e.conns))
+		out.Bytes += bytes
+		// Each connection's edges are its own, so rates add up where bytes
+		// over a common time would not.
+		out.BitsPerSecond += float64(bytes) * 8 / seconds
+		out.Messages += c.to.messages - c.from.messages
+		out.Lost += c.to.lost - c.from.lost
+		out.Retransmits += c.to.retransmits - c.from.retransmits
+		out.CPUSeconds += (c.to.cpu - c.from.cpu).Seconds()
+		if c.hdr == nil {
+			continue
+		}
+		if hdr == nil {
+			hdr = c.hdr
+		} else {
+			hdr.Merge(c.hdr)
+		}
+	}
+	if hdr != nil {
+		text, err := record.EncodeHistogram(hdr)
+		if err != nil {
+			return out, err
+		}
+		out.Latency = text
+	}
+	return out, nil
+}
+
+// Close closes every connection. It must not be called while Run runs.
+func (e *End) Close() {
+	for _, c := range e.conns {
+		closeSocket(c.fd)
+	}
+	e.conns = nil
+}
+
+// Server is the listening end of a pair before its client came.
+type Server struct {
+	spec   Spec
+	fd     int
+	addr   netip.AddrPort
+	accept chan acceptance
+	stop   atomic.Bool
+}
+
+type acceptance struct {
+	conns []*conn
+	err   error
+}
+
+// Listen binds a port of addr that the kernel chooses and starts to take the
+// connections of spec.
+func Listen(spec Spec, addr netip.Addr) (*Server, error) {
+	fd, bound, err := listenSocket(spec, addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1)}
+	go func() {
+		conns, err := acceptAll(spec, fd, bound, &s.stop)
+		s.accept <- acceptance{conns, err}
+	}()
+	return s, nil
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() netip.AddrPort { return s.addr }
+
+// Accept waits until every connection of the pair is there. The server listens
+// no more after it, whatever it returns.
+func (s *Server) Accept(ctx context.Context) (*End, error) {
+	defer closeSocket(s.fd)
+	var a acceptance
+	select {
+	case a = <-s.accept:
+	case <-ctx.Done():
+		s.stop.Store(true)
+		a = <-s.accept
+		if a.err == nil {
+			a.err = context.Cause(ctx)
+		}
+	}
+	if a.err != nil {
+		closeAll(a.conns)
+		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
+	}
+	end := &End{spec: s.spec, conns: a.conns}
+	switch s.spec.Kind {
+	case Stream:
+		end.role = s.spec.sink
+	case PingPong:
+		end.role = s.spec.echo
+	}
+	return end, nil
+}
+
+// Dial opens the connections of spec to a server; each has been answered when
+// it returns.
+func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
+	end := &End{spec: spec}
+	switch spec.Kind {
+	case Stream:
+		end.role = spec.source
+	case PingPong:
+		end.role = spec.ask
+	default:
+		return nil, fmt.Errorf("dial %s: no such traffic %q", to, spec.Kind)
+	}
+	for range spec.Connections {
+		fd, err := dialSocket(ctx, spec, to)
+		if err != nil {
+			end.Close()
+			return nil, fmt.Errorf("connect to %s: %w", to, err)
+		}
+		c := &conn{fd: fd}
+		if spec.Kind == PingPong {
+			c.hdr = record.NewHistogram()
+		}
+		end.conns = append(end.conns, c)
+	}
+	return end, nil
+}
+
+func closeAll(conns []*conn) {
+	for _, c := range conns {
+		closeSocket(c.fd)
+	}
+}

@@ -1,0 +1,193 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+// pair runs both ends of spec over loopback for a window of d.
+func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Duration) (client, server record.Endpoint, err error) {
+	t.Helper()
+	s, err := Listen(spec, netip.MustParseAddr(ip))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ce, err := Dial(ctx, spec, s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ce.Close()
+	se, err := s.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer se.Close()
+	start := Now() + int64(5*time.Millisecond)
+	from := start + int64(50*time.Millisecond)
+	w := Window{Start: start, From: from, To: from + int64(d)}
+	ignore := func(Progress) {}
+	serr := make(chan error, 1)
+	go func() {
+		var err error
+		server, err = se.Run(ctx, w, ignore)
+		serr <- err
+	}()
+	client, err = ce.Run(ctx, w, ignore)
+	return client, server, errors.Join(err, <-serr)
+}
+
+func TestPairs(t *testing.T) {
+	const window = 300 * time.Millisecond
+	for _, kind := range []string{Stream, PingPong} {
+		for _, udp := range []bool{false, true} {
+			for _, ip := range []string{"127.0.0.1", "::1"} {
+				for _, connections := range []int{1, 3} {
+					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections}
+					t.Run(fmt.Sprintf("%s/udp=%t/%s/%d", kind, udp, ip, connections), func(t *testing.T) {
+						client, server, err := pair(t, t.Context(), spec, ip, window)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if server.Bytes == 0 || server.Messages == 0 {
+							t.Errorf("the server saw nothing: %+v", server)
+						}
+						for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
+							if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 {
+								t.Errorf("%s: window of %.3f s, want %.3f", name, e.Seconds, window.Seconds())
+							}
+							if e.CPUSeconds <= 0 {
+								t.Errorf("%s: no CPU time", name)
+							}
+						}
+						if kind == Stream {
+							return
+						}
+						h, err := record.DecodeHistogram(client.Latency)
+						if err != nil {
+							t.Fatal(err)
+						}
+						// A round trip that spans an edge of the window is in
+						// one of the two figures only.
+						diff := int64(client.Messages) - h.TotalCount()
+						if diff < -2*int64(connections) || diff > 2*int64(connections) {
+							t.Errorf("%d round trips, %d latencies", client.Messages, h.TotalCount())
+						}
+						// One connection spends its time in round trips.
+						if mean := h.Mean() / 1e9 * float64(client.Messages) / float64(connections); mean < 0.7*client.Seconds || mean > 1.1*client.Seconds {
+							t.Errorf("latencies add up to %.3f s of %.3f s", mean, client.Seconds)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestLoss cuts a UDP stream off from a server that reads only now and then, so
+// that its socket overflows: what came and what was lost are what was sent.
+func TestLoss(t *testing.T) {
+	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
+	var c conn
+	r := &run{Window: Window{From: 1, To: 1 << 62}, base: time.Now(), mono: Now()}
+	s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := Dial(t.Context(), spec, s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	server, err := s.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	c.fd = server.conns[0].fd
+	msg := make([]byte, 64)
+	for _, seq := range []byte{1, 2, 5, 4, 9} { // 3, 6, 7, 8 are lost
+		msg[0] = seq
+		if _, err := send(client.conns[0].fd, msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error)
+	go func() { done <- spec.sink(&c, r) }()
+	for c.messages.Load() < 5 {
+		if _, err := send(client.conns[0].fd, hello); err != nil { // never counted
+			t.Fatal(err)
+		}
+	}
+	r.stopped.Store(true)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if c.lost != 4 || c.messages.Load() != 5 {
+		t.Errorf("lost %d of %d, want 4 beside 5", c.lost, c.messages.Load())
+	}
+}
+
+func TestFaults(t *testing.T) {
+	spec := Spec{Kind: Stream, Size: 1 << 10, Connections: 1}
+	t.Run("nobody listens", func(t *testing.T) {
+		if _, err := Dial(t.Context(), spec, netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
+			t.Error("connected to a closed port")
+		}
+	})
+	t.Run("cancelled while it waits for a client", func(t *testing.T) {
+		s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := s.Accept(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("cancelled in mid-run", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, _, err := pair(t, ctx, spec, "127.0.0.1", time.Hour)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("took %s to stop", took)
+		}
+	})
+	t.Run("no such congestion control", func(t *testing.T) {
+		bad := spec
+		bad.CongestionControl = "nonesuch"
+		if _, err := Listen(bad, netip.MustParseAddr("127.0.0.1")); err == nil {
+			t.Error("accepted")
+		}
+	})
+	t.Run("client gone", func(t *testing.T) {
+		s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Dial(t.Context(), spec, s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		end, err := s.Accept(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end.Close()
+		c.Close()
+		now := Now()
+		if _, err := end.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); err == nil {
+			t.Error("a client that left looks like a good run")
+		}
+	})
+}
