@@ -1,0 +1,199 @@
+package experiment
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Plan is an experiment worked out: which trials, on which networks, how long.
+type Plan struct {
+	exp *v1alpha1.Experiment
+	// Blocks to run, or the most there may be where Auto adds them as needed.
+	Blocks int
+	Auto   bool
+	// Cells of a block, in the experiment's order.
+	Cells []Cell
+	// Fabrics that the cells need, in order of first use.
+	Fabrics []Fabric
+	// Pods that each node needs.
+	Pods int
+}
+
+// Cell is one variant × workload × pairs.
+type Cell struct {
+	Variant  v1alpha1.Variant
+	Workload v1alpha1.Workload // with the variant's tool
+	Pairs    int
+	Fabric   Fabric
+	Native   bool
+}
+
+func (c Cell) String() string {
+	return fmt.Sprintf("%s %s × %d", c.Variant.Name, c.Workload.Name, c.Pairs)
+}
+
+// deadTime is what a trial takes beside warm-up and window, for the estimate.
+const deadTime = 250 * time.Millisecond
+
+// startTime is what a network takes to come up and go, for the estimate.
+const startTime = 3 * time.Second
+
+// New works an experiment out. exp is valid and has its defaults.
+func New(exp *v1alpha1.Experiment) *Plan {
+	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto}
+	if p.Auto {
+		p.Blocks = exp.Spec.Runs.Max
+	}
+	nodes := exp.Spec.Target.Lab.Nodes
+	for _, w := range exp.Spec.Workloads {
+		for _, pairs := range exp.PairsOf(w) {
+			for _, v := range exp.Spec.Variants {
+				c := Cell{
+					Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs,
+					Fabric: Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)},
+					Native: exp.PathOf(v).Native != nil,
+				}
+				p.Cells = append(p.Cells, c)
+				p.addFabric(c.Fabric)
+				for i := range pairs {
+					client, server := ends(i, nodes)
+					p.Pods = max(p.Pods, client.pod+1, server.pod+1)
+				}
+			}
+		}
+	}
+	return p
+}
+
+func (p *Plan) addFabric(f Fabric) {
+	for _, have := range p.Fabrics {
+		if have == f {
+			return
+		}
+	}
+	p.Fabrics = append(p.Fabrics, f)
+}
+
+// shapeFor is the overlay on whose nodes a variant runs. A native variant runs
+// on nodes of its NIC profile that another variant has an overlay on, so that
+// the two differ in the path alone.
+func shapeFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) string {
+	if path := exp.PathOf(v); path.VXLAN != nil {
+		return path.VXLAN.Shape
+	}
+	for _, other := range exp.Spec.Variants {
+		if path := exp.PathOf(other); path.VXLAN != nil && exp.NICOf(other) == exp.NICOf(v) {
+			return path.VXLAN.Shape
+		}
+	}
+	return v1alpha1.ShapeFlannel
+}
+
+// seat is where one end of a pair sits: a node, and the pod on it.
+type seat struct{ node, pod int }
+
+// ends seats pair i: clients on even turns, servers on the node after, round
+// the nodes, so that the two ends are never on one node.
+func ends(i, nodes int) (client, server seat) {
+	// A turn takes two nodes; a node that has had n ends before gives this one
+	// its pod n.
+	at := func(turn int) seat { return seat{node: turn % nodes, pod: turn / nodes} }
+	return at(2 * i), at(2*i + 1)
+}
+
+// Block is the order of the cells in block b, from 1: the workloads and pair
+// counts in random order, the variants of each side by side, also in random
+// order, so that what is compared is close in time.
+func (p *Plan) Block(b int) []Cell {
+	rng := rand.New(rand.NewPCG(p.exp.Spec.Seed, uint64(b)))
+	var groups [][]Cell
+	for i := 0; i < len(p.Cells); i += len(p.exp.Spec.Variants) {
+		groups = append(groups, append([]Cell(nil), p.Cells[i:i+len(p.exp.Spec.Variants)]...))
+	}
+	rng.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
+	var order []Cell
+	for _, g := range groups {
+		rng.Shuffle(len(g), func(i, j int) { g[i], g[j] = g[j], g[i] })
+		order = append(order, g...)
+	}
+	return order
+}
+
+// Time is how long the plan takes, about; for Auto it is the longest.
+func (p *Plan) Time() time.Duration {
+	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime()
+}
+
+func (p *Plan) blockTime() time.Duration {
+	var sum time.Duration
+	for _, c := range p.Cells {
+		sum += c.time()
+	}
+	return sum
+}
+
+func (c Cell) time() time.Duration {
+	t := c.Workload.Traffic()
+	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
+}
+
+// Print shows the plan to a person.
+func (p *Plan) Print(w io.Writer) error {
+	s := p.exp.Spec
+	upTo := ""
+	if p.Auto {
+		upTo = "at most "
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "experiment\t%s\n", p.exp.Metadata.Name)
+	fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*len(p.Cells), upTo, p.Blocks, len(p.Cells))
+	fmt.Fprintf(tw, "time\t%s%s\n", upTo, p.Time().Round(time.Second))
+	for _, f := range p.Fabrics {
+		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s\n", s.Target.Lab.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC))
+	}
+	fmt.Fprintln(tw)
+	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
+	for _, v := range s.Variants {
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), describe(v), orDash(p.exp.BaselineOf(v)))
+	}
+	fmt.Fprintln(tw)
+	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
+	for _, wl := range s.Workloads {
+		t := wl.Traffic()
+		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B × %d\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, t.Connections,
+			t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
+	}
+	return tw.Flush()
+}
+
+func rate(n v1alpha1.NIC) string {
+	if n.Rate == "" {
+		return ""
+	}
+	return ", " + string(n.Rate)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "–"
+	}
+	return s
+}
+
+// describe is a variant's accelerators on a line.
+func describe(v v1alpha1.Variant) string {
+	var parts []string
+	for _, a := range v.Accelerate {
+		parts = append(parts, a.String())
+	}
+	for workload, tool := range v.Tools {
+		parts = append(parts, fmt.Sprintf("%s by %s", workload, tool))
+	}
+	return orDash(strings.Join(parts, "; "))
+}

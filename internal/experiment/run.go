@@ -1,0 +1,386 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/target"
+)
+
+// restoreTime is how long putting the machine back may take, however the run
+// ended.
+const restoreTime = 30 * time.Second
+
+// Run is an experiment under way.
+type Run struct {
+	plan    *Plan
+	target  Target
+	observe func(Event)
+	// owner holds this run's settings in the journals.
+	owner    string
+	networks map[Fabric]*network
+	// done are the trials on record, those of an earlier run that is resumed
+	// first.
+	done  []record.Trial
+	began time.Time
+	// fresh counts the trials of this run, to tell how long one takes.
+	fresh int
+	total int
+}
+
+// Start brings up the networks of a plan, with a worker in every place that
+// takes part, and tells what is there. done are the trials of a run that is
+// resumed. The caller closes the run.
+func Start(ctx context.Context, p *Plan, t Target, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
+	r := &Run{plan: p, target: t, owner: owner, observe: observe, done: done, networks: make(map[Fabric]*network)}
+	for _, f := range p.Fabrics {
+		n, err := openNetwork(ctx, t, f, p)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("bring up network %s: %w", f.name(), err), r.Close())
+		}
+		r.networks[f] = n
+	}
+	return r, nil
+}
+
+// Environment is what the run runs on.
+func (r *Run) Environment() record.Environment {
+	var env record.Environment
+	for _, f := range r.plan.Fabrics {
+		n := r.networks[f]
+		env.Placement = n.Placement()
+		for _, node := range n.facts {
+			if len(r.plan.Fabrics) > 1 {
+				node.Name = f.name() + "/" + node.Name
+			}
+			env.Nodes = append(env.Nodes, node)
+		}
+	}
+	return env
+}
+
+// name tells a fabric from the others of a run.
+func (f Fabric) name() string {
+	name := f.Shape + "-" + f.NIC.Offload
+	if f.NIC.Rate != "" {
+		name += "-" + string(f.NIC.Rate)
+	}
+	return name
+}
+
+// Close takes the networks down. All that was applied is reverted by then: each
+// trial reverts its own, and a worker whose stream closes what is left.
+func (r *Run) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), restoreTime)
+	defer cancel()
+	var errs []error
+	for _, n := range r.networks {
+		errs = append(errs, n.close(ctx))
+	}
+	r.networks = nil
+	return errors.Join(errs...)
+}
+
+// ErrMissing is a run that ended with a trial that failed twice.
+var ErrMissing = errors.New("trials failed, and failed again when they were tried once more")
+
+// Measure runs the trials that are not on record yet, block by block, and
+// appends each to out. It returns all trials on record, also beside an error:
+// a context that ended, a record that could not be kept, nothing that worked in
+// a whole block, or ErrMissing.
+func (r *Run) Measure(ctx context.Context, out Results) ([]record.Trial, error) {
+	r.began = time.Now()
+	missing := false
+	blocks := r.plan.Blocks
+	if r.plan.Auto {
+		blocks = min(stats.PilotBlocks, r.plan.Blocks)
+	}
+	for b := 1; b <= blocks; b++ {
+		r.total = blocks * len(r.plan.Cells)
+		ok, err := r.block(ctx, b, out)
+		if err != nil {
+			return r.done, err
+		}
+		missing = missing || !ok
+		if r.plan.Auto && b == blocks && b < r.plan.Blocks {
+			if blocks, err = r.more(b); err != nil {
+				return r.done, err
+			}
+		}
+	}
+	if missing {
+		return r.done, ErrMissing
+	}
+	return r.done, nil
+}
+
+// more is how many blocks there are to be, as the pilot's variances say.
+func (r *Run) more(after int) (int, error) {
+	wanted, why, err := stats.BlocksWanted(r.plan.exp, r.done)
+	if err != nil {
+		return 0, err
+	}
+	if wanted > after {
+		r.observe(Event{Kind: Note, Text: fmt.Sprintf("after %d blocks: %d are wanted, for %s", after, wanted, why)})
+	}
+	return max(after, min(wanted, r.plan.Blocks)), nil
+}
+
+// block runs what is missing of block b; those that fail once more at its end.
+// It tells whether every cell has a good trial.
+func (r *Run) block(ctx context.Context, b int, out Results) (bool, error) {
+	var again []Cell
+	good := 0
+	cells := r.plan.Block(b)
+	for _, c := range cells {
+		attempts, ok := r.recorded(b, c)
+		switch {
+		case ok:
+			good++
+		case attempts == 0:
+			ok, err := r.attempt(ctx, b, 1, c, out)
+			if err != nil {
+				return false, err
+			}
+			if !ok {
+				again = append(again, c)
+			} else {
+				good++
+			}
+		case attempts == 1:
+			again = append(again, c)
+		}
+	}
+	if good == 0 && len(again) == len(cells) {
+		return false, fmt.Errorf("no trial of block %d worked; the last one: %s", b, r.done[len(r.done)-1].Error)
+	}
+	for _, c := range again {
+		ok, err := r.attempt(ctx, b, 2, c, out)
+		if err != nil {
+			return false, err
+		}
+		if ok {
+			good++
+		}
+	}
+	return good == len(cells), nil
+}
+
+// recorded tells how often a cell of a block was tried and whether with success.
+func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
+	for _, t := range r.done {
+		if t.Block == b && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
+			attempts++
+			ok = ok || t.Status == record.StatusOK
+		}
+	}
+	return attempts, ok
+}
+
+// attempt runs one trial and records it. An error ends the run.
+func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) (bool, error) {
+	trial := record.Trial{
+		Block: b, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
+		Pairs: c.Pairs, Attempt: attempt, Started: time.Now().UTC(), Status: record.StatusOK,
+	}
+	r.event(Event{Kind: Begins, Trial: trial})
+	begin := time.Now()
+	err := r.networks[c.Fabric].trial(ctx, r.owner, c, &trial, func(bytes, messages uint64) {
+		r.event(Event{Kind: Moves, Trial: trial, Bytes: bytes, Messages: messages})
+	})
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx) // in flight: not on record, so run anew on resume
+	}
+	trial.Took = time.Since(begin).Seconds()
+	if err != nil {
+		trial.Status, trial.Error = record.StatusFailed, err.Error()
+		trial.Metrics = nil
+	}
+	if err := out.Append(trial); err != nil {
+		return false, err
+	}
+	r.done = append(r.done, trial)
+	r.fresh++
+	r.event(Event{Kind: Ends, Trial: trial})
+	return trial.Status == record.StatusOK, nil
+}
+
+func (r *Run) event(e Event) {
+	e.Done, e.Total = len(r.done), r.total
+	each := r.plan.blockTime() / time.Duration(len(r.plan.Cells))
+	if r.fresh >= len(r.plan.Cells) { // a whole block: its mean is the plan's mix
+		each = time.Since(r.began) / time.Duration(r.fresh)
+	}
+	e.Left = max(0, time.Duration(e.Total-e.Done)*each)
+	r.observe(e)
+}
+
+// network is a fabric that is up, with its workers.
+type network struct {
+	Network
+	nodes []target.Place
+	pods  map[seat]target.Place
+	facts []record.Node
+	// sampleCPUs are the nodes that sample the CPUs of their machine: one each.
+	sampleCPUs map[string]bool
+
+	congestionControl string
+
+	mu      sync.Mutex
+	workers map[workerKey]Worker
+}
+
+// workerKey is one worker of a place. Nodes have one for themselves (slot -1)
+// and, for native traffic, one for each pair's end, as pods have one each: so
+// processes are alike whatever the path.
+type workerKey struct {
+	place string
+	slot  int
+}
+
+const own = -1
+
+func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
+	up, err := t.Network(ctx, f, p.Pods)
+	if err != nil {
+		return nil, err
+	}
+	n := &network{
+		Network: up, pods: make(map[seat]target.Place), workers: make(map[workerKey]Worker),
+		sampleCPUs: make(map[string]bool), congestionControl: p.exp.Spec.Target.Lab.CongestionControl,
+	}
+	for _, place := range up.Places() {
+		if place.Kind == target.Node {
+			n.nodes = append(n.nodes, place)
+			continue
+		}
+		node := slices.IndexFunc(n.nodes, func(at target.Place) bool { return at.Name == place.Node })
+		s := seat{node: node}
+		for n.pods[s].Name != "" {
+			s.pod++
+		}
+		n.pods[s] = place
+	}
+	if err := n.start(ctx, p, f); err != nil {
+		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
+	}
+	return n, nil
+}
+
+// start starts every worker that the plan needs, so that no trial has to wait
+// for one, and has the nodes described.
+func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
+	places := make(map[workerKey]target.Place)
+	for _, node := range n.nodes {
+		places[workerKey{node.Name, own}] = node
+	}
+	for _, c := range p.Cells {
+		if c.Fabric != f {
+			continue
+		}
+		for i := range c.Pairs {
+			client, server := n.pair(c, i)
+			places[client.key], places[server.key] = client.place, server.place
+		}
+	}
+	var tasks []func() error
+	for key, place := range places {
+		tasks = append(tasks, func() error {
+			_, err := n.worker(ctx, key, place)
+			return err
+		})
+	}
+	if err := inParallel(tasks); err != nil {
+		return err
+	}
+	boots := make(map[string]bool)
+	for _, node := range n.nodes {
+		w, err := n.worker(ctx, workerKey{node.Name, own}, node)
+		if err != nil {
+			return err
+		}
+		facts, err := w.Describe(ctx, node)
+		if err != nil {
+			return fmt.Errorf("describe %s: %w", node.Name, err)
+		}
+		if n.facts = append(n.facts, facts); !boots[facts.Boot] {
+			boots[facts.Boot], n.sampleCPUs[node.Name] = true, true
+		}
+	}
+	return nil
+}
+
+// seated is one end of a pair in its place.
+type seated struct {
+	place target.Place
+	key   workerKey
+}
+
+// pair seats pair i of a cell.
+func (n *network) pair(c Cell, i int) (client, server seated) {
+	from, to := ends(i, len(n.nodes))
+	sit := func(s seat, slot int) seated {
+		if c.Native {
+			node := n.nodes[s.node]
+			return seated{node, workerKey{node.Name, slot}}
+		}
+		pod := n.pods[s]
+		return seated{pod, workerKey{pod.Name, own}}
+	}
+	return sit(from, 2*i), sit(to, 2*i+1)
+}
+
+// worker is the worker of a place, started where there is none.
+func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
+	n.mu.Lock()
+	w := n.workers[key]
+	n.mu.Unlock()
+	if w != nil {
+		return w, nil
+	}
+	w, err := n.Worker(ctx, place)
+	if err != nil {
+		return nil, fmt.Errorf("start worker in %s: %w", place.Name, err)
+	}
+	n.mu.Lock()
+	n.workers[key] = w
+	n.mu.Unlock()
+	return w, nil
+}
+
+// drop forgets a worker that failed, so that the next trial starts another,
+// which begins by putting right what its predecessor may have left.
+func (n *network) drop(key workerKey) {
+	n.mu.Lock()
+	w := n.workers[key]
+	delete(n.workers, key)
+	n.mu.Unlock()
+	if w != nil {
+		_ = w.Close() // it failed already, and that is on record
+	}
+}
+
+func (n *network) close(ctx context.Context) error {
+	var tasks []func() error
+	for _, w := range n.workers {
+		tasks = append(tasks, w.Close)
+	}
+	return errors.Join(inParallel(tasks), n.Network.Close(ctx))
+}
+
+// inParallel runs tasks side by side and returns all that went wrong.
+func inParallel(tasks []func() error) error {
+	errs := make([]error, len(tasks))
+	var wg sync.WaitGroup
+	for i, task := range tasks {
+		wg.Go(func() { errs[i] = task() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

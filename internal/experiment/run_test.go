@@ -1,0 +1,440 @@
+package experiment
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+)
+
+// fakeTarget is nodes and pods in memory. It keeps who has what applied, and
+// fails where it is told to.
+type fakeTarget struct {
+	nodes int
+
+	mu      sync.Mutex
+	applied map[string]int // place → accelerators in force
+	workers int            // that are open
+	started int
+	open    int // networks
+	// fail is asked before each call of a worker.
+	fail func(call, place string) error
+	log  []string
+}
+
+func newFake(nodes int) *fakeTarget {
+	return &fakeTarget{nodes: nodes, applied: make(map[string]int), fail: func(string, string) error { return nil }}
+}
+
+func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int) (Network, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open++
+	return &fakeNetwork{f, pods}, nil
+}
+
+type fakeNetwork struct {
+	*fakeTarget
+	pods int
+}
+
+func (n *fakeNetwork) Placement() string { return "in memory" }
+
+func (n *fakeNetwork) Places() (all []target.Place) {
+	ip := netip.MustParseAddr("192.0.2.1")
+	for i := range n.nodes {
+		name := fmt.Sprintf("node%d", i)
+		all = append(all, target.Place{Name: name, Kind: target.Node, Node: name, IPv4: ip})
+	}
+	for i := range n.nodes {
+		for j := range n.pods {
+			all = append(all, target.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: target.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip})
+		}
+	}
+	return all
+}
+
+func (n *fakeNetwork) Worker(_ context.Context, p target.Place) (Worker, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.workers++
+	n.started++
+	n.applied[p.Name] = 0 // a worker that starts restores
+	return &fakeWorker{fakeNetwork: n, place: p.Name}, nil
+}
+
+func (n *fakeNetwork) Close(context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open--
+	return nil
+}
+
+type fakeWorker struct {
+	*fakeNetwork
+	place string
+}
+
+func (w *fakeWorker) call(name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log = append(w.log, name+" "+w.place)
+	return w.fail(name, w.place)
+}
+
+func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error) {
+	return record.Node{Name: w.place, Boot: "one"}, w.call("describe")
+}
+
+func (w *fakeWorker) Serve(_ context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+	if err := w.call("serve"); err != nil {
+		return record.Endpoint{}, err
+	}
+	_, err := ready(4242)
+	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10}, err
+}
+
+func (w *fakeWorker) Drive(_ context.Context, t target.Traffic, ready target.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
+	if err := w.call("drive"); err != nil {
+		return record.Endpoint{}, err
+	}
+	if t.Address.Port() != 4242 {
+		return record.Endpoint{}, fmt.Errorf("drives port %d", t.Address.Port())
+	}
+	progress(1, 1)
+	_, err := ready(0)
+	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
+}
+
+func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, ready target.Ready) (*record.Host, []record.Device, error) {
+	if err := w.call("sample"); err != nil {
+		return nil, nil, err
+	}
+	_, err := ready(0)
+	var host *record.Host
+	if cpus {
+		host = &record.Host{Boot: "one", Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
+	}
+	return host, nil, err
+}
+
+func (w *fakeWorker) Apply(_ context.Context, s target.Steering) ([]record.Setting, error) {
+	if err := w.call("apply"); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.applied[w.place]++
+	return []record.Setting{{Place: w.place, Path: "x", Want: "1", Got: "1"}}, nil
+}
+
+func (w *fakeWorker) Revert(context.Context) ([]record.Setting, error) {
+	w.mu.Lock()
+	if w.applied[w.place] > 0 {
+		w.applied[w.place]--
+	}
+	w.mu.Unlock()
+	return nil, w.call("revert")
+}
+
+func (w *fakeWorker) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.workers--
+	return nil
+}
+
+// inForce are the places where something is applied still.
+func (f *fakeTarget) inForce() (all []string) {
+	for place, n := range f.applied {
+		if n != 0 {
+			all = append(all, place)
+		}
+	}
+	return all
+}
+
+type memory struct {
+	trials []record.Trial
+	err    error
+}
+
+func (m *memory) Append(t record.Trial) error {
+	if m.err == nil {
+		m.trials = append(m.trials, t)
+	}
+	return m.err
+}
+
+func parse(t *testing.T, overrides ...string) *v1alpha1.Experiment {
+	t.Helper()
+	exp, err := v1alpha1.Parse("test.yaml", []byte(`
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  target: {lab: {nodes: 2}}
+  path: {vxlan: {shape: flannel}}
+  baseline: vxlan
+  variants:
+  - {name: vxlan}
+  - {name: native, path: {native: {}}}
+  - {name: rps+, accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}
+  workloads:
+  - {name: stream, stream: {warmup: 1ms, duration: 1s}}
+  pairs: [1, 2]
+  runs: 2
+  seed: 7
+`), overrides)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exp
+}
+
+// measure runs an experiment on a fake, on top of what is done already.
+func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *v1alpha1.Experiment, out *memory, observe func(Event)) ([]record.Trial, error) {
+	t.Helper()
+	if observe == nil {
+		observe = func(Event) {}
+	}
+	r, err := Start(ctx, New(exp), f, "test", slices.Clone(out.trials), observe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials, err := r.Measure(ctx, out)
+	if closeErr := r.Close(); closeErr != nil {
+		t.Error(closeErr)
+	}
+	if f.workers != 0 || f.open != 0 {
+		t.Errorf("%d workers and %d networks are left", f.workers, f.open)
+	}
+	if left := f.inForce(); left != nil {
+		t.Errorf("still applied: %v", left)
+	}
+	return trials, err
+}
+
+func TestMeasure(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	trials, err := measure(t, t.Context(), f, parse(t), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(trials, out.trials); diff != "" {
+		t.Errorf("returned and recorded differ:\n%s", diff)
+	}
+	if len(trials) != 2*3*2 {
+		t.Fatalf("%d trials", len(trials))
+	}
+	for i, tr := range trials {
+		if tr.Order != i+1 || tr.Status != record.StatusOK || tr.Attempt != 1 {
+			t.Errorf("trial %d: %+v", i, tr)
+		}
+		want := map[string]float64{
+			record.Throughput: 8e9 * float64(tr.Pairs),
+			record.CPUPerGB:   0.5 / float64(tr.Pairs), record.SoftirqPerGB: 0.25 / float64(tr.Pairs),
+		}
+		if diff := cmp.Diff(want, tr.Metrics); diff != "" {
+			t.Errorf("trial %d:\n%s", i, diff)
+		}
+		if got := len(tr.Settings) > 0; got != (tr.Variant == "rps+") {
+			t.Errorf("%s has settings %v", tr.Variant, tr.Settings)
+		}
+		if len(tr.Hosts) != 1 || !slices.Equal(tr.Hosts[0].Nodes, []string{"node0", "node1"}) {
+			t.Errorf("one machine was sampled as %+v", tr.Hosts)
+		}
+	}
+}
+
+// TestOrder checks that blocks are complete, that the variants of a comparison
+// are side by side, and that the order is the seed's.
+func TestOrder(t *testing.T) {
+	p := New(parse(t))
+	var orders []string
+	for b := 1; b <= 20; b++ {
+		cells := p.Block(b)
+		seen := make(map[string]bool)
+		for i, c := range cells {
+			seen[c.String()] = true
+			if first := cells[i-i%3]; c.Pairs != first.Pairs || c.Workload.Name != first.Workload.Name {
+				t.Errorf("block %d: %s is not beside %s", b, c, first)
+			}
+		}
+		if len(seen) != len(p.Cells) {
+			t.Errorf("block %d has %d of %d cells", b, len(seen), len(p.Cells))
+		}
+		order := fmt.Sprint(cells[0], cells[1], cells[2], cells[3])
+		if again := p.Block(b); fmt.Sprint(again[0], again[1], again[2], again[3]) != order {
+			t.Errorf("block %d is not the same twice", b)
+		}
+		orders = append(orders, order)
+	}
+	slices.Sort(orders)
+	if n := len(slices.Compact(orders)); n < 5 {
+		t.Errorf("20 blocks have %d orders", n)
+	}
+}
+
+func TestSeats(t *testing.T) {
+	for nodes := 2; nodes <= 16; nodes++ {
+		taken := make(map[seat]bool)
+		for i := range 64 {
+			client, server := ends(i, nodes)
+			if client.node == server.node {
+				t.Errorf("%d nodes: both ends of pair %d are on node %d", nodes, i, client.node)
+			}
+			if taken[client] || taken[server] {
+				t.Errorf("%d nodes: pair %d shares a pod", nodes, i)
+			}
+			taken[client], taken[server] = true, true
+		}
+	}
+}
+
+func TestFailedTrialIsTriedAgain(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	failures := 0
+	f.fail = func(call, place string) error {
+		if call == "drive" && place == "node0/pod0" && failures == 0 {
+			failures++
+			return errors.New("the cat sat on it")
+		}
+		return nil
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trials) != 7 {
+		t.Fatalf("%d trials, want the six and one again", len(trials))
+	}
+	var bad, again *record.Trial
+	for i := range trials {
+		if trials[i].Status == record.StatusFailed {
+			bad = &trials[i]
+		}
+		if trials[i].Attempt == 2 {
+			again = &trials[i]
+		}
+	}
+	if bad == nil || bad.Error != "node0/pod0: the cat sat on it" || len(bad.Metrics) != 0 {
+		t.Errorf("the failure is on record as %+v", bad)
+	}
+	if again == nil || again.Order != 7 || again.Status != record.StatusOK || again.Variant != bad.Variant || again.Pairs != bad.Pairs {
+		t.Errorf("tried again as %+v", again)
+	}
+}
+
+func TestFailedTwiceIsMissing(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	f.fail = func(call, place string) error {
+		if call == "apply" && place == "node1" {
+			return errors.New("read-only file system")
+		}
+		return nil
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
+	if !errors.Is(err, ErrMissing) {
+		t.Errorf("got %v", err)
+	}
+	if len(trials) != 8 {
+		t.Errorf("%d trials, want six and two again", len(trials))
+	}
+}
+
+func TestNothingWorks(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	f.fail = func(call, _ string) error {
+		if call == "serve" {
+			return errors.New("no route to host")
+		}
+		return nil
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=5"), out, nil)
+	if err == nil || errors.Is(err, ErrMissing) {
+		t.Errorf("got %v", err)
+	}
+	if len(trials) != 6 {
+		t.Errorf("went on for %d trials", len(trials))
+	}
+}
+
+func TestRecordCannotBeKept(t *testing.T) {
+	f, out := newFake(2), &memory{err: errors.New("no space left on device")}
+	if _, err := measure(t, t.Context(), f, parse(t), out, nil); !errors.Is(err, out.err) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestResume interrupts a run at each of its trials and resumes it: what is on
+// record in the end is what an undisturbed run records.
+func TestResume(t *testing.T) {
+	whole := new(memory)
+	if _, err := measure(t, t.Context(), newFake(2), parse(t), whole, nil); err != nil {
+		t.Fatal(err)
+	}
+	for stop := range len(whole.trials) {
+		out := new(memory)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		enough := errors.New("enough")
+		_, err := measure(t, ctx, newFake(2), parse(t), out, func(e Event) {
+			if e.Kind == Begins && e.Trial.Order == stop+1 {
+				cancel(enough)
+			}
+		})
+		if !errors.Is(err, enough) {
+			t.Fatalf("stopped at %d: %v", stop, err)
+		}
+		if len(out.trials) != stop {
+			t.Fatalf("stopped at %d with %d trials", stop, len(out.trials))
+		}
+		if _, err := measure(t, t.Context(), newFake(2), parse(t), out, nil); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(keys(whole.trials), keys(out.trials)); diff != "" {
+			t.Errorf("stopped at %d and resumed:\n%s", stop, diff)
+		}
+	}
+}
+
+func keys(trials []record.Trial) (out []string) {
+	for _, t := range trials {
+		b, _ := json.Marshal([]any{t.Block, t.Order, t.Variant, t.Workload, t.Pairs, t.Attempt, t.Status})
+		out = append(out, string(b))
+	}
+	return out
+}
+
+// TestWorkerDies has a worker's stream end in a trial: the trial fails, another
+// worker takes its place, and what was applied is gone.
+func TestWorkerDies(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	gone := errors.New("the worker is gone")
+	died := false
+	f.fail = func(call, place string) error {
+		if call == "sample" && place == "node1" && !died {
+			died = true
+			return gone
+		}
+		return nil
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trials) != 7 || f.started != 2+4+4+1 {
+		t.Errorf("%d trials, %d workers started", len(trials), f.started)
+	}
+}

@@ -1,0 +1,244 @@
+package experiment
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+)
+
+// slack is how much longer than its traffic a trial may take.
+const slack = 30 * time.Second
+
+// trial applies a variant, measures a cell, and puts everything back.
+func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial takes %s longer than its traffic", slack))
+	defer cancel()
+	settings, err := n.apply(ctx, owner, c)
+	if err == nil {
+		err = n.measure(ctx, c, out, moved)
+	}
+	// What was applied goes, however the trial ended.
+	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
+	defer stop()
+	held, revertErr := n.revert(back, c)
+	if len(held) > 0 {
+		settings = held
+	}
+	out.Settings = settings
+	if err := errors.Join(err, revertErr); err != nil {
+		return err
+	}
+	out.Warnings = append(out.Warnings, warnings(c, out)...)
+	return nil
+}
+
+// steered are the places of a cell that its accelerators act in, with their
+// workers: the nodes, and the pods of its pairs.
+func (n *network) steered(c Cell) []seated {
+	if len(c.Variant.Accelerate) == 0 {
+		return nil
+	}
+	var in []seated
+	for _, node := range n.nodes {
+		in = append(in, seated{node, workerKey{node.Name, own}})
+	}
+	if c.Native {
+		return in
+	}
+	for i := range c.Pairs {
+		client, server := n.pair(c, i)
+		in = append(in, client, server)
+	}
+	return in
+}
+
+// apply sets a cell's accelerators everywhere, side by side.
+func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Setting, error) {
+	var mu sync.Mutex
+	var all []record.Setting
+	var tasks []func() error
+	for _, s := range n.steered(c) {
+		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
+		if len(mine) == 0 {
+			continue
+		}
+		tasks = append(tasks, func() error {
+			w, err := n.worker(ctx, s.key, s.place)
+			if err != nil {
+				return err
+			}
+			settings, err := w.Apply(ctx, target.Steering{Place: s.place, Accelerators: mine, Owner: owner})
+			if err != nil {
+				n.drop(s.key)
+				return fmt.Errorf("apply to %s: %w", s.place.Name, err)
+			}
+			mu.Lock()
+			all = append(all, settings...)
+			mu.Unlock()
+			return nil
+		})
+	}
+	err := inParallel(tasks)
+	return all, err
+}
+
+// revert takes a cell's accelerators back, and returns what was in force until
+// then.
+func (n *network) revert(ctx context.Context, c Cell) ([]record.Setting, error) {
+	var mu sync.Mutex
+	var all []record.Setting
+	var tasks []func() error
+	for _, s := range n.steered(c) {
+		tasks = append(tasks, func() error {
+			w, err := n.worker(ctx, s.key, s.place)
+			if err != nil {
+				return err
+			}
+			settings, err := w.Revert(ctx)
+			if err != nil {
+				n.drop(s.key)
+				// A new worker restores at its start what the journal says.
+				if _, again := n.worker(ctx, s.key, s.place); again != nil {
+					return fmt.Errorf("revert %s: %w", s.place.Name, errors.Join(err, again))
+				}
+				return nil
+			}
+			mu.Lock()
+			all = append(all, settings...)
+			mu.Unlock()
+			return nil
+		})
+	}
+	err := inParallel(tasks)
+	slices.SortFunc(all, func(a, b record.Setting) int {
+		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.Path, b.Path))
+	})
+	return all, err
+}
+
+// measure runs the traffic of a cell and samples the nodes over the same window.
+func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out.PerPair = make([]record.Pair, c.Pairs)
+	gate := newBarrier(ctx, 2*c.Pairs+len(n.nodes))
+	progress := newProgress(c.Pairs, moved)
+
+	var mu sync.Mutex // of out.Hosts and out.Devices
+	var tasks []func() error
+	add := func(s seated, do func(Worker) error) {
+		tasks = append(tasks, func() error {
+			w, err := n.worker(ctx, s.key, s.place)
+			if err == nil {
+				err = do(w)
+			}
+			if err != nil && ctx.Err() == nil {
+				// The first failure is the trial's; it stops the others.
+				cancel(fmt.Errorf("%s: %w", s.place.Name, err))
+				n.drop(s.key)
+			}
+			return err
+		})
+	}
+	for i := range c.Pairs {
+		client, server := n.pair(c, i)
+		port := make(chan uint16, 1)
+		add(server, func(w Worker) (err error) {
+			t := target.Traffic{
+				Place: server.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl,
+				Address: netip.AddrPortFrom(address(server.place, c.Workload), 0),
+			}
+			out.PerPair[i].Server, err = w.Serve(ctx, t, func(p uint16) (time.Time, error) {
+				port <- p
+				return gate.ready()
+			})
+			return err
+		})
+		add(client, func(w Worker) (err error) {
+			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
+			select {
+			case p := <-port:
+				t.Address = netip.AddrPortFrom(address(server.place, c.Workload), p)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			out.PerPair[i].Client, err = w.Drive(ctx, t, func(uint16) (time.Time, error) { return gate.ready() }, progress.of(i))
+			return err
+		})
+	}
+	spec := c.Workload.Traffic()
+	for _, node := range n.nodes {
+		add(seated{node, workerKey{node.Name, own}}, func(w Worker) error {
+			host, devices, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration),
+				func(uint16) (time.Time, error) { return gate.ready() })
+			mu.Lock()
+			defer mu.Unlock()
+			if host != nil {
+				out.Hosts = append(out.Hosts, *host)
+			}
+			out.Devices = append(out.Devices, devices...)
+			return err
+		})
+	}
+	if err := inParallel(tasks); err != nil {
+		return cmp.Or(context.Cause(ctx), err)
+	}
+	n.nameHosts(out.Hosts)
+	return fill(c, out)
+}
+
+// nameHosts says which nodes are on each machine.
+func (n *network) nameHosts(hosts []record.Host) {
+	for i := range hosts {
+		for _, f := range n.facts {
+			if f.Boot == hosts[i].Boot {
+				hosts[i].Nodes = append(hosts[i].Nodes, f.Name)
+			}
+		}
+	}
+}
+
+func address(p target.Place, w v1alpha1.Workload) netip.Addr {
+	if w.Traffic().IP == 6 {
+		return p.IPv6
+	}
+	return p.IPv4
+}
+
+// progress adds up what the pairs report.
+type progress struct {
+	mu              sync.Mutex
+	bytes, messages []uint64
+	moved           func(bytes, messages uint64)
+}
+
+func newProgress(pairs int, moved func(bytes, messages uint64)) *progress {
+	return &progress{bytes: make([]uint64, pairs), messages: make([]uint64, pairs), moved: moved}
+}
+
+func (p *progress) of(i int) func(bytes, messages uint64) {
+	return func(bytes, messages uint64) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.bytes[i], p.messages[i] = bytes, messages
+		if i == 0 { // once a second, not once a second and pair
+			p.moved(sum(p.bytes), sum(p.messages))
+		}
+	}
+}
+
+func sum(all []uint64) (total uint64) {
+	for _, v := range all {
+		total += v
+	}
+	return total
+}
