@@ -1,0 +1,82 @@
+# Everything that is done to this repository. `make` alone lists the targets:
+# their descriptions are the comments behind ##.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+
+# One binary without libc runs in every place, whatever its image.
+export CGO_ENABLED := 0
+
+# Tools of the repository are built once, and again when their go.mod changes.
+TOOLS := bin/tools/.built
+LINT  := bin/tools/golangci-lint
+export PATH := $(CURDIR)/bin/tools:$(PATH)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: run-deps build ## Show what an overlay costs here and what helps, in about five minutes (root)
+	bin/slipstream run demo
+
+.PHONY: build
+build: ## Build bin/slipstream
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
+
+.PHONY: run-deps
+run-deps:
+	@.ci/deps iperf3 sockperf
+
+.PHONY: deps
+deps: ## Install what runs, tests and generation need and is missing (root, apt)
+	@.ci/deps iperf3 sockperf ethtool clang-19 llvm-strip-19=llvm-19 \
+		/usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+
+# One package after another: root tests share the machine's settings, and what
+# they time should have the CPUs to itself.
+.PHONY: test
+test: bin/tools/gotest ## Run every test; as root, those of the network too. CI=1: no skips
+	go test -C tools -count=1 ./gotest
+	gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -p=1 -timeout=30m ./...
+
+.PHONY: bench
+bench: ## Run the benchmarks (root for those of the network)
+	go test -run '^$$' -bench . -benchmem -count=1 -p=1 -timeout=60m ./...
+
+.PHONY: lint
+lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules
+	golangci-lint run ./...
+	cd tools && golangci-lint run --config ../.golangci.yml ./gotest
+	buf lint
+
+.PHONY: fmt
+fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
+	golangci-lint fmt ./... tools/gotest
+	buf format -w
+
+.PHONY: generate
+generate: $(TOOLS) ## Generate the worker's protocol and the eBPF objects
+	buf generate
+	BPF2GO_CC=clang-19 BPF2GO_STRIP=llvm-strip-19 go generate ./...
+
+.PHONY: generated
+generated: $(TOOLS) ## Fail if what is generated is not what is in the tree
+	.ci/generated
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin
+
+$(TOOLS): tools/go.mod tools/go.sum
+	go build -C tools -o $(CURDIR)/bin/tools/ tool
+	touch $@
+
+$(LINT): tools/lint/go.mod tools/lint/go.sum
+	go build -C tools/lint -o $(CURDIR)/bin/tools/ tool
+
+bin/tools/gotest: $(wildcard tools/gotest/*.go)
+	go build -C tools -o $(CURDIR)/$@ ./gotest

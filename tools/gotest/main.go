@@ -1,0 +1,95 @@
+// Command gotest runs go test, and takes a skipped test for a failed one where
+// the environment variable CI is set: there the machine has all that any test
+// needs, so one that skips has gone unnoticed. It prints what go test does
+// without -v, and the skips.
+//
+//	gotest [-allow-skip REGEXP] [go test's arguments]
+//
+// The expression is matched against PACKAGE.TEST.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+)
+
+func main() {
+	args := os.Args[1:]
+	allowed := regexp.MustCompile(`^$`)
+	if len(args) > 1 && args[0] == "-allow-skip" {
+		var err error
+		if allowed, err = regexp.Compile(args[1]); err != nil {
+			fatal(2, err)
+		}
+		args = args[2:]
+	}
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	events, err := cmd.StdoutPipe()
+	if err != nil {
+		fatal(1, err)
+	}
+	if err := cmd.Start(); err != nil {
+		fatal(1, err)
+	}
+	skips, readErr := report(os.Stdout, events, allowed)
+	if err := errors.Join(readErr, cmd.Wait()); err != nil {
+		fatal(1, err)
+	}
+	if len(skips) > 0 && os.Getenv("CI") != "" {
+		fatal(1, fmt.Errorf("%d tests skipped that must not where CI is set:\n\t%s", len(skips), strings.Join(skips, "\n\t")))
+	}
+}
+
+func fatal(status int, err error) {
+	fmt.Fprintln(os.Stderr, "gotest:", err)
+	os.Exit(status)
+}
+
+// event is a line of go test -json (go doc test2json).
+type event struct {
+	Action, Package, Test, Output string
+}
+
+// report shows the events as go test would, with what skipped tests say, and
+// returns the skips that are not allowed. A test that skips ends its
+// surrounding test with a pass, so each counts for itself.
+func report(w io.Writer, events io.Reader, allowed *regexp.Regexp) (skips []string, err error) {
+	// What a test prints is shown if it fails or skips.
+	held := make(map[string][]string)
+	lines := json.NewDecoder(events)
+	for {
+		var e event
+		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
+			return skips, nil
+		} else if err != nil {
+			return skips, fmt.Errorf("read the events of go test: %w", err)
+		}
+		name := e.Package + "." + e.Test
+		switch {
+		case e.Output != "" && e.Test != "":
+			held[name] = append(held[name], e.Output)
+		case e.Output != "" && e.Output != "PASS\n": // of a package, or of its build
+			fmt.Fprint(w, e.Output)
+		case e.Test == "": // the end of a package
+		case e.Action == "pass":
+			delete(held, name)
+		case e.Action == "fail" || e.Action == "skip":
+			for _, line := range held[name] {
+				if !strings.HasPrefix(line, "=== ") {
+					fmt.Fprint(w, line)
+				}
+			}
+			delete(held, name)
+			if e.Action == "skip" && !allowed.MatchString(name) {
+				skips = append(skips, name)
+			}
+		}
+	}
+}

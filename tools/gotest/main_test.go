@@ -1,0 +1,46 @@
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestReport(t *testing.T) {
+	const events = `
+{"Action":"start","Package":"a"}
+{"Action":"run","Package":"a","Test":"TestGood"}
+{"Action":"output","Package":"a","Test":"TestGood","Output":"=== RUN   TestGood\n"}
+{"Action":"output","Package":"a","Test":"TestGood","Output":"    chatter\n"}
+{"Action":"pass","Package":"a","Test":"TestGood"}
+{"Action":"output","Package":"a","Test":"TestBad","Output":"=== RUN   TestBad\n"}
+{"Action":"output","Package":"a","Test":"TestBad","Output":"    broken\n"}
+{"Action":"fail","Package":"a","Test":"TestBad"}
+{"Action":"output","Package":"a","Test":"TestRoot/child","Output":"    needs root\n"}
+{"Action":"skip","Package":"a","Test":"TestRoot/child"}
+{"Action":"pass","Package":"a","Test":"TestRoot"}
+{"Action":"output","Package":"a","Test":"TestData","Output":"    no data\n"}
+{"Action":"skip","Package":"a","Test":"TestData"}
+{"Action":"output","Package":"a","Output":"PASS\n"}
+{"Action":"output","Package":"a","Output":"ok  \ta\t0.1s\n"}
+{"Action":"pass","Package":"a"}
+{"ImportPath":"b","Action":"build-output","Output":"b.go:1: bad\n"}
+{"Action":"skip","Package":"c"}
+`
+	var out strings.Builder
+	skips, err := report(&out, strings.NewReader(events), regexp.MustCompile(`^a\.TestData$`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"a.TestRoot/child"}; !slices.Equal(skips, want) {
+		t.Errorf("skips %q, want %q", skips, want)
+	}
+	const want = "    broken\n    needs root\n    no data\nok  \ta\t0.1s\nb.go:1: bad\n"
+	if out.String() != want {
+		t.Errorf("shown:\n%s\nwant:\n%s", out.String(), want)
+	}
+	if _, err := report(&out, strings.NewReader("go: no such flag"), regexp.MustCompile(`^$`)); err == nil {
+		t.Error("no error at what is no event")
+	}
+}
