@@ -1,0 +1,113 @@
+//go:build linux
+
+package collect
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// limit is a cgroup whose CPU limit this process is under, as every other of
+// the cgroup's: its own, or one above it. A container's limit may be its pod's.
+type limit struct {
+	cgroup string // as in /proc/self/cgroup
+	stat   *source
+}
+
+// throttled is how often, and for how many ns, threads of a cgroup were held
+// back.
+type throttled struct{ times, ns uint64 }
+
+func (t throttled) since(b throttled) throttled { return throttled{t.times - b.times, t.ns - b.ns} }
+
+// openLimits opens cpu.stat of this process's cgroup and those above it, in
+// both versions of cgroups, where it tells of throttling. None is no error.
+func openLimits(proc, mount string) ([]limit, error) {
+	b, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // a kernel without cgroups
+	}
+	if err != nil {
+		return nil, err
+	}
+	var limits []limit
+	for line := range strings.Lines(string(b)) {
+		// hierarchy:controllers:path (cgroups(7)). Version 2 has no controllers
+		// here; each hierarchy is mounted where systemd has it.
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(f) != 3 {
+			return nil, fmt.Errorf("parse %s/self/cgroup: %q", proc, line)
+		}
+		at := filepath.Join(mount, f[1])
+		if f[1] == "" {
+			if unified := filepath.Join(mount, "unified"); exists(unified) {
+				at = unified
+			}
+		} else if !slices.Contains(strings.Split(f[1], ","), "cpu") {
+			continue
+		}
+		for cgroup := path.Clean("/" + f[2]); ; cgroup = path.Dir(cgroup) {
+			stat, err := openSource(filepath.Join(at, cgroup, "cpu.stat"))
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // above what this container sees
+			case err != nil:
+				return limits, err
+			case stat.read(hasThrottled) != nil:
+				_ = stat.file.Close()
+			default:
+				limits = append(limits, limit{cgroup, stat})
+			}
+			if cgroup == "/" {
+				break
+			}
+		}
+	}
+	return limits, nil
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
+}
+
+// hasThrottled fails for a cgroup that has no CPU controller.
+func hasThrottled(b []byte) error {
+	if !bytes.Contains(b, []byte("nr_throttled ")) {
+		return errors.New("no nr_throttled")
+	}
+	return nil
+}
+
+// parseThrottled reads a cgroup's cpu.stat, which has throttled_usec in version 2
+// and throttled_time in ns in version 1, and appends what it says.
+func (s *Snapshot) parseThrottled(b []byte) error {
+	var t throttled
+	for line := range bytes.Lines(b) {
+		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		to, unit := &t.ns, uint64(1)
+		switch string(key) {
+		case "nr_throttled":
+			to = &t.times
+		case "throttled_time":
+		case "throttled_usec":
+			unit = 1000
+		default:
+			continue
+		}
+		n, err := strconv.ParseUint(string(value), 10, 64)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		*to = n * unit
+	}
+	s.throttled = append(s.throttled, t)
+	return nil
+}

@@ -1,0 +1,261 @@
+//go:build linux
+
+package collect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/bpf"
+	"slipstream.dev/internal/record"
+)
+
+var errNoEBPF = errors.New("no eBPF in this test")
+
+func withoutEBPF() (*bpf.Softirq, error) { return nil, errNoEBPF }
+
+// near takes sums of ticks as equal.
+var near = cmpopts.EquateApprox(0, 1e-9)
+
+func newTestCollector(t *testing.T, o Options) *Collector {
+	t.Helper()
+	c, err := newCollector(o, withoutEBPF)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func snapshot(t testing.TB, c *Collector) Snapshot {
+	t.Helper()
+	s, err := c.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// edges reads a tree of testdata as a window of two seconds.
+func edges(t *testing.T, tree string) (c *Collector, before, after Snapshot) {
+	t.Helper()
+	read := func(edge string) (*Collector, Snapshot) {
+		c := newTestCollector(t, Options{Proc: filepath.Join("testdata", tree, edge), Cgroup: t.TempDir(), CPUs: true})
+		return c, snapshot(t, c)
+	}
+	_, before = read("before")
+	c, after = read("after")
+	after.at = before.at + 2e9
+	return c, before, after
+}
+
+func TestHost(t *testing.T) {
+	c, before, after := edges(t, "4cpu")
+	want := record.Host{
+		Boot: "9f6b1c52-3f7e-4b55-9d37-6e1f6f1a7b11", Seconds: 2, Source: record.SoftirqTicks,
+		CPUs: []record.CPU{
+			{
+				ID: 0, User: .7, System: .3, IRQ: .01, Steal: .1, Idle: .6, Busy: 1.4, Softirq: .2, SoftirqTicks: .2,
+				NetRx: 100, NetTx: 1, Processed: 100, Dropped: 1, ReceivedRPS: 9,
+			},
+			{ID: 1, Idle: 2},
+			{
+				ID: 2, User: 1, System: .5, Busy: 2, Softirq: .5, SoftirqTicks: .5,
+				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6,
+			},
+			// Counters of 32 bits that passed their end.
+			{ID: 3, User: .1, Idle: 1.85, Busy: .15, NetRx: 16, Processed: 32},
+		},
+		Warnings: []record.Warning{{
+			Code:    record.WarnNoEBPF,
+			Message: "softirq time is from clock ticks, which lose most of it on idle cores: no eBPF in this test",
+		}},
+	}
+	if diff := cmp.Diff(want, c.Host(before, after), near); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The columns of /proc/softirqs are CPUs that are possible, the lines of the
+// others those online.
+func TestHostWithCPUOffline(t *testing.T) {
+	c, before, after := edges(t, "offline")
+	var got [][]uint64
+	for _, cpu := range c.Host(before, after).CPUs {
+		got = append(got, []uint64{uint64(cpu.ID), cpu.NetRx, cpu.NetTx, cpu.Processed, cpu.Dropped, cpu.Squeezed, cpu.ReceivedRPS})
+	}
+	want := [][]uint64{{0, 10, 10, 10, 0, 0, 0}, {1, 20, 10, 20, 0, 0, 0}, {3, 40, 10, 40, 10, 20, 30}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHostLeavesOutCPUsThatCameOrWent(t *testing.T) {
+	c, before, after := edges(t, "4cpu")
+	before.cpus = before.cpus[1:]
+	after.cpus = after.cpus[:3]
+	var ids []int
+	for _, cpu := range c.Host(before, after).CPUs {
+		ids = append(ids, cpu.ID)
+	}
+	if diff := cmp.Diff([]int{1, 2}, ids); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHostExact(t *testing.T) {
+	c, before, after := edges(t, "4cpu")
+	before.exact, after.exact = make([]bpf.SoftirqCPU, 4), make([]bpf.SoftirqCPU, 4)
+	before.exact[0].Ns = [10]uint64{0: 1, netRx: 5e9}
+	after.exact[0].Ns = [10]uint64{0: 1e8 + 1, netTx: 2e8, netRx: 5.5e9}
+	after.exact[1].Ns = [10]uint64{netRx: 3e9} // began before the window
+	c.exact = new(bpf.Softirq)
+	h := c.Host(before, after)
+	c.exact = nil
+	if h.Source != record.SoftirqEBPF || h.Warnings != nil {
+		t.Errorf("source %s, warnings %v", h.Source, h.Warnings)
+	}
+	type times struct{ Busy, Softirq, Ticks, NetRx, NetTx float64 }
+	var got []times
+	for _, cpu := range h.CPUs[:2] {
+		got = append(got, times{cpu.Busy, cpu.Softirq, cpu.SoftirqTicks, cpu.SoftirqNetRx, cpu.SoftirqNetTx})
+	}
+	if diff := cmp.Diff([]times{{1.4, .8, .2, .5, .2}, {2, 2, 0, 2, 0}}, got, near); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	c, before, after := edges(t, "4cpu")
+	// One came, one went, one was made anew.
+	want := []record.Device{
+		{
+			Name: "eth0", RxBytes: 18446744073709550615, RxPackets: 100, RxErrors: 10, RxDropped: 20,
+			TxBytes: 300, TxPackets: 400, TxErrors: 30, TxDropped: 40,
+		},
+		{Name: "lo"},
+	}
+	if diff := cmp.Diff(want, c.Devices(before, after)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A collector without CPUs needs none of the machine's files.
+func TestDevicesOnly(t *testing.T) {
+	proc := t.TempDir()
+	write(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 5 6 0 0 0 0 0 0 7 8 0 0 0 0 0 0\n")
+	c := newTestCollector(t, Options{Proc: proc})
+	before := snapshot(t, c)
+	write(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 6 8 0 0 0 0 0 0 17 28 0 0 0 0 0 0\n")
+	want := []record.Device{{Name: "a:1", RxBytes: 1, RxPackets: 2, TxBytes: 10, TxPackets: 20}}
+	if diff := cmp.Diff(want, c.Devices(before, snapshot(t, c))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Every counter of the last of 256 CPUs lands where it belongs, in files larger
+// than the first buffer.
+func TestManyCPUs(t *testing.T) {
+	const n = 256
+	var stat, heading, tx, rx, softnet strings.Builder
+	for i := range uint64(n) {
+		fmt.Fprintf(&stat, "cpu%d %d 0 0 0 0 0 0 %d 0 0\n", i, i, i+1)
+		fmt.Fprintf(&heading, "    CPU%d", i)
+		fmt.Fprintf(&tx, " %10d", i+2)
+		fmt.Fprintf(&rx, " %10d", i+3)
+		fmt.Fprintf(&softnet, "%08x %08x %08x 0 0 0 0 0 0 %08x 0 0 %08x 0 0\n", i+4, i+5, i+6, i+7, i)
+	}
+	var s Snapshot
+	for _, f := range []struct {
+		name, content string
+		parse         func([]byte) error
+	}{
+		{"stat", "cpu  0 0 0 0 0 0 0 0 0 0\n" + stat.String() + "intr 1\n", s.parseStat},
+		{"softirqs", heading.String() + "\n      NET_TX:" + tx.String() + "\n      NET_RX:" + rx.String() + "\n", s.parseSoftirqs},
+		{"softnet_stat", softnet.String(), s.parseSoftnet},
+	} {
+		path := filepath.Join(t.TempDir(), f.name)
+		write(t, path, f.content)
+		src, err := openSource(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer src.file.Close()
+		if err := src.read(f.parse); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.cpus) != n {
+		t.Fatalf("%d CPUs", len(s.cpus))
+	}
+	for i, got := range s.cpus {
+		u, w := uint64(i), uint32(i)
+		want := cpu{
+			id: i, user: u, steal: u + 1, netTx: w + 2, netRx: w + 3,
+			processed: w + 4, dropped: w + 5, squeezed: w + 6, receivedRPS: w + 7,
+		}
+		if got != want {
+			t.Fatalf("got %+v, want %+v", got, want)
+		}
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	s := Snapshot{cpus: []cpu{{id: 0}, {id: 1}}}
+	for _, test := range []struct {
+		name  string
+		parse func([]byte) error
+		in    string
+	}{
+		{"no CPU", s.parseStat, "intr 1 2 3\n"},
+		{"empty", s.parseStat, ""},
+		{"columns missing", s.parseStat, "cpu0 1 2 3 4 5 6 7\n"},
+		{"no number", s.parseStat, "cpu0 1 2 3 4 5 x 7 8\n"},
+		{"a CPU twice", s.parseStat, "cpu0 1 2 3 4 5 6 7 8\ncpu0 1 2 3 4 5 6 7 8\n"},
+		{"no row", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2\n"},
+		{"too few counts", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2\nNET_RX: 1\n"},
+		{"too many counts", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2 3\nNET_RX: 1 2\n"},
+		{"heading", s.parseSoftirqs, "CPUx CPU1\nNET_TX: 1 2\nNET_RX: 1 2\n"},
+		{"not hexadecimal", s.parseSoftnet, "0000000g 0 0 0 0 0 0 0 0 0 0\n"},
+		{"columns missing", s.parseSoftnet, "1 0 0 0 0 0 0 0 0\n"},
+		{"empty", s.parseSoftnet, ""},
+		{"no heading", s.parseDevices, ""},
+		{"no name", s.parseDevices, "\n\nlo 1 2 3\n"},
+		{"columns missing", s.parseDevices, "\n\nlo: 1 2 3\n"},
+		{"no number", s.parseThrottled, "nr_throttled x\n"},
+	} {
+		if test.parse([]byte(test.in)) == nil {
+			t.Errorf("%s: no error for %q", test.name, test.in)
+		}
+	}
+}
+
+func TestNewNamesWhatIsMissing(t *testing.T) {
+	proc := t.TempDir()
+	write(t, filepath.Join(proc, "net/dev"), "\n\n")
+	_, err := newCollector(Options{Proc: proc, CPUs: true}, withoutEBPF)
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), filepath.Join(proc, "stat")) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

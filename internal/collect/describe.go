@@ -1,0 +1,155 @@
+//go:build linux
+
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/record"
+)
+
+// bootID tells a machine, and each of its starts, from every other.
+const bootID = "sys/kernel/random/boot_id"
+
+// Describe tells the facts of this place that bear on a result, as the kernel
+// writes them. proc is /proc; sys is a sysfs that shows this network namespace,
+// or its links have no queues. A fact that the machine does not have is left
+// out. Node.Name, the CPUs given to it, Tools and Link.Class are the caller's
+// to fill in.
+func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
+	n := record.Node{
+		Boot:       line(proc, bootID),
+		Kernel:     line(proc, "sys/kernel/osrelease"),
+		CPUs:       line(sys, "devices/system/cpu/online"),
+		Isolated:   line(sys, "devices/system/cpu/isolated"),
+		Governor:   line(sys, "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Clock:      line(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
+		Hypervisor: line(sys, "hypervisor/type") != "",
+		Sysctls:    make(map[string]string),
+	}
+	if n.Boot == "" || n.Kernel == "" {
+		return n, errors.New("describe this place: proc has no boot id or kernel release")
+	}
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return n, fmt.Errorf("describe this place: uname: %w", err)
+	}
+	n.Arch = unix.ByteSliceToString(uts.Machine[:])
+
+	release := keyed(proc, "self/root/etc/os-release", "=")
+	n.Distribution = strings.Trim(release["PRETTY_NAME"], `"'`)
+	info := keyed(proc, "cpuinfo", ":")
+	n.CPUModel = info["model name"]
+	if part := info["CPU part"]; n.CPUModel == "" && part != "" { // arm64 has numbers only
+		n.CPUModel = fmt.Sprintf("implementer %s part %s", info["CPU implementer"], part)
+	}
+	if slices.Contains(strings.Fields(info["flags"]), "hypervisor") {
+		n.Hypervisor = true
+	}
+	total, _ := strings.CutSuffix(keyed(proc, "meminfo", ":")["MemTotal"], " kB")
+	if kib, err := strconv.ParseUint(total, 10, 64); err == nil {
+		n.MemoryByte = kib << 10
+	}
+	for _, name := range []string{
+		"kernel.bpf_stats_enabled",
+		"net.core.bpf_jit_enable",
+		"net.core.default_qdisc",
+		"net.core.dev_weight",
+		"net.core.netdev_budget",
+		"net.core.netdev_budget_usecs",
+		"net.core.netdev_max_backlog",
+		"net.core.netdev_tstamp_prequeue",
+		"net.core.rmem_max",
+		"net.core.rps_sock_flow_entries",
+		"net.core.wmem_max",
+		"net.ipv4.tcp_available_congestion_control",
+		"net.ipv4.tcp_congestion_control",
+		"net.ipv4.tcp_rmem",
+		"net.ipv4.tcp_wmem",
+	} {
+		if v := line(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
+			n.Sysctls[name] = strings.Join(strings.Fields(v), " ") // some are apart by tabs
+		}
+	}
+	var err error
+	if n.Links, err = links(ctx, sys); err != nil {
+		return n, fmt.Errorf("describe this place: %w", err)
+	}
+	return n, nil
+}
+
+// links are the devices of this network namespace.
+func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
+	all, err := netlink.LinkList()
+	// The list is torn where a device came or went meanwhile.
+	for i := 0; i < 10 && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		all, err = netlink.LinkList()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		return nil, fmt.Errorf("open ethtool socket: %w", err)
+	}
+	defer tool.Close()
+	var out []record.Link
+	for _, l := range all {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		a := l.Attrs()
+		r := record.Link{Name: a.Name, Kind: l.Type(), MTU: a.MTU, RxQueues: a.NumRxQueues, TxQueues: a.NumTxQueues}
+		features, err := tool.Features(a.Name)
+		if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, fmt.Errorf("offloads of %s: %w", a.Name, err)
+		}
+		for name, on := range features {
+			if on {
+				r.Offloads = append(r.Offloads, name)
+			}
+		}
+		slices.Sort(r.Offloads)
+		for i := range a.NumRxQueues {
+			queue := fmt.Sprintf("class/net/%s/queues/rx-%d/", a.Name, i)
+			rps := line(sys, queue+"rps_cpus")
+			if rps == "" {
+				break // a kernel without RPS, or fewer queues in use than the device has
+			}
+			r.RPS, r.RFS = append(r.RPS, rps), append(r.RFS, line(sys, queue+"rps_flow_cnt"))
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// line is the content of a file of one line, or "" if it cannot be read.
+func line(root fs.FS, name string) string {
+	b, _ := fs.ReadFile(root, name)
+	return strings.TrimSpace(string(b))
+}
+
+// keyed is a file of keys and values, of which the first of a key counts. What
+// cannot be read is empty.
+func keyed(root fs.FS, name, separator string) map[string]string {
+	b, _ := fs.ReadFile(root, name)
+	m := make(map[string]string)
+	for line := range strings.Lines(string(b)) {
+		k, v, ok := strings.Cut(line, separator)
+		k = strings.TrimSpace(k)
+		if _, twice := m[k]; ok && !twice {
+			m[k] = strings.TrimSpace(v)
+		}
+	}
+	return m
+}

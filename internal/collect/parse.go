@@ -1,0 +1,208 @@
+//go:build linux
+
+package collect
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+// tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go
+// has a port to.
+const tick = 10 * time.Millisecond
+
+// cpu is one CPU's counters. Those of softirqs and packets are 32 bits wide in
+// the kernel and start again at 0: in an hour, at a million packets a second.
+type cpu struct {
+	id                                        int
+	user, system, idle, irq, softirq, steal   uint64 // ticks
+	netRx, netTx                              uint32
+	processed, dropped, squeezed, receivedRPS uint32
+}
+
+// since is what was counted from b to c. The times may fall: the kernel takes
+// back iowait that turns out to be another CPU's (proc_stat(5)).
+func (c cpu) since(b cpu) record.CPU {
+	ticks := func(after, before uint64) float64 {
+		return max(0, float64(int64(after-before))*tick.Seconds())
+	}
+	return record.CPU{
+		ID: c.id, User: ticks(c.user, b.user), System: ticks(c.system, b.system), IRQ: ticks(c.irq, b.irq),
+		Steal: ticks(c.steal, b.steal), Idle: ticks(c.idle, b.idle), SoftirqTicks: ticks(c.softirq, b.softirq),
+		NetRx: uint64(c.netRx - b.netRx), NetTx: uint64(c.netTx - b.netTx),
+		Processed: uint64(c.processed - b.processed), Dropped: uint64(c.dropped - b.dropped),
+		Squeezed: uint64(c.squeezed - b.squeezed), ReceivedRPS: uint64(c.receivedRPS - b.receivedRPS),
+	}
+}
+
+// find is the place of a CPU among others, which are in order.
+func find(cpus []cpu, id int) (int, bool) {
+	return slices.BinarySearchFunc(cpus, id, func(c cpu, id int) int { return cmp.Compare(c.id, id) })
+}
+
+// parseStat reads the CPUs that are online from /proc/stat, a line each:
+// cpuN user nice system idle iowait irq softirq steal (proc_stat(5)), and two
+// columns of guests, which user and nice include.
+func (s *Snapshot) parseStat(b []byte) error {
+	s.cpus = nil
+	for line := range bytes.Lines(b) {
+		rest, ok := bytes.CutPrefix(line, []byte("cpu"))
+		if !ok {
+			break
+		}
+		if len(rest) == 0 || rest[0] == ' ' {
+			continue // the sum of all
+		}
+		v, err := numbers[[9]uint64](rest, 10, 64)
+		if err != nil {
+			return err
+		}
+		id := int(v[0])
+		if n := len(s.cpus); id < 0 || n > 0 && id <= s.cpus[n-1].id {
+			return fmt.Errorf("CPU %d is out of order or range", v[0])
+		}
+		s.cpus = append(s.cpus, cpu{
+			id: id, user: v[1] + v[2], system: v[3], idle: v[4] + v[5], irq: v[6], softirq: v[7], steal: v[8],
+		})
+	}
+	if s.cpus == nil {
+		return errors.New("no CPU in it")
+	}
+	return nil
+}
+
+// parseSoftirqs reads /proc/softirqs into the CPUs: a heading "CPU0 CPU1 …" of
+// those that are possible, and a row for each softirq.
+func (s *Snapshot) parseSoftirqs(b []byte) error {
+	heading, rows, _ := bytes.Cut(b, []byte("\n"))
+	var columns []*cpu // nil for a CPU that is not online
+	for f := range bytes.FieldsSeq(heading) {
+		id, err := strconv.ParseUint(string(bytes.TrimPrefix(f, []byte("CPU"))), 10, 31)
+		if err != nil {
+			return fmt.Errorf("heading: %w", err)
+		}
+		var column *cpu
+		if i, ok := find(s.cpus, int(id)); ok {
+			column = &s.cpus[i]
+		}
+		columns = append(columns, column)
+	}
+	found := 0
+	for row := range bytes.Lines(rows) {
+		name, counts, _ := bytes.Cut(row, []byte(":"))
+		var count func(*cpu) *uint32
+		switch string(bytes.TrimSpace(name)) {
+		case "NET_TX":
+			count = func(c *cpu) *uint32 { return &c.netTx }
+		case "NET_RX":
+			count = func(c *cpu) *uint32 { return &c.netRx }
+		default:
+			continue
+		}
+		found++
+		i := 0
+		for f := range bytes.FieldsSeq(counts) {
+			n, err := strconv.ParseUint(string(f), 10, 32)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if i < len(columns) && columns[i] != nil {
+				*count(columns[i]) = uint32(n)
+			}
+			i++
+		}
+		if i != len(columns) {
+			return fmt.Errorf("%s has %d counts for %d CPUs", name, i, len(columns))
+		}
+	}
+	if found != 2 {
+		return fmt.Errorf("%d rows of NET_TX and NET_RX", found)
+	}
+	return nil
+}
+
+// parseSoftnet reads /proc/net/softnet_stat into the CPUs: a line each, of
+// hexadecimal columns (softnet_seq_show in net/core/net-procfs.c): 0 processed,
+// 1 dropped, 2 time_squeeze, 9 received_rps and, since Linux 5.10, 12 the CPU's
+// number. Without that column the lines are those of the CPUs online, in order.
+func (s *Snapshot) parseSoftnet(b []byte) error {
+	n := 0
+	for line := range bytes.Lines(b) {
+		v, err := numbers[[10]uint64](line, 16, 32)
+		if err != nil {
+			return err
+		}
+		i, ok := n, n < len(s.cpus)
+		if v, err := numbers[[13]uint64](line, 16, 32); err == nil {
+			i, ok = find(s.cpus, int(v[12]))
+		}
+		n++
+		if !ok {
+			continue // came online a moment ago
+		}
+		c := &s.cpus[i]
+		c.processed, c.dropped, c.squeezed, c.receivedRPS = uint32(v[0]), uint32(v[1]), uint32(v[2]), uint32(v[9])
+	}
+	if n == 0 {
+		return errors.New("no CPU in it")
+	}
+	return nil
+}
+
+// parseDevices reads /proc/net/dev: two lines of heading, then a device's name,
+// a colon, and eight columns each of what came and went (dev_seq_printf_stats
+// in net/core/net-procfs.c). It has what RTM_GETSTATS has of a device's drops,
+// in a third of the time, with the names: 64-bit counters, of which drop is
+// rx_dropped and rx_missed_errors.
+func (s *Snapshot) parseDevices(b []byte) error {
+	s.devices = nil
+	n := 0
+	for line := range bytes.Lines(b) {
+		if n++; n <= 2 {
+			continue
+		}
+		// A name may have a colon, what follows has none.
+		colon := bytes.LastIndexByte(line, ':')
+		if colon < 0 {
+			return fmt.Errorf("no name in %q", line)
+		}
+		v, err := numbers[[12]uint64](line[colon+1:], 10, 64)
+		if err != nil {
+			return err
+		}
+		s.devices = append(s.devices, record.Device{
+			Name:    string(bytes.TrimSpace(line[:colon])),
+			RxBytes: v[0], RxPackets: v[1], RxErrors: v[2], RxDropped: v[3],
+			TxBytes: v[8], TxPackets: v[9], TxErrors: v[10], TxDropped: v[11],
+		})
+	}
+	if n < 2 {
+		return errors.New("no heading in it")
+	}
+	return nil
+}
+
+// numbers are the first of a line's fields.
+func numbers[A [9]uint64 | [10]uint64 | [12]uint64 | [13]uint64](line []byte, base, bits int) (v A, err error) {
+	i := 0
+	for f := range bytes.FieldsSeq(line) {
+		if i == len(v) {
+			return v, nil
+		}
+		if v[i], err = strconv.ParseUint(string(f), base, bits); err != nil {
+			return v, fmt.Errorf("%w in %q", err, line)
+		}
+		i++
+	}
+	if i < len(v) {
+		return v, fmt.Errorf("%d of %d columns in %q", i, len(v), line)
+	}
+	return v, nil
+}
