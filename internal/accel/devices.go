@@ -1,0 +1,226 @@
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Device is a network device of one place.
+type Device struct {
+	Name  string
+	Index int
+	// Kind is the driver's name for it: "veth", "vxlan", "bridge", "device".
+	Kind string
+	// Class is one of v1alpha1's classes, or empty.
+	Class string
+	// RxQueues that the device uses now.
+	RxQueues int
+}
+
+// queue returns the path of a setting of receive queue i, below /sys.
+func (d Device) queue(i int, name string) string {
+	return fmt.Sprintf("class/net/%s/queues/rx-%d/%s", d.Name, i, name)
+}
+
+// Devices lists the devices of the calling thread's network namespace, by
+// index. What they are for cannot be told from within a pod, so the caller says
+// whether the place is one.
+func Devices(pod bool) ([]Device, error) {
+	sys, err := MountSys()
+	if err != nil {
+		return nil, err
+	}
+	defer sys.Close()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	return listDevices(h, sys, pod)
+}
+
+func listDevices(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
+	for tries := 1; ; tries++ {
+		devices, err := listOnce(h, sys, pod)
+		// A device took another name between the two listings, or went.
+		if !gone(err) || tries == 10 {
+			return devices, err
+		}
+	}
+}
+
+// linkNames maps the index of every link to its name.
+func linkNames(h *netlink.Handle) (map[int]string, error) {
+	links, err := dump("links", h.LinkList)
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	return names, err
+}
+
+func listOnce(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
+	links, err := dump("links", h.LinkList)
+	if err != nil {
+		return nil, err
+	}
+	var gateways, addressed []int
+	if !pod {
+		if gateways, addressed, err = reach(h); err != nil {
+			return nil, err
+		}
+	}
+	classes := classify(links, gateways, addressed, pod)
+	devices := make([]Device, 0, len(links))
+	for _, l := range links {
+		a := l.Attrs()
+		queues, err := fs.ReadDir(sys.FS(), "class/net/"+a.Name+"/queues")
+		if err != nil {
+			return nil, fmt.Errorf("list queues of %s: %w", a.Name, err)
+		}
+		d := Device{Name: a.Name, Index: a.Index, Kind: l.Type(), Class: classes[a.Index]}
+		for _, q := range queues {
+			if strings.HasPrefix(q.Name(), "rx-") {
+				d.RxQueues++
+			}
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// dump repeats a listing that changed under the kernel's hands.
+func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
+	for tries := 1; ; tries++ {
+		all, err := list()
+		if err == nil {
+			return all, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || tries == 10 {
+			return nil, fmt.Errorf("list %s: %w", what, err)
+		}
+	}
+}
+
+// reach returns the links of the default routes and those that have an address
+// of global scope.
+func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
+	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range routes {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+				continue
+			}
+		}
+		if r.LinkIndex != 0 {
+			gateways = append(gateways, r.LinkIndex)
+		}
+		for _, hop := range r.MultiPath {
+			gateways = append(gateways, hop.LinkIndex)
+		}
+	}
+	addrs, err := dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, a := range addrs {
+		if a.Scope == unix.RT_SCOPE_UNIVERSE && a.IP.IsGlobalUnicast() {
+			addressed = append(addressed, a.LinkIndex)
+		}
+	}
+	return gateways, addressed, nil
+}
+
+// classify maps links, by index, to their classes. The NIC is what the overlays
+// say they send by; where none says so, what a default route names; where there
+// is none either, the links with an address of their own, which neither a pod's
+// veth nor a port of a bridge has.
+func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int]string {
+	classes := make(map[int]string)
+	var parents []int
+	plain := make(map[int]bool)
+	for _, l := range links {
+		switch l := l.(type) {
+		case *netlink.Vxlan:
+			classes[l.Index] = v1alpha1.DeviceOverlay
+			if l.VtepDevIndex != 0 {
+				parents = append(parents, l.VtepDevIndex)
+			}
+		case *netlink.Bridge:
+		default:
+			plain[l.Attrs().Index] = l.Attrs().Flags&net.FlagLoopback == 0
+		}
+	}
+	for _, candidates := range [][]int{parents, gateways, addressed} {
+		found := false
+		for _, i := range candidates {
+			if plain[i] {
+				classes[i], found = v1alpha1.DeviceNIC, true
+			}
+		}
+		if found {
+			break
+		}
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		switch {
+		case pod && a.Flags&net.FlagLoopback == 0:
+			classes[a.Index] = v1alpha1.DevicePod
+		case l.Type() == "veth" && a.NetNsID >= 0 && classes[a.Index] == "":
+			classes[a.Index] = v1alpha1.DeviceHostVeth
+		}
+	}
+	return classes
+}
+
+// irqCPUs returns the CPUs that take the interrupts of a device, as the kernel
+// routes them now; empty for one that has none of its own, as a veth.
+func irqCPUs(sys *os.Root, proc, name string) (Set, error) {
+	// class/net/NAME leads to devices/…/net/NAME; two up is the hardware.
+	link, err := sys.Readlink("class/net/" + name)
+	if err != nil {
+		return Set{}, fmt.Errorf("find the hardware of %s: %w", name, err)
+	}
+	hardware := path.Dir(path.Dir(path.Join("class/net", link)))
+	if strings.HasPrefix(path.Base(hardware), "virtio") {
+		// The interrupts belong to the PCI device that carries the virtio one.
+		hardware = path.Dir(hardware)
+	}
+	irqs, err := fs.ReadDir(sys.FS(), path.Join(hardware, "msi_irqs"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Set{}, nil
+	}
+	if err != nil {
+		return Set{}, fmt.Errorf("list interrupts of %s: %w", name, err)
+	}
+	var cpus Set
+	for _, irq := range irqs {
+		b, err := os.ReadFile(path.Join(proc, "irq", irq.Name(), "effective_affinity_list"))
+		if errors.Is(err, fs.ErrNotExist) { // allocated, not in use
+			continue
+		}
+		if err != nil {
+			return Set{}, fmt.Errorf("read affinity of %s's interrupt: %w", name, err)
+		}
+		s, err := ParseList(string(b))
+		if err != nil {
+			return Set{}, fmt.Errorf("affinity of %s's interrupt %s: %w", name, irq.Name(), err)
+		}
+		cpus = cpus.Union(s)
+	}
+	return cpus, nil
+}

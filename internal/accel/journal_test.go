@@ -1,0 +1,455 @@
+package accel
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	queue0 = "class/net/eth0/queues/rx-0/rps_cpus"
+	queue1 = "class/net/eth0/queues/rx-1/rps_cpus"
+)
+
+// fakeProc knows the boot and the processes with their start times.
+func fakeProc(t *testing.T, processes map[string]string) string {
+	t.Helper()
+	proc := t.TempDir()
+	writeFile(t, filepath.Join(proc, "sys/kernel/random/boot_id"), "boot\n")
+	for pid, stat := range processes {
+		writeFile(t, filepath.Join(proc, pid, "stat"), stat)
+	}
+	return proc
+}
+
+// stat is a line of /proc/PID/stat.
+func stat(state, start string) string {
+	return "7 (a) b) " + state + strings.Repeat(" 1", 18) + " " + start + " 1 1\n"
+}
+
+func testBook(t *testing.T, proc string, s store) *book {
+	t.Helper()
+	j, err := openJournal(filepath.Join(t.TempDir(), "journal"), proc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := j.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unlock)
+	return reopen(t, j, s)
+}
+
+func reopen(t *testing.T, j *journal, s store) *book {
+	t.Helper()
+	b, err := j.open(namespace{Cookie: 9, Inode: 1}, "node0", s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// again reads b back from its file, as the next process does.
+func again(t *testing.T, b *book) *book {
+	t.Helper()
+	j, err := openJournal(filepath.Dir(b.file), b.proc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reopen(t, j, b.store)
+}
+
+func TestHolders(t *testing.T) {
+	s := &memory{values: map[string]string{queue0: "0", queue1: "1"}}
+	proc := fakeProc(t, map[string]string{"7": stat("S", "42"), "8": stat("Z", "43"), "9": stat("S", "50")})
+	b := testBook(t, proc, s)
+	live, zombie, reused, ended := Holder{"live", 7, 42}, Holder{"zombie", 8, 43}, Holder{"reused", 9, 44}, Holder{"ended", 10, 45}
+	keeper := Holder{Owner: "keeper"}
+	changes := []change{{queue0, 2, "0", "3"}, {queue1, 2, "1", "3"}}
+	for _, h := range []Holder{zombie, live, reused, ended, keeper} {
+		if _, err := b.hold(h, changes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.save(); err != nil {
+		t.Fatal(err)
+	}
+	b = again(t, b)
+	if _, err := b.put(changes); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := b.hold(Holder{"other", 7, 42}, []change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
+		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
+	}
+
+	if restored, err := b.releaseDead(); err != nil || restored != nil {
+		t.Fatalf("released the dead: %v, %v, want nothing restored", restored, err)
+	}
+	if d := cmp.Diff([]Holder{live, keeper}, again(t, b).Entries[0].Holders); d != "" {
+		t.Errorf("holders left: %s", d)
+	}
+
+	for i, h := range []Holder{live, keeper} {
+		b = again(t, b)
+		restored, err := b.release(func(_ entry, other Holder) bool { return h == other })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := 2 * i; len(restored) != want {
+			t.Errorf("release %s: %d restored, want %d", h, len(restored), want)
+		}
+	}
+	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "1"}, s.values); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{queue0 + "=3", queue1 + "=3", queue1 + "=1", queue0 + "=0"}, s.writes); d != "" {
+		t.Errorf("order of writes: %s", d)
+	}
+	if _, err := os.Stat(b.file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("journal after the last release: %v, want none", err)
+	}
+}
+
+func TestRestore(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		now    string
+		got    string
+		fail   error
+		want   string // value afterwards
+		wrote  bool
+		err    error
+		remain bool
+	}{
+		{name: "ours", now: "3", want: "0", wrote: true},
+		{name: "never written", now: "0", want: "0"},
+		{name: "changed by somebody", now: "2", want: "2", err: ErrChanged},
+		{name: "read back otherwise", now: "1", got: "1", want: "0", wrote: true},
+		{name: "read back otherwise, then changed", now: "2", got: "1", want: "2", err: ErrChanged},
+		{name: "device gone", now: "gone"},
+		{name: "device went just now", now: "3", fail: syscall.ENODEV, want: "3"},
+		{name: "not allowed", now: "3", fail: os.ErrPermission, want: "3", err: os.ErrPermission, remain: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &memory{values: map[string]string{queue0: tt.now}, fail: map[string]error{queue0: tt.fail}}
+			if tt.now == "gone" {
+				delete(s.values, queue0)
+			}
+			b := testBook(t, fakeProc(t, nil), s)
+			h := Holder{"run", 7, 42}
+			if _, err := b.hold(h, []change{{queue0, 2, "0", "3"}}); err != nil {
+				t.Fatal(err)
+			}
+			b.find(queue0).Got = tt.got
+			if err := b.save(); err != nil {
+				t.Fatal(err)
+			}
+			b = again(t, b)
+			restored, err := b.releaseDead()
+			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+				t.Errorf("error %v, want %v", err, tt.err)
+			}
+			if (len(restored) == 1) != tt.wrote || s.values[queue0] != tt.want {
+				t.Errorf("restored %v to %q, want %v and %q", restored, s.values[queue0], tt.wrote, tt.want)
+			}
+			if left := again(t, b).Entries; (len(left) == 1) != tt.remain {
+				t.Errorf("journal still has %v, want it to: %v", left, tt.remain)
+			}
+		})
+	}
+}
+
+// A device that takes another name between the ledger's reading and the write is
+// restored by that name; one that is really gone is not.
+func TestRestoreRenamed(t *testing.T) {
+	const later = "class/net/ens5/queues/rx-0/rps_cpus"
+	s := &memory{values: map[string]string{later: "3"}}
+	b := testBook(t, fakeProc(t, nil), s)
+	b.names = func() (map[int]string, error) { return map[int]string{2: "ens5"}, nil }
+	if _, err := b.hold(Holder{"run", 7, 42}, []change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
+		t.Fatal(err)
+	}
+	restored, err := b.releaseDead()
+	if err != nil || len(restored) != 1 || s.values[later] != "0" {
+		t.Errorf("restored %v to %v, %v, want one and 0", restored, s.values, err)
+	}
+}
+
+func TestPutMisread(t *testing.T) {
+	s := &memory{values: map[string]string{queue0: "0"}, mangle: map[string]string{queue0: "1"}}
+	b := testBook(t, fakeProc(t, nil), s)
+	changes := []change{{queue0, 2, "0", "3"}}
+	if _, err := b.hold(Holder{"run", 7, 42}, changes); err != nil {
+		t.Fatal(err)
+	}
+	settings, err := b.put(changes)
+	if err != nil || len(settings) != 1 || settings[0].Got != "1" || settings[0].Want != "3" {
+		t.Fatalf("put: %v, %v, want 3 that reads 1", settings, err)
+	}
+	if err := b.save(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again(t, b).releaseDead(); err != nil || s.values[queue0] != "0" {
+		t.Errorf("restored to %q, %v, want 0", s.values[queue0], err)
+	}
+}
+
+func TestOtherBoot(t *testing.T) {
+	s := &memory{values: map[string]string{queue0: "3"}}
+	b := testBook(t, fakeProc(t, nil), s)
+	if _, err := b.hold(Holder{"run", 7, 42}, []change{{queue0, 2, "0", "3"}}); err != nil {
+		t.Fatal(err)
+	}
+	b.Boot = "an earlier one"
+	if err := b.save(); err != nil {
+		t.Fatal(err)
+	}
+	b = again(t, b)
+	if _, err := b.releaseDead(); err != nil || s.values[queue0] != "3" {
+		t.Errorf("%q, %v, want the setting of another boot left alone", s.values[queue0], err)
+	}
+	if _, err := os.Stat(b.file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("journal of another boot: %v, want it gone", err)
+	}
+}
+
+const goodLedger = `{"version":1,"boot":"boot","place":"node0","cookie":9,"inode":1,"entries":[
+	{"path":"class/net/eth0/queues/rx-0/rps_cpus","link":2,"was":"0","want":"3","holders":[{"owner":"run","pid":7,"start":42}]}]}`
+
+func TestDamagedJournal(t *testing.T) {
+	if _, err := decodeLedger([]byte(goodLedger)); err != nil {
+		t.Fatal(err)
+	}
+	for name, replace := range map[string][2]string{
+		"empty":            {goodLedger, ""},
+		"torn":             {`"holders":[{"owner":"run"`, "\x00\x00"},
+		"two of them":      {goodLedger, goodLedger + goodLedger},
+		"unknown field":    {`"link":2`, `"link":2,"more":1`},
+		"newer":            {`"version":1`, `"version":2`},
+		"no boot":          {`"boot":"boot"`, `"boot":""`},
+		"no link":          {`"link":2`, `"link":0`},
+		"other file":       {"eth0/queues/rx-0/rps_cpus", "eth0/queues/rx-0/rps_dev"},
+		"other folder":     {"class/net/eth0/queues/rx-0/rps_cpus", "class/net/eth0/mtu"},
+		"way out":          {"eth0", ".."},
+		"no queue":         {"rx-0", "rx-"},
+		"transmit queue":   {"rx-0", "tx-0"},
+		"no mask":          {`"was":"0"`, `"was":"0x1"`},
+		"no value":         {`"was":"0"`, `"was":""`},
+		"no number":        {`rps_cpus","link":2,"was":"0"`, `rps_flow_cnt","link":2,"was":"f"`},
+		"nobody":           {`{"owner":"run","pid":7,"start":42}`, ""},
+		"no owner":         {`"run"`, `""`},
+		"no start":         {`"start":42`, `"start":0`},
+		"of the machine":   {`"cookie":9,`, ``},
+		"other namespace":  {`"cookie":9`, `"cookie":8`},
+		"the entry, twice": {`]}]}`, `]},` + goodLedger[strings.Index(goodLedger, `{"path"`):]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := strings.Replace(goodLedger, replace[0], replace[1], 1)
+			if text == goodLedger {
+				t.Fatal("nothing was damaged")
+			}
+			dir := t.TempDir()
+			file := filepath.Join(dir, "netns-9.json")
+			writeFile(t, file, text)
+			j, err := openJournal(dir, fakeProc(t, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = j.open(namespace{Cookie: 9}, "node0", &memory{}); err == nil || !strings.Contains(err.Error(), file) {
+				t.Errorf("error %v, want one that names the file", err)
+			}
+			if b, err := os.ReadFile(file); err != nil || string(b) != text {
+				t.Errorf("the file was touched: %q, %v", b, err)
+			}
+		})
+	}
+}
+
+func FuzzLedger(f *testing.F) {
+	f.Add([]byte(goodLedger))
+	f.Add([]byte(`{"version":1,"boot":"b","place":"machine","entries":[{"path":"` + flowTable + `","was":"0","want":"32768","holders":[{"owner":"cli"}]}]}`))
+	f.Add([]byte(`{}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := decodeLedger(b)
+		if err != nil {
+			return
+		}
+		for _, e := range l.Entries {
+			if !filepath.IsLocal(e.Path) {
+				t.Errorf("%q leads out", e.Path)
+			}
+		}
+		text, err := json.Marshal(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l2, err := decodeLedger(text)
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if d := cmp.Diff(l, l2, cmp.AllowUnexported(ledger{})); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
+// crash ends what runs where it reaches a store's nth operation, as a SIGKILL
+// would: nothing is cleaned up.
+type crash struct {
+	store
+	left *int
+}
+
+func (c crash) tick() {
+	if *c.left--; *c.left < 0 {
+		panic(c)
+	}
+}
+
+func (c crash) read(path string) (string, error) {
+	c.tick()
+	return c.store.read(path)
+}
+
+func (c crash) write(path, value string) error {
+	c.tick()
+	err := c.store.write(path, value)
+	c.tick()
+	return err
+}
+
+// TestCrashAtEveryStep ends an apply and revert at each operation on a setting
+// in turn, with and without a second holder of the machine's table that lives.
+func TestCrashAtEveryStep(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		for steps := 0; ; steps++ {
+			if crashed := crashAfter(t, steps, shared); !crashed {
+				if steps < 12 {
+					t.Errorf("apply and revert took %d steps, want more", steps)
+				}
+				break
+			}
+		}
+	}
+}
+
+func crashAfter(t *testing.T, steps int, shared bool) (crashed bool) {
+	t.Helper()
+	table := &memory{values: map[string]string{flowTable: "0"}}
+	queues := &memory{values: map[string]string{queue0: "0", queue1: "2"}}
+	j, err := openJournal(t.TempDir(), fakeProc(t, map[string]string{"7": stat("S", "42")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	books := func(left *int) (machine, place *book) {
+		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
+		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatalf("after %d steps: %v", steps, err)
+		}
+		return machine, place
+	}
+	never := 1000
+	entries := []change{{flowTable, 0, "0", "1024"}}
+	living := &Session{holder: Holder{"living", 7, 42}}
+	if shared {
+		machine, place := books(&never)
+		if _, err := living.set(machine, place, entries, nil); err != nil {
+			t.Fatal(err)
+		}
+		entries[0].was = "1024"
+	}
+
+	dying := &Session{holder: Holder{"dying", 8, 43}}
+	func() {
+		defer func() {
+			if r := recover(); r != nil {
+				if _, ok := r.(crash); !ok {
+					panic(r)
+				}
+				crashed = true
+			}
+		}()
+		machine, place := books(&steps)
+		_, err := dying.set(machine, place, entries, []change{{queue0, 2, "0", "3"}, {queue1, 2, "2", "3"}})
+		for _, b := range []*book{place, machine} {
+			_, released := b.release(func(_ entry, h Holder) bool { return h == dying.holder })
+			err = errors.Join(err, released)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+
+	machine, place := books(&never)
+	for _, b := range []*book{place, machine} {
+		if _, err := b.releaseDead(); err != nil {
+			t.Errorf("recover: %v", err)
+		}
+	}
+	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "2"}, queues.values); d != "" {
+		t.Errorf("queues: %s", d)
+	}
+	if shared {
+		if table.values[flowTable] != "1024" {
+			t.Errorf("the table reads %s while it is held at 1024", table.values[flowTable])
+		}
+		if _, err := machine.release(func(_ entry, h Holder) bool { return h == living.holder }); err != nil {
+			t.Error(err)
+		}
+	}
+	if table.values[flowTable] != "0" {
+		t.Errorf("the table reads %s, want 0", table.values[flowTable])
+	}
+	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
+		t.Errorf("left in the journal: %v", files)
+	}
+	return crashed
+}
+
+func TestSetIsUndone(t *testing.T) {
+	table := &memory{values: map[string]string{flowTable: "0"}}
+	queues := &memory{values: map[string]string{queue0: "0", queue1: "0"}, fail: map[string]error{queue1: syscall.EIO}}
+	j, err := openJournal(t.TempDir(), fakeProc(t, map[string]string{"7": stat("S", "42")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := j.open(namespace{}, "machine", table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, err := j.open(namespace{Cookie: 9}, "node0", queues)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Session{holder: Holder{"run", 7, 42}}
+	_, err = s.set(machine, place, []change{{flowTable, 0, "0", "1024"}}, []change{{queue0, 2, "0", "3"}, {queue1, 2, "0", "3"}})
+	if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), queue1) {
+		t.Errorf("error %v, want EIO and what it was about", err)
+	}
+	if d := cmp.Diff([]string{"0", "0", "0"}, []string{table.values[flowTable], queues.values[queue0], queues.values[queue1]}); d != "" {
+		t.Errorf("not undone: %s", d)
+	}
+	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
+		t.Errorf("left in the journal: %v", files)
+	}
+
+	// What an earlier call holds is not of this one, and stays.
+	if _, err := s.set(machine, place, nil, []change{{queue0, 2, "0", "3"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.set(machine, place, nil, []change{{queue0, 2, "3", "3"}, {queue1, 2, "0", "3"}}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("error %v, want EIO", err)
+	}
+	if queues.values[queue0] != "3" || reopen(t, j, queues).find(queue0) == nil {
+		t.Errorf("what was held before reads %s, want 3, in the journal", queues.values[queue0])
+	}
+}

@@ -1,0 +1,152 @@
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// flowTable is the size of the table of flows that sockets read last. There is
+// one for the machine, whatever the network namespace.
+const flowTable = "net/core/rps_sock_flow_entries"
+
+// plan is what accelerators come to in one place.
+type plan struct {
+	// entries of the machine's flow table; 0 leaves it alone.
+	entries int
+	// queues says what the queues of a class's devices get.
+	queues map[string]queueSettings
+}
+
+type queueSettings struct {
+	// cpus is the RPS mask; the empty set leaves it alone.
+	cpus Set
+	// flows are the RFS entries that the queues of one device share; 0 leaves
+	// them alone.
+	flows int
+}
+
+// makePlan merges accelerators; two that want different values of one setting
+// are an error.
+func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (Set, error)) (*plan, error) {
+	p := &plan{queues: make(map[string]queueSettings)}
+	for i, a := range accelerators {
+		var err error
+		switch {
+		case a.RPS != nil && a.RFS == nil:
+			err = p.addRPS(a.RPS.Devices, a.RPS.CPUs, resolve)
+		case a.RFS != nil && a.RPS == nil:
+			err = p.addRFS(a.RFS)
+			if err == nil && a.RFS.CPUs != "" {
+				err = p.addRPS(a.RFS.Devices, a.RFS.CPUs, resolve)
+			}
+		default:
+			err = errors.New("want exactly one of rps and rfs")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("accelerator %d: %w", i+1, err)
+		}
+	}
+	return p, nil
+}
+
+func (p *plan) addRPS(classes []string, spec string, resolve func(string) (Set, error)) error {
+	cpus, err := resolve(spec)
+	if err != nil {
+		return err
+	}
+	for _, class := range classes {
+		q := p.queues[class]
+		if !q.cpus.Empty() && !q.cpus.Equal(cpus) {
+			return fmt.Errorf("wants the RPS mask of class %s on CPUs %s, another accelerator on %s", class, cpus, q.cpus)
+		}
+		q.cpus = cpus
+		p.queues[class] = q
+	}
+	return nil
+}
+
+func (p *plan) addRFS(rfs *v1alpha1.RFS) error {
+	if rfs.Entries <= 0 || rfs.Entries&(rfs.Entries-1) != 0 {
+		// The kernel would round up, and read back something else.
+		return fmt.Errorf("rfs entries %d: want a power of two", rfs.Entries)
+	}
+	if p.entries != 0 && p.entries != rfs.Entries {
+		return fmt.Errorf("wants %d entries of the machine's flow table, another accelerator %d", rfs.Entries, p.entries)
+	}
+	p.entries = rfs.Entries
+	for _, class := range rfs.Devices {
+		q := p.queues[class]
+		q.flows = rfs.Entries
+		p.queues[class] = q
+	}
+	return nil
+}
+
+// matches tells whether p sets anything on d.
+func (p *plan) matches(d Device) bool {
+	_, ok := p.queues[d.Class]
+	return ok
+}
+
+// changes reads what stands where p wants something: of the machine's table,
+// and of the queues of devices. A device that goes away meanwhile is left out.
+func (p *plan) changes(machine, place store, devices []Device) (table, queues []change, err error) {
+	if p.entries != 0 {
+		was, err := machine.read(flowTable)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read %s: %w", flowTable, err)
+		}
+		table = append(table, change{path: flowTable, was: was, want: strconv.Itoa(p.entries)})
+	}
+	for _, d := range devices {
+		if !p.matches(d) {
+			continue
+		}
+		c, err := p.queues[d.Class].changes(place, d)
+		if gone(err) {
+			if _, still := place.read("class/net/" + d.Name + "/ifindex"); still == nil {
+				return nil, nil, fmt.Errorf("%w: the kernel lacks CONFIG_RPS", err)
+			}
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		queues = append(queues, c...)
+	}
+	return table, queues, nil
+}
+
+func (q queueSettings) changes(place store, d Device) ([]change, error) {
+	if q.flows != 0 && q.flows < d.RxQueues {
+		return nil, fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", q.flows, d.RxQueues, d.Name)
+	}
+	var changes []change
+	for i := range d.RxQueues {
+		if !q.cpus.Empty() {
+			path := d.queue(i, "rps_cpus")
+			was, err := place.read(path)
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", path, err)
+			}
+			changes = append(changes, change{path, d.Index, was, q.cpus.maskLike(was)})
+		}
+		if q.flows != 0 {
+			path := d.queue(i, "rps_flow_cnt")
+			was, err := place.read(path)
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", path, err)
+			}
+			// A power of two, as the kernel rounds up to one
+			// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c); rounded
+			// down, so that the queues together stay within the table.
+			share := 1 << (bits.Len(uint(q.flows/d.RxQueues)) - 1)
+			changes = append(changes, change{path, d.Index, was, strconv.Itoa(share)})
+		}
+	}
+	return changes, nil
+}

@@ -1,0 +1,143 @@
+package accel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/record"
+)
+
+// Recover releases what dead processes hold, on the machine and in every network
+// namespace that the journal names, and restores what nobody else holds. It
+// returns what it wrote back. Settings that somebody changed meanwhile stay as
+// they are, and make the error an ErrChanged; the rest is recovered all the same.
+// Of o it needs JournalDir and Proc.
+func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
+	o = o.withDefaults()
+	err = eachBook(ctx, o, func(b *book) error {
+		settings, err := b.releaseDead()
+		restored = append(restored, settings...)
+		return errors.Join(err, b.save())
+	})
+	if err != nil {
+		return restored, fmt.Errorf("recover accelerators: %w", err)
+	}
+	return restored, nil
+}
+
+// Held is a setting of the journal.
+type Held struct {
+	// Setting reads now what Got says. Its Place is what the first holder called
+	// the network namespace, or "machine".
+	record.Setting
+	Holders []Holder
+}
+
+// Status lists what is held on this machine. Of o it needs JournalDir and Proc.
+func Status(ctx context.Context, o Options) (held []Held, err error) {
+	o = o.withDefaults()
+	err = eachBook(ctx, o, func(b *book) error {
+		for _, e := range b.Entries {
+			got, err := b.store.read(e.Path)
+			if e.Link != 0 && gone(err) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("read %s of %s: %w", e.Path, b.Place, err)
+			}
+			held = append(held, Held{
+				Setting: record.Setting{Place: b.Place, Path: e.Path, Want: e.Want, Got: got, Was: e.Was},
+				Holders: e.Holders,
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list accelerators: %w", err)
+	}
+	return held, nil
+}
+
+// eachBook calls fn on every ledger, the machine's last, in the network
+// namespace it is of; if that cannot be found it is gone, and its settings with
+// it. One failure does not keep fn from the other ledgers.
+func eachBook(ctx context.Context, o Options, fn func(*book) error) error {
+	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	j, err := openJournal(o.JournalDir, o.Proc)
+	if err != nil {
+		return err
+	}
+	unlock, err := j.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(files)
+	var errs []error
+	for _, file := range files {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, j.visit(filepath.Base(file), fn))
+	}
+	machine, err := j.machine()
+	if err == nil {
+		err = fn(machine)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// nowhere is where the settings of a namespace that is gone are.
+type nowhere struct{}
+
+func (nowhere) read(string) (string, error) { return "", fs.ErrNotExist }
+func (nowhere) write(string, string) error  { return fs.ErrNotExist }
+
+func (j *journal) visit(name string, fn func(*book) error) error {
+	l, err := j.read(name)
+	if err != nil {
+		return err
+	}
+	file, err := findNamespace(j.proc, l.namespace)
+	if err != nil {
+		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
+	}
+	if file == "" {
+		b, err := j.open(l.namespace, l.Place, nowhere{})
+		if err != nil {
+			return err
+		}
+		return fn(b)
+	}
+	return within(file, func() error {
+		sys, err := MountSys()
+		if err != nil {
+			return err
+		}
+		defer sys.Close()
+		links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+		defer links.Close()
+		b, err := j.namespace(l.namespace, l.Place, sysfs{sys}, links)
+		if err != nil {
+			return err
+		}
+		return fn(b)
+	})
+}

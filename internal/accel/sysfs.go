@@ -1,0 +1,168 @@
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// store is where settings stand. Values go without their newline; otherwise
+// they are the kernel's bytes.
+type store interface {
+	read(path string) (string, error)
+	write(path, value string) error
+}
+
+// MountSys opens a sysfs that shows the network devices of the calling thread's
+// network namespace. sysfs shows those of the namespace it was mounted in, and
+// /sys is most often mounted in another one than a pod's. The mount is detached:
+// it stands in no directory, nobody else sees it, and it goes with the root.
+//
+// A caller without the right to mount, or on a kernel before 5.2, gets /sys if
+// that shows the right devices, else an error.
+func MountSys() (*os.Root, error) {
+	// The mount takes the namespace of the thread that asks.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	root, err := mountSys()
+	if err == nil {
+		return root, nil
+	}
+	root, sysErr := openSys("/sys")
+	if sysErr != nil {
+		return nil, fmt.Errorf("mount a sysfs of this network namespace: %w; and %w", err, sysErr)
+	}
+	return root, nil
+}
+
+func mountSys() (*os.Root, error) {
+	ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen: %w", err)
+	}
+	defer unix.Close(ctx)
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return nil, fmt.Errorf("fsconfig: %w", err)
+	}
+	mount, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount: %w", err)
+	}
+	// The root holds the mount by itself from here on.
+	defer unix.Close(mount)
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
+}
+
+// openSys opens a sysfs mounted at dir after making sure that its links are
+// those of the calling thread's network namespace.
+func openSys(dir string) (*os.Root, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	links, err := dump("links", netlink.LinkList)
+	for _, l := range links {
+		index, _ := (sysfs{root}).read("class/net/" + l.Attrs().Name + "/ifindex")
+		if index != strconv.Itoa(l.Attrs().Index) {
+			err = fmt.Errorf("%s shows another network namespace", dir)
+		}
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+// sysfs holds the settings of one network namespace's devices.
+type sysfs struct{ *os.Root }
+
+func (s sysfs) read(path string) (string, error) {
+	b, err := s.ReadFile(path)
+	return strings.TrimSuffix(string(b), "\n"), err
+}
+
+func (s sysfs) write(path, value string) error {
+	// Not Root.WriteFile: it would create a file that has gone.
+	f, err := s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	return writeAndClose(f, value)
+}
+
+func writeAndClose(f *os.File, value string) error {
+	_, err := f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// gone tells that the device went away, or took another name: its files are not
+// there any more, or were open when it went.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
+}
+
+// sysctls holds the settings that are one for the whole machine, below proc/sys.
+type sysctls struct{ proc string }
+
+func (s sysctls) read(path string) (value string, err error) {
+	err = s.at(path, func(file string) error {
+		b, err := os.ReadFile(file)
+		value = strings.TrimSuffix(string(b), "\n")
+		return err
+	})
+	return value, err
+}
+
+func (s sysctls) write(path, value string) error {
+	return s.at(path, func(file string) error {
+		f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+		if err != nil {
+			return err
+		}
+		return writeAndClose(f, value)
+	})
+}
+
+// at calls fn where path can be seen. The kernel shows sysctls such as
+// net.core.rps_sock_flow_entries in its first network namespace alone
+// (sysctl_core_net_init in net/core/sysctl_net_core.c), and /proc/sys is that of
+// whoever looks. From any other namespace, fn runs in that of the nearest
+// ancestor that sees the file: whoever started a worker in a pod is on the host.
+// Process 1 is only the last of them, as it may be closed even to root (to enter
+// takes CAP_SYS_PTRACE, or no fewer capabilities than it has).
+func (s sysctls) at(path string, fn func(file string) error) error {
+	file := filepath.Join(s.proc, "sys", path)
+	_, err := os.Stat(file)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fn(file)
+	}
+	for pid := os.Getpid(); pid > 0; {
+		found := false
+		nearest := within(filepath.Join(s.proc, strconv.Itoa(pid), "ns/net"), func() error {
+			if _, err := os.Stat(file); err != nil {
+				return err
+			}
+			found = true
+			return fn(file)
+		})
+		if found {
+			return nearest
+		}
+		status, err := readStat(s.proc, pid)
+		if err != nil {
+			return err
+		}
+		pid = status.parent
+	}
+	return fmt.Errorf("%w: no process from this one up to process 1 is in a network namespace that shows it and can be entered; "+
+		"start from the host, with its PID namespace, on a kernel with CONFIG_RPS", err)
+}
