@@ -25,6 +25,9 @@ type Place struct {
 	IPv4, IPv6 netip.Addr
 	// CPUs belong to the node, as a list ("0-3"); empty means all of the machine.
 	CPUs string
+	// Affinity are the CPUs that processes of the place run on, as a list; empty
+	// means those of the node.
+	Affinity string
 	// IRQCPUs take the node's NIC's interrupts; empty means that the worker finds out.
 	IRQCPUs string
 }

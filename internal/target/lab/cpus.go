@@ -1,0 +1,138 @@
+//go:build linux
+
+package lab
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// nodeCPUs are the CPUs that a node's processes run on.
+type nodeCPUs struct {
+	CPUs []int
+	// IRQ takes the NIC's interrupts, -1 where nodes share CPUs: then receive
+	// work stays where a veth puts it, on the sender's.
+	IRQ int
+}
+
+// divide gives each of so many nodes CPUs of its own, the last of them for its
+// NIC's interrupts, if that makes two a node or more. With fewer, all nodes
+// share all. CPUs that share a core, or a cache, stand side by side.
+func divide(cpus []int, nodes int) []nodeCPUs {
+	parts := make([]nodeCPUs, nodes)
+	for i := range parts {
+		if len(cpus) < 2*nodes {
+			parts[i] = nodeCPUs{CPUs: cpus, IRQ: -1}
+			continue
+		}
+		// Where it does not come out even, the first have one more.
+		size, more := len(cpus)/nodes, len(cpus)%nodes
+		from := i*size + min(i, more)
+		to := from + size
+		if i < more {
+			to++
+		}
+		parts[i] = nodeCPUs{CPUs: cpus[from:to], IRQ: cpus[to-1]}
+	}
+	return parts
+}
+
+// availableCPUs are those that this process may run on and that are not
+// isolated, with the threads of a core side by side: on many machines CPUs 0
+// and n/2 are two threads of one core, and two nodes must not be.
+func availableCPUs(sys string) ([]int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("read this process's CPU affinity: %w", err)
+	}
+	dir := filepath.Join(sys, "devices/system/cpu")
+	var isolated []int
+	if text, err := os.ReadFile(filepath.Join(dir, "isolated")); err == nil {
+		if isolated, err = parseCPUs(string(text)); err != nil {
+			return nil, fmt.Errorf("read isolated CPUs: %w", err)
+		}
+	}
+	type cpu struct{ id, socket, core int }
+	var cpus []cpu
+	for id := range len(set) * 64 {
+		if !set.IsSet(id) || slices.Contains(isolated, id) {
+			continue
+		}
+		c := cpu{id: id, core: id}
+		topology := filepath.Join(dir, fmt.Sprintf("cpu%d", id), "topology")
+		if text, err := os.ReadFile(filepath.Join(topology, "physical_package_id")); err == nil {
+			c.socket, _ = strconv.Atoi(strings.TrimSpace(string(text))) // unknown is 0, one socket
+		}
+		if text, err := os.ReadFile(filepath.Join(topology, "thread_siblings_list")); err == nil {
+			if threads, err := parseCPUs(string(text)); err == nil && len(threads) > 0 {
+				c.core = threads[0]
+			}
+		}
+		cpus = append(cpus, c)
+	}
+	slices.SortFunc(cpus, func(a, b cpu) int {
+		return cmp.Or(cmp.Compare(a.socket, b.socket), cmp.Compare(a.core, b.core), cmp.Compare(a.id, b.id))
+	})
+	ids := make([]int, len(cpus))
+	for i, c := range cpus {
+		ids[i] = c.id
+	}
+	if len(ids) == 0 {
+		return nil, fmt.Errorf("every CPU that this process may run on is isolated: start it on others (taskset)")
+	}
+	return ids, nil
+}
+
+// parseCPUs reads a list as the kernel writes it: "0-3,8".
+func parseCPUs(list string) ([]int, error) {
+	var cpus []int
+	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		if part == "" {
+			continue
+		}
+		first, last, isRange := strings.Cut(part, "-")
+		from, err := strconv.Atoi(first)
+		to := from
+		if err == nil && isRange {
+			to, err = strconv.Atoi(last)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("CPU list %q: %w", list, err)
+		}
+		for cpu := from; cpu <= to; cpu++ {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
+}
+
+// formatCPUs writes a list as the kernel does.
+func formatCPUs(cpus []int) string {
+	cpus = slices.Sorted(slices.Values(cpus))
+	var parts []string
+	for i := 0; i < len(cpus); {
+		j := i
+		for j+1 < len(cpus) && cpus[j+1] == cpus[j]+1 {
+			j++
+		}
+		part := strconv.Itoa(cpus[i])
+		if j > i {
+			part += "-" + strconv.Itoa(cpus[j])
+		}
+		parts = append(parts, part)
+		i = j + 1
+	}
+	return strings.Join(parts, ",")
+}
+
+// cpuMask is one CPU as a mask in sysfs: groups of 32 bits, the highest first.
+func cpuMask(cpu int) string {
+	return fmt.Sprintf("%x", uint32(1)<<(cpu%32)) + strings.Repeat(",00000000", cpu/32)
+}

@@ -1,0 +1,124 @@
+//go:build linux
+
+package lab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestDivide(t *testing.T) {
+	for cpus := 1; cpus <= 128; cpus++ {
+		for nodes := 2; nodes <= 16; nodes++ {
+			t.Run(fmt.Sprintf("%d CPUs, %d nodes", cpus, nodes), func(t *testing.T) {
+				var all []int
+				for i := range cpus {
+					all = append(all, 3*i) // ids need not follow one another
+				}
+				parts := divide(all, nodes)
+				if len(parts) != nodes {
+					t.Fatalf("%d parts", len(parts))
+				}
+				if cpus < 2*nodes {
+					for _, p := range parts {
+						if diff := cmp.Diff(nodeCPUs{CPUs: all, IRQ: -1}, p); diff != "" {
+							t.Errorf("nodes do not share (-want +got):\n%s", diff)
+						}
+					}
+					return
+				}
+				var together []int
+				least, most := cpus, 0
+				for _, p := range parts {
+					together = append(together, p.CPUs...)
+					least, most = min(least, len(p.CPUs)), max(most, len(p.CPUs))
+					if p.IRQ != p.CPUs[len(p.CPUs)-1] {
+						t.Errorf("interrupts of a node with %v go to %d", p.CPUs, p.IRQ)
+					}
+				}
+				if diff := cmp.Diff(all, together); diff != "" {
+					t.Errorf("not every CPU is one node's (-want +got):\n%s", diff)
+				}
+				if least < 2 || most > least+1 {
+					t.Errorf("nodes have %d to %d CPUs", least, most)
+				}
+			})
+		}
+	}
+}
+
+// A machine of one socket with two threads a core, numbered as servers do, and
+// one core isolated.
+func TestAvailableCPUs(t *testing.T) {
+	sys := t.TempDir()
+	write := func(path, text string) {
+		path = filepath.Join(sys, "devices/system/cpu", path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine, err := availableCPUs(sys) // without facts: by number
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(mine) < 2 {
+		t.Skip("needs two CPUs")
+	}
+	if !slices.IsSorted(mine) {
+		t.Errorf("CPUs %v are not in order", mine)
+	}
+	first, last := mine[0], mine[len(mine)-1]
+	write("isolated", fmt.Sprint(first))
+	got, err := availableCPUs(sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(mine[1:], got); diff != "" {
+		t.Errorf("with CPU %d isolated (-want +got):\n%s", first, diff)
+	}
+	write("isolated", "")
+	// The first CPU is in another socket: it comes last.
+	write(fmt.Sprintf("cpu%d/topology/physical_package_id", first), "1")
+	write(fmt.Sprintf("cpu%d/topology/thread_siblings_list", last), fmt.Sprint(last))
+	got, err = availableCPUs(sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(append(slices.Clone(mine[1:]), first), got); diff != "" {
+		t.Errorf("with CPU %d in the second socket (-want +got):\n%s", first, diff)
+	}
+}
+
+func TestCPULists(t *testing.T) {
+	for list, cpus := range map[string][]int{"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "1,3,5": {1, 3, 5}, "6-7,130-131": {6, 7, 130, 131}} {
+		got, err := parseCPUs(list + "\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(cpus, got); diff != "" {
+			t.Errorf("parseCPUs(%q) (-want +got):\n%s", list, diff)
+		}
+		if got := formatCPUs(cpus); got != list {
+			t.Errorf("formatCPUs(%v) = %q, want %q", cpus, got, list)
+		}
+	}
+	if _, err := parseCPUs("0-x"); err == nil {
+		t.Error("0-x was read as a list of CPUs")
+	}
+	if got := formatCPUs([]int{4, 0, 5, 1}); got != "0-1,4-5" {
+		t.Errorf("CPUs in another order are %q", got)
+	}
+	for cpu, mask := range map[int]string{0: "1", 5: "20", 31: "80000000", 32: "1,00000000", 70: "40,00000000,00000000"} {
+		if got := cpuMask(cpu); got != mask {
+			t.Errorf("cpuMask(%d) = %s, want %s", cpu, got, mask)
+		}
+	}
+}

@@ -1,0 +1,423 @@
+//go:build linux
+
+// Package lab makes nodes and pods of network namespaces on this machine:
+// nodes whose NICs meet in a switch, and pods behind a VXLAN overlay in the
+// shape that flannel or calico gives it. Devices, routes and netfilter are the
+// kernel's own; only the wire is a veth, made to behave as one (see wire.go).
+//
+// It starts processes in places but knows nothing of what they do: that is
+// package worker's. Which lab is made, and when, is package experiment's and
+// the command line's.
+package lab
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// DefaultDir is where labs are kept: on a file system that a restart of the
+// machine clears, as it clears the labs.
+const DefaultDir = "/run/slipstream/lab"
+
+var (
+	// ErrNotFound is a lab that is not there.
+	ErrNotFound = errors.New("no such lab")
+	// ErrInUse is a lab that a process makes, runs on or removes.
+	ErrInUse = errors.New("in use")
+	// ErrExists is a name that is taken, by a lab or by something else.
+	ErrExists = errors.New("exists already")
+)
+
+// Config says what a lab is.
+type Config struct {
+	// Name is in every name that the lab has on the machine: [a-z0-9-], 1 to
+	// 20 of them.
+	Name string `json:"name"`
+	// Nodes, 2 to 16, and Pods on each, 0 to 64.
+	Nodes int          `json:"nodes"`
+	Pods  int          `json:"pods"`
+	NIC   v1alpha1.NIC `json:"nic"`
+	// Shape of the overlay: v1alpha1.ShapeFlannel or v1alpha1.ShapeCalico.
+	Shape string `json:"shape"`
+	// CongestionControl of the namespaces, where the kernel lets it be set for
+	// one; empty leaves the machine's.
+	CongestionControl string `json:"congestionControl,omitempty"`
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
+
+// minMTU leaves the IPv6 overlay the 1280 bytes that IPv6 asks of a link.
+const minMTU = 1280 + overhead6
+
+func (c Config) validate() error {
+	if !validName.MatchString(c.Name) {
+		return fmt.Errorf("name of a lab must be 1 to 20 of a-z, 0-9 and -, is %q", c.Name)
+	}
+	if c.Nodes < 2 || c.Nodes > 16 {
+		return fmt.Errorf("lab %s: nodes must be 2 to 16, are %d", c.Name, c.Nodes)
+	}
+	if c.Pods < 0 || c.Pods > 64 {
+		return fmt.Errorf("lab %s: pods a node must be 0 to 64, are %d", c.Name, c.Pods)
+	}
+	if c.Shape != v1alpha1.ShapeFlannel && c.Shape != v1alpha1.ShapeCalico {
+		return fmt.Errorf("lab %s: shape must be %s or %s, is %q", c.Name, v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico, c.Shape)
+	}
+	if c.NIC.Offload != v1alpha1.OffloadFull && c.NIC.Offload != v1alpha1.OffloadNone {
+		return fmt.Errorf("lab %s: offload must be %s or %s, is %q", c.Name, v1alpha1.OffloadFull, v1alpha1.OffloadNone, c.NIC.Offload)
+	}
+	if c.NIC.MTU < minMTU || c.NIC.MTU > 9000 {
+		return fmt.Errorf("lab %s: MTU must be %d (IPv6 needs 1280 inside the overlay) to 9000, is %d", c.Name, minMTU, c.NIC.MTU)
+	}
+	if _, err := c.NIC.Rate.BitsPerSecond(); err != nil {
+		return fmt.Errorf("lab %s: rate %w", c.Name, err)
+	}
+	return nil
+}
+
+// Options say how a lab is kept.
+type Options struct {
+	// Dir has the labs of the machine; DefaultDir unless set.
+	Dir string
+	// Keep lets the lab outlive this process. Without it, Sweep removes it once
+	// the process is gone.
+	Keep bool
+	// Log is told what does not matter enough to fail; nil is silent.
+	Log *slog.Logger
+}
+
+// Lab is a lab that is up.
+type Lab struct {
+	state *state
+	dir   string
+	// lock is held where the lab is this process's own.
+	lock *lock
+}
+
+// Up makes a lab. It fails before it touches anything when the kernel lacks
+// something, when a name is taken (ErrExists), and when another process is at
+// that lab (ErrInUse); when it fails later it takes down what it made.
+func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if o.Dir == "" {
+		o.Dir = DefaultDir
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := probe(); err != nil {
+		return nil, err
+	}
+	cpus, err := availableCPUs("/sys")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{o.Dir, netnsDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make folder for labs: %w", err)
+		}
+	}
+	lock, err := acquire(o.Dir, c.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := free(o.Dir, c); err != nil {
+		if !errors.Is(err, errLab) {
+			return nil, errors.Join(err, lock.remove())
+		}
+		lock.release()
+		return nil, err
+	}
+	l := &Lab{
+		state: &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
+		dir:   o.Dir,
+		lock:  lock,
+	}
+	if err := l.state.write(o.Dir); err != nil {
+		return nil, errors.Join(err, lock.remove())
+	}
+	if err := l.make(ctx, o.Log); err != nil {
+		return nil, errors.Join(fmt.Errorf("bring up lab %s: %w", c.Name, err), l.Down(context.WithoutCancel(ctx)))
+	}
+	l.state.Up = true
+	if err := l.state.write(o.Dir); err != nil {
+		return nil, errors.Join(err, l.Down(context.WithoutCancel(ctx)))
+	}
+	if o.Keep {
+		lock.release()
+		l.lock = nil
+	}
+	return l, nil
+}
+
+// errLab is the ErrExists of a lab, whose files are to stay.
+var errLab = fmt.Errorf("%w as a lab", ErrExists)
+
+// free checks that no name of a lab is taken. The caller holds the lock.
+func free(dir string, c Config) error {
+	if _, err := os.Lstat(statePath(dir, c.Name)); err == nil {
+		return fmt.Errorf("lab %s %w: take it down (slipstream lab down %[1]s), or take another name", c.Name, errLab)
+	}
+	for _, ns := range namespaces(c) {
+		if _, err := os.Lstat(netnsPath(ns)); err == nil {
+			return fmt.Errorf("network namespace %s %w, and is no lab's: remove it (ip netns del %[1]s), or take another name for the lab", ns, ErrExists)
+		}
+	}
+	return nil
+}
+
+// Open takes a lab that another process made.
+func Open(dir, name string) (*Lab, error) {
+	if !validName.MatchString(name) {
+		return nil, fmt.Errorf("lab %q: %w", name, ErrNotFound)
+	}
+	s, err := readState(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	return &Lab{state: s, dir: dir}, nil
+}
+
+// Info is what is known of a lab without entering it.
+type Info struct {
+	Config
+	// PID is the process that made it.
+	PID int
+	// Keep is a lab that outlives that process.
+	Keep bool
+	// Up is false while it is made, and if that was cut short.
+	Up      bool
+	Created time.Time
+}
+
+// List tells which labs there are, by name. Beside an error it has those that
+// can be read.
+func List(dir string) ([]Info, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list labs: %w", err)
+	}
+	var all []Info
+	var errs []error
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok {
+			continue
+		}
+		s, err := readState(dir, name)
+		if errors.Is(err, ErrNotFound) {
+			continue // it went down meanwhile
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		all = append(all, Info{Config: s.Config, PID: s.PID, Keep: s.Keep, Up: s.Up, Created: s.Created})
+	}
+	return all, errors.Join(errs...)
+}
+
+// make builds what the state says.
+func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
+	c := l.state.Config
+	nodes := layout(c)
+	sw, err := createNamespace(switchNS(c.Name), prepareSwitch)
+	if err != nil {
+		return err
+	}
+	defer sw.close()
+	wire, err := newWire(c.NIC, sw)
+	if err != nil {
+		return err
+	}
+	defer wire.close()
+	hosts := make([]*namespace, len(nodes))
+	defer func() {
+		for _, ns := range hosts {
+			ns.close()
+		}
+	}()
+	if err := parallel(ctx, len(nodes), func(i int) error {
+		n := nodes[i]
+		var err error
+		if hosts[i], err = createNamespace(n.ns, func() error { return prepareNode(c.CongestionControl, log) }); err != nil {
+			return err
+		}
+		if err := wire.connect(hosts[i], n, l.state.CPUs[i].IRQ); err != nil {
+			return fmt.Errorf("connect %s: %w", n.place.Name, err)
+		}
+		if err := filter(hosts[i], n); err != nil {
+			return fmt.Errorf("netfilter of %s: %w", n.place.Name, err)
+		}
+		if err := makeOverlay(hosts[i], c, nodes, i); err != nil {
+			return fmt.Errorf("overlay of %s: %w", n.place.Name, err)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return parallel(ctx, c.Nodes*c.Pods, func(i int) error {
+		n, host := nodes[i%c.Nodes], hosts[i%c.Nodes]
+		p := n.pods[i/c.Nodes]
+		ns, err := createNamespace(p.ns, func() error { return preparePod(c.CongestionControl, log) })
+		if err != nil {
+			return err
+		}
+		defer ns.close()
+		if err := makePod(host, ns, c, n, p); err != nil {
+			return fmt.Errorf("make %s: %w", p.place.Name, err)
+		}
+		return nil
+	})
+}
+
+// threads that make or remove at once. The kernel does most of it under one
+// lock (RTNL); a few threads gain what is outside of it.
+const threads = 4
+
+// parallel calls f for 0 to n-1.
+func parallel(ctx context.Context, n int, f func(i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(threads)
+	for i := range n {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return f(i)
+		})
+	}
+	return g.Wait()
+}
+
+// Places are the nodes first, in order, then the pods of each.
+func (l *Lab) Places() []target.Place {
+	var nodes, pods []target.Place
+	for i, n := range layout(l.state.Config) {
+		cpus := l.state.CPUs[i]
+		add := func(all *[]target.Place, p target.Place) {
+			p.CPUs = formatCPUs(cpus.CPUs)
+			if cpus.IRQ >= 0 {
+				p.IRQCPUs = formatCPUs([]int{cpus.IRQ})
+			}
+			*all = append(*all, p)
+		}
+		add(&nodes, n.place)
+		for j, p := range n.pods {
+			if cpus.IRQ < 0 {
+				// Where nodes share CPUs, pods that talk to each other across
+				// nodes have one each: on one CPU they would meet as pods of
+				// two machines never do, and whether they do would be the
+				// scheduler's lottery.
+				p.place.Affinity = formatCPUs(cpus.CPUs[(i+j)%len(cpus.CPUs) : (i+j)%len(cpus.CPUs)+1])
+			}
+			add(&pods, p.place)
+		}
+	}
+	return append(nodes, pods...)
+}
+
+// Placement says in a sentence where the nodes' work runs.
+func (l *Lab) Placement() string {
+	cpus := l.state.CPUs
+	if cpus[0].IRQ < 0 {
+		return fmt.Sprintf("The nodes share CPUs %s, as there are fewer than two CPUs a node: the two ends of a pair are on different CPUs, "+
+			"and a packet is received on the CPU that sent it.", formatCPUs(cpus[0].CPUs))
+	}
+	var parts []string
+	for i, c := range cpus {
+		parts = append(parts, fmt.Sprintf("node%d has %s", i, formatCPUs(c.CPUs)))
+	}
+	return fmt.Sprintf("Each node has CPUs of its own (%s), the last of which takes its NIC's packets by RPS, in place of an interrupt.",
+		strings.Join(parts, ", "))
+}
+
+// In returns what starts a command in a place: in its network namespace, on its
+// CPUs. Everything else of the process is the command's and the caller's; /sys
+// stays the machine's.
+func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
+	return func(cmd *exec.Cmd) error {
+		ns, err := l.find(place.Name)
+		if err != nil {
+			return err
+		}
+		cpus, err := parseCPUs(cmp.Or(place.Affinity, place.CPUs))
+		if err != nil {
+			return fmt.Errorf("CPUs of %s: %w", place.Name, err)
+		}
+		var set, before unix.CPUSet
+		for _, cpu := range cpus {
+			set.Set(cpu)
+		}
+		return inside(ns, func() error {
+			// A child has the namespace and the affinity of the thread that forks it.
+			if err := unix.SchedGetaffinity(0, &before); err != nil {
+				return fmt.Errorf("read CPU affinity: %w", err)
+			}
+			if err := unix.SchedSetaffinity(0, &set); err != nil {
+				return fmt.Errorf("set CPU affinity to %s of %s: %w", formatCPUs(cpus), place.Name, err)
+			}
+			err := cmd.Start()
+			if err != nil {
+				err = fmt.Errorf("start %s in %s: %w", cmd.Path, place.Name, err)
+			}
+			return errors.Join(err, unix.SchedSetaffinity(0, &before))
+		})
+	}
+}
+
+// Run runs a command in a place to its end and returns its exit code. A context
+// that ends interrupts it.
+func (l *Lab) Run(ctx context.Context, place string, argv []string, in, out, errs *os.File) (code int, err error) {
+	var at target.Place
+	for _, p := range l.Places() {
+		if p.Name == place {
+			at = p
+		}
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, errs
+	at.Name = place
+	if err := l.In(at)(cmd); err != nil {
+		return 0, err
+	}
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+// find tells the namespace of a place.
+func (l *Lab) find(place string) (ns string, err error) {
+	for _, n := range layout(l.state.Config) {
+		if place == n.place.Name {
+			return n.ns, nil
+		}
+		for _, p := range n.pods {
+			if place == p.place.Name {
+				return p.ns, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("lab %s has no place %q: there are node0 to node%d, and on each pod0 to pod%d, as in node0/pod0",
+		l.state.Config.Name, place, l.state.Config.Nodes-1, l.state.Config.Pods-1)
+}

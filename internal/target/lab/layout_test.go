@@ -1,0 +1,110 @@
+//go:build linux
+
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// In the largest lab no two things have the same name or address, and every name
+// fits in what the kernel has for it.
+func TestLayoutIsUnique(t *testing.T) {
+	for _, shape := range []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico} {
+		c := config(strings.Repeat("x", 20))
+		c.Nodes, c.Pods, c.Shape = 16, 64, shape
+		seen := make(map[string]string)
+		once := func(kind string, value any, whose string) {
+			key := kind + " " + fmt.Sprint(value)
+			if other, ok := seen[key]; ok {
+				t.Errorf("%s is of %s and of %s", key, other, whose)
+			}
+			seen[key] = whose
+		}
+		for _, n := range layout(c) {
+			name := n.place.Name
+			once("namespace", n.ns, name)
+			once("address", n.place.IPv4, name)
+			once("address", n.place.IPv6, name)
+			once("address", n.pods4.Addr(), name)
+			once("address", n.pods6.Addr(), name)
+			once("address", nth(n.pods4, 1), name)
+			once("address", nth(n.pods6, 1), name)
+			once("mac", n.mac, name)
+			once("mac", n.vtep4, name)
+			once("mac", n.vtep6, name)
+			for _, p := range n.pods {
+				once("namespace", p.ns, p.place.Name)
+				once("address", p.place.IPv4, p.place.Name)
+				once("address", p.place.IPv6, p.place.Name)
+				once("mac", p.mac, p.place.Name)
+				once("veth on "+name, p.veth, p.place.Name)
+				if len(p.veth) > 15 {
+					t.Errorf("device name %s is longer than 15", p.veth)
+				}
+				if !n.pods4.Contains(p.place.IPv4) || !n.pods6.Contains(p.place.IPv6) {
+					t.Errorf("%s is at %s and %s, outside of %s and %s", p.place.Name, p.place.IPv4, p.place.IPv6, n.pods4, n.pods6)
+				}
+			}
+		}
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	c := config("x")
+	c.Pods = 1
+	l := &Lab{state: &state{Config: c, CPUs: divide([]int{0, 1, 2, 3}, 2)}}
+	a := netip.MustParseAddr
+	want := []target.Place{
+		{Name: "node0", Kind: target.Node, Node: "node0", IPv4: a("198.18.0.1"), IPv6: a("fd73:6c69:7000::1"), CPUs: "0-1", IRQCPUs: "1"},
+		{Name: "node1", Kind: target.Node, Node: "node1", IPv4: a("198.18.0.2"), IPv6: a("fd73:6c69:7000::2"), CPUs: "2-3", IRQCPUs: "3"},
+		{Name: "node0/pod0", Kind: target.Pod, Node: "node0", IPv4: a("10.244.0.2"), IPv6: a("fd73:6c69:7001::2"), CPUs: "0-1", IRQCPUs: "1"},
+		{Name: "node1/pod0", Kind: target.Pod, Node: "node1", IPv4: a("10.244.1.2"), IPv6: a("fd73:6c69:7001:1::2"), CPUs: "2-3", IRQCPUs: "3"},
+	}
+	if diff := cmp.Diff(want, l.Places(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("places (-want +got):\n%s", diff)
+	}
+	if got, want := l.Placement(), "Each node has CPUs of its own (node0 has 0-1, node1 has 2-3), the last of which takes its NIC's packets by RPS, in place of an interrupt."; got != want {
+		t.Errorf("placement is %q, want %q", got, want)
+	}
+	l.state.CPUs = divide([]int{0, 1}, 2)
+	if got := l.Places()[3]; got.CPUs != "0-1" || got.IRQCPUs != "" {
+		t.Errorf("where nodes share CPUs, a pod has %q, interrupts %q", got.CPUs, got.IRQCPUs)
+	}
+	if got, want := l.Placement(), "The nodes share CPUs 0-1, "; !strings.HasPrefix(got, want) {
+		t.Errorf("placement is %q, want it to begin %q", got, want)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for what, change := range map[string]func(*Config){
+		"no name":       func(c *Config) { c.Name = "" },
+		"long name":     func(c *Config) { c.Name = strings.Repeat("x", 21) },
+		"path":          func(c *Config) { c.Name = "../x" },
+		"one node":      func(c *Config) { c.Nodes = 1 },
+		"17 nodes":      func(c *Config) { c.Nodes = 17 },
+		"65 pods":       func(c *Config) { c.Pods = 65 },
+		"negative pods": func(c *Config) { c.Pods = -1 },
+		"shape":         func(c *Config) { c.Shape = "cilium" },
+		"offload":       func(c *Config) { c.NIC.Offload = "some" },
+		"small MTU":     func(c *Config) { c.NIC.MTU = 1349 },
+		"large MTU":     func(c *Config) { c.NIC.MTU = 9001 },
+		"rate":          func(c *Config) { c.NIC.Rate = "fast" },
+	} {
+		c := config("x")
+		if err := c.validate(); err != nil {
+			t.Fatal(err)
+		}
+		change(&c)
+		if err := c.validate(); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+}

@@ -1,0 +1,281 @@
+//go:build linux
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// What VXLAN adds to a packet: an Ethernet header of 14 bytes, 8 of VXLAN and 8
+// of UDP, and 20 or 40 of IP (RFC 7348, section 5).
+const (
+	overhead4 = 50
+	overhead6 = 70
+)
+
+// vxlan is what the products differ in.
+type vxlan struct {
+	device4, device6 string
+	vni, port        int
+}
+
+var products = map[string]vxlan{
+	v1alpha1.ShapeFlannel: {device4: "flannel.1", device6: "flannel-v6.1", vni: 1, port: 8472},
+	v1alpha1.ShapeCalico:  {device4: "vxlan.calico", device6: "vxlan-v6.calico", vni: 4096, port: 4789},
+}
+
+// Calico's end of every pod's link has the same address, and so the same
+// link-local one, which is the pods' IPv6 gateway; the IPv4 gateway is nobody's,
+// and answered by proxy ARP.
+var (
+	calicoMAC      = net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee}
+	calicoGateway6 = netip.MustParseAddr("fe80::ecee:eeff:feee:eeee")
+	calicoGateway4 = netip.MustParseAddr("169.254.1.1")
+)
+
+const bridgeName = "cni0"
+
+// prepareNode sets up a node's namespace as an operating system and kubelet do.
+func prepareNode(cc string, log *slog.Logger) error {
+	congestionControl(cc, log)
+	return errors.Join(
+		sysctl(
+			"net/ipv4/ip_forward=1",
+			// systemd's default, on the nodes of most distributions.
+			"net/ipv4/conf/all/rp_filter=2", "net/ipv4/conf/default/rp_filter=2",
+			"net/ipv6/conf/all/forwarding=1",
+		),
+		noAddressDetection(),
+		bridgeNetfilter(true),
+	)
+}
+
+// preparePod sets up a pod's namespace.
+func preparePod(cc string, log *slog.Logger) error {
+	congestionControl(cc, log)
+	return noAddressDetection()
+}
+
+// noAddressDetection makes link-local addresses good at once, which otherwise
+// takes a second or two.
+func noAddressDetection() error {
+	return sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
+}
+
+// bridgeNetfilter says whether what a bridge passes goes through netfilter, as
+// Kubernetes asks of its nodes. A kernel without it passes it by.
+func bridgeNetfilter(on bool) error {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		err := sysctl("net/bridge/bridge-nf-call-" + family + "=" + value)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeOverlay makes what joins the pods of node i with all others'.
+func makeOverlay(ns *namespace, c Config, nodes []node, i int) error {
+	if c.Shape == v1alpha1.ShapeFlannel {
+		if err := makeBridge(ns, c, nodes[i]); err != nil {
+			return err
+		}
+	}
+	eth0, err := ns.nl.LinkByName(nicName)
+	if err != nil {
+		return fmt.Errorf("find NIC: %w", err)
+	}
+	for _, v := range tunnels(c, eth0.Attrs().Index, nodes[i]) {
+		if err := ns.nl.LinkAdd(v.device); err != nil {
+			return fmt.Errorf("add %s: %w", v.device.Name, err)
+		}
+		own := v.pods(nodes[i])
+		if err := addAddress(ns, v.device, netip.PrefixFrom(own.Addr(), own.Addr().BitLen())); err != nil {
+			return err
+		}
+		if c.Shape == v1alpha1.ShapeCalico {
+			// Packets to an address of the node's that no pod has end here.
+			if err := ns.nl.RouteAdd(&netlink.Route{Dst: ipNet(own), Type: unix.RTN_BLACKHOLE, Table: unix.RT_TABLE_MAIN}); err != nil {
+				return fmt.Errorf("add blackhole route %s: %w", own, err)
+			}
+		}
+		for j, remote := range nodes {
+			if j == i {
+				continue
+			}
+			if err := v.join(ns, remote); err != nil {
+				return fmt.Errorf("join %s: %w", remote.place.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// tunnel is the overlay of one IP version.
+type tunnel struct {
+	device *netlink.Vxlan
+	// pods, vtep and nic of a node in that version.
+	pods func(node) netip.Prefix
+	vtep func(node) net.HardwareAddr
+	nic  func(node) netip.Addr
+}
+
+func tunnels(c Config, nic int, n node) []tunnel {
+	product := products[c.Shape]
+	all := []tunnel{{
+		device: &netlink.Vxlan{LinkAttrs: linkAttrs(product.device4)},
+		pods:   func(n node) netip.Prefix { return n.pods4 },
+		vtep:   func(n node) net.HardwareAddr { return n.vtep4 },
+		nic:    func(n node) netip.Addr { return n.place.IPv4 },
+	}, {
+		device: &netlink.Vxlan{LinkAttrs: linkAttrs(product.device6)},
+		pods:   func(n node) netip.Prefix { return n.pods6 },
+		vtep:   func(n node) net.HardwareAddr { return n.vtep6 },
+		nic:    func(n node) netip.Addr { return n.place.IPv6 },
+	}}
+	all[0].device.MTU, all[1].device.MTU = c.NIC.MTU-overhead4, c.NIC.MTU-overhead6
+	for _, t := range all {
+		t.device.HardwareAddr = t.vtep(n)
+		t.device.SrcAddr = t.nic(n).AsSlice()
+		t.device.VtepDevIndex = nic
+		t.device.VxlanId, t.device.Port = product.vni, product.port
+	}
+	return all
+}
+
+// join tells a node of a remote one, as flanneld and Felix do: where its device
+// is, whose the first address of its pods is, and that all of them are behind.
+func (t tunnel) join(ns *namespace, remote node) error {
+	index, pods := t.device.Index, t.pods(remote)
+	if err := ns.nl.NeighSet(&netlink.Neigh{
+		LinkIndex: index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+		IP: t.nic(remote).AsSlice(), HardwareAddr: t.vtep(remote),
+	}); err != nil {
+		return fmt.Errorf("add forwarding entry: %w", err)
+	}
+	if err := ns.nl.NeighSet(&netlink.Neigh{
+		LinkIndex: index, State: netlink.NUD_PERMANENT,
+		IP: pods.Addr().AsSlice(), HardwareAddr: t.vtep(remote),
+	}); err != nil {
+		return fmt.Errorf("add neighbour: %w", err)
+	}
+	if err := ns.nl.RouteAdd(&netlink.Route{
+		LinkIndex: index, Dst: ipNet(pods), Gw: pods.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+	}); err != nil {
+		return fmt.Errorf("add route: %w", err)
+	}
+	return nil
+}
+
+// makeBridge makes the bridge that flannel's pods are on.
+func makeBridge(ns *namespace, c Config, n node) error {
+	bridge := &netlink.Bridge{LinkAttrs: linkAttrs(bridgeName)}
+	bridge.MTU = c.NIC.MTU - overhead4
+	bridge.HardwareAddr = hardwareAddr(n.place.Name, bridgeName)
+	if err := ns.nl.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("add bridge %s: %w", bridgeName, err)
+	}
+	return errors.Join(
+		addAddress(ns, bridge, netip.PrefixFrom(nth(n.pods4, 1), n.pods4.Bits())),
+		addAddress(ns, bridge, netip.PrefixFrom(nth(n.pods6, 1), n.pods6.Bits())),
+	)
+}
+
+// makePod links a pod with its node, as the product's CNI plugin does.
+func makePod(host, ns *namespace, c Config, n node, p pod) error {
+	veth := netlink.NewVeth(linkAttrs(p.veth))
+	veth.MTU = c.NIC.MTU - overhead4
+	veth.PeerName, veth.PeerHardwareAddr, veth.PeerNamespace = nicName, p.mac, ns.fd()
+	if c.Shape == v1alpha1.ShapeCalico {
+		veth.HardwareAddr = calicoMAC
+	}
+	if err := host.nl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("add %s: %w", veth.Name, err)
+	}
+	if err := setUp(ns, nicName, "lo"); err != nil {
+		return err
+	}
+	eth0, err := ns.nl.LinkByName(nicName)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", nicName, err)
+	}
+	if c.Shape == v1alpha1.ShapeCalico {
+		return calicoPod(host, ns, c, p, veth, eth0)
+	}
+	return flannelPod(host, ns, c, n, p, veth, eth0)
+}
+
+func flannelPod(host, ns *namespace, c Config, n node, p pod, veth, eth0 netlink.Link) error {
+	bridge, err := host.nl.LinkByName(bridgeName)
+	if err != nil {
+		return fmt.Errorf("find bridge %s: %w", bridgeName, err)
+	}
+	if err := host.nl.LinkSetMaster(veth, bridge); err != nil {
+		return fmt.Errorf("add %s to %s: %w", p.veth, bridgeName, err)
+	}
+	if err := host.nl.LinkSetHairpin(veth, true); err != nil {
+		return fmt.Errorf("set hairpin of %s: %w", p.veth, err)
+	}
+	return errors.Join(
+		addAddress(ns, eth0, netip.PrefixFrom(p.place.IPv4, n.pods4.Bits())),
+		addAddress(ns, eth0, netip.PrefixFrom(p.place.IPv6, n.pods6.Bits())),
+		defaultRoutes(ns, c, eth0, nth(n.pods4, 1), nth(n.pods6, 1)),
+		settle(host, p.veth, bridgeName),
+		awaitSolicited(host, bridgeName, nth(n.pods6, 1)),
+		awaitSolicited(ns, nicName, p.place.IPv6),
+	)
+}
+
+func calicoPod(host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link) error {
+	if err := insideFile(host.file, func() error {
+		// Felix: the delay is for when several could answer; here one does.
+		return sysctl("net/ipv4/conf/"+p.veth+"/proxy_arp=1", "net/ipv4/neigh/"+p.veth+"/proxy_delay=0")
+	}); err != nil {
+		return err
+	}
+	for _, a := range []netip.Addr{p.place.IPv4, p.place.IPv6} {
+		one := netip.PrefixFrom(a, a.BitLen())
+		if err := addAddress(ns, eth0, one); err != nil {
+			return err
+		}
+		if err := host.nl.RouteAdd(&netlink.Route{LinkIndex: veth.Attrs().Index, Dst: ipNet(one), Scope: netlink.SCOPE_LINK}); err != nil {
+			return fmt.Errorf("add route to %s: %w", a, err)
+		}
+	}
+	if err := ns.nl.RouteAdd(&netlink.Route{
+		LinkIndex: eth0.Attrs().Index, Scope: netlink.SCOPE_LINK,
+		Dst: ipNet(netip.PrefixFrom(calicoGateway4, 32)),
+	}); err != nil {
+		return fmt.Errorf("add route to gateway: %w", err)
+	}
+	return errors.Join(
+		defaultRoutes(ns, c, eth0, calicoGateway4, calicoGateway6),
+		settle(host, p.veth),
+		awaitSolicited(host, p.veth, calicoGateway6),
+		awaitSolicited(ns, nicName, p.place.IPv6),
+	)
+}
+
+// defaultRoutes lead a pod out. The device has the MTU of the IPv4 overlay; that
+// of the IPv6 one is on the route, or the first packets of every connection
+// would be lost in finding it.
+func defaultRoutes(ns *namespace, c Config, eth0 netlink.Link, gateway4, gateway6 netip.Addr) error {
+	return errors.Join(
+		defaultRoute(ns, eth0, gateway4, 0),
+		defaultRoute(ns, eth0, gateway6, c.NIC.MTU-overhead6),
+	)
+}

@@ -1,0 +1,76 @@
+//go:build linux
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// probe tries what a lab needs in a namespace without a name, which goes when
+// it is done. The error says what is missing and what to do.
+func probe() error {
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
+	}
+	return onThread(func() error {
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if errors.Is(err, unix.EPERM) {
+			return errors.New("making network namespaces is not permitted: run as root (in a container: privileged)")
+		}
+		if err != nil {
+			return fmt.Errorf("make a network namespace: %w; this kernel needs CONFIG_NET_NS", err)
+		}
+		ns, err := openHere("of the probe")
+		if err != nil {
+			return err
+		}
+		defer ns.close()
+		return probeKernel(ns)
+	})
+}
+
+func probeKernel(ns *namespace) error {
+	devices := []struct {
+		link   netlink.Link
+		config string
+	}{
+		{netlink.NewVeth(linkAttrs("probe-veth")), "CONFIG_VETH"},
+		{&netlink.Bridge{LinkAttrs: linkAttrs("probe-bridge")}, "CONFIG_BRIDGE"},
+		{&netlink.Vxlan{LinkAttrs: linkAttrs("probe-vxlan"), VxlanId: 1, Port: 4789}, "CONFIG_VXLAN"},
+	}
+	devices[0].link.(*netlink.Veth).PeerName = "probe-peer"
+	for _, d := range devices {
+		if err := ns.nl.LinkAdd(d.link); err != nil {
+			return missing(d.link.Type()+" devices", d.config, d.link.Type(), err)
+		}
+	}
+	veth := devices[0].link.Attrs().Index
+	queue := netlink.QdiscAttrs{LinkIndex: veth, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	if err := ns.nl.QdiscAdd(tbf(queue, 1e9)); err != nil {
+		return missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
+	}
+	hash, err := loadRehash()
+	if err != nil {
+		return missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
+	}
+	w := &wire{hash: hash}
+	defer w.close()
+	if err := w.rehash(ns, veth); err != nil {
+		return missing("eBPF classifiers", "CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", "cls_bpf sch_ingress", err)
+	}
+	var n node
+	n.pods4, n.pods6 = cluster4, cluster6
+	if err := filter(ns, n); err != nil {
+		return missing("nftables with connection tracking and masquerading", "CONFIG_NF_TABLES, CONFIG_NFT_CT and CONFIG_NFT_MASQ", "nf_tables nft_ct nft_masq", err)
+	}
+	return nil
+}
+
+func missing(what, config, modules string, err error) error {
+	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
+}

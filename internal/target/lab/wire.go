@@ -1,0 +1,345 @@
+//go:build linux
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// nicName is the NIC of a node, and the device of a pod.
+const nicName = "eth0"
+
+// switchName is the bridge in the switch.
+const switchName = "switch"
+
+// queueLength of the wire's devices, in packets: as long as fq_codel's, the
+// queue of most NICs.
+const queueLength = 10240
+
+// wire joins NICs: veths, whose other ends are ports of a bridge in a namespace
+// of its own. What makes it behave as a wire, and each NIC as one:
+//
+//   - With offload full, packets pass whole. With none the NIC segments what it
+//     sends, takes in what it receives in NAPI mode, and merges it there by GRO.
+//     (A veth uses NAPI only for what comes from a device without TSO, see
+//     veth_skb_is_eligible_for_gro in drivers/net/veth.c; so with full it does
+//     not.)
+//   - With none the ports are in NAPI mode too. Then a packet waits for the
+//     switch in the port's one ring, and not in the backlog of whatever CPU sent
+//     it: packets of a flow that moves between CPUs would overtake one another.
+//     NAPI comes with GRO; that the ports merge nothing is seen to by a limit on
+//     what GRO makes.
+//   - A ring that is full stops the queue of the sending device, which the
+//     devices therefore have; without, and on kernels before 6.16, it drops.
+//   - A packet carries the hash that the sender's socket gave its flow. The NIC
+//     puts in its place what a NIC would compute from what is on the wire.
+type wire struct {
+	nic    v1alpha1.NIC
+	sw     *namespace
+	bridge int
+	hash   *ebpf.Program
+}
+
+// prepareSwitch sets up the namespace of the switch: it looks at no packet.
+func prepareSwitch() error {
+	return errors.Join(
+		sysctl("net/ipv6/conf/all/disable_ipv6=1", "net/ipv6/conf/default/disable_ipv6=1"),
+		bridgeNetfilter(false),
+	)
+}
+
+func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
+	hash, err := loadRehash()
+	if err != nil {
+		return nil, err
+	}
+	// Without snooping: it learns groups from a querier, and here is none.
+	snooping := false
+	bridge := &netlink.Bridge{LinkAttrs: linkAttrs(switchName), MulticastSnooping: &snooping}
+	bridge.MTU = nic.MTU
+	if err := sw.nl.LinkAdd(bridge); err != nil {
+		hash.Close()
+		return nil, fmt.Errorf("add bridge of the switch: %w", err)
+	}
+	return &wire{nic: nic, sw: sw, bridge: bridge.Index, hash: hash}, nil
+}
+
+func (w *wire) close() { w.hash.Close() }
+
+// linkAttrs of a device that is up at once.
+func linkAttrs(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	a.Flags = net.FlagUp
+	return a
+}
+
+// connect gives a node its NIC. irq is the CPU that takes the NIC's packets, or
+// -1.
+func (w *wire) connect(ns *namespace, n node, irq int) error {
+	port := netlink.NewVeth(linkAttrs(n.port))
+	port.MTU, port.TxQLen = w.nic.MTU, queueLength
+	port.NumTxQueues, port.NumRxQueues = 1, 1
+	port.MasterIndex = w.bridge
+	port.PeerName, port.PeerHardwareAddr, port.PeerNamespace = nicName, n.mac, ns.fd()
+	if err := w.sw.nl.LinkAdd(port); err != nil {
+		return fmt.Errorf("add NIC: %w", err)
+	}
+	nic, err := ns.nl.LinkByName(nicName)
+	if err != nil {
+		return fmt.Errorf("find NIC: %w", err)
+	}
+	if err := w.sw.nl.LinkSetGROMaxSize(port, 1); err != nil {
+		return fmt.Errorf("limit GRO of a port of the switch: %w", err)
+	}
+	if err := insideFile(w.sw.file, func() error {
+		return w.offload(n.port, w.nic.Offload == v1alpha1.OffloadNone)
+	}); err != nil {
+		return err
+	}
+	if err := insideFile(ns.file, func() error {
+		if err := w.offload(nicName, true); err != nil || irq < 0 {
+			return err
+		}
+		return setRPS(cpuMask(irq))
+	}); err != nil {
+		return err
+	}
+	if err := errors.Join(
+		w.queue(w.sw, port.Index),
+		w.queue(ns, nic.Attrs().Index),
+		w.rehash(ns, nic.Attrs().Index),
+		setUp(ns, "lo", nicName),
+	); err != nil {
+		return err
+	}
+	return errors.Join(
+		addAddress(ns, nic, netip.PrefixFrom(n.place.IPv4, nodes4.Bits())),
+		addAddress(ns, nic, netip.PrefixFrom(n.place.IPv6, nodes6.Bits())),
+		// A router that nobody is. Every node has one, and proxy ARP answers only
+		// for what there is a route to.
+		defaultRoute(ns, nic, nth(nodes4, 254), 0),
+		defaultRoute(ns, nic, nth(nodes6, 254), 0),
+		settle(ns, nicName),
+		settle(w.sw, n.port, switchName),
+		awaitSolicited(ns, nicName, n.place.IPv6),
+	)
+}
+
+// setRPS has the NIC of the thread's namespace hand packets to CPUs.
+func setRPS(mask string) error {
+	f, err := openSysfs("class/net/"+nicName+"/queues/rx-0/rps_cpus", os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(mask); err != nil {
+		return fmt.Errorf("set RPS of the NIC to %s: %w", mask, err)
+	}
+	return nil
+}
+
+// setUp sets devices up.
+func setUp(ns *namespace, names ...string) error {
+	for _, name := range names {
+		if err := ns.nl.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
+			return fmt.Errorf("set %s up: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// settle has devices that came up send from now on. The kernel lets them a
+// moment later otherwise (link_watch.c), and what they are given before is lost:
+// at worst a neighbour's address, which is asked for again after a second. To
+// be asked for a device makes it catch up (rtnl_getlink).
+func settle(ns *namespace, names ...string) error {
+	for _, name := range names {
+		if _, err := ns.nl.LinkByName(name); err != nil {
+			return fmt.Errorf("find %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// awaitSolicited waits until a device takes the question who has its address.
+// Someone in the kernel's background joins it to the group of those that are
+// asked (addrconf_dad_begin); what comes before is lost, and comes again after
+// a second.
+func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
+	raw := a.As16()
+	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
+	return insideFile(ns.file, func() error {
+		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+			groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
+			if err != nil {
+				return fmt.Errorf("read multicast groups of %s: %w", device, err)
+			}
+			for line := range strings.Lines(string(groups)) {
+				if f := strings.Fields(line); len(f) > 2 && f[1] == device && f[2] == group {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("address %s of %s is not ready after 5 s", a, device)
+	})
+}
+
+// addAddress adds one that is not looked for elsewhere first: there is none.
+func addAddress(ns *namespace, link netlink.Link, p netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}
+	if err := ns.nl.AddrAdd(link, a); err != nil {
+		return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// defaultRoute leads out by a gateway; an MTU of 0 is the device's.
+func defaultRoute(ns *namespace, link netlink.Link, gateway netip.Addr, mtu int) error {
+	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if gateway.Is6() {
+		everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(everything), Gw: gateway.AsSlice(), MTU: mtu}
+	if err := ns.nl.RouteAdd(r); err != nil {
+		return fmt.Errorf("add default route by %s: %w", gateway, err)
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// offload sets what a device does itself.
+func (w *wire) offload(device string, gro bool) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("open ethtool: %w", err)
+	}
+	defer e.Close()
+	features := map[string]bool{"rx-gro": gro}
+	if w.nic.Offload == v1alpha1.OffloadNone {
+		all, err := e.Features(device)
+		if err != nil {
+			return fmt.Errorf("read offloads of %s: %w", device, err)
+		}
+		for name, on := range all {
+			// tx-generic-segmentation is the kernel's, not the device's.
+			if on && strings.HasPrefix(name, "tx-") && strings.HasSuffix(name, "-segmentation") && name != "tx-generic-segmentation" {
+				features[name] = false
+			}
+		}
+	}
+	if err := e.Change(device, features); err != nil {
+		return fmt.Errorf("set offloads of %s: %w", device, err)
+	}
+	return nil
+}
+
+// queue gives a device its queue, which is also where the rate is capped.
+func (w *wire) queue(ns *namespace, link int) error {
+	attrs := netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	rate, err := w.nic.Rate.BitsPerSecond()
+	if err != nil {
+		return err
+	}
+	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of the device's queue length
+	if rate > 0 {
+		q = tbf(attrs, rate/8)
+	}
+	if err := ns.nl.QdiscAdd(q); err != nil {
+		return fmt.Errorf("add %s queue to device %d: %w", q.Type(), link, err)
+	}
+	return nil
+}
+
+// tbf is a token bucket filter for a rate in bytes a second: a burst of 1 ms,
+// but of two of the largest packets, so that they pass whole; and a queue of
+// 20 ms behind it.
+func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
+	burst := max(rate/1000, 128<<10)
+	return &netlink.Tbf{
+		QdiscAttrs: attrs,
+		Rate:       rate,
+		Limit:      uint32(min(burst+rate/50, 1<<31)),
+		// The time that the burst takes, in the kernel's units of 64 ns
+		// (PSCHED_SHIFT in include/net/pkt_sched.h).
+		Buffer: uint32(min(burst*1e9/rate/64, 1<<31)),
+	}
+}
+
+// loadRehash loads a program that forgets a packet's hash and computes it
+// again, from what is on the wire. It is not enough to forget it: GRO sorts
+// flows by the hash, and without one puts them all in one bucket.
+func loadRehash() (*ebpf.Program, error) {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name:    "rehash",
+		Type:    ebpf.SchedCLS,
+		License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.FnSetHashInvalid.Call(),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.FnGetHashRecalc.Call(),
+			asm.Mov.Imm(asm.R0, -1), // TC_ACT_UNSPEC: on with it
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load eBPF program of the wire: %w", err)
+	}
+	return prog, nil
+}
+
+// rehash attaches the program where a NIC sends: once a packet that is segmented
+// later, and before the other side's RPS, which reads the hash ahead of any
+// program there. It stays as long as the device does.
+func (w *wire) rehash(ns *namespace, nic int) error {
+	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: nic,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}}
+	if err := ns.nl.QdiscAdd(clsact); err != nil {
+		return fmt.Errorf("add clsact to a NIC: %w", err)
+	}
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: nic, Parent: netlink.HANDLE_MIN_EGRESS,
+			Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
+		},
+		Fd: w.hash.FD(), Name: "rehash", DirectAction: true,
+	}
+	if err := ns.nl.FilterAdd(filter); err != nil {
+		return fmt.Errorf("attach eBPF program to a NIC: %w", err)
+	}
+	return nil
+}
+
+// congestionControl sets that of the thread's namespace. Only some are allowed
+// in one that is not the machine's first (TCP_CONG_NON_RESTRICTED); those who
+// need it to be right set it on their sockets.
+func congestionControl(name string, log *slog.Logger) {
+	if name == "" {
+		return
+	}
+	if err := sysctl("net/ipv4/tcp_congestion_control=" + name); err != nil {
+		log.Info("congestion control is left to the sockets", "err", err)
+	}
+}
