@@ -1,0 +1,255 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/worker/pb"
+)
+
+// Client is the controller's end of a worker's stream.
+type Client struct {
+	pipe *pipe
+	conn *grpc.ClientConn
+	rpc  pb.WorkerClient
+	// base and mono are the same instant, on this side's clock and on the
+	// worker's CLOCK_MONOTONIC.
+	base time.Time
+	mono int64
+	// reap waits for the process of a worker that was spawned.
+	reap func() error
+}
+
+// Connect takes up the protocol over the two directions of a stream, and closes
+// it with the client.
+func Connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser) (*Client, error) {
+	p := newPipe(r, w, w, r)
+	conn, err := grpc.NewClient("passthrough:stdio",
+		grpc.WithContextDialer(dialOnce(p)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the stream is the security
+		grpc.WithIdleTimeout(0),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("connect to worker: %w", err)
+	}
+	c := &Client{pipe: p, conn: conn, rpc: pb.NewWorkerClient(conn)}
+	if err := c.setClock(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("connect to worker: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+// clockProbes are asked for the worker's time; the quickest answer is the most
+// exact, to half of its own time.
+const clockProbes = 5
+
+func (c *Client) setClock(ctx context.Context) error {
+	best := time.Hour
+	for range clockProbes {
+		before := time.Now()
+		answer, err := c.rpc.Now(ctx, &pb.NowRequest{})
+		if err != nil {
+			return plain(err)
+		}
+		if took := time.Since(before); took < best {
+			best = took
+			c.base, c.mono = before.Add(took/2), answer.GetMonotonicNs()
+		}
+	}
+	return nil
+}
+
+// window is the measured part of traffic that starts at start, on the worker's clock.
+func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Window {
+	at := c.mono + int64(start.Sub(c.base))
+	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
+}
+
+// Close ends the stream; the worker then ends its traffic, reverts what it
+// applied, and exits.
+func (c *Client) Close() error {
+	err := errors.Join(c.conn.Close(), c.pipe.Close())
+	if c.reap != nil {
+		err = errors.Join(err, c.reap())
+	}
+	return err
+}
+
+// Describe tells what the place is.
+func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node, error) {
+	var node record.Node
+	answer, err := c.rpc.Describe(ctx, &pb.DescribeRequest{Place: pbPlace(place)})
+	if err != nil {
+		return node, plain(err)
+	}
+	return node, decode(answer.GetNode(), &node)
+}
+
+// Serve receives a workload's traffic.
+func (c *Client) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+	return c.traffic(ctx, c.rpc.Serve, t, ready, nil)
+}
+
+// Drive makes a workload's traffic, and reports once a second what it has
+// moved since the start.
+func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
+	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
+}
+
+type trafficCall = func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.TrafficCommand, pb.TrafficEvent], error)
+
+func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
+	var end record.Endpoint
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := call(ctx)
+	if err != nil {
+		return end, plain(err)
+	}
+	workload, err := json.Marshal(t.Workload)
+	if err != nil {
+		return end, fmt.Errorf("encode workload %s: %w", t.Workload.Name, err)
+	}
+	if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Traffic{Traffic: &pb.Traffic{
+		Workload: workload, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()),
+		CongestionControl: t.CongestionControl, Place: t.Place,
+	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
+		return end, plain(err)
+	}
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			return end, plain(err)
+		}
+		switch {
+		case event.GetReady() != nil:
+			start, err := ready(uint16(event.GetReady().GetPort()))
+			if err != nil {
+				return end, err
+			}
+			spec := t.Workload.Traffic()
+			w := c.window(start, time.Duration(spec.Warmup), time.Duration(spec.Duration))
+			if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Window{Window: w}}); err != nil && !errors.Is(err, io.EOF) {
+				return end, plain(err)
+			}
+		case event.GetProgress() != nil:
+			if progress != nil {
+				progress(event.GetProgress().GetBytes(), event.GetProgress().GetMessages())
+			}
+		case event.GetResult() != nil:
+			return end, decode(event.GetResult().GetEndpoint(), &end)
+		}
+	}
+}
+
+// Sample takes counters at both edges of the window; the machine's CPUs only
+// where asked for, else host is nil.
+func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, ready target.Ready) (host *record.Host, devices []record.Device, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.Sample(ctx)
+	if err != nil {
+		return nil, nil, plain(err)
+	}
+	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: &pb.SampleRequest{Place: place, Cpus: cpus}}}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, plain(err)
+	}
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			return nil, nil, plain(err)
+		}
+		if counters := event.GetCounters(); counters != nil {
+			if cpus {
+				host = new(record.Host)
+				err = decode(counters.GetHost(), host)
+			}
+			return host, devices, errors.Join(err, decode(counters.GetDevices(), &devices))
+		}
+		start, err := ready(0)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}); err != nil && !errors.Is(err, io.EOF) {
+			return nil, nil, plain(err)
+		}
+	}
+}
+
+// Apply sets accelerators in the worker's place and returns what was read back.
+func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting, error) {
+	accelerators, err := json.Marshal(s.Accelerators)
+	if err != nil {
+		return nil, fmt.Errorf("encode accelerators: %w", err)
+	}
+	answer, err := c.rpc.Apply(ctx, &pb.ApplyRequest{Place: pbPlace(s.Place), Accelerators: accelerators, Owner: s.Owner})
+	if err != nil {
+		return nil, plain(err)
+	}
+	var settings []record.Setting
+	return settings, decode(answer.GetSettings(), &settings)
+}
+
+// Revert restores what Apply found, and returns every setting that was held,
+// those of devices that came later included.
+func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
+	answer, err := c.rpc.Revert(ctx, &pb.RevertRequest{})
+	if err != nil {
+		return nil, plain(err)
+	}
+	var settings []record.Setting
+	return settings, decode(answer.GetSettings(), &settings)
+}
+
+func pbPlace(p target.Place) *pb.Place {
+	return &pb.Place{Name: p.Name, Pod: p.Kind == target.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
+}
+
+func decode(b []byte, into any) error {
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("decode the worker's answer: %w", err)
+	}
+	return nil
+}
+
+// ErrGone is a worker whose stream has ended.
+var ErrGone = errors.New("the worker is gone")
+
+// plain takes gRPC's wrapping off an error, which tells a user nothing.
+func plain(err error) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	switch s.Code() {
+	case codes.Unavailable:
+		return ErrGone
+	case codes.Canceled:
+		return context.Canceled
+	case codes.DeadlineExceeded:
+		return context.DeadlineExceeded
+	default:
+		return errors.New(s.Message())
+	}
+}
+
+// addrPort is the address of a traffic command.
+func addrPort(t *pb.Traffic) (netip.AddrPort, error) {
+	addr, err := netip.ParseAddr(t.GetAddress())
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("traffic of %s: %w", t.GetPlace(), err)
+	}
+	return netip.AddrPortFrom(addr, uint16(t.GetPort())), nil
+}

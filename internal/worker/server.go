@@ -1,0 +1,351 @@
+// Package worker is what runs in a place: it makes and takes traffic, samples
+// counters, applies accelerators and takes them back, and does so for whoever
+// is at the other end of its stream. The package is both ends of that protocol:
+// Serve for the place, Client for the controller. It knows nothing of
+// experiments, nor of how it came to where it is (see internal/target).
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/traffic"
+	"slipstream.dev/internal/worker/pb"
+)
+
+// Options of a worker.
+type Options struct {
+	// JournalDir keeps what accelerators changed.
+	JournalDir string
+	Log        *slog.Logger
+}
+
+// Serve answers the controller over r and w until the stream ends; then it ends
+// the traffic, reverts what it applied, and returns.
+func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) error {
+	p := newPipe(r, w, w, r)
+	s := &server{options: o}
+	g := grpc.NewServer()
+	pb.RegisterWorkerServer(g, s)
+	defer context.AfterFunc(ctx, func() { p.Close() })()
+	// A closed stream closes the connection, which closes the listener, which
+	// ends Serve; calls under way see their context end.
+	err := g.Serve(listenOne(p))
+	g.Stop()
+	if ctx.Err() == nil && isClosed(p) {
+		err = nil
+	}
+	return errors.Join(err, s.revert(context.WithoutCancel(ctx)))
+}
+
+func isClosed(p *pipe) bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+type server struct {
+	pb.UnimplementedWorkerServer
+	options Options
+	// applied is what is in force; the controller applies and reverts in turn.
+	applied *accel.Session
+	// sampler is made when first asked for: the eBPF programs stay attached.
+	sampler *collect.Collector
+}
+
+func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
+	return &pb.NowResponse{MonotonicNs: traffic.Now()}, nil
+}
+
+func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+	place := placeOf(q.GetPlace())
+	sys, err := accel.MountSys()
+	if err != nil {
+		return nil, err
+	}
+	defer sys.Close()
+	node, err := collect.Describe(ctx, os.DirFS("/proc"), sys.FS())
+	if err != nil {
+		return nil, err
+	}
+	node.Name, node.NodeCPUs, node.IRQCPUs = place.Name, place.CPUs, place.IRQCPUs
+	node.Tools = toolVersions(ctx)
+	if err := classify(node.Links, place.Kind == target.Pod); err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(node)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", place.Name, err)
+	}
+	return &pb.DescribeResponse{Node: b}, nil
+}
+
+// classify says which links are of which class.
+func classify(links []record.Link, pod bool) error {
+	devices, err := accel.Devices(pod)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		for i := range links {
+			if links[i].Name == d.Name {
+				links[i].Class = d.Class
+			}
+		}
+	}
+	return nil
+}
+
+func placeOf(p *pb.Place) target.Place {
+	place := target.Place{Name: p.GetName(), Kind: target.Node, CPUs: p.GetCpus(), IRQCPUs: p.GetIrqCpus()}
+	if p.GetPod() {
+		place.Kind = target.Pod
+	}
+	return place
+}
+
+// end is one end of a pair, whatever makes its traffic.
+type end interface {
+	// Port is where a server listens.
+	Port() uint16
+	Run(context.Context, traffic.Window, func(traffic.Progress)) (record.Endpoint, error)
+	Close()
+}
+
+func (s *server) Serve(stream pb.Worker_ServeServer) error {
+	return runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+		at, err := addrPort(t)
+		if err != nil {
+			return nil, err
+		}
+		if w.Traffic().Tool != v1alpha1.ToolNative {
+			return serveTool(ctx, w, at.Addr())
+		}
+		server, err := traffic.Listen(engineSpec(w, t.GetCongestionControl()), at.Addr())
+		if err != nil {
+			return nil, err
+		}
+		return &nativeServer{Server: server}, nil
+	})
+}
+
+func (s *server) Drive(stream pb.Worker_DriveServer) error {
+	return runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+		to, err := addrPort(t)
+		if err != nil {
+			return nil, err
+		}
+		if w.Traffic().Tool != v1alpha1.ToolNative {
+			return driveTool(w, to, t.GetCongestionControl())
+		}
+		client, err := traffic.Dial(ctx, engineSpec(w, t.GetCongestionControl()), to)
+		if err != nil {
+			return nil, err
+		}
+		return nativeClient{client}, nil
+	})
+}
+
+func engineSpec(w v1alpha1.Workload, congestionControl string) traffic.Spec {
+	t := w.Traffic()
+	return traffic.Spec{
+		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
+		Connections: t.Connections, CongestionControl: congestionControl,
+	}
+}
+
+type nativeClient struct{ *traffic.End }
+
+func (nativeClient) Port() uint16 { return 0 }
+
+// nativeServer has its connections once the client is ready.
+type nativeServer struct {
+	*traffic.Server
+	end *traffic.End
+}
+
+func (n *nativeServer) Port() uint16 { return n.Addr().Port() }
+
+func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(traffic.Progress)) (record.Endpoint, error) {
+	var err error
+	if n.end, err = n.Accept(ctx); err != nil {
+		return record.Endpoint{}, err
+	}
+	return n.end.Run(ctx, w, progress)
+}
+
+func (n *nativeServer) Close() {
+	if n.end == nil {
+		// Nobody came: Accept is what stops the listening.
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, _ = n.Accept(ctx)
+		return
+	}
+	n.end.Close()
+}
+
+// runEnd is the course that both ends follow.
+func runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
+	ctx := stream.Context()
+	command, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	spec := command.GetTraffic()
+	var workload v1alpha1.Workload
+	if err := json.Unmarshal(spec.GetWorkload(), &workload); err != nil {
+		return fmt.Errorf("decode workload: %w", err)
+	}
+	e, err := open(ctx, workload, spec)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Ready{Ready: &pb.Ready{Port: uint32(e.Port())}}}); err != nil {
+		return err
+	}
+	if command, err = stream.Recv(); err != nil {
+		return err
+	}
+	result, err := e.Run(ctx, windowOf(command.GetWindow()), func(p traffic.Progress) {
+		// A stream that is gone ends ctx, and with it the run.
+		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{Bytes: p.Bytes, Messages: p.Messages}}})
+	})
+	if err != nil {
+		return err
+	}
+	result.Place = spec.GetPlace()
+	b, err := json.Marshal(result)
+	if err != nil {
+		return fmt.Errorf("encode result: %w", err)
+	}
+	return stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: b}}})
+}
+
+func windowOf(w *pb.Window) traffic.Window {
+	return traffic.Window{Start: w.GetStartNs(), From: w.GetFromNs(), To: w.GetToNs()}
+}
+
+func (s *server) Sample(stream pb.Worker_SampleServer) error {
+	ctx := stream.Context()
+	command, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	request := command.GetRequest()
+	if s.sampler == nil {
+		if s.sampler, err = collect.New(collect.Options{CPUs: request.GetCpus()}); err != nil {
+			return err
+		}
+	}
+	if err := stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{Ready: &pb.Ready{}}}); err != nil {
+		return err
+	}
+	if command, err = stream.Recv(); err != nil {
+		return err
+	}
+	window := windowOf(command.GetWindow())
+	var edges [2]collect.Snapshot
+	for i, at := range []int64{window.From, window.To} {
+		if err := sleepUntil(ctx, at); err != nil {
+			return err
+		}
+		if edges[i], err = s.sampler.Snapshot(); err != nil {
+			return err
+		}
+	}
+	var counters pb.Counters
+	devices := s.sampler.Devices(edges[0], edges[1])
+	for i := range devices {
+		devices[i].Place = request.GetPlace()
+	}
+	if counters.Devices, err = json.Marshal(devices); err != nil {
+		return fmt.Errorf("encode devices: %w", err)
+	}
+	if request.GetCpus() {
+		if counters.Host, err = json.Marshal(s.sampler.Host(edges[0], edges[1])); err != nil {
+			return fmt.Errorf("encode CPU counters: %w", err)
+		}
+	}
+	return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: &counters}})
+}
+
+func sleepUntil(ctx context.Context, at int64) error {
+	timer := time.NewTimer(time.Duration(at - traffic.Now()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyResponse, error) {
+	if s.applied != nil {
+		return nil, errors.New("apply accelerators: others are still in force here")
+	}
+	var accelerators []v1alpha1.Accelerator
+	if err := json.Unmarshal(q.GetAccelerators(), &accelerators); err != nil {
+		return nil, fmt.Errorf("decode accelerators: %w", err)
+	}
+	place := placeOf(q.GetPlace())
+	session, err := accel.Open(accel.Options{
+		Place: place, JournalDir: s.options.JournalDir, Owner: q.GetOwner(), Log: s.options.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	settings, err := session.Apply(ctx, accelerators)
+	if err != nil {
+		return nil, errors.Join(err, session.Close())
+	}
+	s.applied = session
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return nil, fmt.Errorf("encode settings: %w", err)
+	}
+	return &pb.ApplyResponse{Settings: b}, nil
+}
+
+func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertResponse, error) {
+	var settings []record.Setting
+	if s.applied != nil {
+		settings = s.applied.Settings()
+	}
+	if err := s.revert(ctx); err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return nil, fmt.Errorf("encode settings: %w", err)
+	}
+	return &pb.RevertResponse{Settings: b}, nil
+}
+
+func (s *server) revert(ctx context.Context) error {
+	if s.applied == nil {
+		return nil
+	}
+	session := s.applied
+	s.applied = nil
+	_, err := session.Revert(ctx)
+	return errors.Join(err, session.Close())
+}

@@ -1,0 +1,84 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// pipe makes a net.Conn of a pair of byte streams, which is all that a child's
+// standard input and output, an SSH session or an exec into a pod have in common.
+type pipe struct {
+	io.Reader
+	io.Writer
+	closers []io.Closer
+	once    sync.Once
+	done    chan struct{}
+	err     error
+}
+
+func newPipe(r io.Reader, w io.Writer, closers ...io.Closer) *pipe {
+	return &pipe{Reader: r, Writer: w, closers: closers, done: make(chan struct{})}
+}
+
+func (p *pipe) Close() error {
+	p.once.Do(func() {
+		for _, c := range p.closers {
+			p.err = errors.Join(p.err, c.Close())
+		}
+		close(p.done)
+	})
+	return p.err
+}
+
+type stdioAddr struct{}
+
+func (stdioAddr) Network() string { return "stdio" }
+func (stdioAddr) String() string  { return "stdio" }
+
+func (*pipe) LocalAddr() net.Addr              { return stdioAddr{} }
+func (*pipe) RemoteAddr() net.Addr             { return stdioAddr{} }
+func (*pipe) SetDeadline(time.Time) error      { return nil } // gRPC asks; the stream's end is its only limit
+func (*pipe) SetReadDeadline(time.Time) error  { return nil }
+func (*pipe) SetWriteDeadline(time.Time) error { return nil }
+
+// one is a listener that hands out one connection, and closes when that does.
+type one struct {
+	conn  *pipe
+	taken chan struct{}
+}
+
+func listenOne(p *pipe) *one {
+	l := &one{conn: p, taken: make(chan struct{}, 1)}
+	l.taken <- struct{}{}
+	return l
+}
+
+func (l *one) Accept() (net.Conn, error) {
+	select {
+	case <-l.taken:
+		return l.conn, nil
+	case <-l.conn.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *one) Close() error   { return l.conn.Close() }
+func (l *one) Addr() net.Addr { return stdioAddr{} }
+
+// dialOnce hands the one connection to gRPC, which must not dial again: what
+// the stream led to is gone with it.
+func dialOnce(p *pipe) func(context.Context, string) (net.Conn, error) {
+	l := listenOne(p)
+	return func(context.Context, string) (net.Conn, error) {
+		select {
+		case <-l.taken:
+			return p, nil
+		default:
+			return nil, net.ErrClosed
+		}
+	}
+}
