@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+)
+
+// accelOwner holds in the journal what a person applied; it outlives the process.
+const accelOwner = "slipstream accel"
+
+func accelCommand(p Process) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "accel",
+		Short: "Plan, apply, show and revert accelerators on this machine",
+		Long: `Plan, apply, show and revert accelerators in this network namespace. They are
+those of a variant of an experiment, so what an experiment has proved can be
+switched on as it was measured. All that is changed is journalled first, read
+back, and restored by revert.`,
+		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
+  slipstream accel apply results/demo-20260102T150405Z/experiment.yaml rfs
+  slipstream accel status
+  slipstream accel revert`,
+	}
+	var pod bool
+	c.PersistentFlags().BoolVar(&pod, "pod", false, "this network namespace is a pod's, not a node's")
+	options := func() accel.Options {
+		o := accel.Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: journalDir, Owner: accelOwner, Persistent: true, Log: newLog(p)}
+		if pod {
+			o.Place.Kind = target.Pod
+		}
+		return o
+	}
+	set := func(do func(*accel.Session, context.Context, []v1alpha1.Accelerator) ([]record.Setting, error)) func(*cobra.Command, []string) error {
+		return func(c *cobra.Command, args []string) error {
+			accelerators, err := variantAccelerators(args[0], args[1], pod)
+			if err != nil {
+				return usage(err)
+			}
+			s, err := accel.Open(options())
+			if err != nil {
+				return err
+			}
+			settings, err := do(s, c.Context(), accelerators)
+			if err := errors.Join(err, s.Close()); err != nil {
+				return err
+			}
+			return printSettings(p.Out, settings)
+		}
+	}
+	c.AddCommand(
+		&cobra.Command{
+			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
+			Short: "Show what a variant's accelerators would set here; touch nothing",
+			RunE:  set((*accel.Session).Plan),
+		},
+		&cobra.Command{
+			Use: "apply PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
+			Short: "Set a variant's accelerators here, until revert or a restart of the machine",
+			RunE:  set((*accel.Session).Apply),
+		},
+		&cobra.Command{
+			Use: "status", Args: cobra.NoArgs,
+			Short: "Show what is set on this machine, by whom, and whether it still is",
+			RunE: func(c *cobra.Command, _ []string) error {
+				held, err := accel.Status(c.Context(), options())
+				if err != nil {
+					return err
+				}
+				return printHeld(p.Out, held)
+			},
+		},
+		&cobra.Command{
+			Use: "revert", Args: cobra.NoArgs,
+			Short: "Restore what apply found here, and what dead processes left on this machine",
+			RunE: func(c *cobra.Command, _ []string) error {
+				recovered, err := accel.Recover(c.Context(), options())
+				if err != nil {
+					return err
+				}
+				s, err := accel.Open(options())
+				if err != nil {
+					return err
+				}
+				n, err := s.Revert(c.Context())
+				if err := errors.Join(err, s.Close()); err != nil {
+					return err
+				}
+				fmt.Fprintf(p.Out, "%d settings restored\n", n+len(recovered))
+				return nil
+			},
+		},
+	)
+	return c
+}
+
+// variantAccelerators are those of a variant of an experiment that act here.
+func variantAccelerators(file, variant string, pod bool) ([]v1alpha1.Accelerator, error) {
+	exp, err := runOptions{}.load([]string{file})
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range exp.Spec.Variants {
+		if v.Name != variant {
+			continue
+		}
+		accelerators := v1alpha1.AcceleratorsFor(v.Accelerate, pod)
+		if len(accelerators) == 0 {
+			return nil, fmt.Errorf("variant %s of %s has no accelerators that act here", variant, file)
+		}
+		return accelerators, nil
+	}
+	return nil, fmt.Errorf("%s has no variant %q", file, variant)
+}
+
+func printSettings(w io.Writer, settings []record.Setting) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "SETTING\tBEFORE\tNOW\tWANTED")
+	for _, s := range settings {
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", s.Path, s.Was, s.Got, s.Want)
+	}
+	return tw.Flush()
+}
+
+func printHeld(w io.Writer, held []accel.Held) error {
+	if len(held) == 0 {
+		_, err := fmt.Fprintln(w, "nothing is set by slipstream on this machine")
+		return err
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "PLACE\tSETTING\tBEFORE\tNOW\tWANTED\tHELD BY")
+	for _, h := range held {
+		var holders []string
+		for _, holder := range h.Holders {
+			holders = append(holders, holder.String())
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", h.Place, h.Path, h.Was, h.Got, h.Want, strings.Join(holders, ", "))
+	}
+	return tw.Flush()
+}

@@ -1,0 +1,214 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/worker"
+)
+
+// labTarget has an experiment run in labs of this machine.
+type labTarget struct {
+	spec    *v1alpha1.Lab
+	process Process
+	made    int
+}
+
+func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
+	return &labTarget{spec: spec, process: p}
+}
+
+func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int) (experiment.Network, error) {
+	t.made++
+	l, err := lab.Up(ctx, lab.Config{
+		Name: fmt.Sprintf("run-%d", t.made), Nodes: t.spec.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
+		CongestionControl: t.spec.CongestionControl,
+	}, lab.Options{Log: newLog(t.process)})
+	if err != nil {
+		return nil, err
+	}
+	return &labNetwork{Lab: l, process: t.process}, nil
+}
+
+type labNetwork struct {
+	*lab.Lab
+	process Process
+}
+
+func (n *labNetwork) Worker(ctx context.Context, p target.Place) (experiment.Worker, error) {
+	return worker.Spawn(ctx, n.In(p), n.process.Err)
+}
+
+func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }
+
+// claimMachine makes this process the one on the machine that measures: two at
+// once would measure each other. It then removes and restores what a process
+// that died has left.
+func claimMachine(ctx context.Context, p Process) (release func(), err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a lab needs root, to make network namespaces: run it with sudo")
+	}
+	path := filepath.Join(filepath.Dir(journalDir), "run.lock")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("claim the machine: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("claim the machine: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errors.New("another run is under way on this machine, and each would measure the other: wait for it, or stop it")
+		}
+		return nil, fmt.Errorf("claim the machine: lock %s: %w", path, err)
+	}
+	if err := recoverMachine(ctx, p); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+func recoverMachine(ctx context.Context, p Process) error {
+	swept, err := lab.Sweep(ctx, lab.DefaultDir)
+	if err != nil {
+		return fmt.Errorf("remove the lab of a run that died: %w", err)
+	}
+	for _, name := range swept {
+		fmt.Fprintf(p.Err, "removed lab %s of a run that died\n", name)
+	}
+	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
+	for _, s := range restored {
+		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a run that died had changed\n", s.Path, s.Place, s.Was)
+	}
+	if errors.Is(err, accel.ErrChanged) {
+		fmt.Fprintln(p.Err, err)
+		return nil
+	}
+	return err
+}
+
+func labCommand(p Process) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "lab",
+		Short: "A lab of network namespaces to play in",
+		Example: `  slipstream lab up play --pods 4 --shape calico
+  slipstream lab exec play node0/pod0 -- ping -c 3 10.244.1.2
+  slipstream lab down play`,
+	}
+	c.AddCommand(labUpCommand(p), labListCommand(p), labExecCommand(p), labDownCommand(p))
+	return c
+}
+
+func labUpCommand(p Process) *cobra.Command {
+	config := lab.Config{CongestionControl: "cubic"}
+	var rate string
+	c := &cobra.Command{
+		Use: "up NAME", Args: cobra.ExactArgs(1),
+		Short: "Bring a lab up; it stays until lab down",
+		RunE: func(c *cobra.Command, args []string) error {
+			config.Name, config.NIC.Rate = args[0], v1alpha1.BitRate(rate)
+			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Log: newLog(p)})
+			if err != nil {
+				return err
+			}
+			tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(tw, "PLACE\tIPV4\tIPV6\tCPUS")
+			for _, place := range l.Places() {
+				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", place.Name, place.IPv4, place.IPv6, place.CPUs)
+			}
+			return tw.Flush()
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&config.Nodes, "nodes", 2, "nodes, 2 to 16")
+	f.IntVar(&config.Pods, "pods", 2, "pods a node, 0 to 64")
+	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "overlay: flannel or calico")
+	f.StringVar(&config.NIC.Offload, "offload", v1alpha1.OffloadFull, "NIC profile: full or none")
+	f.IntVar(&config.NIC.MTU, "mtu", 1500, "MTU of the NICs in bytes")
+	f.StringVar(&rate, "rate", "", "cap of the NICs in both directions, such as 10Gbit")
+	return c
+}
+
+func labListCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Args: cobra.NoArgs,
+		Short: "List the labs of this machine",
+		RunE: func(*cobra.Command, []string) error {
+			labs, err := lab.List(lab.DefaultDir)
+			tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(tw, "NAME\tNODES\tPODS A NODE\tSHAPE\tOFFLOAD\tSTATE\tSINCE")
+			for _, l := range labs {
+				state := "incomplete"
+				switch {
+				case l.Up && l.Keep:
+					state = "up"
+				case l.Up:
+					state = fmt.Sprintf("of process %d", l.PID)
+				}
+				fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\t%s\t%s\n", l.Name, l.Nodes, l.Pods, l.Shape, l.NIC.Offload, state, l.Created.Local().Format("15:04:05"))
+			}
+			return errors.Join(tw.Flush(), err)
+		},
+	}
+}
+
+func labExecCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use: "exec NAME PLACE -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
+		Short: "Run a command in a place of a lab",
+		RunE: func(c *cobra.Command, args []string) error {
+			l, err := lab.Open(lab.DefaultDir, args[0])
+			if err != nil {
+				return err
+			}
+			code, err := l.Run(c.Context(), args[1], args[2:], p.In, p.Out, p.Err)
+			if err != nil {
+				return err
+			}
+			if code != 0 {
+				return exitError{code: code}
+			}
+			return nil
+		},
+	}
+}
+
+func labDownCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
+		Short: "Remove labs, and the processes in them",
+		RunE: func(c *cobra.Command, args []string) error {
+			var errs []error
+			for _, name := range args {
+				l, err := lab.Open(lab.DefaultDir, name)
+				if err == nil {
+					err = l.Down(c.Context())
+				}
+				if errors.Is(err, lab.ErrNotFound) {
+					err = fmt.Errorf("%w (slipstream lab ls)", err)
+				}
+				if err == nil {
+					fmt.Fprintln(p.Out, strings.TrimSpace(name), "is gone")
+				}
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		},
+	}
+}

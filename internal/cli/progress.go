@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
+)
+
+// progress shows a run as it goes: one line that changes on a terminal, a line
+// a trial elsewhere.
+type progress struct {
+	mu       sync.Mutex
+	w        io.Writer
+	terminal bool
+	line     string // what is on the terminal's last line
+	previous uint64 // bytes or messages a second ago
+}
+
+func newProgress(p Process) *progress {
+	return &progress{w: p.Err, terminal: term.IsTerminal(int(p.Err.Fd()))}
+}
+
+func (p *progress) show(e experiment.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := e.Trial
+	what := fmt.Sprintf("%d/%d  block %d  %s  %s × %d", e.Done, e.Total, t.Block, t.Variant, t.Workload, t.Pairs)
+	left := ""
+	if e.Left > 0 {
+		left = "  " + e.Left.Round(time.Second).String() + " left"
+	}
+	switch e.Kind {
+	case experiment.Note:
+		p.print(e.Text)
+	case experiment.Begins:
+		p.previous = 0
+		p.status(what + left)
+	case experiment.Moves:
+		moved, metric := e.Bytes*8, record.Throughput
+		if e.Bytes < e.Messages*1000 { // small messages: what counts is how many
+			moved, metric = e.Messages, record.Rate
+		}
+		p.status(what + "  " + report.Quantity(float64(moved-p.previous), metric) + left)
+		p.previous = moved
+	case experiment.Ends:
+		if t.Status == record.StatusFailed {
+			p.print(what + "  failed: " + t.Error)
+			return
+		}
+		metric := record.Throughput
+		if _, ok := t.Metrics[metric]; !ok {
+			metric = record.LatencyP50
+		}
+		result := what + "  " + report.Quantity(t.Metrics[metric], metric)
+		if p.terminal {
+			p.status(result + left)
+		} else {
+			p.print(result + left)
+		}
+	}
+}
+
+// note prints a line that stays.
+func (p *progress) note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.print(text)
+}
+
+// end leaves the terminal's last line empty.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status("")
+}
+
+func (p *progress) print(text string) {
+	status := p.line
+	p.status("")
+	fmt.Fprintln(p.w, text)
+	p.status(status)
+}
+
+func (p *progress) status(text string) {
+	if !p.terminal || text == p.line {
+		return
+	}
+	fmt.Fprint(p.w, "\r\x1b[K"+text)
+	p.line = text
+}

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/stats"
+)
+
+// formats of a report, by name.
+var formats = map[string]func(io.Writer, *report.Model) error{
+	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal,
+}
+
+func reportCommand(p Process) *cobra.Command {
+	var format, figures string
+	c := &cobra.Command{
+		Use:   "report DIR",
+		Short: "Render the report of a results folder again",
+		Example: `  slipstream report results/demo-20260102-150405                 report.html, summary.*, figures/ anew
+  slipstream report results/demo-20260102-150405 --format md      to standard output
+  slipstream report results/demo-20260102-150405 --figures pdf    figures/*.pdf too`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) (err error) {
+			dir, err := record.Open(args[0])
+			if err != nil {
+				return usage(err)
+			}
+			if format == "" && figures == "" {
+				return render(dir, p.Out)
+			}
+			m, err := model(dir)
+			if err != nil {
+				return err
+			}
+			if figures != "" {
+				if err := writeFigures(dir, m, figures); err != nil {
+					return err
+				}
+				fmt.Fprintln(p.Err, "figures are in", filepath.Join(dir.Path, "figures"))
+			}
+			if format == "" {
+				return nil
+			}
+			write, ok := formats[format]
+			if !ok {
+				return usage(fmt.Errorf("no format %q: choose html, md, csv, json or text", format))
+			}
+			return write(p.Out, m)
+		},
+	}
+	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json or text to standard output")
+	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
+	return c
+}
+
+// readExperiment reads back what a folder's run was to do, and what it has done.
+func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, error) {
+	data, err := dir.Experiment()
+	if err != nil {
+		return nil, nil, err
+	}
+	exp, err := v1alpha1.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	trials, err := dir.Trials()
+	return exp, trials, err
+}
+
+// model works a folder's report out.
+func model(dir *record.Dir) (*report.Model, error) {
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(trials) == 0 {
+		return nil, fmt.Errorf("report %s: no trials are on record yet", dir.Path)
+	}
+	env, err := dir.Environment()
+	if err != nil {
+		return nil, err
+	}
+	summary, err := stats.Analyze(exp, trials)
+	if err != nil {
+		return nil, err
+	}
+	return report.New(exp, summary, trials, env), nil
+}
+
+// render writes every file of a results folder that follows from its trials, and
+// shows the verdicts.
+func render(dir *record.Dir, out io.Writer) error {
+	m, err := model(dir)
+	if err != nil {
+		return err
+	}
+	for name, format := range map[string]string{"summary.json": "json", "summary.csv": "csv", "report.html": "html"} {
+		if err := dir.WriteFile(name, func(w io.Writer) error { return formats[format](w, m) }); err != nil {
+			return err
+		}
+	}
+	if err := writeFigures(dir, m, "svg"); err != nil {
+		return err
+	}
+	if err := report.Terminal(out, m); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nreport: %s\n", filepath.Join(dir.Path, "report.html"))
+	return nil
+}
+
+func writeFigures(dir *record.Dir, m *report.Model, format string) error {
+	if format != "svg" && format != "png" && format != "pdf" {
+		return usage(fmt.Errorf("no figures as %q: choose svg, png or pdf", format))
+	}
+	var errs []error
+	for _, f := range report.Figures(m) {
+		errs = append(errs, dir.WriteFile(filepath.Join("figures", f.Name+"."+format), func(w io.Writer) error {
+			return report.Render(w, f, format)
+		}))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/examples"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/record"
+)
+
+type runOptions struct {
+	out, duration, resume string
+	runs                  string
+	set                   []string
+	dryRun, list          bool
+}
+
+func runCommand(p Process) *cobra.Command {
+	var o runOptions
+	c := &cobra.Command{
+		Use:   "run [PRESET|FILE]",
+		Short: "Run an experiment: measure, prove, report, and leave the machine as it was",
+		Example: `  slipstream run demo                 what VXLAN costs here, and what RPS and RFS give back
+  slipstream run --list               the presets
+  slipstream run demo --dry-run       what would be done, and how long it takes
+  slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
+  slipstream run --resume results/demo-20260102-150405`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if o.list {
+				return listPresets(p.Out)
+			}
+			return run(c.Context(), p, o, args)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.out, "out", "results", "folder to put the results folder in")
+	f.StringVar(&o.runs, "runs", "", "number of blocks, or auto")
+	f.StringVar(&o.duration, "duration", "", "measured window of every trial, such as 5s")
+	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes; touch nothing")
+	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
+	f.BoolVar(&o.list, "list", false, "list the presets")
+	return c
+}
+
+func listPresets(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, name := range examples.Names() {
+		fmt.Fprintf(tw, "%s\t%s\n", name, examples.Description(name))
+	}
+	return tw.Flush()
+}
+
+// load reads the experiment that a run names.
+func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
+	if len(args) == 0 {
+		return nil, fmt.Errorf("name a preset (slipstream run --list) or a file")
+	}
+	name := args[0]
+	data, ok := examples.Preset(name)
+	if !ok {
+		var err error
+		if data, err = os.ReadFile(name); err != nil {
+			if strings.ContainsAny(name, "/.") {
+				return nil, err
+			}
+			return nil, fmt.Errorf("%s is neither a file nor a preset (slipstream run --list)", name)
+		}
+	}
+	overrides := o.set
+	if o.runs != "" {
+		overrides = append(overrides, "spec.runs="+o.runs)
+	}
+	exp, err := v1alpha1.Parse(name, data, overrides)
+	if err != nil || o.duration == "" {
+		return exp, err
+	}
+	for _, w := range exp.Spec.Workloads {
+		overrides = append(overrides, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration))
+	}
+	return v1alpha1.Parse(name, data, overrides)
+}
+
+func run(ctx context.Context, p Process, o runOptions, args []string) error {
+	if o.resume != "" {
+		if len(args) > 0 || o.runs != "" || o.duration != "" || len(o.set) > 0 {
+			return usage(errors.New("--resume goes on with the experiment in its folder: name no other, and change nothing"))
+		}
+		return resume(ctx, p, o)
+	}
+	exp, err := o.load(args)
+	if err != nil {
+		return usage(err)
+	}
+	if exp.Spec.Seed == 0 {
+		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
+	}
+	plan := experiment.New(exp)
+	if o.dryRun {
+		return plan.Print(p.Out)
+	}
+	resolved, err := v1alpha1.Marshal(exp)
+	if err != nil {
+		return err
+	}
+	create := func(env record.Environment) (*record.Dir, error) {
+		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), strings.Join(p.Args, " ")
+		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
+	}
+	return measure(ctx, p, exp, plan, nil, create)
+}
+
+func resume(ctx context.Context, p Process, o runOptions) error {
+	dir, err := record.Resume(o.resume)
+	if err != nil {
+		return usage(err)
+	}
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return errors.Join(err, dir.Close())
+	}
+	plan := experiment.New(exp)
+	if o.dryRun {
+		return errors.Join(plan.Print(p.Out), dir.Close())
+	}
+	same := func(record.Environment) (*record.Dir, error) { return dir, nil }
+	return measure(ctx, p, exp, plan, trials, same)
+}
+
+// measure runs a plan, restores the machine, and shows what came of it, however
+// far it got.
+func measure(ctx context.Context, p Process, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, open func(record.Environment) (*record.Dir, error)) error {
+	release, err := claimMachine(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer release()
+	progress := newProgress(p)
+	r, err := experiment.Start(ctx, plan, newLabTarget(exp.Spec.Target.Lab, p), fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
+	if err != nil {
+		return err
+	}
+	var trials []record.Trial
+	dir, err := open(r.Environment())
+	if err == nil {
+		defer dir.Close()
+		progress.note("results go to " + dir.Path)
+		trials, err = r.Measure(ctx, dir)
+	}
+	progress.end()
+	if restoreErr := r.Close(); restoreErr != nil {
+		err = errors.Join(err, fmt.Errorf("restore the machine: %w", restoreErr))
+	}
+	if dir == nil {
+		return err
+	}
+	select {
+	case <-p.Hurry:
+		return err
+	default:
+	}
+	if len(trials) > 0 {
+		if rendered := render(dir, p.Out); rendered != nil {
+			return errors.Join(err, rendered)
+		}
+	}
+	if ctx.Err() != nil {
+		progress.note("go on with: slipstream run --resume " + dir.Path)
+	}
+	return err
+}

@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/worker"
+)
+
+// journalDir keeps what accelerators changed. It is on a file system that a
+// restart of the machine clears, as it clears the settings.
+const journalDir = "/run/slipstream/journal"
+
+func workerCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use:    "worker",
+		Short:  "Act in this place for a controller (what targets start; not for people)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			// Ctrl-C in a terminal reaches the controller's whole process group;
+			// a worker ends when its stream does, after it has put things right.
+			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p)})
+		},
+	}
+}
