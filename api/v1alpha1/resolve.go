@@ -1,5 +1,7 @@
 package v1alpha1
 
+import "time"
+
 // What a variant or workload leaves out, the experiment says: these methods
 // put both together, for an experiment that Parse returned.
 
@@ -59,7 +61,7 @@ func (e *Experiment) PairsOf(w Workload) []int {
 }
 
 // WorkloadFor is a workload as a variant runs it, which is with the variant's
-// tool. It shares nothing with w that a caller could change by mistake.
+// tool and the times that the tool can keep. It shares nothing with w that a caller could change by mistake.
 func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
 		if *t == nil {
@@ -69,9 +71,26 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 		if tool := v.Tools[w.Name]; tool != "" {
 			own.Tool = tool
 		}
+		own.settle()
 		*t = &own
 	}
 	return w
+}
+
+// settle makes the times what the tool can keep, so that every end and every
+// sampler measures the window that the tool measures.
+func (t *Traffic) settle() {
+	switch t.Tool {
+	case ToolIperf3: // takes whole seconds
+		t.Warmup, t.Duration = wholeSeconds(t.Warmup), wholeSeconds(t.Duration)
+	case ToolSockperf: // sleeps 2 s and leaves 400 ms out, whatever it is told
+		t.Warmup = max(t.Warmup, Duration(2400*time.Millisecond))
+	}
+}
+
+func wholeSeconds(d Duration) Duration {
+	const second = Duration(time.Second)
+	return (d + second - 1) / second * second
 }
 
 // Kind is "stream", "pingpong" or "underload".

@@ -326,12 +326,15 @@ type seated struct {
 func (n *network) pair(c Cell, i int) (client, server seated) {
 	from, to := ends(i, len(n.nodes))
 	sit := func(s seat, slot int) seated {
-		if c.Native {
-			node := n.nodes[s.node]
-			return seated{node, workerKey{node.Name, slot}}
-		}
 		pod := n.pods[s]
-		return seated{pod, workerKey{pod.Name, own}}
+		if !c.Native {
+			return seated{pod, workerKey{pod.Name, own}}
+		}
+		// The node itself, on the CPUs that the pod in this seat would have: the
+		// path is all that differs.
+		node := n.nodes[s.node]
+		node.Affinity = pod.Affinity
+		return seated{node, workerKey{node.Name, slot}}
 	}
 	return sit(from, 2*i), sit(to, 2*i+1)
 }

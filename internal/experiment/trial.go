@@ -152,18 +152,27 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	for i := range c.Pairs {
 		client, server := n.pair(c, i)
 		port := make(chan uint16, 1)
+		// Another tool's server has nothing to tell, and goes with its client.
+		serveCtx, clientDone := ctx, func() {}
+		if c.Workload.Traffic().Tool != v1alpha1.ToolNative {
+			serveCtx, clientDone = context.WithCancel(ctx)
+		}
 		add(server, func(w Worker) (err error) {
 			t := target.Traffic{
 				Place: server.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl,
 				Address: netip.AddrPortFrom(address(server.place, c.Workload), 0),
 			}
-			out.PerPair[i].Server, err = w.Serve(ctx, t, func(p uint16) (time.Time, error) {
+			out.PerPair[i].Server, err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				port <- p
 				return gate.ready()
 			})
+			if serveCtx.Err() != nil && ctx.Err() == nil {
+				return nil
+			}
 			return err
 		})
 		add(client, func(w Worker) (err error) {
+			defer clientDone()
 			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
 			select {
 			case p := <-port:

@@ -1,0 +1,366 @@
+package test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// TestRun is the main job, small: every file is there, and what it says holds
+// together.
+func TestRun(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	code, stdout, stderr := finish(t, "run", experiment(t), "--out", out)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	d := results(t, out)
+	if !strings.Contains(stdout, filepath.Join(d.Path, "report.html")) {
+		t.Errorf("does not say where the report is:\n%s", stdout)
+	}
+	for _, name := range []string{"experiment.yaml", "environment.json", "trials.jsonl", "summary.json", "summary.csv", "report.html"} {
+		if info, err := os.Stat(filepath.Join(d.Path, name)); err != nil || info.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	all := trials(t, d)
+	if len(all) != 2*9 {
+		t.Fatalf("%d trials, want 18", len(all))
+	}
+	dead := make(map[int][]float64)
+	for _, tr := range all {
+		if tr.Status != record.StatusOK {
+			t.Errorf("trial %d failed: %s", tr.Order, tr.Error)
+			continue
+		}
+		dead[tr.Pairs] = append(dead[tr.Pairs], tr.Took-0.25)
+		checkTrial(t, tr)
+	}
+	t.Logf("dead time of each trial, s: %v", dead)
+	var summary stats.Summary
+	decode(t, filepath.Join(d.Path, "summary.json"), &summary)
+	for _, row := range summary.Rows {
+		if row.N != 2 || row.CI95[0] > row.Mean || row.CI95[1] < row.Mean {
+			t.Errorf("row %+v", row)
+		}
+		if (row.Versus == nil) != (row.Variant == "vxlan") && row.Metric == record.Throughput {
+			t.Errorf("versus of %s: %+v", row.Variant, row.Versus)
+		}
+	}
+}
+
+// checkTrial checks that a trial's counters, taken apart in several processes,
+// speak of the same traffic.
+func checkTrial(t *testing.T, tr record.Trial) {
+	t.Helper()
+	name := fmt.Sprintf("trial %d, %s %s × %d", tr.Order, tr.Variant, tr.Workload, tr.Pairs)
+	if len(tr.PerPair) != tr.Pairs {
+		t.Errorf("%s: %d pairs", name, len(tr.PerPair))
+	}
+	if len(tr.Hosts) != 1 {
+		t.Fatalf("%s: %d hosts", name, len(tr.Hosts))
+	}
+	host := tr.Hosts[0]
+	if host.Source != record.SoftirqEBPF {
+		t.Errorf("%s: softirq time is from %s", name, host.Source)
+	}
+	for _, cpu := range host.CPUs {
+		if cpu.Softirq > cpu.Busy+0.02 || cpu.Busy > host.Seconds+0.02 {
+			t.Errorf("%s: CPU %d: softirq %.3f s, busy %.3f s of %.3f s", name, cpu.ID, cpu.Softirq, cpu.Busy, host.Seconds)
+		}
+	}
+	overlay := uint64(0)
+	for _, d := range tr.Devices {
+		if strings.HasPrefix(d.Name, "flannel") {
+			overlay += d.RxBytes
+		}
+	}
+	if native := tr.Variant == "native"; native != (overlay < 10_000) {
+		t.Errorf("%s: %d bytes over the overlay", name, overlay)
+	}
+	if tr.Workload == "stream" {
+		var sent, received uint64
+		for _, p := range tr.PerPair {
+			sent += p.Client.Bytes
+			received += p.Server.Bytes
+		}
+		if r := float64(received) / float64(sent); r < 0.8 || r > 1.25 {
+			t.Errorf("%s: %d bytes sent, %d received in the window", name, sent, received)
+		}
+	}
+	var mask, table, flows int
+	for _, s := range tr.Settings {
+		if s.Got != s.Want {
+			t.Errorf("%s: %s of %s reads %q, not %q", name, s.Path, s.Place, s.Got, s.Want)
+		}
+		switch filepath.Base(s.Path) {
+		case "rps_cpus":
+			mask++
+		case "rps_flow_cnt":
+			flows++
+		case "rps_sock_flow_entries":
+			table++
+		}
+	}
+	// Two nodes with a NIC, two VXLAN devices and their pods' veths; the pods.
+	if tr.Variant == "rfs+" && (mask == 0 || mask != flows || table == 0) {
+		t.Errorf("%s: settings %v", name, tr.Settings)
+	}
+	if tr.Variant != "rfs+" && len(tr.Settings) > 0 {
+		t.Errorf("%s: settings %v", name, tr.Settings)
+	}
+}
+
+// TestInterrupt stops a run by Ctrl-C: it restores, renders what there is, and
+// can be resumed.
+func TestInterrupt(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	p := start(t, nil, "run", experiment(t, "runs: 2", "runs: 20"), "--out", out)
+	p.await(t, "Gb/s", 10)
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.exit(t); code != 1 {
+		t.Errorf("exit %d\n%s", code, p.stderr())
+	}
+	d := results(t, out)
+	if _, err := os.Stat(filepath.Join(d.Path, "report.html")); err != nil {
+		t.Error("what there is was not rendered")
+	}
+	if !strings.Contains(p.stderr(), "--resume "+d.Path) {
+		t.Errorf("does not say how to go on:\n%s", p.stderr())
+	}
+	if n := len(trials(t, d)); n < 10 || n >= 180 {
+		t.Errorf("%d trials on record", n)
+	}
+}
+
+// TestInterruptTwice leaves without a report, and still restores.
+func TestInterruptTwice(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	p := start(t, nil, "run", experiment(t, "runs: 2", "runs: 20"), "--out", out)
+	p.await(t, "Gb/s", 3)
+	for range 2 {
+		if err := p.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond) // two signals that pend at once are one
+	}
+	if code := p.exit(t); code != 1 {
+		t.Errorf("exit %d\n%s", code, p.stderr())
+	}
+	if _, err := os.Stat(filepath.Join(results(t, out).Path, "report.html")); err == nil {
+		t.Error("took its time for a report")
+	}
+}
+
+// TestKilled kills a run 20 times at random points, without a warning, and
+// resumes it each time: no trial is lost, none is doubled, and the machine is as
+// it was.
+func TestKilled(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	const kills = 20
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	out := t.TempDir()
+	args := []string{"run", experiment(t, "runs: 2", "runs: 9"), "--out", out}
+	recorded := 0
+	for range kills {
+		p := start(t, nil, args...)
+		// Somewhere within the next trials: after a line of progress, a random
+		// part of a trial's time.
+		p.await(t, "Gb/s", 1+rng.IntN(3))
+		select {
+		case <-p.ended:
+		case <-time.After(time.Duration(rng.IntN(400)) * time.Millisecond):
+		}
+		_ = p.Process.Kill()
+		<-p.ended
+		d := results(t, out)
+		all := trials(t, d)
+		if len(all) < recorded {
+			t.Fatalf("%d trials on record, and there were %d", len(all), recorded)
+		}
+		recorded = len(all)
+		args = []string{"run", "--resume", d.Path}
+	}
+	code, _, stderr := finish(t, args...)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	all := trials(t, results(t, out))
+	for cell, n := range cells(all) {
+		if n != 1 {
+			t.Errorf("%s is on record %d times", cell, n)
+		}
+	}
+	if n := len(cells(all)); n != 9*9 {
+		t.Errorf("%d cells, want 81", n)
+	}
+	for i, tr := range all {
+		if tr.Order != i+1 {
+			t.Errorf("trial %d says it is number %d", i+1, tr.Order)
+		}
+	}
+}
+
+// TestWorkerKilled kills workers in mid-trial: those trials fail, are tried
+// again, and the run ends well.
+func TestWorkerKilled(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	p := start(t, nil, "run", experiment(t), "--out", out)
+	p.await(t, "Gb/s", 2)
+	pids := workers()
+	if len(pids) == 0 {
+		t.Fatal("no workers")
+	}
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if code := p.exit(t); code != 0 {
+		t.Fatalf("exit %d\n%s", code, p.stderr())
+	}
+	all := trials(t, results(t, out))
+	failed := 0
+	for _, tr := range all {
+		if tr.Status == record.StatusFailed {
+			failed++
+		}
+	}
+	if failed == 0 || len(cells(all)) != 18 {
+		t.Errorf("%d trials failed, %d cells are on record", failed, len(cells(all)))
+	}
+}
+
+// TestTwoRuns has a second run meet a first.
+func TestTwoRuns(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	first := start(t, nil, "run", experiment(t), "--out", t.TempDir())
+	first.await(t, "Gb/s", 1)
+	code, _, stderr := finish(t, "run", experiment(t), "--out", t.TempDir())
+	if code != 1 || !strings.Contains(stderr, "another run") {
+		t.Errorf("exit %d\n%s", code, stderr)
+	}
+	if code := first.exit(t); code != 0 {
+		t.Errorf("the first run: exit %d\n%s", code, first.stderr())
+	}
+}
+
+// TestDiskFull lets the disk fill up in mid-run.
+func TestDiskFull(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(out, syscall.MNT_DETACH) })
+	code, _, stderr := finish(t, "run", experiment(t, "runs: 2", "runs: 50"), "--out", out)
+	if code != 1 || !strings.Contains(stderr, "no space left on device") {
+		t.Errorf("exit %d\n%s", code, stderr)
+	}
+	if n := len(trials(t, results(t, out))); n == 0 {
+		t.Error("what was on record is lost")
+	}
+}
+
+// TestTools runs the drivers of other tools, and tools that misbehave.
+func TestTools(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	file := experiment(t,
+		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}", "{name: stream, stream: {warmup: 50ms, duration: 200ms, tool: iperf3}}",
+		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: pingpong, pingpong: {warmup: 500ms, duration: 1s, tool: sockperf}, pairs: [1]}",
+		"runs: 2", "runs: 1", "  - {name: native, path: {native: {}}}\n", "")
+	t.Run("good", func(t *testing.T) {
+		out := t.TempDir()
+		if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
+			t.Fatalf("exit %d\n%s", code, stderr)
+		}
+		for _, tr := range trials(t, results(t, out)) {
+			if tr.Status != record.StatusOK {
+				t.Errorf("%s failed: %s", tr.Workload, tr.Error)
+			}
+			if tr.Workload == "pingpong" && (tr.Metrics[record.LatencyP50] <= 0 || tr.Metrics[record.LatencyP50] > tr.Metrics[record.LatencyP99]) {
+				t.Errorf("latencies %v", tr.Metrics)
+			}
+		}
+	})
+	for name, script := range map[string]string{
+		"prints rubbish": "case $1 in --version) echo iperf 3.12;; -s) echo 'Server listening'; sleep 60;; *) head -c 4096 /dev/urandom;; esac",
+		"is refused":     "case $1 in --version) echo iperf 3.12;; *) echo 'unable to start listener' >&2; exit 1;; esac",
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			if err := os.WriteFile(filepath.Join(bin, "iperf3"), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			p := start(t, []string{"PATH=" + bin + ":" + os.Getenv("PATH")}, "run", file, "--out", t.TempDir())
+			if code := p.exit(t); code != 1 || !strings.Contains(p.stderr(), "iperf3") {
+				t.Errorf("exit %d\n%s", code, p.stderr())
+			}
+		})
+	}
+	t.Run("is not there", func(t *testing.T) {
+		p := start(t, []string{"PATH=/nonexistent"}, "run", file, "--out", t.TempDir())
+		if code := p.exit(t); code != 1 || !strings.Contains(p.stderr(), "iperf3") || strings.Contains(p.stderr(), "Gb/s") {
+			t.Errorf("exit %d\n%s", code, p.stderr())
+		}
+	})
+}
+
+// TestUsage gives bad input: exit code 2, what is wrong and what is allowed, and
+// nothing touched.
+func TestUsage(t *testing.T) {
+	unchanged(t)
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"no experiment":    {[]string{"run"}, []string{"--list"}},
+		"no such preset":   {[]string{"run", "dmeo"}, []string{"dmeo", "--list"}},
+		"no such file":     {[]string{"run", "nowhere/x.yaml"}, []string{"nowhere/x.yaml"}},
+		"no such flag":     {[]string{"run", "demo", "--fast"}, []string{"--fast", "--help"}},
+		"no such verb":     {[]string{"runn"}, []string{"runn"}},
+		"misspelt field":   {[]string{"run", experiment(t, "baseline:", "baselin:")}, []string{":7:3:", "baselin", "baseline"}},
+		"negative pairs":   {[]string{"run", experiment(t, "pairs: [1, 2]", "pairs: [1, -2]")}, []string{"pairs[1]", "-2"}},
+		"wrong unit":       {[]string{"run", experiment(t, "duration: 200ms", "duration: 200")}, []string{"duration", "200"}},
+		"no such tool":     {[]string{"run", "demo", "--set", "spec.workloads.stream.stream.tool=netperf"}, []string{"netperf", "iperf3"}},
+		"zero runs":        {[]string{"run", "demo", "--runs", "0"}, []string{"runs"}},
+		"resume nothing":   {[]string{"run", "--resume", t.TempDir()}, []string{"incomplete"}},
+		"report nothing":   {[]string{"report", t.TempDir()}, []string{"incomplete"}},
+		"no such variant":  {[]string{"accel", "plan", "demo", "warp"}, []string{"warp"}},
+		"too many folders": {[]string{"compare", "a"}, []string{"--help"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := finish(t, c.args...)
+			if code != 2 {
+				t.Errorf("exit %d", code)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("does not mention %q:\n%s", want, stderr)
+				}
+			}
+		})
+	}
+}
