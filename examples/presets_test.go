@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"slipstream.dev/api/v1alpha1"
 )
 

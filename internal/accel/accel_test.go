@@ -492,6 +492,10 @@ func applyAndDie(t *testing.T, dir string) {
 }
 
 func TestMountSys(t *testing.T) {
+	needRoot(t)
+	initial, err := netns.Get()
+	must(t, err)
+	defer initial.Close()
 	elsewhere := enter(t)
 	addVeth(t, elsewhere, "veth0", 3)
 	devices, err := Devices(false)
@@ -509,7 +513,7 @@ func TestMountSys(t *testing.T) {
 		root.Close()
 		t.Error("/sys of another namespace was taken for this one's")
 	}
-	must(t, within(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()), func() error {
+	must(t, within(file(initial), func() error {
 		root, err := openSys("/sys")
 		if err != nil {
 			return err

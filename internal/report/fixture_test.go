@@ -223,7 +223,7 @@ func compare(own, base []float64, versus, metric string) *stats.Versus {
 	}
 	mean, half := meanAndHalf(logs)
 	lo, hi := math.Exp(mean-half), math.Exp(mean+half)
-	v := &stats.Versus{Baseline: versus, Ratio: math.Exp(mean), CI95: [2]float64{lo, hi}, P: math.Erfc(math.Abs(mean) / half * 1.96 / math.Sqrt2), Verdict: stats.Inconclusive}
+	v := &stats.Versus{Baseline: versus, N: len(own), Ratio: math.Exp(mean), CI95: [2]float64{lo, hi}, P: math.Erfc(math.Abs(mean) / half * 1.96 / math.Sqrt2), Verdict: stats.Inconclusive}
 	if half == 0 {
 		v.P = 1
 	}

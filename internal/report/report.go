@@ -313,7 +313,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	if v == nil {
 		return l
 	}
-	l.ratio, l.at, l.question = of(v.CI95, r.N), v.Ratio, m.question(r)
+	l.ratio, l.at, l.question = of(v.CI95, v.N), v.Ratio, m.question(r)
 	l.Compared, l.Versus, l.Verdict, l.P = true, v.Baseline, v.Verdict, pValue(v.P)
 	l.Ratio = estimate(v.Ratio, l.ratio, 2)
 	if l.ratio.known() && l.ratio.lo > 0 {
@@ -463,7 +463,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, nicName(*v.NIC))
 		}
 		for _, a := range v.Accelerate {
-			parts = append(parts, acceleratorName(a))
+			parts = append(parts, a.String())
 		}
 		for _, w := range slices.Sorted(maps.Keys(v.Tools)) {
 			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
@@ -535,18 +535,6 @@ func nicName(n v1alpha1.NIC) string {
 		parts = append(parts, string(n.Rate))
 	}
 	return "NIC " + strings.Join(parts, ", ")
-}
-
-func acceleratorName(a v1alpha1.Accelerator) string {
-	switch {
-	case a.RPS != nil:
-		return fmt.Sprintf("RPS on %s over CPUs %s", list(a.RPS.Devices), a.RPS.CPUs)
-	case a.RFS != nil && a.RFS.CPUs != "":
-		return fmt.Sprintf("RFS on %s, with an RPS mask over CPUs %s", list(a.RFS.Devices), a.RFS.CPUs)
-	case a.RFS != nil:
-		return "RFS on " + list(a.RFS.Devices)
-	}
-	return "an accelerator not named"
 }
 
 func machines(nodes []record.Node) []Machine {

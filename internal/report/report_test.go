@@ -443,7 +443,7 @@ func TestUnusualResults(t *testing.T) {
 func TestHeadline(t *testing.T) {
 	row := func(variant string, pairs int, ratio, lo, hi float64, v stats.Verdict) stats.Row {
 		return stats.Row{Variant: variant, Workload: "stream", Pairs: pairs, Metric: record.Throughput, N: 10, Mean: 1e10, CI95: [2]float64{9e9, 11e9},
-			Versus: &stats.Versus{Baseline: "vxlan", Ratio: ratio, CI95: [2]float64{lo, hi}, Verdict: v}}
+			Versus: &stats.Versus{Baseline: "vxlan", N: 10, Ratio: ratio, CI95: [2]float64{lo, hi}, Verdict: v}}
 	}
 	tests := []struct {
 		name string

@@ -101,7 +101,7 @@ func (m *Model) costs() []Cost {
 
 // share turns a comparison so that the overlay stands over the host network.
 func (m *Model) share(r *stats.Row) (overlayAndNative [2]string, share Estimate) {
-	ci := of(r.Versus.CI95, r.N)
+	ci := of(r.Versus.CI95, r.Versus.N)
 	if !m.native(m.variant(r.Variant)) {
 		return [2]string{r.Variant, r.Versus.Baseline}, percent(r.Versus.Ratio, ci)
 	}
@@ -220,7 +220,7 @@ func does(r *stats.Row, what string) string {
 }
 
 func moves(r *stats.Row) (sign, verb, by string) {
-	ratio, ci := r.Versus.Ratio, of(r.Versus.CI95, r.N)
+	ratio, ci := r.Versus.Ratio, of(r.Versus.CI95, r.Versus.N)
 	switch {
 	case ratio >= 2:
 		return "×", "multiplies", estimate(ratio, ci, 2).String()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,7 +229,11 @@ func TestOffload(t *testing.T) {
 		for _, offload := range offloads {
 			t.Run(shape+" "+offload, func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.NIC.Offload = shape, offload })
+				largest := watch(t, l, "switch", "node0")
 				flood(t, l, "node0/pod0", "node1/pod0", 2, time.Second/2)
+				if n := largest(); n <= 1514 != (offload == v1alpha1.OffloadNone) {
+					t.Errorf("the switch has packets of %d bytes", n)
+				}
 				overlay := products[shape].device4
 				size := func(bytes, packets uint64) int { return int(bytes / max(packets, 1)) }
 				sent, in := counters(t, l, "node0", overlay), counters(t, l, "switch", "node0")
@@ -247,6 +252,44 @@ func TestOffload(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// watch looks at what a device receives, after GRO, until the function that it
+// returns is called: that tells the largest packet.
+func watch(t *testing.T, l *Lab, place, device string) (largest func() int) {
+	t.Helper()
+	all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
+	fd := -1
+	in(t, l, place, func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 10_000}),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: link.Attrs().Index}),
+		)
+	})
+	var stop atomic.Bool
+	found := make(chan int)
+	go func() {
+		most := 0
+		for !stop.Load() {
+			n, from, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_TRUNC)
+			if ll, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && ll.Pkttype != unix.PACKET_OUTGOING {
+				most = max(most, n)
+			}
+		}
+		unix.Close(fd)
+		found <- most
+	}()
+	return func() int {
+		stop.Store(true)
+		return <-found
 	}
 }
 

@@ -81,11 +81,14 @@ func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
 
 func (w *wire) close() { w.hash.Close() }
 
-// linkAttrs of a device that is up at once.
+// linkAttrs of a device that is up at once. It has one queue, which is what a
+// veth uses of those it makes by itself; to set the others aside takes the
+// kernel a grace period of RCU.
 func linkAttrs(name string) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
 	a.Name = name
 	a.Flags = net.FlagUp
+	a.NumTxQueues, a.NumRxQueues = 1, 1
 	return a
 }
 
@@ -94,7 +97,6 @@ func linkAttrs(name string) netlink.LinkAttrs {
 func (w *wire) connect(ns *namespace, n node, irq int) error {
 	port := netlink.NewVeth(linkAttrs(n.port))
 	port.MTU, port.TxQLen = w.nic.MTU, queueLength
-	port.NumTxQueues, port.NumRxQueues = 1, 1
 	port.MasterIndex = w.bridge
 	port.PeerName, port.PeerHardwareAddr, port.PeerNamespace = nicName, n.mac, ns.fd()
 	if err := w.sw.nl.LinkAdd(port); err != nil {
