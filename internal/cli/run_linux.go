@@ -160,7 +160,8 @@ func measure(ctx context.Context, p Process, exp *v1alpha1.Experiment, plan *exp
 		trials, err = r.Measure(ctx, dir)
 	}
 	progress.end()
-	if restoreErr := r.Close(); restoreErr != nil {
+	// What a worker that died had set for the whole machine is in the journal.
+	if restoreErr := errors.Join(r.Close(), recoverMachine(context.WithoutCancel(ctx), p)); restoreErr != nil {
 		err = errors.Join(err, fmt.Errorf("restore the machine: %w", restoreErr))
 	}
 	if dir == nil {

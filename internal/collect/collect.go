@@ -165,8 +165,8 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 			// One that began before the window and ended in it counts whole.
 			within := func(ns uint64) float64 { return min(seconds(int64(ns)), h.Seconds) }
 			r.Softirq = within(all)
-			r.SoftirqNetRx = within(a.Ns[netRx] - b.Ns[netRx])
-			r.SoftirqNetTx = within(a.Ns[netTx] - b.Ns[netTx])
+			r.SoftirqNetRx = within(a.Ns[netRxVector] - b.Ns[netRxVector])
+			r.SoftirqNetTx = within(a.Ns[netTxVector] - b.Ns[netTxVector])
 		}
 		// The kernel adds up idle time by its clock where the tick stops on
 		// idle CPUs (get_cpu_idle_time_us in kernel/time/tick-sched.c), and
@@ -228,8 +228,8 @@ next:
 
 // Softirqs by number, as in enum of include/linux/interrupt.h.
 const (
-	netTx = 2
-	netRx = 3
+	netTxVector = 2
+	netRxVector = 3
 )
 
 func seconds(ns int64) float64 { return float64(ns) / 1e9 }

@@ -117,9 +117,9 @@ func TestHostLeavesOutCPUsThatCameOrWent(t *testing.T) {
 func TestHostExact(t *testing.T) {
 	c, before, after := edges(t, "4cpu")
 	before.exact, after.exact = make([]bpf.SoftirqCPU, 4), make([]bpf.SoftirqCPU, 4)
-	before.exact[0].Ns = [10]uint64{0: 1, netRx: 5e9}
-	after.exact[0].Ns = [10]uint64{0: 1e8 + 1, netTx: 2e8, netRx: 5.5e9}
-	after.exact[1].Ns = [10]uint64{netRx: 3e9} // began before the window
+	before.exact[0].Ns = [10]uint64{0: 1, netRxVector: 5e9}
+	after.exact[0].Ns = [10]uint64{0: 1e8 + 1, netTxVector: 2e8, netRxVector: 5.5e9}
+	after.exact[1].Ns = [10]uint64{netRxVector: 3e9} // began before the window
 	c.exact = new(bpf.Softirq)
 	h := c.Host(before, after)
 	c.exact = nil

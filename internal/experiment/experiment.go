@@ -38,6 +38,8 @@ type Worker interface {
 	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, ready target.Ready) (*record.Host, []record.Device, error)
 	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
+	// Gone tells whether the worker has died.
+	Gone() bool
 	Close() error
 }
 

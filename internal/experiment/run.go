@@ -339,14 +339,16 @@ func (n *network) pair(c Cell, i int) (client, server seated) {
 	return sit(from, 2*i), sit(to, 2*i+1)
 }
 
-// worker is the worker of a place, started where there is none.
+// worker is the worker of a place, started where there is none or it has died.
+// A worker that starts puts right what its predecessor may have left.
 func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
 	n.mu.Lock()
 	w := n.workers[key]
 	n.mu.Unlock()
-	if w != nil {
+	if w != nil && !w.Gone() {
 		return w, nil
 	}
+	n.drop(key)
 	w, err := n.Worker(ctx, place)
 	if err != nil {
 		return nil, fmt.Errorf("start worker in %s: %w", place.Name, err)
@@ -357,8 +359,7 @@ func (n *network) worker(ctx context.Context, key workerKey, place target.Place)
 	return w, nil
 }
 
-// drop forgets a worker that failed, so that the next trial starts another,
-// which begins by putting right what its predecessor may have left.
+// drop forgets a worker that failed, so that the next trial starts another.
 func (n *network) drop(key workerKey) {
 	n.mu.Lock()
 	w := n.workers[key]
@@ -372,7 +373,13 @@ func (n *network) drop(key workerKey) {
 func (n *network) close(ctx context.Context) error {
 	var tasks []func() error
 	for _, w := range n.workers {
-		tasks = append(tasks, w.Close)
+		tasks = append(tasks, func() error {
+			gone := w.Gone()
+			if err := w.Close(); !gone {
+				return err
+			}
+			return nil // how it ended matters to the trial it ended in
+		})
 	}
 	return errors.Join(inParallel(tasks), n.Network.Close(ctx))
 }

@@ -31,6 +31,7 @@ type fakeTarget struct {
 	// fail is asked before each call of a worker.
 	fail func(call, place string) error
 	log  []string
+	all  []*fakeWorker
 }
 
 func newFake(nodes int) *fakeTarget {
@@ -71,7 +72,9 @@ func (n *fakeNetwork) Worker(_ context.Context, p target.Place) (Worker, error) 
 	n.workers++
 	n.started++
 	n.applied[p.Name] = 0 // a worker that starts restores
-	return &fakeWorker{fakeNetwork: n, place: p.Name}, nil
+	w := &fakeWorker{fakeNetwork: n, place: p.Name}
+	n.all = append(n.all, w)
+	return w, nil
 }
 
 func (n *fakeNetwork) Close(context.Context) error {
@@ -84,6 +87,7 @@ func (n *fakeNetwork) Close(context.Context) error {
 type fakeWorker struct {
 	*fakeNetwork
 	place string
+	dead  bool
 }
 
 func (w *fakeWorker) call(name string) error {
@@ -146,6 +150,12 @@ func (w *fakeWorker) Revert(context.Context) ([]record.Setting, error) {
 	}
 	w.mu.Unlock()
 	return nil, w.call("revert")
+}
+
+func (w *fakeWorker) Gone() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.dead
 }
 
 func (w *fakeWorker) Close() error {
@@ -417,24 +427,28 @@ func keys(trials []record.Trial) (out []string) {
 	return out
 }
 
-// TestWorkerDies has a worker's stream end in a trial: the trial fails, another
-// worker takes its place, and what was applied is gone.
-func TestWorkerDies(t *testing.T) {
+// TestWorkersDie has a worker's stream end in a trial, and all other workers die
+// unnoticed with it: one trial fails, others take their places, and what was
+// applied is gone.
+func TestWorkersDie(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	gone := errors.New("the worker is gone")
 	died := false
 	f.fail = func(call, place string) error {
-		if call == "sample" && place == "node1" && !died {
-			died = true
-			return gone
+		if call != "sample" || place != "node1" || died {
+			return nil
 		}
-		return nil
+		died = true
+		for _, w := range f.all {
+			w.dead = true
+		}
+		return gone
 	}
 	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(trials) != 7 || f.started != 2+4+4+1 {
+	if len(trials) != 7 || f.started <= 2+4+4 {
 		t.Errorf("%d trials, %d workers started", len(trials), f.started)
 	}
 }

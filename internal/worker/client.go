@@ -77,6 +77,9 @@ func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Win
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
 
+// Gone tells whether the worker's end of the stream is closed: it has died.
+func (c *Client) Gone() bool { return c.pipe.closed() }
+
 // Close ends the stream; the worker then ends its traffic, reverts what it
 // applied, and exits.
 func (c *Client) Close() error {

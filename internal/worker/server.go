@@ -45,19 +45,10 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	// ends Serve; calls under way see their context end.
 	err := g.Serve(listenOne(p))
 	g.Stop()
-	if ctx.Err() == nil && isClosed(p) {
+	if ctx.Err() == nil && p.closed() {
 		err = nil
 	}
 	return errors.Join(err, s.revert(context.WithoutCancel(ctx)))
-}
-
-func isClosed(p *pipe) bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
 }
 
 type server struct {

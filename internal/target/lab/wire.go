@@ -27,10 +27,6 @@ const nicName = "eth0"
 // switchName is the bridge in the switch.
 const switchName = "switch"
 
-// queueLength of the wire's devices, in packets: as long as fq_codel's, the
-// queue of most NICs.
-const queueLength = 10240
-
 // wire joins NICs: veths, whose other ends are ports of a bridge in a namespace
 // of its own. What makes it behave as a wire, and each NIC as one:
 //
@@ -96,7 +92,7 @@ func linkAttrs(name string) netlink.LinkAttrs {
 // -1.
 func (w *wire) connect(ns *namespace, n node, irq int) error {
 	port := netlink.NewVeth(linkAttrs(n.port))
-	port.MTU, port.TxQLen = w.nic.MTU, queueLength
+	port.MTU = w.nic.MTU
 	port.MasterIndex = w.bridge
 	port.PeerName, port.PeerHardwareAddr, port.PeerNamespace = nicName, n.mac, ns.fd()
 	if err := w.sw.nl.LinkAdd(port); err != nil {
@@ -261,7 +257,7 @@ func (w *wire) queue(ns *namespace, link int) error {
 	if err != nil {
 		return err
 	}
-	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of the device's queue length
+	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of 1000 packets, as long as the kernel makes a NIC's
 	if rate > 0 {
 		q = tbf(attrs, rate/8)
 	}

@@ -1,0 +1,267 @@
+//go:build linux
+
+package collect
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/record"
+)
+
+// enterNamespaces takes the test's thread into a network and a mount namespace
+// of its own, which end with the test.
+func enterNamespaces(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread() // for good: the thread ends with the test's goroutine
+	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// threadProc is /proc with the network namespace of this thread, where
+// /proc/net is that of the process.
+func threadProc(t testing.TB) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, name := range []string{"stat", "softirqs", "sys", "self"} {
+		if err := os.Symlink("/proc/"+name, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("/proc/thread-self/net", filepath.Join(root, "net")); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// loop sends itself datagrams over the loopback device, one at a time with a
+// pause after each, and tells how many.
+func loop(t testing.TB, until time.Time, pause time.Duration) (n uint64) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	self, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Connect(fd, self); err != nil {
+		t.Fatal(err)
+	}
+	message := make([]byte, 64)
+	for ; time.Now().Before(until); n++ {
+		if _, err := unix.Write(fd, message); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Read(fd, message); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(pause)
+	}
+	return n
+}
+
+func cpuTime(t *testing.T) float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return seconds(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Real traffic, whose sums are known.
+func TestLive(t *testing.T) {
+	enterNamespaces(t)
+	c, err := New(Options{Proc: threadProc(t), CPUs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+
+	before, cpuBefore := snapshot(t, c), cpuTime(t)
+	n := loop(t, time.Now().Add(time.Second), 0)
+	own := cpuTime(t) - cpuBefore
+	after := snapshot(t, c)
+
+	h := c.Host(before, after)
+	if h.Source != record.SoftirqEBPF {
+		t.Fatalf("softirq times are from %s: %v", h.Source, h.Warnings)
+	}
+	if h.Seconds < 1 || h.Seconds > 1.5 {
+		t.Errorf("the window took %v s", h.Seconds)
+	}
+	const slack = .04 // what ticks may be off at two edges
+	var busy, softirq, ticks, netRx float64
+	var processed, runs uint64
+	for _, cpu := range h.CPUs {
+		busy, softirq, ticks, netRx = busy+cpu.Busy, softirq+cpu.Softirq, ticks+cpu.SoftirqTicks, netRx+cpu.SoftirqNetRx
+		processed, runs = processed+cpu.Processed, runs+cpu.NetRx
+		if off := cpu.Busy + cpu.Idle - h.Seconds; math.Abs(off) > slack {
+			t.Errorf("CPU %d: busy and idle are off the window by %v s", cpu.ID, off)
+		}
+		sum := cpu.User + cpu.System + cpu.IRQ + cpu.Steal + cpu.Idle + cpu.SoftirqTicks
+		if off := sum - h.Seconds; math.Abs(off) > .1*h.Seconds+slack {
+			t.Errorf("CPU %d: all ticks are off the window by %v s", cpu.ID, off)
+		}
+		if cpu.Softirq > cpu.Busy || cpu.SoftirqNetRx+cpu.SoftirqNetTx > cpu.Softirq {
+			t.Errorf("CPU %d: %v s of softirqs in %v s busy, %v s of them NET_RX", cpu.ID, cpu.Softirq, cpu.Busy, cpu.SoftirqNetRx)
+		}
+		// Counted at both ends by two parts of the kernel. The readings lie
+		// some 50 µs apart, in which others' softirqs run.
+		for vector, counted := range map[int]uint64{netRxVector: cpu.NetRx, netTxVector: cpu.NetTx} {
+			traced := after.exact[cpu.ID].Count[vector] - before.exact[cpu.ID].Count[vector]
+			if off := math.Abs(float64(traced) - float64(counted)); off > 20+.002*float64(counted) {
+				t.Errorf("CPU %d: softirq %d ran %d times by eBPF, %d by /proc/softirqs", cpu.ID, vector, traced, counted)
+			}
+		}
+	}
+	if busy < own-slack {
+		t.Errorf("CPUs were busy %v s, this process alone %v s", busy, own)
+	}
+	if processed < n || runs < n {
+		t.Errorf("%d packets processed in %d softirqs, %d sent", processed, runs, n)
+	}
+	if each := netRx / float64(n); each < 1e-7 || each > 1e-4 {
+		t.Errorf("a packet took %v s of NET_RX", each)
+	}
+	t.Logf("%d packets; softirqs took %.4f s by eBPF, %.2f s by ticks", n, softirq, ticks)
+
+	const size = 20 + 8 + 64 // IP, UDP, message; this device counts no Ethernet
+	want := []record.Device{{Name: "lo", RxPackets: n, TxPackets: n, RxBytes: n * size, TxBytes: n * size}}
+	if diff := cmp.Diff(want, c.Devices(before, after)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDescribeLinks(t *testing.T) {
+	enterNamespaces(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.NumRxQueues, attrs.NumTxQueues = "over", 1450, 2, 3
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "under"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "between"}}); err != nil {
+		t.Fatal(err)
+	}
+	sys := t.TempDir()
+	if err := unix.Mount("sysfs", sys, "sysfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(sys, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(sys, "class/net/over/queues/rx-1/rps_cpus"), []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(sys, "class/net/over/queues/rx-0/rps_flow_cnt"), []byte("4096"), 0); err != nil {
+		t.Fatal(err)
+	}
+	node, err := Describe(t.Context(), os.DirFS("testdata/place/proc"), os.DirFS(sys))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]record.Link)
+	for _, l := range node.Links {
+		got[l.Name] = l
+	}
+	over := got["over"]
+	for _, name := range []string{"tx-tcp-segmentation", "tx-checksum-ip-generic"} {
+		if !slices.Contains(over.Offloads, name) {
+			t.Errorf("a veth is without %s: %v", name, over.Offloads)
+		}
+	}
+	// A mask is as wide as the machine has CPUs; its last digits count here.
+	for i, mask := range over.RPS {
+		over.RPS[i] = mask[len(mask)-1:]
+	}
+	over.Offloads = nil
+	want := record.Link{
+		Name: "over", Kind: "veth", MTU: 1450, RxQueues: 2, TxQueues: 3,
+		RPS: []string{"0", "1"}, RFS: []string{"4096", "0"},
+	}
+	if diff := cmp.Diff(want, over); diff != "" {
+		t.Error(diff)
+	}
+	if kinds := []string{got["lo"].Kind, got["between"].Kind}; kinds[0] != "device" || kinds[1] != "bridge" {
+		t.Errorf("kinds of lo and the bridge are %v", kinds)
+	}
+}
+
+// At the edges of a window a snapshot should disturb nobody: 64 pods are as
+// many devices of a node.
+func BenchmarkSnapshot(b *testing.B) {
+	enterNamespaces(b)
+	for i := range 32 {
+		if err := netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: "a" + string(rune('A'+i))}, PeerName: "b" + string(rune('A'+i)),
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c, err := New(Options{Proc: threadProc(b), CPUs: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	for b.Loop() {
+		snapshot(b, c)
+	}
+}
+
+// BenchmarkTicks is how far /proc/stat's softirq time is from what eBPF says
+// of the same second, on cores that are busy and on cores that mostly idle:
+// where the tick stops, or wakes the core in step with the work, it meets few
+// softirqs or too many.
+func BenchmarkTicks(b *testing.B) {
+	for _, load := range []struct {
+		name  string
+		pause time.Duration
+	}{{"busy", 0}, {"idle", 100 * time.Microsecond}} {
+		b.Run(load.name, func(b *testing.B) {
+			enterNamespaces(b)
+			c, err := New(Options{Proc: threadProc(b), CPUs: true})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			var busy, exact, ticks, n float64
+			for b.Loop() {
+				before := snapshot(b, c)
+				loop(b, time.Now().Add(time.Second), load.pause)
+				for _, cpu := range c.Host(before, snapshot(b, c)).CPUs {
+					busy, exact, ticks, n = busy+cpu.Busy, exact+cpu.Softirq, ticks+cpu.SoftirqTicks, n+1
+				}
+			}
+			b.ReportMetric(0, "ns/op") // the window's length
+			b.ReportMetric(busy/n, "busy-s/CPU")
+			b.ReportMetric(exact/n, "exact-s/CPU")
+			b.ReportMetric(ticks/n, "ticks-s/CPU")
+		})
+	}
+}
