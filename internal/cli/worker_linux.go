@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +21,10 @@ func workerCommand(p Process) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			// A worker whose controller died must not die of telling it: it has
+			// things to put right. Go ends a process that writes to a closed
+			// standard output unless told otherwise.
+			signal.Ignore(syscall.SIGPIPE)
 			// Ctrl-C in a terminal reaches the controller's whole process group;
 			// a worker ends when its stream does, after it has put things right.
 			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p)})
