@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-func needRoot(t *testing.T) {
+func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -64,7 +64,7 @@ type process struct {
 }
 
 // start runs the program. Its environment is this one's with extra added.
-func start(t *testing.T, extra []string, args ...string) *process {
+func start(t testing.TB, extra []string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, args...), more: make(chan struct{}, 1), ended: make(chan struct{})}
 	p.Env = append(os.Environ(), extra...)
@@ -101,7 +101,7 @@ func (p *process) stderr() string {
 }
 
 // await waits until stderr has n lines with text, or the program ends.
-func (p *process) await(t *testing.T, text string, n int) bool {
+func (p *process) await(t testing.TB, text string, n int) bool {
 	t.Helper()
 	limit := time.After(2 * time.Minute)
 	for strings.Count(p.stderr(), text) < n {
@@ -117,7 +117,7 @@ func (p *process) await(t *testing.T, text string, n int) bool {
 }
 
 // exit waits for the end and returns the exit code.
-func (p *process) exit(t *testing.T) int {
+func (p *process) exit(t testing.TB) int {
 	t.Helper()
 	select {
 	case <-p.ended:
@@ -132,7 +132,7 @@ func (p *process) exit(t *testing.T) int {
 }
 
 // finish runs the program to its end.
-func finish(t *testing.T, args ...string) (code int, stdout, stderr string) {
+func finish(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	p := start(t, nil, args...)
 	code = p.exit(t)
@@ -140,7 +140,7 @@ func finish(t *testing.T, args ...string) (code int, stdout, stderr string) {
 }
 
 // machine is what a run must leave as it found it.
-func machine(t *testing.T) []string {
+func machine(t testing.TB) []string {
 	t.Helper()
 	var b strings.Builder
 	for _, pattern := range []string{
@@ -174,7 +174,7 @@ func machine(t *testing.T) []string {
 
 // unchanged checks at the end of a test that the machine is as it was, and that
 // no process of the program is left.
-func unchanged(t *testing.T) {
+func unchanged(t testing.TB) {
 	t.Helper()
 	before := machine(t)
 	t.Cleanup(func() {
@@ -205,7 +205,7 @@ func workers() (pids []int) {
 }
 
 // experiment writes an experiment file: a few quick trials, unless changed.
-func experiment(t *testing.T, change ...string) string {
+func experiment(t testing.TB, change ...string) string {
 	t.Helper()
 	text := `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
@@ -238,7 +238,7 @@ spec:
 }
 
 // results opens the one results folder below dir.
-func results(t *testing.T, dir string) *record.Dir {
+func results(t testing.TB, dir string) *record.Dir {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(dir, "quick-*"))
 	if len(found) != 1 {
@@ -251,7 +251,7 @@ func results(t *testing.T, dir string) *record.Dir {
 	return d
 }
 
-func trials(t *testing.T, d *record.Dir) []record.Trial {
+func trials(t testing.TB, d *record.Dir) []record.Trial {
 	t.Helper()
 	all, err := d.Trials()
 	if err != nil {
@@ -271,7 +271,7 @@ func cells(all []record.Trial) map[string]int {
 	return count
 }
 
-func decode(t *testing.T, file string, into any) {
+func decode(t testing.TB, file string, into any) {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -1,0 +1,68 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+// BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
+// their traffic: the dead time of a trial (all but warm-up and window), and the
+// peak of resident memory of the controller and of the largest worker.
+func BenchmarkTrial(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("needs root")
+	}
+	for _, pairs := range []int{1, 16} {
+		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
+			out := b.TempDir()
+			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
+			var controller, worker float64
+			for b.Loop() {
+				p := start(b, nil, "run", file, "--out", out)
+				for n := 1; p.await(b, "left", n); n++ {
+					controller = max(controller, peakMiB(p.Process.Pid))
+					for _, pid := range workers() {
+						worker = max(worker, peakMiB(pid))
+					}
+				}
+				if code := p.exit(b); code != 0 {
+					b.Fatalf("exit %d\n%s", code, p.stderr())
+				}
+			}
+			var dead []float64
+			for _, t := range trials(b, results(b, out)) {
+				if t.Status == record.StatusOK {
+					dead = append(dead, t.Took-(250*time.Millisecond).Seconds())
+				}
+			}
+			slices.Sort(dead)
+			b.ReportMetric(dead[len(dead)/2], "dead-s-median")
+			b.ReportMetric(dead[len(dead)-1], "dead-s-max")
+			b.ReportMetric(float64(len(dead)), "trials")
+			b.ReportMetric(controller, "controller-MiB")
+			b.ReportMetric(worker, "worker-MiB")
+		})
+	}
+}
+
+// peakMiB is the peak of a process's resident memory, 0 if it is gone.
+func peakMiB(pid int) float64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, ok := bytes.Cut(status, []byte("VmHWM:"))
+	if fields := bytes.Fields(rest); ok && len(fields) > 0 {
+		if kib, err := strconv.ParseFloat(string(fields[0]), 64); err == nil {
+			return kib / 1024
+		}
+	}
+	return 0
+}
