@@ -69,7 +69,7 @@ const (
 // NIC is the profile of a lab node's network interface.
 type NIC struct {
 	Offload string `json:"offload,omitempty"`
-	// MTU in bytes, 1280 to 9000.
+	// MTU in bytes, 1350 to 9000.
 	MTU int `json:"mtu,omitempty"`
 	// Rate caps both directions, as an instance type does; empty is uncapped.
 	Rate BitRate `json:"rate,omitempty"`

@@ -36,6 +36,13 @@ func TestThrottled(t *testing.T) {
 			want:   []string{"the CPU limit of cgroup /a stopped it 1 times, its threads for 0.03 s in all"},
 		},
 		{
+			name:   "version 2 beside 1",
+			own:    "1:name=systemd:/\n0::/u\n",
+			before: map[string]string{"unified/u/cpu.stat": "nr_throttled 0\nthrottled_usec 0\n"},
+			after:  map[string]string{"unified/u/cpu.stat": "nr_throttled 2\nthrottled_usec 20000\n"},
+			want:   []string{"the CPU limit of cgroup /u stopped it 2 times, its threads for 0.02 s in all"},
+		},
+		{
 			// What is above a container is not mounted there.
 			name:   "outside of the namespace",
 			own:    "0::/../../x\n",

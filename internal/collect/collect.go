@@ -110,9 +110,8 @@ func (c *Collector) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads the counters. Those that are a time come first and within some
-// 50 µs, always in the same order, so that what one lags the clock by cancels
-// over a window.
+// Snapshot reads the counters: times first, next to the clock, and all always in
+// the same order, so that what one lags the clock by cancels over a window.
 func (c *Collector) Snapshot() (s Snapshot, err error) {
 	if c.exact != nil {
 		if s.exact, err = c.exact.Read(); err != nil {
@@ -251,7 +250,7 @@ func openSource(path string) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &source{file: f, buf: make([]byte, 16<<10)}, nil
+	return &source{file: f, buf: make([]byte, 4<<10)}, nil
 }
 
 // read gives the content to a parser, which must not keep it.

@@ -70,6 +70,7 @@ func TestHost(t *testing.T) {
 				NetRx: 100, NetTx: 1, Processed: 100, Dropped: 1, ReceivedRPS: 9,
 			},
 			{ID: 1, Idle: 2},
+			// Its idle time fell: iowait was taken back.
 			{
 				ID: 2, User: 1, System: .5, Busy: 2, Softirq: .5, SoftirqTicks: .5,
 				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6,
@@ -98,6 +99,17 @@ func TestHostWithCPUOffline(t *testing.T) {
 	want := [][]uint64{{0, 10, 10, 10, 0, 0, 0}, {1, 20, 10, 20, 0, 0, 0}, {3, 40, 10, 40, 10, 20, 30}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A CPU that went offline, or came online, after /proc/stat was read.
+func TestSoftnetGoesByNumber(t *testing.T) {
+	s := Snapshot{cpus: []cpu{{id: 0}, {id: 1}, {id: 3}}}
+	if err := s.parseSoftnet([]byte("1 0 0 0 0 0 0 0 0 0 0 0 0\n2 0 0 0 0 0 0 0 0 0 0 0 2\n3 0 0 0 0 0 0 0 0 0 0 0 3\n")); err != nil {
+		t.Fatal(err)
+	}
+	if got := [3]uint32{s.cpus[0].processed, s.cpus[1].processed, s.cpus[2].processed}; got != [3]uint32{1, 0, 3} {
+		t.Errorf("got %v", got)
 	}
 }
 

@@ -57,8 +57,10 @@ func TestDescribeHypervisor(t *testing.T) {
 }
 
 func TestDescribeErrors(t *testing.T) {
-	if _, err := Describe(t.Context(), fstest.MapFS{}, fstest.MapFS{}); err == nil {
-		t.Error("no error without a boot id")
+	for _, only := range []string{bootID, "sys/kernel/osrelease"} {
+		if _, err := Describe(t.Context(), fstest.MapFS{only: {Data: []byte("x\n")}}, fstest.MapFS{}); err == nil {
+			t.Errorf("no error with nothing but %s", only)
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -53,6 +53,21 @@ func threadProc(t testing.TB) string {
 	return root
 }
 
+// mountSys is a sysfs with the devices of this thread's network namespace.
+func mountSys(t testing.TB) string {
+	t.Helper()
+	sys := t.TempDir()
+	if err := unix.Mount("sysfs", sys, "sysfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(sys, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return sys
+}
+
 // loop sends itself datagrams over the loopback device, one at a time with a
 // pause after each, and tells how many.
 func loop(t testing.TB, until time.Time, pause time.Duration) (n uint64) {
@@ -130,8 +145,8 @@ func TestLive(t *testing.T) {
 		if cpu.Softirq > cpu.Busy || cpu.SoftirqNetRx+cpu.SoftirqNetTx > cpu.Softirq {
 			t.Errorf("CPU %d: %v s of softirqs in %v s busy, %v s of them NET_RX", cpu.ID, cpu.Softirq, cpu.Busy, cpu.SoftirqNetRx)
 		}
-		// Counted at both ends by two parts of the kernel. The readings lie
-		// some 50 µs apart, in which others' softirqs run.
+		// Two parts of the kernel count the same. The readings are some µs
+		// apart, in which others' softirqs run.
 		for vector, counted := range map[int]uint64{netRxVector: cpu.NetRx, netTxVector: cpu.NetTx} {
 			traced := after.exact[cpu.ID].Count[vector] - before.exact[cpu.ID].Count[vector]
 			if off := math.Abs(float64(traced) - float64(counted)); off > 20+.002*float64(counted) {
@@ -167,15 +182,7 @@ func TestDescribeLinks(t *testing.T) {
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "between"}}); err != nil {
 		t.Fatal(err)
 	}
-	sys := t.TempDir()
-	if err := unix.Mount("sysfs", sys, "sysfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(sys, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	sys := mountSys(t)
 	if err := os.WriteFile(filepath.Join(sys, "class/net/over/queues/rx-1/rps_cpus"), []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -246,12 +253,7 @@ func BenchmarkTicks(b *testing.B) {
 	}{{"process", "0", 0}, {"steered", "2", 0}, {"steered-part", "2", 50 * time.Microsecond}} {
 		b.Run(load.name, func(b *testing.B) {
 			enterNamespaces(b)
-			sys := b.TempDir()
-			if err := unix.Mount("sysfs", sys, "sysfs", 0, ""); err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(func() { unix.Unmount(sys, 0) })
-			if err := os.WriteFile(filepath.Join(sys, "class/net/lo/queues/rx-0/rps_cpus"), []byte(load.mask), 0); err != nil {
+			if err := os.WriteFile(filepath.Join(mountSys(b), "class/net/lo/queues/rx-0/rps_cpus"), []byte(load.mask), 0); err != nil {
 				b.Fatal(err)
 			}
 			var first unix.CPUSet

@@ -158,9 +158,9 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 
 // parseDevices reads /proc/net/dev: two lines of heading, then a device's name,
 // a colon, and eight columns each of what came and went (dev_seq_printf_stats
-// in net/core/net-procfs.c). It has what RTM_GETSTATS has of a device's drops,
-// in a third of the time, with the names: 64-bit counters, of which drop is
-// rx_dropped and rx_missed_errors.
+// in net/core/net-procfs.c). Received drops are rx_dropped and
+// rx_missed_errors. Listing links by netlink says the same in seven times the
+// time (535 µs against 79 for 65 devices); RTM_GETSTATS has no names.
 func (s *Snapshot) parseDevices(b []byte) error {
 	s.devices = nil
 	n := 0

@@ -137,12 +137,12 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := free(o.Dir, c); err != nil {
-		if !errors.Is(err, errLab) {
-			return nil, errors.Join(err, lock.remove())
-		}
+	if _, err := os.Lstat(statePath(o.Dir, c.Name)); err == nil {
 		lock.release()
-		return nil, err
+		return nil, fmt.Errorf("lab %s %w: take it down (slipstream lab down %[1]s), or take another name", c.Name, ErrExists)
+	}
+	if err := free(c); err != nil {
+		return nil, errors.Join(err, lock.remove())
 	}
 	l := &Lab{
 		state: &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
@@ -166,14 +166,8 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	return l, nil
 }
 
-// errLab is the ErrExists of a lab, whose files are to stay.
-var errLab = fmt.Errorf("%w as a lab", ErrExists)
-
-// free checks that no name of a lab is taken. The caller holds the lock.
-func free(dir string, c Config) error {
-	if _, err := os.Lstat(statePath(dir, c.Name)); err == nil {
-		return fmt.Errorf("lab %s %w: take it down (slipstream lab down %[1]s), or take another name", c.Name, errLab)
-	}
+// free checks that no name of a lab is taken.
+func free(c Config) error {
 	for _, ns := range namespaces(c) {
 		if _, err := os.Lstat(netnsPath(ns)); err == nil {
 			return fmt.Errorf("network namespace %s %w, and is no lab's: remove it (ip netns del %[1]s), or take another name for the lab", ns, ErrExists)
@@ -287,8 +281,8 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 	})
 }
 
-// threads that make or remove at once. The kernel does most of it under one
-// lock (RTNL); a few threads gain what is outside of it.
+// threads that make things at once. The kernel does most of it under one lock
+// (RTNL): a second thread gains a sixth, and what waits does so side by side.
 const threads = 4
 
 // parallel calls f for 0 to n-1.

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/bpf"
 )
 
 // probe tries what a lab needs in a namespace without a name, which goes when
@@ -54,7 +56,7 @@ func probeKernel(ns *namespace) error {
 	if err := ns.nl.QdiscAdd(tbf(queue, 1e9)); err != nil {
 		return missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
 	}
-	hash, err := loadRehash()
+	hash, err := bpf.LoadRehash()
 	if err != nil {
 		return missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
 	}

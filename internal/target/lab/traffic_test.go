@@ -357,16 +357,21 @@ func queues(t *testing.T, l *Lab) (n int, requeues uint32) {
 	return n, requeues
 }
 
+// The wire carries its rate and never more. A machine that is busy with other
+// things can pause it, so it has three tries.
 func TestRate(t *testing.T) {
 	const rate = 500e6
 	for _, offload := range offloads {
 		t.Run(offload, func(t *testing.T) {
 			l := up(t, func(c *Config) { c.NIC.Offload, c.NIC.Rate = offload, "500Mbit" })
 			for _, ends := range [][2]string{{"node0", "node1"}, {"node1", "node0"}} {
-				bytes, took, _ := flood(t, l, ends[0], ends[1], 4, 2*time.Second)
-				// 1448 bytes of a frame of 1514 are the stream's.
-				got := float64(bytes) * 8 / took.Seconds() * 1514 / 1448
-				t.Logf("%s to %s: %.1f Mbit/s on the wire", ends[0], ends[1], got/1e6)
+				var got float64
+				for try := 0; try < 3 && got < 0.95*rate; try++ {
+					bytes, took, _ := flood(t, l, ends[0], ends[1], 4, time.Second)
+					// 1448 bytes of a frame of 1514 are the stream's.
+					got = float64(bytes) * 8 / took.Seconds() * 1514 / 1448
+					t.Logf("%s to %s: %.1f Mbit/s on the wire", ends[0], ends[1], got/1e6)
+				}
 				if got < 0.95*rate || got > 1.05*rate {
 					t.Errorf("%s to %s: %.1f Mbit/s on the wire, want 500 ± 5 %%", ends[0], ends[1], got/1e6)
 				}

@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/bpf"
 )
 
 // nicName is the NIC of a node, and the device of a pod.
@@ -35,11 +35,11 @@ const switchName = "switch"
 //     (A veth uses NAPI only for what comes from a device without TSO, see
 //     veth_skb_is_eligible_for_gro in drivers/net/veth.c; so with full it does
 //     not.)
-//   - With none the ports are in NAPI mode too. Then a packet waits for the
-//     switch in the port's one ring, and not in the backlog of whatever CPU sent
-//     it: packets of a flow that moves between CPUs would overtake one another.
-//     NAPI comes with GRO; that the ports merge nothing is seen to by a limit on
-//     what GRO makes.
+//   - With none the ports are in NAPI mode too. Packets then wait for the switch
+//     in the port's one ring, and not in the backlog of whichever CPU sent them,
+//     where those of a flow that moves between CPUs overtake one another. NAPI
+//     comes with GRO; a limit on the size of what GRO makes keeps the ports from
+//     merging.
 //   - A ring that is full stops the queue of the sending device, which the
 //     devices therefore have; without, and on kernels before 6.16, it drops.
 //   - A packet carries the hash that the sender's socket gave its flow. The NIC
@@ -60,7 +60,7 @@ func prepareSwitch() error {
 }
 
 func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
-	hash, err := loadRehash()
+	hash, err := bpf.LoadRehash()
 	if err != nil {
 		return nil, err
 	}
@@ -162,10 +162,11 @@ func setUp(ns *namespace, names ...string) error {
 	return nil
 }
 
-// settle has devices that came up send from now on. The kernel lets them a
-// moment later otherwise (link_watch.c), and what they are given before is lost:
-// at worst a neighbour's address, which is asked for again after a second. To
-// be asked for a device makes it catch up (rtnl_getlink).
+// settle makes sure that devices which came up send from now on. The kernel
+// opens them a moment later, in the background (net/core/link_watch.c), and
+// drops what comes before: a question for a neighbour's address, say, which is
+// only repeated after a second. When asked about a device it catches up
+// (rtnl_getlink in net/core/rtnetlink.c).
 func settle(ns *namespace, names ...string) error {
 	for _, name := range names {
 		if _, err := ns.nl.LinkByName(name); err != nil {
@@ -175,10 +176,10 @@ func settle(ns *namespace, names ...string) error {
 	return nil
 }
 
-// awaitSolicited waits until a device takes the question who has its address.
-// Someone in the kernel's background joins it to the group of those that are
-// asked (addrconf_dad_begin); what comes before is lost, and comes again after
-// a second.
+// awaitSolicited waits until a device hears it when a neighbour asks for its
+// IPv6 address. The kernel joins the multicast group of such questions in the
+// background (addrconf_dad_begin in net/ipv6/addrconf.c); one that comes before
+// is lost, and only repeated after a second.
 func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
 	raw := a.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
@@ -280,29 +281,6 @@ func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
 		// (PSCHED_SHIFT in include/net/pkt_sched.h).
 		Buffer: uint32(min(burst*1e9/rate/64, 1<<31)),
 	}
-}
-
-// loadRehash loads a program that forgets a packet's hash and computes it
-// again, from what is on the wire. It is not enough to forget it: GRO sorts
-// flows by the hash, and without one puts them all in one bucket.
-func loadRehash() (*ebpf.Program, error) {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name:    "rehash",
-		Type:    ebpf.SchedCLS,
-		License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.FnSetHashInvalid.Call(),
-			asm.Mov.Reg(asm.R1, asm.R6),
-			asm.FnGetHashRecalc.Call(),
-			asm.Mov.Imm(asm.R0, -1), // TC_ACT_UNSPEC: on with it
-			asm.Return(),
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("load eBPF program of the wire: %w", err)
-	}
-	return prog, nil
 }
 
 // rehash attaches the program where a NIC sends: once a packet that is segmented
