@@ -188,7 +188,8 @@ func (r *reader) lab(path string, l *Lab) {
 func (r *reader) nic(path string, n NIC) {
 	r.oneOf(path+".offload", n.Offload, OffloadFull, OffloadNone)
 	if r.set(path + ".mtu") {
-		r.between(path+".mtu", n.MTU, 1280, 9000)
+		// IPv6 inside the overlay needs 1280, and the tunnel takes 70.
+		r.between(path+".mtu", n.MTU, 1350, 9000)
 	}
 	if _, err := n.Rate.BitsPerSecond(); err != nil {
 		r.fail(path+".rate", "%s", err)
