@@ -364,3 +364,39 @@ func TestUsage(t *testing.T) {
 		})
 	}
 }
+
+// TestProtocols runs TCP and UDP over IPv4 and IPv6, through both shapes and
+// both NIC profiles, each variant compared with its own baseline.
+func TestProtocols(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	file := experiment(t,
+		"  - {name: vxlan}\n", "  - {name: vxlan, nic: {offload: none}}\n  - {name: calico, path: {vxlan: {shape: calico}}, nic: {rate: 2Gbit}}\n",
+		"  - {name: native, path: {native: {}}}\n", "  - {name: native, path: {native: {}}, versus: calico}\n",
+		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}",
+		"{name: stream, stream: {protocol: udp, ip: 6, size: 1000, connections: 2, warmup: 50ms, duration: 200ms}}\n"+
+			"  - {name: tcp6, stream: {ip: 6, warmup: 50ms, duration: 200ms}}\n"+
+			"  - {name: udp-pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 200ms}}",
+		"pairs: [1, 2]", "pairs: [2]", "runs: 2", "runs: 1")
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	for _, tr := range trials(t, results(t, out)) {
+		name := tr.Variant + " " + tr.Workload
+		if tr.Status != record.StatusOK {
+			t.Errorf("%s failed: %s", name, tr.Error)
+			continue
+		}
+		loss, told := tr.Metrics[record.Loss]
+		if udp := tr.Workload == "stream" || tr.Workload == "udp-pingpong"; told != udp || loss < 0 || loss > 1 {
+			t.Errorf("%s: loss %v, told %t", name, loss, told)
+		}
+		if got := tr.Metrics[record.Throughput]; tr.Variant == "calico" && got > 2.1e9 {
+			t.Errorf("%s: %.2g bit/s through a NIC of 2 Gbit/s", name, got)
+		}
+		if tr.Workload == "tcp6" && tr.Metrics[record.Throughput] < 1e8 {
+			t.Errorf("%s: %.2g bit/s", name, tr.Metrics[record.Throughput])
+		}
+	}
+}

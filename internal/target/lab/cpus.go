@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel"
 )
 
 // nodeCPUs are the CPUs that a node's processes run on.
@@ -92,47 +94,9 @@ func availableCPUs(sys string) ([]int, error) {
 
 // parseCPUs reads a list as the kernel writes it: "0-3,8".
 func parseCPUs(list string) ([]int, error) {
-	var cpus []int
-	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-		if part == "" {
-			continue
-		}
-		first, last, isRange := strings.Cut(part, "-")
-		from, err := strconv.Atoi(first)
-		to := from
-		if err == nil && isRange {
-			to, err = strconv.Atoi(last)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("CPU list %q: %w", list, err)
-		}
-		for cpu := from; cpu <= to; cpu++ {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
+	set, err := accel.ParseList(strings.TrimSpace(list))
+	return set.CPUs(), err
 }
 
 // formatCPUs writes a list as the kernel does.
-func formatCPUs(cpus []int) string {
-	cpus = slices.Sorted(slices.Values(cpus))
-	var parts []string
-	for i := 0; i < len(cpus); {
-		j := i
-		for j+1 < len(cpus) && cpus[j+1] == cpus[j]+1 {
-			j++
-		}
-		part := strconv.Itoa(cpus[i])
-		if j > i {
-			part += "-" + strconv.Itoa(cpus[j])
-		}
-		parts = append(parts, part)
-		i = j + 1
-	}
-	return strings.Join(parts, ",")
-}
-
-// cpuMask is one CPU as a mask in sysfs: groups of 32 bits, the highest first.
-func cpuMask(cpu int) string {
-	return fmt.Sprintf("%x", uint32(1)<<(cpu%32)) + strings.Repeat(",00000000", cpu/32)
-}
+func formatCPUs(cpus []int) string { return accel.NewSet(cpus...).String() }

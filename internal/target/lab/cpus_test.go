@@ -96,29 +96,3 @@ func TestAvailableCPUs(t *testing.T) {
 		t.Errorf("with CPU %d in the second socket (-want +got):\n%s", first, diff)
 	}
 }
-
-func TestCPULists(t *testing.T) {
-	for list, cpus := range map[string][]int{"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "1,3,5": {1, 3, 5}, "6-7,130-131": {6, 7, 130, 131}} {
-		got, err := parseCPUs(list + "\n")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(cpus, got); diff != "" {
-			t.Errorf("parseCPUs(%q) (-want +got):\n%s", list, diff)
-		}
-		if got := formatCPUs(cpus); got != list {
-			t.Errorf("formatCPUs(%v) = %q, want %q", cpus, got, list)
-		}
-	}
-	if _, err := parseCPUs("0-x"); err == nil {
-		t.Error("0-x was read as a list of CPUs")
-	}
-	if got := formatCPUs([]int{4, 0, 5, 1}); got != "0-1,4-5" {
-		t.Errorf("CPUs in another order are %q", got)
-	}
-	for cpu, mask := range map[int]string{0: "1", 5: "20", 31: "80000000", 32: "1,00000000", 70: "40,00000000,00000000"} {
-		if got := cpuMask(cpu); got != mask {
-			t.Errorf("cpuMask(%d) = %s, want %s", cpu, got, mask)
-		}
-	}
-}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
 )
 
 var (
@@ -533,7 +534,7 @@ func TestInterruptCPU(t *testing.T) {
 		}
 		defer f.Close()
 		got, err := io.ReadAll(f)
-		if want := cpuMask(irq); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
+		if want := accel.NewSet(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
 			t.Errorf("rps_cpus of the NIC is %s, want %s", got, want)
 		}
 		return err

@@ -19,6 +19,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel"
 )
 
 // nicName is the NIC of a node, and the device of a pod.
@@ -114,7 +115,7 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 		if err := w.offload(nicName, true); err != nil || irq < 0 {
 			return err
 		}
-		return setRPS(cpuMask(irq))
+		return setRPS(accel.NewSet(irq).Mask())
 	}); err != nil {
 		return err
 	}

@@ -1,0 +1,157 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+)
+
+// connect has a worker served in this process, and returns its client and what
+// tells how serving ended.
+func connect(t *testing.T) (*Client, <-chan error) {
+	t.Helper()
+	in, toWorker := io.Pipe()
+	fromWorker, out := io.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- Serve(context.Background(), in, out, Options{JournalDir: t.TempDir()}) }()
+	c, err := Connect(t.Context(), fromWorker, toWorker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c, served
+}
+
+func pingPong(d time.Duration) v1alpha1.Workload {
+	return v1alpha1.Workload{Name: "pingpong", PingPong: &v1alpha1.Traffic{
+		Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Tool: v1alpha1.ToolNative,
+		Warmup: v1alpha1.Duration(20 * time.Millisecond), Duration: v1alpha1.Duration(d),
+	}}
+}
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// run has one worker serve and another drive a workload over loopback; started
+// is called once the traffic is to start.
+func run(t *testing.T, server, driver *Client, w v1alpha1.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	port := make(chan uint16, 1)
+	begin := make(chan time.Time, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	wg.Go(func() {
+		ends[0], errs[0] = server.Serve(ctx, target.Traffic{Place: "server", Workload: w, Address: netip.AddrPortFrom(loopback, 0)},
+			func(p uint16) (time.Time, error) { port <- p; return <-begin, nil })
+		if errs[0] != nil {
+			cancel()
+		}
+	})
+	wg.Go(func() {
+		var at netip.AddrPort
+		select {
+		case p := <-port:
+			at = netip.AddrPortFrom(loopback, p)
+		case <-ctx.Done():
+			return
+		}
+		ends[1], errs[1] = driver.Drive(ctx, target.Traffic{Place: "client", Workload: w, Address: at}, func(uint16) (time.Time, error) {
+			start := time.Now().Add(5 * time.Millisecond)
+			begin <- start
+			started()
+			return start, nil
+		}, nil)
+	})
+	wg.Wait()
+	return ends, errs
+}
+
+func TestTraffic(t *testing.T) {
+	server, _ := connect(t)
+	driver, _ := connect(t)
+	ends, errs := run(t, server, driver, pingPong(200*time.Millisecond), func() {})
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
+	}
+	for i, place := range []string{"server", "client"} {
+		if e := ends[i]; e.Place != place || e.Messages == 0 || e.Seconds < 0.15 || e.Seconds > 0.3 {
+			t.Errorf("%s: %+v", place, e)
+		}
+	}
+	if h, err := record.DecodeHistogram(ends[1].Latency); err != nil || h.TotalCount() == 0 {
+		t.Errorf("the client's latencies: %v", err)
+	}
+}
+
+// TestStreamEnds closes the controller's end in mid-traffic: both workers stop
+// and end, long before the traffic would.
+func TestStreamEnds(t *testing.T) {
+	server, served := connect(t)
+	driver, drove := connect(t)
+	_, errs := run(t, server, driver, pingPong(time.Hour), func() {
+		_ = server.Close()
+		_ = driver.Close()
+	})
+	if errs[1] == nil {
+		t.Error("an hour of traffic ended well")
+	}
+	for _, ended := range []<-chan error{served, drove} {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the worker ended with %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the worker goes on without its controller")
+		}
+	}
+	if !server.Gone() {
+		t.Error("a closed stream is not gone")
+	}
+}
+
+func TestBadTool(t *testing.T) {
+	server, _ := connect(t)
+	driver, _ := connect(t)
+	w := pingPong(time.Second)
+	w.PingPong.Tool = "netperf"
+	if _, errs := run(t, server, driver, w, func() {}); errs[0] == nil || !strings.Contains(errs[0].Error(), "netperf") {
+		t.Errorf("got %v", errs[0])
+	}
+}
+
+func TestClock(t *testing.T) {
+	c, _ := connect(t)
+	at := time.Now().Add(time.Second)
+	w := c.window(at, 10*time.Millisecond, time.Minute)
+	answer, err := c.rpc.Now(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off := time.Duration(w.GetStartNs()-answer.GetMonotonicNs()) - time.Until(at); off < -5*time.Millisecond || off > 5*time.Millisecond {
+		t.Errorf("the worker would start %s off", off)
+	}
+	if warmup, window := w.GetFromNs()-w.GetStartNs(), w.GetToNs()-w.GetFromNs(); warmup != 10e6 || window != 60e9 {
+		t.Errorf("warm-up %d ns, window %d ns", warmup, window)
+	}
+}
+
+func TestSample(t *testing.T) {
+	c, _ := connect(t)
+	host, devices, err := c.Sample(t.Context(), "here", false, 0, 20*time.Millisecond, func(uint16) (time.Time, error) { return time.Now(), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host != nil || len(devices) == 0 || devices[0].Place != "here" {
+		t.Errorf("host %v, devices %v", host, devices)
+	}
+}
