@@ -27,6 +27,11 @@ demo: run-deps build ## Show what an overlay costs here and what helps, in about
 build: ## Build bin/slipstream
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
 
+.PHONY: portable
+portable: ## Check that results can be read on other systems too
+	GOOS=darwin go vet ./cmd/slipstream
+	GOOS=windows go vet ./cmd/slipstream
+
 .PHONY: run-deps
 run-deps:
 	@.ci/deps iperf3 sockperf

@@ -21,10 +21,11 @@ func BenchmarkTrial(b *testing.B) {
 	}
 	for _, pairs := range []int{1, 16} {
 		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
-			out := b.TempDir()
+			var out string
 			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
 			var controller, worker float64
 			for b.Loop() {
+				out = b.TempDir() // the figures are the last run's, the peaks of all
 				p := start(b, nil, "run", file, "--out", out)
 				for n := 1; p.await(b, "left", n); n++ {
 					controller = max(controller, peakMiB(p.Process.Pid))

@@ -22,7 +22,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// program is the binary under test.
+// program is the binary under test, built as `make build` builds it.
 var program string
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		program = filepath.Join(dir, "slipstream")
-		build := exec.Command("go", "build", "-o", program, "slipstream.dev/cmd/slipstream")
+		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "slipstream.dev/cmd/slipstream")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build the program: %v\n%s", err, out)

@@ -26,7 +26,9 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 	cmd.Stderr = log
 	// Its traffic threads block in the kernel for as long as they like; signals
 	// to have them preempted would only interrupt them.
-	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1")
+	// There may be a hundred workers on a machine, each with little to do between
+	// trials: they keep their heaps small.
+	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1", "GOGC=25", "GOMEMLIMIT=8MiB")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
