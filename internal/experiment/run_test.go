@@ -30,7 +30,6 @@ type fakeTarget struct {
 	open    int // networks
 	// fail is asked before each call of a worker.
 	fail func(call, place string) error
-	log  []string
 	all  []*fakeWorker
 }
 
@@ -93,7 +92,9 @@ type fakeWorker struct {
 func (w *fakeWorker) call(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.log = append(w.log, name+" "+w.place)
+	if w.dead {
+		return errors.New("the worker is dead")
+	}
 	return w.fail(name, w.place)
 }
 
@@ -273,23 +274,28 @@ func TestMeasure(t *testing.T) {
 func TestOrder(t *testing.T) {
 	p := New(parse(t))
 	var orders []string
+	first := make(map[int]bool) // pair counts that some block begins with
 	for b := 1; b <= 20; b++ {
 		cells := p.Block(b)
 		seen := make(map[string]bool)
 		for i, c := range cells {
 			seen[c.String()] = true
-			if first := cells[i-i%3]; c.Pairs != first.Pairs || c.Workload.Name != first.Workload.Name {
-				t.Errorf("block %d: %s is not beside %s", b, c, first)
+			if head := cells[i-i%3]; c.Pairs != head.Pairs || c.Workload.Name != head.Workload.Name {
+				t.Errorf("block %d: %s is not beside %s", b, c, head)
 			}
 		}
 		if len(seen) != len(p.Cells) {
 			t.Errorf("block %d has %d of %d cells", b, len(seen), len(p.Cells))
 		}
+		first[cells[0].Pairs] = true
 		order := fmt.Sprint(cells[0], cells[1], cells[2], cells[3])
 		if again := p.Block(b); fmt.Sprint(again[0], again[1], again[2], again[3]) != order {
 			t.Errorf("block %d is not the same twice", b)
 		}
 		orders = append(orders, order)
+	}
+	if len(first) != 2 {
+		t.Errorf("blocks begin with pair counts %v only", first)
 	}
 	slices.Sort(orders)
 	if n := len(slices.Compact(orders)); n < 5 {
@@ -344,6 +350,41 @@ func TestFailedTrialIsTriedAgain(t *testing.T) {
 	}
 	if again == nil || again.Order != 7 || again.Status != record.StatusOK || again.Variant != bad.Variant || again.Pairs != bad.Pairs {
 		t.Errorf("tried again as %+v", again)
+	}
+}
+
+// TestResumeTriesAgain interrupts a run between a trial's failure and its second
+// attempt, which the resumed run makes.
+func TestResumeTriesAgain(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	f.fail = func(call, place string) error {
+		if call == "apply" && place == "node1" {
+			return errors.New("device or resource busy")
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	_, err := measure(t, ctx, f, parse(t, "spec.runs=1"), out, func(e Event) {
+		if e.Kind == Begins && e.Trial.Attempt == 2 {
+			cancel(enough)
+		}
+	})
+	if !errors.Is(err, enough) {
+		t.Fatal(err)
+	}
+	trials, err := measure(t, t.Context(), newFake(2), parse(t, "spec.runs=1"), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := 0
+	for _, tr := range trials {
+		if tr.Attempt == 2 && tr.Status == record.StatusOK {
+			again++
+		}
+	}
+	if again != 2 || len(trials) != 8 {
+		t.Errorf("%d of 2 trials were tried again, %d are on record", again, len(trials))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -110,6 +111,9 @@ func TestLoss(t *testing.T) {
 	}
 	defer server.Close()
 	c.fd = server.conns[0].fd
+	if _, err := send(client.conns[0].fd, hello); err != nil { // never counted
+		t.Fatal(err)
+	}
 	msg := make([]byte, 64)
 	for _, seq := range []byte{1, 2, 5, 4, 9} { // 3, 6, 7, 8 are lost
 		msg[0] = seq
@@ -120,9 +124,7 @@ func TestLoss(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- spec.sink(&c, r) }()
 	for c.messages.Load() < 5 {
-		if _, err := send(client.conns[0].fd, hello); err != nil { // never counted
-			t.Fatal(err)
-		}
+		runtime.Gosched()
 	}
 	r.stopped.Store(true)
 	if err := <-done; err != nil {

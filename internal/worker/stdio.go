@@ -12,7 +12,7 @@ import (
 // pipe makes a net.Conn of a pair of byte streams, which is all that a child's
 // standard input and output, an SSH session or an exec into a pod have in common.
 type pipe struct {
-	reader io.Reader
+	io.Reader
 	io.Writer
 	closers []io.Closer
 	once    sync.Once
@@ -21,19 +21,11 @@ type pipe struct {
 }
 
 func newPipe(r io.Reader, w io.Writer, closers ...io.Closer) *pipe {
-	return &pipe{reader: r, Writer: w, closers: closers, done: make(chan struct{})}
+	return &pipe{Reader: r, Writer: w, closers: closers, done: make(chan struct{})}
 }
 
-// Read closes the pipe at the end of the stream: a half of it is no use.
-func (p *pipe) Read(b []byte) (int, error) {
-	n, err := p.reader.Read(b)
-	if err != nil {
-		_ = p.Close() // the error that counts is that of reading
-	}
-	return n, err
-}
-
-// closed tells whether the stream has ended.
+// closed tells whether the stream has ended: gRPC closes a connection that it
+// can no longer read.
 func (p *pipe) closed() bool {
 	select {
 	case <-p.done:

@@ -119,6 +119,30 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
+// TestGone has the worker's end of the stream close, as its death does.
+func TestGone(t *testing.T) {
+	in, toWorker := io.Pipe()
+	fromWorker, out := io.Pipe()
+	go func() { _ = Serve(context.Background(), in, out, Options{JournalDir: t.TempDir()}) }()
+	c, err := Connect(t.Context(), fromWorker, toWorker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.Gone() {
+		t.Error("a worker that lives is gone")
+	}
+	_ = out.Close()
+	select {
+	case <-c.pipe.done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody noticed")
+	}
+	if _, err := c.Revert(t.Context()); !errors.Is(err, ErrGone) || !c.Gone() {
+		t.Errorf("got %v, gone %t", err, c.Gone())
+	}
+}
+
 func TestBadTool(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
