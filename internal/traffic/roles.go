@@ -51,7 +51,7 @@ func (s Spec) sink(c *conn, r *run) error {
 		switch {
 		case errors.Is(err, errStalled):
 		case err != nil:
-			return fmt.Errorf("receive: %w", err)
+			return c.ended(r, fmt.Errorf("receive: %w", err))
 		case n == 0 && !s.UDP:
 			if c.to.at == 0 && now < r.To {
 				return fmt.Errorf("receive: the client closed before the window's end: %w", io.ErrUnexpectedEOF)
@@ -194,7 +194,7 @@ func (s Spec) echo(c *conn, r *run) error {
 			}
 			continue
 		case err != nil:
-			return fmt.Errorf("receive: %w", err)
+			return c.ended(r, fmt.Errorf("receive: %w", err))
 		case n == 0 && !s.UDP:
 			c.mark(r, max(r.now(), r.To))
 			return nil
@@ -208,7 +208,7 @@ func (s Spec) echo(c *conn, r *run) error {
 		case errors.Is(err, errOver):
 			return nil
 		case err != nil:
-			return fmt.Errorf("send: %w", err)
+			return c.ended(r, fmt.Errorf("send: %w", err))
 		}
 		c.bytes.Add(uint64(got))
 		c.messages.Add(1)
@@ -219,4 +219,15 @@ func (s Spec) echo(c *conn, r *run) error {
 			return nil
 		}
 	}
+}
+
+// ended is the error of a server's connection. After the window it is none: a
+// client that stops with a message under way resets the connection.
+func (c *conn) ended(r *run, err error) error {
+	now := r.now()
+	if now < r.To {
+		return err
+	}
+	c.mark(r, now)
+	return nil
 }

@@ -28,7 +28,7 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 	// to have them preempted would only interrupt them.
 	// There may be a hundred workers on a machine, each with little to do between
 	// trials: they keep their heaps small.
-	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1", "GOGC=25", "GOMEMLIMIT=8MiB")
+	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1", "GOGC=25")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
