@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/worker"
 )
 
@@ -21,6 +22,9 @@ func workerCommand(p Process) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := traffic.QuietRuntime(); err != nil {
+				return err
+			}
 			// A worker whose controller died must not die of telling it: it has
 			// things to put right. Go ends a process that writes to a closed
 			// standard output unless told otherwise.

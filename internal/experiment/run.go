@@ -299,7 +299,6 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 	if err := inParallel(tasks); err != nil {
 		return err
 	}
-	boots := make(map[string]bool)
 	for _, node := range n.nodes {
 		w, err := n.worker(ctx, workerKey{node.Name, own}, node)
 		if err != nil {
@@ -309,9 +308,12 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 		if err != nil {
 			return fmt.Errorf("describe %s: %w", node.Name, err)
 		}
-		if n.facts = append(n.facts, facts); !boots[facts.Boot] {
-			boots[facts.Boot], n.sampleCPUs[node.Name] = true, true
+		if i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Boot == facts.Boot }); i >= 0 {
+			facts.InterruptSeconds = n.facts[i].InterruptSeconds // timed twice it would differ a little
+		} else {
+			n.sampleCPUs[node.Name] = true
 		}
+		n.facts = append(n.facts, facts)
 	}
 	return nil
 }

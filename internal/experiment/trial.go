@@ -38,7 +38,27 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		return err
 	}
 	out.Warnings = append(out.Warnings, warnings(c, out)...)
+	if len(out.Settings) > 0 {
+		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
+	}
 	return nil
+}
+
+// slowInterrupt is when an interrupt to another CPU takes as long as a packet's
+// whole way through a kernel.
+const slowInterrupt = 5 * time.Microsecond
+
+// interruptWarnings tell what steering costs on machines where it costs much.
+func (n *network) interruptWarnings() []record.Warning {
+	var worst float64
+	for _, f := range n.facts {
+		worst = max(worst, f.InterruptSeconds)
+	}
+	if worst < slowInterrupt.Seconds() {
+		return nil
+	}
+	return []record.Warning{{Code: record.WarnInterrupts, Message: fmt.Sprintf(
+		"an interrupt from one CPU to another takes %.0f µs there and back, which steering pays for each batch that it moves (bare metal: 1 to 3 µs)", worst*1e6)}}
 }
 
 // steered are the places of a cell that its accelerators act in, with their

@@ -195,6 +195,7 @@ const (
 	WarnSharedCPUs     = "shared-cpus"      // nodes of the lab share CPUs
 	WarnFailedTrials   = "failed-trials"    // trials failed and were tried again, or are missing
 	WarnNoEBPF         = "softirq-ticks"    // exact softirq time could not be had
+	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
 )
 
 // Environment is what the run ran on: environment.json.
@@ -226,6 +227,9 @@ type Node struct {
 	Governor   string `json:"governor,omitempty"`
 	Clock      string `json:"clocksource,omitempty"`
 	Hypervisor bool   `json:"hypervisor"`
+	// InterruptSeconds is how long an interrupt from one CPU to another takes,
+	// there and back; 0 where it was not timed. Nodes of one machine share it.
+	InterruptSeconds float64 `json:"interrupt_seconds,omitempty"`
 	// Sysctls that matter to the result.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Tools by name with their versions.

@@ -553,6 +553,7 @@ func machines(nodes []record.Node) []Machine {
 			{"Frequency governor", n.Governor},
 			{"Clock source", n.Clock},
 			{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
+			{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
 		}
 		facts = append(facts, sorted(n.Tools)...)
 		facts = append(facts, sorted(n.Sysctls)...)
@@ -590,6 +591,13 @@ func size(b v1alpha1.Bytes) string {
 		return plural(int(b), "byte")
 	}
 	return b.String()
+}
+
+func interrupt(seconds float64) string {
+	if seconds == 0 {
+		return ""
+	}
+	return significant(seconds*1e6) + " µs"
 }
 
 func memory(bytes uint64) string {

@@ -21,6 +21,20 @@ func Now() int64 {
 	return ts.Nano()
 }
 
+// Instant is one instant by both clocks: Go's, and that of Now. A thread that
+// loses its CPU between asking the one and the other asks again.
+func Instant() (at time.Time, mono int64) {
+	const near = 20 * time.Microsecond
+	for range 100 {
+		before := Now()
+		at, mono = time.Now(), Now()
+		if mono-before < int64(near) {
+			break
+		}
+	}
+	return at, mono
+}
+
 // threadCPU is the CPU time of the calling thread.
 func threadCPU() time.Duration {
 	var ts unix.Timespec

@@ -148,17 +148,19 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(e.conns) + 3))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 
-	r := &run{Window: w, base: time.Now(), mono: Now()}
+	r := &run{Window: w}
+	r.base, r.mono = Instant()
 	defer context.AfterFunc(ctx, func() { r.stopped.Store(true) })()
 
 	errs := make([]error, len(e.conns))
 	var wg sync.WaitGroup
 	for i, c := range e.conns {
 		wg.Go(func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			time.Sleep(time.Duration(w.Start - r.now()))
-			if errs[i] = e.role(c, r); errs[i] != nil {
+			defer Precise()()
+			if errs[i] = SleepUntil(ctx, w.Start); errs[i] == nil {
+				errs[i] = e.role(c, r)
+			}
+			if errs[i] != nil {
 				r.stopped.Store(true)
 			}
 		})

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"slipstream.dev/internal/record"
 )
 
@@ -192,4 +194,45 @@ func TestFaults(t *testing.T) {
 			t.Error("a client that left looks like a good run")
 		}
 	})
+}
+
+// TestReset has a client reset its connection: after the window that is how a
+// ping-pong may end, within it a failure.
+func TestReset(t *testing.T) {
+	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
+	for name, roleOf := range map[string]func(Spec) func(*conn, *run) error{
+		"echo": func(s Spec) func(*conn, *run) error { return s.echo },
+		"sink": func(s Spec) func(*conn, *run) error { return s.sink },
+	} {
+		for _, within := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/within=%t", name, within), func(t *testing.T) {
+				s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				client, err := Dial(t.Context(), spec, s.Addr())
+				if err != nil {
+					t.Fatal(err)
+				}
+				server, err := s.Accept(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer server.Close()
+				if err := unix.SetsockoptLinger(client.conns[0].fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+					t.Fatal(err)
+				}
+				client.Close()
+				now := Now()
+				r := &run{Window: Window{From: 1, To: now - 1}, base: time.Now(), mono: now}
+				if within {
+					r.To = now + int64(time.Minute)
+				}
+				err = roleOf(spec)(server.conns[0], r)
+				if within != errors.Is(err, unix.ECONNRESET) || !within && err != nil {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+	}
 }

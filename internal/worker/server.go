@@ -13,7 +13,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -30,12 +29,16 @@ import (
 type Options struct {
 	// JournalDir keeps what accelerators changed.
 	JournalDir string
-	Log        *slog.Logger
+	// Log gets what is no caller's error; nothing if nil.
+	Log *slog.Logger
 }
 
 // Serve answers the controller over r and w until the stream ends; then it ends
 // the traffic, reverts what it applied, and returns.
 func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	p := newPipe(r, w, w, r)
 	s := &server{options: o}
 	g := grpc.NewServer()
@@ -77,6 +80,11 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	}
 	node.Name, node.NodeCPUs, node.IRQCPUs = place.Name, place.CPUs, place.IRQCPUs
 	node.Tools = toolVersions(ctx)
+	interrupt, err := collect.InterruptTime()
+	if err != nil {
+		s.options.Log.WarnContext(ctx, "the time of an interrupt is not known", "place", place.Name, "error", err)
+	}
+	node.InterruptSeconds = interrupt.Seconds()
 	if err := classify(node.Links, place.Kind == target.Pod); err != nil {
 		return nil, err
 	}
@@ -255,7 +263,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	window := windowOf(command.GetWindow())
 	var edges [2]collect.Snapshot
 	for i, at := range []int64{window.From, window.To} {
-		if err := sleepUntil(ctx, at); err != nil {
+		if err := traffic.SleepUntil(ctx, at); err != nil {
 			return err
 		}
 		if edges[i], err = s.sampler.Snapshot(); err != nil {
@@ -276,17 +284,6 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		}
 	}
 	return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: &counters}})
-}
-
-func sleepUntil(ctx context.Context, at int64) error {
-	timer := time.NewTimer(time.Duration(at - traffic.Now()))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyResponse, error) {

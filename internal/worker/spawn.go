@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"time"
+
+	"slipstream.dev/internal/traffic"
 )
 
 // exitTime is how long a worker may take to put things right and exit once its
@@ -24,11 +26,6 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 	}
 	cmd := exec.Command(self, "worker")
 	cmd.Stderr = log
-	// Its traffic threads block in the kernel for as long as they like; signals
-	// to have them preempted would only interrupt them.
-	// There may be a hundred workers on a machine, each with little to do between
-	// trials: they keep their heaps small.
-	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1", "GOGC=25")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
@@ -45,6 +42,10 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 		return nil, errors.Join(err, reap(cmd))
 	}
 	c.reap = func() error { return reap(cmd) }
+	// It runs on this machine, by this machine's clock: what was found by asking
+	// is off by what the answers took, and a hundred workers that start at once
+	// take their time.
+	c.base, c.mono = traffic.Instant()
 	return c, nil
 }
 

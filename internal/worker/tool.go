@@ -120,7 +120,7 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic
 	if begin < window.Start {
 		return record.Endpoint{}, fmt.Errorf("%s needs a warm-up of %s at least", t.argv[0], t.tool.Lead(t.workload))
 	}
-	if err := sleepUntil(ctx, begin); err != nil {
+	if err := traffic.SleepUntil(ctx, begin); err != nil {
 		return record.Endpoint{}, err
 	}
 	if err := t.start(ctx); err != nil {
@@ -145,6 +145,7 @@ func (t *toolEnd) start(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	cmd.Stdout, cmd.Stderr = t.output, t.output
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipe
+	defer traffic.Precise()()   // the tool's timers, too, are an application's
 	if err := cmd.Start(); err != nil {
 		t.stop()
 		if errors.Is(err, exec.ErrNotFound) {

@@ -3,8 +3,12 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +17,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/traffic"
 )
 
 // connect has a worker served in this process, and returns its client and what
@@ -70,6 +75,9 @@ func run(t *testing.T, server, driver *Client, w v1alpha1.Workload, started func
 			started()
 			return start, nil
 		}, nil)
+		if errs[1] != nil {
+			cancel() // a tool's server goes with its client
+		}
 	})
 	wg.Wait()
 	return ends, errs
@@ -178,4 +186,90 @@ func TestSample(t *testing.T) {
 	if host != nil || len(devices) == 0 || devices[0].Place != "here" {
 		t.Errorf("host %v, devices %v", host, devices)
 	}
+}
+
+// TestToolHangs puts a tool into the path that never listens, or never ends: it is
+// given up and killed, and the worker goes on.
+func TestToolHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for time-outs")
+	}
+	for _, tt := range []struct{ name, server, want string }{
+		{"server", ":", "does not listen"},
+		{"client", "echo Server listening on 1", "still runs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			script := "#!/bin/sh\necho $$ >>" + dir + "/pids\ncase \"$*\" in *--server*) " + tt.server + " ;; esac\nexec sleep 1000\n"
+			if err := os.WriteFile(filepath.Join(dir, "iperf3"), []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+			server, _ := connect(t)
+			driver, _ := connect(t)
+			w := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
+				Protocol: "tcp", IP: 4, Size: 1 << 10, Connections: 1, Tool: v1alpha1.ToolIperf3,
+				Warmup: v1alpha1.Duration(time.Second), Duration: v1alpha1.Duration(time.Second),
+			}}
+			_, errs := run(t, server, driver, w, func() {})
+			if err := errors.Join(errs[:]...); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "pids"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, pid := range strings.Fields(string(text)) {
+				for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+					if _, err := os.Stat("/proc/" + pid); err != nil {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("process %s of the tool goes on", pid)
+					}
+				}
+			}
+			if _, err := driver.rpc.Now(t.Context(), nil); err != nil {
+				t.Errorf("the worker does not go on: %v", err)
+			}
+		})
+	}
+}
+
+// TestMain serves as a worker where Spawn starts this binary as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) != 2 || os.Args[1] != "worker" {
+		os.Exit(m.Run())
+	}
+	if err := Serve(context.Background(), os.Stdin, os.Stdout, Options{JournalDir: os.TempDir()}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// TestSpawn starts many workers at once, which all have this machine's clock,
+// however long their answers take.
+func TestSpawn(t *testing.T) {
+	var wg sync.WaitGroup
+	for range 24 {
+		wg.Go(func() {
+			c, err := Spawn(t.Context(), (*exec.Cmd).Start, os.Stderr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			now := time.Now()
+			w := c.window(now, 0, time.Second)
+			if off := time.Duration(w.GetStartNs()-traffic.Now()) + time.Since(now); off < -time.Millisecond || off > time.Millisecond {
+				t.Errorf("the worker would start %s off", off)
+			}
+			if _, err := c.rpc.Now(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }

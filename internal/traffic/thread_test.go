@@ -1,0 +1,82 @@
+package traffic
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A test that needs a process with a quiet runtime runs this binary with this set.
+const childQuiet = "SLIPSTREAM_TEST_QUIET"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childQuiet) == "" {
+		os.Exit(m.Run())
+	}
+	if err := QuietRuntime(); err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	for _, s := range append(slices.Clone(runtimeSettings), "PATH="+os.Getenv("PATH")) {
+		fmt.Println("set", slices.Contains(os.Environ(), s))
+	}
+	tasks, _ := filepath.Glob("/proc/self/task/*")
+	for _, task := range tasks {
+		slack, err := os.ReadFile("/proc/" + filepath.Base(task) + "/timerslack_ns")
+		fmt.Println("slack", strings.TrimSpace(string(slack)), err)
+	}
+	restore := Precise()
+	own, _ := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	child, err := exec.Command("cat", "/proc/self/timerslack_ns").Output()
+	fmt.Println("precise", own, strings.TrimSpace(string(child)), err)
+	restore()
+	own, _ = unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	fmt.Println("restored", own)
+}
+
+// TestQuietRuntime looks at a process after it: its environment, the slack of
+// its threads, that of a precise thread, and that of a process it starts.
+func TestQuietRuntime(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childQuiet+"=1", "GOGC=400")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	count := map[string]int{}
+	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
+		count[s.Text()]++
+	}
+	// Two threads at least: the one that watches the others is what it is for.
+	if count["slack 100000000 <nil>"] < 2 || count["set true"] != 3 ||
+		count["precise 50000 50000 <nil>"] != 1 || count["restored 100000000"] != 1 || len(count) != 4 {
+		t.Errorf("got %s", out)
+	}
+}
+
+func TestSleepUntil(t *testing.T) {
+	at := Now() + int64(70*time.Millisecond) // more than one look at the context
+	if err := SleepUntil(t.Context(), at); err != nil {
+		t.Fatal(err)
+	}
+	if late := time.Duration(Now() - at); late < 0 || late > 20*time.Millisecond {
+		t.Errorf("woke %s late", late)
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer context.AfterFunc(ctx, func() {})()
+	go cancel(cause)
+	if err := SleepUntil(ctx, Now()+int64(time.Hour)); !errors.Is(err, cause) {
+		t.Errorf("got %v", err)
+	}
+}
