@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -86,6 +87,10 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		Version:       p.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+	}
+	if strings.HasPrefix(filepath.Base(p.Args[0]), "kubectl-") {
+		// kubectl runs it as a plugin, by the name that people typed.
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl slipstream"}
 	}
 	// Without a function of its own cobra prints help for an unknown verb, or
 	// fails with an error that cannot be told from a run's.
