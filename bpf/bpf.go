@@ -3,7 +3,7 @@
 // Package bpf holds every eBPF program of slipstream: the C sources, what they
 // compile to, and a loader each. Where a program belongs and what its numbers
 // mean is its user's: internal/collect's for the softirq times, the lab's for
-// what a wire does.
+// what a wire does and for how pods' packets travel.
 //
 // The objects are committed, so that building slipstream needs no C compiler;
 // `make generate` writes them anew. They touch no type of the kernel's, need
@@ -23,6 +23,7 @@ import (
 
 //go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel wire wire.c -- -O2 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel pods pods.c -- -O2 -Wall -Wextra -Werror -Iheaders
 
 // Softirq times softirqs on every CPU for as long as it is open.
 type Softirq struct {

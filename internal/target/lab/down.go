@@ -38,7 +38,13 @@ func (l *Lab) Down(ctx context.Context) error {
 		}
 		l.state, l.lock = s, lock
 	}
+	l.ending.Store(true)
 	err := tearDown(ctx, l.state.Config)
+	for _, ended := range l.forwarders {
+		if ended != nil && err == nil {
+			<-ended
+		}
+	}
 	if err != nil {
 		l.lock.release()
 		err = fmt.Errorf("take down lab %s: %w", l.state.Config.Name, err)
@@ -108,6 +114,11 @@ const gone = 10 * time.Second
 // stays to watch the nodes' NICs go, the last of what they had.
 func tearDown(ctx context.Context, c Config) error {
 	names := namespaces(c)
+	if c.Shape == ShapeUDP {
+		if err := giveUpConnections(names); err != nil {
+			return err
+		}
+	}
 	if err := endProcesses(ctx, names); err != nil {
 		return err
 	}
@@ -127,6 +138,20 @@ func tearDown(ctx context.Context, c Config) error {
 		}
 	}
 	return removeNamespace(switchNS(c.Name))
+}
+
+// giveUpConnections has the kernel give up soon on connections that nobody has open
+// any more, but whose end the other side does not know. Where the forwarder goes
+// together with who had them, it never will, and each keeps its namespace for a
+// minute or more.
+func giveUpConnections(names []string) error {
+	for _, name := range names {
+		err := inside(name, func() error { return sysctl("net/ipv4/tcp_orphan_retries=1") })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never made, or half removed
+			return err
+		}
+	}
+	return nil
 }
 
 // awaitNICs waits until no veth is left in the switch: one goes with its peer,

@@ -1,8 +1,8 @@
 //go:build linux
 
 // Package lab makes nodes and pods of network namespaces on this machine:
-// nodes whose NICs meet in a switch, and pods behind a VXLAN overlay in the
-// shape that flannel or calico gives it. Devices, routes and netfilter are the
+// nodes whose NICs meet in a switch, and pods behind a network of the shape that
+// some product gives it (see shape.go). Devices, routes and netfilter are the
 // kernel's own; only the wire is a veth, made to behave as one (see wire.go).
 //
 // It starts processes in places but knows nothing of what they do: that is
@@ -20,7 +20,9 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -52,7 +54,7 @@ type Config struct {
 	Nodes int          `json:"nodes"`
 	Pods  int          `json:"pods"`
 	NIC   v1alpha1.NIC `json:"nic"`
-	// Shape of the overlay: v1alpha1.ShapeFlannel or v1alpha1.ShapeCalico.
+	// Shape of the pods' network: one of Shapes.
 	Shape string `json:"shape"`
 	// CongestionControl of the namespaces, where the kernel lets it be set for
 	// one; empty leaves the machine's.
@@ -74,8 +76,8 @@ func (c Config) validate() error {
 	if c.Pods < 0 || c.Pods > 64 {
 		return fmt.Errorf("lab %s: pods a node must be 0 to 64, are %d", c.Name, c.Pods)
 	}
-	if c.Shape != v1alpha1.ShapeFlannel && c.Shape != v1alpha1.ShapeCalico {
-		return fmt.Errorf("lab %s: shape must be %s or %s, is %q", c.Name, v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico, c.Shape)
+	if !slices.Contains(Shapes(), c.Shape) {
+		return fmt.Errorf("lab %s: shape must be one of %s, is %q", c.Name, strings.Join(Shapes(), ", "), c.Shape)
 	}
 	if c.NIC.Offload != v1alpha1.OffloadFull && c.NIC.Offload != v1alpha1.OffloadNone {
 		return fmt.Errorf("lab %s: offload must be %s or %s, is %q", c.Name, v1alpha1.OffloadFull, v1alpha1.OffloadNone, c.NIC.Offload)
@@ -96,6 +98,9 @@ type Options struct {
 	// Keep lets the lab outlive this process. Without it, Sweep removes it once
 	// the process is gone.
 	Keep bool
+	// Forwarder is a command that calls Forward: this program, with arguments
+	// that have it do so. Shape udp needs one.
+	Forwarder []string
 	// Log is told what does not matter enough to fail; nil is silent.
 	Log *slog.Logger
 }
@@ -106,6 +111,11 @@ type Lab struct {
 	dir   string
 	// lock is held where the lab is this process's own.
 	lock *lock
+	// forwarder starts one, forwarders are closed as those of the nodes end, which
+	// this process started, and ending says that it is meant.
+	forwarder  []string
+	forwarders []chan struct{}
+	ending     atomic.Bool
 }
 
 // Up makes a lab. It fails before it touches anything when the kernel lacks
@@ -121,7 +131,10 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if err := probe(); err != nil {
+	if c.Shape == ShapeUDP && len(o.Forwarder) == 0 {
+		return nil, fmt.Errorf("lab %s: shape %s needs a command that forwards", c.Name, c.Shape)
+	}
+	if err := probe(c); err != nil {
 		return nil, err
 	}
 	cpus, err := availableCPUs("/sys")
@@ -148,6 +161,9 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		state: &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
 		dir:   o.Dir,
 		lock:  lock,
+
+		forwarder:  o.Forwarder,
+		forwarders: make([]chan struct{}, c.Nodes),
 	}
 	if err := l.state.write(o.Dir); err != nil {
 		return nil, errors.Join(err, lock.remove())
@@ -241,40 +257,41 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer wire.close()
-	hosts := make([]*namespace, len(nodes))
+	hosts := make([]*host, len(nodes))
 	defer func() {
-		for _, ns := range hosts {
-			ns.close()
+		for _, h := range hosts {
+			h.close()
 		}
 	}()
 	if err := parallel(ctx, len(nodes), func(i int) error {
 		n := nodes[i]
-		var err error
-		if hosts[i], err = createNamespace(n.ns, func() error { return prepareNode(c.CongestionControl, log) }); err != nil {
+		ns, err := createNamespace(n.ns, func() error { return prepareNode(c.CongestionControl, log) })
+		if err != nil {
 			return err
 		}
-		if err := wire.connect(hosts[i], n, l.state.CPUs[i].IRQ); err != nil {
+		hosts[i] = &host{namespace: ns, node: n}
+		if err := wire.connect(ns, n, l.state.CPUs[i].IRQ); err != nil {
 			return fmt.Errorf("connect %s: %w", n.place.Name, err)
 		}
-		if err := filter(hosts[i], n); err != nil {
+		if err := filter(ns, n); err != nil {
 			return fmt.Errorf("netfilter of %s: %w", n.place.Name, err)
 		}
-		if err := makeOverlay(hosts[i], c, nodes, i); err != nil {
-			return fmt.Errorf("overlay of %s: %w", n.place.Name, err)
+		if err := l.makeOverlay(hosts[i], nodes, i, log); err != nil {
+			return fmt.Errorf("pods' network of %s: %w", n.place.Name, err)
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
 	return parallel(ctx, c.Nodes*c.Pods, func(i int) error {
-		n, host := nodes[i%c.Nodes], hosts[i%c.Nodes]
-		p := n.pods[i/c.Nodes]
+		h := hosts[i%c.Nodes]
+		p := h.pods[i/c.Nodes]
 		ns, err := createNamespace(p.ns, func() error { return preparePod(c.CongestionControl, log) })
 		if err != nil {
 			return err
 		}
 		defer ns.close()
-		if err := makePod(host, ns, c, n, p); err != nil {
+		if err := makePod(h, ns, c, p); err != nil {
 			return fmt.Errorf("make %s: %w", p.place.Name, err)
 		}
 		return nil

@@ -57,11 +57,11 @@ func files(t *testing.T, dir string) (all []string) {
 // 2 nodes and 32 pods on each come up in under 3 s and go in under 2.
 func TestTimes(t *testing.T) {
 	needRoot(t)
-	for _, shape := range shapes {
+	for _, shape := range Shapes() {
 		c := config(labName(t))
 		c.Pods, c.Shape, c.NIC.Offload = 32, shape, v1alpha1.OffloadNone
 		begin := time.Now()
-		l, err := Up(t.Context(), c, Options{Dir: t.TempDir()})
+		l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestTimes(t *testing.T) {
 
 func BenchmarkUpDown(b *testing.B) {
 	needRoot(b)
-	for _, shape := range shapes {
+	for _, shape := range Shapes() {
 		for _, pods := range []int{1, 16, 32, 64} {
 			b.Run(fmt.Sprintf("%s/pods=%d", shape, 2*pods), func(b *testing.B) {
 				c := config(labName(b))
@@ -87,7 +87,7 @@ func BenchmarkUpDown(b *testing.B) {
 				var up time.Duration
 				for b.Loop() {
 					begin := time.Now()
-					l, err := Up(b.Context(), c, Options{Dir: b.TempDir()})
+					l, err := Up(b.Context(), c, Options{Dir: b.TempDir(), Forwarder: forwarder})
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -171,7 +171,7 @@ func TestRun(t *testing.T) {
 // Down ends what runs in the lab, and nothing else.
 func TestDownEndsProcesses(t *testing.T) {
 	needRoot(t)
-	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir()})
+	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir(), Forwarder: forwarder})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,6 +316,19 @@ func startUp(t *testing.T, dir, name string) child {
 // Whenever a process is killed that makes a lab, a sweep finds all that it made.
 func TestKilled(t *testing.T) {
 	needRoot(t)
+	partly := 0
+	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, ShapeUDP: 15, ShapeVXLANFlow: 10, ShapeEBPF: 10} {
+		t.Run(shape, func(t *testing.T) { partly += killed(t, shape, kills) })
+	}
+	if partly == 0 {
+		t.Error("no kill hit a lab in the making")
+	}
+}
+
+// killed sweeps so many labs whose process was killed, and tells how many of them
+// were in the making.
+func killed(t *testing.T, shape string, kills int) (partly int) {
+	t.Setenv(childShape, shape)
 	dir, name := t.TempDir(), labName(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -329,8 +342,7 @@ func TestKilled(t *testing.T) {
 		t.Fatalf("child says %q, %v", line, err)
 	}
 	whole := time.Since(begin)
-	partly := 0
-	for i := range 30 {
+	for i := range kills {
 		if i > 0 {
 			c = startUp(t, dir, name)
 			time.Sleep(time.Duration(random.Int64N(int64(whole)))) // a random point, not a signal
@@ -352,10 +364,8 @@ func TestKilled(t *testing.T) {
 			t.Fatalf("kill %d left %v", i, left)
 		}
 	}
-	t.Logf("30 kills, %d of them with part of the lab made", partly)
-	if partly == 0 {
-		t.Error("no kill hit a lab in the making")
-	}
+	t.Logf("%d kills, %d of them with part of the lab made", kills, partly)
+	return partly
 }
 
 // What has a name like a lab's is not the lab's, and stays.

@@ -87,8 +87,11 @@ func layout(c Config) []node {
 func vethName(shape, pod string) string {
 	sum := sha1.Sum([]byte(pod))
 	digits := hex.EncodeToString(sum[:])
-	if shape == v1alpha1.ShapeCalico {
+	switch shape {
+	case v1alpha1.ShapeCalico:
 		return "cali" + digits[:11] // libcalico-go, VethNameForWorkload
+	case ShapeVXLANFlow, ShapeEBPF:
+		return "lxc" + digits[:12] // cilium, Endpoint2IfName in pkg/endpoint/connector
 	}
 	return "veth" + digits[:8] // containernetworking/plugins, RandomVethName
 }

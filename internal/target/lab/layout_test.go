@@ -10,14 +10,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
 )
 
 // In the largest lab no two things have the same name or address, and every name
 // fits in what the kernel has for it.
 func TestLayoutIsUnique(t *testing.T) {
-	for _, shape := range []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico} {
+	for _, shape := range Shapes() {
 		c := config(strings.Repeat("x", 20))
 		c.Nodes, c.Pods, c.Shape = 16, 64, shape
 		seen := make(map[string]string)

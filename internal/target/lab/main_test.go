@@ -3,11 +3,13 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -25,14 +27,28 @@ const (
 	childUp    = "SLIPSTREAM_TEST_LAB_UP"    // makes the lab of that name in childDir, until its input ends
 	childProbe = "SLIPSTREAM_TEST_LAB_PROBE" // tries to make one, and prints the error
 	childDir   = "SLIPSTREAM_TEST_LAB_DIR"
+	childShape = "SLIPSTREAM_TEST_LAB_SHAPE"
+	childKeep  = "SLIPSTREAM_TEST_LAB_KEEP"
 )
 
+// forwarder has this binary forward.
+var forwarder = []string{"/proc/self/exe", "forward"}
+
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == forwarder[1] {
+		if err := Forward(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	name := os.Getenv(childUp) + os.Getenv(childProbe)
 	if name == "" {
 		os.Exit(m.Run())
 	}
-	_, err := Up(context.Background(), config(name), Options{Dir: os.Getenv(childDir)})
+	c := config(name)
+	c.Shape = cmp.Or(os.Getenv(childShape), c.Shape)
+	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarder})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -66,7 +82,7 @@ func up(t *testing.T, change func(*Config)) *Lab {
 	needRoot(t)
 	c := config(labName(t))
 	change(&c)
-	l, err := Up(t.Context(), c, Options{Dir: t.TempDir()})
+	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,13 +88,8 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// makeOverlay makes what joins the pods of node i with all others'.
-func makeOverlay(ns *namespace, c Config, nodes []node, i int) error {
-	if c.Shape == v1alpha1.ShapeFlannel {
-		if err := makeBridge(ns, c, nodes[i]); err != nil {
-			return err
-		}
-	}
+// makeTunnels makes the VXLAN devices of flannel or Calico on node i.
+func makeTunnels(ns *namespace, c Config, nodes []node, i int) error {
 	eth0, err := ns.nl.LinkByName(nicName)
 	if err != nil {
 		return fmt.Errorf("find NIC: %w", err)
@@ -108,9 +103,8 @@ func makeOverlay(ns *namespace, c Config, nodes []node, i int) error {
 			return err
 		}
 		if c.Shape == v1alpha1.ShapeCalico {
-			// Packets to an address of the node's that no pod has end here.
-			if err := ns.nl.RouteAdd(&netlink.Route{Dst: ipNet(own), Type: unix.RTN_BLACKHOLE, Table: unix.RT_TABLE_MAIN}); err != nil {
-				return fmt.Errorf("add blackhole route %s: %w", own, err)
+			if err := blackhole(ns, own); err != nil {
+				return err
 			}
 		}
 		for j, remote := range nodes {
@@ -147,7 +141,7 @@ func tunnels(c Config, nic int, n node) []tunnel {
 		vtep:   func(n node) net.HardwareAddr { return n.vtep6 },
 		nic:    func(n node) netip.Addr { return n.place.IPv6 },
 	}}
-	all[0].device.MTU, all[1].device.MTU = c.NIC.MTU-overhead4, c.NIC.MTU-overhead6
+	all[0].device.MTU, all[1].device.MTU = c.mtu()
 	for _, t := range all {
 		t.device.HardwareAddr = t.vtep(n)
 		t.device.SrcAddr = t.nic(n).AsSlice()
@@ -181,10 +175,10 @@ func (t tunnel) join(ns *namespace, remote node) error {
 	return nil
 }
 
-// makeBridge makes the bridge that flannel's pods are on.
+// makeBridge makes the bridge that pods are on.
 func makeBridge(ns *namespace, c Config, n node) error {
 	bridge := &netlink.Bridge{LinkAttrs: linkAttrs(bridgeName)}
-	bridge.MTU = c.NIC.MTU - overhead4
+	bridge.MTU, _ = c.mtu()
 	bridge.HardwareAddr = hardwareAddr(n.place.Name, bridgeName)
 	if err := ns.nl.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("add bridge %s: %w", bridgeName, err)
@@ -192,51 +186,6 @@ func makeBridge(ns *namespace, c Config, n node) error {
 	return errors.Join(
 		addAddress(ns, bridge, netip.PrefixFrom(nth(n.pods4, 1), n.pods4.Bits())),
 		addAddress(ns, bridge, netip.PrefixFrom(nth(n.pods6, 1), n.pods6.Bits())),
-	)
-}
-
-// makePod links a pod with its node, as the product's CNI plugin does.
-func makePod(host, ns *namespace, c Config, n node, p pod) error {
-	veth := netlink.NewVeth(linkAttrs(p.veth))
-	veth.MTU = c.NIC.MTU - overhead4
-	veth.PeerName, veth.PeerHardwareAddr, veth.PeerNamespace = nicName, p.mac, ns.fd()
-	if c.Shape == v1alpha1.ShapeCalico {
-		veth.HardwareAddr = calicoMAC
-	}
-	if err := host.nl.LinkAdd(veth); err != nil {
-		return fmt.Errorf("add %s: %w", veth.Name, err)
-	}
-	if err := setUp(ns, nicName, "lo"); err != nil {
-		return err
-	}
-	eth0, err := ns.nl.LinkByName(nicName)
-	if err != nil {
-		return fmt.Errorf("find %s: %w", nicName, err)
-	}
-	if c.Shape == v1alpha1.ShapeCalico {
-		return calicoPod(host, ns, c, p, veth, eth0)
-	}
-	return flannelPod(host, ns, c, n, p, veth, eth0)
-}
-
-func flannelPod(host, ns *namespace, c Config, n node, p pod, veth, eth0 netlink.Link) error {
-	bridge, err := host.nl.LinkByName(bridgeName)
-	if err != nil {
-		return fmt.Errorf("find bridge %s: %w", bridgeName, err)
-	}
-	if err := host.nl.LinkSetMaster(veth, bridge); err != nil {
-		return fmt.Errorf("add %s to %s: %w", p.veth, bridgeName, err)
-	}
-	if err := host.nl.LinkSetHairpin(veth, true); err != nil {
-		return fmt.Errorf("set hairpin of %s: %w", p.veth, err)
-	}
-	return errors.Join(
-		addAddress(ns, eth0, netip.PrefixFrom(p.place.IPv4, n.pods4.Bits())),
-		addAddress(ns, eth0, netip.PrefixFrom(p.place.IPv6, n.pods6.Bits())),
-		defaultRoutes(ns, c, eth0, nth(n.pods4, 1), nth(n.pods6, 1)),
-		settle(host, p.veth, bridgeName),
-		awaitSolicited(host, bridgeName, nth(n.pods6, 1)),
-		awaitSolicited(ns, nicName, p.place.IPv6),
 	)
 }
 
@@ -267,15 +216,5 @@ func calicoPod(host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link) er
 		settle(host, p.veth),
 		awaitSolicited(host, p.veth, calicoGateway6),
 		awaitSolicited(ns, nicName, p.place.IPv6),
-	)
-}
-
-// defaultRoutes lead a pod out. The device has the MTU of the IPv4 overlay; that
-// of the IPv6 one is on the route, or the first packets of every connection
-// would be lost in finding it.
-func defaultRoutes(ns *namespace, c Config, eth0 netlink.Link, gateway4, gateway6 netip.Addr) error {
-	return errors.Join(
-		defaultRoute(ns, eth0, gateway4, 0),
-		defaultRoute(ns, eth0, gateway6, c.NIC.MTU-overhead6),
 	)
 }

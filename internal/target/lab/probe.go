@@ -15,7 +15,7 @@ import (
 
 // probe tries what a lab needs in a namespace without a name, which goes when
 // it is done. The error says what is missing and what to do.
-func probe() error {
+func probe(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
 	}
@@ -32,7 +32,16 @@ func probe() error {
 			return err
 		}
 		defer ns.close()
-		return probeKernel(ns)
+		if err := probeKernel(ns); err != nil {
+			return err
+		}
+		switch c.Shape {
+		case ShapeVXLANFlow, ShapeEBPF:
+			return probePrograms(ns, c)
+		case ShapeUDP:
+			return probeTUN()
+		}
+		return nil
 	})
 }
 

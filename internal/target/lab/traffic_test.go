@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -21,17 +22,23 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/target"
 )
 
-var (
-	shapes   = []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico}
-	offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
-)
+var offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
+
+// byEBPF are the shapes whose pods' packets eBPF carries past netfilter.
+var byEBPF = []string{ShapeVXLANFlow, ShapeEBPF}
+
+// joined are the shapes in which pods of different nodes reach one another.
+func joined() []string {
+	return slices.DeleteFunc(Shapes(), func(s string) bool { return s == ShapeBridge })
+}
 
 // Every path carries TCP, with the addresses it was sent with, and connections
-// are tracked on it.
+// are tracked on it, but where eBPF carries the packets past that.
 func TestPaths(t *testing.T) {
-	for _, shape := range shapes {
+	for _, shape := range Shapes() {
 		for _, offload := range offloads {
 			t.Run(shape+" "+offload, func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Nodes, c.Shape, c.NIC.Offload = 3, shape, offload })
@@ -42,6 +49,23 @@ func TestPaths(t *testing.T) {
 				} {
 					for _, version := range []int{4, 6} {
 						from, to := place(t, l, ends[0]), place(t, l, ends[1])
+						if shape == ShapeBridge && from.Kind == target.Pod && from.Node != to.Node {
+							in(t, l, from.Name, func() error {
+								_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
+								if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+									t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
+								}
+								return nil
+							})
+							in(t, l, from.Node, func() error {
+								if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
+									t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
+								}
+								return nil
+							})
+							continue
+						}
+						tracked := from.Kind == target.Node || !slices.Contains(byEBPF, shape)
 						conn := connect(t, l, from.Name, to.Name, version, 1)[0]
 						echo(t, conn)
 						remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
@@ -50,8 +74,8 @@ func TestPaths(t *testing.T) {
 						}
 						port := conn[1].LocalAddr().(*net.TCPAddr).Port
 						for _, node := range []string{from.Node, to.Node} {
-							if !tracks(t, l, node, addrOf(to, version), port) {
-								t.Errorf("%s to %s, IPv%d: not tracked on %s", from.Name, to.Name, version, node)
+							if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
+								t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
 							}
 						}
 					}
@@ -102,17 +126,21 @@ func tracks(t *testing.T, l *Lab, node string, to netip.Addr, port int) (found b
 
 // A packet of exactly the MTU passes unbroken, and one byte more does not leave.
 func TestMTU(t *testing.T) {
-	for _, shape := range shapes {
+	for _, shape := range joined() {
 		for _, mtu := range []int{1500, 9000} {
 			t.Run(fmt.Sprint(shape, mtu), func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.NIC.MTU = shape, mtu })
+				pods := map[string][2]int{
+					v1alpha1.ShapeFlannel: {mtu - 50, mtu - 70}, v1alpha1.ShapeCalico: {mtu - 50, mtu - 70},
+					ShapeRouted: {mtu, mtu}, ShapeEBPF: {mtu, mtu}, ShapeVXLANFlow: {mtu - 50, mtu - 50}, ShapeUDP: {mtu - 28, mtu - 28},
+				}[shape]
 				for _, c := range []struct {
 					from, to   string
 					version    int
 					mtu, lower int
 				}{
 					{"node0", "node1", 4, mtu, 20}, {"node0", "node1", 6, mtu, 40},
-					{"node0/pod0", "node1/pod0", 4, mtu - 50, 20}, {"node0/pod0", "node1/pod0", 6, mtu - 70, 40},
+					{"node0/pod0", "node1/pod0", 4, pods[0], 20}, {"node0/pod0", "node1/pod0", 6, pods[1], 40},
 				} {
 					size := c.mtu - c.lower - 8 // without the headers of IP and UDP
 					send := datagrams(t, l, c.from, c.to, c.version)
@@ -181,20 +209,7 @@ func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int
 		return err
 	})
 	t.Cleanup(func() { client.Close() })
-	raw, err := client.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		if version == 6 {
-			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
-		} else {
-			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-		}
-	}); err != nil || failed != nil {
-		t.Fatal(err, failed)
-	}
+	dontFragment(t, client, version)
 	return func(size int) error {
 		if _, err := client.Write(make([]byte, size)); err != nil {
 			return err
@@ -207,6 +222,33 @@ func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int
 			err = fmt.Errorf("%d bytes arrived", n)
 		}
 		return err
+	}
+}
+
+// dontFragment has packets that are too big fail, which the socket is told.
+func dontFragment(t *testing.T, c *net.UDPConn, version int) {
+	t.Helper()
+	set := map[int][2]int{unix.IP_MTU_DISCOVER: {unix.IPPROTO_IP, unix.IP_PMTUDISC_DO}, unix.IP_RECVERR: {unix.IPPROTO_IP, 1}}
+	if version == 6 {
+		set = map[int][2]int{unix.IPV6_MTU_DISCOVER: {unix.IPPROTO_IPV6, unix.IPV6_PMTUDISC_DO}, unix.IPV6_RECVERR: {unix.IPPROTO_IPV6, 1}}
+	}
+	setOptions(t, c, set)
+}
+
+// setOptions of a socket: a level and a value each.
+func setOptions(t *testing.T, c *net.UDPConn, options map[int][2]int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		for option, v := range options {
+			failed = errors.Join(failed, unix.SetsockoptInt(int(fd), v[0], option, v[1]))
+		}
+	}); err != nil || failed != nil {
+		t.Fatal(err, failed)
 	}
 }
 
@@ -226,7 +268,8 @@ func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatist
 // With full offload packets cross the wire larger than its MTU. With none the
 // sender cuts them and the receiver merges them, but the switch does neither.
 func TestOffload(t *testing.T) {
-	for _, shape := range shapes {
+	devices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico", ShapeVXLANFlow: "cilium_vxlan"}
+	for shape, overlay := range devices {
 		for _, offload := range offloads {
 			t.Run(shape+" "+offload, func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.NIC.Offload = shape, offload })
@@ -237,7 +280,6 @@ func TestOffload(t *testing.T) {
 				if n := largest(); n <= 1514 != (offload == v1alpha1.OffloadNone) {
 					t.Errorf("the switch has packets of %d bytes", n)
 				}
-				overlay := products[shape].device4
 				size := func(bytes, packets uint64) int { return int(bytes / max(packets, 1)) }
 				sent, in := counters(t, l, "node0", overlay), counters(t, l, "switch", "node0")
 				out, got := counters(t, l, "node1", "eth0"), counters(t, l, "node1", overlay)
@@ -476,6 +518,40 @@ func TestShapes(t *testing.T) {
 			{Name: "vxlan.calico", Kind: "vxlan", MTU: 1450, VNI: 4096, Port: 4789},
 			{Name: "vxlan-v6.calico", Kind: "vxlan", MTU: 1430, VNI: 4096, Port: 4789},
 			{Name: "cali20bd5ce70d7", Kind: "veth", MTU: 1450},
+		},
+		ShapeRouted: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "cni0", Kind: "bridge", MTU: 1500},
+			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1500, Master: true},
+		},
+		ShapeBridge: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "cni0", Kind: "bridge", MTU: 1500},
+			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1500, Master: true},
+		},
+		ShapeVXLANFlow: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "cilium_net", Kind: "veth", MTU: 1500},
+			{Name: "cilium_host", Kind: "veth", MTU: 1500},
+			{Name: "cilium_vxlan", Kind: "vxlan", MTU: 1450, Port: 8472},
+			{Name: "lxc20bd5ce70d74", Kind: "veth", MTU: 1500},
+		},
+		ShapeEBPF: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "cilium_net", Kind: "veth", MTU: 1500},
+			{Name: "cilium_host", Kind: "veth", MTU: 1500},
+			{Name: "lxc20bd5ce70d74", Kind: "veth", MTU: 1500},
+		},
+		ShapeUDP: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "cni0", Kind: "bridge", MTU: 1472},
+			{Name: "flannel0", Kind: "tuntap", MTU: 1472},
+			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1472, Master: true},
 		},
 	} {
 		t.Run(shape, func(t *testing.T) {

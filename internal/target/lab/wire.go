@@ -200,6 +200,23 @@ func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
 	})
 }
 
+// awaitLocal waits until what is for an IPv6 address of the namespace is taken in
+// there. As awaitSolicited has it, the kernel gets to that in the background, and
+// forwards or drops what comes before.
+func awaitLocal(ns *namespace, a netip.Addr) error {
+	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+		routes, err := ns.nl.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return fmt.Errorf("look for address %s: %w", a, err)
+		}
+		if len(routes) > 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("address %s is not ready after 5 s", a)
+}
+
 // addAddress adds one that is not looked for elsewhere first: there is none.
 func addAddress(ns *namespace, link netlink.Link, p netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}
@@ -286,25 +303,31 @@ func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
 
 // rehash attaches the program where a NIC sends: once a packet that is segmented
 // later, and before the other side's RPS, which reads the hash ahead of any
-// program there. It stays as long as the device does.
+// program there.
 func (w *wire) rehash(ns *namespace, nic int) error {
+	return attach(ns, nic, netlink.HANDLE_MIN_EGRESS, w.hash, "rehash")
+}
+
+// attach has a program see what a device receives (HANDLE_MIN_INGRESS) or sends
+// (HANDLE_MIN_EGRESS). It stays as long as the device does.
+func attach(ns *namespace, device int, parent uint32, program *ebpf.Program, name string) error {
 	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: nic,
+		LinkIndex: device,
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
 	}}
-	if err := ns.nl.QdiscAdd(clsact); err != nil {
-		return fmt.Errorf("add clsact to a NIC: %w", err)
+	if err := ns.nl.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact to device %d: %w", device, err)
 	}
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: nic, Parent: netlink.HANDLE_MIN_EGRESS,
+			LinkIndex: device, Parent: parent,
 			Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
 		},
-		Fd: w.hash.FD(), Name: "rehash", DirectAction: true,
+		Fd: program.FD(), Name: name, DirectAction: true,
 	}
 	if err := ns.nl.FilterAdd(filter); err != nil {
-		return fmt.Errorf("attach eBPF program to a NIC: %w", err)
+		return fmt.Errorf("attach eBPF program %s to device %d: %w", name, device, err)
 	}
 	return nil
 }

@@ -1,0 +1,365 @@
+//go:build linux
+
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// flannel's udp backend (pkg/backend/udp): its device and its port, and what it
+// adds to a packet, 20 bytes of IP and 8 of UDP.
+const (
+	tunName     = "flannel0"
+	udpPort     = 8285
+	overheadUDP = 28
+)
+
+// What a forwarder finds open.
+const (
+	forwarderTUN    = 3
+	forwarderSocket = 4
+)
+
+// forwarderStart is how long a forwarder may take until it forwards.
+const forwarderStart = 30 * time.Second
+
+// forwarding is what a forwarder reads first.
+type forwarding struct {
+	Routes []forwarderRoute `json:"routes"`
+	// MTU of the device: no packet is longer.
+	MTU int `json:"mtu"`
+	// Keep forwards on after standard input has ended.
+	Keep bool `json:"keep"`
+}
+
+// forwarderRoute says which node's pods have an address.
+type forwarderRoute struct {
+	Pods netip.Prefix   `json:"pods"`
+	Node netip.AddrPort `json:"node"`
+}
+
+// openTUN makes a TUN device in the thread's namespace, which goes when nobody has
+// it open any more.
+func openTUN(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("make TUN device %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// makeForwarder makes the TUN device of node i and starts the process that carries
+// packets between it and a UDP socket. flannel's carries IPv4 alone; this one IPv6
+// in the same way.
+func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) error {
+	c := l.state.Config
+	f := forwarding{Keep: l.state.Keep}
+	f.MTU, _ = c.mtu()
+	var tun, socket *os.File
+	if err := insideFile(h.file, func() (err error) {
+		if tun, err = openTUN(tunName); err != nil {
+			return err
+		}
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.place.IPv4, udpPort)))
+		if err != nil {
+			return fmt.Errorf("open UDP socket: %w", err)
+		}
+		defer conn.Close()
+		socket, err = conn.File()
+		return err
+	}); err != nil {
+		if tun != nil {
+			tun.Close()
+		}
+		return err
+	}
+	defer tun.Close()
+	defer socket.Close()
+
+	device, err := h.nl.LinkByName(tunName)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", tunName, err)
+	}
+	if err := h.nl.LinkSetMTU(device, f.MTU); err != nil {
+		return fmt.Errorf("set MTU of %s: %w", tunName, err)
+	}
+	if err := setUp(h.namespace, tunName); err != nil {
+		return err
+	}
+	for j, n := range nodes {
+		for _, p := range []netip.Prefix{n.pods4, n.pods6} {
+			if j == i {
+				err = addAddress(h.namespace, device, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+			} else {
+				// flannel's route is the whole cluster's, and its proxy answers what
+				// is for no node; here the kernel does.
+				f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.place.IPv4, udpPort)})
+				err = linkRoute(h.namespace, device, p)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if err := awaitLocal(h.namespace, h.pods6.Addr()); err != nil {
+		return err
+	}
+	return l.startForwarder(i, f, tun, socket, log)
+}
+
+// startForwarder starts the process of node i, and comes back when it forwards.
+// It is in the node's namespace, so that whoever takes the lab down ends it as
+// everything that runs in there.
+func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slog.Logger) error {
+	node := l.Places()[i]
+	cmd := exec.Command(l.forwarder[0], l.forwarder[1:]...)
+	cmd.ExtraFiles = []*os.File{tun, socket}
+	// What interrupts this process from a terminal is not to cut the lab in two.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var said strings.Builder
+	cmd.Stderr = &said
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return errors.Join(err, stdin.Close())
+	}
+	if err := l.In(node)(cmd); err != nil {
+		return errors.Join(err, stdin.Close(), stdout.Close())
+	}
+	err = json.NewEncoder(stdin).Encode(f)
+	if err == nil {
+		err = errors.Join(stdout.(*os.File).SetReadDeadline(time.Now().Add(forwarderStart)), err)
+	}
+	if err == nil {
+		_, err = io.ReadFull(stdout, make([]byte, 1))
+	}
+	if err != nil {
+		_ = cmd.Process.Kill() // if it has not ended by itself
+		err = errors.Join(err, cmd.Wait())
+		return fmt.Errorf("start forwarder of %s (%s): %w: %s", node.Name, strings.Join(l.forwarder, " "), err, strings.TrimSpace(said.String()))
+	}
+	ended := make(chan struct{})
+	l.forwarders[i] = ended
+	go func() {
+		// Its standard input is open until then, or until this process ends.
+		err := cmd.Wait()
+		close(ended)
+		if !l.ending.Load() {
+			log.Warn("forwarder ended: its node is cut off", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
+		}
+	}()
+	return nil
+}
+
+// Forward carries packets between the TUN device and the socket that it finds
+// open, until its standard input or ctx ends, or only the latter for a lab that is
+// kept. It is what Options.Forwarder has to start.
+//
+// It works as flannel's proxy does (pkg/backend/udp/proxy_amd64.c): one thread, one
+// packet a system call, and no poll while there is something to do.
+func Forward(ctx context.Context) error {
+	var f forwarding
+	if err := json.NewDecoder(os.Stdin).Decode(&f); err != nil {
+		return fmt.Errorf("read what to forward (this is started by a lab, not by hand): %w", err)
+	}
+	for fd, what := range map[int]string{forwarderTUN: "TUN device", forwarderSocket: "socket"} {
+		unix.CloseOnExec(fd)
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return fmt.Errorf("take over %s: %w", what, err)
+		}
+	}
+	wake, stop, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer wake.Close()
+	defer context.AfterFunc(ctx, func() { stop.Close() })()
+	polled := []unix.PollFd{
+		{Fd: forwarderTUN, Events: unix.POLLIN},
+		{Fd: forwarderSocket, Events: unix.POLLIN},
+		{Fd: int32(wake.Fd())}, // hung up when its other end is closed
+	}
+	if !f.Keep {
+		polled = append(polled, unix.PollFd{Fd: 0})
+	}
+	if _, err := os.Stdout.WriteString("\n"); err != nil {
+		return fmt.Errorf("say that it forwards: %w", err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := newRelay(forwarderTUN, forwarderSocket, f)
+	for {
+		if _, err := unix.Poll(polled, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for packets: %w", err)
+		}
+		for _, p := range polled[2:] {
+			if p.Revents != 0 {
+				return nil
+			}
+		}
+		// So many packets at most until it looks again whether it is to end.
+		for range 1024 {
+			out, err := r.send()
+			if err != nil {
+				return err
+			}
+			in, err := r.receive()
+			if err != nil {
+				return err
+			}
+			if !out && !in {
+				break
+			}
+		}
+	}
+}
+
+// relay is a forwarder's two ends.
+type relay struct {
+	tun, socket int
+	routes      []relayRoute
+	packet      []byte
+}
+
+type relayRoute struct {
+	pods netip.Prefix
+	node *unix.SockaddrInet4
+}
+
+func newRelay(tun, socket int, f forwarding) *relay {
+	r := &relay{tun: tun, socket: socket, packet: make([]byte, f.MTU)}
+	for _, route := range f.Routes {
+		r.routes = append(r.routes, relayRoute{route.Pods, &unix.SockaddrInet4{Addr: route.Node.Addr().As4(), Port: int(route.Node.Port())}})
+	}
+	return r
+}
+
+// send takes a packet from the device to the node that its address is on, and
+// tells whether there was one.
+func (r *relay) send() (bool, error) {
+	n, err := unix.Read(r.tun, r.packet)
+	if err != nil {
+		return false, quiet("read from TUN device", err)
+	}
+	to, ok := hop(r.packet[:n])
+	node := r.route(to)
+	if !ok || node == nil {
+		return true, nil
+	}
+	for {
+		err := unix.Sendto(r.socket, r.packet[:n], 0, node)
+		if !errors.Is(err, unix.EAGAIN) {
+			// A node that cannot be reached now, say: as on a wire, the packet is lost.
+			return true, nil
+		}
+		// flannel's socket blocks.
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(r.socket), Events: unix.POLLOUT}}, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return true, fmt.Errorf("wait for the socket: %w", err)
+		}
+	}
+}
+
+// receive takes a packet from the socket to the device, and tells whether there was
+// one.
+func (r *relay) receive() (bool, error) {
+	n, err := unix.Read(r.socket, r.packet)
+	if err != nil {
+		return false, quiet("read from socket", err)
+	}
+	if _, ok := hop(r.packet[:n]); !ok {
+		return true, nil
+	}
+	// What the device does not take, a packet that is none of IP, is lost.
+	if _, err := unix.Write(r.tun, r.packet[:n]); errors.Is(err, unix.EBADFD) {
+		return true, fmt.Errorf("write to TUN device: %w", err)
+	}
+	return true, nil
+}
+
+// quiet takes for nothing what says that there is no packet, or that an earlier
+// one got lost.
+func quiet(what string, err error) error {
+	switch {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR),
+		errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// route finds a node. Packets for one come in bursts, so what was found stands
+// first.
+func (r *relay) route(to netip.Addr) *unix.SockaddrInet4 {
+	for i := range r.routes {
+		if r.routes[i].pods.Contains(to) {
+			r.routes[0], r.routes[i] = r.routes[i], r.routes[0]
+			return r.routes[0].node
+		}
+	}
+	return nil
+}
+
+// hop counts a packet's hop and tells where it goes. One that is no packet of IP,
+// or has come too far, goes nowhere.
+func hop(packet []byte) (to netip.Addr, ok bool) {
+	switch {
+	case len(packet) >= 20 && packet[0]>>4 == 4:
+		if packet[8] <= 1 {
+			return to, false
+		}
+		packet[8]--
+		// One less in the high byte of a word is one more in that of the sum
+		// (RFC 1624).
+		sum := uint32(packet[10])<<8 | uint32(packet[11])
+		sum += 0x100
+		sum += sum >> 16
+		packet[10], packet[11] = byte(sum>>8), byte(sum)
+		return netip.AddrFrom4([4]byte(packet[16:20])), true
+	case len(packet) >= 40 && packet[0]>>4 == 6:
+		if packet[7] <= 1 {
+			return to, false
+		}
+		packet[7]--
+		return netip.AddrFrom16([16]byte(packet[24:40])), true
+	}
+	return to, false
+}
+
+// probeTUN tries whether there are TUN devices.
+func probeTUN() error {
+	tun, err := openTUN("probe-tun")
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("%w: load the module (modprobe tun), or use a kernel with CONFIG_TUN (in a container: --device /dev/net/tun)", err)
+	}
+	if err != nil {
+		return err
+	}
+	return tun.Close()
+}

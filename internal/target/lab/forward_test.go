@@ -1,0 +1,338 @@
+//go:build linux
+
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// processes that run in the namespaces of a lab.
+func processes(t *testing.T, c Config) (pids []string) {
+	t.Helper()
+	inodes := make(map[string]bool)
+	for _, name := range namespaces(c) {
+		var st unix.Stat_t
+		if err := unix.Stat(netnsPath(name), &st); err == nil {
+			inodes[fmt.Sprintf("net:[%d]", st.Ino)] = true
+		}
+	}
+	all, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		if ns, err := os.Readlink(path); err == nil && inodes[ns] {
+			pids = append(pids, strings.Split(path, "/")[2])
+		}
+	}
+	return pids
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after 20 s not yet: %s", what)
+		}
+	}
+}
+
+// Forwarders end with the process whose lab it is, before anyone sweeps; the sweep
+// then leaves nothing.
+func TestForwarderEndsWithOwner(t *testing.T) {
+	needRoot(t)
+	t.Setenv(childShape, ShapeUDP)
+	dir, name := t.TempDir(), labName(t)
+	c := config(name)
+	c.Shape = ShapeUDP
+	before := machine(t, "slip-"+name)
+	owner := startUp(t, dir, name)
+	if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
+		t.Fatalf("child says %q, %v", line, err)
+	}
+	if got := processes(t, c); len(got) != c.Nodes {
+		t.Errorf("processes %v run in the lab, want one a node", got)
+	}
+	if err := owner.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "forwarders have ended", func() bool { return len(processes(t, c)) == 0 })
+	if swept, err := Sweep(t.Context(), dir); err != nil || len(swept) != 1 {
+		t.Errorf("swept %v, %v", swept, err)
+	}
+	if after := machine(t, "slip-"+name); len(after) != len(before) {
+		t.Errorf("before there was %v, now %v", before, after)
+	}
+}
+
+// In a lab that is kept they forward on without their owner, and end with the lab.
+func TestForwarderOfKeptLab(t *testing.T) {
+	needRoot(t)
+	dir, name := t.TempDir(), labName(t)
+	t.Setenv(childShape, ShapeUDP)
+	t.Setenv(childKeep, "1")
+	c := config(name)
+	c.Shape = ShapeUDP
+	owner := startUp(t, dir, name)
+	if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
+		t.Fatalf("child says %q, %v", line, err)
+	}
+	running := processes(t, c)
+	if err := owner.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = owner.cmd.Wait()
+	l, err := Open(dir, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Down(context.Background()) })
+	echo(t, connect(t, l, "node0/pod0", "node1/pod0", 4, 1)[0])
+	if got := processes(t, c); len(got) != c.Nodes || strings.Join(got, " ") != strings.Join(running, " ") {
+		t.Errorf("processes %v run in the lab, and with its owner %v", got, running)
+	}
+	if err := l.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range running {
+		if _, err := os.Stat("/proc/" + pid + "/ns/net"); err == nil {
+			if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") {
+				t.Errorf("forwarder %s outlives the lab: %s", pid, stat)
+			}
+		}
+	}
+}
+
+// A command that does not forward is told with what it said, and the lab is not made.
+func TestForwarderDoesNotStart(t *testing.T) {
+	needRoot(t)
+	dir, c := t.TempDir(), config(labName(t))
+	c.Shape = ShapeUDP
+	before := machine(t, "slip-"+c.Name)
+	for what, try := range map[string]struct {
+		forwarder []string
+		want      string
+	}{
+		"none":    {nil, "needs a command that forwards"},
+		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
+		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "no such verb"},
+	} {
+		_, err := Up(t.Context(), c, Options{Dir: dir, Forwarder: try.forwarder})
+		if err == nil || !strings.Contains(err.Error(), try.want) {
+			t.Errorf("%s: %v, want it to say %q", what, err, try.want)
+		}
+		if after := machine(t, "slip-"+c.Name); len(after) != len(before) {
+			t.Errorf("%s: before there was %v, now %v", what, before, after)
+		}
+		if left := files(t, dir); left != nil {
+			t.Errorf("%s: files left: %v", what, left)
+		}
+	}
+}
+
+// When a forwarder dies, whoever has the lab is told which node is cut off.
+func TestForwarderDies(t *testing.T) {
+	needRoot(t)
+	c := config(labName(t))
+	c.Shape = ShapeUDP
+	var log lines
+	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Down(context.Background()) })
+	conn := connect(t, l, "node0", "node1/pod0", 4, 1)[0]
+	all := processes(t, c)
+	if len(all) != 2 {
+		t.Fatalf("processes %v", all)
+	}
+	var pid int
+	if _, err := fmt.Sscan(all[0], &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "forwarder ended") })
+	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
+		t.Errorf("told is %s", log.String())
+	}
+	// A connection that cannot come to its end does not hold the lab.
+	if _, err := conn[0].Write(make([]byte, 10_000)); err != nil {
+		t.Fatal(err)
+	}
+	conn[0].Close()
+	if err := l.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("the end of the others is told, too: %s", log.String())
+	}
+}
+
+// lines is a buffer for several.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// What a forwarder is sent that is no packet, or for nobody, changes nothing: what
+// comes next arrives.
+func TestForwarderHostile(t *testing.T) {
+	l := up(t, func(c *Config) { c.Shape, c.Pods = ShapeUDP, 1 })
+	to, own := place(t, l, "node0/pod0"), place(t, l, "node1/pod0").IPv4
+	var server *net.UDPConn
+	var outer *net.UDPConn
+	in(t, l, to.Name, func() (err error) {
+		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: to.IPv4.AsSlice()})
+		return err
+	})
+	defer server.Close()
+	in(t, l, "node1", func() (err error) {
+		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: place(t, l, "node0").IPv4.AsSlice(), Port: udpPort})
+		return err
+	})
+	defer outer.Close()
+	port := server.LocalAddr().(*net.UDPAddr).Port
+	good := udpPacket(own, to.IPv4, port, "good")
+	far := udpPacket(own, to.IPv4, port, "too far")
+	far[8] = 1
+	binary.BigEndian.PutUint16(far[10:], 0)
+	binary.BigEndian.PutUint16(far[10:], checksum(far[:20]))
+	for _, packet := range [][]byte{
+		{}, {0x45}, good[:19], append([]byte{0x65}, good[1:]...), append([]byte{0}, good[1:]...), bytes.Repeat([]byte{0x60}, 39),
+		make([]byte, 9000), bytes.Repeat([]byte{0x45}, 1472), far, udpPacket(own, netip.MustParseAddr("10.244.77.1"), port, "for nobody"), good,
+	} {
+		if _, err := outer.Write(packet); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+	}
+	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2000)
+	if n, err := server.Read(got); err != nil || string(got[:n]) != "good" {
+		t.Errorf("%q arrives, %v", got[:n], err)
+	}
+}
+
+// A hop leaves a sum good that was, and takes nothing for a packet that is none.
+func FuzzHop(f *testing.F) {
+	a := netip.MustParseAddr
+	f.Add(udpPacket(a("10.244.0.2"), a("10.244.1.2"), 1, "x"))
+	f.Add(append([]byte{0x60, 0, 0, 0, 0, 0, 59, 64}, make([]byte, 32)...))
+	carries := udpPacket(a("10.244.0.2"), a("10.244.1.2"), 1, "x")
+	carries[10] = 0xff
+	f.Add(carries)
+	f.Add([]byte{0x45})
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		before := bytes.Clone(packet)
+		to, ok := hop(packet)
+		switch {
+		case !ok:
+			if !bytes.Equal(before, packet) {
+				t.Errorf("changed %x to %x, and is not to be forwarded", before, packet)
+			}
+		case to.Is4():
+			if !bytes.Equal(to.AsSlice(), before[16:20]) || packet[8] != before[8]-1 {
+				t.Errorf("%x to %s becomes %x", before, to, packet)
+			}
+			// A sum that is right makes the header's 0; of the two ways to write
+			// that, none can come from a header that is not all zero.
+			if checksum(before[:20]) != checksum(packet[:20]) {
+				t.Errorf("sum of %x is %#x, then %#x", before[:20], checksum(before[:20]), checksum(packet[:20]))
+			}
+		case !bytes.Equal(to.AsSlice(), before[24:40]) || packet[7] != before[7]-1:
+			t.Errorf("%x to %s becomes %x", before, to, packet)
+		}
+	})
+}
+
+// Routes are found whichever was found before.
+func TestRelayRoute(t *testing.T) {
+	r := newRelay(-1, -1, forwarding{MTU: 1472, Routes: []forwarderRoute{
+		{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParseAddrPort("198.18.0.2:8285")},
+		{netip.MustParsePrefix("10.244.2.0/24"), netip.MustParseAddrPort("198.18.0.3:8285")},
+		{netip.MustParsePrefix("fd00::/64"), netip.MustParseAddrPort("198.18.0.4:8285")},
+	}})
+	for range 2 {
+		for to, want := range map[string]byte{"10.244.1.9": 2, "10.244.2.1": 3, "fd00::7": 4, "10.244.3.1": 0, "::ffff:10.244.1.9": 0} {
+			node := r.route(netip.MustParseAddr(to))
+			if want == 0 && node != nil || want != 0 && (node == nil || node.Addr[3] != want || node.Port != 8285) {
+				t.Errorf("%s is on %v, want 198.18.0.%d", to, node, want)
+			}
+		}
+	}
+}
+
+// A relay sends a packet to the node whose pods it is for, and goes on after one
+// that is for nobody.
+func TestRelaySend(t *testing.T) {
+	tun, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(tun[0])
+	defer unix.Close(tun[1])
+	other, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(socket)
+	r := newRelay(tun[0], socket, forwarding{MTU: 1472, Routes: []forwarderRoute{
+		{netip.MustParsePrefix("10.244.1.0/24"), other.LocalAddr().(*net.UDPAddr).AddrPort()},
+	}})
+	if did, err := r.send(); did || err != nil {
+		t.Errorf("without a packet: %t, %v", did, err)
+	}
+	from := netip.MustParseAddr("10.244.0.2")
+	for _, to := range []string{"10.244.2.2", "10.244.1.2"} {
+		if _, err := unix.Write(tun[1], udpPacket(from, netip.MustParseAddr(to), 1, to)); err != nil {
+			t.Fatal(err)
+		}
+		if did, err := r.send(); !did || err != nil {
+			t.Errorf("a packet to %s: %t, %v", to, did, err)
+		}
+	}
+	if err := other.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2000)
+	if n, err := other.Read(got); err != nil || !strings.HasSuffix(string(got[:n]), "10.244.1.2") {
+		t.Errorf("the node gets %q, %v", got[:n], err)
+	}
+}
