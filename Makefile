@@ -13,11 +13,12 @@ export CGO_ENABLED := 0
 # Tools of the repository are built once, and again when their go.mod changes.
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
+HELM  := bin/tools/helm
 export PATH := $(CURDIR)/bin/tools:$(PATH)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: run-deps build ## Show what an overlay costs here and what helps, in about five minutes (root)
@@ -26,6 +27,19 @@ demo: run-deps build ## Show what an overlay costs here and what helps, in about
 .PHONY: build
 build: ## Build bin/slipstream
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
+
+# Of the same sources it is the same archive, byte for byte.
+.PHONY: image
+image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd64 and arm64
+	for arch in amd64 arm64; do \
+		GOOS=linux GOARCH=$$arch go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
+	done
+	bin/tools/image -o bin/slipstream-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
+		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream
+
+.PHONY: cluster
+cluster: cluster-deps image ## Bring up a Kubernetes cluster with the image on it, to play in until Ctrl-C (root)
+	go run ./test/cluster/play bin/slipstream-image.tar
 
 .PHONY: portable
 portable: ## Check that results can be read on other systems too
@@ -36,17 +50,26 @@ portable: ## Check that results can be read on other systems too
 run-deps:
 	@.ci/deps iperf3 sockperf
 
+.PHONY: cluster-deps
+cluster-deps:
+	@.ci/deps containerd runc /usr/lib/cni/bridge=containernetworking-plugins iptables nft=nftables nsenter=util-linux \
+		gcc /usr/include/stdlib.h=libc6-dev
+
 .PHONY: deps
-deps: ## Install what runs, tests and generation need and is missing (root, apt)
+deps: cluster-deps ## Install what runs, tests and generation need and is missing (root, apt)
 	@.ci/deps iperf3 sockperf ethtool clang-19 llvm-strip-19=llvm-19 \
 		/usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 
 # One package after another: root tests share the machine's settings, and what
 # they time should have the CPUs to itself.
 .PHONY: test
-test: bin/tools/gotest ## Run every test; as root, those of the network too. CI=1: no skips
-	go test -C tools -count=1 ./gotest
+test: bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too. CI=1: no skips
+	go test -C tools -count=1 ./gotest ./image
 	gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -p=1 -timeout=30m ./...
+
+.PHONY: test-cluster
+test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
+	go test -count=1 -timeout=30m ./test/cluster/
 
 .PHONY: bench
 bench: ## Run the benchmarks (root for those of the network)
@@ -55,12 +78,12 @@ bench: ## Run the benchmarks (root for those of the network)
 .PHONY: lint
 lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules
 	golangci-lint run ./...
-	cd tools && golangci-lint run --config ../.golangci.yml ./gotest
+	cd tools && golangci-lint run --config ../.golangci.yml ./gotest ./image
 	buf lint
 
 .PHONY: fmt
 fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
-	golangci-lint fmt ./... tools/gotest
+	golangci-lint fmt ./... tools/gotest tools/image
 	buf format -w
 
 .PHONY: generate
@@ -83,5 +106,11 @@ $(TOOLS): tools/go.mod tools/go.sum
 $(LINT): tools/lint/go.mod tools/lint/go.sum
 	go build -C tools/lint -o $(CURDIR)/bin/tools/ tool
 
+$(HELM): tools/helm/go.mod tools/helm/go.sum
+	go build -C tools/helm -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/tools/ tool
+
 bin/tools/gotest: $(wildcard tools/gotest/*.go)
 	go build -C tools -o $(CURDIR)/$@ ./gotest
+
+bin/tools/image: $(wildcard tools/image/*.go) tools/go.mod tools/go.sum
+	go build -C tools -o $(CURDIR)/$@ ./image

@@ -24,7 +24,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "overlay-cost", "rps-rfs"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "kubernetes", "overlay-cost", "rps-rfs"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -57,6 +57,7 @@ func TestPresets(t *testing.T) {
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
+		"kubernetes": 20 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -82,6 +83,10 @@ func TestComparisons(t *testing.T) {
 			"baseline": "", "rps": "baseline", "rps-7": "baseline", "rfs": "baseline",
 			"rps+": "baseline", "rps-7+": "baseline", "rfs+": "baseline",
 		},
+		"kubernetes": {
+			"baseline": "", "service": "baseline", "native": "baseline",
+			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline",
+		},
 		"engine-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 	} {
 		e := load(t, name)
@@ -101,7 +106,7 @@ func TestComparisons(t *testing.T) {
 // TestAsPublished: RFS had no mask, RPS-7 left out the interrupt's CPU, and "+"
 // alone reached into the pods.
 func TestAsPublished(t *testing.T) {
-	for _, name := range []string{"demo", "rps-rfs"} {
+	for _, name := range []string{"demo", "kubernetes", "rps-rfs"} {
 		for _, v := range load(t, name).Spec.Variants {
 			for _, a := range v.Accelerate {
 				var devices []string

@@ -14,7 +14,9 @@ import (
 
 // BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
 // their traffic: the dead time of a trial (all but warm-up and window), and the
-// peak of resident memory of the controller and of the largest worker.
+// memory of the controller and of the largest worker: the peak of what is resident,
+// most of which are pages of the program that all processes of it share, and of a
+// worker its share besides (PSS), as seen once a trial.
 func BenchmarkTrial(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
@@ -23,14 +25,15 @@ func BenchmarkTrial(b *testing.B) {
 		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
 			var out string
 			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
-			var controller, worker float64
+			var controller, worker, share float64
 			for b.Loop() {
 				out = b.TempDir() // the figures are the last run's, the peaks of all
 				p := start(b, nil, "run", file, "--out", out)
 				for n := 1; p.await(b, "left", n); n++ {
-					controller = max(controller, peakMiB(p.Process.Pid))
+					controller = max(controller, memoryMiB(p.Process.Pid, "status", "VmHWM:"))
 					for _, pid := range workers() {
-						worker = max(worker, peakMiB(pid))
+						worker = max(worker, memoryMiB(pid, "status", "VmHWM:"))
+						share = max(share, memoryMiB(pid, "smaps_rollup", "Pss:"))
 					}
 				}
 				if code := p.exit(b); code != 0 {
@@ -49,17 +52,18 @@ func BenchmarkTrial(b *testing.B) {
 			b.ReportMetric(float64(len(dead)), "trials")
 			b.ReportMetric(controller, "controller-MiB")
 			b.ReportMetric(worker, "worker-MiB")
+			b.ReportMetric(share, "worker-PSS-MiB")
 		})
 	}
 }
 
-// peakMiB is the peak of a process's resident memory, 0 if it is gone.
-func peakMiB(pid int) float64 {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+// memoryMiB is a line of what the kernel tells of a process's memory, 0 if that is gone.
+func memoryMiB(pid int, file, line string) float64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
 		return 0
 	}
-	_, rest, ok := bytes.Cut(status, []byte("VmHWM:"))
+	_, rest, ok := bytes.Cut(status, []byte("\n"+line))
 	if fields := bytes.Fields(rest); ok && len(fields) > 0 {
 		if kib, err := strconv.ParseFloat(string(fields[0]), 64); err == nil {
 			return kib / 1024

@@ -123,6 +123,11 @@ func (r *reader) decode(n *node, v reflect.Value, path string) {
 		if r.is(n, scalar, path, "text") {
 			v.SetString(n.text)
 		}
+	case reflect.Bool:
+		if n.kind != scalar || n.quoted || n.text != "true" && n.text != "false" {
+			r.fail(path, "must be true or false, is %s", n)
+		}
+		v.SetBool(n.text == "true")
 	case reflect.Int:
 		i, err := strconv.Atoi(n.text)
 		r.number(n, err, path, "a whole number")

@@ -44,7 +44,8 @@ type Spec struct {
 
 // Target is where the experiment runs: exactly one field is set.
 type Target struct {
-	Lab *Lab `json:"lab,omitempty"`
+	Lab        *Lab        `json:"lab,omitempty"`
+	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
 
 // Lab is a set of nodes made of network namespaces on this machine.
@@ -75,16 +76,56 @@ type NIC struct {
 	Rate BitRate `json:"rate,omitempty"`
 }
 
+// Kubernetes is a cluster: pods on two of its nodes, in namespaces of their own.
+type Kubernetes struct {
+	// ClientNode and ServerNode are names of nodes. What is empty is chosen among
+	// the nodes that are ready and free of taints.
+	ClientNode string `json:"clientNode,omitempty"`
+	ServerNode string `json:"serverNode,omitempty"`
+	// NodeSelector are labels that a node must have to be chosen.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// Image of every pod, with this program at /slipstream. Without one the nodes
+	// must have the release's image already: nothing is pulled from a place that
+	// nobody named.
+	Image string `json:"image,omitempty"`
+	// Resources of every pod that makes traffic; without limits unless set.
+	Resources Resources `json:"resources,omitzero"`
+	// Unprivileged makes no pod with privileges: the nodes' CPUs are not sampled,
+	// and neither accelerators nor the host network can be had.
+	Unprivileged bool `json:"unprivileged,omitempty"`
+}
+
+// Resources are both the request and the limit of a container.
+type Resources struct {
+	// CPU as Kubernetes writes it: "2", "1.5", "500m".
+	CPU string `json:"cpu,omitempty"`
+	// Memory: "256Mi".
+	Memory string `json:"memory,omitempty"`
+}
+
 // Path is how packets get from pod to pod: exactly one field is set.
 type Path struct {
 	// Native is the host network: the traffic runs on the nodes themselves.
-	Native *Native `json:"native,omitempty"`
-	// VXLAN is the overlay.
+	Native *Plain `json:"native,omitempty"`
+	// VXLAN is the lab's overlay.
 	VXLAN *VXLAN `json:"vxlan,omitempty"`
+	// VXLANFlow has the tunnel's keys set for each packet by eBPF, as Open vSwitch
+	// and Cilium's overlay do.
+	VXLANFlow *Plain `json:"vxlan-flow,omitempty"`
+	// UDP is an overlay in user space: a TUN device and a process that forwards.
+	UDP *Plain `json:"udp,omitempty"`
+	// Routed has no encapsulation, but routes by the other nodes' addresses.
+	Routed *Plain `json:"routed,omitempty"`
+	// EBPF is Routed without the node's stack: packets are redirected.
+	EBPF *Plain `json:"ebpf,omitempty"`
+	// Pod is the network that a cluster gives its pods, by the server pod's IP.
+	Pod *Plain `json:"pod,omitempty"`
+	// Service is the same by way of a ClusterIP, one a server pod.
+	Service *Plain `json:"service,omitempty"`
 }
 
-// Native has no settings.
-type Native struct{}
+// Plain is a path without settings.
+type Plain struct{}
 
 // Shapes of a VXLAN overlay.
 const (
@@ -173,8 +214,11 @@ type Workload struct {
 	Stream *Traffic `json:"stream,omitempty"`
 	// PingPong sends one message and waits for it to come back.
 	PingPong *Traffic `json:"pingpong,omitempty"`
-	// UnderLoad sends at a set rate and takes the latency of the replies.
+	// UnderLoad sends at a set rate, whatever comes back, and takes the latency of
+	// the replies from when their messages were due.
 	UnderLoad *Traffic `json:"underload,omitempty"`
+	// Connect opens a connection, exchanges one message each way, and closes.
+	Connect *Traffic `json:"connect,omitempty"`
 	// Pairs replaces Spec.Pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
 }
@@ -187,10 +231,10 @@ type Traffic struct {
 	IP int `json:"ip,omitempty"`
 	// Size of a message in bytes.
 	Size Bytes `json:"size,omitempty"`
-	// Connections a pair.
+	// Connections a pair; of connect, at a time.
 	Connections int `json:"connections,omitempty"`
 	// Rate in messages a second and connection, for underload; 0 is as fast
-	// as the tool can.
+	// as it goes.
 	Rate int `json:"rate,omitempty"`
 	// Warmup runs before the measured window, Duration is its length.
 	Warmup   Duration `json:"warmup,omitempty"`

@@ -84,7 +84,7 @@ func TestDefaults(t *testing.T) {
 	for _, c := range []struct{ name, got, want string }{
 		{"stream over UDP", text(e.Spec.Workloads[1].Stream), `{"protocol":"udp","ip":6,"size":1400,"connections":1,"warmup":"1s","duration":"10s","tool":"native"}`},
 		{"pingpong", text(e.Spec.Workloads[2].PingPong), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"warmup":"500ms","duration":"5s","tool":"native"}`},
-		{"underload", text(e.Spec.Workloads[3].UnderLoad), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"rate":1000,"warmup":"500ms","duration":"5s","tool":"sockperf"}`},
+		{"underload", text(e.Spec.Workloads[3].UnderLoad), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"rate":1000,"warmup":"500ms","duration":"5s","tool":"native"}`},
 		{"rfs", text(e.Spec.Variants[2].Accelerate), `[{"rfs":{"devices":["nic"],"entries":32768}}]`},
 	} {
 		if c.got != c.want {
@@ -179,7 +179,7 @@ func TestErrors(t *testing.T) {
 	}{
 		{name: "unknown field", old: "duration: 5s}}\n  - {name: ul", new: "duratoin: 5s}}\n  - {name: ul"},
 		{name: "unknown field, none near", old: "seed:", new: "colour: red\n  seed:"},
-		{name: "unknown kind of workload", old: "pp, pingpong", new: "pp, connect"},
+		{name: "unknown kind of workload", old: "pp, pingpong", new: "pp, flood"},
 		{name: "several", old: "pairs: [1, 4]\n  runs: 20", new: "pairs: [1, 4, 0]\n  runs: 0\n  margin: 0"},
 		{name: "duplicate key", old: "  runs: 20", new: "  runs: 20\n  runs: 21"},
 		{name: "not YAML", old: "[nic, pod]", new: "[nic, pod"},
@@ -223,6 +223,8 @@ func TestErrors(t *testing.T) {
 		{name: "no workloads", old: full[strings.Index(full, "  workloads:"):], new: "  workloads: []\n"},
 		{name: "two kinds", old: "pingpong: {duration: 5s}", new: "pingpong: {duration: 5s}, stream: {duration: 5s}"},
 		{name: "protocol and ip", old: "protocol: udp, ip: 6", new: "protocol: sctp, ip: 5"},
+		{name: "connections over udp", old: "pingpong: {duration: 5s}", new: "connect: {protocol: udp, duration: 5s}"},
+		{name: "too small for when it was due", old: "underload: {rate", new: "underload: {size: 7, rate"},
 		{name: "tool", old: "pingpong: {duration: 5s}", new: "pingpong: {tool: iperf3, duration: 5s}"},
 		{name: "size unit", old: "64KiB", new: "64KB"},
 		{name: "size of a datagram", old: "udp, ip: 6", new: "udp, ip: 6, size: 65500"},

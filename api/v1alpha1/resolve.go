@@ -13,7 +13,15 @@ func (e *Experiment) PathOf(v Variant) Path {
 	return e.Spec.Path
 }
 
-// NICOf is the NIC profile that a variant runs on.
+// Nodes is how many nodes the experiment runs on.
+func (e *Experiment) Nodes() int {
+	if lab := e.Spec.Target.Lab; lab != nil {
+		return lab.Nodes
+	}
+	return 2
+}
+
+// NICOf is the NIC profile that a variant runs on in a lab.
 func (e *Experiment) NICOf(v Variant) NIC {
 	var nic NIC
 	if lab := e.Spec.Target.Lab; lab != nil {
@@ -63,7 +71,7 @@ func (e *Experiment) PairsOf(w Workload) []int {
 // WorkloadFor is a workload as a variant runs it, which is with the variant's
 // tool and the times that the tool can keep. It shares nothing with w that a caller could change by mistake.
 func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
-	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect} {
 		if *t == nil {
 			continue
 		}
@@ -93,7 +101,7 @@ func wholeSeconds(d Duration) Duration {
 	return (d + second - 1) / second * second
 }
 
-// Kind is "stream", "pingpong" or "underload".
+// Kind is "stream", "pingpong", "underload" or "connect".
 func (w Workload) Kind() string {
 	switch {
 	case w.Stream != nil:
@@ -102,6 +110,8 @@ func (w Workload) Kind() string {
 		return "pingpong"
 	case w.UnderLoad != nil:
 		return "underload"
+	case w.Connect != nil:
+		return "connect"
 	}
 	return ""
 }
@@ -113,17 +123,43 @@ func (w Workload) Traffic() *Traffic {
 		return w.Stream
 	case w.PingPong != nil:
 		return w.PingPong
+	case w.UnderLoad != nil:
+		return w.UnderLoad
 	}
-	return w.UnderLoad
+	return w.Connect
 }
 
-// String is "native" or "vxlan/" and the shape.
+// Shape is what a lab's nodes are joined by for a path, empty for those that are
+// not a lab's or have no pods.
+func (p Path) Shape() string {
+	switch {
+	case p.VXLAN != nil:
+		return p.VXLAN.Shape
+	case p.Native == nil && p.Pod == nil && p.Service == nil:
+		return p.String()
+	}
+	return ""
+}
+
+// String is the path's name, with the shape of an overlay: "native", "vxlan/flannel".
 func (p Path) String() string {
 	switch {
 	case p.Native != nil:
 		return "native"
 	case p.VXLAN != nil:
 		return "vxlan/" + p.VXLAN.Shape
+	case p.VXLANFlow != nil:
+		return "vxlan-flow"
+	case p.UDP != nil:
+		return "udp"
+	case p.Routed != nil:
+		return "routed"
+	case p.EBPF != nil:
+		return "ebpf"
+	case p.Pod != nil:
+		return "pod"
+	case p.Service != nil:
+		return "service"
 	}
 	return ""
 }

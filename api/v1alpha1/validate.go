@@ -15,6 +15,12 @@ import (
 var (
 	dnsLabel   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`) // RFC 1123
 	cellName   = regexp.MustCompile(`^[a-z0-9][a-z0-9+/._-]*$`)
+	dnsName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+	labelKey   = regexp.MustCompile(`^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	labelValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
+	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
+	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
+	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
 	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
 )
 
@@ -111,16 +117,23 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	s := &e.Spec
 	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
-	fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
+	if s.Target.Kubernetes != nil {
+		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
+	} else {
+		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
+	}
 	fill(r, "spec.pairs", &s.Pairs, []int{1})
 	fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
-	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil})
+	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil})
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
 	}
-	r.path("spec.path", &s.Path)
+	if s.Target.Kubernetes != nil {
+		r.kubernetes("spec.target.kubernetes", s.Target.Kubernetes)
+	}
+	r.path("spec.path", s.Target, &s.Path)
 	r.pairs("spec.pairs", s.Pairs)
 	r.runs("spec.runs", s.Runs)
 	if r.set("spec.margin") && !(s.Margin > 0 && s.Margin < 0.5) {
@@ -196,8 +209,47 @@ func (r *reader) nic(path string, n NIC) {
 	}
 }
 
-func (r *reader) path(path string, p *Path) {
-	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil})
+func (r *reader) kubernetes(path string, k *Kubernetes) {
+	for name, node := range map[string]string{"clientNode": k.ClientNode, "serverNode": k.ServerNode} {
+		if at := path + "." + name; r.set(at) {
+			r.matches(at, node, dnsName, "the name of a node, as kubectl get nodes shows it")
+		}
+	}
+	if at := path + ".serverNode"; r.set(at) && k.ServerNode == k.ClientNode {
+		r.fail(at, "must be another node than clientNode, is the same: traffic within a node meets no overlay")
+	}
+	for key, value := range k.NodeSelector {
+		if at := join(path+".nodeSelector", key); !labelKey.MatchString(key) {
+			r.fail(at, "must have a label of nodes for its name, is %q", key)
+		} else {
+			r.matches(at, value, labelValue, "the value of a label")
+		}
+	}
+	if r.set(path + ".image") {
+		r.matches(path+".image", k.Image, imageName, "a reference to an image, such as registry.example/slipstream:v1")
+	}
+	if r.set(path + ".resources.cpu") {
+		r.matches(path+".resources.cpu", k.Resources.CPU, cpuAmount, "CPUs, such as 2, 1.5 or 500m")
+	}
+	if r.set(path + ".resources.memory") {
+		r.matches(path+".resources.memory", k.Resources.Memory, memAmount, "bytes, such as 256Mi")
+	}
+}
+
+func (r *reader) path(path string, on Target, p *Path) {
+	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
+		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil},
+		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil})
+	switch {
+	case on.Lab != nil && on.Kubernetes != nil: // that is the problem, and noted
+	case (p.VXLAN != nil || p.Shape() != "") && on.Kubernetes != nil:
+		name, _, _ := strings.Cut(p.String(), "/")
+		r.fail(path+"."+name, "is for a lab; a cluster has a network of its own, and the paths pod, service and native")
+	case (p.Pod != nil || p.Service != nil) && on.Lab != nil:
+		r.fail(path+"."+p.String(), "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed and ebpf")
+	case p.Native != nil && on.Kubernetes != nil && on.Kubernetes.Unprivileged:
+		r.fail(path+".native", "needs the host network, which unprivileged pods do not get")
+	}
 	if p.VXLAN != nil {
 		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
 		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
@@ -239,14 +291,14 @@ func toolsOf(kind string) []string {
 	switch kind {
 	case "stream":
 		return []string{ToolNative, ToolIperf3, ToolSockperf}
-	case "pingpong":
+	case "pingpong", "underload":
 		return []string{ToolNative, ToolSockperf}
 	}
-	return []string{ToolSockperf}
+	return []string{ToolNative}
 }
 
 // sizesOf are the sizes of a message, in bytes, that a tool can send.
-func sizesOf(tool string, t *Traffic) (low, high int) {
+func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	low, high = 1, 1<<20 // iperf3's MAX_BLOCKSIZE
 	if t.Protocol == "udp" {
 		high = 65507 // 65535 less the IPv4 and UDP headers
@@ -254,16 +306,20 @@ func sizesOf(tool string, t *Traffic) (low, high int) {
 			high = 65487
 		}
 	}
-	if tool == ToolSockperf {
+	switch {
+	case tool == ToolSockperf:
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
+	case kind == "underload":
+		low = 8 // when it was due
 	}
 	return low, high
 }
 
 func (r *reader) workload(path string, w *Workload) {
-	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil}, choice{"underload", w.UnderLoad != nil})
+	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil},
+		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil})
 	r.pairs(path+".pairs", w.Pairs)
-	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad} {
+	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad, "connect": w.Connect} {
 		if t != nil {
 			r.traffic(path+"."+kind, kind, t)
 		}
@@ -286,10 +342,13 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	fill(r, path+".warmup", &t.Warmup, warmup)
 
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
+	if kind == "connect" && t.Protocol == "udp" {
+		r.fail(path+".protocol", "must be tcp, is udp, which has no connections")
+	}
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
 	r.oneOf(path+".tool", t.Tool, toolsOf(kind)...)
 	if !r.malformedNear(path + ".size") {
-		low, high := sizesOf(t.Tool, t)
+		low, high := sizesOf(kind, t.Tool, t)
 		r.between(path+".size", int(t.Size), low, high)
 	}
 	if r.set(path + ".connections") {
@@ -316,11 +375,18 @@ func (r *reader) positive(path string, d Duration) {
 }
 
 func (r *reader) variant(path string, e *Experiment, v *Variant) {
+	target := e.Spec.Target
 	if v.Path != nil {
-		r.path(path+".path", v.Path)
+		r.path(path+".path", target, v.Path)
 	}
 	if v.NIC != nil {
 		r.nic(path+".nic", *v.NIC)
+		if target.Kubernetes != nil {
+			r.fail(path+".nic", "is for a lab; the NICs of a cluster are what they are")
+		}
+	}
+	if len(v.Accelerate) > 0 && target.Kubernetes != nil && target.Kubernetes.Unprivileged {
+		r.fail(path+".accelerate", "needs a privileged pod a node, which unprivileged rules out")
 	}
 	for i := range v.Accelerate {
 		a := &v.Accelerate[i]
@@ -390,8 +456,11 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 	for i, d := range devices {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		r.oneOf(at, d, DeviceNIC, DeviceOverlay, DeviceHostVeth, DevicePod)
-		if on.Native != nil && on.VXLAN == nil && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d) {
+		switch {
+		case on.Native != nil && on.VXLAN == nil && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d):
 			r.fail(at, "must be nic, is %s, which the path native does not have", d)
+		case (on.Routed != nil || on.EBPF != nil) && d == DeviceOverlay:
+			r.fail(at, "must not be overlay, which the path %s does not have", on)
 		}
 		r.unique(at, d, seen)
 	}
@@ -444,8 +513,8 @@ func (r *reader) tools(path string, workloads []Workload, tools map[string]strin
 			continue // noted at the workload
 		}
 		r.oneOf(at, tool, toolsOf(w.Kind())...)
-		low, high := sizesOf(tool, t)
-		ownLow, ownHigh := sizesOf(t.Tool, t)
+		low, high := sizesOf(w.Kind(), tool, t)
+		ownLow, ownHigh := sizesOf(w.Kind(), t.Tool, t)
 		size := int(t.Size)
 		if wrong := size < ownLow || size > ownHigh; !wrong && (size < low || size > high) {
 			r.fail(at, "%s sends %d to %d bytes a message, the workload has %s", tool, low, high, t.Size)

@@ -69,11 +69,13 @@ type Session struct {
 	id      namespace
 	ns      netns.NsHandle
 	links   *netlink.Handle
-	sys     sysfs
+	names   nameSocket
+	sys     heldSysfs
 
 	// mu guards what the follower shares.
 	mu       sync.Mutex
 	plan     *plan
+	irq      Set
 	settings []record.Setting
 	// followed are the devices that the plan is applied to, by index.
 	followed map[int]string
@@ -84,7 +86,7 @@ type Session struct {
 // nothing. Close it after use.
 func Open(o Options) (s *Session, err error) {
 	o = o.withDefaults()
-	s = &Session{options: o, ns: netns.None()}
+	s = &Session{options: o, ns: netns.None(), names: -1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err), s.Close())
@@ -109,11 +111,19 @@ func Open(o Options) (s *Session, err error) {
 	if s.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return s, fmt.Errorf("open netlink: %w", err)
 	}
-	if o.Sys == "" {
-		s.sys.Root, err = MountSys()
-	} else {
-		s.sys.Root, err = os.OpenRoot(o.Sys)
+	if s.names, err = openNames(); err != nil {
+		return s, err
 	}
+	var root *os.Root
+	if o.Sys == "" {
+		root, err = MountSys()
+	} else {
+		root, err = os.OpenRoot(o.Sys)
+	}
+	if err != nil {
+		return s, err
+	}
+	s.sys, err = holdSysfs(root)
 	return s, err
 }
 
@@ -143,6 +153,9 @@ func (s *Session) Close() error {
 	if s.sys.Root != nil {
 		errs = append(errs, s.sys.Close())
 	}
+	if s.names >= 0 {
+		errs = append(errs, s.names.close())
+	}
 	if s.ns.IsOpen() {
 		errs = append(errs, s.ns.Close())
 	}
@@ -152,7 +165,7 @@ func (s *Session) Close() error {
 // Plan returns what Apply would set now, and touches nothing: Was and Got are
 // both what stands there.
 func (s *Session) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
-	devices, err := listDevices(s.links, s.sys.Root, s.pod())
+	devices, err := listDevices(s.links, s.sys, s.pod())
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +218,7 @@ func (s *Session) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	var settings []record.Setting
 	err = s.transact(ctx, func(machine, place *book) error {
 		// Within, as what dead processes had set is restored by now.
-		if devices, err = listDevices(s.links, s.sys.Root, s.pod()); err != nil {
+		if devices, err = listDevices(s.links, s.sys, s.pod()); err != nil {
 			return err
 		}
 		if p, err = s.newPlan(accelerators, devices); err != nil {
@@ -240,19 +253,26 @@ func (s *Session) transact(ctx context.Context, fn func(machine, place *book) er
 	if err != nil {
 		return err
 	}
-	place, err := s.journal.namespace(s.id, s.options.Place.Name, s.sys, s.links)
+	place, err := s.journal.namespace(s.id, s.options.Place.Name, s.sys, s.names)
 	if err != nil {
 		return err
 	}
 	for _, b := range []*book{place, machine} {
-		_, err := b.releaseDead()
-		if errors.Is(err, ErrChanged) {
-			s.options.Log.WarnContext(ctx, "recover settings of a run that died", "error", err)
-		} else if err != nil {
+		if err := s.recoverDead(ctx, b); err != nil {
 			return err
 		}
 	}
 	return fn(machine, place)
+}
+
+// recoverDead releases what dead processes held of a ledger.
+func (s *Session) recoverDead(ctx context.Context, b *book) error {
+	_, err := b.releaseDead()
+	if errors.Is(err, ErrChanged) {
+		s.options.Log.WarnContext(ctx, "recover settings of a run that died", "error", err)
+		return nil
+	}
+	return err
 }
 
 // set holds the changes, journals that, and makes them: the machine's table
@@ -336,6 +356,15 @@ func (s *Session) pod() bool { return s.options.Place.Kind == target.Pod }
 
 // newPlan resolves accelerators for the devices of this place.
 func (s *Session) newPlan(accelerators []v1alpha1.Accelerator, devices []Device) (*plan, error) {
+	resolve, err := s.resolver(devices)
+	if err != nil {
+		return nil, err
+	}
+	return makePlan(accelerators, resolve)
+}
+
+// resolver tells which CPUs of this place an accelerator means.
+func (s *Session) resolver(devices []Device) (func(spec string) (Set, error), error) {
 	cpus, err := machineCPUs(s.sys.Root)
 	if err != nil {
 		return nil, err
@@ -360,5 +389,6 @@ func (s *Session) newPlan(accelerators []v1alpha1.Accelerator, devices []Device)
 			irq = irq.Union(cpus)
 		}
 	}
-	return makePlan(accelerators, func(spec string) (Set, error) { return Resolve(spec, cpus, node, irq) })
+	s.irq = irq
+	return func(spec string) (Set, error) { return Resolve(spec, cpus, node, irq) }, nil
 }

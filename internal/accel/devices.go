@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ type Device struct {
 	Class string
 	// RxQueues that the device uses now.
 	RxQueues int
+	// Peer is the index of a veth's other end, in the network namespace that this
+	// one has the number PeerNamespace for; -1 is this one itself.
+	Peer, PeerNamespace int
 }
 
 // queue returns the path of a setting of receive queue i, below /sys.
@@ -46,10 +50,10 @@ func Devices(pod bool) ([]Device, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	return listDevices(h, sys, pod)
+	return listDevices(h, sysfs{sys}, pod)
 }
 
-func listDevices(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
+func listDevices(h *netlink.Handle, sys lister, pod bool) ([]Device, error) {
 	for tries := 1; ; tries++ {
 		devices, err := listOnce(h, sys, pod)
 		// A device took another name between the two listings, or went.
@@ -59,17 +63,46 @@ func listDevices(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
 	}
 }
 
-// linkNames maps the index of every link to its name.
-func linkNames(h *netlink.Handle) (map[int]string, error) {
-	links, err := dump("links", h.LinkList)
-	names := make(map[int]string, len(links))
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
+// nameSocket asks for the names of links in the network namespace that it was
+// opened in. It asks by SIOCGIFNAME and not by netlink, as that does not wait for
+// the lock that every change of any link of the machine holds (netdev_get_name in
+// net/core/dev.c): names are wanted most where many pods start at once.
+type nameSocket int
+
+func openNames() (nameSocket, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open a socket: %w", err)
 	}
-	return names, err
+	return nameSocket(fd), nil
 }
 
-func listOnce(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
+func (s nameSocket) close() error { return unix.Close(int(s)) }
+
+// names maps the indexes of links to their names, leaving out those that have gone.
+func (s nameSocket) names(indexes []int) (map[int]string, error) {
+	names := make(map[int]string, len(indexes))
+	for _, index := range indexes {
+		// struct ifreq: the name, and a union that has the index.
+		var request struct {
+			name  [unix.IFNAMSIZ]byte
+			index int32
+			_     [20]byte
+		}
+		request.index = int32(index)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&request)))
+		switch errno {
+		case 0:
+			names[index] = unix.ByteSliceToString(request.name[:])
+		case unix.ENODEV, unix.ENXIO:
+		default:
+			return nil, fmt.Errorf("ask for the name of link %d: %w", index, errno)
+		}
+	}
+	return names, nil
+}
+
+func listOnce(h *netlink.Handle, sys lister, pod bool) ([]Device, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return nil, err
@@ -84,19 +117,33 @@ func listOnce(h *netlink.Handle, sys *os.Root, pod bool) ([]Device, error) {
 	devices := make([]Device, 0, len(links))
 	for _, l := range links {
 		a := l.Attrs()
-		queues, err := fs.ReadDir(sys.FS(), "class/net/"+a.Name+"/queues")
+		queues, err := rxQueues(sys, a.Name)
 		if err != nil {
-			return nil, fmt.Errorf("list queues of %s: %w", a.Name, err)
+			return nil, err
 		}
-		d := Device{Name: a.Name, Index: a.Index, Kind: l.Type(), Class: classes[a.Index]}
-		for _, q := range queues {
-			if strings.HasPrefix(q.Name(), "rx-") {
-				d.RxQueues++
-			}
-		}
-		devices = append(devices, d)
+		devices = append(devices, Device{Name: a.Name, Index: a.Index, Kind: l.Type(), Class: classes[a.Index], RxQueues: queues,
+			Peer: a.ParentIndex, PeerNamespace: a.NetNsID})
 	}
 	return devices, nil
+}
+
+// lister is a sysfs that names what is in a folder.
+type lister interface {
+	list(path string) ([]string, error)
+}
+
+// rxQueues counts the receive queues that a device uses now.
+func rxQueues(sys lister, name string) (n int, err error) {
+	queues, err := sys.list("class/net/" + name + "/queues")
+	if err != nil {
+		return 0, fmt.Errorf("list queues of %s: %w", name, err)
+	}
+	for _, q := range queues {
+		if strings.HasPrefix(q, "rx-") {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // dump repeats a listing that changed under the kernel's hands.
@@ -158,6 +205,11 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 			classes[l.Index] = v1alpha1.DeviceOverlay
 			if l.VtepDevIndex != 0 {
 				parents = append(parents, l.VtepDevIndex)
+			}
+		case *netlink.Tuntap:
+			// A process carries its packets, as flannel's backend udp does.
+			if l.Mode == netlink.TUNTAP_MODE_TUN {
+				classes[l.Index] = v1alpha1.DeviceOverlay
 			}
 		case *netlink.Bridge:
 		default:

@@ -89,7 +89,7 @@ func (s *Session) stopFollowing() {
 func (s *Session) reconcile() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	devices, err := listDevices(s.links, s.sys.Root, s.pod())
+	devices, err := listDevices(s.links, s.sys, s.pod())
 	if err != nil {
 		return err
 	}

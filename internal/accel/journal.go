@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
@@ -252,9 +251,12 @@ type book struct {
 	ledger
 	file  string
 	store store
-	// names lists the links of the namespace; nil where entries have none.
-	names func() (map[int]string, error)
+	// names maps the indexes of entries' links to the names they have now; nil
+	// where entries have none.
+	names func(indexes []int) (map[int]string, error)
 	proc  string
+	// at finds entries by path; nil once they have moved.
+	at map[string]int
 	// dirty tells that the file has to be written.
 	dirty bool
 }
@@ -263,12 +265,12 @@ func (j *journal) machine() (*book, error) {
 	return j.open(namespace{}, "machine", sysctls{j.proc})
 }
 
-func (j *journal) namespace(id namespace, place string, sys sysfs, links *netlink.Handle) (*book, error) {
+func (j *journal) namespace(id namespace, place string, sys store, names nameSocket) (*book, error) {
 	b, err := j.open(id, place, sys)
 	if err != nil {
 		return nil, err
 	}
-	b.names = func() (map[int]string, error) { return linkNames(links) }
+	b.names = names.names
 	return b, b.rename()
 }
 
@@ -343,10 +345,11 @@ func (b *book) rename() error {
 	if len(b.Entries) == 0 {
 		return nil
 	}
-	names, err := b.names()
+	names, err := b.names(b.links())
 	if err != nil {
 		return err
 	}
+	b.at = nil
 	before := slices.Clone(b.Entries)
 	b.Entries = slices.DeleteFunc(b.Entries, func(e entry) bool { return names[e.Link] == "" })
 	for i, e := range b.Entries {
@@ -364,12 +367,26 @@ type change struct {
 }
 
 func (b *book) find(path string) *entry {
-	for i := range b.Entries {
-		if b.Entries[i].Path == path {
-			return &b.Entries[i]
+	if b.at == nil {
+		b.at = make(map[string]int, len(b.Entries))
+		for i, e := range b.Entries {
+			b.at[e.Path] = i
 		}
 	}
+	if i, ok := b.at[path]; ok {
+		return &b.Entries[i]
+	}
 	return nil
+}
+
+// links are the indexes of the entries' links.
+func (b *book) links() []int {
+	var indexes []int
+	for _, e := range b.Entries {
+		indexes = append(indexes, e.Link)
+	}
+	slices.Sort(indexes)
+	return slices.Compact(indexes)
 }
 
 // hold enters h for every change, in memory only, and returns the paths that h
@@ -386,6 +403,7 @@ func (b *book) hold(h Holder, changes []change) (added map[string]bool, err erro
 		e := b.find(c.path)
 		if e == nil {
 			b.Entries = append(b.Entries, entry{Path: c.path, Link: c.link, Was: c.was, Want: c.want})
+			b.at[c.path] = len(b.Entries) - 1
 			e = &b.Entries[len(b.Entries)-1]
 		}
 		if !slices.Contains(e.Holders, h) {
@@ -448,7 +466,7 @@ func (b *book) release(match func(entry, Holder) bool) (restored []record.Settin
 		if wrote {
 			restored = append(restored, record.Setting{Place: b.Place, Path: e.Path, Want: e.Was, Got: e.Was, Was: e.Want})
 		}
-		b.Entries, b.dirty = slices.Delete(b.Entries, i, i+1), true
+		b.Entries, b.dirty, b.at = slices.Delete(b.Entries, i, i+1), true, nil
 	}
 	return restored, errors.Join(append(errs, b.save())...)
 }
@@ -468,7 +486,7 @@ func (b *book) restore(e entry) (wrote bool, err error) {
 		if b.names == nil {
 			return false, nil
 		}
-		names, err := b.names()
+		names, err := b.names([]int{e.Link})
 		if err != nil {
 			return false, err
 		}

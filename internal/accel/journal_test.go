@@ -173,7 +173,7 @@ func TestRestoreRenamed(t *testing.T) {
 	const later = "class/net/ens5/queues/rx-0/rps_cpus"
 	s := &memory{values: map[string]string{later: "3"}}
 	b := testBook(t, fakeProc(t, nil), s)
-	b.names = func() (map[int]string, error) { return map[int]string{2: "ens5"}, nil }
+	b.names = func([]int) (map[int]string, error) { return map[int]string{2: "ens5"}, nil }
 	if _, err := b.hold(Holder{"run", 7, 42}, []change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -14,12 +14,28 @@ import (
 )
 
 // within runs fn in the network namespace that file stands for, on this thread.
-func within(file string, fn func() error) (err error) {
-	there, err := netns.GetFromPath(file)
+func within(file string, fn func() error) error {
+	there, err := openNamespace(file)
 	if err != nil {
-		return fmt.Errorf("open network namespace: %w", &fs.PathError{Op: "open", Path: file, Err: err})
+		return err
 	}
 	defer there.Close()
+	return inside(there, file, fn)
+}
+
+// openNamespace opens a file that stands for a network namespace, and never
+// waits: a file that is something else, such as a FIFO, is for setns to refuse.
+func openNamespace(file string) (netns.NsHandle, error) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return netns.None(), fmt.Errorf("open network namespace: %w", &fs.PathError{Op: "open", Path: file, Err: err})
+	}
+	return netns.NsHandle(fd), nil
+}
+
+// inside runs fn in a network namespace that is open, on this thread. The name
+// is for messages.
+func inside(there netns.NsHandle, name string, fn func() error) (err error) {
 	runtime.LockOSThread()
 	here, err := netns.Get()
 	if err != nil {
@@ -31,13 +47,13 @@ func within(file string, fn func() error) (err error) {
 		if back := netns.Set(here); back != nil {
 			// The thread stays locked, so that no other goroutine gets it in a
 			// namespace not its own.
-			err = errors.Join(err, fmt.Errorf("return from network namespace %s: %w", file, back))
+			err = errors.Join(err, fmt.Errorf("return from network namespace %s: %w", name, back))
 			return
 		}
 		runtime.UnlockOSThread()
 	}()
 	if err := netns.Set(there); err != nil {
-		return fmt.Errorf("enter network namespace %s: %w", file, err)
+		return fmt.Errorf("enter network namespace %s: %w", name, err)
 	}
 	return fn()
 }

@@ -13,6 +13,15 @@ import (
 // one for the machine, whatever the network namespace.
 const flowTable = "net/core/rps_sock_flow_entries"
 
+// ErrConflict is two accelerators that want one setting at different values.
+var ErrConflict = errors.New("one setting is wanted at two values")
+
+// conflict says which.
+type conflict string
+
+func (c conflict) Error() string   { return string(c) }
+func (c conflict) Is(e error) bool { return e == ErrConflict }
+
 // plan is what accelerators come to in one place.
 type plan struct {
 	// entries of the machine's flow table; 0 leaves it alone.
@@ -61,7 +70,7 @@ func (p *plan) addRPS(classes []string, spec string, resolve func(string) (Set, 
 	for _, class := range classes {
 		q := p.queues[class]
 		if !q.cpus.Empty() && !q.cpus.Equal(cpus) {
-			return fmt.Errorf("wants the RPS mask of class %s on CPUs %s, another accelerator on %s", class, cpus, q.cpus)
+			return conflict(fmt.Sprintf("wants the RPS mask of class %s on CPUs %s, another accelerator on %s", class, cpus, q.cpus))
 		}
 		q.cpus = cpus
 		p.queues[class] = q
@@ -75,7 +84,7 @@ func (p *plan) addRFS(rfs *v1alpha1.RFS) error {
 		return fmt.Errorf("rfs entries %d: want a power of two", rfs.Entries)
 	}
 	if p.entries != 0 && p.entries != rfs.Entries {
-		return fmt.Errorf("wants %d entries of the machine's flow table, another accelerator %d", rfs.Entries, p.entries)
+		return conflict(fmt.Sprintf("wants %d entries of the machine's flow table, another accelerator %d", rfs.Entries, p.entries))
 	}
 	p.entries = rfs.Entries
 	for _, class := range rfs.Devices {

@@ -9,9 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"slipstream.dev/internal/record"
 )
 
@@ -123,21 +120,24 @@ func (j *journal) visit(name string, fn func(*book) error) error {
 		}
 		return fn(b)
 	}
-	return within(file, func() error {
-		sys, err := MountSys()
-		if err != nil {
-			return err
-		}
-		defer sys.Close()
-		links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return fmt.Errorf("open netlink: %w", err)
-		}
-		defer links.Close()
-		b, err := j.namespace(l.namespace, l.Place, sysfs{sys}, links)
-		if err != nil {
-			return err
-		}
-		return fn(b)
-	})
+	return within(file, func() error { return j.withBook(l, fn) })
+}
+
+// withBook calls fn with the ledger of the calling thread's network namespace.
+func (j *journal) withBook(l ledger, fn func(*book) error) error {
+	sys, err := MountSys()
+	if err != nil {
+		return err
+	}
+	defer sys.Close()
+	names, err := openNames()
+	if err != nil {
+		return err
+	}
+	defer names.close()
+	b, err := j.namespace(l.namespace, l.Place, sysfs{sys}, names)
+	if err != nil {
+		return err
+	}
+	return fn(b)
 }

@@ -93,10 +93,114 @@ func (s sysfs) read(path string) (string, error) {
 func (s sysfs) write(path, value string) error {
 	// Not Root.WriteFile: it would create a file that has gone.
 	f, err := s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if errors.Is(err, unix.EROFS) {
+		// A network namespace has one sysfs, and whoever mounted it first, as a
+		// container runtime does for /sys, may have made all of it read-only. It is
+		// writable for this one write; the container's own mount stays read-only.
+		if err := s.reconfigure("rw"); err != nil {
+			return err
+		}
+		defer func() { _ = s.reconfigure("ro") }() // busy while another writes, who does the same
+		f, err = s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	}
 	if err != nil {
 		return err
 	}
 	return writeAndClose(f, value)
+}
+
+// reconfigure sets a flag of the file system, and not only of this mount of it.
+func (s sysfs) reconfigure(flag string) error {
+	dir, err := s.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	picked, err := unix.Fspick(int(dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("fspick sysfs: %w", err)
+	}
+	defer unix.Close(picked)
+	if err := unix.FsconfigSetFlag(picked, flag); err != nil {
+		return fmt.Errorf("make sysfs %s: %w", flag, err)
+	}
+	if err := unix.FsconfigReconfigure(picked); err != nil {
+		return fmt.Errorf("make sysfs %s: %w", flag, err)
+	}
+	return nil
+}
+
+// list names what is in a folder.
+func (s sysfs) list(path string) ([]string, error) {
+	f, err := s.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// heldSysfs is a sysfs for who reads much of it: its folder is open, so that a path
+// is one call and not the dozen that os.Root makes of a path with a link in it.
+type heldSysfs struct {
+	sysfs
+	dir *os.File
+}
+
+func holdSysfs(root *os.Root) (heldSysfs, error) {
+	dir, err := root.Open(".")
+	return heldSysfs{sysfs{root}, dir}, err
+}
+
+func (h heldSysfs) Close() error { return errors.Join(h.dir.Close(), h.Root.Close()) }
+
+// open opens a path beneath the folder as os.Root would. The kernel can ask to try
+// again, where something was mounted or renamed anywhere meanwhile; then os.Root does.
+func (h heldSysfs) open(path string, flags uint64) (fd int, ok bool, err error) {
+	fd, err = unix.Openat2(int(h.dir.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
+	switch {
+	case err == nil:
+		return fd, true, nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return -1, true, &fs.PathError{Op: "openat2", Path: path, Err: err}
+	}
+	return -1, false, nil
+}
+
+func (h heldSysfs) read(path string) (string, error) {
+	fd, ok, err := h.open(path, unix.O_RDONLY)
+	if !ok {
+		return h.sysfs.read(path)
+	}
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	// A value of sysfs is at most a page, and comes whole.
+	var page [4096]byte
+	for {
+		n, err := unix.Read(fd, page[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return "", &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		return strings.TrimSuffix(string(page[:n]), "\n"), nil
+	}
+}
+
+func (h heldSysfs) list(path string) ([]string, error) {
+	fd, ok, err := h.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if !ok {
+		return h.sysfs.list(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	return f.Readdirnames(-1)
 }
 
 func writeAndClose(f *os.File, value string) error {

@@ -21,6 +21,19 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
+// forwarder is what carries the packets of the shape udp: this program.
+var forwarder = []string{"/proc/self/exe", "forward"}
+
+func forwardCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "forward",
+		Short:  "Carry a lab node's packets (what a lab starts; not for people)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(c *cobra.Command, _ []string) error { return lab.Forward(c.Context()) },
+	}
+}
+
 // labTarget has an experiment run in labs of this machine.
 type labTarget struct {
 	spec    *v1alpha1.Lab
@@ -37,7 +50,7 @@ func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int) 
 	l, err := lab.Up(ctx, lab.Config{
 		Name: fmt.Sprintf("run-%d", t.made), Nodes: t.spec.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: t.spec.CongestionControl,
-	}, lab.Options{Log: newLog(t.process)})
+	}, lab.Options{Forwarder: forwarder, Log: newLog(t.process)})
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +62,7 @@ type labNetwork struct {
 	process Process
 }
 
-func (n *labNetwork) Worker(ctx context.Context, p target.Place) (experiment.Worker, error) {
+func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {
 	return worker.Spawn(ctx, n.In(p), n.process.Err)
 }
 
@@ -123,7 +136,7 @@ func labUpCommand(p Process) *cobra.Command {
 		Short: "Bring a lab up; it stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
 			config.Name, config.NIC.Rate = args[0], v1alpha1.BitRate(rate)
-			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Log: newLog(p)})
+			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarder, Log: newLog(p)})
 			if err != nil {
 				return err
 			}
@@ -138,7 +151,7 @@ func labUpCommand(p Process) *cobra.Command {
 	f := c.Flags()
 	f.IntVar(&config.Nodes, "nodes", 2, "nodes, 2 to 16")
 	f.IntVar(&config.Pods, "pods", 2, "pods a node, 0 to 64")
-	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "overlay: flannel or calico")
+	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "network of the pods: "+strings.Join(lab.Shapes(), ", "))
 	f.StringVar(&config.NIC.Offload, "offload", v1alpha1.OffloadFull, "NIC profile: full or none")
 	f.IntVar(&config.NIC.MTU, "mtu", 1500, "MTU of the NICs in bytes")
 	f.StringVar(&rate, "rate", "", "cap of the NICs in both directions, such as 10Gbit")

@@ -17,6 +17,7 @@ import (
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
 )
 
 type runOptions struct {
@@ -24,6 +25,7 @@ type runOptions struct {
 	runs                  string
 	set                   []string
 	dryRun, list          bool
+	kube                  kubeOptions
 }
 
 func runCommand(p Process) *cobra.Command {
@@ -35,6 +37,7 @@ func runCommand(p Process) *cobra.Command {
   slipstream run --list               the presets
   slipstream run demo --dry-run       what would be done, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
+  slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
   slipstream run --resume results/demo-20260102-150405`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -52,6 +55,7 @@ func runCommand(p Process) *cobra.Command {
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes; touch nothing")
 	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
 	f.BoolVar(&o.list, "list", false, "list the presets")
+	o.kube.addFlags(f)
 	return c
 }
 
@@ -79,7 +83,11 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			return nil, fmt.Errorf("%s is neither a file nor a preset (slipstream run --list)", name)
 		}
 	}
-	overrides := o.set
+	overrides, err := o.kube.overrides()
+	if err != nil {
+		return nil, err
+	}
+	overrides = append(overrides, o.set...)
 	if o.runs != "" {
 		overrides = append(overrides, "spec.runs="+o.runs)
 	}
@@ -95,7 +103,8 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.resume != "" {
-		if len(args) > 0 || o.runs != "" || o.duration != "" || len(o.set) > 0 {
+		changes, err := o.kube.overrides()
+		if err != nil || len(changes) > 0 || len(args) > 0 || o.runs != "" || o.duration != "" || len(o.set) > 0 {
 			return usage(errors.New("--resume goes on with the experiment in its folder: name no other, and change nothing"))
 		}
 		return resume(ctx, p, o)
@@ -111,6 +120,12 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.dryRun {
 		return plan.Print(p.Out)
 	}
+	progress := newProgress(p)
+	at, err := openSite(ctx, p, o, exp, progress.note)
+	if err != nil {
+		return err
+	}
+	defer at.release()
 	resolved, err := v1alpha1.Marshal(exp)
 	if err != nil {
 		return err
@@ -119,7 +134,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), strings.Join(p.Args, " ")
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
-	return measure(ctx, p, exp, plan, nil, create)
+	return measure(ctx, p, at, exp, plan, nil, progress, create)
 }
 
 func resume(ctx context.Context, p Process, o runOptions) error {
@@ -135,20 +150,50 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if o.dryRun {
 		return errors.Join(plan.Print(p.Out), dir.Close())
 	}
+	progress := newProgress(p)
+	at, err := openSite(ctx, p, o, exp, progress.note)
+	if err != nil {
+		return errors.Join(err, dir.Close())
+	}
+	defer at.release()
 	same := func(record.Environment) (*record.Dir, error) { return dir, nil }
-	return measure(ctx, p, exp, plan, trials, same)
+	return measure(ctx, p, at, exp, plan, trials, progress, same)
+}
+
+// site is where an experiment runs.
+type site struct {
+	target experiment.Target
+	// restore puts right what workers that died have left.
+	restore func(context.Context) error
+	release func()
+}
+
+// openSite makes this process the one that measures there, and settles in the
+// experiment what depends on the place.
+func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, note func(string)) (*site, error) {
+	if exp.Spec.Target.Kubernetes != nil {
+		t, err := newKubeTarget(ctx, p, o.kube, exp, note)
+		if err != nil {
+			return nil, err
+		}
+		// The pods on the nodes restore.
+		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
+	}
+	release, err := claimMachine(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &site{
+		target:  newLabTarget(exp.Spec.Target.Lab, p),
+		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
+		release: release,
+	}, nil
 }
 
 // measure runs a plan, restores the machine, and shows what came of it, however
 // far it got.
-func measure(ctx context.Context, p Process, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, open func(record.Environment) (*record.Dir, error)) error {
-	release, err := claimMachine(ctx, p)
-	if err != nil {
-		return err
-	}
-	defer release()
-	progress := newProgress(p)
-	r, err := experiment.Start(ctx, plan, newLabTarget(exp.Spec.Target.Lab, p), fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
+func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
+	r, err := experiment.Start(ctx, plan, at.target, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
 	if err != nil {
 		return err
 	}
@@ -161,8 +206,8 @@ func measure(ctx context.Context, p Process, exp *v1alpha1.Experiment, plan *exp
 	}
 	progress.end()
 	// What a worker that died had set for the whole machine is in the journal.
-	if restoreErr := errors.Join(r.Close(), recoverMachine(context.WithoutCancel(ctx), p)); restoreErr != nil {
-		err = errors.Join(err, fmt.Errorf("restore the machine: %w", restoreErr))
+	if restoreErr := errors.Join(r.Close(), at.restore(context.WithoutCancel(ctx))); restoreErr != nil {
+		err = errors.Join(err, fmt.Errorf("restore what was there: %w", restoreErr))
 	}
 	if dir == nil {
 		return err
@@ -177,7 +222,7 @@ func measure(ctx context.Context, p Process, exp *v1alpha1.Experiment, plan *exp
 			return errors.Join(err, rendered)
 		}
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, target.ErrLost) {
 		progress.note("go on with: slipstream run --resume " + dir.Path)
 	}
 	return err

@@ -13,7 +13,52 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"slipstream.dev/internal/record"
 )
+
+// Limits are the cgroups with CPU limits that this process is under.
+type Limits []limit
+
+// OpenLimits opens the limits of this process; there may be none.
+func OpenLimits(o Options) (Limits, error) {
+	o = o.withDefaults()
+	limits, err := openLimits(o.Proc, o.Cgroup)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open CPU limits: %w", err), limits.Close())
+	}
+	return limits, nil
+}
+
+// Close lets go of the files.
+func (l Limits) Close() error {
+	var errs []error
+	for _, limit := range l {
+		errs = append(errs, limit.stat.file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Snapshot reads what the limits have done so far.
+func (l Limits) Snapshot() (s Snapshot, err error) {
+	for _, limit := range l {
+		if err := limit.stat.read(s.parseThrottled); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// Warnings tell which limits held this process back between two snapshots.
+func (l Limits) Warnings(before, after Snapshot) (out []record.Warning) {
+	for i, limit := range l {
+		if t := after.throttled[i].since(before.throttled[i]); t.times > 0 {
+			out = append(out, record.Warning{Code: record.WarnThrottled, Message: fmt.Sprintf(
+				"the CPU limit of cgroup %s stopped it %d times, its threads for %.2g s in all", limit.cgroup, t.times, seconds(int64(t.ns)))})
+		}
+	}
+	return out
+}
 
 // limit is a cgroup whose CPU limit this process is under, as every other of
 // the cgroup's: its own, or one above it. A container's limit may be its pod's.
@@ -30,7 +75,7 @@ func (t throttled) since(b throttled) throttled { return throttled{t.times - b.t
 
 // openLimits opens cpu.stat of this process's cgroup and those above it, in
 // both versions of cgroups, where it tells of throttling. None is no error.
-func openLimits(proc, mount string) ([]limit, error) {
+func openLimits(proc, mount string) (Limits, error) {
 	b, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // a kernel without cgroups
@@ -38,7 +83,7 @@ func openLimits(proc, mount string) ([]limit, error) {
 	if err != nil {
 		return nil, err
 	}
-	var limits []limit
+	var limits Limits
 	for line := range strings.Lines(string(b)) {
 		// hierarchy:controllers:path (cgroups(7)). Version 2 has no controllers
 		// here; each hierarchy is mounted where systemd has it.

@@ -36,12 +36,17 @@ type Options struct {
 	CPUs bool
 }
 
+func (o Options) withDefaults() Options {
+	o.Proc, o.Cgroup = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Cgroup, "/sys/fs/cgroup")
+	return o
+}
+
 // Collector takes snapshots. What it reads stays open between them.
 type Collector struct {
 	devices *source
 	// What follows is for Options.CPUs only.
 	stat, softirqs, softnet *source
-	limits                  []limit
+	limits                  Limits
 	boot                    string
 	exact                   *bpf.Softirq // nil where softirqs cannot be traced, for reason:
 	reason                  error
@@ -63,7 +68,7 @@ func New(o Options) (*Collector, error) {
 }
 
 func newCollector(o Options, openSoftirq func() (*bpf.Softirq, error)) (c *Collector, err error) {
-	o.Proc, o.Cgroup = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Cgroup, "/sys/fs/cgroup")
+	o = o.withDefaults()
 	c = new(Collector)
 	defer func() {
 		if err != nil {
@@ -101,9 +106,7 @@ func (c *Collector) Close() error {
 			errs = append(errs, s.file.Close())
 		}
 	}
-	for _, l := range c.limits {
-		errs = append(errs, l.stat.file.Close())
-	}
+	errs = append(errs, c.limits.Close())
 	if c.exact != nil {
 		errs = append(errs, c.exact.Close())
 	}
@@ -132,12 +135,9 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 			return s, err
 		}
 	}
-	for _, l := range c.limits {
-		if err := l.stat.read(s.parseThrottled); err != nil {
-			return s, err
-		}
-	}
-	return s, nil
+	limits, err := c.limits.Snapshot()
+	s.throttled = limits.throttled
+	return s, err
 }
 
 // Host is what the machine's CPUs did between two snapshots of a collector that
@@ -176,12 +176,7 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 		r.Busy = max(r.Softirq, min(h.Seconds-r.Idle, h.Seconds))
 		h.CPUs = append(h.CPUs, r)
 	}
-	for i, l := range c.limits {
-		if t := after.throttled[i].since(before.throttled[i]); t.times > 0 {
-			h.Warnings = append(h.Warnings, record.Warning{Code: record.WarnThrottled, Message: fmt.Sprintf(
-				"the CPU limit of cgroup %s stopped it %d times, its threads for %.2g s in all", l.cgroup, t.times, seconds(int64(t.ns)))})
-		}
-	}
+	h.Warnings = c.limits.Warnings(before, after)
 	if c.exact == nil {
 		h.Warnings = append(h.Warnings, record.Warning{Code: record.WarnNoEBPF, Message: fmt.Sprintf(
 			"softirq time is from clock ticks, which lose most of it on idle cores: %v", c.reason)})

@@ -5,6 +5,7 @@ package collect
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -53,13 +54,17 @@ func InterruptTime() (time.Duration, error) {
 	// with nobody to interrupt the call would be quick, and mean nothing. Both
 	// threads end with their goroutines, as they are tied to a CPU.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(3, runtime.GOMAXPROCS(0))))
+	// A worker's runtime does not preempt: a collection would wait for the loop that
+	// counts, and hold up the one that ends it. The loop has an end of its own all
+	// the same, as others can stop the world too.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	end := time.Now().Add(interruptTime)
 	var count atomic.Uint64
 	var done atomic.Bool
 	go func() {
 		runtime.LockOSThread()
 		if pin(cpus[len(cpus)-1]) == nil {
-			for !done.Load() {
+			for !done.Load() && time.Now().Before(end) {
 				count.Add(1)
 			}
 		}

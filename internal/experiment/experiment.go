@@ -25,8 +25,8 @@ type Network interface {
 	Places() []target.Place
 	// Placement says in a sentence where the nodes' work runs.
 	Placement() string
-	// Worker starts a worker in a place. A place may have several.
-	Worker(ctx context.Context, p target.Place) (Worker, error)
+	// Worker starts a worker in a place, for a use of it. A place may have several.
+	Worker(ctx context.Context, p target.Place, use target.Use) (Worker, error)
 	Close(ctx context.Context) error
 }
 
@@ -48,7 +48,8 @@ type Results interface {
 	Append(record.Trial) error
 }
 
-// Fabric is what tells one network of a target from another.
+// Fabric is what tells one network of a target from another. A cluster has one
+// network, and the zero Fabric is its.
 type Fabric struct {
 	Shape string
 	NIC   v1alpha1.NIC

@@ -60,10 +60,12 @@ func fill(c Cell, t *record.Trial) error {
 			softirq += cpu.Softirq / h.Seconds * t.Window
 		}
 	}
-	if bytes > 0 {
+	switch {
+	case len(t.Hosts) == 0: // that nothing is known is not that nothing was used
+	case bytes > 0:
 		m[record.CPUPerGB] = busy / (bytes / 1e9)
 		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
-	} else if m[record.Rate] > 0 {
+	case m[record.Rate] > 0:
 		m[record.CPUPerMessage] = busy / (m[record.Rate] * t.Window)
 	}
 	for name, v := range m {
@@ -157,6 +159,9 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	}
 	if skew > skewShare && c.Workload.Traffic().Tool == v1alpha1.ToolNative {
 		warn(record.WarnSkew, "an end's window is off by %.1f %%", 100*skew)
+	}
+	if len(t.Hosts) == 0 {
+		warn(record.WarnNoCPUs, "the nodes' CPUs were not sampled: that takes a privileged pod on each, and there was none")
 	}
 	for _, h := range t.Hosts {
 		var steal, dropped float64

@@ -31,11 +31,22 @@ type Cell struct {
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
 	Fabric   Fabric
-	Native   bool
+	// Native and Service are paths that seat or address the ends in their own way.
+	Native, Service bool
 }
 
 func (c Cell) String() string {
 	return fmt.Sprintf("%s %s × %d", c.Variant.Name, c.Workload.Name, c.Pairs)
+}
+
+func (c Cell) path() string {
+	switch {
+	case c.Native:
+		return "native"
+	case c.Service:
+		return "service"
+	}
+	return "from pod to pod"
 }
 
 // deadTime is what a trial takes beside warm-up and window, for the estimate.
@@ -50,14 +61,14 @@ func New(exp *v1alpha1.Experiment) *Plan {
 	if p.Auto {
 		p.Blocks = exp.Spec.Runs.Max
 	}
-	nodes := exp.Spec.Target.Lab.Nodes
+	nodes := exp.Nodes()
 	for _, w := range exp.Spec.Workloads {
 		for _, pairs := range exp.PairsOf(w) {
 			for _, v := range exp.Spec.Variants {
 				c := Cell{
 					Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs,
-					Fabric: Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)},
-					Native: exp.PathOf(v).Native != nil,
+					Fabric: fabricFor(exp, v),
+					Native: exp.PathOf(v).Native != nil, Service: exp.PathOf(v).Service != nil,
 				}
 				p.Cells = append(p.Cells, c)
 				p.addFabric(c.Fabric)
@@ -80,16 +91,23 @@ func (p *Plan) addFabric(f Fabric) {
 	p.Fabrics = append(p.Fabrics, f)
 }
 
+func fabricFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) Fabric {
+	if exp.Spec.Target.Lab == nil {
+		return Fabric{}
+	}
+	return Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)}
+}
+
 // shapeFor is the overlay on whose nodes a variant runs. A native variant runs
 // on nodes of its NIC profile that another variant has an overlay on, so that
 // the two differ in the path alone.
 func shapeFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) string {
-	if path := exp.PathOf(v); path.VXLAN != nil {
-		return path.VXLAN.Shape
+	if shape := exp.PathOf(v).Shape(); shape != "" {
+		return shape
 	}
 	for _, other := range exp.Spec.Variants {
-		if path := exp.PathOf(other); path.VXLAN != nil && exp.NICOf(other) == exp.NICOf(v) {
-			return path.VXLAN.Shape
+		if shape := exp.PathOf(other).Shape(); shape != "" && exp.NICOf(other) == exp.NICOf(v) {
+			return shape
 		}
 	}
 	return v1alpha1.ShapeFlannel
@@ -155,6 +173,10 @@ func (p *Plan) Print(w io.Writer) error {
 	fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*len(p.Cells), upTo, p.Blocks, len(p.Cells))
 	fmt.Fprintf(tw, "time\t%s%s\n", upTo, p.Time().Round(time.Second))
 	for _, f := range p.Fabrics {
+		if s.Target.Kubernetes != nil {
+			fmt.Fprintf(tw, "network\t%d nodes of a cluster, %d pods each\n", p.exp.Nodes(), p.Pods)
+			continue
+		}
 		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s\n", s.Target.Lab.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC))
 	}
 	fmt.Fprintln(tw)

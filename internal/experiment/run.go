@@ -42,7 +42,7 @@ func Start(ctx context.Context, p *Plan, t Target, owner string, done []record.T
 	for _, f := range p.Fabrics {
 		n, err := openNetwork(ctx, t, f, p)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("bring up network %s: %w", f.name(), err), r.Close())
+			return nil, errors.Join(fmt.Errorf("bring up %s: %w", f, err), r.Close())
 		}
 		r.networks[f] = n
 	}
@@ -63,6 +63,13 @@ func (r *Run) Environment() record.Environment {
 		}
 	}
 	return env
+}
+
+func (f Fabric) String() string {
+	if f == (Fabric{}) {
+		return "the pods"
+	}
+	return "network " + f.name()
 }
 
 // name tells a fabric from the others of a run.
@@ -194,8 +201,12 @@ func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) 
 	err := r.networks[c.Fabric].trial(ctx, r.owner, c, &trial, func(bytes, messages uint64) {
 		r.event(Event{Kind: Moves, Trial: trial, Bytes: bytes, Messages: messages})
 	})
+	// In flight: not on record, so run anew on resume.
 	if ctx.Err() != nil {
-		return false, context.Cause(ctx) // in flight: not on record, so run anew on resume
+		return false, context.Cause(ctx)
+	}
+	if lost := new(target.LostError); errors.As(err, &lost) {
+		return false, lost // which every worker has met in its own words
 	}
 	trial.Took = time.Since(begin).Seconds()
 	if err != nil {
@@ -231,20 +242,41 @@ type network struct {
 	sampleCPUs map[string]bool
 
 	congestionControl string
+	lead              time.Duration
 
 	mu      sync.Mutex
 	workers map[workerKey]Worker
 }
 
-// workerKey is one worker of a place. Nodes have one for themselves (slot -1)
-// and, for native traffic, one for each pair's end, as pods have one each: so
-// processes are alike whatever the path.
+// workerKey is one worker of a place. Nodes have one for control and, for native
+// traffic, one for each pair's end, as pods have one each: so processes are alike
+// whatever the path.
 type workerKey struct {
 	place string
 	slot  int
 }
 
-const own = -1
+// Slots of workers that are no pair's end on a node.
+const (
+	own     = -1 // a pod's
+	control = -2
+)
+
+// controlOf is the worker that samples and steers a place: a pod's own, unless
+// that may not.
+func controlOf(p target.Place) workerKey {
+	if p.Kind == target.Pod && !p.Unprivileged {
+		return workerKey{p.Name, own}
+	}
+	return workerKey{p.Name, control}
+}
+
+func (k workerKey) use() target.Use {
+	if k.slot == control {
+		return target.ForControl
+	}
+	return target.ForTraffic
+}
 
 func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
 	up, err := t.Network(ctx, f, p.Pods)
@@ -253,7 +285,12 @@ func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, er
 	}
 	n := &network{
 		Network: up, pods: make(map[seat]target.Place), workers: make(map[workerKey]Worker),
-		sampleCPUs: make(map[string]bool), congestionControl: p.exp.Spec.Target.Lab.CongestionControl,
+		sampleCPUs: make(map[string]bool), lead: leadInLab,
+	}
+	if lab := p.exp.Spec.Target.Lab; lab != nil {
+		n.congestionControl = lab.CongestionControl
+	} else {
+		n.lead = leadInCluster
 	}
 	for _, place := range up.Places() {
 		if place.Kind == target.Node {
@@ -278,7 +315,9 @@ func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, er
 func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 	places := make(map[workerKey]target.Place)
 	for _, node := range n.nodes {
-		places[workerKey{node.Name, own}] = node
+		if !node.Unprivileged {
+			places[controlOf(node)] = node
+		}
 	}
 	for _, c := range p.Cells {
 		if c.Fabric != f {
@@ -286,7 +325,13 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 		}
 		for i := range c.Pairs {
 			client, server := n.pair(c, i)
+			if _, err := address(server.place, c); err != nil {
+				return err
+			}
 			places[client.key], places[server.key] = client.place, server.place
+		}
+		for _, s := range n.steered(c) {
+			places[s.key] = s.place
 		}
 	}
 	var tasks []func() error
@@ -299,17 +344,22 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 	if err := inParallel(tasks); err != nil {
 		return err
 	}
-	for _, node := range n.nodes {
-		w, err := n.worker(ctx, workerKey{node.Name, own}, node)
+	for i, node := range n.nodes {
+		at, as := seated{node, controlOf(node)}, node
+		if node.Unprivileged { // a pod on it sees most of what there is to tell
+			pod := n.pods[seat{node: i}]
+			at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
+		}
+		w, err := n.worker(ctx, at.key, at.place)
 		if err != nil {
 			return err
 		}
-		facts, err := w.Describe(ctx, node)
+		facts, err := w.Describe(ctx, as)
 		if err != nil {
 			return fmt.Errorf("describe %s: %w", node.Name, err)
 		}
-		if i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Boot == facts.Boot }); i >= 0 {
-			facts.InterruptSeconds = n.facts[i].InterruptSeconds // timed twice it would differ a little
+		if j := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Boot == facts.Boot }); j >= 0 {
+			facts.InterruptSeconds = n.facts[j].InterruptSeconds // timed twice it would differ a little
 		} else {
 			n.sampleCPUs[node.Name] = true
 		}
@@ -335,7 +385,7 @@ func (n *network) pair(c Cell, i int) (client, server seated) {
 		// The node itself, on the CPUs that the pod in this seat would have: the
 		// path is all that differs.
 		node := n.nodes[s.node]
-		node.Affinity = pod.Affinity
+		node.Affinity, node.Seat = pod.Affinity, pod.Name
 		return seated{node, workerKey{node.Name, slot}}
 	}
 	return sit(from, 2*i), sit(to, 2*i+1)
@@ -351,7 +401,7 @@ func (n *network) worker(ctx context.Context, key workerKey, place target.Place)
 		return w, nil
 	}
 	n.drop(key)
-	w, err := n.Worker(ctx, place)
+	w, err := n.Worker(ctx, place, key.use())
 	if err != nil {
 		return nil, fmt.Errorf("start worker in %s: %w", place.Name, err)
 	}

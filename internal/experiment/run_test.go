@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -31,10 +32,14 @@ type fakeTarget struct {
 	// fail is asked before each call of a worker.
 	fail func(call, place string) error
 	all  []*fakeWorker
+	// unprivileged kinds of places, as a cluster has them, and what workers were
+	// started for.
+	unprivileged map[target.Kind]bool
+	uses         map[target.Use]int
 }
 
 func newFake(nodes int) *fakeTarget {
-	return &fakeTarget{nodes: nodes, applied: make(map[string]int), fail: func(string, string) error { return nil }}
+	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }}
 }
 
 func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int) (Network, error) {
@@ -55,21 +60,23 @@ func (n *fakeNetwork) Places() (all []target.Place) {
 	ip := netip.MustParseAddr("192.0.2.1")
 	for i := range n.nodes {
 		name := fmt.Sprintf("node%d", i)
-		all = append(all, target.Place{Name: name, Kind: target.Node, Node: name, IPv4: ip})
+		all = append(all, target.Place{Name: name, Kind: target.Node, Node: name, IPv4: ip, Unprivileged: n.unprivileged[target.Node]})
 	}
 	for i := range n.nodes {
 		for j := range n.pods {
-			all = append(all, target.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: target.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip})
+			all = append(all, target.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: target.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip,
+				Unprivileged: n.unprivileged[target.Pod], Service: target.Service{IPv4: ip, Port: 4242}})
 		}
 	}
 	return all
 }
 
-func (n *fakeNetwork) Worker(_ context.Context, p target.Place) (Worker, error) {
+func (n *fakeNetwork) Worker(_ context.Context, p target.Place, use target.Use) (Worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.workers++
 	n.started++
+	n.uses[use]++
 	n.applied[p.Name] = 0 // a worker that starts restores
 	w := &fakeWorker{fakeNetwork: n, place: p.Name}
 	n.all = append(n.all, w)
@@ -491,5 +498,74 @@ func TestWorkersDie(t *testing.T) {
 	}
 	if len(trials) != 7 || f.started <= 2+4+4 {
 		t.Errorf("%d trials, %d workers started", len(trials), f.started)
+	}
+}
+
+// TestCluster: pods that may not steer themselves are steered by another worker,
+// and nodes that nobody samples leave no figures of CPUs.
+func TestCluster(t *testing.T) {
+	for _, sampled := range []bool{true, false} {
+		f, out := newFake(2), new(memory)
+		f.unprivileged = map[target.Kind]bool{target.Pod: true, target.Node: !sampled}
+		set := []string{"spec.target={kubernetes: {}}", "spec.path={pod: {}}", "spec.variants.native.path={service: {}}"}
+		if !sampled {
+			set = append(set, "spec.variants.rps+.accelerate=[]")
+		}
+		trials, err := measure(t, t.Context(), f, parse(t, set...), out, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tr := range trials {
+			if tr.Status != record.StatusOK {
+				t.Errorf("%s: %s", tr.Variant, tr.Error)
+			}
+			_, cpu := tr.Metrics[record.CPUPerGB]
+			warned := slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool { return w.Code == record.WarnNoCPUs })
+			if cpu != sampled || warned == sampled || len(tr.Hosts) > 0 != sampled {
+				t.Errorf("sampled %t: hosts %v, metrics %v, warnings %v", sampled, tr.Hosts, tr.Metrics, tr.Warnings)
+			}
+		}
+		// 2 pairs; a worker for control of each pod, and of each node.
+		want := map[target.Use]int{target.ForTraffic: 4}
+		if sampled {
+			want[target.ForControl] = 4 + 2
+		}
+		if diff := cmp.Diff(want, f.uses); diff != "" {
+			t.Errorf("sampled %t: workers (-want +got):\n%s", sampled, diff)
+		}
+	}
+}
+
+// TestNoAddress: what has no address of the version asked for is said before
+// anything is measured.
+func TestNoAddress(t *testing.T) {
+	f := newFake(2)
+	exp := parse(t, "spec.workloads.stream.stream.ip=6")
+	if _, err := Start(t.Context(), New(exp), f, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
+		t.Errorf("%v", err)
+	}
+	if f.open != 0 || f.workers != 0 {
+		t.Errorf("%d networks and %d workers are left", f.open, f.workers)
+	}
+}
+
+// TestLost: nothing is tried in a target that is lost, and what is on record stays.
+func TestLost(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	served := 0
+	f.fail = func(call, place string) error {
+		if call == "serve" {
+			if served++; served > 2 {
+				return fmt.Errorf("the worker is gone: %w", &target.LostError{Why: errors.New("no more nodes")})
+			}
+		}
+		return nil
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.pairs=[1]"), out, nil)
+	if !errors.Is(err, target.ErrLost) || err.Error() != "the target is lost: no more nodes" {
+		t.Errorf("ended with %v", err)
+	}
+	if len(trials) != 2 || len(out.trials) != 2 || out.trials[1].Status != record.StatusOK {
+		t.Errorf("%d trials, %d on record", len(trials), len(out.trials))
 	}
 }

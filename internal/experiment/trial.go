@@ -61,22 +61,25 @@ func (n *network) interruptWarnings() []record.Warning {
 		"an interrupt from one CPU to another takes %.0f µs there and back, which steering pays for each batch that it moves (bare metal: 1 to 3 µs)", worst*1e6)}}
 }
 
-// steered are the places of a cell that its accelerators act in, with their
-// workers: the nodes, and the pods of its pairs.
+// steered are the places of a cell that its accelerators act in, with the
+// workers that control them: the nodes, and the pods of its pairs.
 func (n *network) steered(c Cell) []seated {
-	if len(c.Variant.Accelerate) == 0 {
-		return nil
-	}
 	var in []seated
+	add := func(p target.Place) {
+		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == target.Pod)) > 0 {
+			in = append(in, seated{p, controlOf(p)})
+		}
+	}
 	for _, node := range n.nodes {
-		in = append(in, seated{node, workerKey{node.Name, own}})
+		add(node)
 	}
 	if c.Native {
 		return in
 	}
 	for i := range c.Pairs {
 		client, server := n.pair(c, i)
-		in = append(in, client, server)
+		add(client.place)
+		add(server.place)
 	}
 	return in
 }
@@ -88,9 +91,6 @@ func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Set
 	var tasks []func() error
 	for _, s := range n.steered(c) {
 		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
-		if len(mine) == 0 {
-			continue
-		}
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
 			if err != nil {
@@ -150,7 +150,8 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair = make([]record.Pair, c.Pairs)
-	gate := newBarrier(ctx, 2*c.Pairs+len(n.nodes))
+	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
+	gate := newBarrier(ctx, 2*c.Pairs+len(sampled), n.lead)
 	progress := newProgress(c.Pairs, moved)
 
 	var mu sync.Mutex // of out.Hosts and out.Devices
@@ -171,6 +172,10 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	}
 	for i := range c.Pairs {
 		client, server := n.pair(c, i)
+		to, err := address(server.place, c)
+		if err != nil {
+			return err
+		}
 		port := make(chan uint16, 1)
 		// Another tool's server has nothing to tell, and goes with its client.
 		serveCtx, clientDone := ctx, func() {}
@@ -180,7 +185,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		add(server, func(w Worker) (err error) {
 			t := target.Traffic{
 				Place: server.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl,
-				Address: netip.AddrPortFrom(address(server.place, c.Workload), 0),
+				Address: netip.AddrPortFrom(server.place.IP(c.Workload.Traffic().IP), to.Port()),
 			}
 			out.PerPair[i].Server, err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				port <- p
@@ -196,7 +201,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
 			select {
 			case p := <-port:
-				t.Address = netip.AddrPortFrom(address(server.place, c.Workload), p)
+				t.Address = netip.AddrPortFrom(to.Addr(), p)
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -205,8 +210,8 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		})
 	}
 	spec := c.Workload.Traffic()
-	for _, node := range n.nodes {
-		add(seated{node, workerKey{node.Name, own}}, func(w Worker) error {
+	for _, node := range sampled {
+		add(seated{node, controlOf(node)}, func(w Worker) error {
 			host, devices, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration),
 				func(uint16) (time.Time, error) { return gate.ready() })
 			mu.Lock()
@@ -236,11 +241,19 @@ func (n *network) nameHosts(hosts []record.Host) {
 	}
 }
 
-func address(p target.Place, w v1alpha1.Workload) netip.Addr {
-	if w.Traffic().IP == 6 {
-		return p.IPv6
+// address is where a cell's client finds a server; port 0 is for the server to
+// choose.
+func address(server target.Place, c Cell) (netip.AddrPort, error) {
+	version := c.Workload.Traffic().IP
+	to := netip.AddrPortFrom(server.IP(version), 0)
+	if c.Service {
+		to = server.Service.AddrPort(version)
 	}
-	return p.IPv4
+	if !server.IP(version).IsValid() || !to.Addr().IsValid() {
+		return to, fmt.Errorf("workload %s: %s has no IPv%d address on the path %s: choose the other version (ip: %d)",
+			c.Workload.Name, server.Name, version, c.path(), 10-version)
+	}
+	return to, nil
 }
 
 // progress adds up what the pairs report.

@@ -195,6 +195,7 @@ const (
 	WarnSharedCPUs     = "shared-cpus"      // nodes of the lab share CPUs
 	WarnFailedTrials   = "failed-trials"    // trials failed and were tried again, or are missing
 	WarnNoEBPF         = "softirq-ticks"    // exact softirq time could not be had
+	WarnNoCPUs         = "cpus-not-sampled" // nothing is known of the nodes' CPUs
 	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
 )
 

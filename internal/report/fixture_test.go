@@ -47,7 +47,7 @@ func demo(tb testing.TB) *fixture {
 				Path:     v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeFlannel}},
 				Baseline: "vxlan",
 				Variants: []v1alpha1.Variant{
-					{Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Native{}}},
+					{Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Plain{}}},
 					{Name: "vxlan"},
 					accelerated("rps", host...), accelerated("rps+", plus...),
 					accelerated("rfs", host...), accelerated("rfs+", plus...),

@@ -160,7 +160,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 // judged are the metrics that a workload is run for, the first one above all.
 func judged(w v1alpha1.Workload) []string {
 	switch {
-	case w.PingPong != nil:
+	case w.PingPong != nil, w.Connect != nil:
 		return []string{record.LatencyP50, record.LatencyP99}
 	case w.UnderLoad != nil:
 		return []string{record.LatencyP99, record.LatencyP50}
@@ -480,6 +480,8 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			kind, t = "ping-pong", w.PingPong
 		case w.UnderLoad != nil:
 			kind, t = "under load", w.UnderLoad
+		case w.Connect != nil:
+			kind, t = "connect", w.Connect
 		}
 		if t == nil {
 			t = &v1alpha1.Traffic{}
@@ -519,6 +521,18 @@ func pathName(p v1alpha1.Path) string {
 		return "VXLAN (" + p.VXLAN.Shape + ")"
 	case p.VXLAN != nil:
 		return "VXLAN"
+	case p.VXLANFlow != nil:
+		return "VXLAN by flow"
+	case p.UDP != nil:
+		return "UDP in user space"
+	case p.Routed != nil:
+		return "routed"
+	case p.EBPF != nil:
+		return "eBPF"
+	case p.Pod != nil:
+		return "pod IP"
+	case p.Service != nil:
+		return "ClusterIP"
 	}
 	return "path not named"
 }

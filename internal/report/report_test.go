@@ -319,7 +319,7 @@ func TestUnusualResults(t *testing.T) {
 			name: "compared with the host network, two NIC profiles",
 			change: func(f *fixture) {
 				none := &v1alpha1.NIC{Offload: v1alpha1.OffloadNone}
-				native := &v1alpha1.Path{Native: &v1alpha1.Native{}}
+				native := &v1alpha1.Path{Native: &v1alpha1.Plain{}}
 				calico := &v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeCalico}}
 				f.exp.Spec.Baseline = "native"
 				f.exp.Spec.Variants = []v1alpha1.Variant{

@@ -3,7 +3,11 @@
 // an experiment needs only these words.
 package target
 
-import "net/netip"
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
 
 // Kind of a place.
 type Kind string
@@ -23,6 +27,14 @@ type Place struct {
 	Node string
 	// IPv4 and IPv6 are the addresses that its traffic uses.
 	IPv4, IPv6 netip.Addr
+	// Service is where a server in this place is reached by way of a service,
+	// where the target has such; the server then listens on Service.Port.
+	Service Service
+	// Unprivileged places have no right to sample or to steer: for a pod, a worker
+	// for Control does it from the node; for a node, nobody does.
+	Unprivileged bool
+	// Seat is the pod in whose stead traffic runs on a node.
+	Seat string
 	// CPUs belong to the node, as a list ("0-3"); empty means all of the machine.
 	CPUs string
 	// Affinity are the CPUs that processes of the place run on, as a list; empty
@@ -31,3 +43,47 @@ type Place struct {
 	// IRQCPUs take the node's NIC's interrupts; empty means that the worker finds out.
 	IRQCPUs string
 }
+
+// IP is the place's address of a version of IP, 4 or 6; not valid where it has none.
+func (p Place) IP(version int) netip.Addr {
+	if version == 6 {
+		return p.IPv6
+	}
+	return p.IPv4
+}
+
+// Service is an address in front of a server.
+type Service struct {
+	IPv4, IPv6 netip.Addr
+	Port       uint16
+}
+
+// AddrPort is the service's address of a version of IP, 4 or 6.
+func (s Service) AddrPort(version int) netip.AddrPort {
+	if version == 6 {
+		return netip.AddrPortFrom(s.IPv6, s.Port)
+	}
+	return netip.AddrPortFrom(s.IPv4, s.Port)
+}
+
+// Use is what a worker is for.
+type Use string
+
+// A worker for traffic runs as an application would in its place; one for
+// control samples and steers the place, and may be let do more.
+const (
+	ForTraffic Use = "traffic"
+	ForControl Use = "control"
+)
+
+// ErrLost is a target that is out of reach, or has lost what it was made of: no
+// trial can succeed in it any more.
+var ErrLost = errors.New("the target is lost")
+
+// LostError is an ErrLost, and why.
+type LostError struct{ Why error }
+
+func (e *LostError) Error() string { return fmt.Sprintf("%v: %v", ErrLost, e.Why) }
+
+// Unwrap makes it both.
+func (e *LostError) Unwrap() []error { return []error{ErrLost, e.Why} }

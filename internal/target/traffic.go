@@ -12,7 +12,7 @@ type Traffic struct {
 	// Place is the end's own, for its record.
 	Place    string
 	Workload v1alpha1.Workload
-	// Address to bind (a server, its port is chosen for it) or to connect to.
+	// Address to bind (a server; with port 0 one is chosen for it) or to connect to.
 	Address           netip.AddrPort
 	CongestionControl string
 }

@@ -148,14 +148,14 @@ func setTimeouts(fd int, d time.Duration) error {
 	return nil
 }
 
-func listenSocket(spec Spec, addr netip.Addr) (int, netip.AddrPort, error) {
-	fd, err := newSocket(spec, addr)
+func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
+	fd, err := newSocket(spec, addr.Addr())
 	if err != nil {
 		return -1, netip.AddrPort{}, err
 	}
-	err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(addr, 0)))
+	err = unix.Bind(fd, sockaddr(addr))
 	if err == nil && !spec.UDP {
-		err = unix.Listen(fd, spec.Connections)
+		err = unix.Listen(fd, backlog)
 	}
 	var bound unix.Sockaddr
 	if err == nil {

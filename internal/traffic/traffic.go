@@ -29,20 +29,25 @@ import (
 
 // Kinds of traffic that the engine makes.
 const (
-	Stream   = "stream"
-	PingPong = "pingpong"
+	Stream    = "stream"
+	PingPong  = "pingpong"
+	UnderLoad = "underload"
+	Connect   = "connect"
 )
 
 // Spec is what both ends of a pair must agree on.
 type Spec struct {
-	// Kind is Stream or PingPong.
+	// Kind is one of the constants.
 	Kind string
 	// UDP chooses the protocol; TCP otherwise.
 	UDP bool
 	// Size of a message, or of a stream's write, in bytes.
 	Size int
-	// Connections that the client opens.
+	// Connections that the client opens, or of Connect has open at a time.
 	Connections int
+	// Rate of messages a second and connection under load; 0 is as fast as the
+	// connection takes them.
+	Rate int
 	// CongestionControl of TCP; empty leaves the kernel's default.
 	CongestionControl string
 }
@@ -70,6 +75,8 @@ type End struct {
 	conns []*conn
 	// role makes the traffic of one connection until the run is over.
 	role func(*conn, *run) error
+	// listening is the socket that a server of Connect keeps, -1 elsewhere.
+	listening int
 }
 
 // conn is a connection and what its thread counts.
@@ -145,7 +152,11 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	// A thread that blocks in the kernel holds its P, and would hold up a
 	// collection for as long as it blocks: there is one P more than threads
 	// that block, and no collection while they do.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(e.conns) + 3))
+	threads := len(e.conns)
+	if e.spec.Kind == UnderLoad {
+		threads *= 2
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads + 3))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 
 	r := &run{Window: w}
@@ -230,10 +241,10 @@ func (e *End) result() (record.Endpoint, error) {
 
 // Close closes every connection. It must not be called while Run runs.
 func (e *End) Close() {
-	for _, c := range e.conns {
-		closeSocket(c.fd)
+	closeAll(e.conns)
+	if e.conns = nil; e.listening >= 0 {
+		closeSocket(e.listening)
 	}
-	e.conns = nil
 }
 
 // Server is the listening end of a pair before its client came.
@@ -250,14 +261,17 @@ type acceptance struct {
 	err   error
 }
 
-// Listen binds a port of addr that the kernel chooses and starts to take the
-// connections of spec.
-func Listen(spec Spec, addr netip.Addr) (*Server, error) {
+// Listen binds addr, with port 0 one that the kernel chooses, and starts to take
+// the connections of spec.
+func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	fd, bound, err := listenSocket(spec, addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
 	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1)}
+	if spec.Kind == Connect { // its connections come and go while it runs
+		return s, nil
+	}
 	go func() {
 		conns, err := acceptAll(spec, fd, bound, &s.stop)
 		s.accept <- acceptance{conns, err}
@@ -271,6 +285,11 @@ func (s *Server) Addr() netip.AddrPort { return s.addr }
 // Accept waits until every connection of the pair is there. The server listens
 // no more after it, whatever it returns.
 func (s *Server) Accept(ctx context.Context) (*End, error) {
+	if s.spec.Kind == Connect {
+		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections)}
+		end.role = func(c *conn, r *run) error { return s.spec.answer(s.fd, c, r) }
+		return end, nil
+	}
 	defer closeSocket(s.fd)
 	var a acceptance
 	select {
@@ -286,11 +305,11 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		closeAll(a.conns)
 		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
 	}
-	end := &End{spec: s.spec, conns: a.conns}
+	end := &End{spec: s.spec, conns: a.conns, listening: -1}
 	switch s.spec.Kind {
 	case Stream:
 		end.role = s.spec.sink
-	case PingPong:
+	default:
 		end.role = s.spec.echo
 	}
 	return end, nil
@@ -299,12 +318,24 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 // Dial opens the connections of spec to a server; each has been answered when
 // it returns.
 func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
-	end := &End{spec: spec}
+	end := &End{spec: spec, listening: -1}
 	switch spec.Kind {
 	case Stream:
 		end.role = spec.source
 	case PingPong:
 		end.role = spec.ask
+	case UnderLoad:
+		end.role = spec.load
+	case Connect:
+		if err := spec.probe(to); err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", to, err)
+		}
+		end.role = func(c *conn, r *run) error { return spec.connect(to, c, r) }
+		end.conns = unconnected(spec.Connections)
+		for _, c := range end.conns {
+			c.hdr = record.NewHistogram()
+		}
+		return end, nil
 	default:
 		return nil, fmt.Errorf("dial %s: no such traffic %q", to, spec.Kind)
 	}
@@ -315,7 +346,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
 		c := &conn{fd: fd}
-		if spec.Kind == PingPong {
+		if spec.Kind != Stream {
 			c.hdr = record.NewHistogram()
 		}
 		end.conns = append(end.conns, c)
@@ -323,8 +354,19 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	return end, nil
 }
 
+// unconnected are the accounts of threads that open sockets as they go.
+func unconnected(n int) []*conn {
+	conns := make([]*conn, n)
+	for i := range conns {
+		conns[i] = &conn{fd: -1}
+	}
+	return conns
+}
+
 func closeAll(conns []*conn) {
 	for _, c := range conns {
-		closeSocket(c.fd)
+		if c.fd >= 0 {
+			closeSocket(c.fd)
+		}
 	}
 }

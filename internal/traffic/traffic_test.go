@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"runtime"
 	"testing"
@@ -17,7 +19,7 @@ import (
 // pair runs both ends of spec over loopback for a window of d.
 func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Duration) (client, server record.Endpoint, err error) {
 	t.Helper()
-	s, err := Listen(spec, netip.MustParseAddr(ip))
+	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr(ip), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,11 +49,15 @@ func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Durati
 
 func TestPairs(t *testing.T) {
 	const window = 300 * time.Millisecond
-	for _, kind := range []string{Stream, PingPong} {
+	const rate = 2000
+	for _, kind := range []string{Stream, PingPong, UnderLoad, Connect} {
 		for _, udp := range []bool{false, true} {
+			if udp && kind == Connect {
+				continue
+			}
 			for _, ip := range []string{"127.0.0.1", "::1"} {
 				for _, connections := range []int{1, 3} {
-					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections}
+					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections, Rate: rate}
 					t.Run(fmt.Sprintf("%s/udp=%t/%s/%d", kind, udp, ip, connections), func(t *testing.T) {
 						client, server, err := pair(t, t.Context(), spec, ip, window)
 						if err != nil {
@@ -74,6 +80,13 @@ func TestPairs(t *testing.T) {
 						h, err := record.DecodeHistogram(client.Latency)
 						if err != nil {
 							t.Fatal(err)
+						}
+						if kind == UnderLoad {
+							want := rate * window.Seconds() * float64(connections)
+							if n := float64(h.TotalCount() + int64(client.Lost)); n < 0.98*want || n > 1.02*want {
+								t.Errorf("%.0f messages were due, want %.0f", n, want)
+							}
+							return
 						}
 						// A round trip that spans an edge of the window is in
 						// one of the two figures only.
@@ -98,7 +111,7 @@ func TestLoss(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
 	var c conn
 	r := &run{Window: Window{From: 1, To: 1 << 62}, base: time.Now(), mono: Now()}
-	s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +158,7 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	t.Run("cancelled while it waits for a client", func(t *testing.T) {
-		s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+		s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,12 +183,12 @@ func TestFaults(t *testing.T) {
 	t.Run("no such congestion control", func(t *testing.T) {
 		bad := spec
 		bad.CongestionControl = "nonesuch"
-		if _, err := Listen(bad, netip.MustParseAddr("127.0.0.1")); err == nil {
+		if _, err := Listen(bad, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0)); err == nil {
 			t.Error("accepted")
 		}
 	})
 	t.Run("client gone", func(t *testing.T) {
-		s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+		s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +219,7 @@ func TestReset(t *testing.T) {
 	} {
 		for _, within := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/within=%t", name, within), func(t *testing.T) {
-				s, err := Listen(spec, netip.MustParseAddr("127.0.0.1"))
+				s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -234,5 +247,94 @@ func TestReset(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestUnderLoadCountsTheWait has a server stand still for a while: each message
+// that was due meanwhile has waited, although a sender that waits for replies, or
+// one whose buffer is full, would have sent few of them.
+func TestUnderLoadCountsTheWait(t *testing.T) {
+	const pause, size = 200 * time.Millisecond, 256 << 10 // which fills every buffer
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		buf := make([]byte, size)
+		for n := 0; ; n++ {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				return
+			}
+			if n == 50 {
+				time.Sleep(pause)
+			}
+			if _, err := c.Write(buf); err != nil {
+				return
+			}
+		}
+	}()
+	end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: size, Connections: 1, Rate: 400}, netip.MustParseAddrPort(l.Addr().String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	now := Now()
+	out, err := end.Run(t.Context(), Window{now, now, now + int64(500*time.Millisecond)}, func(Progress) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := record.DecodeHistogram(out.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 80 of 200 messages were due in the pause, evenly: a quarter of all waited for
+	// more than a third of it.
+	if n := h.TotalCount(); n != 200 {
+		t.Errorf("%d latencies, want 200", n)
+	}
+	if p75 := time.Duration(h.ValueAtQuantile(75)); p75 < pause/3 {
+		t.Errorf("p75 is %s after a pause of %s", p75, pause)
+	}
+}
+
+// TestUnderLoadFlatOut has no schedule: both directions are full all the time.
+func TestUnderLoadFlatOut(t *testing.T) {
+	client, server, err := pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 2}, "127.0.0.1", 200*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client.Messages < 2000 || server.Messages < 2000 {
+		t.Errorf("client %d, server %d messages", client.Messages, server.Messages)
+	}
+}
+
+func TestConnectFaults(t *testing.T) {
+	spec := Spec{Kind: Connect, Size: 64, Connections: 1}
+	if _, err := Dial(t.Context(), spec, netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
+		t.Error("connected to a closed port")
+	}
+	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := Dial(t.Context(), spec, s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	server, err := s.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Close() // and with it the port
+	now := Now()
+	if _, err := client.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("got %v", err)
 	}
 }

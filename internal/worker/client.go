@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"slipstream.dev/internal/record"
@@ -24,55 +26,135 @@ type Client struct {
 	pipe *pipe
 	conn *grpc.ClientConn
 	rpc  pb.WorkerClient
+	// reap waits for the worker's process.
+	reap func() error
+	// why says why a stream has ended that was to go on; nil where nobody knows.
+	why func() error
+	// far is a worker that may be on another machine, whose clock drifts.
+	far bool
+
+	mu sync.Mutex
 	// base and mono are the same instant, on this side's clock and on the
 	// worker's CLOCK_MONOTONIC.
 	base time.Time
 	mono int64
-	// reap waits for the process of a worker that was spawned.
-	reap func() error
+	// within is how far apart they may be.
+	within time.Duration
+}
+
+// Stream leads to a worker that is no child of this process.
+type Stream interface {
+	io.ReadWriteCloser
+	// Wait waits for the worker to end, once the stream is closed.
+	Wait() error
+	// Why says why the stream has ended, when it was to go on.
+	Why() error
+}
+
+// A worker that is far away and silent for keepaliveTime is asked, and is gone if
+// it does not answer within keepaliveLimit: nothing else tells that a machine
+// has died.
+const (
+	keepaliveTime  = 15 * time.Second
+	keepaliveLimit = 10 * time.Second
+)
+
+// Attach takes up the protocol with a worker that is far away.
+func Attach(ctx context.Context, s Stream) (*Client, error) {
+	c := &Client{reap: s.Wait, why: s.Why, far: true}
+	err := c.connect(ctx, s, s, grpc.WithKeepaliveParams(keepalive.ClientParameters{
+		Time: keepaliveTime, Timeout: keepaliveLimit, PermitWithoutStream: true,
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // Connect takes up the protocol over the two directions of a stream, and closes
 // it with the client.
 func Connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser) (*Client, error) {
-	p := newPipe(r, w, w, r)
-	conn, err := grpc.NewClient("passthrough:stdio",
-		grpc.WithContextDialer(dialOnce(p)),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the stream is the security
-		grpc.WithIdleTimeout(0),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("connect to worker: %w", err)
-	}
-	c := &Client{pipe: p, conn: conn, rpc: pb.NewWorkerClient(conn)}
-	if err := c.setClock(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("connect to worker: %w", err), c.Close())
+	c := new(Client)
+	if err := c.connect(ctx, r, w); err != nil {
+		return nil, err
 	}
 	return c, nil
 }
 
+// connect closes the client if it fails.
+func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser, options ...grpc.DialOption) (err error) {
+	c.pipe = newPipe(r, w, w, r)
+	c.conn, err = grpc.NewClient("passthrough:stdio", append(options,
+		grpc.WithContextDialer(dialOnce(c.pipe)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the stream is the security
+		grpc.WithIdleTimeout(0),
+	)...)
+	if err != nil {
+		return errors.Join(fmt.Errorf("connect to worker: %w", err), c.pipe.Close())
+	}
+	c.rpc = pb.NewWorkerClient(c.conn)
+	if err := c.setClock(ctx); err != nil {
+		return errors.Join(fmt.Errorf("connect to worker: %w", err), c.Close())
+	}
+	return nil
+}
+
 // clockProbes are asked for the worker's time; the quickest answer is the most
-// exact, to half of its own time.
-const clockProbes = 5
+// exact, to half of its own time. Of a far worker more are asked, until one is as
+// exact as clockWithin.
+const (
+	clockProbes = 5
+	farProbes   = 20
+	clockWithin = 500 * time.Microsecond
+)
 
 func (c *Client) setClock(ctx context.Context) error {
-	best := time.Hour
-	for range clockProbes {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	probes := clockProbes
+	if c.far {
+		probes = farProbes
+	}
+	for i := range probes {
+		if i >= clockProbes && c.uncertainty() < clockWithin {
+			break
+		}
 		before := time.Now()
 		answer, err := c.rpc.Now(ctx, &pb.NowRequest{})
 		if err != nil {
-			return plain(err)
+			return c.plain(err)
 		}
-		if took := time.Since(before); took < best {
-			best = took
-			c.base, c.mono = before.Add(took/2), answer.GetMonotonicNs()
+		if took := time.Since(before); c.base.IsZero() || took/2 < c.uncertainty() {
+			c.base, c.mono, c.within = before.Add(took/2), answer.GetMonotonicNs(), took/2
 		}
 	}
 	return nil
 }
 
+// uncertainty is how far apart both clocks may be by now: those of two machines
+// differ by up to 50 µs a second each.
+func (c *Client) uncertainty() time.Duration {
+	if !c.far {
+		return c.within
+	}
+	return c.within + time.Since(c.base)/10_000
+}
+
+// keepClock sets a far clock again that may have drifted.
+func (c *Client) keepClock(ctx context.Context) error {
+	c.mu.Lock()
+	old := c.far && c.uncertainty() > 2*clockWithin
+	c.mu.Unlock()
+	if !old {
+		return nil
+	}
+	return c.setClock(ctx)
+}
+
 // window is the measured part of traffic that starts at start, on the worker's clock.
 func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Window {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	at := c.mono + int64(start.Sub(c.base))
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
@@ -95,7 +177,7 @@ func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node,
 	var node record.Node
 	answer, err := c.rpc.Describe(ctx, &pb.DescribeRequest{Place: pbPlace(place)})
 	if err != nil {
-		return node, plain(err)
+		return node, c.plain(err)
 	}
 	return node, decode(answer.GetNode(), &node)
 }
@@ -117,9 +199,12 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	var end record.Endpoint
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if err := c.keepClock(ctx); err != nil {
+		return end, err
+	}
 	stream, err := call(ctx)
 	if err != nil {
-		return end, plain(err)
+		return end, c.plain(err)
 	}
 	workload, err := json.Marshal(t.Workload)
 	if err != nil {
@@ -129,12 +214,12 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 		Workload: workload, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()),
 		CongestionControl: t.CongestionControl, Place: t.Place,
 	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
-		return end, plain(err)
+		return end, c.plain(err)
 	}
 	for {
 		event, err := stream.Recv()
 		if err != nil {
-			return end, plain(err)
+			return end, c.plain(err)
 		}
 		switch {
 		case event.GetReady() != nil:
@@ -145,7 +230,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 			spec := t.Workload.Traffic()
 			w := c.window(start, time.Duration(spec.Warmup), time.Duration(spec.Duration))
 			if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Window{Window: w}}); err != nil && !errors.Is(err, io.EOF) {
-				return end, plain(err)
+				return end, c.plain(err)
 			}
 		case event.GetProgress() != nil:
 			if progress != nil {
@@ -162,17 +247,20 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, ready target.Ready) (host *record.Host, devices []record.Device, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if err := c.keepClock(ctx); err != nil {
+		return nil, nil, err
+	}
 	stream, err := c.rpc.Sample(ctx)
 	if err != nil {
-		return nil, nil, plain(err)
+		return nil, nil, c.plain(err)
 	}
 	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: &pb.SampleRequest{Place: place, Cpus: cpus}}}); err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, plain(err)
+		return nil, nil, c.plain(err)
 	}
 	for {
 		event, err := stream.Recv()
 		if err != nil {
-			return nil, nil, plain(err)
+			return nil, nil, c.plain(err)
 		}
 		if counters := event.GetCounters(); counters != nil {
 			if cpus {
@@ -186,7 +274,7 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 			return nil, nil, err
 		}
 		if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}); err != nil && !errors.Is(err, io.EOF) {
-			return nil, nil, plain(err)
+			return nil, nil, c.plain(err)
 		}
 	}
 }
@@ -199,7 +287,7 @@ func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting
 	}
 	answer, err := c.rpc.Apply(ctx, &pb.ApplyRequest{Place: pbPlace(s.Place), Accelerators: accelerators, Owner: s.Owner})
 	if err != nil {
-		return nil, plain(err)
+		return nil, c.plain(err)
 	}
 	var settings []record.Setting
 	return settings, decode(answer.GetSettings(), &settings)
@@ -210,7 +298,7 @@ func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting
 func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	answer, err := c.rpc.Revert(ctx, &pb.RevertRequest{})
 	if err != nil {
-		return nil, plain(err)
+		return nil, c.plain(err)
 	}
 	var settings []record.Setting
 	return settings, decode(answer.GetSettings(), &settings)
@@ -229,6 +317,18 @@ func decode(b []byte, into any) error {
 
 // ErrGone is a worker whose stream has ended.
 var ErrGone = errors.New("the worker is gone")
+
+// plain takes gRPC's wrapping off an error, and says why a worker is gone where
+// that is known.
+func (c *Client) plain(err error) error {
+	err = plain(err)
+	if errors.Is(err, ErrGone) && c.why != nil {
+		if why := c.why(); why != nil {
+			return fmt.Errorf("%w: %w", ErrGone, why)
+		}
+	}
+	return err
+}
 
 // plain takes gRPC's wrapping off an error, which tells a user nothing.
 func plain(err error) error {

@@ -13,8 +13,11 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
@@ -40,8 +43,12 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	p := newPipe(r, w, w, r)
-	s := &server{options: o}
-	g := grpc.NewServer()
+	s := &server{options: o, limits: sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) })}
+	// Stop waits for calls under way: one that applies when the stream ends is to
+	// have applied when it is reverted.
+	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
+	}))
 	pb.RegisterWorkerServer(g, s)
 	defer context.AfterFunc(ctx, func() { p.Close() })()
 	// A closed stream closes the connection, which closes the listener, which
@@ -61,6 +68,8 @@ type server struct {
 	applied *accel.Session
 	// sampler is made when first asked for: the eBPF programs stay attached.
 	sampler *collect.Collector
+	// limits of this process, opened when first asked for.
+	limits func() (collect.Limits, error)
 }
 
 func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
@@ -128,15 +137,15 @@ type end interface {
 }
 
 func (s *server) Serve(stream pb.Worker_ServeServer) error {
-	return runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+	return s.runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
 		at, err := addrPort(t)
 		if err != nil {
 			return nil, err
 		}
 		if w.Traffic().Tool != v1alpha1.ToolNative {
-			return serveTool(ctx, w, at.Addr())
+			return serveTool(ctx, w, at)
 		}
-		server, err := traffic.Listen(engineSpec(w, t.GetCongestionControl()), at.Addr())
+		server, err := traffic.Listen(engineSpec(w, t.GetCongestionControl()), at)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +154,7 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 }
 
 func (s *server) Drive(stream pb.Worker_DriveServer) error {
-	return runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+	return s.runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
 		to, err := addrPort(t)
 		if err != nil {
 			return nil, err
@@ -165,7 +174,7 @@ func engineSpec(w v1alpha1.Workload, congestionControl string) traffic.Spec {
 	t := w.Traffic()
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
-		Connections: t.Connections, CongestionControl: congestionControl,
+		Connections: t.Connections, Rate: t.Rate, CongestionControl: congestionControl,
 	}
 }
 
@@ -176,12 +185,14 @@ func (nativeClient) Port() uint16 { return 0 }
 // nativeServer has its connections once the client is ready.
 type nativeServer struct {
 	*traffic.Server
-	end *traffic.End
+	accepted bool // is called once
+	end      *traffic.End
 }
 
 func (n *nativeServer) Port() uint16 { return n.Addr().Port() }
 
 func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(traffic.Progress)) (record.Endpoint, error) {
+	n.accepted = true
 	var err error
 	if n.end, err = n.Accept(ctx); err != nil {
 		return record.Endpoint{}, err
@@ -190,18 +201,18 @@ func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(
 }
 
 func (n *nativeServer) Close() {
-	if n.end == nil {
-		// Nobody came: Accept is what stops the listening.
+	switch {
+	case !n.accepted: // and that is what stops the listening
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_, _ = n.Accept(ctx)
-		return
+	case n.end != nil:
+		n.end.Close()
 	}
-	n.end.Close()
 }
 
 // runEnd is the course that both ends follow.
-func runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
+func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
 	ctx := stream.Context()
 	command, err := stream.Recv()
 	if err != nil {
@@ -223,7 +234,13 @@ func runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Wo
 	if command, err = stream.Recv(); err != nil {
 		return err
 	}
-	result, err := e.Run(ctx, windowOf(command.GetWindow()), func(p traffic.Progress) {
+	limits, err := s.limits()
+	if err != nil {
+		return err
+	}
+	window := windowOf(command.GetWindow())
+	throttled := watchLimits(ctx, limits, window)
+	result, err := e.Run(ctx, window, func(p traffic.Progress) {
 		// A stream that is gone ends ctx, and with it the run.
 		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{Bytes: p.Bytes, Messages: p.Messages}}})
 	})
@@ -231,11 +248,50 @@ func runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Wo
 		return err
 	}
 	result.Place = spec.GetPlace()
+	for _, w := range throttled() {
+		w.Message = result.Place + ": " + w.Message
+		result.Warnings = append(result.Warnings, w)
+	}
 	b, err := json.Marshal(result)
 	if err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
 	return stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: b}}})
+}
+
+// watchLimits reads the CPU limits that this process is under at both edges of the
+// window. What it returns tells what they did in between.
+func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Window) (warnings func() []record.Warning) {
+	if len(limits) == 0 {
+		return func() []record.Warning { return nil }
+	}
+	var edges [2]collect.Snapshot
+	done := make(chan error, 1)
+	go func() {
+		for i, at := range []int64{window.From, window.To} {
+			// The runtime's timers are inexact, and disturb nobody.
+			timer := time.NewTimer(time.Duration(at - traffic.Now()))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				done <- ctx.Err()
+				return
+			}
+			var err error
+			if edges[i], err = limits.Snapshot(); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	return func() []record.Warning {
+		if err := <-done; err != nil {
+			return nil // the run failed for the same reason, or has no limits any more
+		}
+		return limits.Warnings(edges[0], edges[1])
+	}
 }
 
 func windowOf(w *pb.Window) traffic.Window {

@@ -55,14 +55,16 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 }
 
 // serveTool starts a tool's server and returns once it listens.
-func serveTool(ctx context.Context, w v1alpha1.Workload, addr netip.Addr) (end, error) {
+func serveTool(ctx context.Context, w v1alpha1.Workload, at netip.AddrPort) (end, error) {
 	tool, err := lookupTool(w)
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort(addr, w.Traffic().Protocol == "udp")
-	if err != nil {
-		return nil, err
+	addr, port := at.Addr(), at.Port()
+	if port == 0 {
+		if port, err = freePort(addr, w.Traffic().Protocol == "udp"); err != nil {
+			return nil, err
+		}
 	}
 	listening := make(chan struct{})
 	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port}

@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -241,6 +243,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) != 2 || os.Args[1] != "worker" {
 		os.Exit(m.Run())
 	}
+	signal.Ignore(syscall.SIGPIPE) // as the command does
 	if err := Serve(context.Background(), os.Stdin, os.Stdout, Options{JournalDir: os.TempDir()}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

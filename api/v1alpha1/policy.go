@@ -1,0 +1,194 @@
+// +groupName=slipstream.dev
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+//go:generate controller-gen crd paths=. output:crd:dir=../../charts/slipstream/crds
+
+// Kinds of what an agent reads and writes.
+const (
+	KindAccelerationPolicy = "AccelerationPolicy"
+	KindNodeAcceleration   = "NodeAcceleration"
+)
+
+// GroupVersion is that of APIVersion, as the machinery wants it.
+var GroupVersion = schema.GroupVersion{Group: "slipstream.dev", Version: "v1alpha1"}
+
+// AddToScheme makes the kinds of a cluster known to a scheme.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion, &AccelerationPolicy{}, &AccelerationPolicyList{}, &NodeAcceleration{}, &NodeAccelerationList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}
+
+// AccelerationPolicy keeps accelerators on, on the nodes that it selects. In a
+// cluster it is an object, on a host without one a file.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=ap
+// +kubebuilder:printcolumn:name="Selected",type=string,JSONPath=`.status.conditions[?(@.type=="Selected")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type AccelerationPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec AccelerationPolicySpec `json:"spec"`
+	// +optional
+	Status AccelerationPolicyStatus `json:"status,omitzero"`
+}
+
+// AccelerationPolicySpec says what is kept on, and where.
+type AccelerationPolicySpec struct {
+	// NodeSelector are labels that a node must have; every node if there are none.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// Accelerate are accelerators as an experiment's variant has them.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:XValidation:rule="self.all(a, has(a.rps) != has(a.rfs))",message="each accelerator is exactly one of rps and rfs"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rps) || (a.rps.devices.size() > 0 && a.rps.devices.size() < 5))",message="rps.devices are one to four of nic, overlay, host-veth and pod"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 536870912))",message="rfs.entries is a power of two up to 536870912"
+	Accelerate []Accelerator `json:"accelerate"`
+	// Pods select, by their labels and in every namespace, those whose own
+	// interfaces get what accelerate says of the class pod; all of them if absent.
+	// +optional
+	Pods *metav1.LabelSelector `json:"pods,omitempty"`
+}
+
+// Conditions of an AccelerationPolicy, and their reasons.
+const (
+	// ConditionSelected tells whether the policy is any node's.
+	ConditionSelected = "Selected"
+	// ReasonNodes: at least one node is selected and has an agent.
+	ReasonNodes = "Nodes"
+	// ReasonNoNode: no agent's node has the labels.
+	ReasonNoNode = "NoNode"
+)
+
+// AccelerationPolicyStatus is what can be said of a policy without counting
+// nodes: how it fares on each is in the NodeAccelerations.
+type AccelerationPolicyStatus struct {
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// AccelerationPolicyList is a list of them.
+//
+// +kubebuilder:object:root=true
+type AccelerationPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []AccelerationPolicy `json:"items"`
+}
+
+// NodeAcceleration is what an agent has made of the policies on its node, whose
+// name it bears.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=na
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.status.observed[*].policy`
+// +kubebuilder:printcolumn:name="States",type=string,JSONPath=`.status.observed[*].state`
+// +kubebuilder:printcolumn:name="Settings",type=integer,JSONPath=`.status.settings`
+// +kubebuilder:printcolumn:name="Verified",type=integer,JSONPath=`.status.verified`
+type NodeAcceleration struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +optional
+	Status NodeAccelerationStatus `json:"status,omitzero"`
+}
+
+// NodeAccelerationStatus is what the node's agent last saw.
+type NodeAccelerationStatus struct {
+	// Observed are the policies that select the node, the earliest first.
+	// +optional
+	// +listType=map
+	// +listMapKey=policy
+	Observed []ObservedPolicy `json:"observed,omitempty"`
+	// Settings that are held on the node and in its pods, and those of them that
+	// read back what was wanted.
+	Settings int `json:"settings"`
+	Verified int `json:"verified"`
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ConditionReady tells whether a node is as its policies want it.
+const ConditionReady = "Ready"
+
+// State of a policy on one node.
+// +kubebuilder:validation:Enum=applied;pending;failed
+type State string
+
+// States of a policy on one node.
+const (
+	// StateApplied: all that it wants here reads back.
+	StateApplied State = "applied"
+	// StatePending: nothing is wrong, and nothing is there to be set.
+	StatePending State = "pending"
+	// StateFailed: it was refused, or not all of it reads back.
+	StateFailed State = "failed"
+)
+
+// Reasons of a policy's state on a node, and of the node's condition Ready.
+const (
+	// ReasonApplied: all that is wanted reads back.
+	ReasonApplied = "Applied"
+	// ReasonNoPolicy: no policy selects the node, and it is as it was found.
+	ReasonNoPolicy = "NoPolicy"
+	// ReasonNoDevice: the node has no device of the classes named, or no pod that
+	// is selected.
+	ReasonNoDevice = "NoDevice"
+	// ReasonConflict: an earlier policy wants the same setting at another value.
+	ReasonConflict = "Conflict"
+	// ReasonInvalid: the policy contradicts itself.
+	ReasonInvalid = "Invalid"
+	// ReasonImpossible: this machine cannot do it, as with CPUs that it lacks.
+	ReasonImpossible = "Impossible"
+	// ReasonHeld: somebody else, such as an experiment, holds a setting at
+	// another value.
+	ReasonHeld = "Held"
+	// ReasonNotVerified: the kernel made something else of what was written.
+	ReasonNotVerified = "NotVerified"
+	// ReasonError: something on the node failed.
+	ReasonError = "Error"
+)
+
+// ObservedPolicy is one policy on one node.
+type ObservedPolicy struct {
+	Policy string `json:"policy"`
+	// Generation of the policy that this is about.
+	Generation int64  `json:"generation"`
+	State      State  `json:"state"`
+	Reason     string `json:"reason"`
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Settings that the policy accounts for, and those of them that read back.
+	Settings int `json:"settings"`
+	Verified int `json:"verified"`
+}
+
+// NodeAccelerationList is a list of them.
+//
+// +kubebuilder:object:root=true
+type NodeAccelerationList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []NodeAcceleration `json:"items"`
+}

@@ -1,0 +1,119 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// policyFile is an AccelerationPolicy as a file has it: of what Kubernetes
+// keeps with an object, the name alone means anything outside a cluster.
+type policyFile struct {
+	APIVersion string                 `json:"apiVersion"`
+	Kind       string                 `json:"kind"`
+	Metadata   policyMetadata         `json:"metadata"`
+	Spec       AccelerationPolicySpec `json:"spec"`
+}
+
+type policyMetadata struct {
+	Name        string            `json:"name"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// ParsePolicy reads the policy of a host without a cluster: YAML with no unknown
+// fields, then every default, then the checks. The file's name is for messages
+// only. An error is of type Errors and holds all problems that were found.
+func ParsePolicy(file string, data []byte) (*AccelerationPolicy, error) {
+	p, r := parsePolicy(file, data)
+	const noLabels = "selects by labels, which only a cluster has; leave it out"
+	if p.Spec.NodeSelector != nil {
+		r.fail("spec.nodeSelector", noLabels)
+	}
+	if p.Spec.Pods != nil {
+		r.fail("spec.pods", noLabels)
+	}
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Complete checks the policy of a cluster as ParsePolicy does a file, and
+// returns it with every default. The checks of the cluster's schema come
+// first and say less.
+func (p *AccelerationPolicy) Complete() (*AccelerationPolicy, error) {
+	data, err := json.Marshal(policyFile{APIVersion, KindAccelerationPolicy, policyMetadata{Name: p.Name}, p.Spec})
+	if err != nil {
+		return nil, fmt.Errorf("encode policy %s: %w", p.Name, err)
+	}
+	read, r := parsePolicy("", data)
+	var problems []error
+	for _, e := range r.errors {
+		problems = append(problems, fmt.Errorf("%s: %s", e.Field, e.Problem)) // a line of JSON helps nobody
+	}
+	if p.Spec.Pods != nil {
+		if _, err := metav1.LabelSelectorAsSelector(p.Spec.Pods); err != nil {
+			problems = append(problems, fmt.Errorf("spec.pods: %w", err))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	out := p.DeepCopy()
+	out.Spec = read.Spec
+	return out, nil
+}
+
+func parsePolicy(file string, data []byte) (*AccelerationPolicy, *reader) {
+	p := &AccelerationPolicy{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy}}
+	r := newReader(file)
+	if len(data) > maxFile {
+		r.fail("", "must be at most %d KiB, is %d", maxFile>>10, len(data)>>10)
+		return p, r
+	}
+	root := r.parse(data, "")
+	if root == nil {
+		return p, r
+	}
+	r.nodes[""] = root
+	if root.kind == null {
+		r.fail("", "must be an %s, is empty", KindAccelerationPolicy)
+		return p, r
+	}
+	var f policyFile
+	r.value(root, &f, "")
+	r.malformed = len(r.errors)
+	if root.kind == mapping {
+		r.policy(&f)
+	}
+	p.ObjectMeta = metav1.ObjectMeta{Name: f.Metadata.Name, Labels: f.Metadata.Labels, Annotations: f.Metadata.Annotations}
+	p.Spec = f.Spec
+	return p, r
+}
+
+func (r *reader) policy(f *policyFile) {
+	if r.given("apiVersion") {
+		r.oneOf("apiVersion", f.APIVersion, APIVersion)
+	}
+	if r.given("kind") {
+		r.oneOf("kind", f.Kind, KindAccelerationPolicy)
+	}
+	if r.given("metadata.name") && (len(f.Metadata.Name) > 253 || !dnsName.MatchString(f.Metadata.Name)) {
+		r.fail("metadata.name", "must be a DNS name: a-z, 0-9, - and . within, at most 253, is %q", f.Metadata.Name)
+	}
+	if r.given("spec.accelerate") && len(f.Spec.Accelerate) == 0 {
+		r.fail("spec.accelerate", "must have at least one accelerator, is empty")
+	}
+	for i := range f.Spec.Accelerate {
+		a := &f.Spec.Accelerate[i]
+		at := fmt.Sprintf("spec.accelerate[%d]", i)
+		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil})
+		if a.RFS != nil {
+			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
+		}
+	}
+	r.accelerators("spec", Path{}, f.Spec.Accelerate)
+}

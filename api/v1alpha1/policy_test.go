@@ -1,0 +1,207 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+const goodPolicy = `apiVersion: slipstream.dev/v1alpha1
+kind: AccelerationPolicy
+metadata: {name: rfs-plus, labels: {team: net}}
+spec:
+  accelerate:
+  - rps: {devices: [nic], cpus: "0-3,8"}
+  - rfs: {devices: [host-veth, pod]}
+`
+
+func TestParsePolicy(t *testing.T) {
+	p, err := ParsePolicy("policy.yaml", []byte(goodPolicy))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Accelerator{
+		{RPS: &RPS{Devices: []string{"nic"}, CPUs: "0-3,8"}},
+		{RFS: &RFS{Devices: []string{"host-veth", "pod"}, Entries: 32768}},
+	}
+	if d := cmp.Diff(want, p.Spec.Accelerate); d != "" || p.Name != "rfs-plus" {
+		t.Errorf("%s: %s", p.Name, d)
+	}
+
+	for name, tt := range map[string]struct{ from, to, want string }{
+		"empty":          {goodPolicy, "", "policy.yaml:1:1: must be an AccelerationPolicy, is empty"},
+		"unknown field":  {"accelerate:", "acelerate:", `policy.yaml:5:3: spec.acelerate: unknown field; did you mean accelerate?`},
+		"kind":           {"kind: AccelerationPolicy", "kind: Experiment", `policy.yaml:2:7: kind: must be AccelerationPolicy, is "Experiment"`},
+		"name":           {"rfs-plus", "RFS_plus", `policy.yaml:3:18: metadata.name: must be a DNS name: a-z, 0-9, - and . within, at most 253, is "RFS_plus"`},
+		"class":          {"[nic]", "[eth0]", `policy.yaml:6:21: spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "eth0"`},
+		"cpus":           {`"0-3,8"`, "some", `policy.yaml:6:33: spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is "some"`},
+		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:7:36: spec.accelerate[1].rfs.entries: must be a power of two up to 536870912, is 1000"},
+		"two of them":    {"- rfs:", "- rps: {devices: [pod], cpus: all}\n    rfs:", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps or rfs, has rps and rfs"},
+		"twice":          {"rfs: {devices: [host-veth, pod]}", "rps: {devices: [nic], cpus: all}", `policy.yaml:7:21: spec.accelerate[1].rps.devices[0]: must be unique, "nic" is spec.accelerate[0].rps.devices[0] too`},
+		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
+		"node selector":  {"spec:\n", "spec:\n  nodeSelector: {zone: a}\n", "policy.yaml:5:17: spec.nodeSelector: selects by labels, which only a cluster has; leave it out"},
+		"pods":           {"spec:\n", "spec:\n  pods: {matchLabels: {app: web}}\n", "policy.yaml:5:9: spec.pods: selects by labels, which only a cluster has; leave it out"},
+		"no spec at all": {goodPolicy[strings.Index(goodPolicy, "spec:"):], "", "policy.yaml:1:1: spec.accelerate: is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := strings.Replace(goodPolicy, tt.from, tt.to, 1)
+			if text == goodPolicy {
+				t.Fatal("nothing was replaced")
+			}
+			_, err := ParsePolicy("policy.yaml", []byte(text))
+			if err == nil || err.Error() != tt.want {
+				t.Errorf("error\n%v\nwant\n%s", err, tt.want)
+			}
+			if !errors.As(err, new(*Error)) {
+				t.Errorf("error is a %T", err)
+			}
+		})
+	}
+}
+
+func TestCompletePolicy(t *testing.T) {
+	p := fullPolicy()
+	p.Spec.Accelerate[1].RFS.Entries = 0
+	c, err := p.Complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Spec.Accelerate[1].RFS.Entries; got != 32768 || p.Spec.Accelerate[1].RFS.Entries != 0 {
+		t.Errorf("completed to %d entries, want the default, and the object left alone", got)
+	}
+	if d := cmp.Diff(p.ObjectMeta, c.ObjectMeta); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff(p.Spec.Pods, c.Spec.Pods); d != "" {
+		t.Error(d)
+	}
+	p.Spec.Accelerate[0].RPS.CPUs = "3-1"
+	p.Spec.Pods.MatchExpressions[0].Operator = "Near"
+	_, err = p.Complete()
+	want := "spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is \"3-1\"\n" +
+		"spec.pods: \"Near\" is not a valid label selector operator"
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n%v\nwant\n%s", err, want)
+	}
+}
+
+func fullPolicy() *AccelerationPolicy {
+	at := metav1.NewTime(time.Unix(1, 0).UTC())
+	return &AccelerationPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
+		ObjectMeta: metav1.ObjectMeta{Name: "full", Labels: map[string]string{"a": "b"}, Generation: 3, CreationTimestamp: at},
+		Spec: AccelerationPolicySpec{
+			NodeSelector: map[string]string{"zone": "a"},
+			Accelerate: []Accelerator{
+				{RPS: &RPS{Devices: []string{"nic"}, CPUs: "all"}},
+				{RFS: &RFS{Devices: []string{"pod"}, CPUs: "0", Entries: 1024}},
+			},
+			Pods: &metav1.LabelSelector{
+				MatchLabels:      map[string]string{"app": "web"},
+				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "tier", Operator: "In", Values: []string{"x"}}},
+			},
+		},
+		Status: AccelerationPolicyStatus{Conditions: []metav1.Condition{{Type: "Selected", Status: "True", LastTransitionTime: at, Reason: "Nodes"}}},
+	}
+}
+
+// TestDeepCopy compares copies with their originals, and looks for memory that both
+// can write.
+func TestDeepCopy(t *testing.T) {
+	policy := fullPolicy()
+	node := &NodeAcceleration{
+		ObjectMeta: metav1.ObjectMeta{Name: "node0", OwnerReferences: []metav1.OwnerReference{{Kind: "Node"}}},
+		Status: NodeAccelerationStatus{
+			Observed:   []ObservedPolicy{{Policy: "full", State: StateApplied}},
+			Conditions: policy.Status.Conditions,
+		},
+	}
+	for _, o := range []runtime.Object{
+		policy, node, &AccelerationPolicyList{Items: []AccelerationPolicy{*policy}}, &NodeAccelerationList{Items: []NodeAcceleration{*node}},
+	} {
+		c := o.DeepCopyObject()
+		if d := cmp.Diff(o, c); d != "" {
+			t.Errorf("%T: %s", o, d)
+		}
+		seen := make(map[uintptr]string)
+		pointers(reflect.ValueOf(o), "", func(at uintptr, path string) { seen[at] = path })
+		pointers(reflect.ValueOf(c), "", func(at uintptr, path string) {
+			if seen[at] != "" {
+				t.Errorf("%T: the copy shares %s", o, path)
+			}
+		})
+	}
+}
+
+// pointers calls fn with all that can be written by way of v.
+func pointers(v reflect.Value, path string, fn func(uintptr, string)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() && v.Type() != reflect.TypeFor[*time.Location]() {
+			fn(v.Pointer(), path+"*")
+			pointers(v.Elem(), path, fn)
+		}
+	case reflect.Map:
+		if v.Len() > 0 {
+			fn(v.Pointer(), path)
+		}
+	case reflect.Slice:
+		if v.Len() > 0 {
+			fn(v.Pointer(), path)
+		}
+		for i := range v.Len() {
+			pointers(v.Index(i), path+"[]", fn)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			pointers(v.Field(i), path+"."+v.Type().Field(i).Name, fn)
+		}
+	}
+}
+
+// TestExamplePolicy reads the example of the package, and all that it comments out.
+func TestExamplePolicy(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "..", "packaging", "policy.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ParsePolicy("policy.yaml", data); err != nil {
+		t.Error(err)
+	}
+	all := strings.ReplaceAll(string(data), "# - rfs", "- rfs")
+	if p, err := ParsePolicy("policy.yaml", []byte(all)); err != nil || len(p.Spec.Accelerate) != 2 {
+		t.Errorf("with what is commented out: %v", err)
+	}
+}
+
+func FuzzParsePolicy(f *testing.F) {
+	f.Add([]byte(goodPolicy))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := ParsePolicy("policy.yaml", data)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without a message")
+			}
+			return
+		}
+		again, err := p.Complete()
+		if err != nil {
+			t.Fatalf("a policy that was read is not complete: %v", err)
+		}
+		if d := cmp.Diff(p.Spec, again.Spec); d != "" {
+			t.Error(d)
+		}
+		if _, err := json.Marshal(p); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,411 @@
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// pin mounts a namespace on a file, as a container runtime does.
+func pin(t *testing.T, ns netns.NsHandle, path string) {
+	t.Helper()
+	writeFile(t, path, "")
+	must(t, inside(ns, path, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+}
+
+func keeper(dir string) Options {
+	return Options{Place: target.Place{Name: "node0", Kind: target.Node}, JournalDir: dir, Owner: "keeper", Persistent: true}
+}
+
+// podOf makes the veth of a pod, and returns its number and end.
+func podOf(t testing.TB, elsewhere netns.NsHandle, name string) (number int, end End) {
+	t.Helper()
+	a := addVeth(t, elsewhere, name, 1).Attrs()
+	return a.NetNsID, End{Index: a.ParentIndex, Host: a.Index}
+}
+
+// maskIn reads the mask of a device by its index, inside.
+func maskIn(t testing.TB, ns netns.NsHandle, index int) (mask string) {
+	t.Helper()
+	must(t, inside(ns, "pod", func() error {
+		l, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		sys, err := MountSys()
+		if err != nil {
+			return err
+		}
+		defer sys.Close()
+		mask, err = sysfs{sys}.read("class/net/" + l.Attrs().Name + "/queues/rx-0/rps_cpus")
+		return err
+	}))
+	return strings.TrimLeft(mask, "0,")
+}
+
+func TestFinder(t *testing.T) {
+	elsewhere := enter(t)
+	other, err := netns.New()
+	must(t, err)
+	defer other.Close()
+	here, err := netns.New() // the node
+	must(t, err)
+	defer here.Close()
+	dir := t.TempDir()
+	number, _ := podOf(t, elsewhere, "veth0")
+	podOf(t, other, "veth1") // which is another pod
+	if number < 0 {
+		t.Fatal("the veth's other end has no number")
+	}
+	f, err := NewFinder("/proc", filepath.Join(dir, "none"), dir)
+	must(t, err)
+	defer f.Close()
+	if found := f.Find(number); len(found) != 0 {
+		t.Errorf("found %v, which nobody stands for", found)
+	}
+
+	// What is none, what is another one, what would wait for ever, and what leads away.
+	must(t, unix.Mkfifo(filepath.Join(dir, "0"), 0o600))
+	writeFile(t, filepath.Join(dir, "1"), "net:[1]")
+	pin(t, other, filepath.Join(dir, "2"))
+	must(t, os.Symlink(file(elsewhere), filepath.Join(dir, "3")))
+	if found := f.Find(number); len(found) != 0 {
+		t.Errorf("found %v among what is no pod's", found)
+	}
+	want := filepath.Join(dir, "4")
+	pin(t, elsewhere, want)
+	for range 2 { // at first sight, and when it is known
+		found := f.Find(number, number+1000)
+		if len(found) != 1 || found[number] == nil || found[number].File != want {
+			t.Fatalf("found %v, want %s", found, want)
+		}
+		must(t, found[number].Close())
+	}
+
+	// By an address: that of one namespace, not of two.
+	giveAddress := func(ns netns.NsHandle, cidr string) {
+		must(t, inside(ns, "pod", func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return netlink.AddrAdd(lo, address(t, cidr))
+		}))
+	}
+	ip := netip.MustParseAddr("198.51.100.7")
+	if _, err := FindAddress("/proc", []string{dir}, ip); err == nil || !strings.Contains(err.Error(), "none of") {
+		t.Errorf("an address that nobody has: %v", err)
+	}
+	giveAddress(elsewhere, ip.String()+"/32")
+	n, err := FindAddress("/proc", []string{dir}, ip)
+	must(t, err)
+	if n.File != want {
+		t.Errorf("%s has the address, want %s", n.File, want)
+	}
+	must(t, n.Close())
+	giveAddress(other, ip.String()+"/32")
+	if _, err := FindAddress("/proc", []string{dir}, ip); err == nil || !strings.Contains(err.Error(), "both") {
+		t.Errorf("an address that two have: %v", err)
+	}
+}
+
+func TestKeepInside(t *testing.T) {
+	elsewhere := enter(t)
+	dir := t.TempDir()
+	number, end := podOf(t, elsewhere, "veth0")
+	_, decoy := podOf(t, elsewhere, "veth1")
+	netnsDir := t.TempDir()
+	pin(t, elsewhere, filepath.Join(netnsDir, "pod"))
+	f, err := NewFinder("/proc", netnsDir)
+	must(t, err)
+	defer f.Close()
+	keep := func(ends []End, accelerators ...v1alpha1.Accelerator) (ID, Kept) {
+		t.Helper()
+		n := f.Find(number)[number]
+		if n == nil {
+			t.Fatal("the pod was not found")
+		}
+		defer n.Close()
+		id, kept, err := n.KeepInside(t.Context(), keeper(dir), ends, accelerators)
+		must(t, err)
+		return id, kept
+	}
+	id, kept := keep([]End{end}, rps("0", "pod", "nic"), rfs(1024, "", "pod"))
+	if id == 0 || kept.Set != 2 || kept.Repaired != 0 || len(kept.Refused) != 0 {
+		t.Errorf("%d: %+v, want 2 settings", id, kept)
+	}
+	if d := cmp.Diff(map[SettingOf]Count{{end.Index, "rps_cpus"}: {1, 1}, {end.Index, "rps_flow_cnt"}: {1, 1}}, kept.Counts); d != "" {
+		t.Error(d)
+	}
+	if got := maskIn(t, elsewhere, end.Index); got != "1" {
+		t.Errorf("the end's mask is %q", got)
+	}
+	if got := maskIn(t, elsewhere, decoy.Index); got != "" {
+		t.Errorf("the mask of a device that nobody asked for is %q", got)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "machine.json")); err == nil {
+		t.Error("a pod holds the machine's table")
+	}
+
+	// The same again does nothing; another value goes by what was there first.
+	if _, kept := keep([]End{end}, rps("0", "pod")); kept.Set != 0 || kept.Reverted != 1 {
+		t.Errorf("less: %+v", kept)
+	}
+	if _, kept := keep([]End{end}, rps(fmt.Sprint(runtime.NumCPU()-1), "pod")); kept.Reverted != 1 || kept.Set != 1 {
+		t.Errorf("otherwise: %+v", kept)
+	}
+
+	// An index that is another device's by now.
+	if _, kept := keep([]End{{Index: decoy.Index, Host: end.Host}, end}, rps("0", "pod")); len(kept.Counts) != 1 {
+		t.Errorf("a device whose other end is elsewhere was taken: %+v", kept)
+	}
+	if _, kept := keep([]End{{Index: 4096, Host: end.Host}}, rps("0", "pod")); len(kept.Counts) != 0 || kept.Reverted != 1 {
+		t.Errorf("an index that is nobody's: %+v", kept)
+	}
+	if got := maskIn(t, elsewhere, end.Index); got != "" {
+		t.Errorf("left: %q", got)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
+		t.Errorf("left in the journal: %v", files)
+	}
+}
+
+// A pod goes while somebody is inside: the namespace, the file and the veth, in every
+// order, end nothing but the pod.
+func TestNamespaceGoes(t *testing.T) {
+	needRoot(t)
+	dir, netnsDir := t.TempDir(), t.TempDir()
+	for name, leave := range map[string]func(veth, pinned string) error{
+		"veth": func(veth, _ string) error { return delLink(veth) },
+		"file": func(_, pinned string) error { return unix.Unmount(pinned, unix.MNT_DETACH) },
+		"both": func(veth, pinned string) error {
+			return errors.Join(delLink(veth), unix.Unmount(pinned, unix.MNT_DETACH))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := enter(t)
+			const veth = "veth0"
+			number, end := podOf(t, pod, veth)
+			pinned := filepath.Join(netnsDir, name)
+			pin(t, pod, pinned)
+			f, err := NewFinder("/proc", netnsDir)
+			must(t, err)
+			defer f.Close()
+			n := f.Find(number)[number]
+			if n == nil {
+				t.Fatal("not found")
+			}
+			_, _, err = n.KeepInside(t.Context(), keeper(dir), []End{end}, []v1alpha1.Accelerator{rps("0", "pod")})
+			must(t, err)
+			must(t, leave(veth, pinned))
+			_, kept, err := n.KeepInside(t.Context(), keeper(dir), []End{end}, []v1alpha1.Accelerator{rps("0", "pod")})
+			if err != nil || len(kept.Refused) != 0 {
+				t.Errorf("inside a pod that goes: %+v, %v", kept, err)
+			}
+			must(t, n.Close())
+			if name != "veth" {
+				if found := f.Find(number); len(found) != 0 {
+					t.Errorf("it is held open: %v", found)
+				}
+			}
+			if _, err := f.Sweep(t.Context(), keeper(dir), func(ID) bool { return false }); err != nil {
+				t.Error(err)
+			}
+			if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
+				t.Errorf("left in the journal: %v", files)
+			}
+		})
+	}
+}
+
+func delLink(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(l)
+}
+
+// Keep on a node: what drifted is set again, what another holds is left, what is not
+// wanted is restored, and what cannot be does not hinder the rest.
+func TestKeep(t *testing.T) {
+	claimMachine(t)
+	elsewhere := enter(t)
+	node(t, elsewhere, 2)
+	dir := t.TempDir()
+	s, err := Open(keeper(dir))
+	must(t, err)
+	defer s.Close()
+	before := snapshot(t)
+	keep := func(accelerators ...v1alpha1.Accelerator) Kept {
+		t.Helper()
+		view, err := s.Look()
+		must(t, err)
+		kept, err := s.Keep(t.Context(), view, accelerators)
+		must(t, err)
+		return kept
+	}
+	all := []v1alpha1.Accelerator{rps("0", "nic", "host-veth"), rfs(2048, "", "overlay")}
+	if kept := keep(all...); kept.Set != 4+2+1+1 || kept.Repaired != 0 {
+		t.Errorf("first: %+v", kept)
+	}
+	if kept := keep(all...); kept.Set+kept.Repaired+kept.Reverted != 0 || len(kept.Counts) != 5 {
+		t.Errorf("again: %+v", kept)
+	}
+	must(t, s.sys.write("class/net/eth0/queues/rx-1/rps_cpus", "0"))
+	must(t, sysctls{"/proc"}.write(flowTable, "512"))
+	if kept := keep(all...); kept.Repaired != 2 || kept.Set != 0 {
+		t.Errorf("drift: %+v", kept)
+	}
+
+	other := open(t, options(dir, "an experiment"))
+	_, err = other.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "overlay")})
+	must(t, err)
+	kept := keep(append(all, rps(first(runtime.NumCPU()).String(), "overlay"))...)
+	if len(kept.Refused) != 1 || !errors.Is(kept.Refused[0].Err, ErrHeld) || kept.Refused[0].File != "rps_cpus" {
+		t.Errorf("held: %+v", kept.Refused)
+	}
+
+	// Devices that come: those alone, and only once something is kept.
+	link := addVeth(t, elsewhere, "veth7", 1)
+	kept, err = s.KeepDevices(t.Context(), []Device{
+		{Name: "veth7", Index: link.Attrs().Index, Kind: "veth", Class: v1alpha1.DeviceHostVeth},
+		{Name: "veth8", Index: 4096, Kind: "veth", Class: v1alpha1.DeviceHostVeth},
+	})
+	if err != nil || kept.Set != 1 || kept.Reverted != 0 {
+		t.Errorf("a device that came: %+v, %v", kept, err)
+	}
+	unkept, err := Open(keeper(dir))
+	must(t, err)
+	defer unkept.Close()
+	if _, err := unkept.KeepDevices(t.Context(), nil); err == nil {
+		t.Error("devices are kept before anything is")
+	}
+
+	if _, err := other.Revert(t.Context()); err != nil {
+		t.Error(err)
+	}
+	must(t, netlink.LinkDel(link))
+	if kept := keep(); kept.Reverted == 0 || len(kept.Counts) != 0 {
+		t.Errorf("nothing wanted: %+v", kept)
+	}
+	if d := cmp.Diff(before, snapshot(t)); d != "" {
+		t.Error(d)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
+		t.Errorf("left in the journal: %v", files)
+	}
+}
+
+func TestNames(t *testing.T) {
+	elsewhere := enter(t)
+	link := addVeth(t, elsewhere, "veth0", 1).Attrs()
+	s, err := openNames()
+	must(t, err)
+	defer s.close()
+	names, err := s.names([]int{1, link.Index, 4096})
+	if d := cmp.Diff(map[int]string{1: "lo", link.Index: "veth0"}, names); d != "" || err != nil {
+		t.Errorf("%v %s", err, d)
+	}
+}
+
+// TestKeepCrashAtEveryStep ends an agent at each operation on a setting in turn, while
+// it takes one policy up, changes to another and gives that up. What reads otherwise
+// than it did is in the journal, and the next life puts it back.
+func TestKeepCrashAtEveryStep(t *testing.T) {
+	steps := 0
+	for ; keepCrashAfter(t, steps); steps++ {
+	}
+	if steps < 20 {
+		t.Errorf("it took %d steps, want more", steps)
+	}
+}
+
+func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
+	t.Helper()
+	found := map[string]string{queue0: "0", queue1: "2"}
+	table := &memory{values: map[string]string{flowTable: "0"}}
+	queues := &memory{values: map[string]string{
+		queue0: "0", queue1: "2", "class/net/eth0/queues/rx-0/rps_flow_cnt": "0", "class/net/eth0/queues/rx-1/rps_flow_cnt": "0",
+	}}
+	j, err := openJournal(t.TempDir(), fakeProc(t, nil))
+	must(t, err)
+	books := func(left *int) (machine, place *book) {
+		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
+		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+		must(t, errors.Join(err1, err2))
+		return machine, place
+	}
+	devices := []Device{{Name: "eth0", Index: 2, Class: "nic", RxQueues: 2}}
+	plans := map[string]*plan{
+		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: NewSet(0), flows: 1024}}},
+		"second": {queues: map[string]queueSettings{"nic": {cpus: NewSet(0, 1)}}},
+		"none":   {},
+	}
+	life := func(left int, course ...string) (crashed bool) {
+		defer func() {
+			if r := recover(); r != nil {
+				if _, ok := r.(crash); !ok {
+					panic(r)
+				}
+				crashed = true
+			}
+		}()
+		s := &Session{holder: Holder{Owner: "agent"}}
+		for _, name := range course {
+			machine, place := books(&left)
+			s.plan = plans[name]
+			if kept, err := s.keep(machine, place, devices, true); err != nil || len(kept.Refused) != 0 {
+				t.Errorf("after %d steps: %s: %v %v", steps, name, err, kept.Refused)
+			}
+		}
+		return false
+	}
+	crashed = life(steps, "first", "second", "none")
+
+	never := 1000
+	machine, place := books(&never)
+	for _, b := range []*book{machine, place} {
+		was := map[string]string{flowTable: "0", queue0: "0", queue1: "2"}
+		values := table.values
+		if b == place {
+			values = queues.values
+		}
+		for path, now := range values {
+			before := was[path]
+			if before == "" {
+				before = "0"
+			}
+			if e := b.find(path); now != before && (e == nil || e.Was != before) {
+				t.Errorf("after %d steps %s reads %s, was %s, and the journal says %+v", steps, path, now, before, e)
+			}
+		}
+	}
+	life(1000, "first", "none")
+	for path, was := range found {
+		if queues.values[path] != was {
+			t.Errorf("after %d steps: %s reads %s in the end, was %s", steps, path, queues.values[path], was)
+		}
+	}
+	if table.values[flowTable] != "0" || queues.values["class/net/eth0/queues/rx-0/rps_flow_cnt"] != "0" {
+		t.Errorf("after %d steps: the table reads %s in the end", steps, table.values[flowTable])
+	}
+	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
+		t.Errorf("left in the journal: %v", files)
+	}
+	return crashed
+}

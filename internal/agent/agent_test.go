@@ -1,0 +1,576 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/target"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// place is a node of the test's own: a network namespace that the test's goroutine
+// stays in, and a folder where its pods' are pinned as a runtime does.
+type place struct {
+	t       testing.TB
+	ns      netns.NsHandle
+	netns   string
+	journal string
+	pods    map[string]*testPod
+}
+
+type testPod struct {
+	handle netns.NsHandle
+	file   string
+}
+
+func newPlace(t testing.TB) *place {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces take root")
+	}
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	must(t, err)
+	ns, err := netns.New()
+	must(t, err)
+	run := t.TempDir() // in memory, as /run is: a journal of a disk's file system makes writers wait
+	must(t, unix.Mount("tmpfs", run, "tmpfs", 0, ""))
+	p := &place{t: t, ns: ns, netns: t.TempDir(), journal: filepath.Join(run, "journal"), pods: make(map[string]*testPod)}
+	t.Cleanup(func() {
+		must(t, unix.Unmount(run, unix.MNT_DETACH))
+		for name := range p.pods {
+			p.remove(name)
+		}
+		if err := errors.Join(netns.Set(before), ns.Close(), before.Close()); err != nil {
+			t.Errorf("leave the test's network namespace: %v", err) // the thread stays locked
+			return
+		}
+		runtime.UnlockOSThread()
+	})
+	return p
+}
+
+// nic gives the node a device of class nic: a veth whose other end is nobody's pod.
+func (p *place) nic() {
+	p.t.Helper()
+	wire, err := netns.New()
+	must(p.t, err)
+	p.t.Cleanup(func() { wire.Close() })
+	must(p.t, netns.Set(p.ns))
+	must(p.t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "wire", PeerNamespace: netlink.NsFd(wire),
+	}))
+	link, err := netlink.LinkByName("eth0")
+	must(p.t, err)
+	addr, err := netlink.ParseAddr("192.0.2.1/24")
+	must(p.t, err)
+	must(p.t, netlink.AddrAdd(link, addr))
+}
+
+// namespace makes a pod's namespace and pins it, as a runtime does first.
+func (p *place) namespace(name string) *testPod {
+	p.t.Helper()
+	handle, err := netns.New()
+	must(p.t, err)
+	file := filepath.Join(p.netns, name)
+	must(p.t, os.WriteFile(file, nil, 0o444))
+	must(p.t, unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, ""))
+	must(p.t, netns.Set(p.ns))
+	pod := &testPod{handle, file}
+	p.pods[name] = pod
+	return pod
+}
+
+// veth connects the pod, as a CNI plugin does then.
+func (p *place) veth(pod, host string) {
+	p.t.Helper()
+	must(p.t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: host}, PeerName: "eth0", PeerNamespace: netlink.NsFd(p.pods[pod].handle),
+	}))
+}
+
+func (p *place) pod(name string) {
+	p.t.Helper()
+	p.namespace(name)
+	p.veth(name, "veth-"+name)
+}
+
+// remove takes a pod away: its namespace ends, and its veth with it.
+func (p *place) remove(name string) {
+	pod := p.pods[name]
+	delete(p.pods, name)
+	if l, err := netlink.LinkByName("veth-" + name); err == nil {
+		_ = netlink.LinkDel(l)
+	}
+	_ = unix.Unmount(pod.file, unix.MNT_DETACH) // a test may have been there before
+	must(p.t, os.Remove(pod.file))
+	must(p.t, pod.handle.Close())
+}
+
+// in runs fn inside a pod.
+func (p *place) in(pod string, fn func()) {
+	p.t.Helper()
+	must(p.t, netns.Set(p.pods[pod].handle))
+	fn()
+	must(p.t, netns.Set(p.ns))
+}
+
+// settings reads all that an accelerator can change in this namespace.
+func settings(t testing.TB) map[string]string {
+	t.Helper()
+	sys, err := accel.MountSys()
+	must(t, err)
+	defer sys.Close()
+	values := make(map[string]string)
+	links, err := netlink.LinkList()
+	must(t, err)
+	for _, l := range links {
+		dir := "class/net/" + l.Attrs().Name + "/queues"
+		queues, _ := fs.ReadDir(sys.FS(), dir) // it may have gone
+		for _, q := range queues {
+			for _, name := range []string{"rps_cpus", "rps_flow_cnt"} {
+				path := dir + "/" + q.Name() + "/" + name
+				if b, err := sys.ReadFile(path); err == nil {
+					values[path] = string(b)
+				}
+			}
+		}
+	}
+	return values
+}
+
+// snapshot reads those of the node and of its pods.
+func (p *place) snapshot() map[string]map[string]string {
+	p.t.Helper()
+	all := map[string]map[string]string{"": settings(p.t)}
+	for name := range p.pods {
+		p.in(name, func() { all[name] = settings(p.t) })
+	}
+	return all
+}
+
+// masks maps "POD/DEVICE" to the RPS mask of its first queue, where that is set.
+func (p *place) masks() map[string]string {
+	p.t.Helper()
+	out := make(map[string]string)
+	for place, values := range p.snapshot() {
+		for path, value := range values {
+			f := strings.Split(path, "/")
+			if mask := strings.TrimLeft(strings.TrimSpace(value), "0,"); mask != "" && f[4] == "rx-0" && f[5] == "rps_cpus" {
+				out[place+"/"+f[2]] = mask
+			}
+		}
+	}
+	return out
+}
+
+func (p *place) options() Options {
+	return Options{Node: "node0", JournalDir: p.journal, NetnsDirs: []string{p.netns}, Verify: time.Hour}
+}
+
+// running is an agent at work.
+type running struct {
+	*Agent
+	t      testing.TB
+	stop   func()
+	events chan Event
+}
+
+func (p *place) start(o Options) *running {
+	p.t.Helper()
+	r := &running{t: p.t, events: make(chan Event, 100)}
+	o.Notify = func(e Event) { r.events <- e }
+	a, err := New(o)
+	must(p.t, err)
+	r.Agent = a
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	stopped := false
+	r.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-ended; err != nil {
+			p.t.Errorf("agent: %v", err)
+		}
+		a.Close()
+	}
+	p.t.Cleanup(r.stop)
+	return r
+}
+
+// eventually waits for want to be true; what it last said fails the test.
+func eventually(t testing.TB, what string, want func() string) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		last := want()
+		if last == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 10 s: %s", what, last)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (p *place) wantMasks(what string, want map[string]string) {
+	p.t.Helper()
+	eventually(p.t, what, func() string { return cmp.Diff(want, p.masks()) })
+}
+
+func (r *running) wantState(policy string, state v1alpha1.State, reason string) v1alpha1.ObservedPolicy {
+	r.t.Helper()
+	var found v1alpha1.ObservedPolicy
+	eventually(r.t, "status of "+policy, func() string {
+		s := r.Status()
+		for _, o := range s.Policies {
+			if o.Policy == policy && o.State == state && o.Reason == reason {
+				found = o
+				return ""
+			}
+		}
+		return fmt.Sprintf("%+v, want %s %s", s, state, reason)
+	})
+	return found
+}
+
+func (p *place) wantJournal(want int) {
+	p.t.Helper()
+	eventually(p.t, "journal", func() string {
+		files, err := filepath.Glob(filepath.Join(p.journal, "*.json*"))
+		must(p.t, err)
+		if len(files) != want {
+			return fmt.Sprintf("%q, want %d", files, want)
+		}
+		return ""
+	})
+}
+
+func rps(cpus string, devices ...string) v1alpha1.Accelerator {
+	return v1alpha1.Accelerator{RPS: &v1alpha1.RPS{CPUs: cpus, Devices: devices}}
+}
+
+func one(p ...Policy) Desired { return Desired{Policies: p} }
+
+var targetNode = target.Place{Name: "node0", Kind: target.Node}
+
+var plus = Policy{Name: "plus", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic", "overlay", "host-veth", "pod")}}
+
+func TestPodsComeAndLeave(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	p.pod("a")
+	before := p.snapshot()
+	a := p.start(p.options())
+
+	// Nothing is wanted yet, and nothing must happen.
+	p.pod("b")
+	if masks := p.masks(); len(masks) != 0 {
+		t.Errorf("set before any policy: %v", masks)
+	}
+	a.Set(one(plus))
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "/veth-b": "1", "a/eth0": "1", "b/eth0": "1"}
+	p.wantMasks("policy on", want)
+	if o := a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != 5 || o.Verified != 5 {
+		t.Errorf("%+v, want 5 settings, verified", o)
+	}
+
+	p.pod("c")
+	want["/veth-c"], want["c/eth0"] = "1", "1"
+	p.wantMasks("a pod comes", want)
+
+	// A second network for the pod, and other names for what is there.
+	must(t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "veth-c2"}, PeerName: "net1", PeerNamespace: netlink.NsFd(p.pods["c"].handle),
+	}))
+	want["/veth-c2"], want["c/net1"] = "1", "1"
+	p.wantMasks("a second network", want)
+	rename(t, "veth-b", "cali-b")
+	p.in("b", func() { rename(t, "eth0", "renamed") })
+	delete(want, "/veth-b")
+	delete(want, "b/eth0")
+	want["/cali-b"], want["b/renamed"] = "1", "1"
+	p.wantMasks("renamed", want)
+
+	p.wantJournal(4)
+	p.remove("c")
+	for name := range want {
+		if strings.Contains(name, "c2") || strings.HasPrefix(name, "c/") || name == "/veth-c" {
+			delete(want, name)
+		}
+	}
+	p.wantMasks("a pod leaves", want)
+	p.wantJournal(3)
+	eventually(t, "settings", func() string {
+		if s := a.Status(); s.Settings != 5 || s.Pods != 2 {
+			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
+
+	rename(t, "cali-b", "veth-b")
+	p.in("b", func() { rename(t, "renamed", "eth0") })
+	a.Set(one())
+	p.wantMasks("policy off", map[string]string{})
+	p.remove("b")
+	if d := cmp.Diff(before, p.snapshot()); d != "" {
+		t.Errorf("not as before: %s", d)
+	}
+	p.wantJournal(0)
+	if s := a.Status(); !s.Ready || s.Reason != v1alpha1.ReasonNoPolicy {
+		t.Errorf("%+v, want ready without a policy", s)
+	}
+}
+
+func rename(t testing.TB, from, to string) {
+	t.Helper()
+	l, err := netlink.LinkByName(from)
+	must(t, err)
+	must(t, netlink.LinkSetName(l, to))
+}
+
+// An agent that ends leaves everything; the next adopts what is still wanted and
+// puts back what is not.
+func TestAdopt(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	p.pod("a")
+	before := p.snapshot()
+	a := p.start(p.options())
+	a.Set(one(plus))
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	p.wantMasks("policy on", want)
+	a.stop()
+	if d := cmp.Diff(want, p.masks()); d != "" {
+		t.Errorf("after the agent ended: %s", d)
+	}
+
+	// Until it has read its policies, it takes nothing for unwanted.
+	a = p.start(p.options())
+	p.pod("passes")
+	p.remove("passes")
+	if d := cmp.Diff(want, p.masks()); d != "" {
+		t.Errorf("before any policy was read: %s", d)
+	}
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	if d := cmp.Diff(want, p.masks()); d != "" {
+		t.Errorf("adopted: %s", d)
+	}
+	select {
+	case e := <-a.events:
+		t.Errorf("adopting is told of: %+v", e)
+	default:
+	}
+	a.stop()
+
+	// The policy is another one by the next start.
+	a = p.start(p.options())
+	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: []v1alpha1.Accelerator{rps("0", "nic")}}))
+	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
+	a.stop()
+
+	a = p.start(p.options())
+	a.Set(one())
+	p.wantMasks("nothing is wanted", map[string]string{})
+	if d := cmp.Diff(before, p.snapshot()); d != "" {
+		t.Error(d)
+	}
+	p.wantJournal(0)
+
+	// What nobody is there to take back, a person can.
+	a.Set(one(plus))
+	p.wantMasks("on again", want)
+	a.stop()
+	b, err := New(p.options())
+	must(t, err)
+	defer b.Close()
+	if n, err := b.Revert(t.Context()); err != nil || n != 3 {
+		t.Errorf("reverted %d, %v, want 3", n, err)
+	}
+	if d := cmp.Diff(before, p.snapshot()); d != "" {
+		t.Error(d)
+	}
+	p.wantJournal(0)
+}
+
+func TestConflictAndNonsense(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	p.pod("a")
+	a := p.start(p.options())
+	none := fmt.Sprint(runtime.NumCPU() + 1)
+	a.Set(one(
+		Policy{Name: "first", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic")}},
+		Policy{Name: "later", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0-1", "nic"), rps("0", "pod")}},
+		Policy{Name: "agrees", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic", "host-veth")}},
+		Policy{Name: "impossible", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps(none, "pod")}},
+		Policy{Name: "invalid", Generation: 1, Invalid: errors.New("spec.accelerate: is missing")},
+		Policy{Name: "contradicts", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod"), rps("0-1", "pod")}},
+		Policy{Name: "nothing", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "overlay"), {RFS: &v1alpha1.RFS{Devices: []string{"overlay"}, Entries: 1024}}}},
+	))
+	p.wantMasks("the first wins", map[string]string{"/eth0": "1", "/veth-a": "1"})
+	a.wantState("first", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	a.wantState("agrees", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	if o := a.wantState("later", v1alpha1.StateFailed, v1alpha1.ReasonConflict); !strings.Contains(o.Message, "policy first goes first") || o.Settings != 0 {
+		t.Errorf("%+v, want one that names the first", o)
+	}
+	if o := a.wantState("impossible", v1alpha1.StateFailed, v1alpha1.ReasonImpossible); !strings.Contains(o.Message, "not online") {
+		t.Errorf("%+v, want one that names the CPUs", o)
+	}
+	a.wantState("invalid", v1alpha1.StateFailed, v1alpha1.ReasonInvalid)
+	a.wantState("contradicts", v1alpha1.StateFailed, v1alpha1.ReasonInvalid)
+	a.wantState("nothing", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
+	if s := a.Status(); s.Ready || s.Reason != v1alpha1.ReasonConflict {
+		t.Errorf("%+v, want not ready", s)
+	}
+
+	// The first goes: the later one is had.
+	a.Set(one(Policy{Name: "later", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0-1", "nic"), rps("0", "pod")}}))
+	p.wantMasks("the first is gone", map[string]string{"/eth0": "3", "a/eth0": "1"})
+	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+}
+
+// Policies that select pods wait to know which pod a namespace is.
+func TestSelector(t *testing.T) {
+	p := newPlace(t)
+	for i, name := range []string{"web", "db", "both"} {
+		p.pod(name)
+		p.in(name, func() {
+			eth0, err := netlink.LinkByName("eth0")
+			must(t, err)
+			addr, err := netlink.ParseAddr(fmt.Sprintf("10.9.0.%d/24", i+1))
+			must(t, err)
+			must(t, netlink.AddrAdd(eth0, addr))
+		})
+	}
+	labelled := func(key string) func(map[string]string) bool {
+		return func(labels map[string]string) bool { return labels[key] != "" }
+	}
+	pod := func(name, ip string, labels ...string) Pod {
+		pod := Pod{Name: "default/" + name, Labels: make(map[string]string), Addresses: []netip.Addr{netip.MustParseAddr(ip)}}
+		for _, l := range labels {
+			pod.Labels[l] = "yes"
+		}
+		return pod
+	}
+	policies := []Policy{
+		{Name: "web", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}, Selector: "web", Pods: labelled("web")},
+		{Name: "db", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("1", "pod")}, Selector: "db", Pods: labelled("db")},
+	}
+	a := p.start(p.options())
+	a.Set(Desired{Policies: policies})
+	a.wantState("web", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
+	a.Set(Desired{Policies: policies, Pods: []Pod{pod("web", "10.9.0.1", "web")}})
+	p.wantMasks("web is known", map[string]string{"web/eth0": "1"})
+	a.Set(Desired{Policies: policies, Pods: []Pod{pod("web", "10.9.0.1", "web"), pod("db", "10.9.0.2", "db"), pod("both", "10.9.0.3", "web", "db")}})
+	p.wantMasks("all are known", map[string]string{"web/eth0": "1", "db/eth0": "2", "both/eth0": "1"})
+	if o := a.wantState("db", v1alpha1.StateFailed, v1alpha1.ReasonConflict); o.Settings != 1 || !strings.Contains(o.Message, "in 1 pods") {
+		t.Errorf("%+v, want one setting, and one pod that another policy has", o)
+	}
+	// A label goes, another comes.
+	a.Set(Desired{Policies: policies, Pods: []Pod{pod("web", "10.9.0.1", "db"), pod("db", "10.9.0.2"), pod("both", "10.9.0.3", "db")}})
+	p.wantMasks("labels changed", map[string]string{"web/eth0": "2", "both/eth0": "2"})
+	a.wantState("db", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	// A pod is gone from the list before its namespace is.
+	a.Set(Desired{Policies: policies, Pods: []Pod{pod("both", "10.9.0.3", "db")}})
+	p.wantMasks("a pod is gone", map[string]string{"both/eth0": "2"})
+}
+
+// What somebody changes is set again, and told of; what an experiment holds is left
+// to it.
+func TestDriftAndHeld(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	p.pod("a")
+	o := p.options()
+	o.Verify = 50 * time.Millisecond
+	a := p.start(o)
+	a.Set(one(plus))
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	p.wantMasks("policy on", want)
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	for _, where := range []string{"", "a"} {
+		drift := func() {
+			sys, err := accel.MountSys()
+			must(t, err)
+			defer sys.Close()
+			must(t, sys.WriteFile("class/net/eth0/queues/rx-0/rps_cpus", []byte("2"), 0))
+		}
+		if where == "" {
+			drift()
+		} else {
+			p.in(where, drift)
+		}
+		p.wantMasks("repaired", want)
+		select {
+		case e := <-a.events:
+			if e.Reason != "Repaired" || !strings.Contains(e.Message, "1 settings of node0") {
+				t.Errorf("event %+v, want one of a repair", e)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("no event of a repair")
+		}
+	}
+	a.Set(one())
+	p.wantMasks("policy off", map[string]string{})
+
+	ho := a.options.accel(targetNode)
+	ho.Owner, ho.Persistent = "an experiment", false
+	s, err := accel.Open(ho)
+	must(t, err)
+	defer s.Close()
+	_, err = s.Apply(t.Context(), []v1alpha1.Accelerator{rps("1", "nic")})
+	must(t, err)
+	a.Set(one(plus))
+	if o := a.wantState("plus", v1alpha1.StateFailed, v1alpha1.ReasonHeld); !strings.Contains(o.Message, "an experiment (process") {
+		t.Errorf("%+v, want one that says who", o)
+	}
+	p.wantMasks("the rest is had", map[string]string{"/eth0": "2", "/veth-a": "1", "a/eth0": "1"})
+	_, err = s.Revert(t.Context())
+	must(t, err)
+	p.wantMasks("the experiment is over", want)
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+}
+
+// A bridge tells of its ports in the same group of messages: that one left a bridge is
+// not that it is gone.
+func TestNoteOfBridge(t *testing.T) {
+	a := &Agent{metrics: newMetrics()}
+	known := link{name: "veth0", kind: "veth", class: v1alpha1.DeviceHostVeth, number: 1, peer: 2, told: true}
+	a.links = map[int]link{5: known}
+	for _, kind := range []uint16{unix.RTM_DELLINK, unix.RTM_NEWLINK} {
+		u := netlink.LinkUpdate{Header: unix.NlMsghdr{Type: kind}, Link: &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 5, Name: "veth0"}}}
+		u.IfInfomsg.Family, u.IfInfomsg.Index = unix.AF_BRIDGE, 5
+		if full := a.note(u); full || a.links[5] != known {
+			t.Errorf("message %d: full pass %v, known is %+v", kind, full, a.links[5])
+		}
+	}
+}

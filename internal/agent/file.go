@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// PolicyFile is the policy of a host without a cluster.
+type PolicyFile struct {
+	agent      *Agent
+	file       string
+	inotify    *os.File
+	text       []byte
+	generation int64
+}
+
+// OpenPolicy reads a policy file and tells the agent. That it is missing or wrong is
+// an error here, at the start, where it is a person's slip; later it is not, see Follow.
+func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
+	p := &PolicyFile{agent: a, file: file}
+	// Watched before it is read, so that no change is missed between.
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", file, err)
+	}
+	p.inotify = os.NewFile(uintptr(fd), "inotify")
+	// The folder: editors, and Kubernetes' ConfigMaps, put another file in its place.
+	const changes = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
+	if _, err := unix.InotifyAddWatch(fd, filepath.Dir(file), changes); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch the folder of %s: %w", file, err), p.inotify.Close())
+	}
+	if p.text, err = os.ReadFile(file); err != nil {
+		err = fmt.Errorf("read policy: %w (to put back what an agent has set, use --revert)", err)
+	} else {
+		err = p.set()
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.inotify.Close())
+	}
+	return p, nil
+}
+
+func (p *PolicyFile) set() error {
+	policy, err := v1alpha1.ParsePolicy(p.file, p.text)
+	if err != nil {
+		return err
+	}
+	p.generation++
+	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: policy.Spec.Accelerate}}})
+	return nil
+}
+
+// settle is how long a file is left alone before it is read: who writes one often
+// removes it first.
+const settle = 200 * time.Millisecond
+
+// Follow reads the file again whenever it changes, or reload says so, until ctx is
+// done. A file that is removed is a policy that is deleted; one that is wrong changes
+// nothing.
+func (p *PolicyFile) Follow(ctx context.Context, reload <-chan os.Signal) {
+	events := make(chan struct{}, 1)
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			if _, err := p.inotify.Read(buf); err != nil {
+				return
+			}
+			select {
+			case events <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	defer p.inotify.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-reload:
+			p.read()
+		case <-events:
+			quiet := time.NewTimer(settle)
+			for waiting := true; waiting; {
+				select {
+				case <-ctx.Done():
+					return
+				case <-events:
+					quiet.Reset(settle)
+				case <-quiet.C:
+					waiting = false
+				}
+			}
+			p.read()
+		}
+	}
+}
+
+func (p *PolicyFile) read() {
+	text, err := os.ReadFile(p.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		if p.text != nil {
+			p.agent.options.Log.Warn("the policy file is gone: what it wanted is put back", "file", p.file)
+			p.agent.Set(Desired{})
+		}
+		p.text = nil
+		return
+	}
+	if err == nil {
+		if p.text != nil && bytes.Equal(text, p.text) {
+			return
+		}
+		p.text = text
+		err = p.set()
+	}
+	if err != nil {
+		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the policy is as it was before the file changed: %s", err)})
+	}
+}

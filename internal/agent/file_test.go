@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+const policyText = `apiVersion: slipstream.dev/v1alpha1
+kind: AccelerationPolicy
+metadata: {name: host}
+spec: {accelerate: [{rps: {devices: [nic, host-veth, pod], cpus: "0"}}]}
+`
+
+// follow has an agent follow a file until the test ends.
+func (r *running) follow(file string) chan os.Signal {
+	r.t.Helper()
+	p, err := r.OpenPolicy(file)
+	must(r.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	reload, ended := make(chan os.Signal), make(chan struct{})
+	go func() {
+		p.Follow(ctx, reload)
+		close(ended)
+	}()
+	r.t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return reload
+}
+
+func TestPolicyFile(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	p.pod("a")
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	save := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o644)) }
+	a := p.start(p.options())
+
+	if _, err := a.OpenPolicy(file); err == nil || !strings.Contains(err.Error(), "no such file") || !strings.Contains(err.Error(), "--revert") {
+		t.Errorf("no file: %v, want what to do", err)
+	}
+	save(strings.Replace(policyText, "rps", "rsp", 1))
+	if _, err := a.OpenPolicy(file); err == nil || !strings.Contains(err.Error(), "policy.yaml:4:22: spec.accelerate[0].rsp: unknown field; allowed are rps, rfs") {
+		t.Errorf("a wrong file: %v, want where and what", err)
+	}
+	save(policyText)
+	reload := a.follow(file)
+	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
+	p.wantMasks("read", want)
+
+	// Written over, as an editor does; replaced, as a deployment does.
+	save(strings.Replace(policyText, ", pod", "", 1))
+	delete(want, "a/eth0")
+	p.wantMasks("written over", want)
+	must(t, os.WriteFile(file+".new", []byte(policyText), 0o644))
+	must(t, os.Rename(file+".new", file))
+	want["a/eth0"] = "1"
+	p.wantMasks("replaced", want)
+
+	// One that is wrong changes nothing, and is told of.
+	save("kind: [")
+	select {
+	case e := <-a.events:
+		if e.Reason != v1alpha1.ReasonInvalid || !strings.Contains(e.Message, "policy.yaml:1:") {
+			t.Errorf("%+v", e)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("no event of a wrong file")
+	}
+	p.wantMasks("wrong", want)
+	// The same by hand.
+	reload <- syscall.SIGHUP
+	p.wantMasks("reloaded", want)
+
+	must(t, os.Remove(file))
+	p.wantMasks("removed", map[string]string{})
+	save(policyText)
+	p.wantMasks("there again", want)
+}
+
+func TestOneAgentAMachine(t *testing.T) {
+	p := newPlace(t)
+	p.start(p.options())
+	a, err := New(p.options())
+	if err == nil {
+		a.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "another agent runs on this machine; stop it first") {
+		t.Errorf("a second agent: %v, want it refused", err)
+	}
+}
+
+func TestSystemd(t *testing.T) {
+	p := newPlace(t)
+	a := p.start(p.options())
+	if err := a.Systemd(t.Context()); err != nil {
+		t.Errorf("without a service manager: %v", err)
+	}
+	socket := filepath.Join(t.TempDir(), "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	must(t, err)
+	defer c.Close()
+	t.Setenv("NOTIFY_SOCKET", socket)
+	t.Setenv("WATCHDOG_USEC", "20000")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	must(t, a.Systemd(ctx))
+	must(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	says := func() string {
+		b := make([]byte, 100)
+		n, err := c.Read(b)
+		must(t, err)
+		return string(b[:n])
+	}
+	for _, want := range []string{"READY=1", "WATCHDOG=1", "WATCHDOG=1"} {
+		if got := says(); got != want {
+			t.Errorf("it says %s, want %s", got, want)
+		}
+	}
+	cancel()
+	for said := ""; said != "STOPPING=1"; {
+		said = says() // or runs into the deadline
+	}
+}
+
+// TestHealth has a loop that is stuck, as behind a journal's lock that is never let go
+// of, and one that no messages reach.
+func TestHealth(t *testing.T) {
+	p := newPlace(t)
+	a := p.start(p.options())
+	get := func(path string) (int, string) {
+		w := httptest.NewRecorder()
+		a.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		b, err := io.ReadAll(w.Body)
+		must(t, err)
+		return w.Code, string(b)
+	}
+	if code, text := get("/healthz"); code != 200 {
+		t.Errorf("healthz: %d %s", code, text)
+	}
+	p.pod("a")
+	a.Set(one(plus))
+	p.wantMasks("policy on", map[string]string{"/veth-a": "1", "a/eth0": "1"})
+	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	_, text := get("/metrics")
+	for _, want := range []string{
+		`slipstream_policy_settings{policy="plus"} 2`, `slipstream_policy_settings_verified{policy="plus"} 2`,
+		`slipstream_policy_state{policy="plus",state="applied"} 1`, `slipstream_policy_state{policy="plus",state="failed"} 0`,
+		`slipstream_devices{class="host-veth"} 1`, "slipstream_pods 1", "slipstream_settings_set_total 2", "slipstream_pod_latency_seconds_count 1",
+		"process_resident_memory_bytes",
+	} {
+		if !strings.Contains(text, want+"\n") && !strings.Contains(text, want+" ") {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+	a.stop()
+
+	a.mu.Lock()
+	a.beat = time.Now().Add(-24 * time.Hour)
+	a.mu.Unlock()
+	if code, text := get("/healthz"); code != 503 || !strings.Contains(text, "has not come round") {
+		t.Errorf("a stuck loop: %d %s", code, text)
+	}
+}
+
+// A stream of messages that dies without a word is noticed by what it does not tell.
+func TestDeaf(t *testing.T) {
+	p := newPlace(t)
+	o := p.options()
+	o.Verify = 20 * time.Millisecond
+	a, err := New(o)
+	must(t, err)
+	defer a.Close()
+	a.Set(one(plus))
+	a.take()
+	pass := func() { must(t, a.pass(t.Context(), true)) }
+	pass()
+	for i, name := range []string{"a", "b"} {
+		p.pod(name) // nobody reads what the kernel says of it
+		pass()
+		pass()
+		if err := a.Healthy(); a.deaf != i+1 || (err != nil) != (i > 0) {
+			t.Errorf("pod %d: deaf %d times, health %v", i, a.deaf, err)
+		}
+	}
+	a.note(<-a.watch.changes)
+	if err := a.Healthy(); err != nil {
+		t.Errorf("health once messages come again: %v", err)
+	}
+	p.wantMasks("found all the same", map[string]string{"/veth-a": "1", "a/eth0": "1", "/veth-b": "1", "b/eth0": "1"})
+}

@@ -1,0 +1,559 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// ClusterOptions of an agent in a cluster.
+type ClusterOptions struct {
+	// Node is the node's name in the cluster.
+	Node string
+	// DaemonSet is NAMESPACE/NAME of what the agent is of. Empty where it is of none;
+	// then it never takes itself to be uninstalled.
+	DaemonSet string
+	Log       *slog.Logger
+}
+
+// Cluster has the policies of an agent from a cluster, and writes there what becomes
+// of them: a NodeAcceleration for the node, which this agent alone writes; events on
+// the Node; and on each policy the condition Selected. The last is no count of nodes,
+// which would take somebody who watches them all: it is set by the first agent that
+// finds itself selected and, after a while, by one that finds that nobody has.
+//
+// A cluster that does not answer changes nothing on the node.
+type Cluster struct {
+	options            ClusterOptions
+	core, ours, apps   rest.Interface
+	nodes, pods, rules cache.Store
+	synced             []cache.InformerSynced
+	informers          []cache.Controller
+	changed            chan struct{}
+	events             chan Event
+
+	mu     sync.Mutex
+	status *Status
+	// deleted: the DaemonSet was seen to go.
+	deleted bool
+	dirty   chan struct{}
+}
+
+// ConnectCluster is NewCluster by a kubeconfig file, or in a pod if that is empty.
+func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
+	var config *rest.Config
+	var err error
+	if kubeconfig == "" {
+		config, err = rest.InClusterConfig()
+	} else {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	klog.SetSlogLogger(o.Log)
+	return NewCluster(config, o)
+}
+
+// NewCluster prepares to watch; it asks nothing yet.
+func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath = &gv, path
+		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+		return rest.RESTClientFor(c)
+	}
+	c := &Cluster{options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan Event, 32)}
+	var err error
+	if c.core, err = client(corev1.SchemeGroupVersion, "/api"); err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	if c.ours, err = client(v1alpha1.GroupVersion, "/apis"); err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	if c.apps, err = client(appsv1.SchemeGroupVersion, "/apis"); err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	c.nodes = c.inform(c.core, "nodes", "", fields.OneTermEqualSelector("metadata.name", o.Node), &corev1.Node{}, slimNode)
+	c.pods = c.inform(c.core, "pods", "", fields.OneTermEqualSelector("spec.nodeName", o.Node), &corev1.Pod{}, slimPod)
+	c.rules = c.inform(c.ours, "accelerationpolicies", "", fields.Everything(), &v1alpha1.AccelerationPolicy{}, nil)
+	if namespace, name, ok := strings.Cut(o.DaemonSet, "/"); ok {
+		c.inform(c.apps, "daemonsets", namespace, fields.OneTermEqualSelector("metadata.name", name), &appsv1.DaemonSet{}, slimDaemonSet)
+	}
+	return c, nil
+}
+
+// inform watches a resource. What is kept of it is what is needed: a node with a
+// thousand pods is no reason for more memory.
+func (c *Cluster) inform(client rest.Interface, resource, namespace string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) cache.Store {
+	signal := func(any) { poke(c.changed) }
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(client, resource, namespace, which),
+		ObjectType:    of,
+		Transform:     slim,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: func(now any) {
+				c.watchDaemonSet(now, false)
+				signal(nil)
+			},
+			UpdateFunc: func(_, now any) {
+				c.watchDaemonSet(now, false)
+				signal(nil)
+			},
+			DeleteFunc: func(was any) {
+				c.watchDaemonSet(was, true)
+				signal(nil)
+			},
+		},
+	})
+	c.informers = append(c.informers, controller)
+	c.synced = append(c.synced, controller.HasSynced)
+	return store
+}
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func slimNode(o any) (any, error) {
+	if n, ok := o.(*corev1.Node); ok {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ResourceVersion: n.ResourceVersion}}, nil
+	}
+	return o, nil
+}
+
+func slimPod(o any) (any, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels, ResourceVersion: p.ResourceVersion}}
+	slim.Spec.HostNetwork, slim.Status.Phase, slim.Status.PodIPs = p.Spec.HostNetwork, p.Status.Phase, p.Status.PodIPs
+	return slim, nil
+}
+
+func slimDaemonSet(o any) (any, error) {
+	if d, ok := o.(*appsv1.DaemonSet); ok {
+		return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: d.Namespace, Name: d.Name, ResourceVersion: d.ResourceVersion, DeletionTimestamp: d.DeletionTimestamp}}, nil
+	}
+	return o, nil
+}
+
+func (c *Cluster) watchDaemonSet(o any, gone bool) {
+	if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = unknown.Obj
+	}
+	d, ok := o.(*appsv1.DaemonSet)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted = gone || d.DeletionTimestamp != nil; c.deleted {
+		poke(c.dirty) // while there are the rights to
+	}
+}
+
+// Uninstalled tells, at the agent's end, whether it ends for good: its DaemonSet is
+// gone, or going. Deleting a chart takes the agent's rights away too, so that they
+// are gone is as good a sign; that there is no answer is none.
+func (c *Cluster) Uninstalled(ctx context.Context) bool {
+	namespace, name, ok := strings.Cut(c.options.DaemonSet, "/")
+	if !ok {
+		return false
+	}
+	c.mu.Lock()
+	deleted := c.deleted
+	c.mu.Unlock()
+	if deleted {
+		return true
+	}
+	var d appsv1.DaemonSet
+	err := c.apps.Get().Namespace(namespace).Resource("daemonsets").Name(name).Do(ctx).Into(&d)
+	if err == nil {
+		return d.DeletionTimestamp != nil
+	}
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+}
+
+// Forget removes the node's state object, as the last thing of an agent that is
+// uninstalled.
+func (c *Cluster) Forget(ctx context.Context) error {
+	err := c.ours.Delete().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Publish is for Options of the agent: it hands the status to Run.
+func (c *Cluster) Publish(s Status) {
+	c.mu.Lock()
+	c.status = &s
+	c.mu.Unlock()
+	poke(c.dirty)
+}
+
+// Notify is for Options of the agent: it hands an event to Run. Where there are more
+// than anybody would read, they are dropped; the log has them.
+func (c *Cluster) Notify(e Event) {
+	select {
+	case c.events <- e:
+	default:
+	}
+}
+
+// Run tells set what the cluster wants whenever that changes, and writes what Publish
+// and Notify said, until ctx is done.
+func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, informer := range c.informers {
+		all.Go(func() { informer.RunWithContext(ctx) })
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+		return
+	}
+	all.Go(func() { c.writeStatus(ctx) })
+	all.Go(func() { c.writeEvents(ctx) })
+	all.Go(func() { c.markPolicies(ctx) })
+	var last *Desired
+	for {
+		if d := c.desired(); last == nil || !same(*last, d) {
+			set(d)
+			last = &d
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changed:
+		}
+	}
+}
+
+// same tells whether two desires ask for the same.
+func same(a, b Desired) bool {
+	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q Policy) bool {
+		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector &&
+			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
+	})
+}
+
+// node returns this node, nil if the cluster does not have it.
+func (c *Cluster) node() *corev1.Node {
+	for _, o := range c.nodes.List() {
+		if n, ok := o.(*corev1.Node); ok {
+			return n
+		}
+	}
+	return nil
+}
+
+// policies are those of the cluster that are there to stay, the earliest first.
+func (c *Cluster) policies() []*v1alpha1.AccelerationPolicy {
+	var all []*v1alpha1.AccelerationPolicy
+	for _, o := range c.rules.List() {
+		if p, ok := o.(*v1alpha1.AccelerationPolicy); ok && p.DeletionTimestamp == nil {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(p, q *v1alpha1.AccelerationPolicy) int {
+		return cmp.Or(p.CreationTimestamp.Compare(q.CreationTimestamp.Time), strings.Compare(p.Name, q.Name))
+	})
+	return all
+}
+
+func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
+	return n != nil && labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels))
+}
+
+func (c *Cluster) desired() Desired {
+	var d Desired
+	node, wantsPods := c.node(), false
+	for _, p := range c.policies() {
+		if !selects(p, node) {
+			continue
+		}
+		policy := Policy{Name: p.Name, Generation: p.Generation}
+		complete, err := p.Complete()
+		if err != nil {
+			policy.Invalid = err
+			d.Policies = append(d.Policies, policy)
+			continue
+		}
+		policy.Accelerate = complete.Spec.Accelerate
+		if selector := complete.Spec.Pods; selector != nil {
+			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has found it good
+			if err == nil {
+				policy.Selector = s.String()
+				policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
+				wantsPods = true
+			}
+		}
+		d.Policies = append(d.Policies, policy)
+	}
+	if !wantsPods {
+		return d // and pods that come and go are no news
+	}
+	for _, o := range c.pods.List() {
+		p, ok := o.(*corev1.Pod)
+		if !ok || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		pod := Pod{Name: p.Namespace + "/" + p.Name, Labels: p.Labels}
+		for _, ip := range p.Status.PodIPs {
+			if address, err := netip.ParseAddr(ip.IP); err == nil {
+				pod.Addresses = append(pod.Addresses, address)
+			}
+		}
+		if len(pod.Addresses) > 0 {
+			d.Pods = append(d.Pods, pod)
+		}
+	}
+	slices.SortFunc(d.Pods, func(p, q Pod) int { return strings.Compare(p.Name, q.Name) })
+	return d
+}
+
+// Pace of what is written to the cluster.
+const (
+	// between two writes of the status: thirty pods that start are one.
+	between = time.Second
+	// retry of what the cluster refused.
+	retry = 10 * time.Second
+	// patience before a policy is said to select no node, of which each agent takes
+	// another share, so that the first mostly writes alone.
+	patience = 10 * time.Second
+	// quiet about an event that was told of already.
+	quiet = 10 * time.Minute
+)
+
+// pause waits, and tells whether to go on.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+func (c *Cluster) writeStatus(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.dirty:
+		}
+		c.mu.Lock()
+		s, deleted := c.status, c.deleted
+		c.mu.Unlock()
+		wait := between
+		var err error
+		switch {
+		case deleted:
+			err = c.Forget(ctx)
+		case s != nil:
+			err = c.patchStatus(ctx, *s)
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			c.options.Log.Warn("write the node's state", "error", err)
+			if !deleted {
+				poke(c.dirty)
+			}
+			wait = retry
+		}
+		if !pause(ctx, wait) {
+			return
+		}
+	}
+}
+
+func (c *Cluster) patchStatus(ctx context.Context, s Status) error {
+	var n v1alpha1.NodeAcceleration
+	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
+	if apierrors.IsNotFound(err) {
+		n = v1alpha1.NodeAcceleration{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
+			ObjectMeta: metav1.ObjectMeta{Name: c.options.Node},
+		}
+		if node := c.node(); node != nil { // it goes with its node
+			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+		}
+		err = c.ours.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n)
+	}
+	if err != nil {
+		return err
+	}
+	status := v1alpha1.NodeAccelerationStatus{Observed: s.Policies, Settings: s.Settings, Verified: s.Verified, Conditions: n.Status.Conditions}
+	ready := metav1.ConditionFalse
+	if s.Ready {
+		ready = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: ready, Reason: s.Reason, Message: short(s.Message),
+	})
+	for i := range status.Observed {
+		status.Observed[i].Message = short(status.Observed[i].Message)
+	}
+	if status.Observed == nil {
+		status.Observed = []v1alpha1.ObservedPolicy{}
+	}
+	// null and not left out: a patch has to say that the list is empty now.
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{
+		"observed": status.Observed, "settings": status.Settings, "verified": status.Verified, "conditions": status.Conditions,
+	}})
+	if err != nil {
+		return err
+	}
+	return c.ours.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(c.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
+}
+
+// short keeps a message to what an object's field may hold and a person reads.
+func short(message string) string {
+	const limit = 1000
+	if len(message) > limit {
+		return strings.ToValidUTF8(message[:limit], "") + " …"
+	}
+	return message
+}
+
+func (c *Cluster) writeEvents(ctx context.Context) {
+	told := make(map[Event]time.Time)
+	for {
+		var e Event
+		select {
+		case <-ctx.Done():
+			return
+		case e = <-c.events:
+		}
+		if time.Since(told[e]) < quiet {
+			continue
+		}
+		for old, at := range told {
+			if time.Since(at) >= quiet {
+				delete(told, old)
+			}
+		}
+		told[e] = time.Now()
+		if err := c.writeEvent(ctx, e); err != nil && ctx.Err() == nil {
+			c.options.Log.Warn("write an event", "error", err)
+		}
+	}
+}
+
+func (c *Cluster) writeEvent(ctx context.Context, e Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	now := metav1.Now()
+	event := &corev1.Event{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s.slipstream.%x", c.options.Node, now.UnixNano())},
+		// As the kubelet writes its own, so that `kubectl describe node` has them.
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: c.options.Node, UID: types.UID(c.options.Node)},
+		Reason:         e.Reason, Message: short(e.Message), Type: kind, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+		Source: corev1.EventSource{Component: "slipstream-agent", Host: c.options.Node}, ReportingController: "slipstream.dev/agent", ReportingInstance: c.options.Node,
+	}
+	return c.core.Post().Namespace(event.Namespace).Resource("events").Body(event).Do(ctx).Error()
+}
+
+// markPolicies keeps the condition Selected of every policy.
+func (c *Cluster) markPolicies(ctx context.Context) {
+	// since a policy, by name and generation, is without the condition.
+	since := make(map[string]time.Time)
+	// mine are policies that selected this node when last looked at.
+	mine := make(map[string]bool)
+	share := time.Duration(rand.Int64N(int64(patience)))
+	for {
+		node := c.node()
+		for _, p := range c.policies() {
+			at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
+			current := at != nil && at.ObservedGeneration == p.Generation
+			is := selects(p, node)
+			was := mine[p.Name]
+			key := fmt.Sprintf("%s@%d", p.Name, p.Generation)
+			var err error
+			switch {
+			case is && (!current || at.Status != metav1.ConditionTrue):
+				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "an agent's node has the labels; NodeAccelerations say how it fares on each")
+			case !is && was && current && at.Status == metav1.ConditionTrue:
+				// Others that it selects will say so.
+				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode)
+			case !is && !current:
+				if since[key].IsZero() {
+					since[key] = time.Now()
+				}
+				if time.Since(since[key]) > patience+share {
+					err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode)
+				}
+			}
+			mine[p.Name] = is
+			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				c.options.Log.Warn("write a policy's condition", "policy", p.Name, "error", err)
+			}
+		}
+		if !pause(ctx, patience/5) {
+			return
+		}
+	}
+}
+
+const noNode = "no agent has found its node to have the labels of nodeSelector; kubectl get nodes --show-labels lists them"
+
+// mark writes the condition, unless somebody else was first.
+func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
+	conditions := p.DeepCopy().Status.Conditions
+	meta.SetStatusCondition(&conditions, metav1.Condition{
+		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation,
+	})
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": p.ResourceVersion},
+		"status":   map[string]any{"conditions": conditions},
+	})
+	if err != nil {
+		return err
+	}
+	return c.ours.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx).Error()
+}

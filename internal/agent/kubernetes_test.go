@@ -1,0 +1,492 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+type object = map[string]any
+
+// api is as much of an API server as an agent talks to. It keeps objects by their
+// paths, and knows nothing of what they mean.
+type api struct {
+	*httptest.Server
+	mu       sync.Mutex
+	version  int
+	objects  map[string]object
+	watchers map[chan object]func(path string) bool
+	// refuse answers with a status where it is not 0.
+	refuse func(verb, path string) int
+	// asked are the verbs and paths of requests.
+	asked map[string]bool
+}
+
+func newAPI(t *testing.T) *api {
+	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]bool)}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+func (s *api) fail(w http.ResponseWriter, code int, reason string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
+}
+
+// put stores an object and tells who watches.
+func (s *api) put(path string, o object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store(path, o)
+}
+
+func (s *api) store(path string, o object) {
+	kind := "ADDED"
+	if s.objects[path] != nil {
+		kind = "MODIFIED"
+	}
+	s.version++
+	metadata, _ := o["metadata"].(object)
+	metadata["resourceVersion"] = fmt.Sprint(s.version)
+	s.objects[path] = o
+	s.tell(path, kind, o)
+}
+
+func (s *api) tell(path, kind string, o object) {
+	for ch, wants := range s.watchers {
+		if wants(path) {
+			ch <- object{"type": kind, "object": o}
+		}
+	}
+}
+
+func (s *api) remove(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.objects[path]; o != nil {
+		delete(s.objects, path)
+		s.tell(path, "DELETED", o)
+	}
+}
+
+// get returns a copy of an object, nil if there is none.
+func (s *api) get(path string) (o object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, _ := json.Marshal(s.objects[path])
+	_ = json.Unmarshal(b, &o)
+	return o
+}
+
+func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	watching := r.URL.Query().Get("watch") != ""
+	verb := map[string]string{"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[r.Method]
+	path := strings.TrimSuffix(r.URL.Path, "/status")
+	s.mu.Lock()
+	s.asked[verb+" "+r.URL.Path] = true
+	refuse := s.refuse
+	s.mu.Unlock()
+	if refuse != nil {
+		if code := refuse(verb, r.URL.Path); code != 0 {
+			s.fail(w, code, map[int]string{403: "Forbidden", 404: "NotFound", 500: "InternalError"}[code])
+			return
+		}
+	}
+	prefix := path + "/"
+	selected := func(at string) bool {
+		name, ok := strings.CutPrefix(at, prefix)
+		if !ok && strings.HasSuffix(path, "/pods") {
+			ok = strings.HasPrefix(at, "/api/v1/namespaces/") && strings.Contains(at, "/pods/")
+		}
+		want, byName := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		return ok && (!byName || name == want)
+	}
+	reply := func(o any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(o)
+	}
+	switch {
+	case watching && r.URL.Query().Get("sendInitialEvents") != "":
+		s.fail(w, http.StatusUnprocessableEntity, "Invalid")
+	case watching:
+		s.watch(w, r, selected)
+	case r.Method == "GET" && s.get(path) != nil:
+		reply(s.get(path))
+	case r.Method == "GET" && lists[r.URL.Path[strings.LastIndexByte(path, '/')+1:]] != nil:
+		s.mu.Lock()
+		items := []any{}
+		for at, o := range s.objects {
+			if selected(at) {
+				items = append(items, o)
+			}
+		}
+		list := maps.Clone(lists[path[strings.LastIndexByte(path, '/')+1:]])
+		list["metadata"], list["items"] = object{"resourceVersion": fmt.Sprint(s.version)}, items
+		b, _ := json.Marshal(list)
+		s.mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(b)
+	case r.Method == "GET":
+		s.fail(w, 404, "NotFound")
+	case r.Method == "POST":
+		var o object
+		_ = json.NewDecoder(r.Body).Decode(&o)
+		name := o["metadata"].(object)["name"].(string)
+		delete(o, "status")
+		s.put(path+"/"+name, o)
+		reply(s.get(path + "/" + name))
+	case r.Method == "PATCH":
+		var patch object
+		_ = json.NewDecoder(r.Body).Decode(&patch)
+		s.mu.Lock()
+		o := s.objects[path]
+		version := ""
+		if m, ok := patch["metadata"].(object); ok {
+			version, _ = m["resourceVersion"].(string)
+			delete(patch, "metadata")
+		}
+		switch {
+		case o == nil:
+			s.mu.Unlock()
+			s.fail(w, 404, "NotFound")
+			return
+		case version != "" && version != o["metadata"].(object)["resourceVersion"]:
+			s.mu.Unlock()
+			s.fail(w, 409, "Conflict")
+			return
+		}
+		b, _ := json.Marshal(o)
+		var copied object
+		_ = json.Unmarshal(b, &copied)
+		s.store(path, merge(copied, patch).(object))
+		s.mu.Unlock()
+		reply(s.get(path))
+	case r.Method == "DELETE":
+		s.remove(path)
+		reply(object{"kind": "Status", "apiVersion": "v1", "status": "Success"})
+	}
+}
+
+// lists are the kinds of what is listed, by the last of their paths.
+var lists = map[string]object{
+	"nodes":                {"kind": "NodeList", "apiVersion": "v1"},
+	"pods":                 {"kind": "PodList", "apiVersion": "v1"},
+	"daemonsets":           {"kind": "DaemonSetList", "apiVersion": "apps/v1"},
+	"accelerationpolicies": {"kind": "AccelerationPolicyList", "apiVersion": v1alpha1.APIVersion},
+}
+
+// merge is RFC 7386.
+func merge(to, patch any) any {
+	p, ok := patch.(object)
+	if !ok {
+		return patch
+	}
+	o, ok := to.(object)
+	if !ok {
+		o = object{}
+	}
+	for k, v := range p {
+		if v == nil {
+			delete(o, k)
+		} else {
+			o[k] = merge(o[k], v)
+		}
+	}
+	return o
+}
+
+func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string) bool) {
+	ch := make(chan object, 1000)
+	s.mu.Lock()
+	s.watchers[ch] = selected
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.watchers, ch)
+		s.mu.Unlock()
+	}()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-ch:
+			s.mu.Lock()
+			b, _ := json.Marshal(e)
+			s.mu.Unlock()
+			_, _ = w.Write(append(b, '\n'))
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+const (
+	nodePath   = "/api/v1/nodes/node0"
+	statePath  = "/apis/slipstream.dev/v1alpha1/nodeaccelerations/node0"
+	policyPath = "/apis/slipstream.dev/v1alpha1/accelerationpolicies/"
+	daemonPath = "/apis/apps/v1/namespaces/system/daemonsets/agent"
+)
+
+func nodeObject(labels object) object {
+	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "node0", "uid": "u-1", "labels": labels}}
+}
+
+func daemonSet() object {
+	return object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "agent", "namespace": "system"}}
+}
+
+func policyObject(name string, second, generation int, spec object) object {
+	return object{"apiVersion": v1alpha1.APIVersion, "kind": "AccelerationPolicy", "spec": spec, "metadata": object{
+		"name": name, "generation": generation, "creationTimestamp": fmt.Sprintf("2026-01-01T00:00:%02dZ", second),
+	}}
+}
+
+func accelerate(cpus string, devices ...string) []any {
+	return []any{object{"rps": object{"devices": devices, "cpus": cpus}}}
+}
+
+// watched is a cluster that is followed; what is desired comes on a channel.
+func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
+	t.Helper()
+	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	desired := make(chan Desired, 100)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Run(ctx, func(d Desired) { desired <- d })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return c, desired
+}
+
+// next waits for a desire that is as wanted: policies by name, and pods.
+func next(t *testing.T, desired chan Desired, want ...string) Desired {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	var got []string
+	for {
+		select {
+		case d := <-desired:
+			got = nil
+			for _, p := range d.Policies {
+				got = append(got, p.Name)
+			}
+			for _, p := range d.Pods {
+				got = append(got, p.Name)
+			}
+			if slices.Equal(got, want) {
+				return d
+			}
+		case <-timeout:
+			t.Fatalf("desired is %q, want %q", got, want)
+		}
+	}
+}
+
+func TestCluster(t *testing.T) {
+	s := newAPI(t)
+	s.put(nodePath, nodeObject(object{"zone": "a"}))
+	s.put(daemonPath, daemonSet())
+	s.put(policyPath+"b", policyObject("b", 1, 1, object{"accelerate": accelerate("0", "nic")}))
+	s.put(policyPath+"a", policyObject("a", 2, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "a"}}))
+	s.put(policyPath+"c", policyObject("c", 1, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "b"}}))
+	s.put("/api/v1/namespaces/default/pods/web", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "web", "namespace": "default", "labels": object{"app": "web"}},
+		"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
+	c, desired := s.connect(t)
+
+	next(t, desired, "b", "a") // by age, those that select the node, without pods that nobody selects
+
+	// A policy that the schema let pass.
+	s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
+	d := next(t, desired, "b", "a", "bad")
+	if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
+		t.Errorf("invalid: %v, want what and where", err)
+	}
+	s.remove(policyPath + "bad")
+	next(t, desired, "b", "a")
+
+	// One that selects pods: now they matter.
+	s.put(policyPath+"s", policyObject("s", 4, 1, object{"accelerate": accelerate("0", "pod"), "pods": object{"matchLabels": object{"app": "web"}}}))
+	d = next(t, desired, "b", "a", "s", "default/web")
+	if p := d.Policies[2]; !p.Pods(map[string]string{"app": "web"}) || p.Pods(nil) || p.Selector != "app=web" {
+		t.Errorf("%+v selects other pods than web", p)
+	}
+	if diff := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")}, d.Pods[0].Addresses, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	s.put("/api/v1/namespaces/default/pods/host", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "host", "namespace": "default"},
+		"spec": object{"nodeName": "node0", "hostNetwork": true}, "status": object{"podIPs": []any{object{"ip": "192.0.2.1"}}}})
+	s.remove("/api/v1/namespaces/default/pods/web")
+	next(t, desired, "b", "a", "s")
+
+	// The node gets other labels.
+	s.put(nodePath, nodeObject(object{"zone": "b"}))
+	next(t, desired, "b", "c", "s")
+
+	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
+		Policies: []v1alpha1.ObservedPolicy{{Policy: "b", Generation: 1, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 3, Verified: 3}}})
+	eventually(t, "state object", func() string {
+		o := s.get(statePath)
+		status, _ := o["status"].(object)
+		if status == nil || fmt.Sprint(status["settings"]) != "3" {
+			return fmt.Sprint(o)
+		}
+		owner := o["metadata"].(object)["ownerReferences"].([]any)[0].(object)
+		condition := status["conditions"].([]any)[0].(object)
+		if owner["kind"] != "Node" || owner["uid"] != "u-1" || condition["type"] != "Ready" || condition["status"] != "True" || condition["reason"] != "Applied" {
+			t.Fatalf("%v", o)
+		}
+		return ""
+	})
+	c.Publish(Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
+	eventually(t, "state object changes", func() string {
+		status := s.get(statePath)["status"].(object)
+		condition := status["conditions"].([]any)[0].(object)
+		if condition["status"] != "False" || len(status["observed"].([]any)) != 0 {
+			return fmt.Sprint(status)
+		}
+		return ""
+	})
+
+	// The same thing twice is one event.
+	for range 3 {
+		c.Notify(Event{true, v1alpha1.ReasonHeld, "somebody has it"})
+	}
+	c.Notify(Event{true, v1alpha1.ReasonHeld, "another has it"})
+	eventually(t, "events", func() string {
+		var messages []string
+		s.mu.Lock()
+		for path, o := range s.objects {
+			if strings.HasPrefix(path, "/api/v1/namespaces/default/events/") {
+				messages = append(messages, fmt.Sprint(o["message"]))
+			}
+		}
+		s.mu.Unlock()
+		slices.Sort(messages)
+		return cmp.Diff([]string{"another has it", "somebody has it"}, messages)
+	})
+}
+
+func TestSelectedCondition(t *testing.T) {
+	s := newAPI(t)
+	s.put(nodePath, nodeObject(object{"zone": "a"}))
+	s.put(daemonPath, daemonSet())
+	s.put(policyPath+"here", policyObject("here", 1, 3, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "a"}}))
+	s.put(policyPath+"nowhere", policyObject("nowhere", 1, 1, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "z"}}))
+	c, desired := s.connect(t)
+	next(t, desired, "here")
+	condition := func(policy string) string {
+		status, _ := s.get(policyPath + policy)["status"].(object)
+		if status == nil {
+			return "none"
+		}
+		c := status["conditions"].([]any)[0].(object)
+		return fmt.Sprint(c["type"], c["status"], c["reason"], c["observedGeneration"])
+	}
+	want := func(policy, is string) {
+		t.Helper()
+		deadline := time.Now().Add(30 * time.Second)
+		for condition(policy) != is {
+			if time.Now().After(deadline) {
+				t.Fatalf("condition of %s is %s, want %s", policy, condition(policy), is)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	want("here", "SelectedTrueNodes3")
+	// Who has seen less than there is does not write over it.
+	stale := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", ResourceVersion: "1", Generation: 3}}
+	if err := c.mark(t.Context(), stale, metav1.ConditionFalse, v1alpha1.ReasonNoNode, ""); !apierrors.IsConflict(err) {
+		t.Errorf("a stale mark: %v, want a conflict", err)
+	}
+	if got := condition("nowhere"); got != "none" {
+		t.Errorf("nowhere is %s at once; other agents have had no time", got)
+	}
+	s.put(nodePath, nodeObject(object{"zone": "b"}))
+	want("here", "SelectedFalseNoNode3")
+	want("nowhere", "SelectedFalseNoNode1")
+}
+
+// An agent that is stopped puts everything back if its DaemonSet goes, and only then.
+func TestUninstalled(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		do     func(*api)
+		refuse int
+		want   bool
+	}{
+		{"there", func(*api) {}, 0, false},
+		{"gone", func(s *api) { s.remove(daemonPath) }, 0, true},
+		{"being deleted", func(s *api) {
+			d := daemonSet()
+			d["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+			s.put(daemonPath, d)
+		}, 0, true},
+		{"without the right to ask", func(*api) {}, 403, true},
+		{"no sensible answer", func(*api) {}, 500, false},
+		{"no answer", func(s *api) { s.CloseClientConnections(); s.Config.Close() }, 0, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newAPI(t)
+			s.put(nodePath, nodeObject(nil))
+			s.put(daemonPath, daemonSet())
+			c, desired := s.connect(t)
+			next(t, desired)
+			tt.do(s)
+			s.mu.Lock()
+			s.refuse = func(string, string) int { return tt.refuse }
+			s.mu.Unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if got := c.Uninstalled(ctx); got != tt.want {
+				t.Errorf("uninstalled: %v, want %v", got, tt.want)
+			}
+		})
+	}
+
+	// The state object goes as soon as the DaemonSet is seen to, while there are the
+	// rights to.
+	s := newAPI(t)
+	s.put(nodePath, nodeObject(nil))
+	s.put(daemonPath, daemonSet())
+	c, desired := s.connect(t)
+	next(t, desired)
+	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+	eventually(t, "state object", func() string {
+		if s.get(statePath) == nil {
+			return "not there"
+		}
+		return ""
+	})
+	s.remove(daemonPath)
+	eventually(t, "state object goes", func() string { return fmt.Sprint(s.get(statePath))[:min(3, len(s.get(statePath)))] })
+}

@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// metrics are named as node_exporter names its own: a base unit at the end, _total
+// for what only grows.
+type metrics struct {
+	set, repaired, reverted, errors prometheus.Counter
+	messages, overruns, missed      prometheus.Counter
+	verified                        prometheus.Gauge
+	latency                         prometheus.Histogram
+	passes                          *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "slipstream_" + name + "_total", Help: help})
+	}
+	return &metrics{
+		set:      counter("settings_set", "Settings that were written because a policy wants them."),
+		repaired: counter("settings_repaired", "Settings that somebody else had changed and that were written again."),
+		reverted: counter("settings_reverted", "Settings that were put back to what was found."),
+		errors:   counter("errors", "Passes over the node, and visits to pods, that failed."),
+		messages: counter("link_messages", "Messages of the kernel about the node's links."),
+		overruns: counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
+		missed:   counter("links_missed", "Links that a list showed and that no message had told of."),
+		verified: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "slipstream_last_verified_timestamp_seconds", Help: "When all that the node's own devices are to have was last read back."}),
+		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "slipstream_pod_latency_seconds", Help: "From the first message about a pod's veth to its interface being accelerated.",
+			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 5, 30}}),
+		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "slipstream_pass_duration_seconds", Help: "How long a pass took, over the whole node or over what had come.",
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1}}, []string{"kind"}),
+	}
+}
+
+var (
+	policySettings = prometheus.NewDesc("slipstream_policy_settings", "Settings that a policy accounts for.", []string{"policy"}, nil)
+	policyVerified = prometheus.NewDesc("slipstream_policy_settings_verified", "Settings of a policy that read back what was wanted.", []string{"policy"}, nil)
+	policyState    = prometheus.NewDesc("slipstream_policy_state", "1 for the state that a policy is in on this node.", []string{"policy", "state"}, nil)
+	nodeDevices    = prometheus.NewDesc("slipstream_devices", "Devices of the node that are of a class.", []string{"class"}, nil)
+	nodePods       = prometheus.NewDesc("slipstream_pods", "Network namespaces of pods that are followed.", nil, nil)
+	podsMissing    = prometheus.NewDesc("slipstream_pods_missing", "Those of them that could not be found.", nil, nil)
+)
+
+// Describe makes an agent a prometheus.Collector.
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, ch) }
+
+// Collect makes an agent a prometheus.Collector.
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	m := a.metrics
+	for _, c := range []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes} {
+		c.Collect(ch)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	s := a.Status()
+	for class, n := range s.Devices {
+		gauge(nodeDevices, float64(n), class)
+	}
+	gauge(nodePods, float64(s.Pods))
+	gauge(podsMissing, float64(s.Missing))
+	for _, p := range s.Policies {
+		gauge(policySettings, float64(p.Settings), p.Policy)
+		gauge(policyVerified, float64(p.Verified), p.Policy)
+		for _, state := range []v1alpha1.State{v1alpha1.StateApplied, v1alpha1.StatePending, v1alpha1.StateFailed} {
+			is := 0.0
+			if p.State == state {
+				is = 1
+			}
+			gauge(policyState, is, p.Policy, string(state))
+		}
+	}
+}
+
+// Handler serves /metrics and /healthz. The latter says whether a restart would help.
+func (a *Agent) Handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(a, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := a.Healthy(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}

@@ -1,0 +1,476 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/target"
+)
+
+// node is what Run knows of its node.
+type node struct {
+	policies []policy
+	pods     map[netip.Addr]*Pod
+	// links by index, those without a class too.
+	links map[int]link
+	// fresh are links that have come since the last pass.
+	fresh map[int]bool
+	// groups are the pods' namespaces by the number that this one has for them.
+	groups map[int]*group
+	// counts and refused are those of the node's own devices and of the machine.
+	counts  map[accel.SettingOf]accel.Count
+	refused []accel.Refusal
+	// acting are the policies that have something to act on.
+	acting []string
+	// relist: the next list tells of devices in the place of lost messages.
+	relist bool
+	// adopted: the first pass is done, so a setting that is amiss is drift.
+	adopted bool
+	// departed: namespaces have gone whose ledgers are there still.
+	departed bool
+	// failure of the last pass as a whole.
+	failure error
+}
+
+// link is what matters of a link of the node.
+type link struct {
+	name, kind, class string
+	// peer is the index of a veth's other end in the namespace called number.
+	peer, number int
+	// told: a message, or the first list, has told of it.
+	told bool
+}
+
+// group is a pod's network namespace: the ends of one or more veths.
+type group struct {
+	ends []accel.End
+	// since the first of them was seen, or a policy was there to want something.
+	since time.Time
+	// id is known once it has been entered.
+	id  accel.ID
+	pod *Pod
+	// policies that are applied, by key, and what became of it.
+	policies []string
+	// clashes are policies left out, for each with the one that goes before it.
+	clashes map[string]string
+	kept    accel.Kept
+	err     error
+	// missing: neither a file nor a process stood for it.
+	missing  bool
+	done     bool
+	verified time.Time
+}
+
+// take accepts what Set said last. It tells whether the policies are others than
+// they were.
+func (a *Agent) take() (changed bool) {
+	a.mu.Lock()
+	d := a.desired
+	a.mu.Unlock()
+	a.node.pods = make(map[netip.Addr]*Pod)
+	for i := range d.Pods {
+		for _, ip := range d.Pods[i].Addresses {
+			a.node.pods[ip] = &d.Pods[i]
+		}
+	}
+	same := func(p policy, q Policy) bool { return p.key() == (policy{Policy: q}).key() }
+	if changed = a.policies == nil || !slices.EqualFunc(a.policies, d.Policies, same); changed {
+		a.policies = make([]policy, len(d.Policies))
+		for i, p := range d.Policies {
+			a.policies[i] = policy{Policy: p}
+		}
+	}
+	for _, g := range a.groups {
+		if changed {
+			g.since = time.Now()
+		}
+		if a.undecided(g) {
+			g.done = false
+		}
+	}
+	return changed
+}
+
+// told says whether Set was ever called.
+func (a *Agent) told() bool { return a.policies != nil }
+
+// note enters a message into what is known. It tells whether only a full pass can
+// say what follows from it.
+func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
+	a.metrics.messages.Inc()
+	a.hear(true)
+	// A bridge tells of its ports in the same group.
+	if u.IfInfomsg.Family != unix.AF_UNSPEC || a.links == nil {
+		return a.links == nil
+	}
+	index := int(u.Index)
+	known, ok := a.links[index]
+	if u.Header.Type == unix.RTM_DELLINK {
+		if ok {
+			a.forget(index)
+		}
+		return known.class == v1alpha1.DeviceNIC || known.class == v1alpha1.DeviceOverlay
+	}
+	attrs := u.Attrs()
+	now := link{name: attrs.Name, kind: u.Type(), class: known.class, peer: attrs.ParentIndex, number: attrs.NetNsID, told: true}
+	if ok && now.name == known.name && now.kind == known.kind && now.peer == known.peer && now.number == known.number {
+		if !known.told {
+			a.links[index] = now
+		}
+		return false
+	}
+	if now.kind != "veth" || known.class == v1alpha1.DeviceNIC {
+		a.links[index] = now
+		return true // what it is depends on routes, addresses and other links
+	}
+	now.class = ""
+	if now.number >= 0 {
+		now.class = v1alpha1.DeviceHostVeth
+	}
+	a.learn(index, now)
+	return false
+}
+
+// learn enters a link, and its other end where that is a pod's.
+func (a *Agent) learn(index int, now link) {
+	if was, ok := a.links[index]; ok && (was.class != now.class || was.number != now.number || was.peer != now.peer) {
+		a.forget(index)
+	}
+	if _, ok := a.links[index]; !ok || a.links[index].name != now.name {
+		a.fresh[index] = true
+	}
+	a.links[index] = now
+	if now.class != v1alpha1.DeviceHostVeth {
+		return
+	}
+	end := accel.End{Index: now.peer, Host: index}
+	g := a.groups[now.number]
+	if g == nil {
+		g = &group{since: time.Now()}
+		a.groups[now.number] = g
+	}
+	if !slices.Contains(g.ends, end) {
+		g.ends = append(g.ends, end)
+		g.done = false
+	}
+}
+
+func (a *Agent) forget(index int) {
+	gone := a.links[index]
+	delete(a.links, index)
+	delete(a.fresh, index)
+	maps.DeleteFunc(a.counts, func(s accel.SettingOf, _ accel.Count) bool { return s.Link == index })
+	g := a.groups[gone.number]
+	if gone.class != v1alpha1.DeviceHostVeth || g == nil {
+		return
+	}
+	g.ends = slices.DeleteFunc(g.ends, func(e accel.End) bool { return e.Host == index })
+	maps.DeleteFunc(g.kept.Counts, func(s accel.SettingOf, _ accel.Count) bool { return s.Link == gone.peer })
+	if len(g.ends) == 0 {
+		delete(a.groups, gone.number)
+		a.departed = a.departed || g.id != 0
+	}
+}
+
+// pass makes the node what is wanted: all of it, or what has come.
+func (a *Agent) pass(ctx context.Context, full bool) error {
+	began := time.Now()
+	if !full {
+		for _, g := range a.groups {
+			a.choose(g)
+		}
+		// A class of devices, or the first pod, that a policy was waiting for.
+		full = !slices.Equal(a.acting, a.toAct())
+	}
+	keep := a.keepFresh
+	if full {
+		keep = a.keepNode
+	}
+	if err := keep(ctx); err != nil {
+		return err
+	}
+	a.keepPods(ctx, full)
+	if !slices.Equal(a.acting, a.toAct()) { // who a pod is was found out within
+		if err := a.keepNode(ctx); err != nil {
+			return err
+		}
+	}
+	if full {
+		a.adopted = true
+		a.metrics.verified.SetToCurrentTime()
+	}
+	a.failure = nil
+	a.metrics.passes.WithLabelValues(map[bool]string{true: "full", false: "part"}[full]).Observe(time.Since(began).Seconds())
+	return nil
+}
+
+// keepNode lists the node's devices and keeps what is wanted of them, the machine's
+// table before any pod's queues that index it.
+func (a *Agent) keepNode(ctx context.Context) error {
+	view, err := a.host.Look()
+	if err != nil {
+		return err
+	}
+	a.compare(view.Devices)
+	judge(a.policies, view.Check)
+	for _, g := range a.groups {
+		a.choose(g)
+	}
+	a.acting = a.toAct()
+	kept, err := a.host.Keep(ctx, view, a.ofNode())
+	if err != nil {
+		return err
+	}
+	clear(a.fresh)
+	a.counts, a.refused = make(map[accel.SettingOf]accel.Count), nil
+	a.reckon(kept)
+	return nil
+}
+
+// compare brings what is known in step with a list of all devices.
+func (a *Agent) compare(devices []accel.Device) {
+	if a.links == nil {
+		a.links, a.fresh, a.groups = make(map[int]link), make(map[int]bool), make(map[int]*group)
+		a.relist = true
+	}
+	first := a.relist
+	a.relist = false
+	there := make(map[int]bool, len(devices))
+	missed := 0
+	for _, d := range devices {
+		there[d.Index] = true
+		was, known := a.links[d.Index]
+		if known && !was.told && !first {
+			missed++ // it was in the list before this one, and no message has come since
+		}
+		a.learn(d.Index, link{name: d.Name, kind: d.Kind, class: d.Class, peer: d.Peer, number: d.PeerNamespace, told: first || known && was.told})
+	}
+	for index := range a.links {
+		if !there[index] {
+			a.forget(index)
+		}
+	}
+	if missed == 0 {
+		return
+	}
+	a.hear(false)
+	a.metrics.missed.Add(float64(missed))
+	a.options.Log.Error("devices have appeared that no message told of", "devices", missed)
+	for index, l := range a.links {
+		l.told = true
+		a.links[index] = l
+	}
+}
+
+// hear notes that a message has come, or that one should have.
+func (a *Agent) hear(message bool) {
+	if message && a.deaf == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.deaf++; message {
+		a.deaf = 0
+	}
+}
+
+// keepFresh keeps what is wanted of the devices that have come.
+func (a *Agent) keepFresh(ctx context.Context) error {
+	var devices []accel.Device
+	for index := range a.fresh {
+		l := a.links[index]
+		if l.class == v1alpha1.DeviceHostVeth {
+			devices = append(devices, accel.Device{Name: l.name, Index: index, Kind: l.kind, Class: l.class})
+		}
+	}
+	clear(a.fresh)
+	if len(devices) == 0 {
+		return nil
+	}
+	kept, err := a.host.KeepDevices(ctx, devices)
+	a.reckon(kept)
+	return err
+}
+
+// reckon enters what became of the node's own devices.
+func (a *Agent) reckon(kept accel.Kept) {
+	maps.Copy(a.counts, kept.Counts)
+	a.refused = append(a.refused, kept.Refused...)
+	a.tally(a.options.Node, kept)
+}
+
+// tally counts what was done, and tells of what should not have been necessary.
+func (a *Agent) tally(place string, kept accel.Kept) {
+	a.metrics.set.Add(float64(kept.Set))
+	a.metrics.reverted.Add(float64(kept.Reverted))
+	if kept.Repaired > 0 && a.adopted {
+		a.metrics.repaired.Add(float64(kept.Repaired))
+		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by somebody else; they are as the policies want them again", kept.Repaired, place)})
+	}
+	for _, r := range kept.Refused {
+		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
+		if errors.Is(r.Err, accel.ErrChanged) {
+			a.notify(Event{true, "Changed", r.Err.Error()})
+		}
+	}
+}
+
+func (a *Agent) notify(e Event) {
+	a.options.Log.Warn(e.Message, "reason", e.Reason)
+	a.options.Notify(e)
+}
+
+// Limits of one pass over pods.
+const (
+	// atOnce bounds the namespaces that are open at a time.
+	atOnce = 64
+	// verifyAtOnce bounds what a verification costs: where there are more pods, the
+	// longest unverified go first.
+	verifyAtOnce = 128
+)
+
+// keepPods keeps what is wanted in pods' namespaces: those that have come or whose
+// policies have changed, and in a full pass the others too.
+func (a *Agent) keepPods(ctx context.Context, full bool) {
+	var due, verify []int
+	for number, g := range a.groups {
+		if !g.done {
+			due = append(due, number)
+		} else if full && (len(g.policies) > 0 || a.undecided(g)) {
+			verify = append(verify, number)
+		}
+	}
+	slices.SortFunc(verify, func(x, y int) int { return a.groups[x].verified.Compare(a.groups[y].verified) })
+	due = append(due, verify[:min(len(verify), verifyAtOnce)]...)
+	for numbers := range slices.Chunk(due, atOnce) {
+		if ctx.Err() != nil {
+			return
+		}
+		found := a.finder.Find(numbers...)
+		for _, number := range numbers {
+			g := a.groups[number]
+			g.missing = found[number] == nil
+			g.done = true // until a message or the next verification
+			if g.missing {
+				continue
+			}
+			a.keepPod(ctx, g, found[number])
+			_ = found[number].Close()
+		}
+	}
+}
+
+// selective tells whether any policy wants to know which pod it is about.
+func (a *Agent) selective() bool {
+	return slices.ContainsFunc(a.policies, func(p policy) bool { return p.ofPods() && p.Pods != nil })
+}
+
+// undecided: which pod it is has to be known, and is not.
+func (a *Agent) undecided(g *group) bool { return g.pod == nil && a.selective() }
+
+// choose works out the policies of a pod. One whose own differ from what is applied
+// is not done.
+func (a *Agent) choose(g *group) {
+	if g.pod != nil {
+		// Its labels may have changed, or it is another's address now.
+		var again *Pod
+		for _, ip := range g.pod.Addresses {
+			if again == nil {
+				again = a.node.pods[ip]
+			}
+		}
+		g.pod = again
+	}
+	keys, clashes := a.policiesOf(g.pod)
+	if !slices.Equal(keys, g.policies) {
+		g.done = false
+	}
+	g.policies, g.clashes = keys, clashes
+}
+
+func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
+	if a.undecided(g) {
+		addresses, err := n.Addresses()
+		if err != nil {
+			g.err = err
+			return
+		}
+		for _, ip := range addresses {
+			if pod := a.node.pods[ip]; pod != nil && g.pod == nil {
+				g.pod = pod
+			}
+		}
+		g.policies, g.clashes = a.policiesOf(g.pod)
+	}
+	if len(g.policies) == 0 && g.id == 0 {
+		return // nothing is wanted and nothing was: what a life before set, the sweep finds
+	}
+	place := target.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
+	first := g.id == 0
+	var id accel.ID
+	id, g.kept, g.err = n.KeepInside(ctx, a.options.accel(place), g.ends, a.ofPod(g.policies))
+	if id != 0 {
+		g.id = id
+	}
+	if g.err != nil {
+		a.metrics.errors.Inc()
+		a.options.Log.Warn("keep accelerators of a pod", "place", place.Name, "error", g.err)
+		return
+	}
+	g.verified = time.Now()
+	if len(g.policies) == 0 && len(g.kept.Refused) == 0 {
+		g.id = 0 // as it was found; its ledger is gone
+	}
+	if first {
+		a.metrics.latency.Observe(time.Since(g.since).Seconds())
+		a.options.Log.Info("accelerated a pod", "place", place.Name, "settings", g.kept.Set)
+	}
+	if !first || g.kept.Set > 0 {
+		a.tally(place.Name, g.kept)
+	}
+}
+
+// name of a pod, or of its first veth's end on the node.
+func (g *group) name() string {
+	if g.pod != nil {
+		return g.pod.Name
+	}
+	if len(g.ends) == 0 {
+		return "pod"
+	}
+	return fmt.Sprintf("pod of link %d", g.ends[0].Host)
+}
+
+// sweep lets go of what is held in namespaces that are none of today's pods, such as
+// those of policies that ended while no agent was there.
+func (a *Agent) sweep(ctx context.Context) {
+	if a.links == nil {
+		return
+	}
+	keep := map[accel.ID]bool{a.host.ID(): true}
+	for _, g := range a.groups {
+		keep[g.id] = true
+	}
+	a.departed = false
+	restored, err := a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id accel.ID) bool { return keep[id] })
+	a.metrics.reverted.Add(float64(restored))
+	if err != nil && ctx.Err() == nil {
+		a.metrics.errors.Inc()
+		a.options.Log.Warn("let go of pods that are gone", "error", err)
+	}
+}
+
+func (a *Agent) fail(err error) {
+	a.failure = err
+	a.options.Log.Error("keep accelerators", "error", err)
+}

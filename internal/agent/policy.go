@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+)
+
+// policy is a Policy and what its node makes of it.
+type policy struct {
+	Policy
+	// reason and problem, where the policy is not acted on at all.
+	reason, problem string
+	// against are earlier policies, by key, that want something else of the
+	// class pod, of pods that both may select.
+	against map[string]bool
+}
+
+// key is that of one version of a policy.
+func (p policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
+
+// devices are the classes that an accelerator acts on.
+func devices(a v1alpha1.Accelerator) []string {
+	if a.RPS != nil {
+		return a.RPS.Devices
+	}
+	if a.RFS != nil {
+		return a.RFS.Devices
+	}
+	return nil
+}
+
+// names tells whether a policy acts on devices of a class.
+func (p policy) names(class string) bool {
+	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return slices.Contains(devices(a), class) })
+}
+
+func (p policy) ofPods() bool { return p.names(v1alpha1.DevicePod) }
+
+// nodePart is what accelerators come to on the node: without the class pod, but
+// with the machine's table that queues of pods index.
+func nodePart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
+	out := v1alpha1.AcceleratorsFor(all, false)
+	for _, a := range all {
+		if a.RFS != nil && slices.Contains(a.RFS.Devices, v1alpha1.DevicePod) {
+			out = append(out, v1alpha1.Accelerator{RFS: &v1alpha1.RFS{Entries: a.RFS.Entries}})
+		}
+	}
+	return out
+}
+
+func podPart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
+	return v1alpha1.AcceleratorsFor(all, true)
+}
+
+// judge decides which policies are acted on. One is acted on as a whole or not at
+// all, but for pods that another one selects too: on those, the earlier goes first
+// and the later is left out.
+func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
+	var accepted []*policy
+	for i := range policies {
+		p := &policies[i]
+		p.reason, p.problem, p.against = "", "", make(map[string]bool)
+		switch err := check(p.Accelerate); {
+		case p.Invalid != nil:
+			p.reason, p.problem = v1alpha1.ReasonInvalid, p.Invalid.Error()
+		case errors.Is(err, accel.ErrConflict):
+			p.reason, p.problem = v1alpha1.ReasonInvalid, err.Error()
+		case err != nil:
+			p.reason, p.problem = v1alpha1.ReasonImpossible, err.Error()
+		}
+		for _, q := range accepted {
+			if p.reason != "" {
+				break
+			}
+			err := check(slices.Concat(nodePart(q.Accelerate), nodePart(p.Accelerate)))
+			if err == nil {
+				if err = check(slices.Concat(podPart(q.Accelerate), podPart(p.Accelerate))); err != nil {
+					p.against[q.key()] = true
+					if p.Pods != nil && q.Pods != nil && p.Selector != q.Selector {
+						continue // pod by pod
+					}
+				}
+			}
+			if err != nil {
+				p.reason = v1alpha1.ReasonConflict
+				p.problem = fmt.Sprintf("policy %s goes first, and both cannot be had: %s; nothing is changed for this one", q.Name, err)
+			}
+		}
+		if p.reason == "" {
+			accepted = append(accepted, p)
+		}
+	}
+}
+
+// policiesOf are the policies of a pod that act on its own interfaces, and those
+// that are left out for an earlier one.
+func (a *Agent) policiesOf(pod *Pod) (keys []string, clashes map[string]string) {
+	for _, p := range a.policies {
+		if p.reason != "" || !p.ofPods() || p.Pods != nil && (pod == nil || !p.Pods(pod.Labels)) {
+			continue
+		}
+		if i := slices.IndexFunc(keys, func(k string) bool { return p.against[k] }); i >= 0 {
+			if clashes == nil {
+				clashes = make(map[string]string)
+			}
+			clashes[p.key()] = keys[i]
+			continue
+		}
+		keys = append(keys, p.key())
+	}
+	return keys, clashes
+}
+
+// toAct are the policies that have something to act on, by key. The others change
+// nothing, not even the machine's table.
+func (a *Agent) toAct() []string {
+	classes := make(map[string]bool)
+	for _, l := range a.links {
+		classes[l.class] = true
+	}
+	ofPods := make(map[string]bool)
+	for _, g := range a.groups {
+		for _, key := range g.policies {
+			ofPods[key] = true
+		}
+	}
+	var keys []string
+	for _, p := range a.policies {
+		acts := ofPods[p.key()] || slices.ContainsFunc([]string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth},
+			func(class string) bool { return classes[class] && p.names(class) })
+		if p.reason == "" && acts {
+			keys = append(keys, p.key())
+		}
+	}
+	return keys
+}
+
+// ofNode is what is wanted of the node.
+func (a *Agent) ofNode() []v1alpha1.Accelerator {
+	var out []v1alpha1.Accelerator
+	for _, p := range a.policies {
+		if slices.Contains(a.acting, p.key()) {
+			out = append(out, nodePart(p.Accelerate)...)
+		}
+	}
+	return out
+}
+
+// ofPod is what some policies, by key, want of a pod.
+func (a *Agent) ofPod(keys []string) []v1alpha1.Accelerator {
+	var out []v1alpha1.Accelerator
+	for _, p := range a.policies {
+		if slices.Contains(keys, p.key()) {
+			out = append(out, podPart(p.Accelerate)...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,461 @@
+package agent
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+)
+
+// childEnv makes the test's binary an agent, with these options.
+const childEnv = "SLIPSTREAM_TEST_AGENT"
+
+type childOptions struct {
+	JournalDir, NetnsDir string
+	Verify               time.Duration
+	Accelerate           []v1alpha1.Accelerator
+}
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(childEnv); text != "" {
+		if err := runChild(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// runChild is an agent until its standard input ends. It says with a line each
+// when it has another status.
+func runChild(text string) error {
+	var o childOptions
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return err
+	}
+	a, err := New(Options{
+		Node: "node0", JournalDir: o.JournalDir, NetnsDirs: []string{o.NetnsDir}, Verify: o.Verify,
+		Publish: func(s Status) { fmt.Println(s.Settings, s.Verified, s.Reason) },
+	})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	d := Desired{}
+	if o.Accelerate != nil {
+		d.Policies = []Policy{{Name: "child", Generation: 1, Accelerate: o.Accelerate}}
+	}
+	a.Set(d)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return a.Run(ctx)
+}
+
+// child is an agent of its own, in this thread's network namespace.
+type child struct {
+	*exec.Cmd
+	in  io.Closer
+	out *bufio.Scanner
+}
+
+func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator) *child {
+	p.t.Helper()
+	text, err := json.Marshal(childOptions{p.journal, p.netns, verify, accelerate})
+	must(p.t, err)
+	c := &child{Cmd: exec.Command("/proc/self/exe")}
+	c.Env = append(os.Environ(), childEnv+"="+string(text))
+	c.Stderr = os.Stderr
+	c.in, err = c.StdinPipe()
+	must(p.t, err)
+	out, err := c.StdoutPipe()
+	must(p.t, err)
+	c.out = bufio.NewScanner(out)
+	must(p.t, c.Start())
+	p.t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	return c
+}
+
+// until reads statuses up to one with so many settings, all of which read back.
+func (c *child) until(t testing.TB, settings int) {
+	t.Helper()
+	last := ""
+	for c.out.Scan() {
+		last = c.out.Text()
+		if strings.HasPrefix(last, fmt.Sprintf("%d %d ", settings, settings)) {
+			return
+		}
+	}
+	t.Fatalf("the agent ended; it said last %q, want %d settings", last, settings)
+}
+
+const kills = 20
+
+// TestKill kills the agent at random moments, while pods come and go: at no time is
+// there a setting that neither the policy nor the snapshot explains, and what it was
+// is what it is when the policy has gone.
+func TestKill(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	for i := range 4 {
+		p.pod(fmt.Sprintf("stays%d", i))
+	}
+	// What stood there need not be nothing.
+	p.in("stays1", func() { write(t, "class/net/eth0/queues/rx-0/rps_cpus", "2") })
+	write(t, "class/net/veth-stays2/queues/rx-0/rps_cpus", "2")
+	before := p.snapshot()
+
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for kill := range kills {
+		// Every other life has the policy another way round, or none.
+		accelerate := [][]v1alpha1.Accelerator{plus.Accelerate, {rps("0-1", "nic", "pod")}, plus.Accelerate, nil}[kill%4]
+		allowed := []string{"1", "3"}
+		c := p.child(time.Hour, accelerate)
+		come := fmt.Sprintf("comes%d", kill)
+		p.pod(come)
+		time.Sleep(time.Duration(random.Int64N(int64(200 * time.Millisecond))))
+		must(t, c.Process.Kill())
+		_ = c.Wait()
+		for place, values := range p.snapshot() {
+			for path, value := range values {
+				was := before[place][path]
+				if was == "" {
+					was = values["class/net/lo/queues/rx-0/rps_cpus"] // of a pod that came: nothing
+					if strings.HasSuffix(path, "rps_flow_cnt") {
+						was = "0\n"
+					}
+				}
+				if now := strings.TrimLeft(strings.TrimSpace(value), "0,"); value != was && !slices.Contains(allowed, now) {
+					t.Fatalf("kill %d: %s of %q reads %q: neither the policy nor the snapshot", kill, path, place, value)
+				}
+			}
+		}
+		p.remove(come)
+	}
+	c := p.child(time.Hour, nil)
+	if !c.out.Scan() {
+		t.Fatal("the last agent ended")
+	}
+	eventually(t, "no policy", func() string { return gocmp.Diff(before, p.snapshot()) })
+	p.wantJournal(0)
+}
+
+func write(t testing.TB, path, value string) {
+	t.Helper()
+	sys, err := accel.MountSys()
+	must(t, err)
+	defer sys.Close()
+	must(t, sys.WriteFile(path, []byte(value), 0))
+}
+
+// TestFlood makes and removes 500 links in a loop.
+func TestFlood(t *testing.T) {
+	p := newPlace(t)
+	const pods, links, rounds = 10, 500, 2
+	for i := range pods {
+		p.namespace(fmt.Sprint(i))
+	}
+	flood := func() {
+		for i := range links {
+			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("flood%d", i)},
+				PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods[fmt.Sprint(i%pods)].handle)}))
+		}
+	}
+	drain := func() {
+		for i := range links {
+			l, err := netlink.LinkByName(fmt.Sprintf("flood%d", i))
+			must(t, err)
+			must(t, netlink.LinkDel(l))
+		}
+	}
+	a := p.start(p.options())
+	a.Set(one(plus))
+	a.wantState("plus", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
+	threads, fds := count(t, "/proc/self/task"), count(t, "/proc/self/fd")
+	goroutines := runtime.NumGoroutine()
+	began := time.Now()
+	for round := range rounds {
+		flood()
+		if round < rounds-1 {
+			drain()
+		}
+	}
+	made := time.Now()
+	eventually(t, "every link of the last flood", func() string {
+		if s := a.Status(); s.Settings != 2*links || s.Verified != 2*links {
+			return fmt.Sprintf("%d settings, %d verified, want %d", s.Settings, s.Verified, 2*links)
+		}
+		return ""
+	})
+	t.Logf("%d links made and %d removed in %s; all there is was accelerated %s later", rounds*links, (rounds-1)*links, made.Sub(began).Round(time.Millisecond), time.Since(made).Round(time.Millisecond))
+	if masks := p.masks(); len(masks) != 2*links {
+		t.Errorf("%d masks, want %d", len(masks), 2*links)
+	}
+	drain()
+	eventually(t, "drained", func() string {
+		if s := a.Status(); s.Settings != 0 || s.Pods != 0 {
+			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
+	eventually(t, "leaks", func() string {
+		var leaks []string
+		if n := count(t, "/proc/self/fd"); n > fds {
+			leaks = append(leaks, fmt.Sprintf("%d files, were %d", n, fds))
+		}
+		if n := runtime.NumGoroutine(); n > goroutines {
+			leaks = append(leaks, fmt.Sprintf("%d goroutines, were %d", n, goroutines))
+		}
+		if n := count(t, "/proc/self/task"); n > threads+4 {
+			leaks = append(leaks, fmt.Sprintf("%d threads, were %d", n, threads))
+		}
+		return strings.Join(leaks, "; ")
+	})
+	// The node's own ledger may stay until the next time that it is looked at.
+	a.Set(one())
+	p.wantJournal(0)
+}
+
+func count(t testing.TB, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	return len(entries)
+}
+
+// usage of a process: CPU time, and resident memory in MiB.
+func (c *child) usage(t testing.TB) (cpu time.Duration, rss float64) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
+	must(t, err)
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	pages, err := strconv.Atoi(f[21])
+	must(t, err)
+	// The sum over threads of schedstat is exact to the nanosecond, where stat counts
+	// ticks.
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", c.Process.Pid))
+	must(t, err)
+	for _, task := range tasks {
+		if b, err = os.ReadFile(task); err != nil {
+			continue
+		}
+		ns, err := strconv.ParseInt(strings.Fields(string(b))[0], 10, 64)
+		must(t, err)
+		cpu += time.Duration(ns)
+	}
+	return cpu, float64(pages*os.Getpagesize()) / (1 << 20)
+}
+
+// TestIdle bounds what an agent costs that has nothing to do but to verify: with 30
+// pods, and with 1,000 veths of the node. It verifies ten times as often as agents do, and
+// counts a tenth.
+func TestIdle(t *testing.T) {
+	for _, tt := range []struct {
+		name              string
+		pods, links, held int
+	}{
+		{"30 pods", 30, 30, 60},
+		{"1000 veths", 1, 1000, 2000},
+		{"300 pods", 300, 300, 600},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPlace(t)
+			for i := range tt.pods {
+				p.namespace(fmt.Sprint(i))
+			}
+			for i := range tt.links {
+				must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
+					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods[fmt.Sprint(i%tt.pods)].handle)}))
+			}
+			const often = 10
+			c := p.child(30*time.Second/often, plus.Accelerate)
+			c.until(t, tt.held)
+			time.Sleep(time.Second) // the start's garbage is not idling
+			before, _ := c.usage(t)
+			const window = 9 * time.Second
+			time.Sleep(window)
+			after, rss := c.usage(t)
+			millicores := float64(after-before) / float64(window) * 1000 / often
+			t.Logf("%.2f millicores, %.1f MiB resident", millicores, rss)
+			if millicores > 5 || rss > 30 {
+				t.Errorf("%.2f millicores and %.1f MiB, want at most 5 and 30", millicores, rss)
+			}
+		})
+	}
+}
+
+// applied is a slog.Handler that notes when the pods of links were accelerated.
+type applied struct {
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+func (l *applied) Enabled(_ context.Context, level slog.Level) bool { return level == slog.LevelInfo }
+func (l *applied) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l *applied) WithGroup(string) slog.Handler                    { return l }
+func (l *applied) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "accelerated a pod" {
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == "place" {
+				l.mu.Lock()
+				l.at[a.Value.String()] = r.Time
+				l.mu.Unlock()
+			}
+			return true
+		})
+	}
+	return nil
+}
+
+// BenchmarkNewPod starts 30 pods at once, over and over, on a node that has some
+// veths already: from the moment before a veth is made to its end in the pod
+// reading what it should.
+func BenchmarkNewPod(b *testing.B) {
+	for _, links := range []int{0, 1000} {
+		b.Run(fmt.Sprintf("veths=%d", links), func(b *testing.B) {
+			p := newPlace(b)
+			p.namespace("other")
+			for i := range links {
+				must(b, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
+					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods["other"].handle)}))
+			}
+			const pods = 30
+			log := &applied{at: make(map[string]time.Time)}
+			o := p.options()
+			o.Log = slog.New(log)
+			a := p.start(o)
+			a.Set(one(plus))
+			eventually(b, "start", func() string {
+				if s := a.Status(); s.Verified < 2*links || len(s.Policies) == 0 {
+					return fmt.Sprintf("%+v", s)
+				}
+				return ""
+			})
+			var latencies []time.Duration
+			for round := 0; b.Loop(); round++ {
+				b.StopTimer()
+				name := func(i int) string { return fmt.Sprintf("p%d-%d", round, i) }
+				for i := range pods {
+					p.namespace(name(i))
+				}
+				made := make(map[string]time.Time)
+				b.StartTimer()
+				for i := range pods {
+					at := time.Now()
+					p.veth(name(i), "veth-"+name(i))
+					l, err := netlink.LinkByName("veth-" + name(i))
+					must(b, err)
+					made[fmt.Sprintf("node0/pod of link %d", l.Attrs().Index)] = at
+				}
+				eventually(b, "pods", func() string {
+					log.mu.Lock()
+					defer log.mu.Unlock()
+					if len(log.at) < pods {
+						return fmt.Sprintf("%d of %d", len(log.at), pods)
+					}
+					return ""
+				})
+				b.StopTimer()
+				for place, at := range made {
+					latencies = append(latencies, log.at[place].Sub(at))
+				}
+				clear(log.at)
+				for i := range pods {
+					p.remove(name(i))
+				}
+				eventually(b, "removed", func() string {
+					if s := a.Status(); s.Settings > 2*links {
+						return fmt.Sprintf("%+v", s)
+					}
+					return ""
+				})
+				b.StartTimer()
+			}
+			slices.SortFunc(latencies, cmp.Compare[time.Duration])
+			ms := func(q float64) float64 { return latencies[int(q*float64(len(latencies)-1))].Seconds() * 1e3 }
+			b.ReportMetric(ms(.5), "p50-ms")
+			b.ReportMetric(ms(.99), "p99-ms")
+			b.ReportMetric(ms(1), "max-ms")
+		})
+	}
+}
+
+// TestHostile has what a pod, or whoever can write where runtimes do, might put in
+// the agent's way.
+func TestHostile(t *testing.T) {
+	p := newPlace(t)
+	target := filepath.Join(t.TempDir(), "target")
+	must(t, os.WriteFile(target, []byte("mine"), 0o666))
+
+	// In the folder of namespaces: what is none, and what would wait for ever.
+	must(t, unix.Mkfifo(filepath.Join(p.netns, "0fifo"), 0o666))
+	must(t, os.WriteFile(filepath.Join(p.netns, "0file"), nil, 0o666))
+	must(t, os.Symlink("/proc/1/ns/net", filepath.Join(p.netns, "0link")))
+	must(t, os.Mkdir(filepath.Join(p.netns, "0dir"), 0o777))
+
+	// A process of the pod with a sysfs of its own invention.
+	p.pod("a")
+	p.in("a", func() {
+		rename(t, "eth0", "a*?[]~$(x)")
+		for i := range 50 { // devices that nobody asked the agent to look at
+			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("x%d", i)}, PeerName: fmt.Sprintf("y%d", i)}))
+		}
+		script := `mount -t tmpfs none /sys && mkdir -p '/sys/class/net/a*?[]~$(x)/queues/rx-0' &&
+			ln -s ` + target + ` '/sys/class/net/a*?[]~$(x)/queues/rx-0/rps_cpus' && echo ready && exec sleep 1000`
+		c := exec.Command("unshare", "--mount", "sh", "-c", script)
+		out, err := c.StdoutPipe()
+		must(t, err)
+		c.Stderr = os.Stderr
+		must(t, c.Start())
+		t.Cleanup(func() {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		})
+		if s := bufio.NewScanner(out); !s.Scan() || s.Text() != "ready" {
+			t.Fatal("the hostile pod did not start")
+		}
+	})
+	// A namespace that no file stands for, only a process.
+	must(t, unix.Unmount(p.pods["a"].file, unix.MNT_DETACH))
+	before := p.snapshot()
+	a := p.start(p.options())
+	a.Set(one(plus))
+	p.wantMasks("only what is asked for", map[string]string{"/veth-a": "1", "a/a*?[]~$(x)": "1"})
+	if b, err := os.ReadFile(target); err != nil || string(b) != "mine" {
+		t.Errorf("the target of a link in a pod's /sys reads %q, %v", b, err)
+	}
+	a.Set(one())
+	p.wantMasks("policy off", map[string]string{})
+	if d := gocmp.Diff(before, p.snapshot()); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+)
+
+// Status is what an agent has made of the policies.
+type Status struct {
+	Policies []v1alpha1.ObservedPolicy
+	// Settings that are held on the node and in its pods, and those that read back.
+	Settings, Verified int
+	// Ready: no policy has failed. Reason is one of v1alpha1's.
+	Ready           bool
+	Reason, Message string
+	// Devices of the node by class; Pods are namespaces that are followed, Missing
+	// those of them that could not be found.
+	Devices       map[string]int
+	Pods, Missing int
+}
+
+// Status returns the last one.
+func (a *Agent) Status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.status
+}
+
+// publish works the status out, and hands it on if it is another one.
+func (a *Agent) publish() {
+	now := a.observe()
+	a.mu.Lock()
+	was := a.status
+	a.status = now
+	a.mu.Unlock()
+	if reflect.DeepEqual(was, now) {
+		return
+	}
+	for _, p := range now.Policies {
+		before := slices.IndexFunc(was.Policies, func(q v1alpha1.ObservedPolicy) bool { return q.Policy == p.Policy })
+		if p.State == v1alpha1.StateFailed && (before < 0 || was.Policies[before].Reason != p.Reason || was.Policies[before].Generation != p.Generation) {
+			a.notify(Event{true, p.Reason, fmt.Sprintf("policy %s: %s", p.Policy, p.Message)})
+		}
+	}
+	a.options.Publish(now)
+}
+
+func (a *Agent) observe() Status {
+	s := Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy, Message: "no policy selects this node", Devices: make(map[string]int), Pods: len(a.groups)}
+	for _, l := range a.links {
+		if l.class != "" {
+			s.Devices[l.class]++
+		}
+	}
+	for _, g := range a.groups {
+		if g.missing {
+			s.Missing++
+		}
+		add(&s.Settings, &s.Verified, g.kept.Counts, func(accel.SettingOf) bool { return true })
+	}
+	add(&s.Settings, &s.Verified, a.counts, func(accel.SettingOf) bool { return true })
+	for i, p := range a.policies {
+		o := a.observePolicy(p)
+		s.Policies = append(s.Policies, o)
+		switch {
+		case s.Ready && o.State == v1alpha1.StateFailed:
+			s.Ready, s.Reason, s.Message = false, o.Reason, "policy "+p.Name+": "+o.Message
+		case s.Ready && (i == 0 || o.State == v1alpha1.StateApplied):
+			s.Reason, s.Message = o.Reason, o.Message
+		}
+	}
+	if a.failure != nil {
+		s.Ready, s.Reason, s.Message = false, v1alpha1.ReasonError, a.failure.Error()
+	}
+	return s
+}
+
+func add(settings, verified *int, counts map[accel.SettingOf]accel.Count, of func(accel.SettingOf) bool) {
+	for setting, n := range counts {
+		if of(setting) {
+			*settings += n.Held
+			*verified += n.Verified
+		}
+	}
+}
+
+// files that an accelerator sets, of a device's queues.
+func files(a v1alpha1.Accelerator) []string {
+	switch {
+	case a.RPS != nil:
+		return []string{"rps_cpus"}
+	case a.RFS != nil && a.RFS.CPUs != "":
+		return []string{"rps_flow_cnt", "rps_cpus"}
+	case a.RFS != nil:
+		return []string{"rps_flow_cnt"}
+	}
+	return nil
+}
+
+// accountsFor tells whether a policy wants a setting of a class.
+func (p policy) accountsFor(class, file string) bool {
+	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool {
+		return slices.Contains(devices(a), class) && slices.Contains(files(a), file)
+	})
+}
+
+func (a *Agent) observePolicy(p policy) v1alpha1.ObservedPolicy {
+	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
+	if p.reason != "" {
+		o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
+		return o
+	}
+	ofTable := slices.ContainsFunc(p.Accelerate, func(x v1alpha1.Accelerator) bool { return x.RFS != nil })
+	mine := func(s accel.SettingOf) bool {
+		if s.Link == 0 {
+			return ofTable
+		}
+		return p.accountsFor(a.links[s.Link].class, s.File)
+	}
+	ofPod := func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
+	if !slices.Contains(a.acting, p.key()) {
+		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
+		o.Message = "the node has no device of the classes that the policy names, or no pod that it selects; nothing is changed until it has"
+		if a.failure != nil {
+			o.State, o.Reason, o.Message = v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error()
+		}
+		return o
+	}
+	add(&o.Settings, &o.Verified, a.counts, mine)
+	// The worst says what the state is; the rest is in the log.
+	fail := func(reason, message string) {
+		if o.State != v1alpha1.StateFailed {
+			o.State, o.Reason, o.Message = v1alpha1.StateFailed, reason, message
+		}
+	}
+	refused := func(all []accel.Refusal, of func(accel.SettingOf) bool) {
+		for _, r := range all {
+			if r.File == "" || !of(r.SettingOf) {
+				continue
+			}
+			if errors.Is(r.Err, accel.ErrHeld) {
+				fail(v1alpha1.ReasonHeld, r.Err.Error())
+			} else {
+				fail(v1alpha1.ReasonError, r.Err.Error())
+			}
+		}
+	}
+	if a.failure != nil {
+		fail(v1alpha1.ReasonError, a.failure.Error())
+	}
+	refused(a.refused, mine)
+	missing, clashing := 0, 0
+	for _, g := range a.groups {
+		if g.clashes[p.key()] != "" {
+			clashing++
+		}
+		if !slices.Contains(g.policies, p.key()) {
+			continue
+		}
+		add(&o.Settings, &o.Verified, g.kept.Counts, ofPod)
+		refused(g.kept.Refused, ofPod)
+		switch {
+		case g.missing:
+			missing++
+		case g.err != nil:
+			fail(v1alpha1.ReasonError, g.err.Error())
+		}
+	}
+	switch {
+	case clashing > 0:
+		fail(v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods an earlier policy wants something else, and is what they have", clashing))
+	case o.Verified < o.Settings:
+		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings do not read back what was written; the kernel made something else of it", o.Settings-o.Verified, o.Settings))
+	case missing > 0:
+		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace, or the folder where the runtime pins them", missing))
+	}
+	if o.State == "" {
+		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, fmt.Sprintf("%d settings read back", o.Verified)
+	}
+	return o
+}

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+)
+
+// Systemd tells the service manager that the agent is at work, and goes on saying so
+// while it is healthy, as long as the unit asks for it (WatchdogSec); systemd restarts
+// what falls silent. Without a service manager it does nothing.
+func (a *Agent) Systemd(ctx context.Context) error {
+	if err := notifySystemd("READY=1"); err != nil {
+		return err
+	}
+	micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
+	if err != nil || micros <= 0 {
+		return nil
+	}
+	// Half of the limit, as sd_watchdog_enabled(3) advises.
+	tick := time.NewTicker(time.Duration(micros) * time.Microsecond / 2)
+	go func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				_ = notifySystemd("STOPPING=1")
+				return
+			case <-tick.C:
+			}
+			if err := a.Healthy(); err != nil {
+				a.options.Log.Error("not healthy; the service manager is not told otherwise", "error", err)
+			} else if err := notifySystemd("WATCHDOG=1"); err != nil {
+				a.options.Log.Warn("tell the service manager", "error", err)
+			}
+		}
+	}()
+	return nil
+}
+
+// notifySystemd is sd_notify(3).
+func notifySystemd(state string) error {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil
+	}
+	// A name that begins with @ is abstract, which net writes the same way.
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("tell the service manager: %w", err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte(state)); err != nil {
+		return fmt.Errorf("tell the service manager: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/agent"
+)
+
+func agentCommand(p Process) *cobra.Command {
+	var o agentOptions
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Keep accelerations on, on this node, as policies say",
+		Long: `Keep accelerations on, on this node: those of an AccelerationPolicy in a file, or
+of the policies of a cluster that select the node. New devices and pods are
+followed, everything is read back every 30 s, and what no policy wants any more
+is put back. An agent that ends leaves its settings, and the next adopts them.`,
+		Example: `  slipstream agent --policy /etc/slipstream/policy.yaml     a host without Kubernetes
+  slipstream agent --node node1                             in a cluster, as its DaemonSet starts it
+  slipstream agent --revert                                 put back everything that agents have set here`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usage(err)
+			}
+			return o.run(c.Context(), p)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.policy, "policy", "", "a file with an AccelerationPolicy, read again when it changes or on SIGHUP")
+	f.StringVar(&o.node, "node", "", "this node's name in the cluster")
+	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: once that is deleted, an agent that is stopped puts everything back")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the cluster (default: as a pod of it)")
+	f.StringVar(&o.listen, "listen", ":9469", "where to serve /metrics and /healthz; empty for nowhere")
+	f.StringVar(&o.journal, "journal", journalDir, "the folder that says what was changed; one for the whole machine")
+	f.BoolVar(&o.revert, "revert", false, "put back everything that agents have set on this machine, and end")
+	return c
+}
+
+type agentOptions struct {
+	policy, node, daemonSet, kubeconfig, listen, journal string
+	revert                                               bool
+}
+
+func (o agentOptions) check() error {
+	modes := 0
+	for _, set := range []bool{o.policy != "", o.node != "", o.revert} {
+		if set {
+			modes++
+		}
+	}
+	if modes != 1 {
+		return errors.New("say one of --policy FILE, --node NAME and --revert (see slipstream agent --help)")
+	}
+	return nil
+}
+
+func (o agentOptions) run(ctx context.Context, p Process) error {
+	log := newLog(p)
+	options := agent.Options{Node: o.node, JournalDir: o.journal, Log: log}
+	if o.node == "" {
+		options.Node = "here"
+	}
+	var cluster *agent.Cluster
+	if o.node != "" {
+		var err error
+		if cluster, err = agent.ConnectCluster(o.kubeconfig, agent.ClusterOptions{Node: o.node, DaemonSet: o.daemonSet, Log: log}); err != nil {
+			return err
+		}
+		options.Publish, options.Notify = cluster.Publish, cluster.Notify
+	}
+	a, err := agent.New(options)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	if o.revert {
+		n, err := a.Revert(ctx)
+		fmt.Fprintf(p.Out, "%d settings restored\n", n)
+		return err
+	}
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	var all sync.WaitGroup
+	defer func() {
+		cancel(nil)
+		all.Wait()
+	}()
+	if o.listen != "" {
+		listener, err := net.Listen("tcp", o.listen)
+		if err != nil {
+			return fmt.Errorf("serve metrics: %w (--listen takes another address)", err)
+		}
+		server := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second}
+		all.Go(func() {
+			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+				cancel(fmt.Errorf("serve metrics: %w", err))
+			}
+		})
+		defer server.Close()
+	}
+	if o.policy != "" {
+		file, err := a.OpenPolicy(o.policy)
+		if err != nil {
+			return usage(err)
+		}
+		reload := make(chan os.Signal, 1)
+		signal.Notify(reload, syscall.SIGHUP)
+		defer signal.Stop(reload)
+		all.Go(func() { file.Follow(ctx, reload) })
+	} else {
+		all.Go(func() { cluster.Run(ctx, a.Set) })
+	}
+	if err := a.Systemd(ctx); err != nil {
+		return err
+	}
+	if err := a.Run(ctx); err != nil {
+		return err
+	}
+	if cluster == nil {
+		return nil
+	}
+	// Stopped: to come back, as at an upgrade, or for good. The pod's grace is 30 s.
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer done()
+	if !cluster.Uninstalled(last) {
+		return nil
+	}
+	n, err := a.Revert(last)
+	log.Warn("the agent is uninstalled: the node is as it was found", "restored", n)
+	return errors.Join(err, cluster.Forget(last))
+}

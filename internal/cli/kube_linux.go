@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/kube"
+	"slipstream.dev/internal/worker"
+)
+
+// kubeOptions are the flags for runs in a cluster.
+type kubeOptions struct {
+	access                                  kube.Access
+	clientNode, serverNode, selector, image string
+}
+
+func addAccessFlags(f *pflag.FlagSet, a *kube.Access) {
+	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "file that says how to get to the cluster (default KUBECONFIG, or ~/.kube/config)")
+	f.StringVar(&a.Context, "context", "", "context of the kubeconfig (default its current one)")
+	f.StringVarP(&a.Namespace, "namespace", "n", "", "make the pods in this namespace, which is there already (default namespaces of the run's own)")
+}
+
+func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
+	addAccessFlags(f, &o.access)
+	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that pods can go to)")
+	f.StringVar(&o.serverNode, "server-node", "", "node of the servers")
+	f.StringVar(&o.selector, "selector", "", "labels that nodes must have to be chosen: pool=net,zone=a")
+	f.StringVar(&o.image, "image", "", "image of the pods, pulled if it is not there (default this release's, which must be)")
+}
+
+// overrides are what the flags set in the experiment.
+func (o *kubeOptions) overrides() ([]string, error) {
+	const at = "spec.target.kubernetes."
+	var all []string
+	for _, f := range []struct{ field, value string }{{"clientNode", o.clientNode}, {"serverNode", o.serverNode}, {"image", o.image}} {
+		if f.value != "" {
+			all = append(all, at+f.field+"="+f.value)
+		}
+	}
+	if o.selector == "" {
+		return all, nil
+	}
+	var labels []string
+	for _, label := range strings.Split(o.selector, ",") {
+		key, value, ok := strings.Cut(label, "=")
+		if !ok || strings.ContainsAny(label, `"'{}`) {
+			return nil, fmt.Errorf("--selector: must be KEY=VALUE[,KEY=VALUE…], is %q", o.selector)
+		}
+		labels = append(labels, fmt.Sprintf("%q: %q", key, value))
+	}
+	return append(all, at+"nodeSelector={"+strings.Join(labels, ", ")+"}"), nil
+}
+
+// kubeTarget has an experiment run in pods of a cluster.
+type kubeTarget struct {
+	cluster *kube.Cluster
+	config  kube.Config
+	process Process
+}
+
+// newKubeTarget settles the nodes in the experiment: a run that is resumed goes on
+// on the same.
+func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment, note func(string)) (*kubeTarget, error) {
+	cluster, err := kube.Open(o.access)
+	if err != nil {
+		return nil, err
+	}
+	spec := exp.Spec.Target.Kubernetes
+	if spec.ClientNode, spec.ServerNode, err = cluster.Choose(ctx, *spec); err != nil {
+		return nil, err
+	}
+	config := kube.Config{Spec: *spec, Version: p.Version, Note: note}
+	for _, v := range exp.Spec.Variants {
+		path := exp.PathOf(v)
+		config.Steer = config.Steer || len(v.Accelerate) > 0
+		config.Service = config.Service || path.Service != nil
+		config.Native = config.Native || path.Native != nil
+	}
+	return &kubeTarget{cluster: cluster, config: config, process: p}, nil
+}
+
+func (t *kubeTarget) Network(ctx context.Context, _ experiment.Fabric, pods int) (experiment.Network, error) {
+	t.config.Pods = pods
+	t.config.Note(fmt.Sprintf("clients go to node %s, servers to node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
+	up, err := t.cluster.Up(ctx, t.config)
+	if err != nil {
+		return nil, err
+	}
+	return &kubeNetwork{Pods: up}, nil
+}
+
+type kubeNetwork struct{ *kube.Pods }
+
+func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+	for {
+		s, err := n.Open(p, use)
+		if err != nil {
+			return nil, err
+		}
+		c, err := worker.Attach(ctx, s)
+		if err == nil {
+			s.Connected()
+			return &kubeWorker{Client: c, pods: n.Pods}, nil
+		}
+		if err := s.Retry(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// kubeWorker tells of a node what its pods do not see.
+type kubeWorker struct {
+	*worker.Client
+	pods *kube.Pods
+}
+
+func (w *kubeWorker) Describe(ctx context.Context, p target.Place) (record.Node, error) {
+	node, err := w.Client.Describe(ctx, p)
+	node.Distribution = w.pods.System(p.Node)
+	return node, err
+}
+
+func cleanupCommand(p Process) *cobra.Command {
+	var access kube.Access
+	var all, dryRun bool
+	c := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove from a cluster what runs that died have left",
+		Long: `Remove from a cluster what runs that died have left: namespaces, pods, services
+and leases with the labels of slipstream. The pods' end restores what they had
+set on their nodes. A run whose process is alive is left alone: one that has
+renewed its lease within the last minute, by this machine's clock.`,
+		Example: `  slipstream cleanup
+  slipstream cleanup --dry-run        what there is, and what would be removed
+  slipstream cleanup --all            runs that are alive too`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cluster, err := kube.Open(access)
+			if err != nil {
+				return err
+			}
+			runs, err := cluster.Runs(c.Context())
+			if err != nil {
+				return err
+			}
+			if len(runs) == 0 {
+				fmt.Fprintln(p.Out, "nothing of slipstream's is in the cluster")
+			}
+			var errs []error
+			for _, r := range runs {
+				switch {
+				case r.Alive && !all:
+					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, r.Holder)
+					continue
+				case dryRun:
+					fmt.Fprintf(p.Out, "would remove: %s\n", r)
+					continue
+				}
+				if err := cluster.Remove(c.Context(), r); err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", r, err))
+					continue
+				}
+				fmt.Fprintf(p.Out, "removed: %s\n", r)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	addAccessFlags(c.Flags(), &access)
+	c.Flags().BoolVar(&all, "all", false, "remove runs that are alive too")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be removed; touch nothing")
+	return c
+}

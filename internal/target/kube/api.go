@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"net/url"
+
+	authv1 "k8s.io/api/authentication/v1"
+	authzv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// api is what a run asks of an API server. client-go's own set of clients would
+// do, but has every kind of every group in it: 40 MB of program, of which each
+// worker would keep most in memory.
+type api interface {
+	Nodes() objects[*corev1.Node, *corev1.NodeList]
+	Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList]
+	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
+	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
+	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	// Allowed asks whether the user may do something, Self who the user is.
+	Allowed(context.Context, *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error)
+	Self(context.Context) (*authv1.SelfSubjectReview, error)
+	// Exec is where a command in a pod is asked for.
+	Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL
+}
+
+// objects are all of a kind, in one namespace where it has them.
+type objects[T, L any] interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+	List(context.Context, metav1.ListOptions) (L, error)
+	Create(context.Context, T, metav1.CreateOptions) (T, error)
+	Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error)
+	Delete(context.Context, string, metav1.DeleteOptions) error
+}
+
+// restAPI is the api of a real server.
+type restAPI struct{ core, coordination, authorization, authentication rest.Interface }
+
+// kinds are those of api, and parameters what its requests have in their URLs.
+var kinds = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme} {
+		if err := add(s); err != nil {
+			panic(err) // two kinds of one name: a fault of this file
+		}
+	}
+	return s
+}()
+
+var parameters = runtime.NewParameterCodec(kinds)
+
+func newAPI(config *rest.Config) (api, error) {
+	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath = &gv, path
+		c.NegotiatedSerializer = serializer.NewCodecFactory(kinds).WithoutConversion()
+		return rest.RESTClientFor(c)
+	}
+	var a restAPI
+	var errs [4]error
+	a.core, errs[0] = client(corev1.SchemeGroupVersion, "/api")
+	a.coordination, errs[1] = client(coordinationv1.SchemeGroupVersion, "/apis")
+	a.authorization, errs[2] = client(authzv1.SchemeGroupVersion, "/apis")
+	a.authentication, errs[3] = client(authv1.SchemeGroupVersion, "/apis")
+	return a, errors.Join(errs[:]...)
+}
+
+func (a restAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] {
+	return client[corev1.Node, corev1.NodeList, *corev1.Node, *corev1.NodeList]{a.core, "nodes", ""}
+}
+
+func (a restAPI) Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList] {
+	return client[corev1.Namespace, corev1.NamespaceList, *corev1.Namespace, *corev1.NamespaceList]{a.core, "namespaces", ""}
+}
+
+func (a restAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {
+	return client[corev1.Pod, corev1.PodList, *corev1.Pod, *corev1.PodList]{a.core, "pods", namespace}
+}
+
+func (a restAPI) Services(namespace string) objects[*corev1.Service, *corev1.ServiceList] {
+	return client[corev1.Service, corev1.ServiceList, *corev1.Service, *corev1.ServiceList]{a.core, "services", namespace}
+}
+
+func (a restAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
+	return client[coordinationv1.Lease, coordinationv1.LeaseList, *coordinationv1.Lease, *coordinationv1.LeaseList]{a.coordination, "leases", namespace}
+}
+
+func (a restAPI) Allowed(ctx context.Context, review *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error) {
+	out := new(authzv1.SelfSubjectAccessReview)
+	return out, a.authorization.Post().Resource("selfsubjectaccessreviews").Body(review).Do(ctx).Into(out)
+}
+
+func (a restAPI) Self(ctx context.Context) (*authv1.SelfSubjectReview, error) {
+	out := new(authv1.SelfSubjectReview)
+	return out, a.authentication.Post().Resource("selfsubjectreviews").Body(new(authv1.SelfSubjectReview)).Do(ctx).Into(out)
+}
+
+func (a restAPI) Exec(pod *corev1.Pod, options *corev1.PodExecOptions) *url.URL {
+	return a.core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(options, parameters).URL()
+}
+
+// pointer is what objects are passed by.
+type pointer[T any] interface {
+	*T
+	runtime.Object
+}
+
+// client asks for the objects of one kind; an empty namespace is all of them, or
+// that the kind has none.
+type client[T, L any, PT pointer[T], PL pointer[L]] struct {
+	rest                rest.Interface
+	resource, namespace string
+}
+
+func (c client[T, L, PT, PL]) to(r *rest.Request) *rest.Request {
+	return r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource)
+}
+
+func (c client[T, L, PT, PL]) Get(ctx context.Context, name string, o metav1.GetOptions) (PT, error) {
+	out := PT(new(T))
+	return out, c.to(c.rest.Get()).Name(name).VersionedParams(&o, parameters).Do(ctx).Into(out)
+}
+
+func (c client[T, L, PT, PL]) List(ctx context.Context, o metav1.ListOptions) (PL, error) {
+	out := PL(new(L))
+	return out, c.to(c.rest.Get()).VersionedParams(&o, parameters).Do(ctx).Into(out)
+}
+
+func (c client[T, L, PT, PL]) Create(ctx context.Context, object PT, o metav1.CreateOptions) (PT, error) {
+	out := PT(new(T))
+	return out, c.to(c.rest.Post()).VersionedParams(&o, parameters).Body(object).Do(ctx).Into(out)
+}
+
+func (c client[T, L, PT, PL]) Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, subresources ...string) (PT, error) {
+	out := PT(new(T))
+	return out, c.to(c.rest.Patch(kind)).Name(name).SubResource(subresources...).VersionedParams(&o, parameters).Body(patch).Do(ctx).Into(out)
+}
+
+func (c client[T, L, PT, PL]) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	return c.to(c.rest.Delete()).Name(name).Body(&o).Do(ctx).Error()
+}

@@ -1,0 +1,460 @@
+// Package kube makes the places of an experiment out of pods: a pod for each end
+// of each pair, on two nodes of a cluster, and one with privileges on each node
+// that samples and steers it. It knows how to open a stream to a worker in one
+// (by exec), and why that ended; what the worker does is internal/worker's, and
+// what is run in the places internal/experiment's.
+//
+// All that it makes carries labels, by which Runs finds what a run that died has
+// left.
+package kube
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// Config of a run's pods.
+type Config struct {
+	// Spec names both nodes (see Cluster.Choose).
+	Spec v1alpha1.Kubernetes
+	// Version of the program, which is the tag of the image where none is named.
+	Version string
+	// Pods on each node.
+	Pods int
+	// Steer, Service and Native are asked for by some variant: accelerators, and
+	// those paths.
+	Steer, Service, Native bool
+	// Note gets a line for a person.
+	Note func(string)
+}
+
+// Pods are the places of a run, until Close.
+type Pods struct {
+	cluster *Cluster
+	config  Config
+	run
+	places []target.Place
+	// traffic and control are the pods of the workers in each place, by its name;
+	// host those of native traffic, by that of the place in whose stead it is.
+	traffic, control, host map[string]*corev1.Pod
+	// systems are the operating systems of the nodes.
+	systems map[string]string
+
+	stopBeating context.CancelFunc
+	beating     sync.WaitGroup
+
+	mu sync.Mutex
+	// lost is why no trial can succeed any more.
+	lost error
+	// silent is since when no worker could be started in a pod.
+	silent map[string]time.Time
+}
+
+// upTime is how long pods may take to run once they are made: an image may have
+// to be pulled.
+const upTime = 3 * time.Minute
+
+// Up makes the pods of a run and returns when all run. If it fails, or ctx ends,
+// nothing is left.
+func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
+	p := &Pods{
+		cluster: c, config: config, silent: make(map[string]time.Time), systems: make(map[string]string),
+		traffic: make(map[string]*corev1.Pod), control: make(map[string]*corev1.Pod), host: make(map[string]*corev1.Pod),
+		stopBeating: func() {},
+	}
+	id := strings.ToLower(rand.Text())[:8]
+	image, pull := imageOf(config.Spec.Image, config.Version)
+	p.run = run{id: id, spec: config.Spec, image: image, pull: pull, namespace: "slipstream-" + id, nodes: "slipstream-" + id + "-nodes"}
+	if c.namespace != "" {
+		p.namespace, p.nodes, p.theirs = c.namespace, c.namespace, true
+	}
+	if err := c.check(ctx, p.rights()); err != nil {
+		return nil, err
+	}
+	if err := p.alone(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods do not run after %s", upTime))
+	defer cancel()
+	if err := p.up(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		down, stop := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+		defer stop()
+		return nil, errors.Join(err, p.Close(down))
+	}
+	return p, nil
+}
+
+// rights that a run needs.
+func (p *Pods) rights() []right {
+	var all []right
+	need := func(group, resource, subresource string, verbs ...string) {
+		for _, verb := range verbs {
+			all = append(all, right{verb, group, resource, subresource, p.cluster.namespace})
+		}
+	}
+	if !p.theirs {
+		need("", "namespaces", "", "get", "create", "delete")
+	}
+	need("", "pods", "", "get", "list", "create", "delete")
+	need("", "pods", "exec", "create")
+	need("coordination.k8s.io", "leases", "", "list", "create", "patch", "delete")
+	if p.config.Service {
+		need("", "services", "", "list", "create", "delete")
+	}
+	return all
+}
+
+// nodePods tells whether pods with privileges are wanted.
+func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
+
+// alone fails where another run measures on the same nodes.
+func (p *Pods) alone(ctx context.Context) error {
+	runs, err := p.cluster.Runs(ctx)
+	if err != nil {
+		return nil // it takes rights that a run does not: what cannot be seen is no reason to stop
+	}
+	for _, r := range runs {
+		if !r.Alive {
+			continue
+		}
+		for _, node := range []string{p.spec.ClientNode, p.spec.ServerNode} {
+			if slices.Contains(r.Nodes, node) {
+				return fmt.Errorf("run %s of %s is under way on node %s, and each would measure the other: wait for it, name other nodes, or end it with slipstream cleanup --all",
+					r.ID, r.Holder, node)
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Pods) up(ctx context.Context) error {
+	if err := p.makeNamespaces(ctx); err != nil {
+		return err
+	}
+	if err := p.beat(ctx); err != nil {
+		return err
+	}
+	var traffic, control []*corev1.Pod
+	for i, node := range []string{p.spec.ClientNode, p.spec.ServerNode} {
+		role := []string{"client", "server"}[i]
+		if p.nodePods() {
+			pod := p.nodePod(p.name(role, "node"), node)
+			p.control[node] = pod
+			control = append(control, pod)
+		}
+		for j := range p.config.Pods {
+			place := fmt.Sprintf("%s/%s-%d", node, role, j)
+			name := p.name(role, j)
+			p.traffic[place] = p.serverPod(name, node, p.config.Service && role == "server")
+			traffic = append(traffic, p.traffic[place])
+			if p.config.Native {
+				p.host[place] = p.hostPod(p.name(role, j, "host"), node)
+				traffic = append(traffic, p.host[place])
+			}
+			p.control[place] = p.control[node]
+		}
+	}
+	if err := p.start(ctx, control); err != nil {
+		if p.config.Steer || p.config.Native || ctx.Err() != nil || !refused(err) {
+			return err
+		}
+		// What only looks on is not worth the run.
+		p.config.Note(fmt.Sprintf("CPUs are not sampled: %v", err))
+		clear(p.control)
+		if err := p.remove(ctx, control); err != nil {
+			return err
+		}
+	}
+	if err := p.start(ctx, traffic); err != nil {
+		return err
+	}
+	if err := p.makePlaces(ctx); err != nil {
+		return err
+	}
+	if p.config.Service {
+		return p.reachServices(ctx)
+	}
+	return nil
+}
+
+func (p *Pods) makeNamespaces(ctx context.Context) error {
+	if p.theirs {
+		_, err := p.cluster.api.Namespaces().Get(ctx, p.namespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return fmt.Errorf("there is no namespace %s: make it, or leave -n out, and the run makes and removes one of its own", p.namespace)
+		}
+		if err != nil && !apierrors.IsForbidden(err) { // who may use a namespace may not always look at it
+			return fmt.Errorf("look at namespace %s: %w", p.namespace, explain(err))
+		}
+		return nil
+	}
+	// Two, so that the API server holds the pods of traffic to the strictest
+	// standard whatever the others need.
+	namespaces := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
+	if p.nodePods() {
+		namespaces = append(namespaces, p.namespaceObject(p.nodes, "privileged"))
+	}
+	for _, n := range namespaces {
+		if _, err := p.cluster.api.Namespaces().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
+		}
+	}
+	return nil
+}
+
+// start makes pods, with the services in front of them, and waits until they run.
+func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
+	for i, pod := range pods {
+		made, err := p.create(ctx, pod)
+		if err != nil {
+			return err
+		}
+		pods[i].UID = made.UID
+		if slices.Contains(pod.Spec.Containers[0].Args, "--listen") {
+			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("create service %s/%s: %w", pod.Namespace, pod.Name, explain(err))
+			}
+		}
+	}
+	return p.waitRunning(ctx, pods)
+}
+
+// refusedError is a pod that the cluster does not let be.
+type refusedError struct {
+	pod string
+	err error
+}
+
+func (e *refusedError) Error() string {
+	text := fmt.Sprintf("the cluster refuses pod %s: %v", e.pod, e.err)
+	if strings.Contains(e.err.Error(), "PodSecurity") {
+		text += "\nits namespace is held to a Pod Security Standard that forbids this; leave -n out, so that the run makes namespaces of its own, or leave out accelerators and the native path (unprivileged: true)"
+	}
+	return text
+}
+
+func (e *refusedError) Unwrap() error { return e.err }
+
+func refused(err error) bool { return errors.As(err, new(*refusedError)) }
+
+func (p *Pods) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	for {
+		made, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			return made, nil
+		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount"):
+			// The controller that gives a new namespace its account lags a little.
+			if err := pause(ctx); err != nil {
+				return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			}
+		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+			return nil, &refusedError{pod.Namespace + "/" + pod.Name, err}
+		default:
+			return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, explain(err))
+		}
+	}
+}
+
+// pollTime is between two looks at what the cluster takes its time for. Lists are
+// cheap, and unlike a watch need no second right.
+const pollTime = 300 * time.Millisecond
+
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(pollTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// list are the run's pods as they are now, by UID.
+func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
+	all := make(map[string]*corev1.Pod)
+	namespaces := []string{p.namespace}
+	if p.nodes != p.namespace && p.nodePods() {
+		namespaces = append(namespaces, p.nodes)
+	}
+	for _, namespace := range namespaces {
+		list, err := p.cluster.api.Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + p.id})
+		if err != nil {
+			return nil, fmt.Errorf("list pods of %s: %w", namespace, explain(err))
+		}
+		for i := range list.Items {
+			all[namespace+"/"+list.Items[i].Name] = &list.Items[i]
+		}
+	}
+	return all, nil
+}
+
+// waitRunning waits until pods run, and fills their status in. What cannot run,
+// as far as the cluster tells, ends the wait.
+func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
+	waiting := ""
+	for {
+		now, err := p.list(ctx)
+		if err != nil && !unreachable(err) {
+			return err
+		}
+		missing := 0
+		for _, pod := range pods {
+			if err != nil {
+				missing++
+				continue
+			}
+			got := now[pod.Namespace+"/"+pod.Name]
+			if got == nil {
+				return fmt.Errorf("pod %s/%s is gone: somebody deletes what the run makes", pod.Namespace, pod.Name)
+			}
+			state := stateOf(got)
+			if state.hopeless {
+				return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), state.text)
+			}
+			if state.text != "" {
+				missing++
+				waiting = fmt.Sprintf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), state.text)
+				continue
+			}
+			pod.Status = got.Status
+		}
+		if missing == 0 {
+			return nil
+		}
+		if err := pause(ctx); err != nil {
+			return fmt.Errorf("%w: %s", err, waiting)
+		}
+	}
+}
+
+// nodeOf is where a pod is to be.
+func nodeOf(pod *corev1.Pod) string {
+	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
+}
+
+// makePlaces says where everything is, now that the pods have addresses.
+func (p *Pods) makePlaces(ctx context.Context) error {
+	addresses := func(pod *corev1.Pod) (v4, v6 netip.Addr) {
+		var all []string
+		for _, ip := range pod.Status.PodIPs {
+			all = append(all, ip.IP)
+		}
+		return ips(all)
+	}
+	services := make(map[string]corev1.Service)
+	if p.config.Service {
+		list, err := p.cluster.api.Services(p.namespace).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + p.id})
+		if err != nil {
+			return fmt.Errorf("list services of %s: %w", p.namespace, explain(err))
+		}
+		for _, s := range list.Items {
+			services[s.Name] = s
+		}
+	}
+	nodes := []string{p.spec.ClientNode, p.spec.ServerNode}
+	for _, name := range nodes {
+		place := target.Place{Name: name, Kind: target.Node, Node: name, Unprivileged: p.control[name] == nil}
+		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("look at node %s: %w", name, explain(err))
+		}
+		p.systems[name] = node.Status.NodeInfo.OSImage
+		var all []string
+		for _, a := range node.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				all = append(all, a.Address)
+			}
+		}
+		place.IPv4, place.IPv6 = ips(all)
+		p.places = append(p.places, place)
+	}
+	for i, node := range nodes {
+		for j := range p.config.Pods {
+			place := target.Place{
+				Name: fmt.Sprintf("%s/%s-%d", node, []string{"client", "server"}[i], j), Kind: target.Pod, Node: node, Unprivileged: true,
+			}
+			pod := p.traffic[place.Name]
+			place.IPv4, place.IPv6 = addresses(pod)
+			if s, ok := services[pod.Name]; ok {
+				place.Service.IPv4, place.Service.IPv6 = ips(s.Spec.ClusterIPs)
+				place.Service.Port = trafficPort
+			}
+			p.places = append(p.places, place)
+		}
+	}
+	return nil
+}
+
+// reachServices waits until every client reaches its server by way of the
+// service: whatever implements services learns of them with a delay, and nothing
+// but traffic tells when.
+func (p *Pods) reachServices(ctx context.Context) error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for _, server := range p.places {
+		if server.Service.Port == 0 {
+			continue
+		}
+		client := strings.Replace(strings.Replace(server.Name, server.Node, p.spec.ClientNode, 1), "/server-", "/client-", 1)
+		argv := []string{program, "worker", "--reach", netip.AddrPortFrom(server.Service.IPv4, probePort).String()}
+		if !server.Service.IPv4.IsValid() {
+			argv[3] = netip.AddrPortFrom(server.Service.IPv6, probePort).String()
+		}
+		wg.Go(func() {
+			s := p.exec(p.traffic[client], argv)
+			defer s.Close()
+			select {
+			case <-s.done:
+			case <-ctx.Done():
+			}
+			if err := s.ended(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("service %s is not reached from %s: does the cluster run kube-proxy, or what stands for it? %w", argv[3], client, err))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Places are the nodes, the clients' first, and then the pods of each.
+func (p *Pods) Places() []target.Place { return p.places }
+
+// System is the operating system of a node, which its pods do not see.
+func (p *Pods) System(node string) string { return p.systems[node] }
+
+// Placement says where the pods are.
+func (p *Pods) Placement() string {
+	return fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
+}
+
+// holder says whose run it is.
+func holder() string {
+	name, err := os.Hostname()
+	if err != nil {
+		name = "unknown"
+	}
+	return fmt.Sprintf("%s, process %d", name, os.Getpid())
+}

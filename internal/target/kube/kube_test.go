@@ -1,0 +1,664 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authnv1 "k8s.io/api/authentication/v1"
+	authv1 "k8s.io/api/authentication/v1"
+	authzv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// node is one that pods can go to, before it is changed.
+func node(name string, change ...func(*corev1.Node)) corev1.Node {
+	n := corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelOSStable: "linux"}},
+		Status: corev1.NodeStatus{
+			NodeInfo:   corev1.NodeSystemInfo{OSImage: "An OS"},
+			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		},
+	}
+	for _, c := range change {
+		c(&n)
+	}
+	return n
+}
+
+func down(n *corev1.Node) {
+	n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "the runtime is down"}
+}
+
+func tainted(effect corev1.TaintEffect) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Value: "yes", Effect: effect}} }
+}
+
+func labelled(key, value string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Labels[key] = value }
+}
+
+func TestChoose(t *testing.T) {
+	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	silent := func(n *corev1.Node) { n.Status.Conditions = nil }
+	pool := map[string]string{"pool": "net"}
+	for _, tt := range []struct {
+		name  string
+		nodes []corev1.Node
+		spec  v1alpha1.Kubernetes
+		want  string // "client server", or the error's words
+	}{
+		{"the first two", []corev1.Node{node("c"), node("b"), node("a")}, v1alpha1.Kubernetes{}, "a b"},
+		{"beside a named one", []corev1.Node{node("a"), node("b"), node("c")}, v1alpha1.Kubernetes{ServerNode: "a"}, "b a"},
+		{"both named", []corev1.Node{node("a"), node("b"), node("c")}, v1alpha1.Kubernetes{ClientNode: "c", ServerNode: "a"}, "c a"},
+		{"selector", []corev1.Node{node("a"), node("b", labelled("pool", "net")), node("c", labelled("pool", "net"))}, v1alpha1.Kubernetes{NodeSelector: pool}, "b c"},
+		{"preference only", []corev1.Node{node("a", tainted(corev1.TaintEffectPreferNoSchedule)), node("b")}, v1alpha1.Kubernetes{}, "a b"},
+		{"none", nil, v1alpha1.Kubernetes{}, "this cluster has none"},
+		{"one", []corev1.Node{node("a")}, v1alpha1.Kubernetes{}, "has one, a: add another, or use the lab"},
+		{"not ready", []corev1.Node{node("a"), node("b", down)}, v1alpha1.Kubernetes{}, "only a of this cluster's\n  node b is not ready (the runtime is down): see kubectl describe node b"},
+		{"never ready", []corev1.Node{node("a", silent), node("b")}, v1alpha1.Kubernetes{}, "node a is not ready (it has not said so yet)"},
+		{"taint", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{}, "node b has the taint gpu=yes:NoSchedule: remove it with kubectl taint nodes b gpu:NoSchedule-"},
+		{"taint that evicts", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoExecute))}, v1alpha1.Kubernetes{}, "gpu=yes:NoExecute"},
+		{"cordoned", []corev1.Node{node("a"), node("b", cordoned)}, v1alpha1.Kubernetes{}, "kubectl uncordon b"},
+		{"windows", []corev1.Node{node("a"), node("b", labelled(corev1.LabelOSStable, "windows"))}, v1alpha1.Kubernetes{}, "node b runs windows"},
+		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, v1alpha1.Kubernetes{NodeSelector: pool}, "node b does not have the labels pool=net of the selector"},
+		{"named, not there", []corev1.Node{node("a"), node("b")}, v1alpha1.Kubernetes{ClientNode: "x"}, "there is no node x; there are a, b"},
+		{"named, not ready", []corev1.Node{node("a", down), node("b")}, v1alpha1.Kubernetes{ClientNode: "a"}, "node a is not ready (the runtime is down): see kubectl describe node a, or name another with --client-node"},
+		{"named, tainted", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, "or name another with --server-node"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			api := fake.NewClientset()
+			for i := range tt.nodes {
+				if err := api.Tracker().Add(&tt.nodes[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), tt.spec)
+			if got := client + " " + server; err == nil && got != tt.want || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%q, %v, want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// TestChooseWithoutList: who may not list nodes can still name them.
+func TestChooseWithoutList(t *testing.T) {
+	a, b := node("a"), node("b")
+	api := fake.NewClientset(&a, &b)
+	api.PrependReactor("list", "nodes", refuse)
+	client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{ClientNode: "b", ServerNode: "a"})
+	if err != nil || client != "b" || server != "a" {
+		t.Errorf("%q, %q, %v", client, server, err)
+	}
+	if _, _, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); !apierrors.IsForbidden(err) {
+		t.Errorf("%v, want what is forbidden", err)
+	}
+}
+
+func refuse(action clienttesting.Action) (bool, runtime.Object, error) {
+	return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("not you"))
+}
+
+// TestSettling waits for the taint of a node that has just become ready.
+func TestSettling(t *testing.T) {
+	a, b := node("a"), node("b")
+	b.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoExecute}}
+	api := fake.NewClientset(&a, &b)
+	asked := 0
+	api.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if asked++; asked == 2 {
+			free := node("b")
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &free, ""); err != nil {
+				t.Error(err)
+			}
+		}
+		return false, nil, nil
+	})
+	if client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); err != nil || client != "a" || server != "b" {
+		t.Errorf("%q, %q, %v", client, server, err)
+	}
+}
+
+// TestManifests keeps what is asked of a cluster, to the letter.
+func TestManifests(t *testing.T) {
+	r := &run{
+		id: "test", namespace: "slipstream-test", nodes: "slipstream-test-nodes",
+		spec: v1alpha1.Kubernetes{Resources: v1alpha1.Resources{CPU: "500m", Memory: "256Mi"}},
+	}
+	r.image, r.pull = imageOf("", "v1")
+	var got strings.Builder
+	now := metav1.NewMicroTime(time.Unix(1e9, 0).UTC())
+	for _, o := range []any{
+		r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
+		r.lease("host, process 1", "a", "b", 60, now),
+		r.trafficPod("client-0-test", "a"), r.serverPod("server-0-test", "b", true), r.service("server-0-test"),
+		r.hostPod("client-0-host-test", "a"), r.nodePod("client-node-test", "a"),
+	} {
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&got, "---\n%s", text)
+	}
+	file := filepath.Join("testdata", "objects.yaml")
+	if *update {
+		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if image, pull := imageOf("registry.example/slipstream:v1", "v2"); image != "registry.example/slipstream:v1" || pull != corev1.PullIfNotPresent {
+		t.Errorf("an image that is named: %s, %s", image, pull)
+	}
+}
+
+// fakeAPI asks client-go's fake.
+type fakeAPI struct{ *fake.Clientset }
+
+func (f fakeAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] { return f.CoreV1().Nodes() }
+
+func (f fakeAPI) Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList] {
+	return f.CoreV1().Namespaces()
+}
+
+func (f fakeAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {
+	return f.CoreV1().Pods(namespace)
+}
+
+func (f fakeAPI) Services(namespace string) objects[*corev1.Service, *corev1.ServiceList] {
+	return f.CoreV1().Services(namespace)
+}
+
+func (f fakeAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
+	return f.CoordinationV1().Leases(namespace)
+}
+
+func (f fakeAPI) Allowed(ctx context.Context, r *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error) {
+	return f.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, r, metav1.CreateOptions{})
+}
+
+func (f fakeAPI) Self(ctx context.Context) (*authv1.SelfSubjectReview, error) {
+	return f.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authv1.SelfSubjectReview{}, metav1.CreateOptions{})
+}
+
+func (f fakeAPI) Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL { return nil }
+
+// fakeCluster runs pods as soon as they are made, and gives every right. react,
+// where it returns an error, refuses a pod.
+func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, *Cluster) {
+	t.Helper()
+	a, b := node("a"), node("b")
+	api := fake.NewClientset(&a, &b)
+	api.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: true}}, nil
+	})
+	api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		pod := action.(clienttesting.CreateAction).GetObject().(*corev1.Pod)
+		pod.Status = corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "198.51.100.7"}, {IP: "2001:db8::7"}},
+			ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
+		}
+		if react == nil {
+			return false, nil, nil
+		}
+		err := react(pod)
+		return err != nil, nil, err
+	})
+	// What a namespace holds goes with it.
+	api.PrependReactor("delete", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		name := action.(clienttesting.DeleteAction).GetName()
+		leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
+		list, err := api.Tracker().List(leases, coordinationv1.SchemeGroupVersion.WithKind("Lease"), name)
+		if err != nil {
+			return true, nil, err
+		}
+		for _, l := range list.(*coordinationv1.LeaseList).Items {
+			if err := api.Tracker().Delete(leases, name, l.Name); err != nil {
+				return true, nil, err
+			}
+		}
+		return false, nil, nil
+	})
+	return api, &Cluster{api: fakeAPI{api}}
+}
+
+func config(change func(*Config)) Config {
+	c := Config{Spec: v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, Version: "v1", Pods: 2, Note: func(string) {}}
+	if change != nil {
+		change(&c)
+	}
+	return c
+}
+
+// left is what is in the cluster beside its nodes.
+func left(t *testing.T, api *fake.Clientset) (all []string) {
+	t.Helper()
+	for _, resource := range []struct{ gvr, kind string }{{"namespaces", "Namespace"}, {"pods", "Pod"}, {"services", "Service"}, {"leases", "Lease"}} {
+		gv := corev1.SchemeGroupVersion
+		if resource.kind == "Lease" {
+			gv = coordinationv1.SchemeGroupVersion
+		}
+		list, err := api.Tracker().List(gv.WithResource(resource.gvr), gv.WithKind(resource.kind), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch list := list.(type) {
+		case *corev1.NamespaceList:
+			for _, n := range list.Items {
+				all = append(all, n.Name)
+			}
+		case *corev1.PodList:
+			for _, p := range list.Items {
+				all = append(all, p.Namespace+"/"+p.Name)
+			}
+		case *corev1.ServiceList:
+			for _, s := range list.Items {
+				all = append(all, s.Namespace+"/"+s.Name)
+			}
+		case *coordinationv1.LeaseList:
+			for _, l := range list.Items {
+				all = append(all, l.Namespace+"/"+l.Name)
+			}
+		}
+	}
+	return all
+}
+
+func TestUp(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Steer, c.Native = true, true }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, place := range p.Places() {
+		got = append(got, fmt.Sprint(place.Name, " ", place.Kind, " ", place.Node, " ", place.IPv4, " ", place.IPv6, " ", place.Unprivileged))
+	}
+	if diff := cmp.Diff([]string{
+		"a node a 192.0.2.1 2001:db8::1 false", "b node b 192.0.2.1 2001:db8::1 false",
+		"a/client-0 pod a 198.51.100.7 2001:db8::7 true", "a/client-1 pod a 198.51.100.7 2001:db8::7 true",
+		"b/server-0 pod b 198.51.100.7 2001:db8::7 true", "b/server-1 pod b 198.51.100.7 2001:db8::7 true",
+	}, got); diff != "" {
+		t.Errorf("places (-want +got):\n%s", diff)
+	}
+	for _, word := range []string{"node a", "node b", p.namespace} {
+		if !strings.Contains(p.Placement(), word) {
+			t.Errorf("placement %q does not say %s", p.Placement(), word)
+		}
+	}
+	if p.System("a") != "An OS" {
+		t.Errorf("system %q", p.System("a"))
+	}
+	runs, err := c.Runs(t.Context())
+	if err != nil || len(runs) != 1 || !runs[0].Alive || runs[0].Pods != 10 || !slices.Equal(runs[0].Nodes, []string{"a", "b"}) || len(runs[0].Own) != 2 {
+		t.Errorf("runs %+v, %v", runs, err)
+	}
+	// A second run on one of the nodes would measure the first.
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "is under way on node") {
+		t.Errorf("a second run: %v", err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if all := left(t, api); all != nil {
+		t.Errorf("left: %v", all)
+	}
+}
+
+// TestNamespace: in one that the user names, objects go one by one and it stays.
+func TestNamespace(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	c.namespace = "mine"
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "there is no namespace mine") {
+		t.Errorf("no namespace: %v", err)
+	}
+	for _, o := range []runtime.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "mine", Name: "theirs"}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "mine", Name: "theirs"}},
+	} {
+		if err := api.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Steer = true }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"mine", "mine/theirs", "mine/theirs"}, left(t, api)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestPermissions names everything that is missing, at once.
+func TestPermissions(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		at := action.(clienttesting.CreateAction).GetObject().(*authzv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+		refused := at.Subresource == "exec" || at.Resource == "namespaces" && at.Verb == "create" || at.Resource == "leases" && at.Verb == "patch"
+		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: !refused}}, nil
+	})
+	api.PrependReactor("create", "selfsubjectreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authnv1.SelfSubjectReview{Status: authnv1.SelfSubjectReviewStatus{UserInfo: authnv1.UserInfo{Username: "jane"}}}, nil
+	})
+	_, err := c.Up(t.Context(), config(func(c *Config) { c.Service = true }))
+	missing := new(MissingError)
+	if !errors.As(err, &missing) {
+		t.Fatalf("%v, want what is missing", err)
+	}
+	const where = ", in every namespace (or in one that is there, which -n names)"
+	if diff := cmp.Diff(&MissingError{User: "jane", Needs: []string{"create namespaces", "create pods/exec" + where, "patch leases.coordination.k8s.io" + where}}, missing); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if !strings.HasPrefix(err.Error(), "jane is not allowed what a run needs:\n  create namespaces\n") {
+		t.Error(err)
+	}
+	if all := left(t, api); all != nil {
+		t.Errorf("left: %v", all)
+	}
+}
+
+// TestRefused: what only looks on is not worth the run, what steers is.
+func TestRefused(t *testing.T) {
+	psa := func(p *corev1.Pod) error {
+		if sc := p.Spec.Containers[0].SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, p.Name, errors.New(`violates PodSecurity "restricted:latest": privileged`))
+		}
+		return nil
+	}
+	api, c := fakeCluster(t, psa)
+	if _, err := c.Up(t.Context(), config(func(c *Config) { c.Steer = true })); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") || !strings.Contains(err.Error(), "leave out accelerators") {
+		t.Errorf("accelerators: %v", err)
+	}
+	if all := left(t, api); all != nil {
+		t.Errorf("left: %v", all)
+	}
+	var notes []string
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Note = func(s string) { notes = append(notes, s) } }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(notes) != 1 || !strings.HasPrefix(notes[0], "CPUs are not sampled: the cluster refuses pod") {
+		t.Errorf("notes %q", notes)
+	}
+	if node := p.Places()[0]; !node.Unprivileged {
+		t.Errorf("node without a pod: %+v", node)
+	}
+	if _, err := p.Open(p.Places()[0], target.ForControl); err == nil {
+		t.Error("there is a worker for control")
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStates are ends of a start: what is hopeless ends it at once and leaves
+// nothing.
+func TestStates(t *testing.T) {
+	waiting := func(reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.Phase = corev1.PodPending
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+				Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 2, Message: "unknown command\n"}},
+			}}
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		status func(*corev1.Pod)
+		want   string
+	}{
+		{"image not there", waiting("ErrImageNeverPull", ""), "the node does not have slipstream.dev/slipstream:v1"},
+		{"image not to be had", waiting("ErrImagePull", "no such host"), "cannot be pulled: ErrImagePull: no such host. Name another with --image"},
+		{"image without the program", waiting("RunContainerError", `exec: "/slipstream": no such file`), "The image must have this program at /slipstream"},
+		{"image of another version", waiting("CrashLoopBackOff", "back-off"), "ends as soon as it is started: Error: unknown command. The image"},
+		{"does not fit", func(p *corev1.Pod) {
+			p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes: Insufficient cpu",
+			}}}
+		}, "does not fit: 0/2 nodes: Insufficient cpu; ask for fewer resources"},
+		{"evicted", func(p *corev1.Pod) {
+			p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
+		}, "has ended: Evicted: low on memory"},
+		{"ended", func(p *corev1.Pod) {
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1}}
+		}, "ended: exited: exit code 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			api, c := fakeCluster(t, func(p *corev1.Pod) error {
+				if strings.HasPrefix(p.Name, "server-1-") {
+					tt.status(p)
+				}
+				return nil
+			})
+			_, err := c.Up(t.Context(), config(nil))
+			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "on node b") {
+				t.Errorf("%v, want %q on node b", err, tt.want)
+			}
+			if all := left(t, api); all != nil {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+	t.Run("slow", func(t *testing.T) {
+		api, c := fakeCluster(t, func(p *corev1.Pod) error {
+			waiting("ContainerCreating", "")(p)
+			return nil
+		})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(2*pollTime, func() { cancel(errors.New("interrupted")) })
+		if _, err := c.Up(ctx, config(nil)); err == nil || !strings.Contains(err.Error(), "interrupted") || !strings.Contains(err.Error(), "ContainerCreating") {
+			t.Errorf("%v, want what it waits for", err)
+		}
+		if all := left(t, api); all != nil {
+			t.Errorf("left: %v", all)
+		}
+	})
+}
+
+// TestDiagnose tells a worker's end from that of its pod, its node and the API
+// server.
+func TestDiagnose(t *testing.T) {
+	cut := errors.New("connection reset")
+	for _, tt := range []struct {
+		name   string
+		change func(*testing.T, *fake.Clientset, *corev1.Pod)
+		want   string
+		lost   bool
+	}{
+		{"nothing", func(*testing.T, *fake.Clientset, *corev1.Pod) {}, "was cut, though it runs: connection reset", false},
+		{"node", func(t *testing.T, api *fake.Clientset, _ *corev1.Pod) {
+			n := node("a", down)
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+				t.Fatal(err)
+			}
+		}, "node a is not ready (the runtime is down)", true},
+		{"pod gone", func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), p.Namespace, p.Name); err != nil {
+				t.Fatal(err)
+			}
+		}, "is gone: somebody deleted it", true},
+		{"pod evicted", func(_ *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted"
+		}, "has ended: Evicted", true},
+		{"container restarted", func(_ *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			s := &p.Status.ContainerStatuses[0]
+			s.RestartCount, s.LastTerminationState.Terminated = 1, &corev1.ContainerStateTerminated{Reason: "OOMKilled", ExitCode: 137}
+		}, "was restarted: OOMKilled: exit code 137", false},
+		{"forbidden", func(_ *testing.T, api *fake.Clientset, _ *corev1.Pod) {
+			api.PrependReactor("get", "pods", refuse)
+		}, "not you", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			api, c := fakeCluster(t, func(p *corev1.Pod) error { p.Spec.NodeName = nodeOf(p); return nil })
+			p, err := c.Up(t.Context(), config(nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = p.Close(context.Background()) })
+			was := p.traffic["a/client-0"]
+			pod, err := api.CoreV1().Pods(was.Namespace).Get(t.Context(), was.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tt.change(t, api, pod)
+			_ = api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), pod, pod.Namespace) // unless it is gone
+			if tt.name == "pod gone" {
+				_ = api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), pod.Namespace, pod.Name)
+			}
+			got := p.diagnose(t.Context(), was, cut)
+			if !strings.Contains(got.Error(), tt.want) || errors.Is(got, target.ErrLost) != tt.lost {
+				t.Errorf("%v, want %q, lost %t", got, tt.want, tt.lost)
+			}
+			if !tt.lost {
+				return
+			}
+			if _, err := p.Open(p.Places()[2], target.ForTraffic); !errors.Is(err, target.ErrLost) {
+				t.Errorf("a worker is started in what is lost: %v", err)
+			}
+		})
+	}
+}
+
+// TestUnreachable: an API server that is away for a moment is waited for, one that
+// stays away is not.
+func TestUnreachable(t *testing.T) {
+	if unreachable(nil) || unreachable(apierrors.NewNotFound(schema.GroupResource{}, "x")) || !unreachable(&http.MaxBytesError{}) ||
+		!unreachable(apierrors.NewServiceUnavailable("x")) {
+		t.Error("answers and none are not told apart")
+	}
+	api, c := fakeCluster(t, nil)
+	p, err := c.Up(t.Context(), config(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
+	away := 2
+	api.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if away--; away >= 0 {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	if err := p.diagnose(t.Context(), p.traffic["a/client-0"], errors.New("cut")); errors.Is(err, target.ErrLost) || away >= 0 {
+		t.Errorf("away for a moment: %v", err)
+	}
+}
+
+// TestCleanup leaves alone who is alive, and what is somebody else's.
+func TestCleanup(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	old := metav1.NewTime(time.Now().Add(-time.Hour))
+	for _, id := range []string{"alive", "dead"} {
+		r := &run{id: id, namespace: "slipstream-" + id, nodes: "slipstream-" + id + "-nodes"}
+		renewed := metav1.NowMicro()
+		if id == "dead" {
+			renewed = metav1.NewMicroTime(old.Time)
+		}
+		pod := r.nodePod("client-node-"+id, "a")
+		for _, o := range []runtime.Object{
+			r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
+			pod, r.lease(id, "a", "b", 60, renewed),
+		} {
+			if n, ok := o.(*corev1.Namespace); ok {
+				n.CreationTimestamp = old
+			}
+			if err := api.Tracker().Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "slipstream-other"}}); err != nil {
+		t.Fatal(err)
+	}
+	runs, err := c.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Run{
+		{ID: "alive", Own: []string{"slipstream-alive", "slipstream-alive-nodes"}, Pods: 1, Holder: "alive", Nodes: []string{"a", "b"}, Alive: true},
+		{ID: "dead", Own: []string{"slipstream-dead", "slipstream-dead-nodes"}, Pods: 1, Holder: "dead", Nodes: []string{"a", "b"}},
+	}
+	if diff := cmp.Diff(want, runs); diff != "" {
+		t.Fatalf("runs (-want +got):\n%s", diff)
+	}
+	if err := c.Remove(t.Context(), runs[1]); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"slipstream-alive", "slipstream-alive-nodes", "slipstream-other", "slipstream-alive-nodes/client-node-alive", "slipstream-alive/run-alive"}, left(t, api)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+	if err := c.Remove(t.Context(), Run{}); err == nil {
+		t.Error("a run without a name is removed")
+	}
+}
+
+// TestInbox: a reader gets all there is and then the end; a writer whose reader
+// has left goes on.
+func TestInbox(t *testing.T) {
+	s := new(Stream)
+	s.out.init()
+	go func() {
+		_, _ = s.out.Write([]byte("one"))
+		_, _ = s.out.Write([]byte("two"))
+		s.out.end()
+	}()
+	var got []byte
+	buf := make([]byte, 2)
+	for {
+		n, err := s.out.Read(buf)
+		got = append(got, buf[:n]...)
+		if err != nil {
+			break
+		}
+	}
+	if string(got) != "onetwo" {
+		t.Errorf("read %q", got)
+	}
+	s.out.close()
+	if n, err := s.out.Write([]byte("three")); n != 5 || err != nil {
+		t.Errorf("write after close: %d, %v", n, err)
+	}
+	if _, err := s.out.Read(buf); err == nil {
+		t.Error("read after close")
+	}
+	var tail tail
+	_, _ = tail.Write([]byte(strings.Repeat("x", 3*tailBytes) + "the end\n"))
+	if last := tail.last(); !strings.HasSuffix(last, "the end") || len(last) > tailBytes+2 {
+		t.Errorf("tail of %d bytes: %q", len(last), last[len(last)-10:])
+	}
+}

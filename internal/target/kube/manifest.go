@@ -1,0 +1,206 @@
+package kube
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Labels of everything that a run makes, by which cleanup finds it.
+const (
+	labelName      = "app.kubernetes.io/name"
+	labelComponent = "app.kubernetes.io/component"
+	labelRun       = "slipstream.dev/run"
+	// labelPod is a pod's own, for the service in front of it.
+	labelPod = "slipstream.dev/pod"
+
+	appName, runComponent = "slipstream", "run"
+	// annotationNodes names the nodes that a run measures, on its lease.
+	annotationNodes = "slipstream.dev/nodes"
+
+	// selector finds every run's.
+	selector = labelName + "=" + appName + "," + labelComponent + "=" + runComponent
+)
+
+// The program, in every image.
+const program = "/slipstream"
+
+// Ports of a server pod behind a service: the workload's, and one that answers
+// whoever wants to know whether the service leads there yet.
+const (
+	trafficPort = 7465
+	probePort   = 7466
+)
+
+// Name of the container of every pod.
+const container = "slipstream"
+
+// run is what a run's objects have in common.
+type run struct {
+	id    string
+	spec  v1alpha1.Kubernetes
+	image string
+	pull  corev1.PullPolicy
+	// namespace of the pods for traffic, and nodes that of those that need more
+	// than a restricted one lets them have.
+	namespace, nodes string
+	// theirs is a namespace that the user named: it is not made, and stays.
+	theirs bool
+}
+
+func (r *run) labels() map[string]string {
+	return map[string]string{labelName: appName, labelComponent: runComponent, labelRun: r.id}
+}
+
+func (r *run) meta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: r.labels()}
+}
+
+// name of an object, which no other run's has: both may be in one namespace.
+func (r *run) name(parts ...any) string {
+	var b strings.Builder
+	for _, p := range parts {
+		fmt.Fprintf(&b, "%v-", p)
+	}
+	return b.String() + r.id
+}
+
+// namespaceObject is a namespace whose pods are held to a Pod Security Standard
+// by the API server itself.
+func (r *run) namespaceObject(name, level string) *corev1.Namespace {
+	n := &corev1.Namespace{ObjectMeta: r.meta("", name)}
+	for _, mode := range []string{"enforce", "audit", "warn"} {
+		n.Labels["pod-security.kubernetes.io/"+mode] = level
+	}
+	return n
+}
+
+func (r *run) lease(holder, client, server string, seconds int32, now metav1.MicroTime) *coordinationv1.Lease {
+	l := &coordinationv1.Lease{ObjectMeta: r.meta(r.namespace, r.name("run")), Spec: coordinationv1.LeaseSpec{
+		HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now,
+	}}
+	l.Annotations = map[string]string{annotationNodes: client + "," + server}
+	return l
+}
+
+// pod is what all pods have in common: a container in which workers are started
+// by exec, on one node.
+func (r *run) pod(namespace, name, node string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: r.meta(namespace, name), Spec: corev1.PodSpec{
+		// By affinity, as DaemonSets do it, and not by nodeName: the scheduler
+		// then heeds taints and resources, and says why a pod does not fit.
+		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+			}}},
+		}},
+		AutomountServiceAccountToken:  new(bool),
+		EnableServiceLinks:            new(bool),
+		TerminationGracePeriodSeconds: new(int64(5)),
+		Containers: []corev1.Container{{
+			Name: container, Image: r.image, ImagePullPolicy: r.pull,
+			Command: []string{program}, Args: []string{"worker", "--hold"},
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		}},
+	}}
+	p.Labels[labelPod] = name
+	return p
+}
+
+// trafficPod makes traffic as an application would: it has no privileges.
+func (r *run) trafficPod(name, node string) *corev1.Pod {
+	p := r.pod(r.namespace, name, node)
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{
+		RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)),
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	c := &p.Spec.Containers[0]
+	c.SecurityContext = &corev1.SecurityContext{
+		AllowPrivilegeEscalation: new(bool), ReadOnlyRootFilesystem: new(true),
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+	amounts := corev1.ResourceList{}
+	if cpu := r.spec.Resources.CPU; cpu != "" {
+		amounts[corev1.ResourceCPU] = resource.MustParse(cpu) // api/v1alpha1 has checked it
+	}
+	if memory := r.spec.Resources.Memory; memory != "" {
+		amounts[corev1.ResourceMemory] = resource.MustParse(memory)
+	}
+	if len(amounts) > 0 {
+		c.Resources = corev1.ResourceRequirements{Requests: amounts, Limits: amounts}
+	}
+	return p
+}
+
+// serverPod is a traffic pod that can be reached by way of a service.
+func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
+	p := r.trafficPod(name, node)
+	if service {
+		c := &p.Spec.Containers[0]
+		c.Args = append(c.Args, "--listen", fmt.Sprintf(":%d", probePort))
+	}
+	return p
+}
+
+// hostPod is a traffic pod in the node's network: the native path differs from
+// the others in nothing else.
+func (r *run) hostPod(name, node string) *corev1.Pod {
+	p := r.trafficPod(name, node)
+	p.Namespace = r.nodes
+	p.Spec.HostNetwork = true
+	return p
+}
+
+// runDir is where a node keeps the journal of what accelerators have changed.
+const runDir = "/run/slipstream"
+
+// nodePod samples and steers a node, and the pods on it. It has every privilege,
+// and runs no traffic.
+func (r *run) nodePod(name, node string) *corev1.Pod {
+	p := r.pod(r.nodes, name, node)
+	p.Spec.HostNetwork, p.Spec.HostPID = true, true
+	p.Spec.TerminationGracePeriodSeconds = new(int64(30)) // it restores what a worker that died has left
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64), RunAsGroup: new(int64)}
+	p.Spec.Volumes = []corev1.Volume{{Name: "journal", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: runDir, Type: new(corev1.HostPathDirectoryOrCreate)},
+	}}}
+	c := &p.Spec.Containers[0]
+	c.Args = append(c.Args, "--node")
+	c.SecurityContext = &corev1.SecurityContext{Privileged: new(true), ReadOnlyRootFilesystem: new(true)}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "journal", MountPath: runDir}}
+	return p
+}
+
+// service is in front of one server pod, with an address of each version of IP
+// that the cluster has.
+func (r *run) service(pod string) *corev1.Service {
+	port := func(name string, protocol corev1.Protocol, number int32) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(number)}
+	}
+	return &corev1.Service{ObjectMeta: r.meta(r.namespace, pod), Spec: corev1.ServiceSpec{
+		Selector:       map[string]string{labelPod: pod},
+		IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
+		Ports: []corev1.ServicePort{
+			port("tcp", corev1.ProtocolTCP, trafficPort),
+			port("udp", corev1.ProtocolUDP, trafficPort),
+			port("probe", corev1.ProtocolTCP, probePort),
+		},
+	}}
+}
+
+// imageOf is the image that pods run, and whether it may be pulled: only one that
+// the user has named.
+func imageOf(named, version string) (string, corev1.PullPolicy) {
+	if named != "" {
+		return named, corev1.PullIfNotPresent
+	}
+	return "slipstream.dev/slipstream:" + cmp.Or(version, "devel"), corev1.PullNever
+}

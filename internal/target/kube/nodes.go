@@ -1,0 +1,170 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Choose settles which nodes an experiment runs on: those that it names, or else
+// the first by name that pods can go to. It reads, and changes nothing.
+func (c *Cluster) Choose(ctx context.Context, spec v1alpha1.Kubernetes) (client, server string, err error) {
+	if spec.ClientNode != "" && spec.ServerNode != "" {
+		// Without the right to list nodes, two can still be named.
+		var pair []corev1.Node
+		for _, name := range []string{spec.ClientNode, spec.ServerNode} {
+			node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err == nil {
+				pair = append(pair, *node)
+			} else if !apierrors.IsNotFound(err) {
+				return "", "", fmt.Errorf("look at node %s: %w", name, explain(err))
+			}
+		}
+		if len(pair) == 2 {
+			return choose(pair, spec)
+		}
+	}
+	settled := time.Now().Add(settleTime)
+	for {
+		list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", "", fmt.Errorf("list nodes: %w", explain(err))
+		}
+		client, server, err = choose(list.Items, spec)
+		if err == nil || !slices.ContainsFunc(list.Items, settling) || time.Now().After(settled) || pause(ctx) != nil {
+			return client, server, err
+		}
+	}
+}
+
+// settleTime is how long a node that has become ready may take to lose the taint
+// that said that it was not.
+const settleTime = 10 * time.Second
+
+func settling(n corev1.Node) bool {
+	return notReady(n) == "" && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady })
+}
+
+func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server string, err error) {
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, named := range []struct{ name, flag string }{{spec.ClientNode, "--client-node"}, {spec.ServerNode, "--server-node"}} {
+		if named.name == "" {
+			continue
+		}
+		i := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == named.name })
+		if i < 0 {
+			return "", "", fmt.Errorf("there is no node %s; there are %s", named.name, names(nodes))
+		}
+		if why := unfit(nodes[i], nil); why != "" {
+			return "", "", fmt.Errorf("node %s %s, or name another with %s", named.name, why, named.flag)
+		}
+	}
+	client, server = spec.ClientNode, spec.ServerNode
+	var others []string
+	for _, n := range nodes {
+		if n.Name == spec.ClientNode || n.Name == spec.ServerNode {
+			continue
+		}
+		why := unfit(n, spec.NodeSelector)
+		switch {
+		case why != "":
+			others = append(others, fmt.Sprintf("node %s %s", n.Name, why))
+		case client == "":
+			client = n.Name
+		case server == "":
+			server = n.Name
+		}
+	}
+	if client != "" && server != "" {
+		return client, server, nil
+	}
+	text := "a run takes two nodes, one for clients and one for servers: traffic within a node meets no overlay; "
+	switch {
+	case len(nodes) == 0:
+		text += "this cluster has none"
+	case len(nodes) == 1 && len(others) == 0:
+		text += fmt.Sprintf("this cluster has one, %s: add another, or use the lab (slipstream run demo)", nodes[0].Name)
+	default:
+		can := "none"
+		if one := client + server; one != "" {
+			can = "only " + one
+		}
+		text += fmt.Sprintf("pods can go to %s of this cluster's", can)
+		for _, o := range others {
+			text += "\n  " + o
+		}
+	}
+	return "", "", errors.New(text)
+}
+
+// unfit says why a node takes no pods and what to do about it, or nothing if it
+// does.
+func unfit(n corev1.Node, selector map[string]string) string {
+	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != "linux" {
+		return fmt.Sprintf("runs %s: name one that runs Linux", os)
+	}
+	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {
+		return fmt.Sprintf("does not have the labels %s of the selector: label it", labels.FormatLabels(selector))
+	}
+	if why := notReady(n); why != "" {
+		return why + ": see kubectl describe node " + n.Name
+	}
+	if n.Spec.Unschedulable {
+		return "takes no pods (it is cordoned): kubectl uncordon " + n.Name
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute {
+			return fmt.Sprintf("has the taint %s: remove it with kubectl taint nodes %s %s:%s-", t.ToString(), n.Name, t.Key, t.Effect)
+		}
+	}
+	return ""
+}
+
+func notReady(n corev1.Node) string {
+	for _, c := range n.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		if c.Status == corev1.ConditionTrue {
+			return ""
+		}
+		return fmt.Sprintf("is not ready (%s)", cmp.Or(c.Message, c.Reason, "it does not say why"))
+	}
+	return "is not ready (it has not said so yet)"
+}
+
+func names(nodes []corev1.Node) string {
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Name)
+	}
+	return cmp.Or(strings.Join(all, ", "), "none")
+}
+
+// ips are the first address of each version of IP.
+func ips(addresses []string) (v4, v6 netip.Addr) {
+	for _, a := range addresses {
+		ip, err := netip.ParseAddr(a)
+		switch {
+		case err != nil: // "None", or a name
+		case ip.Is4() && !v4.IsValid():
+			v4 = ip
+		case ip.Is6() && !v6.IsValid():
+			v6 = ip
+		}
+	}
+	return v4, v6
+}

@@ -1,0 +1,153 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// backlog of a server that many connections come to at once.
+const backlog = 4096
+
+// connect opens a connection, sends a message, reads one back to its end, and
+// closes, over and over; the latency is that of all of it. The server closes
+// first, so that the ports of the client are free again at once: it is the end
+// that closes first that has to keep an address for TIME_WAIT.
+func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
+	buf := make([]byte, s.Size)
+	for {
+		began := r.now()
+		err := s.exchange(to, buf)
+		now := r.now()
+		switch {
+		case errors.Is(err, errStalled):
+			c.lost++ // no answer within dialTimeout
+		case err != nil && (now >= r.To || r.stopped.Load()):
+			c.mark(r, max(now, r.To))
+			return nil
+		case err != nil:
+			return fmt.Errorf("connection to %s: %w", to, err)
+		default:
+			if began >= r.From && now <= r.To {
+				_ = c.hdr.RecordValue(min(now-began, c.hdr.HighestTrackableValue()))
+			}
+			c.bytes.Add(uint64(len(buf)))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		if now >= r.To || r.stopped.Load() {
+			return nil
+		}
+	}
+}
+
+// exchange is one connection's life.
+func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
+	fd, err := newSocket(s, to.Addr())
+	if err != nil {
+		return err
+	}
+	defer closeSocket(fd)
+	if err := setTimeouts(fd, dialTimeout); err != nil {
+		return err
+	}
+	if err := unix.Connect(fd, sockaddr(to)); errors.Is(err, unix.EINPROGRESS) {
+		return errStalled
+	} else if err != nil {
+		return err
+	}
+	for b := buf; len(b) > 0; {
+		n, err := send(fd, b)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	for got := 0; ; {
+		n, err := receive(fd, buf[got:])
+		switch {
+		case err != nil:
+			return err
+		case n == 0 && got < len(buf):
+			return io.ErrUnexpectedEOF
+		}
+		if got += n; got == len(buf) {
+			break
+		}
+	}
+	// The message is whole; the server's end of the connection is what is left.
+	switch n, err := receive(fd, make([]byte, 1)); {
+	case err != nil:
+		return err
+	case n > 0:
+		return fmt.Errorf("the server sent more than %d bytes", len(buf))
+	}
+	return nil
+}
+
+// answer takes connections that come to the listening socket fd, one at a time,
+// sends back what each sent, and closes them.
+func (s Spec) answer(fd int, c *conn, r *run) error {
+	buf := make([]byte, s.Size)
+	for {
+		got, err := s.answerOne(fd, buf, r)
+		now := r.now()
+		switch {
+		case errors.Is(err, errStalled), errors.Is(err, errOver):
+		case err != nil:
+			// A client that went away, for which it has its own account.
+			c.lost++
+		case got:
+			c.bytes.Add(uint64(len(buf)))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && !got {
+			return nil
+		}
+	}
+}
+
+// answerOne serves one connection; got tells whether there was one.
+func (s Spec) answerOne(listening int, buf []byte, r *run) (got bool, err error) {
+	fd, _, err := unix.Accept4(listening, unix.SOCK_CLOEXEC)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED) {
+		return false, errStalled
+	}
+	if err != nil {
+		return false, err
+	}
+	defer closeSocket(fd)
+	if err := setOptions(fd, s); err != nil {
+		return true, err
+	}
+	for have := 0; have < len(buf); {
+		n, err := receive(fd, buf[have:])
+		switch {
+		case errors.Is(err, errStalled):
+			if r.over(r.now()) {
+				return true, errOver
+			}
+		case err != nil:
+			return true, err
+		case n == 0:
+			return true, io.ErrUnexpectedEOF
+		}
+		have += n
+	}
+	return true, sendAll(fd, buf, r)
+}
+
+// probe makes one connection before the run, to tell a server that is not there
+// from one that is slow.
+func (s Spec) probe(to netip.AddrPort) error {
+	fd, err := newSocket(s, to.Addr())
+	if err != nil {
+		return err
+	}
+	defer closeSocket(fd)
+	return dialTCP(fd, to)
+}

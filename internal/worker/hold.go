@@ -1,0 +1,144 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel"
+)
+
+// Hold keeps a container there, in which workers are started beside it.
+type Hold struct {
+	// Listen is where connections are taken and closed, for whoever wants to
+	// know whether the way here is open; nowhere if empty.
+	Listen string
+	// JournalDir is that of the workers in the container, where they steer. Hold
+	// restores what one that died has left: at once, and in the end, when it ends
+	// those that are left as well.
+	JournalDir string
+	Log        *slog.Logger
+}
+
+// Run holds until ctx ends.
+func (h Hold) Run(ctx context.Context) error {
+	if h.JournalDir != "" {
+		if err := h.restore(ctx); err != nil {
+			return err
+		}
+	}
+	if h.Listen != "" {
+		l, err := net.Listen("tcp", h.Listen)
+		if err != nil {
+			return fmt.Errorf("listen for probes: %w", err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				c, err := l.Accept()
+				if errors.Is(err, net.ErrClosed) {
+					return
+				}
+				if err == nil {
+					c.Close()
+				}
+			}
+		}()
+	}
+	<-ctx.Done()
+	if h.JournalDir == "" {
+		return nil
+	}
+	if err := endNeighbours("/proc", h.Log); err != nil {
+		return err
+	}
+	return h.restore(context.WithoutCancel(ctx))
+}
+
+func (h Hold) restore(ctx context.Context) error {
+	restored, err := accel.Recover(ctx, accel.Options{JournalDir: h.JournalDir})
+	for _, s := range restored {
+		h.Log.WarnContext(ctx, "restored what a worker that died had changed", "place", s.Place, "setting", s.Path, "value", s.Was)
+	}
+	if errors.Is(err, accel.ErrChanged) {
+		h.Log.WarnContext(ctx, "restore what a worker that died had changed", "error", err)
+		return nil
+	}
+	return err
+}
+
+// endTime is how long a process that was killed may take to be gone.
+const endTime = 5 * time.Second
+
+// endNeighbours kills the workers of this container, which nobody else ends where
+// it shares the node's process namespace: those that run this program in the same
+// cgroup.
+func endNeighbours(proc string, log *slog.Logger) error {
+	own, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // without cgroups there are no containers
+	}
+	if err != nil {
+		return fmt.Errorf("find workers: %w", err)
+	}
+	program, err := os.Stat(filepath.Join(proc, "self/exe"))
+	if err != nil {
+		return fmt.Errorf("find workers: %w", err)
+	}
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return fmt.Errorf("find workers: %w", err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		// By a handle, so that it is the process that was looked at, and not
+		// another with its number.
+		handle, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join(proc, e.Name())
+		cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup"))
+		exe, statErr := os.Stat(filepath.Join(dir, "exe"))
+		if err == nil && statErr == nil && bytes.Equal(cgroup, own) && os.SameFile(exe, program) {
+			log.Warn("end a worker that is left", "process", pid)
+			if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); err == nil {
+				// Readable once it has ended (pidfd_open(2)).
+				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, int(endTime.Milliseconds()))
+			}
+		}
+		_ = unix.Close(handle)
+	}
+	return nil
+}
+
+// Reach returns once a Hold that listens at an address is reached.
+func Reach(ctx context.Context, address string) error {
+	const each = time.Second
+	for {
+		c, err := (&net.Dialer{Timeout: each}).DialContext(ctx, "tcp", address)
+		if err == nil {
+			return c.Close()
+		}
+		// A way that opens may leave a connection that was tried too early
+		// where it was: each try is a new one.
+		select {
+		case <-time.After(each / 5):
+		case <-ctx.Done():
+			return fmt.Errorf("reach %s: %w", address, err)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const chart = "../charts/slipstream"
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// helm runs helm, which `make test` builds.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	path, err := exec.LookPath("helm")
+	if err != nil {
+		t.Skip("needs helm: make bin/tools/helm")
+	}
+	out, err := exec.Command(path, args...).CombinedOutput()
+	return string(out), err
+}
+
+func render(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return helm(t, append([]string{"template", "accelerate", chart, "--namespace", "net", "--kube-version", "v1.34.0"}, args...)...)
+}
+
+// TestChart renders the chart as it is, and with everything set.
+func TestChart(t *testing.T) {
+	if out, err := helm(t, "lint", "--strict", "--kube-version", "v1.34.0", chart); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	for name, args := range map[string][]string{
+		"default": nil,
+		"all": {
+			"--set", "image.repository=example.test/slipstream,image.tag=1.2.3,image.pullPolicy=Always,image.pullSecrets[0].name=key",
+			"--set", "nodeSelector.fast=yes,metrics.port=9000,priorityClassName=",
+			"--set-json", `tolerations=[]`, "--set-json", `policies={"rps":{"nodeSelector":{"fast":"yes"},"accelerate":[{"rps":{"devices":["nic","pod"],"cpus":"all"}}],"pods":{"matchLabels":{"app":"web"}}}}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := render(t, args...)
+			if err != nil {
+				t.Fatalf("%v: %s", err, got)
+			}
+			golden := "testdata/chart-" + name + ".yaml"
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", golden, diff)
+			}
+		})
+	}
+}
+
+// TestChartRefuses has values that the schema knows to be wrong.
+func TestChartRefuses(t *testing.T) {
+	for set, want := range map[string]string{
+		"image.pulPolicy=Always":        "pulPolicy",
+		"image.pullPolicy=Sometimes":    "pullPolicy",
+		"metrics.port=0":                "/metrics/port",
+		"policies.rps.acelerate=x":      "acelerate",
+		"policies.Rps.accelerate[0].x=": "policies",
+	} {
+		if out, err := render(t, "--set", set); err == nil || !strings.Contains(out, want) {
+			t.Errorf("--set %s: %v, no %q in %s", set, err, want, out)
+		}
+	}
+}

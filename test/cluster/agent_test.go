@@ -1,0 +1,318 @@
+//go:build linux
+
+package cluster
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/accel"
+)
+
+// The agent without a chart, with no rights but those that it uses. The chart's
+// own are compared with what it uses by TestWalk, which installs it.
+const agentManifest = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: agents, labels: {pod-security.kubernetes.io/enforce: privileged}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: agent, namespace: agents}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: agents}
+rules:
+- {apiGroups: [""], resources: [nodes, pods], verbs: [list, watch]}
+- {apiGroups: [slipstream.dev], resources: [accelerationpolicies], verbs: [list, watch]}
+- {apiGroups: [slipstream.dev], resources: [accelerationpolicies/status, nodeaccelerations/status], verbs: [patch]}
+- {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, create, delete]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: agents}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agents}
+subjects: [{kind: ServiceAccount, name: agent, namespace: agents}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: agents, namespace: default}
+rules: [{apiGroups: [""], resources: [events], verbs: [create]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: agents, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: agents}
+subjects: [{kind: ServiceAccount, name: agent, namespace: agents}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: agent, namespace: agents}
+rules: [{apiGroups: [apps], resources: [daemonsets], resourceNames: [agent], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: agent, namespace: agents}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: agent}
+subjects: [{kind: ServiceAccount, name: agent, namespace: agents}]
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent, namespace: agents}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      serviceAccountName: agent
+      hostPID: true
+      hostNetwork: true
+      containers:
+      - name: agent
+        image: slipstream.dev/slipstream:test
+        imagePullPolicy: Never
+        args: [agent, --node, $(NODE_NAME), --daemonset, agents/agent]
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        securityContext: {privileged: true, runAsUser: 0, readOnlyRootFilesystem: true}
+        resources: {requests: {cpu: 100m, memory: 32Mi}}
+        livenessProbe: {httpGet: {path: /healthz, port: 9469}}
+        volumeMounts:
+        - {name: journal, mountPath: /run/slipstream}
+        - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer, readOnly: true}
+      volumes:
+      - {name: journal, hostPath: {path: /run/slipstream, type: DirectoryOrCreate}}
+      - {name: netns, hostPath: {path: /run/netns, type: DirectoryOrCreate}}
+`
+
+const webManifest = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: default}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: web, image: "slipstream.dev/slipstream:test", imagePullPolicy: Never, args: [worker, --hold]}]
+`
+
+func accelerationPolicy(name, spec string) string {
+	return fmt.Sprintf("apiVersion: slipstream.dev/v1alpha1\nkind: AccelerationPolicy\nmetadata: {name: %s}\nspec: %s\n", name, spec)
+}
+
+// until waits for want to be empty: it says what is missing.
+func until(t *testing.T, what string, want func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		last := want()
+		if last == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a minute: %s", what, last)
+		}
+	}
+}
+
+type nodeState struct {
+	Status struct {
+		Settings, Verified int
+		Observed           []struct{ Policy, State, Reason, Message string }
+		Conditions         []struct{ Type, Status, Reason string }
+	}
+}
+
+func stateOf(t *testing.T, c *Cluster, node string) (s nodeState) {
+	t.Helper()
+	out := kubectl(t, c, nil, "get", "nodeacceleration", node, "--ignore-not-found", "-o", "json")
+	if out == "" {
+		return s
+	}
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wantPods waits until the mask of every web pod's own interface is set, or not.
+func wantPods(t *testing.T, c *Cluster, what string, pods int, set bool) {
+	t.Helper()
+	until(t, what, func() string {
+		out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running",
+			"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP} {.metadata.deletionTimestamp}{"\n"}{end}`)
+		seen := 0
+		for line := range strings.Lines(out) {
+			f := strings.Fields(line)
+			if len(f) != 2 {
+				continue // it is going, or has no address yet
+			}
+			seen++
+			var mask []byte
+			if err := onNetns(podNetns(t, c.Node(f[0]), f[1]), func() error {
+				sys, err := accel.MountSys()
+				if err != nil {
+					return err
+				}
+				defer sys.Close()
+				mask, err = sys.ReadFile("class/net/eth0/queues/rx-0/rps_cpus")
+				return err
+			}); err != nil {
+				return err.Error()
+			}
+			if is := strings.Trim(string(mask), "0,\n") != ""; is != set {
+				return fmt.Sprintf("the mask of %s is %s", f[1], mask)
+			}
+		}
+		if seen != pods {
+			return fmt.Sprintf("%d pods run, want %d", seen, pods)
+		}
+		return ""
+	})
+}
+
+func TestAgent(t *testing.T) {
+	c := shared(t)
+	root, err := checkout(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := map[string]string{}
+	for _, n := range []string{"node0", "node1"} {
+		before[n] = steering(t, c.Node(n))
+	}
+	crds := filepath.Join(root, "charts/slipstream/crds")
+	kubectl(t, c, nil, "apply", "-f", crds)
+	t.Cleanup(func() { kubectl(t, c, nil, "delete", "-f", crds, "--ignore-not-found") })
+	kubectl(t, c, nil, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds)
+	apply := func(text string) { kubectl(t, c, strings.NewReader(text), "apply", "-f", "-") }
+	apply(agentManifest)
+	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
+	apply(webManifest)
+	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
+
+	const all = "{accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
+	apply(accelerationPolicy("all", all))
+	wantPods(t, c, "policy on", 4, true)
+
+	// New pods, thirty in all.
+	kubectl(t, c, nil, "scale", "deployment/web", "--replicas=30")
+	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
+	wantPods(t, c, "new pods", 30, true)
+	for n := range before {
+		until(t, "state of "+n, func() string {
+			s := stateOf(t, c, n).Status
+			if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
+				return fmt.Sprintf("%+v", s)
+			}
+			return ""
+		})
+	}
+	for n := range before {
+		reportMetrics(t, c.Node(n))
+	}
+
+	// One that an earlier one contradicts, one that no node can do, one for no node.
+	apply(accelerationPolicy("later", "{accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
+	apply(accelerationPolicy("impossible", "{accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
+	apply(accelerationPolicy("nowhere", "{nodeSelector: {no: where}, accelerate: [{rps: {devices: [nic], cpus: all}}]}"))
+	until(t, "reasons", func() string {
+		reasons := make(map[string]string)
+		for _, o := range stateOf(t, c, "node0").Status.Observed {
+			reasons[o.Policy] = o.Reason
+		}
+		return cmp.Diff(map[string]string{"all": "Applied", "later": "Conflict", "impossible": "Impossible"}, reasons)
+	})
+	until(t, "conditions", func() string {
+		return cmp.Diff("all True\nimpossible True\nlater True\nnowhere False", kubectl(t, c, nil, "get", "accelerationpolicies",
+			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[0].status}{"\n"}{end}`))
+	})
+	until(t, "events", func() string {
+		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all goes first") {
+			return out
+		}
+		return ""
+	})
+	kubectl(t, c, nil, "delete", "accelerationpolicies", "later", "impossible", "nowhere")
+
+	// An upgrade: the agents go and come, the settings stay.
+	kubectl(t, c, nil, "rollout", "restart", "-n", "agents", "daemonset/agent")
+	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
+	wantPods(t, c, "after an upgrade", 30, true)
+
+	kubectl(t, c, nil, "scale", "deployment/web", "--replicas=4")
+	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
+	kubectl(t, c, nil, "delete", "accelerationpolicy", "all")
+	wantPods(t, c, "policy off", 4, false)
+
+	// Uninstalled while a policy is on, its rights at the same moment.
+	apply(accelerationPolicy("all", all))
+	wantPods(t, c, "on again", 4, true)
+	kubectl(t, c, strings.NewReader(agentManifest), "delete", "-f", "-", "--timeout=120s")
+	wantPods(t, c, "uninstalled", 4, false)
+	kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s")
+	for n, was := range before {
+		until(t, n+" as before", func() string { return cmp.Diff(was, steering(t, c.Node(n))) })
+	}
+}
+
+// reportMetrics logs what an agent on a node costs and how fast it was.
+func reportMetrics(t *testing.T, n *Node) {
+	t.Helper()
+	var text string
+	if err := onNetns(n.Netns(), func() error {
+		conn, err := net.Dial("tcp", "127.0.0.1:9469") // on this thread, which http's own dialler is not
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		request, err := http.NewRequest("GET", "http://127.0.0.1:9469/metrics", nil)
+		if err != nil {
+			return err
+		}
+		if err := request.Write(conn); err != nil {
+			return err
+		}
+		r, err := http.ReadResponse(bufio.NewReader(conn), request)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		text = string(b)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	value := func(name string) float64 {
+		m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(text)
+		if m == nil {
+			t.Fatalf("no %s in\n%s", name, text)
+		}
+		v, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	t.Logf("%s: %.0f pods; of %.0f that came, %.0f were accelerated within 50 ms of their veth, %.0f within 100 ms; %.1f MiB resident",
+		n.name, value("slipstream_pods"), value("slipstream_pod_latency_seconds_count"), value(`slipstream_pod_latency_seconds_bucket{le="0.05"}`),
+		value(`slipstream_pod_latency_seconds_bucket{le="0.1"}`), value("process_resident_memory_bytes")/(1<<20))
+	if value("slipstream_errors_total") != 0 || value("slipstream_pods_missing") != 0 {
+		t.Errorf("errors or missing pods:\n%s", text)
+	}
+}

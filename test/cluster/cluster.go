@@ -1,0 +1,409 @@
+//go:build linux
+
+// Package cluster brings up a real Kubernetes cluster on this machine, for
+// tests and to play in: kube-apiserver, controller manager, scheduler and etcd
+// in one network namespace, and nodes of a namespace of each kind, in which
+// containerd, kubelet, kube-proxy and flannel run. Nothing of it is in the
+// machine's own namespaces but a port of 127.0.0.1 that leads to the API
+// server, and nothing is fetched: programs are built of Go modules (Parts) or
+// come from Debian, and images from archives.
+//
+// It knows nothing of slipstream. What slipstream does in a cluster is tested
+// in the files run_test.go, agent_test.go and chart_test.go beside it.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The networks of every cluster; they are in namespaces of its own.
+const (
+	controlAddr = "10.99.0.1"
+	// nodeAddr of node n has 10 + n for its last byte.
+	nodeAddr          = "10.99.0.%d"
+	nodePrefix        = 24
+	podNetwork        = "10.244.0.0/16"
+	serviceNetwork    = "10.96.0.0/16"
+	kubernetesService = "10.96.0.1"
+	apiPort           = "6443"
+)
+
+// CNI shapes and modes of kube-proxy.
+const (
+	Flannel  = "flannel"
+	Routed   = "routed"
+	NFTables = "nftables"
+	IPTables = "iptables"
+)
+
+// Config of a cluster. The zero value of each field is its default.
+type Config struct {
+	// Nodes, 2 to 5 of them, 2 unless set: node0, node1 and so on.
+	Nodes int
+	// Proxy is the mode of kube-proxy: NFTables unless set, or IPTables.
+	Proxy string
+	// CNI is how pods are connected: Flannel unless set, or Routed, which is a
+	// VXLAN in the shape of Calico's: no bridge, a route a pod.
+	CNI string
+	// Images are archives, OCI's or Docker's, to import on every node.
+	Images []string
+	// Log is told of progress, line by line; nil is silent.
+	Log io.Writer
+}
+
+func (c *Config) complete() error {
+	if c.Nodes == 0 {
+		c.Nodes = 2
+	}
+	if c.Proxy == "" {
+		c.Proxy = NFTables
+	}
+	if c.CNI == "" {
+		c.CNI = Flannel
+	}
+	if c.Log == nil {
+		c.Log = io.Discard
+	}
+	if c.Nodes < 2 || c.Nodes > 5 {
+		return fmt.Errorf("nodes of a cluster must be 2 to 5, are %d", c.Nodes)
+	}
+	if c.Proxy != NFTables && c.Proxy != IPTables {
+		return fmt.Errorf("mode of kube-proxy must be %s or %s, is %q", NFTables, IPTables, c.Proxy)
+	}
+	if c.CNI != Flannel && c.CNI != Routed {
+		return fmt.Errorf("CNI must be %s or %s, is %q", Flannel, Routed, c.CNI)
+	}
+	return nil
+}
+
+// Cluster is a cluster that is up.
+type Cluster struct {
+	config Config
+	parts  string
+	// dir is the cluster's folder, and its last element the cluster's id; owner
+	// is the lock that says it is this process's.
+	dir   string
+	owner *os.File
+	// processes is the control group of everything that is started.
+	processes  *os.File
+	running    sync.WaitGroup
+	began      time.Time
+	authority  *authority
+	control    *exec.Cmd // the first process of the control plane's namespace
+	forward    *forwarder
+	kubeconfig string
+	client     kubernetes.Interface
+	nodes      []*Node
+}
+
+// Up makes a cluster: all nodes are Ready, and the default service account is
+// there. It first removes what a process left that died (Sweep). When it fails
+// it takes down what it made.
+func Up(ctx context.Context, config Config) (*Cluster, error) {
+	if err := config.complete(); err != nil {
+		return nil, err
+	}
+	if err := probe(config); err != nil {
+		return nil, err
+	}
+	if err := Sweep(ctx); err != nil {
+		return nil, err
+	}
+	dir, err := buildParts(ctx, parts, config.Log)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{config: config, parts: dir, began: time.Now()}
+	if c.dir, c.owner, err = newState(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.make(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("bring up a cluster: %w", err), c.Down(context.WithoutCancel(ctx)))
+	}
+	c.log("up: KUBECONFIG=%s", c.kubeconfig)
+	return c, nil
+}
+
+// probe tells what is missing here.
+func probe(config Config) error {
+	if os.Geteuid() != 0 {
+		return errors.New("a cluster is made of namespaces, for which it takes root: run it as root")
+	}
+	programs := []string{"containerd", "runc", "ctr", "nsenter", "iptables", filepath.Join(cniDir, "bridge")}
+	if config.Proxy == NFTables {
+		programs = append(programs, "nft")
+	}
+	var missing []string
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("missing here: %s: install what a cluster needs (make deps)", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+func (c *Cluster) log(format string, args ...any) {
+	fmt.Fprintf(c.config.Log, "%5.1f s  %s\n", time.Since(c.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// make builds the cluster. The first of its processes that ends fails it.
+func (c *Cluster) make(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var names []string
+	for i := range c.config.Nodes {
+		names = append(names, fmt.Sprintf("node%d", i))
+	}
+	var err error
+	if c.processes, err = makeCgroups(filepath.Base(c.dir), names); err != nil {
+		return err
+	}
+	for _, dir := range []string{"logs", "etcd"} {
+		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o755); err != nil {
+			return fmt.Errorf("make folder of the cluster: %w", err)
+		}
+	}
+	if c.authority, err = newAuthority(filepath.Join(c.dir, "pki")); err != nil {
+		return err
+	}
+	if err := c.linkPlugins(); err != nil {
+		return err
+	}
+	if err := c.startWire(); err != nil {
+		return err
+	}
+	ready := make(chan struct{}) // is closed when the API server answers
+	g, together := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := c.startControlPlane(together, fail); err != nil {
+			return err
+		}
+		c.log("the API server answers")
+		close(ready)
+		return nil
+	})
+	for i, name := range names {
+		n := &Node{c: c, name: name, index: i, dir: filepath.Join(c.dir, name)}
+		c.nodes = append(c.nodes, n)
+		g.Go(func() error {
+			if err := n.start(together, fail, ready); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			c.log("%s has its network", name)
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return cause // whatever ended first, not who noticed
+		}
+		return err
+	}
+	if c.config.CNI == Routed {
+		if err := c.route(ctx); err != nil {
+			return err
+		}
+	}
+	for _, n := range c.nodes {
+		if err := n.awaitReady(ctx); err != nil {
+			return fmt.Errorf("wait for %s to be Ready: %w", n.name, err)
+		}
+	}
+	c.log("all nodes are Ready")
+	return c.awaitServiceAccount(ctx)
+}
+
+// daemon starts a command in the cluster's control group. What it prints goes
+// to a file of its name; when it ends, fail is told.
+func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cmd) error {
+	path := filepath.Join(c.dir, "logs", name)
+	log, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("make log of %s: %w", name, err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	c.adopt(cmd)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	c.running.Go(func() {
+		err := cmd.Wait()
+		fail(fmt.Errorf("%s ended (%w): %s", name, err, lastLines(path)))
+	})
+	return nil
+}
+
+// adopt has a command born into the cluster's control group, and into a process
+// group of its own: what interrupts this process leaves it alone.
+func (c *Cluster) adopt(cmd *exec.Cmd) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true
+	cmd.SysProcAttr.UseCgroupFD = true
+	cmd.SysProcAttr.CgroupFD = int(c.processes.Fd())
+}
+
+func lastLines(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-5):], "\n")
+}
+
+// first starts the process that namespaces live by.
+func (c *Cluster) first(name string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
+	cmd := exec.Command(filepath.Join(c.parts, "pause"))
+	cmd.SysProcAttr = attr
+	return cmd, c.daemon(func(error) {}, name, cmd)
+}
+
+// onControlPlane is a command in the control plane's network namespace.
+func (c *Cluster) onControlPlane(name string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{fmt.Sprintf("--net=%s", netnsOf(c.control)), filepath.Join(c.parts, name)}, args...)...)
+}
+
+func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCauseFunc) error {
+	if err := c.authority.files(); err != nil {
+		return err
+	}
+	const etcd = "http://127.0.0.1:2379"
+	if err := c.daemon(fail, "etcd", c.onControlPlane("etcd",
+		"--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd, "--listen-peer-urls=http://127.0.0.1:2380")); err != nil {
+		return err
+	}
+	a := c.authority
+	if err := c.daemon(fail, "kube-apiserver", c.onControlPlane("kube-apiserver",
+		"--etcd-servers="+etcd, "--advertise-address="+controlAddr, "--secure-port="+apiPort,
+		"--service-cluster-ip-range="+serviceNetwork, "--allow-privileged", "--anonymous-auth=false",
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--cert-dir="+a.path("apiserver"), "--client-ca-file="+a.path("ca.crt"),
+		"--tls-cert-file="+a.path("apiserver.crt"), "--tls-private-key-file="+a.path("apiserver.key"),
+		"--kubelet-client-certificate="+a.path("apiserver-kubelet.crt"), "--kubelet-client-key="+a.path("apiserver-kubelet.key"),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+a.path("service-accounts.crt"), "--service-account-signing-key-file="+a.path("service-accounts.key"))); err != nil {
+		return err
+	}
+	var err error
+	if c.forward, err = newForwarder(c.control, net.JoinHostPort(controlAddr, apiPort)); err != nil {
+		return err
+	}
+	if c.kubeconfig, err = a.kubeconfig("admin", "https://"+c.forward.Addr().String(), "admin", "system:masters"); err != nil {
+		return err
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	rest.QPS = -1 // no limit: one process waits for one cluster
+	if c.client, err = kubernetes.NewForConfig(rest); err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	if err := poll(ctx, 100*time.Millisecond, func() (bool, error) {
+		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error() == nil, nil
+	}); err != nil {
+		return fmt.Errorf("wait for the API server: %w", err)
+	}
+	const qps, burst = "--kube-api-qps=500", "--kube-api-burst=1000"
+	for name, args := range map[string][]string{
+		"kube-scheduler": nil,
+		"kube-controller-manager": {
+			"--allocate-node-cidrs", "--cluster-cidr=" + podNetwork, "--service-cluster-ip-range=" + serviceNetwork,
+			"--use-service-account-credentials", "--root-ca-file=" + a.path("ca.crt"),
+			"--service-account-private-key-file=" + a.path("service-accounts.key"),
+			// A node that dies is NotReady after 20 s instead of 50.
+			"--node-monitor-period=2s", "--node-monitor-grace-period=20s",
+		},
+	} {
+		kubeconfig, err := a.kubeconfig(name, apiURL, "system:"+name)
+		if err != nil {
+			return err
+		}
+		args = append([]string{"--kubeconfig=" + kubeconfig, "--leader-elect=false", "--cert-dir=" + a.path(name), qps, burst}, args...)
+		if err := c.daemon(fail, name, c.onControlPlane(name, args...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apiURL is the API server's where the cluster is.
+const apiURL = "https://" + controlAddr + ":" + apiPort
+
+// awaitServiceAccount waits for what pods need of their namespace.
+func (c *Cluster) awaitServiceAccount(ctx context.Context) error {
+	if err := poll(ctx, 50*time.Millisecond, func() (bool, error) {
+		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return true, err
+	}); err != nil {
+		return fmt.Errorf("wait for the default service account: %w", err)
+	}
+	return nil
+}
+
+// Kubeconfig is the path of the administrator's kubeconfig. It holds in the
+// machine's own network namespace, while this process lives.
+func (c *Cluster) Kubeconfig() string { return c.kubeconfig }
+
+// Node is the node of that name, or nil.
+func (c *Cluster) Node(name string) *Node {
+	for _, n := range c.nodes {
+		if n.name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// Down ends and removes all there is of the cluster.
+func (c *Cluster) Down(ctx context.Context) error {
+	if c.owner == nil {
+		return nil
+	}
+	if c.forward != nil {
+		c.forward.Close()
+	}
+	if err := remove(ctx, c.dir); err != nil {
+		return fmt.Errorf("take down the cluster: %w", err)
+	}
+	c.running.Wait()
+	if c.processes != nil {
+		c.processes.Close()
+	}
+	c.owner.Close()
+	c.owner = nil
+	lock, err := flock(ctx, filepath.Join(stateDir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return releaseFlowTable()
+}

@@ -1,0 +1,152 @@
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// What all tests have: the program, its image, and the one cluster that they
+// share. Those that kill things, or want another cluster, make their own.
+var (
+	program string // as `make build` builds it; its version is test
+	image   string // the archive of slipstream.dev/slipstream:test
+
+	common struct {
+		once    sync.Once
+		cluster *Cluster
+		err     error
+	}
+)
+
+// A test that needs another process runs this binary with one of these set.
+const (
+	// childUp brings up a cluster, says so, and keeps it until its input ends: a
+	// harness to be killed.
+	childUp = "SLIPSTREAM_TEST_CLUSTER_UP"
+	// childThreads calls sendThreadsAway.
+	childThreads = "SLIPSTREAM_TEST_CLUSTER_THREADS"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	ctx := context.Background()
+	if os.Getenv(childUp) != "" {
+		if _, err := Up(ctx, Config{}); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("up")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return 1
+	}
+	if os.Getenv(childThreads) != "" {
+		if err := sendThreadsAway(); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("stayed")
+		return 0
+	}
+	if os.Geteuid() != 0 {
+		return m.Run() // every test skips
+	}
+	dir, err := os.MkdirTemp("", "slipstream-test")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if err := build(ctx, dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if common.cluster != nil {
+		if err := common.cluster.Down(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// build makes the program and its image.
+func build(ctx context.Context, dir string) error {
+	program = filepath.Join(dir, "slipstream")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", program, "slipstream.dev/cmd/slipstream")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if _, err := output(cmd); err != nil {
+		return fmt.Errorf("build the program: %w", err)
+	}
+	root, err := checkout(ctx)
+	if err != nil {
+		return err
+	}
+	image = filepath.Join(dir, "image.tar")
+	return packImage(ctx, root, image, "slipstream.dev/slipstream:test", program)
+}
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+// shared is the cluster of all tests: two nodes, flannel, kube-proxy in mode
+// nftables. A test leaves it as it found it.
+func shared(t testing.TB) *Cluster {
+	t.Helper()
+	needRoot(t)
+	common.once.Do(func() {
+		common.cluster, common.err = Up(context.Background(), Config{Images: []string{image}, Log: os.Stderr})
+	})
+	if common.err != nil {
+		t.Fatal(common.err)
+	}
+	return common.cluster
+}
+
+// own is a cluster of a test's own.
+func own(t testing.TB, config Config) *Cluster {
+	t.Helper()
+	needRoot(t)
+	config.Images = append(config.Images, image)
+	c, err := Up(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Down(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// kubectl runs it as the administrator, and returns what it prints. It can be
+// used to clean up, too.
+func kubectl(t testing.TB, c *Cluster, stdin io.Reader, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
+	cmd.Stdin = stdin
+	out, err := output(cmd)
+	if err != nil {
+		t.Fatalf("kubectl %v: %v", args, err)
+	}
+	return out
+}

@@ -1,0 +1,404 @@
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Node is a machine of the cluster: a network, mount, process and UTS namespace
+// with a kubelet of its own. It shares the file tree with the machine, but
+// for what a node changes.
+type Node struct {
+	c     *Cluster
+	name  string
+	index int
+	// dir is what the node has on disk.
+	dir string
+	// init is the first process. It is in the machine's network namespace, as every
+	// real node's is: that one alone has what the kernel keeps for all, such as
+	// net.core.rps_sock_flow_entries. network keeps the node's.
+	init, network *exec.Cmd
+}
+
+// PID is the node's first process. With it ends the node.
+func (n *Node) PID() int { return n.init.Process.Pid }
+
+// Netns is the path of the node's network namespace, for setns(2).
+func (n *Node) Netns() string { return netnsOf(n.network) }
+
+// Addr is the node's address.
+func (n *Node) Addr() string { return fmt.Sprintf(nodeAddr, 10+n.index) }
+
+func netnsOf(cmd *exec.Cmd) string { return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid) }
+
+// Command is a command inside the node, in all its namespaces. It ends with the
+// context, or with the cluster.
+func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter",
+		append([]string{"--target=" + strconv.Itoa(n.PID()), "--mount", "--uts", "--net=" + n.Netns(), "--pid", "--", name}, args...)...)
+	n.c.adopt(cmd)
+	// The command is a child of nsenter's, as only a child is in the namespace of
+	// processes: the group of both is ended.
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	return cmd
+}
+
+// Kill ends the node as a crash does: every process on it at once.
+func (n *Node) Kill() error {
+	for _, p := range []*exec.Cmd{n.init, n.network} {
+		if err := p.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("kill %s: %w", n.name, err)
+		}
+	}
+	// The first process of a namespace is the last that ends.
+	return poll(context.Background(), 10*time.Millisecond, func() (bool, error) {
+		return errors.Is(n.init.Process.Signal(syscall.Signal(0)), os.ErrProcessDone), nil
+	})
+}
+
+// start brings the node up to where it awaits its readiness.
+func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-chan struct{}) error {
+	if err := os.Mkdir(n.dir, 0o755); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	var err error
+	if n.network, err = n.c.first(n.name+"-network", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}); err != nil {
+		return err
+	}
+	n.init, err = n.c.first(n.name, &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWUTS,
+		// Go makes the mounts private in the child for this one.
+		Unshareflags: unix.CLONE_NEWNS,
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.furnish(ctx); err != nil {
+		return err
+	}
+	if err := n.connect(); err != nil {
+		return err
+	}
+	daemon := func(name string, args ...string) error {
+		return n.c.daemon(fail, n.name+"-"+filepath.Base(name), n.Command(context.Background(), name, args...))
+	}
+	containerd, err := n.write("containerd.toml", fmt.Sprintf(containerdConfig, pauseImage, filepath.Join(n.c.dir, "plugins"), n.dir))
+	if err != nil {
+		return err
+	}
+	if err := daemon("containerd", "--config="+containerd); err != nil {
+		return err
+	}
+	if err := n.importImages(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-api:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	config, err := n.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, n.c.authority.path("ca.crt"), filepath.Join(cgroupName(filepath.Base(n.c.dir)), n.name)))
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := n.c.authority.kubeconfig("kubelet-"+n.name, apiURL, "system:node:"+n.name, "system:nodes")
+	if err != nil {
+		return err
+	}
+	if err := daemon(filepath.Join(n.c.parts, "kubelet"), "--config="+config, "--kubeconfig="+kubeconfig,
+		"--hostname-override="+n.name, "--node-ip="+n.Addr()); err != nil {
+		return err
+	}
+	if kubeconfig, err = n.c.authority.kubeconfig("kube-proxy-"+n.name, apiURL, "system:kube-proxy"); err != nil {
+		return err
+	}
+	// The limits of connection tracking are the machine's: 0 leaves them alone.
+	if err := daemon(filepath.Join(n.c.parts, "kube-proxy"), "--kubeconfig="+kubeconfig, "--hostname-override="+n.name,
+		"--proxy-mode="+n.c.config.Proxy, "--cluster-cidr="+podNetwork,
+		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"); err != nil {
+		return err
+	}
+	if n.c.config.CNI == Flannel {
+		return n.startFlannel(ctx, daemon)
+	}
+	return nil
+}
+
+// restrict_oom_score_adj: a machine may lack the capability (CAP_SYS_RESOURCE)
+// to give a pod a score below containerd's, and then no pod starts.
+const containerdConfig = `version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "%s"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "%s"
+    conf_dir = "%s/cni"
+`
+
+// A kubelet that neither makes nor wants anything of the machine: no control
+// groups but below its own, no eviction as the disk is everybody's.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %q}}
+authorization: {mode: Webhook}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: /%s
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+volumePluginDir: /var/lib/kubelet/plugins
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%"}
+resolvConf: ""
+clusterDomain: cluster.local
+nodeStatusUpdateFrequency: 5s
+syncFrequency: 5s
+`
+
+// write makes a file of the node's.
+func (n *Node) write(name, content string) (string, error) {
+	path := filepath.Join(n.dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		return "", fmt.Errorf("write configuration: %w", err)
+	}
+	return path, nil
+}
+
+// machineSettings are sysctls of the whole machine that a kubelet sets. It is
+// shown files that have them already.
+var machineSettings = map[string]string{
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/keys/root_maxbytes": "25000000",
+}
+
+// furnish gives the node its own of what a node changes: /proc, /sys, /run,
+// /var/lib and /var/log, and the settings of its network.
+func (n *Node) furnish(ctx context.Context) error {
+	for _, dir := range []string{"lib", "log", "cni", "sysctl"} {
+		if err := os.Mkdir(filepath.Join(n.dir, dir), 0o755); err != nil {
+			return fmt.Errorf("make folder: %w", err)
+		}
+	}
+	// It shows the namespace of the process that mounts it, which a thread of
+	// this one's cannot be in.
+	if _, err := output(n.Command(ctx, "mount", "-t", "proc", "proc", "/proc")); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	return n.inside(func() error {
+		if err := unix.Sethostname([]byte(n.name)); err != nil {
+			return fmt.Errorf("set name: %w", err)
+		}
+		// These are at places that other mounts are about to cover.
+		var keep []*mountTree
+		for _, dir := range []string{cgroupDir, n.c.dir, n.c.parts} {
+			t, err := cloneMounts(dir)
+			if err != nil {
+				return err
+			}
+			defer t.close()
+			keep = append(keep, t)
+		}
+		for _, m := range []struct {
+			from, to, kind string
+			flags          uintptr
+		}{
+			// It shows the network namespace that it was mounted in.
+			{"sysfs", "/sys", "sysfs", 0},
+			{"bpf", "/sys/fs/bpf", "bpf", 0},
+			{filepath.Join(n.dir, "lib"), "/var/lib", "", unix.MS_BIND},
+			{filepath.Join(n.dir, "log"), "/var/log", "", unix.MS_BIND},
+			{"tmpfs", "/run", "tmpfs", 0},
+		} {
+			if err := unix.Mount(m.from, m.to, m.kind, m.flags, ""); err != nil {
+				return fmt.Errorf("mount %s: %w", m.to, err)
+			}
+		}
+		for _, t := range keep {
+			if err := t.attach(); err != nil {
+				return err
+			}
+		}
+		for name, value := range machineSettings {
+			path := filepath.Join(n.dir, "sysctl", strings.ReplaceAll(name, "/", "."))
+			if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
+				return fmt.Errorf("write stand-in for sysctl %s: %w", name, err)
+			}
+			if err := unix.Mount(path, "/proc/sys/"+name, "", unix.MS_BIND, ""); err != nil {
+				return fmt.Errorf("mount stand-in for sysctl %s: %w", name, err)
+			}
+		}
+		// Pods may ask to see what is mounted later.
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+			return fmt.Errorf("share mounts: %w", err)
+		}
+		for _, dir := range []string{"/run/netns", "/run/lock", "/run/flannel", "/var/log/pods", "/var/log/containers"} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("make folder: %w", err)
+			}
+		}
+		return sysctl("net/ipv4/ip_forward=1", "?net/bridge/bridge-nf-call-iptables=1")
+	})
+}
+
+// sysctl sets what is of the thread's network namespace; a ? is before what a
+// kernel may not have.
+func sysctl(settings ...string) error {
+	for _, s := range settings {
+		key, value, _ := strings.Cut(s, "=")
+		key, optional := strings.CutPrefix(key, "?")
+		err := os.WriteFile("/proc/sys/"+key, []byte(value), 0)
+		if err != nil && !(optional && errors.Is(err, os.ErrNotExist)) {
+			return fmt.Errorf("set sysctl %s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// inside runs f on a thread that is in the node.
+func (n *Node) inside(f func() error) error {
+	return onThread(func() error {
+		// A thread may only change its mounts when its root is its own.
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("leave the file system context: %w", err)
+		}
+		pidfd, err := unix.PidfdOpen(n.PID(), 0)
+		if err != nil {
+			return fmt.Errorf("open process: %w", err)
+		}
+		defer unix.Close(pidfd)
+		network, err := os.Open(n.Netns())
+		if err != nil {
+			return fmt.Errorf("open network namespace: %w", err)
+		}
+		defer network.Close()
+		if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		if err := unix.Setns(pidfd, unix.CLONE_NEWNS|unix.CLONE_NEWUTS); err != nil {
+			return fmt.Errorf("enter namespaces: %w", err)
+		}
+		return f()
+	})
+}
+
+// mountTree is what is mounted at a place and below it, to be mounted there
+// again.
+type mountTree struct {
+	fd   int
+	path string
+}
+
+func cloneMounts(path string) (*mountTree, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return nil, fmt.Errorf("clone what is mounted at %s: %w", path, err)
+	}
+	return &mountTree{fd, path}, nil
+}
+
+func (t *mountTree) attach() error {
+	if err := os.MkdirAll(t.path, 0o755); err != nil {
+		return fmt.Errorf("make mount point: %w", err)
+	}
+	if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount %s again: %w", t.path, err)
+	}
+	return nil
+}
+
+func (t *mountTree) close() { unix.Close(t.fd) }
+
+// importImages waits for containerd and gives it the images.
+func (n *Node) importImages(ctx context.Context) error {
+	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", n.PID())
+	if err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return false, nil
+		}
+		return true, conn.Close()
+	}); err != nil {
+		return fmt.Errorf("wait for containerd: %w", err)
+	}
+	for _, image := range append([]string{filepath.Join(n.c.parts, "pause.tar")}, n.c.config.Images...) {
+		path, err := filepath.Abs(image)
+		if err != nil {
+			return fmt.Errorf("find image: %w", err)
+		}
+		// By its standard input: the node may not see where it is.
+		f, err := os.Open(path)
+		if err != nil {
+			return fmt.Errorf("open image: %w", err)
+		}
+		cmd := n.Command(ctx, "ctr", "--namespace=k8s.io", "images", "import", "-")
+		cmd.Stdin = f
+		_, err = output(cmd)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("import image %s: %w", image, err)
+		}
+	}
+	return nil
+}
+
+// object is the node as the API server has it; nil before it has one.
+func (n *Node) object(ctx context.Context) (*corev1.Node, error) {
+	o, err := n.c.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return o, err
+}
+
+// podCIDR waits until the node is given a range for its pods.
+func (n *Node) podCIDR(ctx context.Context) (cidr string, err error) {
+	err = poll(ctx, 50*time.Millisecond, func() (bool, error) {
+		o, err := n.object(ctx)
+		if o == nil {
+			return false, err
+		}
+		cidr = o.Spec.PodCIDR
+		return cidr != "", nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("wait for addresses of pods: %w", err)
+	}
+	return cidr, nil
+}
+
+func (n *Node) awaitReady(ctx context.Context) error {
+	return poll(ctx, 50*time.Millisecond, func() (bool, error) {
+		o, err := n.object(ctx)
+		if o == nil {
+			return false, err
+		}
+		for _, c := range o.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status == corev1.ConditionTrue, nil
+			}
+		}
+		return false, nil
+	})
+}

@@ -1,0 +1,596 @@
+//go:build linux
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/record"
+)
+
+// invocation is the program while it runs against a cluster.
+type invocation struct {
+	*exec.Cmd
+	stdout bytes.Buffer
+
+	mu     sync.Mutex
+	stderr bytes.Buffer
+	more   chan struct{}
+	ended  chan struct{}
+}
+
+func (v *invocation) Write(b []byte) (int, error) {
+	v.mu.Lock()
+	v.stderr.Write(b)
+	v.mu.Unlock()
+	select {
+	case v.more <- struct{}{}:
+	default:
+	}
+	return len(b), nil
+}
+
+func (v *invocation) said() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.stderr.String()
+}
+
+// invoke starts the program with a kubeconfig.
+func invoke(t *testing.T, kubeconfig string, args ...string) *invocation {
+	t.Helper()
+	v := &invocation{Cmd: exec.Command(program, args...), more: make(chan struct{}, 1), ended: make(chan struct{})}
+	v.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	v.Stdout, v.Stderr = &v.stdout, v
+	if err := v.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = v.Wait(); close(v.ended) }()
+	t.Cleanup(func() {
+		_ = v.Process.Signal(os.Interrupt)
+		select {
+		case <-v.ended:
+		case <-time.After(time.Minute):
+			_ = v.Process.Kill()
+			<-v.ended
+		}
+	})
+	return v
+}
+
+// await waits until stderr has text.
+func (v *invocation) await(t *testing.T, text string) {
+	t.Helper()
+	limit := time.After(2 * time.Minute)
+	for !strings.Contains(v.said(), text) {
+		select {
+		case <-v.more:
+		case <-v.ended:
+			if !strings.Contains(v.said(), text) {
+				t.Fatalf("ended without %q:\n%s", text, v.said())
+			}
+		case <-limit:
+			t.Fatalf("no %q within two minutes:\n%s", text, v.said())
+		}
+	}
+}
+
+// exit waits for the end, and returns the exit code.
+func (v *invocation) exit(t *testing.T, limit time.Duration) int {
+	t.Helper()
+	select {
+	case <-v.ended:
+	case <-time.After(limit):
+		t.Fatalf("still runs after %s:\n%s", limit, v.said())
+	}
+	return v.ProcessState.ExitCode()
+}
+
+// experimentFile is an experiment in a cluster: baseline and what is asked for.
+func experimentFile(t *testing.T, kubernetes, variants, traffic string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "quick.yaml")
+	text := fmt.Sprintf(`apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: quick}
+spec:
+  target: {kubernetes: {%s}}
+  baseline: baseline
+  variants:
+  - {name: baseline}
+%s
+  workloads:
+  - {name: stream, stream: {%s}}
+  pairs: [1, 4]
+  runs: 1
+`, kubernetes, variants, traffic)
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+const (
+	brief = "warmup: 100ms, duration: 200ms"
+	long  = "warmup: 100ms, duration: 60s"
+	onAll = `[nic, overlay, host-veth, pod]`
+)
+
+// resultsOf opens the one results folder below out.
+func resultsOf(t *testing.T, out string) (*record.Dir, []record.Trial) {
+	t.Helper()
+	found, _ := filepath.Glob(filepath.Join(out, "quick-*"))
+	if len(found) != 1 {
+		t.Fatalf("%d results folders in %s", len(found), out)
+	}
+	d, err := record.Open(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials, err := d.Trials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, trials
+}
+
+func within(t *testing.T, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// podMasks are the masks of eth0 in every pod on a node.
+func podMasks(t *testing.T, n *Node) []string {
+	t.Helper()
+	out, err := output(n.Command(t.Context(), "sh", "-c", `for ns in /run/netns/*; do
+		nsenter --net="$ns" unshare -m sh -c 'mount -t sysfs sysfs /mnt && cat /mnt/class/net/eth0/queues/rx-0/rps_cpus' 2>/dev/null; done; true`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(out)
+}
+
+// TestRunInCluster is the main job: the accelerators at 1 and 4 pairs, by pod IP and by
+// ClusterIP, and the host network.
+func TestRunInCluster(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	var variants strings.Builder
+	variants.WriteString("  - {name: native, path: {native: {}}}\n")
+	for _, path := range []string{"pod", "service"} {
+		if path == "service" {
+			variants.WriteString("  - {name: service/baseline, path: {service: {}}}\n")
+		}
+		for _, plus := range []string{"", "+"} {
+			devices := "[nic, overlay, host-veth]"
+			if plus != "" {
+				devices = onAll
+			}
+			fmt.Fprintf(&variants, "  - {name: %[1]s/rps%[2]s, path: {%[1]s: {}}, accelerate: [{rps: {devices: %[3]s, cpus: all}}]}\n", path, plus, devices)
+			fmt.Fprintf(&variants, "  - {name: %[1]s/rfs%[2]s, path: {%[1]s: {}}, accelerate: [{rfs: {devices: %[3]s}}]}\n", path, plus, devices)
+		}
+	}
+	out := t.TempDir()
+	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", strings.TrimSuffix(variants.String(), "\n"), brief), "--out", out)
+	if code := v.exit(t, 5*time.Minute); code != 0 {
+		t.Fatalf("exit %d:\n%s", code, v.said())
+	}
+	d, trials := resultsOf(t, out)
+	if len(trials) != 2*11 {
+		t.Errorf("%d trials, want 22", len(trials))
+	}
+	for _, tr := range trials {
+		name := fmt.Sprintf("%s × %d", tr.Variant, tr.Pairs)
+		if tr.Status != record.StatusOK || tr.Metrics[record.Throughput] <= 0 {
+			t.Errorf("%s: %s %s", name, tr.Status, tr.Error)
+			continue
+		}
+		if len(tr.Hosts) != 1 || tr.Hosts[0].Source != record.SoftirqEBPF {
+			t.Errorf("%s: hosts %+v, want this machine's CPUs, exact", name, tr.Hosts)
+		}
+		pods := map[string]bool{}
+		nodes := map[string]bool{}
+		for _, s := range tr.Settings {
+			if s.Got != s.Want {
+				t.Errorf("%s: %s of %s reads %q, not %q", name, s.Path, s.Place, s.Got, s.Want)
+			}
+			if strings.Contains(s.Place, "/") {
+				pods[s.Place] = true
+			} else {
+				nodes[s.Place] = true
+			}
+		}
+		wantPods, wantNodes := 0, 0
+		if strings.Contains(tr.Variant, "/r") {
+			wantNodes = 2
+		}
+		if strings.HasSuffix(tr.Variant, "+") {
+			wantPods = 2 * tr.Pairs
+		}
+		if len(pods) != wantPods || len(nodes) != wantNodes {
+			t.Errorf("%s: set on nodes %v and pods %v, want %d and %d", name, nodes, pods, wantNodes, wantPods)
+		}
+		// What went through the overlay was the traffic, or none of it.
+		var overlay uint64
+		for _, dev := range tr.Devices {
+			if dev.Name == "flannel.1" {
+				overlay += dev.RxBytes
+			}
+		}
+		if native := tr.Variant == "native"; native != (overlay < 100_000) {
+			t.Errorf("%s: %d bytes over the overlay", name, overlay)
+		}
+	}
+	env, err := d.Environment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(env.Nodes) != 2 || env.Nodes[0].Name != "node0" || env.Nodes[1].Name != "node1" || !strings.Contains(env.Placement, "node0") || env.Nodes[0].Distribution == "" {
+		t.Errorf("environment %+v", env)
+	}
+	unchanged(t, c, before)
+}
+
+// snapshotOf is what a run must leave as it found it.
+func snapshotOf(t *testing.T, c *Cluster) []string {
+	t.Helper()
+	all := []string{
+		kubectl(t, c, nil, "get", "namespaces", "-o", "name"),
+		kubectl(t, c, nil, "get", "pods,services,leases", "-A", "-l", "app.kubernetes.io/component=run", "-o", "name"),
+	}
+	return append(all, nodeSettings(t, c)...)
+}
+
+// nodeSettings are what every receive queue of the nodes reads, and what their
+// journals hold; without the devices that come with pods.
+func nodeSettings(t *testing.T, c *Cluster) (all []string) {
+	t.Helper()
+	for i := range c.config.Nodes {
+		n := c.Node(fmt.Sprint("node", i))
+		out, err := output(n.Command(t.Context(), "sh", "-c", `
+			unshare -m sh -c 'mount -t sysfs sysfs /mnt && grep -H . /mnt/class/net/*/queues/rx-*/rps_* | grep -Ev "/(veth|cni0)"'
+			grep -h path /run/slipstream/journal/*.json 2>/dev/null || true`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n.name+"\n"+out)
+	}
+	return all
+}
+
+func unchanged(t *testing.T, c *Cluster, before []string) {
+	t.Helper()
+	if diff := cmp.Diff(before, snapshotOf(t, c)); diff != "" {
+		t.Errorf("the cluster is not as it was (-before +after):\n%s", diff)
+	}
+}
+
+// TestSteeredPods looks into the pods with the node's tools while a run is under
+// way, and then has the run end by Ctrl-C: all is put back, and what is recorded
+// is kept.
+func TestSteeredPods(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	out := t.TempDir()
+	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
+	file := experimentFile(t, "", variants, brief)
+	v := invoke(t, c.Kubeconfig(), "run", file, "--out", out, "--set", "spec.pairs=[1]", "--set", "spec.runs=200")
+	v.await(t, "rps+  stream × 1")
+	steered := false
+	if err := poll(within(t, time.Minute), 20*time.Millisecond, func() (bool, error) {
+		masks := podMasks(t, c.Node("node1"))
+		steered = slices.ContainsFunc(masks, func(m string) bool { return strings.Trim(m, "0,") != "" })
+		return steered, nil
+	}); err != nil {
+		t.Fatalf("no pod was seen steered: %v", err)
+	}
+	if err := v.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "go on with: slipstream run --resume") {
+		t.Errorf("exit %d:\n%s", code, v.said())
+	}
+	if _, trials := resultsOf(t, out); len(trials) < 2 {
+		t.Errorf("%d trials are kept", len(trials))
+	}
+	unchanged(t, c, before)
+}
+
+// TestControllerKilled: what it had set is put back by the workers, which find
+// their streams ended; cleanup leaves it alone while its lease is fresh, and
+// removes it when told to.
+func TestControllerKilled(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
+	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", variants, long), "--out", t.TempDir(), "--set", "spec.pairs=[1]")
+	v.await(t, "results go to")
+	if err := v.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-v.ended
+	settled := nodeSettings(t, c)
+	if err := poll(within(t, time.Minute), 200*time.Millisecond, func() (bool, error) {
+		settled = nodeSettings(t, c)
+		return cmp.Equal(before[2:], settled), nil
+	}); err != nil {
+		t.Errorf("not put back: %v\n%s", err, cmp.Diff(before[2:], settled))
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"cleanup"}, "left alone: run "},
+		{[]string{"cleanup", "--all", "--dry-run"}, "would remove: run "},
+		{[]string{"cleanup", "--all"}, "removed: run "},
+		{[]string{"cleanup"}, "nothing of slipstream's is in the cluster"},
+	} {
+		v := invoke(t, c.Kubeconfig(), tt.args...)
+		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.HasPrefix(v.stdout.String(), tt.want) {
+			t.Errorf("%v: exit %d: %s%s", tt.args, code, v.stdout.String(), v.said())
+		}
+	}
+	unchanged(t, c, before)
+}
+
+// workersOf are the processes of workers for traffic on a node.
+func workersOf(t *testing.T, n *Node) (pids []int) {
+	t.Helper()
+	out, err := output(n.Command(t.Context(), "sh", "-c", `for p in /proc/[0-9]*; do
+		[ "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" = "/slipstream worker " ] && grep -q '^CapEff:.*0000000000000000' $p/status && echo ${p#/proc/}; done; true`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range strings.Fields(out) {
+		pid, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// TestWorkerKilled: the trial is recorded as failed and made up for.
+func TestWorkerKilled(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	out := t.TempDir()
+	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "", "warmup: 100ms, duration: 2s"), "--out", out, "--set", "spec.pairs=[1,2]", "--set", "spec.runs=2")
+	v.await(t, "block 1  baseline  stream × 1")
+	pids := workersOf(t, c.Node("node0"))
+	if len(pids) == 0 {
+		t.Fatal("no workers are found")
+	}
+	if _, err := output(c.Node("node0").Command(t.Context(), "kill", "-9", strconv.Itoa(pids[0]))); err != nil {
+		t.Fatal(err)
+	}
+	if code := v.exit(t, 3*time.Minute); code != 0 {
+		t.Fatalf("exit %d:\n%s", code, v.said())
+	}
+	_, trials := resultsOf(t, out)
+	var failed []string
+	good := 0
+	for _, tr := range trials {
+		if tr.Status == record.StatusFailed {
+			failed = append(failed, tr.Error)
+		} else {
+			good++
+		}
+	}
+	if good != 4 || len(failed) != 1 || !strings.Contains(failed[0], "ended with signal 9") {
+		t.Errorf("%d good trials, failed: %q", good, failed)
+	}
+	unchanged(t, c, before)
+}
+
+// TestCannotRun are reasons not to begin: each is said, and nothing is left.
+func TestCannotRun(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	plain := experimentFile(t, "", "", brief)
+	steer := experimentFile(t, "", "  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}", brief)
+	fails := func(t *testing.T, kubeconfig string, limit time.Duration, want []string, args ...string) {
+		t.Helper()
+		out := t.TempDir()
+		v := invoke(t, kubeconfig, append(append([]string{"run"}, args...), "--out", out)...)
+		code := v.exit(t, limit)
+		for _, w := range want {
+			if code == 0 || !strings.Contains(v.said(), w) {
+				t.Errorf("exit %d, want %q:\n%s", code, w, v.said())
+			}
+		}
+		if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
+			t.Errorf("there are results: %v", entries)
+		}
+	}
+	t.Run("no cluster", func(t *testing.T) {
+		fails(t, filepath.Join(t.TempDir(), "none"), time.Minute, []string{"there is no cluster to run in: name one with --kubeconfig"}, plain)
+	})
+	t.Run("no such context", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{`context "nonesuch" does not exist`}, plain, "--context", "nonesuch")
+	})
+	t.Run("no permission", func(t *testing.T) {
+		kubectl(t, c, nil, "create", "serviceaccount", "nobody")
+		t.Cleanup(func() { after(t, c, "delete", "serviceaccount", "nobody") })
+		token := kubectl(t, c, nil, "create", "token", "nobody")
+		data, err := os.ReadFile(c.Kubeconfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "kubeconfig")
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		set := exec.CommandContext(t.Context(), filepath.Join(c.parts, "kubectl"), "--kubeconfig="+file, "config", "set-credentials", "nobody", "--token="+token)
+		if _, err := output(set); err != nil {
+			t.Fatal(err)
+		}
+		set = exec.CommandContext(t.Context(), filepath.Join(c.parts, "kubectl"), "--kubeconfig="+file, "config", "set-context", "--current", "--user=nobody")
+		if _, err := output(set); err != nil {
+			t.Fatal(err)
+		}
+		fails(t, file, time.Minute, []string{"nodes is forbidden", "system:serviceaccount:default:nobody"}, plain)
+		kubectl(t, c, nil, "create", "clusterrole", "sees-nodes", "--verb=get,list", "--resource=nodes")
+		kubectl(t, c, nil, "create", "clusterrolebinding", "sees-nodes", "--clusterrole=sees-nodes", "--serviceaccount=default:nobody")
+		t.Cleanup(func() { after(t, c, "delete", "clusterrole,clusterrolebinding", "sees-nodes") })
+		fails(t, file, time.Minute, []string{
+			"system:serviceaccount:default:nobody is not allowed what a run needs:",
+			"create namespaces\n", "create pods/exec, in every namespace", "patch leases.coordination.k8s.io, in every",
+		}, plain)
+	})
+	t.Run("one node", func(t *testing.T) {
+		kubectl(t, c, nil, "cordon", "node1")
+		t.Cleanup(func() { after(t, c, "uncordon", "node1") })
+		fails(t, c.Kubeconfig(), time.Minute, []string{"a run takes two nodes", "node node1 takes no pods (it is cordoned): kubectl uncordon node1"}, plain)
+	})
+	t.Run("taint", func(t *testing.T) {
+		kubectl(t, c, nil, "taint", "nodes", "node1", "gpu=yes:NoSchedule")
+		t.Cleanup(func() { after(t, c, "taint", "nodes", "node1", "gpu-") })
+		fails(t, c.Kubeconfig(), time.Minute, []string{"node node1 has the taint gpu=yes:NoSchedule", "--server-node"}, plain, "--server-node", "node1")
+	})
+	t.Run("no such node", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{"there is no node node7; there are node0, node1"}, plain, "--client-node", "node7")
+	})
+	t.Run("does not fit", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{"does not fit", "Insufficient cpu"}, plain, "--set", "spec.target.kubernetes.resources={cpu: 500}")
+	})
+	t.Run("image that cannot be pulled", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{"has no image, registry.invalid/slipstream:none cannot be pulled", "--image"}, plain, "--image", "registry.invalid/slipstream:none")
+	})
+	t.Run("pod security", func(t *testing.T) {
+		kubectl(t, c, nil, "create", "namespace", "strict")
+		t.Cleanup(func() { after(t, c, "delete", "namespace", "strict") })
+		kubectl(t, c, nil, "label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
+		fails(t, c.Kubeconfig(), time.Minute, []string{"the cluster refuses pod strict/client-node-", "violates PodSecurity", "leave -n out"}, steer, "-n", "strict")
+		// What only looks on is not worth the run.
+		out := t.TempDir()
+		v := invoke(t, c.Kubeconfig(), "run", plain, "--out", out, "-n", "strict")
+		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.Contains(v.said(), "CPUs are not sampled: the cluster refuses pod") {
+			t.Errorf("exit %d:\n%s", code, v.said())
+		}
+		_, trials := resultsOf(t, out)
+		for _, tr := range trials {
+			_, cpu := tr.Metrics[record.CPUPerGB]
+			if tr.Status != record.StatusOK || cpu || !warned(tr, record.WarnNoCPUs) {
+				t.Errorf("trial %+v", tr)
+			}
+		}
+		if left := kubectl(t, c, nil, "get", "pods,services,leases", "-n", "strict", "-o", "name"); left != "" {
+			t.Errorf("left in the user's namespace: %s", left)
+		}
+	})
+	unchanged(t, c, before)
+}
+
+// after runs kubectl when the test's context has ended.
+func after(t *testing.T, c *Cluster, args ...string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if _, err := output(exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)); err != nil {
+		t.Error(err)
+	}
+}
+
+func warned(tr record.Trial, code string) bool {
+	return slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool { return w.Code == code })
+}
+
+// TestThrottled: a CPU limit that held a pod back is a warning of the trial.
+func TestThrottled(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	out := t.TempDir()
+	file := experimentFile(t, "unprivileged: true, resources: {cpu: 100m, memory: 128Mi}", "", "warmup: 100ms, duration: 1s")
+	v := invoke(t, c.Kubeconfig(), "run", file, "--out", out, "--set", "spec.pairs=[1]")
+	if code := v.exit(t, 3*time.Minute); code != 0 {
+		t.Fatalf("exit %d:\n%s", code, v.said())
+	}
+	_, trials := resultsOf(t, out)
+	if len(trials) != 1 || !warned(trials[0], record.WarnThrottled) || !warned(trials[0], record.WarnNoCPUs) {
+		t.Errorf("trials %+v", trials)
+	}
+	unchanged(t, c, before)
+}
+
+// TestNodeDies: the run ends and says which node it was; what is on record is kept,
+// and cleanup knows what is left.
+func TestNodeDies(t *testing.T) {
+	c := own(t, Config{})
+	out := t.TempDir()
+	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "", brief), "--out", out, "--set", "spec.runs=1000")
+	v.await(t, "block 2  ")
+	if err := c.Node("node1").Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "the target is lost: node node1 is not ready") {
+		t.Errorf("exit %d:\n%s", code, v.said())
+	}
+	if !strings.Contains(v.said(), "slipstream cleanup removes what is left") || !strings.Contains(v.said(), "run --resume") {
+		t.Errorf("does not say what is left and how to go on:\n%s", v.said())
+	}
+	if _, trials := resultsOf(t, out); len(trials) < 2 || trials[0].Status != record.StatusOK {
+		t.Errorf("trials %+v", trials)
+	}
+	list := invoke(t, c.Kubeconfig(), "cleanup", "--dry-run", "--all")
+	if code := list.exit(t, time.Minute); code != 0 || !strings.Contains(list.stdout.String(), "would remove: run ") {
+		t.Errorf("cleanup: exit %d: %s%s", code, list.stdout.String(), list.said())
+	}
+}
+
+// TestAPIServerDies: the run ends and says so; what is on record is kept.
+func TestAPIServerDies(t *testing.T) {
+	c := own(t, Config{})
+	out := t.TempDir()
+	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
+	before := nodeSettings(t, c)
+	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", variants, brief), "--out", out, "--set", "spec.runs=1000")
+	v.await(t, "block 2  ")
+	kill(t, c, "kube-apiserver")
+	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "the target is lost: the API server has not answered for") {
+		t.Errorf("exit %d:\n%s", code, v.said())
+	}
+	if _, trials := resultsOf(t, out); len(trials) < 2 || trials[0].Status != record.StatusOK {
+		t.Errorf("trials %+v", trials)
+	}
+	if err := poll(within(t, time.Minute), 200*time.Millisecond, func() (bool, error) { return cmp.Equal(before, nodeSettings(t, c)), nil }); err != nil {
+		t.Errorf("the nodes are not put back: %s", cmp.Diff(before, nodeSettings(t, c)))
+	}
+}
+
+// kill ends a daemon of the cluster.
+func kill(t *testing.T, c *Cluster, name string) {
+	t.Helper()
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		cmdline, err := os.ReadFile(file)
+		if err != nil || !bytes.HasPrefix(cmdline, []byte(filepath.Join(c.parts, name)+"\x00")) || !bytes.Contains(cmdline, []byte(c.dir)) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil {
+			err = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatalf("there is no %s", name)
+}

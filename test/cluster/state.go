@@ -1,0 +1,335 @@
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stateDir has a folder for each cluster of the machine. It is there before
+// anything else of the cluster, and goes last.
+const stateDir = "/run/slipstream-cluster"
+
+// A cluster's processes, and all that they start, are born into one control
+// group (clone3's CLONE_INTO_CGROUP). So whoever finds the group can end them
+// all, whatever became of the process that started them.
+//
+// In it are the group "processes", and one a node for the pods. Beside it the
+// nodes have groups of that name in each hierarchy of version 1 there is.
+const cgroupDir = "/sys/fs/cgroup"
+
+func cgroupName(id string) string { return "slipstream-cluster-" + id }
+
+// unified is where version 2 of control groups is: alone, or beside version 1.
+func unified() (string, error) {
+	for _, dir := range []string{cgroupDir, filepath.Join(cgroupDir, "unified")} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("control groups of version 2 are neither at %s nor at %[1]s/unified: mount them (mount -t cgroup2 cgroup2 %[1]s/unified)", cgroupDir)
+}
+
+// hierarchies are the folders of all hierarchies of control groups.
+func hierarchies() ([]string, error) {
+	if _, err := os.Stat(filepath.Join(cgroupDir, "cgroup.procs")); err == nil {
+		return []string{cgroupDir}, nil
+	}
+	entries, err := os.ReadDir(cgroupDir)
+	if err != nil {
+		return nil, fmt.Errorf("list control groups: %w", err)
+	}
+	var all []string
+	for _, e := range entries {
+		dir := filepath.Join(cgroupDir, e.Name())
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil && e.IsDir() {
+			all = append(all, dir)
+		}
+	}
+	return all, nil
+}
+
+// makeCgroups makes the groups of a cluster, and opens the one for processes.
+func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
+	all, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	v2, err := unified()
+	if err != nil {
+		return nil, err
+	}
+	top := cgroupName(id)
+	for _, root := range all {
+		groups := []string{top}
+		for _, n := range nodes {
+			groups = append(groups, filepath.Join(top, n))
+		}
+		if root == v2 {
+			groups = append(groups, filepath.Join(top, "processes"))
+		}
+		for _, g := range groups {
+			dir := filepath.Join(root, g)
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				return nil, fmt.Errorf("make control group: %w", err)
+			}
+			if err := delegate(filepath.Dir(dir), dir); err != nil {
+				return nil, fmt.Errorf("set up control group %s: %w", dir, err)
+			}
+		}
+	}
+	processes, err = os.Open(filepath.Join(v2, top, "processes"))
+	if err != nil {
+		return nil, fmt.Errorf("open control group: %w", err)
+	}
+	return processes, nil
+}
+
+// delegate gives a group what its parent has: in version 1 a cpuset is born
+// without CPUs, in version 2 every group without controllers.
+func delegate(parent, dir string) error {
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		data, err := os.ReadFile(filepath.Join(parent, file))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.TrimSpace(string(data))) == 0 {
+			continue // another hierarchy, or version 2, where the parent's are had by default
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, file), data, 0)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	controllers, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, c := range strings.Fields(string(controllers)) {
+		if err := os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+c), 0); err != nil {
+			return fmt.Errorf("hand on controller %s: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// gone is how long what was ended may take to go.
+const gone = 20 * time.Second
+
+// killAll ends every process of a cluster, and waits until they have gone.
+func killAll(ctx context.Context, id string) error {
+	v2, err := unified()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(v2, cgroupName(id))
+	err = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end the cluster's processes: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, gone)
+	defer cancel()
+	if err := poll(ctx, 10*time.Millisecond, func() (bool, error) {
+		events, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+		return strings.Contains(string(events), "populated 0"), err
+	}); err != nil {
+		return fmt.Errorf("wait for the cluster's processes to end: %w", err)
+	}
+	return nil
+}
+
+// removeCgroups removes all groups of a cluster, pods' included. The processes
+// in them have been ended.
+func removeCgroups(ctx context.Context, id string) error {
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, gone)
+	defer cancel()
+	for _, root := range all {
+		// A group is busy for a moment longer than its last process lives.
+		var last error
+		if err := poll(ctx, 10*time.Millisecond, func() (bool, error) {
+			last = removeGroup(filepath.Join(root, cgroupName(id)))
+			return last == nil || !errors.Is(last, unix.EBUSY), nil
+		}); err != nil {
+			last = errors.Join(last, err)
+		}
+		if last != nil {
+			return fmt.Errorf("remove control group: %w", last)
+		}
+	}
+	return nil
+}
+
+// removeGroup removes a group with those in it. Its files go with it.
+func removeGroup(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroup(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	return nil
+}
+
+// ownerFile in a cluster's folder is locked by the process that the cluster is
+// of, for as long as that lives.
+const ownerFile = "owner"
+
+// newState makes the folder of a new cluster.
+func newState(ctx context.Context) (dir string, owner *os.File, err error) {
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return "", nil, fmt.Errorf("make folder for clusters: %w", err)
+	}
+	// Nobody sweeps while the folder is there and not yet owned.
+	lock, err := flock(ctx, filepath.Join(stateDir, "lock"))
+	if err != nil {
+		return "", nil, err
+	}
+	defer lock.Close()
+	if err := holdFlowTable(); err != nil {
+		return "", nil, err
+	}
+	if dir, err = os.MkdirTemp(stateDir, ""); err != nil {
+		return "", nil, fmt.Errorf("make folder of the cluster: %w", err)
+	}
+	// Pods' programs of any user find what is mounted for them in there.
+	err = os.Chmod(dir, 0o755)
+	if err == nil {
+		owner, err = flock(ctx, filepath.Join(dir, ownerFile))
+	}
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("take the cluster's folder: %w", err), os.RemoveAll(dir))
+	}
+	return dir, owner, nil
+}
+
+// Sweep removes the clusters whose process has gone without doing so.
+func Sweep(ctx context.Context) error {
+	if _, err := os.Stat(stateDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	lock, err := flock(ctx, filepath.Join(stateDir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return fmt.Errorf("list clusters: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		dir := filepath.Join(stateDir, e.Name())
+		// Without the file it was half removed.
+		owner, err := os.Open(filepath.Join(dir, ownerFile))
+		if err == nil {
+			err = unix.Flock(int(owner.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		}
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			// Somebody's.
+		case err == nil || errors.Is(err, fs.ErrNotExist):
+			errs = append(errs, remove(ctx, dir))
+		default:
+			errs = append(errs, fmt.Errorf("tell whose cluster %s is: %w", e.Name(), err))
+		}
+		owner.Close()
+	}
+	return errors.Join(append(errs, releaseFlowTable())...)
+}
+
+// The table that RFS steers by is the machine's, and every node would take it for its
+// own: what one sets and puts back, the next would find changed. For as long as there
+// are clusters it has the size that RFS asks for.
+const (
+	flowTable     = "/proc/sys/net/core/rps_sock_flow_entries"
+	flowTableSize = "32768"
+)
+
+// flowTableWas keeps what it was before. The caller of both functions has the lock
+// of stateDir.
+var flowTableWas = filepath.Join(stateDir, "rps_sock_flow_entries")
+
+func holdFlowTable() error {
+	_, err := os.Stat(flowTableWas)
+	if errors.Is(err, fs.ErrNotExist) {
+		var was []byte
+		if was, err = os.ReadFile(flowTable); err == nil {
+			err = os.WriteFile(flowTableWas, was, 0o644)
+		}
+	}
+	if err == nil {
+		err = os.WriteFile(flowTable, []byte(flowTableSize), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("size the machine's flow table: %w", err)
+	}
+	return nil
+}
+
+func releaseFlowTable() error {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return fmt.Errorf("list clusters: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			return nil // another cluster
+		}
+	}
+	was, err := os.ReadFile(flowTableWas)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.WriteFile(flowTable, was, 0)
+	}
+	if err == nil {
+		err = os.Remove(flowTableWas)
+	}
+	if err != nil {
+		return fmt.Errorf("put back the size of the machine's flow table: %w", err)
+	}
+	return nil
+}
+
+// remove ends and removes all there is of a cluster. Its namespaces, and the
+// mounts and devices in them, go with its processes.
+func remove(ctx context.Context, dir string) error {
+	id := filepath.Base(dir)
+	if err := killAll(ctx, id); err != nil {
+		return err
+	}
+	if err := removeCgroups(ctx, id); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the cluster's folder: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+//go:build linux
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// steering is every setting of receive steering of a node: its own devices', those
+// of each namespace that has a name there, and the machine's table. The bridge is
+// left out, as a node has it from its first pod on.
+func steering(t testing.TB, n *Node) string {
+	t.Helper()
+	const list = `grep -H . /sys/class/net/*/queues/rx-*/rps_cpus /sys/class/net/*/queues/rx-*/rps_flow_cnt`
+	out, err := output(n.Command(t.Context(), "sh", "-c", list+`
+		for ns in /run/netns/*; do
+			test -e "$ns" || continue
+			echo "$ns"
+			nsenter --net="$ns" unshare --mount sh -c 'mount -t sysfs sysfs /sys && `+list+`' || true
+		done`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := os.ReadFile("/proc/sys/net/core/rps_sock_flow_entries")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out = regexp.MustCompile(`(?m)^.*/cni0/.*\n`).ReplaceAllString(out+"\n", "")
+	return out + "rps_sock_flow_entries " + string(table)
+}
+
+// TestWalk runs the commands of docs/kubernetes.md, in order, as a reader would.
+func TestWalk(t *testing.T) {
+	c := shared(t)
+	helm, err := exec.LookPath("helm")
+	if err != nil {
+		t.Skip("needs helm: make bin/tools/helm")
+	}
+	root, err := checkout(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) < 8 {
+		t.Fatalf("the page has %d blocks of commands", len(blocks))
+	}
+
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	for name, path := range map[string]string{
+		"bin/slipstream": program, "bin/kubectl-slipstream": program, "bin/helm": helm,
+		"bin/kubectl": filepath.Join(c.parts, "kubectl"), "charts": filepath.Join(root, "charts"),
+	} {
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := []string{steering(t, c.Node("node0")), steering(t, c.Node("node1"))}
+
+	// One shell for all, which says where each block begins.
+	var script strings.Builder
+	for _, b := range blocks {
+		script.WriteString("echo '==='\n" + b[1])
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script.String())
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "PATH="+bin+":"+os.Getenv("PATH"), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	said := out.String()
+	for _, want := range []string{
+		"stream throughput, Gb/s", // the run's verdicts
+		"## Comparison",           // the report
+		"engine-parity",           // the plugin's list
+		"nodeacceleration.slipstream.dev/node0 condition met", // the policy is on
+		`release "slipstream" uninstalled`,                    // and off
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("nothing says %q in:\n%s", want, said)
+		}
+	}
+	if got := kubectl(t, c, nil, "get", "namespaces", "-o", "name"); strings.Contains(got, "slipstream") {
+		t.Errorf("namespaces are left:\n%s", got)
+	}
+	for i, name := range []string{"node0", "node1"} {
+		if diff := cmp.Diff(before[i], steering(t, c.Node(name))); diff != "" {
+			t.Errorf("%s is not as before:\n%s", name, diff)
+		}
+	}
+	kubectl(t, c, nil, "delete", "crd", "accelerationpolicies.slipstream.dev", "nodeaccelerations.slipstream.dev")
+}

@@ -1,0 +1,240 @@
+//go:build linux
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/bpf"
+)
+
+// onThread runs f on a thread whose namespaces f may change: it ends with its
+// goroutine, which is locked to it. The process's first thread does not end, and
+// what /proc/self shows is its, so it is not taken.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- onThread(f) // on another, as this one is held meanwhile
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// onNetns runs f on a thread that is in a network namespace.
+func onNetns(path string, f func() error) error {
+	return onThread(func() error {
+		ns, err := os.Open(path)
+		if err != nil {
+			return fmt.Errorf("open network namespace: %w", err)
+		}
+		defer ns.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+const switchName = "br0"
+
+// startWire makes the control plane's namespace, and in it the switch that the
+// nodes meet in. The API server is at an address of the switch's.
+//
+// The wire is the lab's with offload full (internal/target/lab/wire.go says
+// why), so that an experiment finds the same under both: NICs have a queue that
+// a full ring stops, take in by NAPI, and send packets with a hash of their own.
+func (c *Cluster) startWire() error {
+	var err error
+	if c.control, err = c.first("control-plane", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}); err != nil {
+		return err
+	}
+	return onNetns(netnsOf(c.control), func() error {
+		attrs := named(switchName)
+		// A bridge without an address of its own takes a port's, and another
+		// when that goes: a node that dies would cut the others off.
+		attrs.HardwareAddr = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			return fmt.Errorf("make the switch: %w", err)
+		}
+		return errors.Join(configure("lo", ""), configure(switchName, fmt.Sprintf("%s/%d", controlAddr, nodePrefix)))
+	})
+}
+
+func named(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	return a
+}
+
+// configure gives a device of the thread's namespace an address, unless that is
+// empty, and sets it up.
+func configure(name, addr string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	if addr != "" {
+		a, err := netlink.ParseAddr(addr)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(link, a); err != nil {
+			return fmt.Errorf("give %s address %s: %w", name, addr, err)
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set up %s: %w", name, err)
+	}
+	return nil
+}
+
+// connect plugs the node into the switch.
+func (n *Node) connect() error {
+	if err := onNetns(netnsOf(n.c.control), func() error {
+		bridge, err := netlink.LinkByName(switchName)
+		if err != nil {
+			return fmt.Errorf("find the switch: %w", err)
+		}
+		port := &netlink.Veth{LinkAttrs: named(n.name), PeerName: nicName, PeerNamespace: netlink.NsPid(n.network.Process.Pid)}
+		port.MasterIndex = bridge.Attrs().Index
+		port.NumTxQueues, port.NumRxQueues = 1, 1
+		if err := netlink.LinkAdd(port); err != nil {
+			return fmt.Errorf("make NIC: %w", err)
+		}
+		if err := queue(port.Index); err != nil {
+			return err
+		}
+		return configure(n.name, "")
+	}); err != nil {
+		return err
+	}
+	return onNetns(n.Netns(), func() error {
+		if err := actAsNIC(); err != nil {
+			return err
+		}
+		if err := errors.Join(configure("lo", ""), configure(nicName, fmt.Sprintf("%s/%d", n.Addr(), nodePrefix))); err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(controlAddr)}); err != nil {
+			return fmt.Errorf("add default route: %w", err)
+		}
+		return nil
+	})
+}
+
+// nicName is the node's device on the wire.
+const nicName = "eth0"
+
+// queue gives a device of the thread's namespace the one that a NIC has.
+func queue(link int) error {
+	if err := netlink.QdiscAdd(&netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		QdiscType:  "pfifo",
+	}); err != nil {
+		return fmt.Errorf("add queue: %w", err)
+	}
+	return nil
+}
+
+// actAsNIC has the node's end of a veth behave as a NIC does.
+func actAsNIC() error {
+	nic, err := netlink.LinkByName(nicName)
+	if err != nil {
+		return fmt.Errorf("find NIC: %w", err)
+	}
+	index := nic.Attrs().Index
+	if err := queue(index); err != nil {
+		return err
+	}
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("open ethtool: %w", err)
+	}
+	defer tool.Close()
+	if err := tool.Change(nicName, map[string]bool{"rx-gro": true}); err != nil {
+		return fmt.Errorf("have the NIC receive by NAPI: %w", err)
+	}
+	rehash, err := bpf.LoadRehash()
+	if err != nil {
+		return err
+	}
+	defer rehash.Close()
+	if err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}); err != nil {
+		return fmt.Errorf("add clsact to the NIC: %w", err)
+	}
+	if err := netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+		Fd:          rehash.FD(), Name: "rehash", DirectAction: true,
+	}); err != nil {
+		return fmt.Errorf("have the NIC compute hashes: %w", err)
+	}
+	return nil
+}
+
+// forwarder takes connections in this process's network namespace to an address
+// in another.
+type forwarder struct {
+	net.Listener
+	netns, to string
+}
+
+func newForwarder(control *exec.Cmd, to string) (*forwarder, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the API server: %w", err)
+	}
+	f := &forwarder{l, netnsOf(control), to}
+	go f.serve()
+	return f, nil
+}
+
+func (f *forwarder) serve() {
+	for {
+		in, err := f.Accept()
+		if err != nil {
+			return // closed
+		}
+		go f.carry(in)
+	}
+}
+
+func (f *forwarder) carry(in net.Conn) {
+	defer in.Close()
+	var out net.Conn
+	// A socket stays in the namespace that it was made in.
+	if err := onNetns(f.netns, func() (err error) {
+		out, err = net.DialTimeout("tcp", f.to, 5*time.Second)
+		return err
+	}); err != nil {
+		return // the other side sees the connection end, as if nobody listened
+	}
+	defer out.Close()
+	var both sync.WaitGroup
+	for _, way := range [2][2]net.Conn{{in, out}, {out, in}} {
+		both.Go(func() {
+			_, _ = io.Copy(way[1], way[0])
+			_ = way[1].(*net.TCPConn).CloseWrite()
+		})
+	}
+	both.Wait()
+}
