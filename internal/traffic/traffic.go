@@ -156,7 +156,7 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	if e.spec.Kind == UnderLoad {
 		threads *= 2
 	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads + 3))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(threads+3, runtime.GOMAXPROCS(0))))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 
 	r := &run{Window: w}
@@ -167,7 +167,8 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	var wg sync.WaitGroup
 	for i, c := range e.conns {
 		wg.Go(func() {
-			defer Precise()()
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
 			if errs[i] = SleepUntil(ctx, w.Start); errs[i] == nil {
 				errs[i] = e.role(c, r)
 			}

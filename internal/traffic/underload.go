@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +24,8 @@ func (s Spec) load(c *conn, r *run) error {
 	var due atomic.Uint64 // messages within the window
 	sent := make(chan error, 1)
 	go func() {
-		defer Precise()()
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		sent <- s.pace(c.fd, r, &due)
 	}()
 	answered, err := s.replies(c, r, &due)

@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -269,17 +268,11 @@ func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Wind
 	done := make(chan error, 1)
 	go func() {
 		for i, at := range []int64{window.From, window.To} {
-			// The runtime's timers are inexact, and disturb nobody.
-			timer := time.NewTimer(time.Duration(at - traffic.Now()))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-				done <- ctx.Err()
-				return
+			err := traffic.SleepUntil(ctx, at)
+			if err == nil {
+				edges[i], err = limits.Snapshot()
 			}
-			var err error
-			if edges[i], err = limits.Snapshot(); err != nil {
+			if err != nil {
 				done <- err
 				return
 			}

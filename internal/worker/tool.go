@@ -147,7 +147,6 @@ func (t *toolEnd) start(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	cmd.Stdout, cmd.Stderr = t.output, t.output
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipe
-	defer traffic.Precise()()   // the tool's timers, too, are an application's
 	if err := cmd.Start(); err != nil {
 		t.stop()
 		if errors.Is(err, exec.ErrNotFound) {
