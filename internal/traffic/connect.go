@@ -140,14 +140,3 @@ func (s Spec) answerOne(listening int, buf []byte, r *run) (got bool, err error)
 	}
 	return true, sendAll(fd, buf, r)
 }
-
-// probe makes one connection before the run, to tell a server that is not there
-// from one that is slow.
-func (s Spec) probe(to netip.AddrPort) error {
-	fd, err := newSocket(s, to.Addr())
-	if err != nil {
-		return err
-	}
-	defer closeSocket(fd)
-	return dialTCP(fd, to)
-}

@@ -328,9 +328,12 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	case UnderLoad:
 		end.role = spec.load
 	case Connect:
-		if err := spec.probe(to); err != nil {
+		// One connection tells a server that is not there from one that is slow.
+		fd, err := dialSocket(ctx, spec, to)
+		if err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
+		closeSocket(fd)
 		end.role = func(c *conn, r *run) error { return spec.connect(to, c, r) }
 		end.conns = unconnected(spec.Connections)
 		for _, c := range end.conns {

@@ -16,6 +16,22 @@ import (
 	"slipstream.dev/internal/record"
 )
 
+// ends are both ends of spec over loopback, connected.
+func ends(t *testing.T, spec Spec) (client, server *End) {
+	t.Helper()
+	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client, err = Dial(t.Context(), spec, s.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if server, err = s.Accept(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return client, server
+}
+
 // pair runs both ends of spec over loopback for a window of d.
 func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Duration) (client, server record.Endpoint, err error) {
 	t.Helper()
@@ -111,19 +127,8 @@ func TestLoss(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
 	var c conn
 	r := &run{Window: Window{From: 1, To: 1 << 62}, base: time.Now(), mono: Now()}
-	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := Dial(t.Context(), spec, s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, server := ends(t, spec)
 	defer client.Close()
-	server, err := s.Accept(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer server.Close()
 	c.fd = server.conns[0].fd
 	if _, err := send(client.conns[0].fd, hello); err != nil { // never counted
@@ -219,18 +224,7 @@ func TestReset(t *testing.T) {
 	} {
 		for _, within := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/within=%t", name, within), func(t *testing.T) {
-				s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
-				if err != nil {
-					t.Fatal(err)
-				}
-				client, err := Dial(t.Context(), spec, s.Addr())
-				if err != nil {
-					t.Fatal(err)
-				}
-				server, err := s.Accept(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				client, server := ends(t, spec)
 				defer server.Close()
 				if err := unix.SetsockoptLinger(client.conns[0].fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 					t.Fatal(err)
@@ -241,7 +235,7 @@ func TestReset(t *testing.T) {
 				if within {
 					r.To = now + int64(time.Minute)
 				}
-				err = roleOf(spec)(server.conns[0], r)
+				err := roleOf(spec)(server.conns[0], r)
 				if within != errors.Is(err, unix.ECONNRESET) || !within && err != nil {
 					t.Errorf("got %v", err)
 				}
@@ -319,19 +313,8 @@ func TestConnectFaults(t *testing.T) {
 	if _, err := Dial(t.Context(), spec, netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
 		t.Error("connected to a closed port")
 	}
-	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := Dial(t.Context(), spec, s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, server := ends(t, spec)
 	defer client.Close()
-	server, err := s.Accept(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	server.Close() // and with it the port
 	now := Now()
 	if _, err := client.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); !errors.Is(err, unix.ECONNREFUSED) {
