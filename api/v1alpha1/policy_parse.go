@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // policyFile is an AccelerationPolicy as a file has it: of what Kubernetes
@@ -101,8 +102,8 @@ func (r *reader) policy(f *policyFile) {
 	if r.given("kind") {
 		r.oneOf("kind", f.Kind, KindAccelerationPolicy)
 	}
-	if r.given("metadata.name") && (len(f.Metadata.Name) > 253 || !dnsName.MatchString(f.Metadata.Name)) {
-		r.fail("metadata.name", "must be a DNS name: a-z, 0-9, - and . within, at most 253, is %q", f.Metadata.Name)
+	if r.given("metadata.name") {
+		r.valid("metadata.name", f.Metadata.Name, validation.IsDNS1123Subdomain, "a DNS name: a-z, 0-9, - and . within, at most 253")
 	}
 	if r.given("spec.accelerate") && len(f.Spec.Accelerate) == 0 {
 		r.fail("spec.accelerate", "must have at least one accelerator, is empty")

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // This file fills in defaults and checks what a file means, from the top down.
@@ -13,11 +15,7 @@ import (
 // seen, and refused, as what it is.
 
 var (
-	dnsLabel   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`) // RFC 1123
 	cellName   = regexp.MustCompile(`^[a-z0-9][a-z0-9+/._-]*$`)
-	dnsName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
-	labelKey   = regexp.MustCompile(`^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	labelValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
 	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
 	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
 	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
@@ -73,6 +71,13 @@ func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
 	}
 }
 
+// valid is matches by one of Kubernetes' own checks.
+func (r *reader) valid(path, got string, faults func(string) []string, text string) {
+	if len(faults(got)) > 0 {
+		r.fail(path, "must be %s, is %q", text, got)
+	}
+}
+
 // choice is a field of a one-of.
 type choice struct {
 	name string
@@ -113,7 +118,7 @@ func (r *reader) experiment(e *Experiment) {
 		r.oneOf("kind", e.Kind, KindExperiment)
 	}
 	if r.given("metadata.name") {
-		r.matches("metadata.name", e.Metadata.Name, dnsLabel, "a DNS label: a-z, 0-9 and - within, at most 63")
+		r.valid("metadata.name", e.Metadata.Name, validation.IsDNS1123Label, "a DNS label: a-z, 0-9 and - within, at most 63")
 	}
 	s := &e.Spec
 	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
@@ -212,17 +217,17 @@ func (r *reader) nic(path string, n NIC) {
 func (r *reader) kubernetes(path string, k *Kubernetes) {
 	for name, node := range map[string]string{"clientNode": k.ClientNode, "serverNode": k.ServerNode} {
 		if at := path + "." + name; r.set(at) {
-			r.matches(at, node, dnsName, "the name of a node, as kubectl get nodes shows it")
+			r.valid(at, node, validation.IsDNS1123Subdomain, "the name of a node, as kubectl get nodes shows it")
 		}
 	}
 	if at := path + ".serverNode"; r.set(at) && k.ServerNode == k.ClientNode {
 		r.fail(at, "must be another node than clientNode, is the same: traffic within a node meets no overlay")
 	}
 	for key, value := range k.NodeSelector {
-		if at := join(path+".nodeSelector", key); !labelKey.MatchString(key) {
+		if at := join(path+".nodeSelector", key); len(validation.IsQualifiedName(key)) > 0 {
 			r.fail(at, "must have a label of nodes for its name, is %q", key)
 		} else {
-			r.matches(at, value, labelValue, "the value of a label")
+			r.valid(at, value, validation.IsValidLabelValue, "the value of a label")
 		}
 	}
 	if r.set(path + ".image") {
@@ -311,6 +316,8 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
 		low = 8 // when it was due
+	case kind == "stream" && t.Protocol == "udp":
+		low = 16 // its number, and when it was sent; iperf3 has the same
 	}
 	return low, high
 }

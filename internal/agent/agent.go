@@ -28,6 +28,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/target"
 )
 
@@ -283,7 +284,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		a.publish()
 		if full && time.Since(began) > settled {
-			if err := shrink(); err != nil {
+			if err := process.Shrink(); err != nil {
 				a.options.Log.Warn("give back memory", "error", err)
 			}
 		}

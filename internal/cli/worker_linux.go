@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/accel"
-	"slipstream.dev/internal/traffic"
+	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/worker"
 )
 
@@ -50,7 +50,10 @@ func workerCommand(p Process) *cobra.Command {
 					return err
 				}
 			}
-			if err := traffic.QuietRuntime(); err != nil {
+			if err := process.Quiet(); err != nil {
+				return err
+			}
+			if err := process.Shrink(); err != nil {
 				return err
 			}
 			// A worker whose controller died must not die of telling it: it has
@@ -95,7 +98,7 @@ func enterPod(address string) error {
 	defer namespace.Close()
 	// Of a whole process, which has threads, only a new program changes the
 	// namespace; this one is to be replaced in any case.
-	if err := namespace.Do(traffic.QuietRuntime); err != nil {
+	if err := namespace.Do(process.Quiet); err != nil {
 		return err
 	}
 	return errors.New("enter pod: the environment is a worker's already, before it has begun")

@@ -1,13 +1,15 @@
-package agent
+package process
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestReadOnly(t *testing.T) {
+func TestShrink(t *testing.T) {
 	const maps = `00400000-016a3000 r-xp 00000000 fe:00 1234 /slipstream
 016a3000-03a00000 r--p 012a3000 fe:00 1234 /slipstream
 03a00000-03b00000 rw-p 03600000 fe:00 1234 /slipstream
@@ -24,10 +26,27 @@ func TestReadOnly(t *testing.T) {
 	}
 	// What was given back comes back: this very code, and what was written before.
 	text := strings.Repeat("written", 1000)
-	if err := shrink(); err != nil {
+	before := resident(t)
+	if err := Shrink(); err != nil {
 		t.Fatal(err)
+	}
+	if after := resident(t); after > before*3/4 {
+		t.Errorf("%d KiB of the program are resident, of %d before", after, before)
 	}
 	if text != strings.Repeat("written", 1000) {
 		t.Error("memory was lost")
 	}
+}
+
+// resident is how much of the files that this process maps is in its memory, KiB.
+func resident(t *testing.T) (kib int) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(status), "\nRssFile:")
+	if _, err := fmt.Sscanf(line, "%d kB", &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
 }

@@ -1,0 +1,57 @@
+package process
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A test that needs a process with a quiet runtime runs this binary with this set.
+const childQuiet = "SLIPSTREAM_TEST_QUIET"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childQuiet) == "" {
+		os.Exit(m.Run())
+	}
+	if err := Quiet(); err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	fmt.Println("set", slices.Contains(os.Environ(), noPreemption))
+	fmt.Println("set", os.Getenv("PATH") != "")
+	fmt.Println("set", runtime.GOMAXPROCS(0) == processors)
+	fmt.Println("set", debug.SetGCPercent(100) == collectAt)
+	tasks, _ := filepath.Glob("/proc/self/task/*")
+	for _, task := range tasks {
+		slack, err := os.ReadFile("/proc/" + filepath.Base(task) + "/timerslack_ns")
+		fmt.Println("slack", strings.TrimSpace(string(slack)), err)
+	}
+	child, err := exec.Command("cat", "/proc/self/timerslack_ns").Output()
+	fmt.Println("child", strings.TrimSpace(string(child)), err)
+}
+
+// TestQuiet looks at a process after it: its environment, the slack of
+// its threads, of which one watches the others, and that of a process it starts.
+func TestQuiet(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childQuiet+"=1", "GODEBUG=madvdontneed=1", "GOGC=400")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	count := map[string]int{}
+	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
+		count[s.Text()]++
+	}
+	if count["slack 100000000 <nil>"] != 1 || count["slack 50000 <nil>"] < 2 || count["set true"] != 4 ||
+		count["child 50000 <nil>"] != 1 || len(count) != 4 {
+		t.Errorf("got %s", out)
+	}
+}
