@@ -53,9 +53,6 @@ func workerCommand(p Process) *cobra.Command {
 			if err := process.Quiet(); err != nil {
 				return err
 			}
-			if err := process.Shrink(); err != nil {
-				return err
-			}
 			// A worker whose controller died must not die of telling it: it has
 			// things to put right. Go ends a process that writes to a closed
 			// standard output unless told otherwise.

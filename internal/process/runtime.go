@@ -44,14 +44,17 @@ const (
 )
 
 // Quiet replaces this process by the same program with a Go runtime that disturbs
-// no measurement, and in one that has begun so does the rest: it slows the runtime's
-// watching thread and returns. It is for the beginning of a program.
+// no measurement, and in one that has begun so does the rest: it shrinks, slows the
+// runtime's watching thread and returns. It is for the beginning of a program.
 //
 // The thread is another than the caller's, so the kernel asks for CAP_SYS_NICE.
 // Without it, as in a pod without privileges, everything else is done.
 func Quiet() error {
 	env := os.Environ()
 	if slices.Contains(env, noPreemption) {
+		if err := Shrink(); err != nil { // before there are 24 Ps with a cache each
+			return err
+		}
 		debug.SetGCPercent(collectAt)
 		runtime.GOMAXPROCS(processors)
 		return slowWatcher()
