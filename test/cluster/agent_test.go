@@ -116,7 +116,7 @@ func accelerationPolicy(name, spec string) string {
 }
 
 // until waits for want to be empty: it says what is missing.
-func until(t *testing.T, what string, want func() string) {
+func until(t testing.TB, what string, want func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		last := want()
@@ -137,7 +137,7 @@ type nodeState struct {
 	}
 }
 
-func stateOf(t *testing.T, c *Cluster, node string) (s nodeState) {
+func stateOf(t testing.TB, c *Cluster, node string) (s nodeState) {
 	t.Helper()
 	out := kubectl(t, c, nil, "get", "nodeacceleration", node, "--ignore-not-found", "-o", "json")
 	if out == "" {
@@ -150,7 +150,7 @@ func stateOf(t *testing.T, c *Cluster, node string) (s nodeState) {
 }
 
 // wantPods waits until the mask of every web pod's own interface is set, or not.
-func wantPods(t *testing.T, c *Cluster, what string, pods int, set bool) {
+func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 	t.Helper()
 	until(t, what, func() string {
 		out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running",
@@ -185,28 +185,38 @@ func wantPods(t *testing.T, c *Cluster, what string, pods int, set bool) {
 	})
 }
 
-func TestAgent(t *testing.T) {
-	c := shared(t)
+const policyForAll = "{accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
+
+// startAgent has an agent run on every node until the test ends.
+func startAgent(t testing.TB, c *Cluster) {
+	t.Helper()
 	root, err := checkout(t.Context())
 	if err != nil {
 		t.Fatal(err)
-	}
-	before := map[string]string{}
-	for _, n := range []string{"node0", "node1"} {
-		before[n] = steering(t, c.Node(n))
 	}
 	crds := filepath.Join(root, "charts/slipstream/crds")
 	kubectl(t, c, nil, "apply", "-f", crds)
 	t.Cleanup(func() { kubectl(t, c, nil, "delete", "-f", crds, "--ignore-not-found") })
 	kubectl(t, c, nil, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds)
-	apply := func(text string) { kubectl(t, c, strings.NewReader(text), "apply", "-f", "-") }
-	apply(agentManifest)
+	kubectl(t, c, strings.NewReader(agentManifest), "apply", "-f", "-")
+	t.Cleanup(func() {
+		kubectl(t, c, strings.NewReader(agentManifest), "delete", "-f", "-", "--ignore-not-found", "--timeout=120s")
+	})
 	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
+}
+
+func TestAgent(t *testing.T) {
+	c := shared(t)
+	before := map[string]string{}
+	for _, n := range []string{"node0", "node1"} {
+		before[n] = steering(t, c.Node(n))
+	}
+	startAgent(t, c)
+	apply := func(text string) { kubectl(t, c, strings.NewReader(text), "apply", "-f", "-") }
 	apply(webManifest)
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 
-	const all = "{accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
-	apply(accelerationPolicy("all", all))
+	apply(accelerationPolicy("all", policyForAll))
 	wantPods(t, c, "policy on", 4, true)
 
 	// New pods, thirty in all.
@@ -223,7 +233,12 @@ func TestAgent(t *testing.T) {
 		})
 	}
 	for n := range before {
-		reportMetrics(t, c.Node(n))
+		value := agentMetrics(t, c.Node(n))
+		t.Logf("%s: %.0f pods; of %.0f that came, %.0f were accelerated within 50 ms of their veth", n, value("slipstream_pods"),
+			value("slipstream_pod_latency_seconds_count"), value(`slipstream_pod_latency_seconds_bucket{le="0.05"}`))
+		if value("slipstream_errors_total") != 0 || value("slipstream_pods_missing") != 0 {
+			t.Errorf("%s: errors or missing pods", n)
+		}
 	}
 
 	// One that an earlier one contradicts, one that no node can do, one for no node.
@@ -260,7 +275,7 @@ func TestAgent(t *testing.T) {
 	wantPods(t, c, "policy off", 4, false)
 
 	// Uninstalled while a policy is on, its rights at the same moment.
-	apply(accelerationPolicy("all", all))
+	apply(accelerationPolicy("all", policyForAll))
 	wantPods(t, c, "on again", 4, true)
 	kubectl(t, c, strings.NewReader(agentManifest), "delete", "-f", "-", "--timeout=120s")
 	wantPods(t, c, "uninstalled", 4, false)
@@ -270,8 +285,8 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// reportMetrics logs what an agent on a node costs and how fast it was.
-func reportMetrics(t *testing.T, n *Node) {
+// agentMetrics asks the agent of a node, and returns what gives the value of a metric.
+func agentMetrics(t testing.TB, n *Node) func(metric string) float64 {
 	t.Helper()
 	var text string
 	if err := onNetns(n.Netns(), func() error {
@@ -299,6 +314,7 @@ func reportMetrics(t *testing.T, n *Node) {
 		t.Fatal(err)
 	}
 	value := func(name string) float64 {
+		t.Helper()
 		m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(text)
 		if m == nil {
 			t.Fatalf("no %s in\n%s", name, text)
@@ -309,10 +325,5 @@ func reportMetrics(t *testing.T, n *Node) {
 		}
 		return v
 	}
-	t.Logf("%s: %.0f pods; of %.0f that came, %.0f were accelerated within 50 ms of their veth, %.0f within 100 ms; %.1f MiB resident",
-		n.name, value("slipstream_pods"), value("slipstream_pod_latency_seconds_count"), value(`slipstream_pod_latency_seconds_bucket{le="0.05"}`),
-		value(`slipstream_pod_latency_seconds_bucket{le="0.1"}`), value("process_resident_memory_bytes")/(1<<20))
-	if value("slipstream_errors_total") != 0 || value("slipstream_pods_missing") != 0 {
-		t.Errorf("errors or missing pods:\n%s", text)
-	}
+	return value
 }

@@ -254,7 +254,7 @@ func reach(netns, addr string) error {
 }
 
 // podNetns finds the network namespace that has an address, on a node.
-func podNetns(t *testing.T, n *Node, ip string) (path string) {
+func podNetns(t testing.TB, n *Node, ip string) (path string) {
 	t.Helper()
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/run/netns/*", n.PID()))
 	if err != nil {

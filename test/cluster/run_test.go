@@ -52,7 +52,7 @@ func (v *invocation) said() string {
 }
 
 // invoke starts the program with a kubeconfig.
-func invoke(t *testing.T, kubeconfig string, args ...string) *invocation {
+func invoke(t testing.TB, kubeconfig string, args ...string) *invocation {
 	t.Helper()
 	v := &invocation{Cmd: exec.Command(program, args...), more: make(chan struct{}, 1), ended: make(chan struct{})}
 	v.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
@@ -91,7 +91,7 @@ func (v *invocation) await(t *testing.T, text string) {
 }
 
 // exit waits for the end, and returns the exit code.
-func (v *invocation) exit(t *testing.T, limit time.Duration) int {
+func (v *invocation) exit(t testing.TB, limit time.Duration) int {
 	t.Helper()
 	select {
 	case <-v.ended:
@@ -132,7 +132,7 @@ const (
 )
 
 // resultsOf opens the one results folder below out.
-func resultsOf(t *testing.T, out string) (*record.Dir, []record.Trial) {
+func resultsOf(t testing.TB, out string) (*record.Dir, []record.Trial) {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(out, "quick-*"))
 	if len(found) != 1 {
