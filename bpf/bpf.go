@@ -24,6 +24,7 @@ import (
 //go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel wire wire.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel pods pods.c -- -O2 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel service service.c -- -O2 -Wall -Wextra -Werror -Iheaders
 
 // Softirq times softirqs on every CPU for as long as it is open.
 type Softirq struct {

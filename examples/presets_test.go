@@ -1,6 +1,8 @@
 package examples
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +26,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "kubernetes", "overlay-cost", "rps-rfs"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "kubernetes", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -57,7 +59,8 @@ func TestPresets(t *testing.T) {
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
-		"kubernetes": 20 * time.Minute,
+		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 30 * time.Minute,
+		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 210 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -87,7 +90,20 @@ func TestComparisons(t *testing.T) {
 			"baseline": "", "service": "baseline", "native": "baseline",
 			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline",
 		},
-		"engine-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+		"service-routing": {
+			"direct":     "iptables/1",
+			"iptables/1": "", "iptables/100": "iptables/1", "iptables/1000": "iptables/1", "iptables/5000": "iptables/1", "iptables/10000": "iptables/1", "iptables/16000": "iptables/1",
+			"nftables/1": "", "nftables/100": "nftables/1", "nftables/1000": "nftables/1", "nftables/5000": "nftables/1", "nftables/10000": "nftables/1", "nftables/16000": "nftables/1",
+			"ebpf/1": "", "ebpf/100": "ebpf/1", "ebpf/1000": "ebpf/1", "ebpf/5000": "ebpf/1", "ebpf/10000": "ebpf/1", "ebpf/16000": "ebpf/1",
+		},
+		"tool-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+		"overlays": {
+			"native/full": "", "routed/full": "native/full", "vxlan/full": "native/full", "vxlan-flow/full": "native/full", "udp/full": "native/full", "ebpf/full": "native/full",
+			"native/none": "", "routed/none": "native/none", "vxlan/none": "native/none", "vxlan-flow/none": "native/none", "udp/none": "native/none", "ebpf/none": "native/none",
+		},
+		"message-sizes":    {"native": "", "vxlan": "native"},
+		"underload-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 	} {
 		e := load(t, name)
 		got := map[string]string{}
@@ -131,20 +147,73 @@ func TestAsPublished(t *testing.T) {
 	}
 }
 
+// TestOverlays: a variant's name says its path and NIC, and nothing else differs.
+func TestOverlays(t *testing.T) {
+	e := load(t, "overlays")
+	for _, v := range e.Spec.Variants {
+		path, _, _ := strings.Cut(e.PathOf(v).String(), "/")
+		if name := path + "/" + e.NICOf(v).Offload; name != v.Name || v.Accelerate != nil || v.Tools != nil {
+			t.Errorf("%s is %s", v.Name, name)
+		}
+	}
+}
+
+// TestMessageSizes: a workload's name says its kind and the size of its messages.
+func TestMessageSizes(t *testing.T) {
+	for _, w := range load(t, "message-sizes").Spec.Workloads {
+		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
+		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != v1alpha1.ToolNative {
+			t.Errorf("%s is %s by %s", w.Name, name, w.Traffic().Tool)
+		}
+	}
+}
+
+// TestUnderLoadParity: both poll their clock, at the rate that the name says.
+func TestUnderLoadParity(t *testing.T) {
+	e := load(t, "underload-parity")
+	for _, v := range e.Spec.Variants {
+		for _, w := range e.Spec.Workloads {
+			u := e.WorkloadFor(v, w).UnderLoad
+			want := map[bool]string{true: v1alpha1.ToolSockperf, false: v1alpha1.ToolNative}[strings.HasSuffix(v.Name, "/tools")]
+			if u.Tool != want || !u.Busy || w.Name != fmt.Sprintf("rate-%d", u.Rate) {
+				t.Errorf("%s %s is %+v", v.Name, w.Name, u)
+			}
+		}
+	}
+}
+
 // TestParityTools: the engine is compared with the tools, not with itself.
 func TestParityTools(t *testing.T) {
-	e := load(t, "engine-parity")
+	for name, tools := range map[string][]string{
+		"engine-parity": {v1alpha1.ToolIperf3, v1alpha1.ToolSockperf},
+		"tool-parity":   {v1alpha1.ToolQperf, v1alpha1.ToolQperf, v1alpha1.ToolAB, v1alpha1.ToolAB},
+	} {
+		e := load(t, name)
+		for _, v := range e.Spec.Variants {
+			want := tools
+			if !strings.HasSuffix(v.Name, "/tools") {
+				want = slices.Repeat([]string{v1alpha1.ToolNative}, len(tools))
+			}
+			var got []string
+			for _, w := range e.Spec.Workloads {
+				got = append(got, e.WorkloadFor(v, w).Traffic().Tool)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: tools of %s (-want +got):\n%s", name, v.Name, diff)
+			}
+		}
+	}
+}
+
+// TestServiceRouting: a variant's name says its mode and backends.
+func TestServiceRouting(t *testing.T) {
+	e := load(t, "service-routing")
 	for _, v := range e.Spec.Variants {
-		want := []string{v1alpha1.ToolNative, v1alpha1.ToolNative}
-		if strings.HasSuffix(v.Name, "/tools") {
-			want = []string{v1alpha1.ToolIperf3, v1alpha1.ToolSockperf}
+		if v.Name == "direct" {
+			continue
 		}
-		var got []string
-		for _, w := range e.Spec.Workloads {
-			got = append(got, e.WorkloadFor(v, w).Traffic().Tool)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("tools of %s (-want +got):\n%s", v.Name, diff)
+		if got, want := e.PathOf(v).String(), "service/"+v.Name; got != want {
+			t.Errorf("%s has the path %s", v.Name, got)
 		}
 	}
 }

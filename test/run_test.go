@@ -392,11 +392,54 @@ func TestProtocols(t *testing.T) {
 		if udp := tr.Workload == "stream" || tr.Workload == "udp-pingpong"; told != udp || loss < 0 || loss > 1 {
 			t.Errorf("%s: loss %v, told %t", name, loss, told)
 		}
+		jitter, told := tr.Metrics[record.Jitter]
+		reorder := tr.Metrics[record.Reorder]
+		if udp := tr.Workload == "stream"; told != udp || udp && !(jitter > 0 && jitter < 0.01) || reorder < 0 || reorder > 1 {
+			t.Errorf("%s: jitter %v s, told %t; reorder %v", name, jitter, told, reorder)
+		}
 		if got := tr.Metrics[record.Throughput]; tr.Variant == "calico" && got > 2.1e9 {
 			t.Errorf("%s: %.2g bit/s through a NIC of 2 Gbit/s", name, got)
 		}
 		if tr.Workload == "tcp6" && tr.Metrics[record.Throughput] < 1e8 {
 			t.Errorf("%s: %.2g bit/s", name, tr.Metrics[record.Throughput])
+		}
+	}
+}
+
+// TestBridge: the ends of a pair are in two pods of one node, and the NIC carries
+// nothing of their traffic.
+func TestBridge(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	file := experiment(t,
+		"path: {vxlan: {shape: flannel}}", "path: {bridge: {}}", "baseline: vxlan", "baseline: bridge", "{name: vxlan}", "{name: bridge}",
+		"devices: [nic, overlay, host-veth, pod]", "devices: [host-veth, pod]", "pairs: [1, 2]", "pairs: [1, 3]", "runs: 2", "runs: 1")
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	for _, tr := range trials(t, results(t, out)) {
+		name := fmt.Sprintf("%s %s × %d", tr.Variant, tr.Workload, tr.Pairs)
+		if tr.Status != record.StatusOK {
+			t.Errorf("%s failed: %s", name, tr.Error)
+			continue
+		}
+		var payload, nic uint64
+		for _, p := range tr.PerPair {
+			payload += p.Server.Bytes
+			client, _, _ := strings.Cut(p.Client.Place, "/")
+			server, _, _ := strings.Cut(p.Server.Place, "/")
+			if together := client == server; together != (tr.Variant != "native") || p.Client.Place == p.Server.Place {
+				t.Errorf("%s: a pair is in %s and %s", name, p.Client.Place, p.Server.Place)
+			}
+		}
+		for _, d := range tr.Devices {
+			if d.Name == "eth0" {
+				nic += d.RxBytes
+			}
+		}
+		if passes := nic > payload/2; passes != (tr.Variant == "native") {
+			t.Errorf("%s: %d bytes of payload, and %d through the NICs", name, payload, nic)
 		}
 	}
 }

@@ -118,10 +118,40 @@ type Path struct {
 	Routed *Plain `json:"routed,omitempty"`
 	// EBPF is Routed without the node's stack: packets are redirected.
 	EBPF *Plain `json:"ebpf,omitempty"`
+	// Bridge has both pods of a pair on one node, on its bridge: what pods cost
+	// without a wire between them.
+	Bridge *Plain `json:"bridge,omitempty"`
 	// Pod is the network that a cluster gives its pods, by the server pod's IP.
 	Pod *Plain `json:"pod,omitempty"`
-	// Service is the same by way of a ClusterIP, one a server pod.
-	Service *Plain `json:"service,omitempty"`
+	// Service is the way by a ClusterIP: of a cluster's own services, one a server
+	// pod, or of those that a lab makes behind its VXLAN in the shape of flannel.
+	Service *Service `json:"service,omitempty"`
+}
+
+// Modes of a lab's services: who leads a connection to one of the backends.
+const (
+	// ServiceIPTables is the rules of kube-proxy's mode of that name: they are gone
+	// through one by one until one of them, by chance, takes the connection.
+	ServiceIPTables = "iptables"
+	// ServiceNFTables is those of its mode nftables: one look-up in a map.
+	ServiceNFTables = "nftables"
+	// ServiceEBPF is eBPF programs where a socket connects, as Cilium has them: the
+	// packets carry the backend's address from the first on.
+	ServiceEBPF = "ebpf"
+)
+
+// Service is a way by services. In a cluster they are the cluster's, and all of this
+// is empty.
+type Service struct {
+	Mode string `json:"mode,omitempty"`
+	// Backends of each service that a client connects to, 1 to 16000. Each has an
+	// address of its own, and the pair's server answers at all of them. They are not
+	// divided: with 4 pairs there are four times as many.
+	Backends int `json:"backends,omitempty"`
+	// Services that there are in all, 1 to 10000: one a pair, however few are asked
+	// for, and as many more as it takes, with one backend each, to which nobody
+	// connects.
+	Services int `json:"services,omitempty"`
 }
 
 // Plain is a path without settings.
@@ -205,6 +235,9 @@ const (
 	ToolNative   = "native"
 	ToolIperf3   = "iperf3"
 	ToolSockperf = "sockperf"
+	ToolQperf    = "qperf"
+	ToolAB       = "ab"
+	ToolLatte    = "latte"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
@@ -219,6 +252,8 @@ type Workload struct {
 	UnderLoad *Traffic `json:"underload,omitempty"`
 	// Connect opens a connection, exchanges one message each way, and closes.
 	Connect *Traffic `json:"connect,omitempty"`
+	// HTTP asks for an object over and over, or loads a page for each of its users.
+	HTTP *Traffic `json:"http,omitempty"`
 	// Pairs replaces Spec.Pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
 }
@@ -229,13 +264,26 @@ type Traffic struct {
 	Protocol string `json:"protocol,omitempty"`
 	// IP is the version, 4 or 6.
 	IP int `json:"ip,omitempty"`
-	// Size of a message in bytes.
+	// Size of a message in bytes; of http, of the object, or of a page's script.
 	Size Bytes `json:"size,omitempty"`
-	// Connections a pair; of connect, at a time.
+	// Connections a pair; of connect and http, at a time.
 	Connections int `json:"connections,omitempty"`
 	// Rate in messages a second and connection, for underload; 0 is as fast
-	// as it goes.
+	// as it goes. For a page, users a second and pair.
 	Rate int `json:"rate,omitempty"`
+	// KeepAlive has http ask over the same connection again; else each request makes
+	// one of its own.
+	KeepAlive bool `json:"keepAlive,omitempty"`
+	// Requests of http, a pair: the window ends when they are done, and Duration is the
+	// longest it may take. 0 is as many as there are in the window.
+	Requests int `json:"requests,omitempty"`
+	// Page has users load a page, index, script and styles, compressed, over a
+	// connection each. They arrive at the rate, whatever becomes of those before them.
+	Page bool `json:"page,omitempty"`
+	// Busy has the sender of underload poll the clock between messages, as sockperf
+	// does, where it would sleep else: its CPU is always awake, and has no time for
+	// anybody else.
+	Busy bool `json:"busy,omitempty"`
 	// Warmup runs before the measured window, Duration is its length.
 	Warmup   Duration `json:"warmup,omitempty"`
 	Duration Duration `json:"duration"`

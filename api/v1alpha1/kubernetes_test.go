@@ -76,6 +76,7 @@ func TestKubernetesErrors(t *testing.T) {
 		{name: "two targets", set: []string{"spec.target.lab.nodes=2"}},
 		{name: "overlay of a lab", old: "service, path: {service: {}}", new: "service, path: {vxlan: {}}"},
 		{name: "lab with a cluster's paths", old: "  target:\n    kubernetes:\n      clientNode: worker-1.example\n      serverNode: worker-2.example\n      nodeSelector: {kubernetes.io/arch: amd64, pool: \"\"}\n      image: registry.example:5000/net/slipstream:v1@sha256:0123\n      resources: {cpu: 500m, memory: 256Mi}\n", new: "  path: {pod: {}}\n"},
+		{name: "services of a lab", old: "{service: {}}", new: "{service: {mode: ebpf, backends: 10, services: 2}}"},
 		{name: "nic", old: "{name: base}", new: "{name: base, nic: {mtu: 1500}}"},
 		{name: "congestion control", old: "image:", new: "congestionControl: bbr\n      image:"},
 		{name: "nodes", old: "clientNode: worker-1.example\n      serverNode: worker-2.example", new: "clientNode: Worker_1\n      serverNode: ''"},

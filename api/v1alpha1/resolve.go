@@ -1,6 +1,9 @@
 package v1alpha1
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // What a variant or workload leaves out, the experiment says: these methods
 // put both together, for an experiment that Parse returned.
@@ -71,7 +74,7 @@ func (e *Experiment) PairsOf(w Workload) []int {
 // WorkloadFor is a workload as a variant runs it, which is with the variant's
 // tool and the times that the tool can keep. It shares nothing with w that a caller could change by mistake.
 func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
-	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect} {
+	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect, &w.HTTP} {
 		if *t == nil {
 			continue
 		}
@@ -89,6 +92,8 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 // sampler measures the window that the tool measures.
 func (t *Traffic) settle() {
 	switch t.Tool {
+	case ToolQperf, ToolAB: // take whole seconds, and have no warm-up
+		t.Duration = wholeSeconds(t.Duration)
 	case ToolIperf3: // takes whole seconds
 		t.Warmup, t.Duration = wholeSeconds(t.Warmup), wholeSeconds(t.Duration)
 	case ToolSockperf: // sleeps 2 s and leaves 400 ms out, whatever it is told
@@ -101,7 +106,7 @@ func wholeSeconds(d Duration) Duration {
 	return (d + second - 1) / second * second
 }
 
-// Kind is "stream", "pingpong", "underload" or "connect".
+// Kind is "stream", "pingpong", "underload", "connect" or "http".
 func (w Workload) Kind() string {
 	switch {
 	case w.Stream != nil:
@@ -112,6 +117,8 @@ func (w Workload) Kind() string {
 		return "underload"
 	case w.Connect != nil:
 		return "connect"
+	case w.HTTP != nil:
+		return "http"
 	}
 	return ""
 }
@@ -125,6 +132,8 @@ func (w Workload) Traffic() *Traffic {
 		return w.PingPong
 	case w.UnderLoad != nil:
 		return w.UnderLoad
+	case w.HTTP != nil:
+		return w.HTTP
 	}
 	return w.Connect
 }
@@ -135,6 +144,8 @@ func (p Path) Shape() string {
 	switch {
 	case p.VXLAN != nil:
 		return p.VXLAN.Shape
+	case p.Service != nil && p.Service.Mode != "":
+		return ShapeFlannel
 	case p.Native == nil && p.Pod == nil && p.Service == nil:
 		return p.String()
 	}
@@ -156,10 +167,24 @@ func (p Path) String() string {
 		return "routed"
 	case p.EBPF != nil:
 		return "ebpf"
+	case p.Bridge != nil:
+		return "bridge"
 	case p.Pod != nil:
 		return "pod"
 	case p.Service != nil:
-		return "service"
+		return p.Service.String()
 	}
 	return ""
+}
+
+// String is "service" in a cluster, and "service/iptables/1000" in a lab, which is 1000
+// backends; "service/iptables/1000 of 50" where there are more services than one.
+func (s Service) String() string {
+	switch {
+	case s.Mode == "":
+		return "service"
+	case s.Services > 1:
+		return fmt.Sprintf("service/%s/%d of %d", s.Mode, s.Backends, s.Services)
+	}
+	return fmt.Sprintf("service/%s/%d", s.Mode, s.Backends)
 }

@@ -152,6 +152,9 @@ func (r *reader) experiment(e *Experiment) {
 		path := fmt.Sprintf("spec.workloads[%d]", i)
 		r.name(path+".name", s.Workloads[i].Name, seen)
 		r.workload(path, &s.Workloads[i])
+		if t := s.Workloads[i].Traffic(); t != nil {
+			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, Path{}, t)
+		}
 	}
 	if r.given("spec.variants") && len(s.Variants) == 0 {
 		r.fail("spec.variants", "must have at least one variant, is empty")
@@ -161,6 +164,9 @@ func (r *reader) experiment(e *Experiment) {
 		path := fmt.Sprintf("spec.variants[%d]", i)
 		r.name(path+".name", s.Variants[i].Name, seen)
 		r.variant(path, e, &s.Variants[i])
+	}
+	if s.Target.Lab != nil && slices.ContainsFunc(s.Variants, func(v Variant) bool { return e.PathOf(v).Service != nil }) {
+		r.served(e)
 	}
 	if r.given("spec.baseline") {
 		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
@@ -243,21 +249,62 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 
 func (r *reader) path(path string, on Target, p *Path) {
 	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
-		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil},
+		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
 		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil})
 	switch {
 	case on.Lab != nil && on.Kubernetes != nil: // that is the problem, and noted
+	case p.Service != nil:
+		r.service(path+".service", on, p.Service)
 	case (p.VXLAN != nil || p.Shape() != "") && on.Kubernetes != nil:
 		name, _, _ := strings.Cut(p.String(), "/")
 		r.fail(path+"."+name, "is for a lab; a cluster has a network of its own, and the paths pod, service and native")
-	case (p.Pod != nil || p.Service != nil) && on.Lab != nil:
-		r.fail(path+"."+p.String(), "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed and ebpf")
+	case p.Pod != nil && on.Lab != nil:
+		r.fail(path+".pod", "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed, ebpf, bridge and service")
 	case p.Native != nil && on.Kubernetes != nil && on.Kubernetes.Unprivileged:
 		r.fail(path+".native", "needs the host network, which unprivileged pods do not get")
 	}
 	if p.VXLAN != nil {
 		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
 		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
+	}
+}
+
+func (r *reader) service(path string, on Target, s *Service) {
+	if on.Kubernetes != nil {
+		for _, field := range []string{"mode", "backends", "services"} {
+			if r.set(path + "." + field) {
+				r.fail(path+"."+field, "is for a lab; a cluster has services of its own, with one backend for each pair")
+			}
+		}
+		return
+	}
+	if r.given(path + ".mode") {
+		r.oneOf(path+".mode", s.Mode, ServiceIPTables, ServiceNFTables, ServiceEBPF)
+	}
+	fill(r, path+".backends", &s.Backends, 1)
+	fill(r, path+".services", &s.Services, 1)
+	if r.set(path + ".backends") {
+		r.between(path+".backends", s.Backends, 1, 16000)
+	}
+	if r.set(path + ".services") {
+		r.between(path+".services", s.Services, 1, 10000)
+	}
+}
+
+// served checks that the services of a lab can carry every workload.
+func (r *reader) served(e *Experiment) {
+	for i, w := range e.Spec.Workloads {
+		t := w.Traffic()
+		if t == nil {
+			continue // noted at the workload
+		}
+		at := fmt.Sprintf("spec.workloads[%d].%s", i, w.Kind())
+		if t.IP == 6 {
+			r.fail(at+".ip", "must be 4 where a variant has the path service: those of a lab are of IPv4")
+		}
+		if t.Protocol == "udp" {
+			r.fail(at+".protocol", "must be tcp where a variant has the path service: those of a lab are of TCP")
+		}
 	}
 }
 
@@ -295,9 +342,13 @@ func (r *reader) runs(path string, n Runs) {
 func toolsOf(kind string) []string {
 	switch kind {
 	case "stream":
-		return []string{ToolNative, ToolIperf3, ToolSockperf}
-	case "pingpong", "underload":
+		return []string{ToolNative, ToolIperf3, ToolSockperf, ToolQperf}
+	case "pingpong":
+		return []string{ToolNative, ToolSockperf, ToolQperf, ToolLatte}
+	case "underload":
 		return []string{ToolNative, ToolSockperf}
+	case "http":
+		return []string{ToolNative, ToolAB}
 	}
 	return []string{ToolNative}
 }
@@ -312,6 +363,8 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 		}
 	}
 	switch {
+	case tool == ToolLatte:
+		low, high = 4, 4 // its own choice
 	case tool == ToolSockperf:
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
@@ -324,9 +377,10 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 
 func (r *reader) workload(path string, w *Workload) {
 	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil},
-		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil})
+		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
+		choice{"http", w.HTTP != nil})
 	r.pairs(path+".pairs", w.Pairs)
-	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad, "connect": w.Connect} {
+	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad, "connect": w.Connect, "http": w.HTTP} {
 		if t != nil {
 			r.traffic(path+"."+kind, kind, t)
 		}
@@ -345,11 +399,14 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 			size = 1400
 		}
 	}
+	if t.Page {
+		size = 200e3
+	}
 	fill(r, path+".size", &t.Size, size)
 	fill(r, path+".warmup", &t.Warmup, warmup)
 
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
-	if kind == "connect" && t.Protocol == "udp" {
+	if (kind == "connect" || kind == "http") && t.Protocol == "udp" {
 		r.fail(path+".protocol", "must be tcp, is udp, which has no connections")
 	}
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
@@ -364,14 +421,47 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	switch {
 	case t.Rate < 0:
 		r.fail(path+".rate", "must not be negative, is %d", t.Rate)
-	case t.Rate > 0 && kind != "underload":
-		r.fail(path+".rate", "is for underload only; %s sends as fast as it can", kind)
+	case t.Rate > 0 && kind != "underload" && !t.Page:
+		r.fail(path+".rate", "is for underload and pages only; %s sends as fast as it can", kind)
+	}
+	r.http(path, kind, t)
+	if t.Busy && (kind != "underload" || t.Rate == 0) {
+		r.fail(path+".busy", "is for underload at a set rate only: nothing else waits for a clock")
 	}
 	if r.given(path + ".duration") {
 		r.positive(path+".duration", t.Duration)
 	}
 	if r.set(path + ".warmup") {
 		r.positive(path+".warmup", t.Warmup)
+	}
+}
+
+// http checks what only http has.
+func (r *reader) http(path, kind string, t *Traffic) {
+	if kind != "http" {
+		for field, set := range map[string]bool{"keepAlive": t.KeepAlive, "requests": t.Requests != 0, "page": t.Page} {
+			if set {
+				r.fail(path+"."+field, "is for http only")
+			}
+		}
+		return
+	}
+	if r.set(path + ".requests") {
+		r.between(path+".requests", t.Requests, 1, 100_000_000)
+	}
+	if !t.Page {
+		return
+	}
+	if t.Rate == 0 && !r.malformedNear(path+".rate") {
+		r.fail(path, "must have a rate, the users of the page that arrive in a second")
+	}
+	for field, set := range map[string]bool{
+		"keepAlive": r.set(path+".keepAlive") && !t.KeepAlive, "requests": t.Requests != 0,
+		"connections": t.Connections > 1,
+	} {
+		if set {
+			r.fail(path+"."+field, "is not for a page: its users have a connection each, and keep it for all of the page")
+		}
 	}
 }
 
@@ -404,7 +494,12 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		}
 	}
 	r.accelerators(path, e.PathOf(*v), v.Accelerate)
-	r.tools(path+".tools", e.Spec.Workloads, v.Tools)
+	r.tools(path+".tools", e, e.PathOf(*v), v.Tools)
+	for _, w := range e.Spec.Workloads {
+		if t := w.Traffic(); t != nil && t.Tool == ToolQperf && v.Tools[w.Name] == "" {
+			r.toolFits(path, t.Tool, e, e.PathOf(*v), t)
+		}
+	}
 	if r.set(path + ".versus") {
 		r.versus(path+".versus", e, v)
 	}
@@ -466,7 +561,9 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 		switch {
 		case on.Native != nil && on.VXLAN == nil && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d):
 			r.fail(at, "must be nic, is %s, which the path native does not have", d)
-		case (on.Routed != nil || on.EBPF != nil) && d == DeviceOverlay:
+		case on.Bridge != nil && d == DeviceNIC:
+			r.fail(at, "must not be nic, which the path bridge does not pass")
+		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == DeviceOverlay:
 			r.fail(at, "must not be overlay, which the path %s does not have", on)
 		}
 		r.unique(at, d, seen)
@@ -500,7 +597,20 @@ func (r *reader) cpus(path, cpus string) {
 	}
 }
 
-func (r *reader) tools(path string, workloads []Workload, tools map[string]string) {
+// toolFits checks that a tool can work where a variant runs, and with a page.
+func (r *reader) toolFits(path, tool string, e *Experiment, on Path, t *Traffic) {
+	switch {
+	case tool == ToolLatte && e.Spec.Target.Lab != nil:
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux; choose native, sockperf or qperf")
+	case tool == ToolQperf && on.Service != nil:
+		r.fail(path, "qperf opens a second port on its server, where a service does not lead to; choose another tool")
+	case tool == ToolAB && t.Page:
+		r.fail(path, "ab asks for one object, and loads no page")
+	}
+}
+
+func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]string) {
+	workloads := e.Spec.Workloads
 	var names []string
 	for _, w := range workloads {
 		names = append(names, w.Name)
@@ -520,6 +630,7 @@ func (r *reader) tools(path string, workloads []Workload, tools map[string]strin
 			continue // noted at the workload
 		}
 		r.oneOf(at, tool, toolsOf(w.Kind())...)
+		r.toolFits(at, tool, e, on, t)
 		low, high := sizesOf(w.Kind(), tool, t)
 		ownLow, ownHigh := sizesOf(w.Kind(), t.Tool, t)
 		size := int(t.Size)

@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -118,9 +120,10 @@ func (c *child) until(t testing.TB, settings int) {
 
 const kills = 20
 
-// TestKill kills the agent at random moments, while pods come and go: at no time is
-// there a setting that neither the policy nor the snapshot explains, and what it was
-// is what it is when the policy has gone.
+// TestKill kills the agent at random moments around those at which its journal changes,
+// which is when settings do, while pods come and go: at no time is there a setting
+// that neither the policy nor the snapshot explains, and what it was is what it is
+// when the policy has gone.
 func TestKill(t *testing.T) {
 	p := newPlace(t)
 	p.nic()
@@ -135,14 +138,17 @@ func TestKill(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
+	must(t, os.MkdirAll(p.journal, 0o700))
 	for kill := range kills {
+		changes := changesOf(t, p.journal)
 		// Every other life has the policy another way round, or none.
 		accelerate := [][]v1alpha1.Accelerator{plus.Accelerate, {rps("0-1", "nic", "pod")}, plus.Accelerate, nil}[kill%4]
 		allowed := []string{"1", "3"}
 		c := p.child(time.Hour, accelerate)
 		come := fmt.Sprintf("comes%d", kill)
 		p.pod(come)
-		time.Sleep(time.Duration(random.Int64N(int64(200 * time.Millisecond))))
+		changes(1+random.IntN(12), time.Second)
+		time.Sleep(time.Duration(random.Int64N(int64(2 * time.Millisecond))))
 		must(t, c.Process.Kill())
 		_ = c.Wait()
 		for place, values := range p.snapshot() {
@@ -167,6 +173,33 @@ func TestKill(t *testing.T) {
 	}
 	eventually(t, "no policy", func() string { return gocmp.Diff(before, p.snapshot()) })
 	p.wantJournal(0)
+}
+
+// changesOf returns what waits for so many changes of a folder's files since now, but no
+// longer than a limit.
+func changesOf(t testing.TB, dir string) func(n int, limit time.Duration) {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must(t, err)
+	f := os.NewFile(uintptr(fd), "inotify")
+	t.Cleanup(func() { _ = f.Close() })
+	_, err = unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_DELETE)
+	must(t, err)
+	return func(n int, limit time.Duration) {
+		t.Helper()
+		must(t, f.SetReadDeadline(time.Now().Add(limit)))
+		for buf := make([]byte, 4096); n > 0; {
+			got, err := f.Read(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return
+			}
+			must(t, err)
+			for b := buf[:got]; len(b) > 0; n-- {
+				length := binary.NativeEndian.Uint32(b[12:]) // of the name behind the event, inotify(7)
+				b = b[unix.SizeofInotifyEvent+length:]
+			}
+		}
+	}
 }
 
 func write(t testing.TB, path, value string) {

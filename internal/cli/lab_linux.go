@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/lab"
 	"slipstream.dev/internal/worker"
@@ -45,25 +47,58 @@ func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
 	return &labTarget{spec: spec, process: p}
 }
 
-func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int) (experiment.Network, error) {
+func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, servers []target.Seat) (experiment.Network, error) {
 	t.made++
-	l, err := lab.Up(ctx, lab.Config{
+	config := lab.Config{
 		Name: fmt.Sprintf("run-%d", t.made), Nodes: t.spec.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: t.spec.CongestionControl,
-	}, lab.Options{Forwarder: forwarder, Log: newLog(t.process)})
+	}
+	if s := f.Service; s.Mode != "" {
+		config.Services = &lab.Services{Mode: s.Mode, Servers: servers, Backends: s.Backends, Total: max(s.Services, len(servers))}
+	}
+	l, err := lab.Up(ctx, config, lab.Options{Forwarder: forwarder, Log: newLog(t.process)})
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, process: t.process}, nil
+	return &labNetwork{Lab: l, process: t.process, services: config.Services}, nil
 }
 
 type labNetwork struct {
 	*lab.Lab
-	process Process
+	process  Process
+	services *lab.Services
 }
 
 func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {
-	return worker.Spawn(ctx, n.In(p), n.process.Err)
+	c, err := worker.Spawn(ctx, n.In(p), n.process.Err)
+	if err != nil {
+		return nil, err
+	}
+	return &labWorker{Client: c, network: n}, nil
+}
+
+// labWorker tells of a node what its lab knows.
+type labWorker struct {
+	*worker.Client
+	network *labNetwork
+}
+
+func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, error) {
+	node, err := w.Client.Describe(ctx, p)
+	s := w.network.services
+	if err != nil || s == nil {
+		return node, err
+	}
+	took, version := w.network.Loaded(p.Node)
+	node.Services = &record.Services{
+		Mode: s.Mode, Servers: len(s.Servers), Backends: s.Backends, Total: s.Total, LoadSeconds: took.Seconds(),
+	}
+	if version != "" {
+		tools := map[string]string{s.Mode: version} // the mode's name is the tool's
+		maps.Copy(tools, node.Tools)
+		node.Tools = tools
+	}
+	return node, nil
 }
 
 func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }

@@ -58,6 +58,9 @@ func (p *progress) show(e experiment.Event) {
 		if _, ok := t.Metrics[metric]; !ok {
 			metric = record.LatencyP50
 		}
+		if _, ok := t.Metrics[metric]; !ok { // of a tool that tells means only
+			metric = record.Rate
+		}
 		result := what + "  " + report.Quantity(t.Metrics[metric], metric)
 		if p.terminal {
 			p.status(result + left)

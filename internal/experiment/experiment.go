@@ -15,8 +15,9 @@ import (
 // Target makes the networks that variants run on.
 type Target interface {
 	// Network makes nodes joined by NICs of a profile, with pods behind an
-	// overlay of a shape, so many on each node.
-	Network(ctx context.Context, f Fabric, pods int) (Network, error)
+	// overlay of a shape, so many on each node, and the fabric's services in front of
+	// the servers.
+	Network(ctx context.Context, f Fabric, pods int, servers []target.Seat) (Network, error)
 }
 
 // Network is nodes and pods. It goes, and leaves nothing, with Close.
@@ -35,7 +36,9 @@ type Worker interface {
 	Describe(ctx context.Context, p target.Place) (record.Node, error)
 	Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error)
 	Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
-	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, ready target.Ready) (*record.Host, []record.Device, error)
+	// Sample takes counters at both edges of a window, which ends with duration or, if
+	// that comes first, when early is closed; it may be nil.
+	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (*record.Host, []record.Device, error)
 	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
 	// Gone tells whether the worker has died.
@@ -53,6 +56,8 @@ type Results interface {
 type Fabric struct {
 	Shape string
 	NIC   v1alpha1.NIC
+	// Service is of no mode where there are none.
+	Service v1alpha1.Service
 }
 
 // Event is progress: a trial that begins, moves or ends.

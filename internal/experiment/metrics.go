@@ -2,7 +2,10 @@ package experiment
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -21,23 +24,34 @@ func fill(c Cell, t *record.Trial) error {
 	var bytes float64 // of payload that arrived, scaled to the window
 	switch c.Workload.Kind() {
 	case "stream":
-		var bits, rate, lost, sent float64
-		for _, p := range t.PerPair {
+		var d datagrams
+		for i := range t.PerPair {
 			// The receiver tells what arrived; of other tools the client tells all.
-			e := p.Server
-			if spec.Tool != v1alpha1.ToolNative {
-				e = p.Client
+			p := &t.PerPair[i]
+			e := &p.Client
+			if spec.Tool == v1alpha1.ToolNative {
+				e = &p.Server
+				if udp && p.Client.Messages > e.Arrived {
+					e.Lost = p.Client.Messages - e.Arrived
+				}
 			}
-			bits += e.BitsPerSecond
-			rate += perSecond(e)
-			lost += float64(e.Lost)
-			sent += float64(e.Lost + e.Messages)
+			m[record.Throughput] += e.BitsPerSecond
+			if udp {
+				m[record.Rate] += perSecond(*e)
+				arrived := e.Messages // in a tool's only window
+				if e == &p.Server {
+					arrived = e.Arrived
+				}
+				d.add(*e, arrived)
+			}
 		}
-		m[record.Throughput] = bits
-		bytes = bits / 8 * t.Window
+		bytes = m[record.Throughput] / 8 * t.Window
 		if udp {
-			m[record.Rate] = rate
-			m[record.Loss] = ratio(lost, sent)
+			d.fill(m)
+		}
+	case "http":
+		if err := requests(c, t, m); err != nil {
+			return err
 		}
 	default:
 		if err := latencies(t, m); err != nil {
@@ -55,9 +69,13 @@ func fill(c Cell, t *record.Trial) error {
 	}
 	var busy, softirq float64
 	for _, h := range t.Hosts {
+		scale := t.Window / h.Seconds
+		if spec.Requests > 0 { // after which nothing more was done
+			scale = 1
+		}
 		for _, cpu := range h.CPUs {
-			busy += cpu.Busy / h.Seconds * t.Window
-			softirq += cpu.Softirq / h.Seconds * t.Window
+			busy += cpu.Busy * scale
+			softirq += cpu.Softirq * scale
 		}
 	}
 	switch {
@@ -73,11 +91,72 @@ func fill(c Cell, t *record.Trial) error {
 			return fmt.Errorf("%s is not a number", name)
 		}
 	}
-	primary := m[record.Throughput] + m[record.LatencyP50]
+	// A tool that tells no percentiles tells a rate.
+	primary := m[record.Throughput] + m[record.LatencyP50] + m[record.Rate]
 	if primary == 0 {
 		return fmt.Errorf("nothing arrived within the window")
 	}
 	return nil
+}
+
+// datagrams are those of all receivers.
+type datagrams struct {
+	arrived, lost, reordered float64
+	// jitter is weighted by what came at each receiver.
+	came, jitter float64
+}
+
+func (d *datagrams) add(e record.Endpoint, arrived uint64) {
+	came := float64(e.Messages)
+	d.arrived += float64(arrived)
+	d.lost += float64(e.Lost)
+	d.reordered += float64(e.Reordered)
+	d.came += came
+	d.jitter += e.Jitter * came
+}
+
+func (d *datagrams) fill(m map[string]float64) {
+	m[record.Loss] = ratio(d.lost, d.lost+d.arrived)
+	m[record.Reorder] = ratio(d.reordered, d.came)
+	m[record.Jitter] = ratio(d.jitter, d.came)
+}
+
+// requests fills in the metrics of http.
+func requests(c Cell, t *record.Trial, m map[string]float64) error {
+	var failed, done float64
+	kinds := make(map[string]uint64)
+	for _, p := range t.PerPair {
+		m[record.Rate] += perSecond(p.Client)
+		done += float64(p.Client.Messages)
+		for kind, n := range p.Client.Errors {
+			failed += float64(n)
+			kinds[kind] += n
+		}
+		if c.Workload.HTTP.Requests > 0 { // the last pair is the one that counts
+			m[record.Completion] = max(m[record.Completion], p.Client.Completion)
+		}
+	}
+	if n := m[record.Completion]; n > 0 {
+		t.Window = n
+	}
+	m[record.Errors] = ratio(failed, failed+done)
+	if failed > 0 {
+		t.Warnings = append(t.Warnings, record.Warning{Code: record.WarnErrors, Message: fmt.Sprintf(
+			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, list(kinds))})
+	}
+	if done == 0 {
+		return fmt.Errorf("every request failed: %s", list(kinds))
+	}
+	return latencies(t, m)
+}
+
+// list is counts by name: "refused 12, reset 3".
+func list(counts map[string]uint64) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func perSecond(e record.Endpoint) float64 { return ratio(float64(e.Messages), e.Seconds) }
@@ -145,10 +224,12 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	var retransmits, bytes uint64
 	var skew float64
 	for _, p := range t.PerPair {
-		for _, e := range []record.Endpoint{p.Client, p.Server} {
+		for i, e := range []record.Endpoint{p.Client, p.Server} {
 			retransmits += e.Retransmits
 			bytes += e.Bytes
-			if e.Seconds > 0 {
+			// The client alone tells of round trips; its server sees the window's edge when
+			// the next message comes, or none does.
+			if e.Seconds > 0 && (i == 0 || c.Workload.Stream != nil) {
 				skew = max(skew, math.Abs(e.Seconds-t.Window)/t.Window)
 			}
 			out = append(out, e.Warnings...)
@@ -157,7 +238,8 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	if segments := float64(bytes) / 2 / segment; float64(retransmits) > retransmitShare*segments && retransmits > 10 {
 		warn(record.WarnRetransmits, "TCP sent %d segments again, %.2g %% of about %.0f", retransmits, 100*float64(retransmits)/segments, segments)
 	}
-	if skew > skewShare && c.Workload.Traffic().Tool == v1alpha1.ToolNative {
+	// A number of requests ends when it ends.
+	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {
 		warn(record.WarnSkew, "an end's window is off by %.1f %%", 100*skew)
 	}
 	if len(t.Hosts) == 0 {

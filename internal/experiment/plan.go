@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
 )
 
 // Plan is an experiment worked out: which trials, on which networks, how long.
@@ -31,8 +33,9 @@ type Cell struct {
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
 	Fabric   Fabric
-	// Native and Service are paths that seat or address the ends in their own way.
-	Native, Service bool
+	// Native, Bridge and Service are paths that seat or address the ends in their own
+	// way.
+	Native, Bridge, Service bool
 }
 
 func (c Cell) String() string {
@@ -68,13 +71,13 @@ func New(exp *v1alpha1.Experiment) *Plan {
 				c := Cell{
 					Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs,
 					Fabric: fabricFor(exp, v),
-					Native: exp.PathOf(v).Native != nil, Service: exp.PathOf(v).Service != nil,
+					Native: exp.PathOf(v).Native != nil, Bridge: exp.PathOf(v).Bridge != nil, Service: exp.PathOf(v).Service != nil,
 				}
 				p.Cells = append(p.Cells, c)
 				p.addFabric(c.Fabric)
 				for i := range pairs {
-					client, server := ends(i, nodes)
-					p.Pods = max(p.Pods, client.pod+1, server.pod+1)
+					client, server := c.ends(i, nodes)
+					p.Pods = max(p.Pods, client.Pod+1, server.Pod+1)
 				}
 			}
 		}
@@ -95,7 +98,26 @@ func fabricFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) Fabric {
 	if exp.Spec.Target.Lab == nil {
 		return Fabric{}
 	}
-	return Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)}
+	f := Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)}
+	if s := exp.PathOf(v).Service; s != nil {
+		f.Service = *s
+	}
+	return f
+}
+
+// servers are the seats in a fabric that are reached by way of a service, in the order
+// of the pairs.
+func (p *Plan) servers(f Fabric) []target.Seat {
+	var all []target.Seat
+	for _, c := range p.Cells {
+		for i := range c.Pairs {
+			_, server := c.ends(i, p.exp.Nodes())
+			if c.Service && c.Fabric == f && !slices.Contains(all, server) {
+				all = append(all, server)
+			}
+		}
+	}
+	return all
 }
 
 // shapeFor is the overlay on whose nodes a variant runs. A native variant runs
@@ -113,15 +135,17 @@ func shapeFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) string {
 	return v1alpha1.ShapeFlannel
 }
 
-// seat is where one end of a pair sits: a node, and the pod on it.
-type seat struct{ node, pod int }
-
 // ends seats pair i: clients on even turns, servers on the node after, round
-// the nodes, so that the two ends are never on one node.
-func ends(i, nodes int) (client, server seat) {
+// the nodes, so that the two ends are never on one node; on the path bridge they
+// are always on one, in neighbouring pods.
+func (c Cell) ends(i, nodes int) (client, server target.Seat) {
+	if c.Bridge {
+		pod := 2 * (i / nodes)
+		return target.Seat{Node: i % nodes, Pod: pod}, target.Seat{Node: i % nodes, Pod: pod + 1}
+	}
 	// A turn takes two nodes; a node that has had n ends before gives this one
 	// its pod n.
-	at := func(turn int) seat { return seat{node: turn % nodes, pod: turn / nodes} }
+	at := func(turn int) target.Seat { return target.Seat{Node: turn % nodes, Pod: turn / nodes} }
 	return at(2 * i), at(2*i + 1)
 }
 
@@ -177,7 +201,8 @@ func (p *Plan) Print(w io.Writer) error {
 			fmt.Fprintf(tw, "network\t%d nodes of a cluster, %d pods each\n", p.exp.Nodes(), p.Pods)
 			continue
 		}
-		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s\n", s.Target.Lab.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC))
+		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s%s\n",
+			s.Target.Lab.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC), p.services(f))
 	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
@@ -192,6 +217,15 @@ func (p *Plan) Print(w io.Writer) error {
 			t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
 	}
 	return tw.Flush()
+}
+
+// services says what there is in front of a fabric's servers.
+func (p *Plan) services(f Fabric) string {
+	if f.Service.Mode == "" {
+		return ""
+	}
+	servers := len(p.servers(f))
+	return fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", f.Service.Mode, servers, f.Service.Backends, max(servers, f.Service.Services))
 }
 
 func rate(n v1alpha1.NIC) string {

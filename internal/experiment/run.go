@@ -78,6 +78,9 @@ func (f Fabric) name() string {
 	if f.NIC.Rate != "" {
 		name += "-" + string(f.NIC.Rate)
 	}
+	if s := f.Service; s.Mode != "" {
+		name += fmt.Sprintf("-%s-%d-%d", s.Mode, s.Backends, s.Services)
+	}
 	return name
 }
 
@@ -236,7 +239,7 @@ func (r *Run) event(e Event) {
 type network struct {
 	Network
 	nodes []target.Place
-	pods  map[seat]target.Place
+	pods  map[target.Seat]target.Place
 	facts []record.Node
 	// sampleCPUs are the nodes that sample the CPUs of their machine: one each.
 	sampleCPUs map[string]bool
@@ -279,12 +282,12 @@ func (k workerKey) use() target.Use {
 }
 
 func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
-	up, err := t.Network(ctx, f, p.Pods)
+	up, err := t.Network(ctx, f, p.Pods, p.servers(f))
 	if err != nil {
 		return nil, err
 	}
 	n := &network{
-		Network: up, pods: make(map[seat]target.Place), workers: make(map[workerKey]Worker),
+		Network: up, pods: make(map[target.Seat]target.Place), workers: make(map[workerKey]Worker),
 		sampleCPUs: make(map[string]bool), lead: leadInLab,
 	}
 	if lab := p.exp.Spec.Target.Lab; lab != nil {
@@ -298,9 +301,9 @@ func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, er
 			continue
 		}
 		node := slices.IndexFunc(n.nodes, func(at target.Place) bool { return at.Name == place.Node })
-		s := seat{node: node}
+		s := target.Seat{Node: node}
 		for n.pods[s].Name != "" {
-			s.pod++
+			s.Pod++
 		}
 		n.pods[s] = place
 	}
@@ -347,7 +350,7 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 	for i, node := range n.nodes {
 		at, as := seated{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of what there is to tell
-			pod := n.pods[seat{node: i}]
+			pod := n.pods[target.Seat{Node: i}]
 			at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
 		}
 		w, err := n.worker(ctx, at.key, at.place)
@@ -376,15 +379,15 @@ type seated struct {
 
 // pair seats pair i of a cell.
 func (n *network) pair(c Cell, i int) (client, server seated) {
-	from, to := ends(i, len(n.nodes))
-	sit := func(s seat, slot int) seated {
+	from, to := c.ends(i, len(n.nodes))
+	sit := func(s target.Seat, slot int) seated {
 		pod := n.pods[s]
 		if !c.Native {
 			return seated{pod, workerKey{pod.Name, own}}
 		}
 		// The node itself, on the CPUs that the pod in this seat would have: the
 		// path is all that differs.
-		node := n.nodes[s.node]
+		node := n.nodes[s.Node]
 		node.Affinity, node.Seat = pod.Affinity, pod.Name
 		return seated{node, workerKey{node.Name, slot}}
 	}

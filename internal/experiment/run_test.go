@@ -42,7 +42,7 @@ func newFake(nodes int) *fakeTarget {
 	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }}
 }
 
-func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int) (Network, error) {
+func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int, _ []target.Seat) (Network, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open++
@@ -129,7 +129,7 @@ func (w *fakeWorker) Drive(_ context.Context, t target.Traffic, ready target.Rea
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, ready target.Ready) (*record.Host, []record.Device, error) {
+func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (*record.Host, []record.Device, error) {
 	if err := w.call("sample"); err != nil {
 		return nil, nil, err
 	}
@@ -311,12 +311,21 @@ func TestOrder(t *testing.T) {
 }
 
 func TestSeats(t *testing.T) {
+	for _, c := range []Cell{{}, {Bridge: true}} {
+		testSeats(t, c)
+	}
+}
+
+func testSeats(t *testing.T, c Cell) {
 	for nodes := 2; nodes <= 16; nodes++ {
-		taken := make(map[seat]bool)
+		taken := make(map[target.Seat]bool)
 		for i := range 64 {
-			client, server := ends(i, nodes)
-			if client.node == server.node {
-				t.Errorf("%d nodes: both ends of pair %d are on node %d", nodes, i, client.node)
+			client, server := c.ends(i, nodes)
+			if (client.Node == server.Node) != c.Bridge {
+				t.Errorf("%d nodes: pair %d is on nodes %d and %d", nodes, i, client.Node, server.Node)
+			}
+			if c.Bridge && server.Pod != client.Pod+1 {
+				t.Errorf("%d nodes: pair %d is in pods %d and %d, which may have one CPU", nodes, i, client.Pod, server.Pod)
 			}
 			if taken[client] || taken[server] {
 				t.Errorf("%d nodes: pair %d shares a pod", nodes, i)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -154,6 +155,15 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	gate := newBarrier(ctx, 2*c.Pairs+len(sampled), n.lead)
 	progress := newProgress(c.Pairs, moved)
 
+	spec := c.Workload.Traffic()
+	// A number of requests is done when it is done: then the window ends.
+	var early chan struct{}
+	if spec.Requests > 0 {
+		early = make(chan struct{})
+	}
+	var driving atomic.Int64
+	driving.Store(int64(c.Pairs))
+
 	var mu sync.Mutex // of out.Hosts and out.Devices
 	var tasks []func() error
 	add := func(s seated, do func(Worker) error) {
@@ -177,15 +187,16 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			return err
 		}
 		port := make(chan uint16, 1)
-		// Another tool's server has nothing to tell, and goes with its client.
+		// Another tool's server has nothing to tell, and goes with its client; one of a
+		// number of requests does not know which one is the last.
 		serveCtx, clientDone := ctx, func() {}
-		if c.Workload.Traffic().Tool != v1alpha1.ToolNative {
+		if spec.Tool != v1alpha1.ToolNative || early != nil {
 			serveCtx, clientDone = context.WithCancel(ctx)
 		}
 		add(server, func(w Worker) (err error) {
 			t := target.Traffic{
 				Place: server.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl,
-				Address: netip.AddrPortFrom(server.place.IP(c.Workload.Traffic().IP), to.Port()),
+				Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
 			}
 			out.PerPair[i].Server, err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				port <- p
@@ -197,7 +208,12 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			return err
 		})
 		add(client, func(w Worker) (err error) {
-			defer clientDone()
+			defer func() {
+				clientDone()
+				if driving.Add(-1) == 0 && early != nil {
+					close(early)
+				}
+			}()
 			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
 			select {
 			case p := <-port:
@@ -209,10 +225,9 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			return err
 		})
 	}
-	spec := c.Workload.Traffic()
 	for _, node := range sampled {
 		add(seated{node, controlOf(node)}, func(w Worker) error {
-			host, devices, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration),
+			host, devices, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early,
 				func(uint16) (time.Time, error) { return gate.ready() })
 			mu.Lock()
 			defer mu.Unlock()
@@ -254,6 +269,18 @@ func address(server target.Place, c Cell) (netip.AddrPort, error) {
 			c.Workload.Name, server.Name, version, c.path(), 10-version)
 	}
 	return to, nil
+}
+
+// listen is the address that a cell's server binds.
+func listen(server target.Place, c Cell) netip.Addr {
+	own := server.IP(c.Workload.Traffic().IP)
+	switch {
+	case !c.Service || !server.Service.Everywhere:
+		return own
+	case own.Is6():
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
 }
 
 // progress adds up what the pairs report.

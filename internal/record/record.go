@@ -23,7 +23,11 @@ const (
 	LatencyP50    = "latency_p50"     // s, round trip
 	LatencyP99    = "latency_p99"     // s, round trip
 	LatencyP999   = "latency_p999"    // s, round trip
+	Completion    = "completion"      // s, from the first of a number of HTTP requests until the last was answered
+	Errors        = "errors"          // share of HTTP requests that failed, 1
 	Loss          = "loss"            // share of messages sent that never came, 1
+	Reorder       = "reorder"         // share of datagrams that came after a later one (RFC 4737), 1
+	Jitter        = "jitter"          // s, mean change of the transit time between datagrams (RFC 3550, section 6.4.1)
 	CPUPerGB      = "cpu_per_gb"      // s of busy CPU on all nodes per 1e9 bytes of payload
 	SoftirqPerGB  = "softirq_per_gb"  // s of softirq per 1e9 bytes; part of cpu_per_gb
 	CPUPerMessage = "cpu_per_message" // s of busy CPU on all nodes per round trip
@@ -32,8 +36,8 @@ const (
 // Units of the metrics, as in summary.json.
 var Units = map[string]string{
 	Throughput: "bit/s", Rate: "1/s",
-	LatencyP50: "s", LatencyP99: "s", LatencyP999: "s",
-	Loss: "1", CPUPerGB: "s/GB", SoftirqPerGB: "s/GB", CPUPerMessage: "s",
+	LatencyP50: "s", LatencyP99: "s", LatencyP999: "s", Completion: "s", Errors: "1",
+	Loss: "1", Reorder: "1", Jitter: "s", CPUPerGB: "s/GB", SoftirqPerGB: "s/GB", CPUPerMessage: "s",
 }
 
 // HigherIsBetter tells the direction of a metric: true where a larger value is
@@ -88,6 +92,19 @@ type Endpoint struct {
 	Messages    uint64 `json:"messages,omitempty"`
 	Lost        uint64 `json:"lost,omitempty"`
 	Retransmits uint64 `json:"retransmits,omitempty"`
+	// Of a UDP stream's receiver: how many of the datagrams that the sender counts
+	// have Arrived; within this end's own window, how many were Reordered or came
+	// again, as Duplicates, which neither Bytes nor Messages count; and the Jitter
+	// in seconds.
+	Arrived    uint64  `json:"arrived,omitempty"`
+	Reordered  uint64  `json:"reordered,omitempty"`
+	Duplicates uint64  `json:"duplicates,omitempty"`
+	Jitter     float64 `json:"jitter,omitempty"`
+	// Of HTTP's client: how many requests failed in the window, by one of the Err
+	// constants, none of which are among Messages; and the Completion in seconds, where
+	// a number of requests was asked for.
+	Errors     map[string]uint64 `json:"errors,omitempty"`
+	Completion float64           `json:"completion,omitempty"`
 	// CPUSeconds of this end's own process over the window.
 	CPUSeconds float64 `json:"cpu_seconds,omitempty"`
 	// Latency is this end's histogram, encoded as Trial.Latency is.
@@ -98,6 +115,16 @@ type Endpoint struct {
 	Percentiles   map[string]float64 `json:"percentiles,omitempty"`
 	Warnings      []Warning          `json:"warnings,omitempty"`
 }
+
+// Kinds of errors of HTTP requests.
+const (
+	ErrRefused = "refused" // nobody listens
+	ErrReset   = "reset"   // the connection broke
+	ErrShort   = "short"   // it ended before its response did
+	ErrStatus  = "status"  // the response was none of success
+	ErrTimeout = "timeout" // there was no answer in time
+	ErrOther   = "other"
+)
 
 // Host is one machine's CPUs over the measured window. Lab nodes that share a
 // machine share its record too.
@@ -183,9 +210,11 @@ type Warning struct {
 // Codes of warnings.
 const (
 	WarnGeneratorBound = "generator-bound"  // the sender, not the network, is the limit
+	WarnSaturated      = "path-saturated"   // the path took less than the set rate
 	WarnThrottled      = "cpu-throttled"    // a cgroup's CPU limit held a place back
 	WarnRetransmits    = "retransmits"      // TCP sent a notable share again
 	WarnDrops          = "drops"            // a device or backlog dropped packets
+	WarnErrors         = "request-errors"   // HTTP requests failed
 	WarnDrift          = "drift"            // the baseline moved over the run
 	WarnFewBlocks      = "few-blocks"       // too few blocks for the interval wished for
 	WarnNoRatio        = "no-ratio"         // a comparison is left out: a value is 0, or no block has both
@@ -236,6 +265,21 @@ type Node struct {
 	// Tools by name with their versions.
 	Tools map[string]string `json:"tools,omitempty"`
 	Links []Link            `json:"links,omitempty"`
+	// Services that a lab made on the node; nil if none.
+	Services *Services `json:"services,omitempty"`
+}
+
+// Services are what leads a node's pods to the backends of services.
+type Services struct {
+	Mode string `json:"mode"`
+	// Servers have a service with so many Backends in front of them; Total counts the
+	// others too, which have one.
+	Servers  int `json:"servers"`
+	Backends int `json:"backends"`
+	Total    int `json:"total"`
+	// LoadSeconds is how long it took to load all rules of the node, or, in mode ebpf,
+	// the programs and maps of all nodes.
+	LoadSeconds float64 `json:"load_seconds"`
 }
 
 // Link is a network device as it stood before the run.

@@ -28,8 +28,16 @@ func quantityOf(metric string) quantity {
 		return quantity{"p99 latency", "µs", 1e6}
 	case record.LatencyP999:
 		return quantity{"p99.9 latency", "µs", 1e6}
+	case record.Completion:
+		return quantity{"time of all requests", "s", 1}
+	case record.Errors:
+		return quantity{"failed requests", "%", 100}
 	case record.Loss:
 		return quantity{"loss", "%", 100}
+	case record.Reorder:
+		return quantity{"reordering", "%", 100}
+	case record.Jitter:
+		return quantity{"jitter", "µs", 1e6}
 	case record.CPUPerGB:
 		return quantity{"CPU per GB", "s/GB", 1}
 	case record.SoftirqPerGB:

@@ -164,6 +164,12 @@ func judged(w v1alpha1.Workload) []string {
 		return []string{record.LatencyP50, record.LatencyP99}
 	case w.UnderLoad != nil:
 		return []string{record.LatencyP99, record.LatencyP50}
+	case w.HTTP != nil && w.HTTP.Page:
+		return []string{record.LatencyP50, record.LatencyP99}
+	case w.HTTP != nil && w.HTTP.Requests > 0:
+		return []string{record.Completion, record.LatencyP50, record.LatencyP99}
+	case w.HTTP != nil:
+		return []string{record.Rate, record.LatencyP50, record.LatencyP99}
 	}
 	return []string{record.Throughput}
 }
@@ -482,6 +488,10 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			kind, t = "under load", w.UnderLoad
 		case w.Connect != nil:
 			kind, t = "connect", w.Connect
+		case w.HTTP != nil && w.HTTP.Page:
+			kind, t = "HTTP page", w.HTTP
+		case w.HTTP != nil:
+			kind, t = "HTTP", w.HTTP
 		}
 		if t == nil {
 			t = &v1alpha1.Traffic{}
@@ -493,14 +503,29 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 		if t.IP != 0 {
 			parts = append(parts, fmt.Sprintf("IPv%d", t.IP))
 		}
-		if t.Size != 0 {
+		switch {
+		case t.Size == 0:
+		case t.Page:
+			parts = append(parts, fmt.Sprintf("a script of %s", size(t.Size)))
+		case w.HTTP != nil:
+			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
+		default:
 			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
 		}
 		if t.Connections != 0 {
 			parts = append(parts, plural(t.Connections, "connection")+" a pair")
 		}
-		if t.Rate != 0 {
+		switch {
+		case t.Page:
+			parts = append(parts, fmt.Sprintf("%d users/s", t.Rate))
+		case t.Rate != 0:
 			parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
+		}
+		if t.Requests != 0 {
+			parts = append(parts, plural(t.Requests, "request"))
+		}
+		if w.HTTP != nil && !t.Page {
+			parts = append(parts, map[bool]string{true: "kept alive", false: "one a request"}[t.KeepAlive])
 		}
 		if t.Duration != 0 {
 			parts = append(parts, t.Duration.String())

@@ -85,7 +85,7 @@ func Compare(a, b Result) (*Comparison, error) {
 }
 
 func compareCell(before, after *table, was, now *cell, metric string) (Change, bool) {
-	if was == nil || metric == record.Loss {
+	if was == nil || alone(metric) {
 		return Change{}, false
 	}
 	x, okx := before.logs(was, metric)

@@ -138,8 +138,8 @@ func (t *table) compare(r *Row, c *cell) {
 		}
 		return
 	}
-	if r.N == 0 || r.Metric == record.Loss {
-		return // that no message is lost is the rule, and nothing has a ratio to it
+	if r.N == 0 || alone(r.Metric) {
+		return
 	}
 	blocks, ratios, err := logRatios(c, base, r.Metric)
 	if err != nil {

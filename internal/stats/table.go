@@ -12,9 +12,15 @@ import (
 // order of the metrics in a summary.
 var order = []string{
 	record.Throughput, record.Rate,
-	record.LatencyP50, record.LatencyP99, record.LatencyP999,
-	record.Loss,
+	record.LatencyP50, record.LatencyP99, record.LatencyP999, record.Completion, record.Errors,
+	record.Loss, record.Reorder, record.Jitter,
 	record.CPUPerGB, record.SoftirqPerGB, record.CPUPerMessage,
+}
+
+// alone tells the metrics that are compared with nothing: that no message is lost
+// or overtaken and no request fails is the rule, and nothing has a ratio to it.
+func alone(metric string) bool {
+	return metric == record.Loss || metric == record.Reorder || metric == record.Errors
 }
 
 // Primary is the metric that a kind of workload (v1alpha1.Workload.Kind) is run

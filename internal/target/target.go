@@ -56,6 +56,16 @@ func (p Place) IP(version int) netip.Addr {
 type Service struct {
 	IPv4, IPv6 netip.Addr
 	Port       uint16
+	// Everywhere says that it leads to addresses that are the place's beside its own:
+	// the server is to listen at all of them.
+	Everywhere bool
+}
+
+// Seat is where one end of a pair sits: the number of a node, and that of the pod on
+// it.
+type Seat struct {
+	Node int `json:"node"`
+	Pod  int `json:"pod"`
 }
 
 // AddrPort is the service's address of a version of IP, 4 or 6.

@@ -54,7 +54,7 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
 	if err := setTimeouts(fd, dialTimeout); err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(to)); errors.Is(err, unix.EINPROGRESS) {
+	if err := connectSocket(fd, to); errors.Is(err, unix.EINPROGRESS) {
 		return errStalled
 	} else if err != nil {
 		return err

@@ -9,19 +9,31 @@ import (
 )
 
 // errStalled is a system call that moved nothing within stallCheck, or was
-// interrupted before it could.
-var errStalled = errors.New("nothing moved")
+// interrupted before it could. errDropped is one of a message that this machine
+// had no room for.
+var (
+	errStalled = errors.New("nothing moved")
+	errDropped = fmt.Errorf("%w: no room for a message", errStalled)
+)
 
-// source sends as much as the connection takes.
+// source sends as much as the connection takes. Over UDP every datagram has a
+// number, also one that this machine drops before it is on its way; one that
+// waited too long for room keeps its number until it is sent.
 func (s Spec) source(c *conn, r *run) error {
 	buf := make([]byte, s.Size)
-	for seq := uint64(1); ; seq++ {
+	number := uint64(1)
+	now := r.now()
+	for {
 		if s.UDP {
-			binary.LittleEndian.PutUint64(buf, seq)
+			// The clock was read when the last one had been sent, which is now.
+			putHeader(buf, number, c.from.at != 0 && c.to.at == 0, now)
 		}
 		n, err := send(c.fd, buf)
-		now := r.now()
+		now = r.now()
 		switch {
+		case s.UDP && errors.Is(err, errDropped):
+			number++
+			c.messages.Add(1)
 		case errors.Is(err, errStalled):
 		case err != nil:
 			if r.over(now) {
@@ -29,6 +41,7 @@ func (s Spec) source(c *conn, r *run) error {
 			}
 			return fmt.Errorf("send: %w", err)
 		default:
+			number++
 			c.bytes.Add(uint64(n))
 			c.messages.Add(1)
 		}
@@ -40,11 +53,9 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// sink receives and counts. Over UDP it takes what is missing in the numbers of
-// the datagrams for lost.
+// sink receives and counts.
 func (s Spec) sink(c *conn, r *run) error {
 	buf := make([]byte, max(s.Size, 64<<10))
-	var last uint64 // highest number seen
 	for {
 		n, err := receive(c.fd, buf)
 		now := r.now()
@@ -52,29 +63,45 @@ func (s Spec) sink(c *conn, r *run) error {
 		case errors.Is(err, errStalled):
 		case err != nil:
 			return c.ended(r, fmt.Errorf("receive: %w", err))
-		case n == 0 && !s.UDP:
+		case n == 0:
 			if c.to.at == 0 && now < r.To {
 				return fmt.Errorf("receive: the client closed before the window's end: %w", io.ErrUnexpectedEOF)
 			}
 			c.mark(r, max(now, r.To))
 			return nil
-		case s.UDP && isHello(buf[:n]):
-		case s.UDP && n >= 8:
-			if seq := binary.LittleEndian.Uint64(buf); seq > last {
-				c.lost += seq - last - 1
-				last = seq
-			} else if c.lost > 0 {
-				c.lost-- // late, not lost
-			}
-			fallthrough
 		default:
 			c.bytes.Add(uint64(n))
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		// A TCP receiver outlives its sender, whose clock may be behind: a
-		// socket that is closed on data resets the connection.
-		if r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && r.over(now) {
+		// A receiver outlives its sender, whose clock may be behind: a socket that
+		// is closed on data resets the connection.
+		if r.stopped.Load() || now >= r.To+int64(linger) {
+			return nil
+		}
+	}
+}
+
+// collect receives datagrams and counts each once. After the window it goes on
+// until nothing has come for stallCheck: what was sent within the window may be
+// under way.
+func (s Spec) collect(c *conn, r *run) error {
+	buf := make([]byte, max(s.Size, 64<<10))
+	for {
+		n, err := receive(c.fd, buf)
+		now := r.now()
+		quiet := errors.Is(err, errStalled)
+		switch {
+		case quiet:
+		case err != nil:
+			return c.ended(r, fmt.Errorf("receive: %w", err))
+		case n < datagramHeader || isHello(buf[:n]):
+		case c.arrivals.take(buf, now):
+			c.bytes.Add(uint64(n))
+			c.messages.Add(1)
+		}
+		c.mark(r, now)
+		if r.stopped.Load() || now >= r.To+int64(linger) || quiet && r.over(now) {
 			return nil
 		}
 	}

@@ -61,20 +61,32 @@ func send(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_WRITE, fd, b)
 }
 
+// trySend is send without waiting for room.
+func trySend(fd int, b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	return moved(n, errno)
+}
+
 func receive(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_READ, fd, b)
 }
 
 func transfer(call uintptr, fd int, b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	return moved(n, errno)
+}
+
+func moved(n uintptr, errno unix.Errno) (int, error) {
 	switch errno {
 	case 0:
 		return int(n), nil
-	// The time-out, a full queue under UDP, and a signal: Go's scheduler sends
-	// one every 10 ms to a thread that it wants back, each of which would start
-	// the time-out anew were the call made again here.
-	case unix.EAGAIN, unix.ENOBUFS, unix.EINTR:
+	// The time-out and a signal: Go's scheduler sends one every 10 ms to a thread
+	// that it wants back, each of which would start the time-out anew were the call
+	// made again here.
+	case unix.EAGAIN, unix.EINTR:
 		return 0, errStalled
+	case unix.ENOBUFS: // of UDP
+		return 0, errDropped
 	default:
 		return 0, errno
 	}
@@ -130,10 +142,15 @@ func setOptions(fd int, spec Spec) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
-	if spec.CongestionControl != "" {
-		if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, spec.CongestionControl); err != nil {
-			return fmt.Errorf("set congestion control %q (see net.ipv4.tcp_available_congestion_control): %w", spec.CongestionControl, err)
-		}
+	return setCongestionControl(fd, spec)
+}
+
+func setCongestionControl(fd int, spec Spec) error {
+	if spec.CongestionControl == "" {
+		return nil
+	}
+	if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, spec.CongestionControl); err != nil {
+		return fmt.Errorf("set congestion control %q (see net.ipv4.tcp_available_congestion_control): %w", spec.CongestionControl, err)
 	}
 	return nil
 }
@@ -268,13 +285,23 @@ func dialTCP(fd int, to netip.AddrPort) error {
 	if err := setTimeouts(fd, dialTimeout); err != nil {
 		return err
 	}
-	switch err := unix.Connect(fd, sockaddr(to)); {
+	switch err := connectSocket(fd, to); {
 	case errors.Is(err, unix.EINPROGRESS):
 		return fmt.Errorf("no answer within %s", dialTimeout)
 	case err != nil:
 		return err
 	}
 	return setTimeouts(fd, stallCheck)
+}
+
+// connectSocket is connect(2). Interrupted by a signal it is made again, which on
+// Linux waits for the connection under way (__inet_stream_connect in net/ipv4/af_inet.c).
+func connectSocket(fd int, to netip.AddrPort) error {
+	for {
+		if err := unix.Connect(fd, sockaddr(to)); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func dialUDP(ctx context.Context, fd int, to netip.AddrPort) error {

@@ -6,7 +6,7 @@
 //
 // Both ends follow one course: Listen or Dial sets every connection up, Run
 // waits for the start that all pairs share, and the result speaks of the window
-// alone. Each connection has a thread of its own that blocks in the kernel as a
+// alone. Each connection, but those of HTTP, has a thread of its own that blocks in the kernel as a
 // C program's would: Go's poller costs two wake-ups a message, which is as much
 // as the network under test.
 package traffic
@@ -18,11 +18,13 @@ import (
 	"net/netip"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
 )
@@ -33,6 +35,7 @@ const (
 	PingPong  = "pingpong"
 	UnderLoad = "underload"
 	Connect   = "connect"
+	HTTP      = "http"
 )
 
 // Spec is what both ends of a pair must agree on.
@@ -43,11 +46,18 @@ type Spec struct {
 	UDP bool
 	// Size of a message, or of a stream's write, in bytes.
 	Size int
-	// Connections that the client opens, or of Connect has open at a time.
+	// Connections that the client opens, or of Connect and HTTP has open at a time.
 	Connections int
-	// Rate of messages a second and connection under load; 0 is as fast as the
-	// connection takes them.
+	// Rate of messages a second and connection under load, where 0 is as fast as the
+	// connection takes them; of a page, of users a second.
 	Rate int
+	// Busy has a sender under load never sleep.
+	Busy bool
+	// Of HTTP: KeepAlive asks again over the same connection; Requests is how many
+	// there are in the window, 0 for no end; Page loads a page in place of one object.
+	KeepAlive bool
+	Requests  int
+	Page      bool
 	// CongestionControl of TCP; empty leaves the kernel's default.
 	CongestionControl string
 }
@@ -87,8 +97,16 @@ type conn struct {
 	// is their one writer.
 	bytes, messages atomic.Uint64
 	lost            uint64
-	from, to        edge
-	_               [64]byte // keeps neighbours' counters off this cache line
+	// failed requests of HTTP in the window; of a page, how many users were due in it
+	// and how many of those began late.
+	failed    failures
+	due, late uint64
+	// pace is how a sender under load kept its schedule.
+	pace pace
+	// arrivals are a UDP stream's, at its receiver.
+	arrivals *arrivals
+	from, to edge
+	_        [64]byte // keeps neighbours' counters off this cache line
 }
 
 // edge is what a connection's thread saw at one end of the window.
@@ -98,11 +116,14 @@ type edge struct {
 	lost            uint64
 	retransmits     uint64
 	cpu             time.Duration
+	counts          counts
 }
 
 // run is the state that the threads of one Run share.
 type run struct {
 	Window
+	// ctx ends the run; it is for what waits in Go's poller.
+	ctx     context.Context
 	stopped atomic.Bool
 	// base and mono are the same instant. Go reads CLOCK_MONOTONIC without a
 	// system call, but shows it as a distance to another instant only.
@@ -122,19 +143,43 @@ func (r *run) over(now int64) bool {
 // called by the thread of c after each message, so both edges fall on the same
 // point of the loop and the bytes between them belong to the time between them.
 func (c *conn) mark(r *run, now int64) {
-	if c.to.at != 0 || now < r.From {
+	// The calls into the kernel are for the edges alone: between them they would be
+	// a part of every message.
+	next, due := &c.from, r.From
+	if c.from.at != 0 {
+		next, due = &c.to, r.To
+	}
+	if next.at != 0 || now < due {
 		return
 	}
-	e := edge{
+	*next = edge{
 		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
 		retransmits: retransmits(c.fd), cpu: threadCPU(),
 	}
-	switch {
-	case c.from.at == 0:
-		c.from = e
-	case now >= r.To:
-		c.to = e
+	if c.arrivals != nil {
+		next.counts = c.arrivals.counts
 	}
+}
+
+// finish takes the edges of the window that are not there yet: nothing more is to
+// come.
+func (c *conn) finish(r *run, now int64) {
+	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, cpu: threadCPU()}
+	if c.from.at == 0 {
+		c.from = last
+		c.from.at = min(r.From, now-1)
+	}
+	if c.to.at == 0 {
+		c.to = last
+	}
+}
+
+// fail counts a request that failed.
+func (c *conn) fail(err error) {
+	if c.failed == nil {
+		c.failed = make(failures)
+	}
+	c.failed[kindOfError(err)]++
 }
 
 // Progress is what an end has moved since the start of its run.
@@ -146,7 +191,7 @@ type Progress struct {
 // progress once a second from another goroutine. A context that ends stops the
 // traffic within 50 ms and is the error. An End runs once.
 func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
-	if len(e.conns) != e.spec.Connections {
+	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
 	}
 	// A thread that blocks in the kernel holds its P, and would hold up a
@@ -157,9 +202,11 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 		threads *= 2
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(threads+3, runtime.GOMAXPROCS(0))))
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if users := e.spec.Page && e.listening < 0; !users { // their threads do not block
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
 
-	r := &run{Window: w}
+	r := &run{Window: w, ctx: ctx}
 	r.base, r.mono = Instant()
 	defer context.AfterFunc(ctx, func() { r.stopped.Store(true) })()
 
@@ -206,6 +253,9 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 func (e *End) result() (record.Endpoint, error) {
 	var out record.Endpoint
 	var hdr *hdrhistogram.Histogram
+	var moved, moves uint64
+	var paced pacing
+	var web webResult
 	for _, c := range e.conns {
 		if c.to.at == 0 {
 			return out, fmt.Errorf("run %s: a connection stood still through the end of the window", e.spec.Kind)
@@ -221,6 +271,16 @@ func (e *End) result() (record.Endpoint, error) {
 		out.Lost += c.to.lost - c.from.lost
 		out.Retransmits += c.to.retransmits - c.from.retransmits
 		out.CPUSeconds += (c.to.cpu - c.from.cpu).Seconds()
+		paced.add(&c.pace)
+		if c.arrivals != nil {
+			from, to := c.from.counts, c.to.counts
+			out.Arrived += c.arrivals.arrived
+			out.Reordered += to.reordered - from.reordered
+			out.Duplicates += to.duplicates - from.duplicates
+			moved += to.moved - from.moved
+			moves += to.moves - from.moves
+		}
+		web.add(c)
 		if c.hdr == nil {
 			continue
 		}
@@ -228,6 +288,15 @@ func (e *End) result() (record.Endpoint, error) {
 			hdr = c.hdr
 		} else {
 			hdr.Merge(c.hdr)
+		}
+	}
+	out.Warnings = append(out.Warnings, paced.warnings(out.Seconds*float64(len(e.conns)))...)
+	if moves > 0 {
+		out.Jitter = float64(moved) / float64(moves) / 1e9
+	}
+	if e.spec.Kind == HTTP {
+		if err := web.fill(e, &out); err != nil {
+			return out, err
 		}
 	}
 	if hdr != nil {
@@ -270,7 +339,14 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
 	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1)}
-	if spec.Kind == Connect { // its connections come and go while it runs
+	switch spec.Kind {
+	case HTTP:
+		if err := unix.SetNonblock(fd, true); err != nil {
+			closeSocket(fd)
+			return nil, fmt.Errorf("listen on %s: %w", addr, err)
+		}
+		return s, nil
+	case Connect: // its connections come and go while it runs, too
 		return s, nil
 	}
 	go func() {
@@ -291,6 +367,12 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		end.role = func(c *conn, r *run) error { return s.spec.answer(s.fd, c, r) }
 		return end, nil
 	}
+	if s.spec.Kind == HTTP {
+		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads())}
+		site := s.spec.site()
+		end.role = func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, c, r) }
+		return end, nil
+	}
 	defer closeSocket(s.fd)
 	var a acceptance
 	select {
@@ -307,8 +389,13 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
 	}
 	end := &End{spec: s.spec, conns: a.conns, listening: -1}
-	switch s.spec.Kind {
-	case Stream:
+	switch {
+	case s.spec.Kind == Stream && s.spec.UDP:
+		for _, c := range end.conns {
+			c.arrivals = new(arrivals)
+		}
+		end.role = s.spec.collect
+	case s.spec.Kind == Stream:
 		end.role = s.spec.sink
 	default:
 		end.role = s.spec.echo
@@ -327,15 +414,28 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		end.role = spec.ask
 	case UnderLoad:
 		end.role = spec.load
-	case Connect:
+	case Connect, HTTP:
 		// One connection tells a server that is not there from one that is slow.
 		fd, err := dialSocket(ctx, spec, to)
 		if err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
 		closeSocket(fd)
-		end.role = func(c *conn, r *run) error { return spec.connect(to, c, r) }
 		end.conns = unconnected(spec.Connections)
+		switch {
+		case spec.Page:
+			end.role = func(c *conn, r *run) error { return spec.visit(to, c, r) }
+		case spec.Kind == HTTP:
+			end.conns = unconnected(spec.httpThreads())
+			left := newRequests(spec.Requests)
+			end.role = func(c *conn, r *run) error {
+				thread := slices.Index(end.conns, c)
+				share := (spec.Connections + thread) / len(end.conns)
+				return spec.requestAll(to, share, left, c, r)
+			}
+		default:
+			end.role = func(c *conn, r *run) error { return spec.connect(to, c, r) }
+		}
 		for _, c := range end.conns {
 			c.hdr = record.NewHistogram()
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -121,28 +122,28 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestLoss cuts a UDP stream off from a server that reads only now and then, so
-// that its socket overflows: what came and what was lost are what was sent.
-func TestLoss(t *testing.T) {
+// TestCollect: every datagram counts once, and a hello never.
+func TestCollect(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
-	var c conn
+	c := conn{arrivals: new(arrivals)}
 	r := &run{Window: Window{From: 1, To: 1 << 62}, base: time.Now(), mono: Now()}
 	client, server := ends(t, spec)
 	defer client.Close()
 	defer server.Close()
 	c.fd = server.conns[0].fd
-	if _, err := send(client.conns[0].fd, hello); err != nil { // never counted
-		t.Fatal(err)
-	}
-	msg := make([]byte, 64)
-	for _, seq := range []byte{1, 2, 5, 4, 9} { // 3, 6, 7, 8 are lost
-		msg[0] = seq
-		if _, err := send(client.conns[0].fd, msg); err != nil {
+	deliver := func(b []byte) {
+		if _, err := send(client.conns[0].fd, b); err != nil {
 			t.Fatal(err)
 		}
 	}
+	deliver(hello)
+	msg := make([]byte, 64)
+	for _, number := range []uint64{1, 2, 5, 4, 4, 9} {
+		putHeader(msg, number, true, 1)
+		deliver(msg)
+	}
 	done := make(chan error)
-	go func() { done <- spec.sink(&c, r) }()
+	go func() { done <- spec.collect(&c, r) }()
 	for c.messages.Load() < 5 {
 		runtime.Gosched()
 	}
@@ -150,8 +151,8 @@ func TestLoss(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if c.lost != 4 || c.messages.Load() != 5 {
-		t.Errorf("lost %d of %d, want 4 beside 5", c.lost, c.messages.Load())
+	if c.messages.Load() != 5 || c.bytes.Load() != 5*64 || c.arrivals.arrived != 5 || c.arrivals.reordered != 1 || c.arrivals.duplicates != 1 {
+		t.Errorf("%d messages, %d bytes, %+v", c.messages.Load(), c.bytes.Load(), c.arrivals.counts)
 	}
 }
 
@@ -297,6 +298,73 @@ func TestUnderLoadCountsTheWait(t *testing.T) {
 	}
 }
 
+// TestRateNotReached asks for more than a sender can do, and for more than the
+// server takes: neither passes for the rate that was set.
+func TestRateNotReached(t *testing.T) {
+	codes := func(e record.Endpoint) (codes []string) {
+		for _, w := range e.Warnings {
+			codes = append(codes, w.Code)
+		}
+		return codes
+	}
+	for _, busy := range []bool{false, true} {
+		// A sender of UDP is held up by nothing.
+		client, _, err := pair(t, t.Context(), Spec{Kind: UnderLoad, UDP: true, Size: 64, Connections: 1, Rate: 100_000_000, Busy: busy}, "127.0.0.1", 300*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := codes(client); !slices.Equal(got, []string{record.WarnGeneratorBound}) {
+			t.Errorf("busy=%t: a rate of 1e8 a second: warnings %v", busy, got)
+		}
+		// Another process may have the CPU at the window's end: not three times in turn.
+		for try := 1; ; try++ {
+			client, _, err = pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000, Busy: busy}, "127.0.0.1", 500*time.Millisecond)
+			if err == nil && len(client.Warnings) == 0 {
+				break
+			}
+			if try == 3 {
+				t.Fatalf("busy=%t: a rate of 1000 a second: %v, %v", busy, client.Warnings, err)
+			}
+		}
+	}
+	t.Run("full connection", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() { // echoes 100 of 400 messages a second
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			buf := make([]byte, 256<<10)
+			for range time.Tick(10 * time.Millisecond) {
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return
+				}
+				if _, err := c.Write(buf); err != nil {
+					return
+				}
+			}
+		}()
+		end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: 256 << 10, Connections: 1, Rate: 400}, netip.MustParseAddrPort(l.Addr().String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end.Close()
+		now := Now()
+		out, err := end.Run(t.Context(), Window{now, now, now + int64(500*time.Millisecond)}, func(Progress) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := codes(out); !slices.Equal(got, []string{record.WarnSaturated}) {
+			t.Errorf("warnings %v", out.Warnings)
+		}
+	})
+}
+
 // TestUnderLoadFlatOut has no schedule: both directions are full all the time.
 func TestUnderLoadFlatOut(t *testing.T) {
 	client, server, err := pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 2}, "127.0.0.1", 200*time.Millisecond)
@@ -319,5 +387,26 @@ func TestConnectFaults(t *testing.T) {
 	now := Now()
 	if _, err := client.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestMark takes each edge of the window once, and asks the kernel for nothing in between.
+func TestMark(t *testing.T) {
+	var c conn
+	r := &run{Window: Window{From: 100, To: 200}}
+	between := func() {
+		for now := int64(110); now < 200; now += 10 {
+			c.mark(r, now)
+		}
+	}
+	c.mark(r, 99)
+	c.mark(r, 105)
+	if n := testing.AllocsPerRun(10, between); n > 0 {
+		t.Errorf("%g allocations between the edges", n)
+	}
+	c.mark(r, 201)
+	c.mark(r, 202)
+	if c.from.at != 105 || c.to.at != 201 {
+		t.Errorf("edges at %d and %d, want 105 and 201", c.from.at, c.to.at)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/record"
 )
 
 // spin is how long before a message is due its sender stops sleeping: a thread
@@ -21,45 +23,92 @@ const spin = 60 * time.Microsecond
 // from then: a sender that the network holds up must not hide how long messages
 // waited for it (coordinated omission). Sending and receiving have a thread each.
 func (s Spec) load(c *conn, r *run) error {
-	var due atomic.Uint64 // messages within the window
 	sent := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		sent <- s.pace(c.fd, r, &due)
+		runtime.LockOSThread() // for good: no other goroutine is to have its timer slack
+		sent <- s.pace(c.fd, r, &c.pace)
 	}()
-	answered, err := s.replies(c, r, &due)
+	answered, err := s.replies(c, r, &c.pace.sent)
 	if err != nil {
 		r.stopped.Store(true)
 	}
 	err = errors.Join(err, <-sent)
-	c.to.lost = due.Load() - answered
+	c.to.lost = c.pace.sent.Load() - answered
 	return err
 }
 
-// pace sends each message when it is due, and late ones at once.
-func (s Spec) pace(fd int, r *run, within *atomic.Uint64) error {
+// pace is how a sender kept its schedule.
+type pace struct {
+	// sent are the messages due within the window that were sent.
+	sent atomic.Uint64
+	// due are all that were due in it, behind those of them that were not sent by its
+	// end, and full is how long the connection took nothing while it lasted.
+	due, behind uint64
+	full        time.Duration
+}
+
+// pace sends each message when it is due, and late ones at once, until all that was
+// due in the window is sent or lostAfter has passed since.
+func (s Spec) pace(fd int, r *run, p *pace) error {
 	defer shutdownWrite(fd)
+	// The kernel may wake a sleeper so much later, which would count as latency.
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set timer slack: %w", err)
+	}
+	wait := r.await
+	if s.Busy {
+		wait = r.poll
+	}
 	buf := make([]byte, s.Size)
 	for seq := int64(0); ; seq++ {
-		due := r.now()
+		now := r.now()
+		due := now
 		if s.Rate > 0 {
 			due = r.Start + seq*int64(time.Second)/int64(s.Rate)
-			r.await(due)
+			wait(due)
+			now = r.now()
 		}
 		if due >= r.To || r.stopped.Load() {
 			return nil
 		}
-		binary.LittleEndian.PutUint64(buf, uint64(due))
-		if err := sendAll(fd, buf, r); errors.Is(err, errOver) {
+		err := errOver
+		if now < r.To+int64(lostAfter) {
+			binary.LittleEndian.PutUint64(buf, uint64(due))
+			err = s.sendNow(fd, buf, r, p)
+		}
+		switch {
+		case errors.Is(err, errOver):
+			unsent := uint64(float64(r.To-max(due, r.From)) * float64(s.Rate) / 1e9)
+			p.due += unsent
+			p.behind += unsent
 			return nil
-		} else if err != nil {
+		case err != nil:
 			return fmt.Errorf("send: %w", err)
+		case due < r.From:
+			continue
+		case now >= r.To:
+			p.behind++
 		}
-		if due >= r.From {
-			within.Add(1)
-		}
+		p.due++
+		p.sent.Add(1)
 	}
+}
+
+// sendNow sends a whole message, and takes the time that it waits for room.
+func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
+	n, err := trySend(fd, b)
+	if err == nil && n == len(b) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, errStalled) {
+		return err
+	}
+	from := r.now()
+	err = sendAll(fd, b[n:], r)
+	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
+		p.full += time.Duration(wait)
+	}
+	return err
 }
 
 // await returns at a time of Now, or when the run is stopped.
@@ -73,9 +122,52 @@ func (r *run) await(at int64) {
 	}
 }
 
-// replies takes what comes back until all has that was due in the window, or
-// lostAfter has passed since, and returns how many of those came.
-func (s Spec) replies(c *conn, r *run, due *atomic.Uint64) (answered uint64, err error) {
+// poll is await without sleep.
+func (r *run) poll(at int64) {
+	for r.now() < at && !r.stopped.Load() {
+	}
+}
+
+// behindShare is how many of the messages may be sent after the window for the set
+// rate to have been kept.
+const behindShare = 0.01
+
+// pacing is how all senders of an end kept their schedules.
+type pacing struct {
+	due, behind uint64
+	full        time.Duration
+}
+
+func (p *pacing) add(of *pace) {
+	p.due += of.due
+	p.behind += of.behind
+	p.full += of.full
+}
+
+// warnings tell that a set rate was not reached, and what held it up: the
+// connections, over so many seconds of them in all, or the senders themselves.
+func (p pacing) warnings(seconds float64) []record.Warning {
+	share := ratio(p.behind, p.due)
+	if share <= behindShare {
+		return nil
+	}
+	w := record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
+		"the rate that was set was not reached: %.1f %% of the messages due in the window were not sent by its end, "+
+			"and the latencies are those of a sender that was behind", 100*share)}
+	if full := p.full.Seconds() / seconds; full > 0.5*share {
+		w.Code = record.WarnSaturated
+		w.Message += fmt.Sprintf("; the connection took nothing for %.0f %% of the window: the path does not carry so much", 100*full)
+	} else {
+		w.Message += ": it has not the CPU for more (set a lower rate, or more connections where there are more CPUs)"
+	}
+	return []record.Warning{w}
+}
+
+func ratio(a, b uint64) float64 { return float64(a) / float64(max(1, b)) }
+
+// replies takes what comes back until all has that was due in the window and sent,
+// or lostAfter has passed since, and returns how many of those came.
+func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, err error) {
 	in := make([]byte, s.Size)
 	for got := 0; ; {
 		n, err := receive(c.fd, in[got:])
@@ -107,7 +199,7 @@ func (s Spec) replies(c *conn, r *run, due *atomic.Uint64) (answered uint64, err
 		switch {
 		case r.stopped.Load(), now >= r.To+int64(lostAfter):
 			return answered, nil
-		case now >= r.To && answered == due.Load():
+		case now >= r.To && answered == sent.Load():
 			return answered, nil
 		}
 	}

@@ -242,9 +242,9 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}
 }
 
-// Sample takes counters at both edges of the window; the machine's CPUs only
-// where asked for, else host is nil.
-func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, ready target.Ready) (host *record.Host, devices []record.Device, err error) {
+// Sample takes counters at both edges of the window, which ends at once when early is
+// closed; the machine's CPUs only where asked for, else host is nil.
+func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (host *record.Host, devices []record.Device, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := c.keepClock(ctx); err != nil {
@@ -273,9 +273,18 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}); err != nil && !errors.Is(err, io.EOF) {
+		window := &pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}
+		if err := stream.Send(window); err != nil && !errors.Is(err, io.EOF) {
 			return nil, nil, c.plain(err)
 		}
+		go func() {
+			select {
+			case <-early:
+				// A second window is the end of the first. Whether it was sent, Recv tells.
+				_ = stream.Send(window)
+			case <-ctx.Done():
+			}
+		}()
 	}
 }
 

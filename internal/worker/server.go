@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -141,14 +142,22 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 		if err != nil {
 			return nil, err
 		}
+		var grace time.Duration
 		if w.Traffic().Tool != v1alpha1.ToolNative {
-			return serveTool(ctx, w, at)
+			if tool, err := lookupTool(w); err != nil {
+				return nil, err
+			} else if argv := tool.ServerArgv(w, at.Addr(), at.Port()); argv != nil {
+				return serveTool(ctx, tool, w, at)
+			}
+			// The tool is a client alone: this engine's server answers it for as long
+			// as it goes on.
+			grace = toolGrace
 		}
 		server, err := traffic.Listen(engineSpec(w, t.GetCongestionControl()), at)
 		if err != nil {
 			return nil, err
 		}
-		return &nativeServer{Server: server}, nil
+		return &nativeServer{Server: server, grace: grace}, nil
 	})
 }
 
@@ -173,7 +182,8 @@ func engineSpec(w v1alpha1.Workload, congestionControl string) traffic.Spec {
 	t := w.Traffic()
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
-		Connections: t.Connections, Rate: t.Rate, CongestionControl: congestionControl,
+		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: congestionControl,
+		KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page,
 	}
 }
 
@@ -184,6 +194,8 @@ func (nativeClient) Port() uint16 { return 0 }
 // nativeServer has its connections once the client is ready.
 type nativeServer struct {
 	*traffic.Server
+	// grace is how much longer than its window it serves.
+	grace    time.Duration
 	accepted bool // is called once
 	end      *traffic.End
 }
@@ -196,6 +208,7 @@ func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(
 	if n.end, err = n.Accept(ctx); err != nil {
 		return record.Endpoint{}, err
 	}
+	w.To += int64(n.grace)
 	return n.end.Run(ctx, w, progress)
 }
 
@@ -310,9 +323,18 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return err
 	}
 	window := windowOf(command.GetWindow())
+	// A second window is the end of the first.
+	var errEarly = errors.New("the window ends early")
+	until, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		if _, err := stream.Recv(); err == nil {
+			cancel(errEarly)
+		}
+	}()
 	var edges [2]collect.Snapshot
 	for i, at := range []int64{window.From, window.To} {
-		if err := traffic.SleepUntil(ctx, at); err != nil {
+		if err := traffic.SleepUntil(until, at); err != nil && !errors.Is(err, errEarly) {
 			return err
 		}
 		if edges[i], err = s.sampler.Snapshot(); err != nil {

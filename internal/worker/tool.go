@@ -55,13 +55,10 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 }
 
 // serveTool starts a tool's server and returns once it listens.
-func serveTool(ctx context.Context, w v1alpha1.Workload, at netip.AddrPort) (end, error) {
-	tool, err := lookupTool(w)
-	if err != nil {
-		return nil, err
-	}
+func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort) (end, error) {
 	addr, port := at.Addr(), at.Port()
 	if port == 0 {
+		var err error
 		if port, err = freePort(addr, w.Traffic().Protocol == "udp"); err != nil {
 			return nil, err
 		}

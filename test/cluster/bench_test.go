@@ -4,9 +4,12 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +52,7 @@ func BenchmarkAgent(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.Cleanup(func() {
-					if _, err := output(n.Command(b.Context(), "ip", "netns", "del", "idle")); err != nil {
+					if _, err := output(n.Command(context.Background(), "ip", "netns", "del", "idle")); err != nil {
 						b.Error(err)
 					}
 				})
@@ -102,14 +105,10 @@ const comparedVariants = `[
 
 // BenchmarkLab runs one experiment in a lab in the shape of flannel and in a cluster
 // with flannel, a block here and a block there in turns, and tells of each
-// cell what the cluster's is of the lab's. Each node of the cluster has one CPU, so
-// that the ends of a pair are placed as a lab of two CPUs places those of its
-// first; four pairs the lab mixes, and the cluster cannot.
+// cell what the cluster's is of the lab's. The pods of the cluster are given CPUs as
+// a lab gives them to its own; Kubernetes leaves them where the scheduler puts them.
 func BenchmarkLab(b *testing.B) {
 	c := shared(b)
-	for i := range c.config.Nodes {
-		confine(b, c, fmt.Sprint("node", i), i)
-	}
 	sysctl, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
 	if err != nil {
 		b.Fatal(err)
@@ -130,6 +129,9 @@ func BenchmarkLab(b *testing.B) {
 		for _, name := range order {
 			out := b.TempDir()
 			v := invoke(b, c.Kubeconfig(), "run", sideBySide(b, targets[name]), "--out", out)
+			if name == "cluster" {
+				placePods(b, c, v.ended)
+			}
 			if code := v.exit(b, 5*time.Minute); code != 0 {
 				b.Fatalf("%s: exit %d:\n%s", name, code, v.said())
 			}
@@ -188,47 +190,61 @@ pairs: [1, 4], runs: 1}}
 	return file
 }
 
-// confine gives the pods of a node one CPU, those that are there and those that
-// come, until the benchmark ends.
-func confine(b *testing.B, c *Cluster, node string, cpu int) {
+// placePods gives the pods of a run's pairs the CPUs that a lab of two nodes gives
+// its own where nodes share CPUs, until the run has ended.
+func placePods(b *testing.B, c *Cluster, ended <-chan struct{}) {
 	b.Helper()
-	dir := ""
-	for _, root := range []string{filepath.Join(cgroupDir, "cpuset"), cgroupDir} {
-		if _, err := os.Stat(filepath.Join(root, cgroupName(filepath.Base(c.dir)), node, "cpuset.cpus")); err == nil {
-			dir = filepath.Join(root, cgroupName(filepath.Base(c.dir)), node)
-		}
+	cpuset := filepath.Join(cgroupDir, "cpuset")
+	if _, err := os.Stat(cpuset); err != nil {
+		cpuset = cgroupDir // version 2
 	}
-	if dir == "" {
-		b.Fatal("there is no control group for CPU sets")
-	}
-	// A child's CPUs are among its parent's: they are taken from the leaves up.
-	var groups []string
-	if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			groups = append(groups, path)
+	role := regexp.MustCompile(`^(client|server)-([0-9]+)`)
+	want := make(map[string]int) // by UID
+	for tick := time.NewTicker(200 * time.Millisecond); ; {
+		select {
+		case <-ended:
+			tick.Stop()
+			return
+		case <-tick.C:
 		}
-		return err
-	}); err != nil {
-		b.Fatal(err)
-	}
-	was := make(map[string][]byte)
-	for _, g := range slices.Backward(groups) {
-		file := filepath.Join(g, "cpuset.cpus")
-		text, err := os.ReadFile(file)
-		if err == nil {
-			err = os.WriteFile(file, []byte(strconv.Itoa(cpu)), 0)
-		}
+		pods, err := filepath.Glob(filepath.Join(cpuset, cgroupName(filepath.Base(c.dir)), "node*", "kubepods", "*", "pod*"))
 		if err != nil {
 			b.Fatal(err)
 		}
-		was[file] = text
-	}
-	b.Cleanup(func() {
-		for _, g := range groups {
-			file := filepath.Join(g, "cpuset.cpus")
-			if err := os.WriteFile(file, was[file], 0); err != nil {
-				b.Error(err)
+		for _, pod := range pods {
+			uid := strings.TrimPrefix(filepath.Base(pod), "pod")
+			if _, known := want[uid]; !known {
+				want[uid] = -1
+				list := kubectl(b, c, nil, "get", "pods", "-A", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.metadata.name}{"\n"}{end}`)
+				_, name, _ := strings.Cut(list, uid+" ")
+				if m := role.FindStringSubmatch(name); m != nil {
+					pair, err := strconv.Atoi(m[2])
+					if err != nil {
+						b.Fatal(err)
+					}
+					want[uid] = (pair + strings.Index("cs", m[1][:1])) % runtime.NumCPU()
+				}
+			}
+			if want[uid] < 0 {
+				continue
+			}
+			// A child's CPUs are among its parent's: from the leaves up. What is not
+			// there yet, or is in the way, is so at the next look no more.
+			var groups []string
+			_ = filepath.WalkDir(pod, func(path string, d os.DirEntry, err error) error {
+				if err == nil && d.IsDir() {
+					groups = append(groups, path)
+				}
+				return nil
+			})
+			// Writing moves every thread of the group, to where it is, too.
+			cpu := strconv.Itoa(want[uid])
+			for _, g := range slices.Backward(groups) {
+				file := filepath.Join(g, "cpuset.cpus")
+				if text, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(text)) != cpu {
+					_ = os.WriteFile(file, []byte(cpu), 0)
+				}
 			}
 		}
-	})
+	}
 }

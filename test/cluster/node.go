@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -394,11 +395,10 @@ func (n *Node) awaitReady(ctx context.Context) error {
 		if o == nil {
 			return false, err
 		}
-		for _, c := range o.Status.Conditions {
-			if c.Type == corev1.NodeReady {
-				return c.Status == corev1.ConditionTrue, nil
-			}
-		}
-		return false, nil
+		// A node that is Ready has its taint of the other time a moment longer.
+		ready := slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
+		return ready && len(o.Spec.Taints) == 0, nil
 	})
 }

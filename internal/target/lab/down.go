@@ -122,6 +122,11 @@ func tearDown(ctx context.Context, c Config) error {
 	if err := endProcesses(ctx, names); err != nil {
 		return err
 	}
+	if c.translated() {
+		if err := removeCgroup(ctx, c); err != nil {
+			return err
+		}
+	}
 	sw, err := openNamespace(switchNS(c.Name))
 	if err != nil {
 		sw = nil // it was never made, or is half removed: there is nothing to watch

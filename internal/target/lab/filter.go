@@ -24,8 +24,8 @@ type family struct {
 // filter gives a node the rules that every packet meets on a node of
 // Kubernetes: kube-proxy's of the forward chain, which are what makes
 // connections tracked, and flannel's masquerading, which lets traffic between
-// pods alone. Those of services and of network policy are left out: there are
-// none here. Calico's node has flannel's too, in place of its own of the same
+// pods alone. Those of services are added where there are some (see service.go);
+// those of network policy are left out: there is none here. Calico's node has flannel's too, in place of its own of the same
 // purpose, so that the shapes differ in how packets travel and in nothing else.
 func filter(ns *namespace, n node) error {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.file.Fd())))
@@ -33,7 +33,7 @@ func filter(ns *namespace, n node) error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	for _, f := range []family{
-		{nftables.TableFamilyIPv4, 12, 16, n.pods4, cluster4, netip.MustParsePrefix("224.0.0.0/4")},
+		{nftables.TableFamilyIPv4, 12, 16, n.pods4, n.cluster4, netip.MustParsePrefix("224.0.0.0/4")},
 		{nftables.TableFamilyIPv6, 8, 24, n.pods6, cluster6, netip.MustParsePrefix("ff00::/8")},
 	} {
 		f.add(conn)

@@ -4,6 +4,7 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -183,7 +185,9 @@ func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slo
 // kept. It is what Options.Forwarder has to start.
 //
 // It works as flannel's proxy does (pkg/backend/udp/proxy_amd64.c): one thread, one
-// packet a system call, and no poll while there is something to do.
+// packet a system call, and no poll while there is something to do. The calls for
+// packets are raw ones, as a C program's are: they never wait, so Go's scheduler
+// need not know of them.
 func Forward(ctx context.Context) error {
 	var f forwarding
 	if err := json.NewDecoder(os.Stdin).Decode(&f); err != nil {
@@ -250,13 +254,16 @@ type relay struct {
 
 type relayRoute struct {
 	pods netip.Prefix
-	node *unix.SockaddrInet4
+	node *unix.RawSockaddrInet4
 }
 
 func newRelay(tun, socket int, f forwarding) *relay {
 	r := &relay{tun: tun, socket: socket, packet: make([]byte, f.MTU)}
 	for _, route := range f.Routes {
-		r.routes = append(r.routes, relayRoute{route.Pods, &unix.SockaddrInet4{Addr: route.Node.Addr().As4(), Port: int(route.Node.Port())}})
+		port := binary.BigEndian.AppendUint16(nil, route.Node.Port())
+		r.routes = append(r.routes, relayRoute{route.Pods, &unix.RawSockaddrInet4{
+			Family: unix.AF_INET, Addr: route.Node.Addr().As4(), Port: binary.NativeEndian.Uint16(port),
+		}})
 	}
 	return r
 }
@@ -264,8 +271,8 @@ func newRelay(tun, socket int, f forwarding) *relay {
 // send takes a packet from the device to the node that its address is on, and
 // tells whether there was one.
 func (r *relay) send() (bool, error) {
-	n, err := unix.Read(r.tun, r.packet)
-	if err != nil {
+	n, err := raw(unix.SYS_READ, r.tun, r.packet, nil)
+	if err != 0 {
 		return false, quiet("read from TUN device", err)
 	}
 	to, ok := hop(r.packet[:n])
@@ -274,8 +281,7 @@ func (r *relay) send() (bool, error) {
 		return true, nil
 	}
 	for {
-		err := unix.Sendto(r.socket, r.packet[:n], 0, node)
-		if !errors.Is(err, unix.EAGAIN) {
+		if _, err := raw(unix.SYS_SENDTO, r.socket, r.packet[:n], node); err != unix.EAGAIN {
 			// A node that cannot be reached now, say: as on a wire, the packet is lost.
 			return true, nil
 		}
@@ -289,18 +295,32 @@ func (r *relay) send() (bool, error) {
 // receive takes a packet from the socket to the device, and tells whether there was
 // one.
 func (r *relay) receive() (bool, error) {
-	n, err := unix.Read(r.socket, r.packet)
-	if err != nil {
+	n, err := raw(unix.SYS_READ, r.socket, r.packet, nil)
+	if err != 0 {
 		return false, quiet("read from socket", err)
 	}
 	if _, ok := hop(r.packet[:n]); !ok {
 		return true, nil
 	}
 	// What the device does not take, a packet that is none of IP, is lost.
-	if _, err := unix.Write(r.tun, r.packet[:n]); errors.Is(err, unix.EBADFD) {
+	if _, err := raw(unix.SYS_WRITE, r.tun, r.packet[:n], nil); err == unix.EBADFD {
 		return true, fmt.Errorf("write to TUN device: %w", err)
 	}
 	return true, nil
+}
+
+// raw makes a system call for a packet, to a node where it is sent to one. The
+// descriptors do not block.
+func raw(call uintptr, fd int, packet []byte, to *unix.RawSockaddrInet4) (int, unix.Errno) {
+	var size uintptr
+	if to != nil {
+		size = unix.SizeofSockaddrInet4
+	}
+	n, _, errno := unix.RawSyscall6(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)), 0, uintptr(unsafe.Pointer(to)), size)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
 }
 
 // quiet takes for nothing what says that there is no packet, or that an earlier
@@ -316,7 +336,7 @@ func quiet(what string, err error) error {
 
 // route finds a node. Packets for one come in bursts, so what was found stands
 // first.
-func (r *relay) route(to netip.Addr) *unix.SockaddrInet4 {
+func (r *relay) route(to netip.Addr) *unix.RawSockaddrInet4 {
 	for i := range r.routes {
 		if r.routes[i].pods.Contains(to) {
 			r.routes[0], r.routes[i] = r.routes[i], r.routes[0]

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -56,6 +57,8 @@ type Config struct {
 	NIC   v1alpha1.NIC `json:"nic"`
 	// Shape of the pods' network: one of Shapes.
 	Shape string `json:"shape"`
+	// Services in front of pods; none if nil.
+	Services *Services `json:"services,omitempty"`
 	// CongestionControl of the namespaces, where the kernel lets it be set for
 	// one; empty leaves the machine's.
 	CongestionControl string `json:"congestionControl,omitempty"`
@@ -88,6 +91,9 @@ func (c Config) validate() error {
 	if _, err := c.NIC.Rate.BitsPerSecond(); err != nil {
 		return fmt.Errorf("lab %s: rate %w", c.Name, err)
 	}
+	if c.Services != nil {
+		return c.Services.validate(c)
+	}
 	return nil
 }
 
@@ -116,6 +122,10 @@ type Lab struct {
 	forwarder  []string
 	forwarders []chan struct{}
 	ending     atomic.Bool
+	// loads are how long the services of each node took this process to make, and
+	// loader is what made them.
+	loads  []time.Duration
+	loader string
 }
 
 // Up makes a lab. It fails before it touches anything when the kernel lacks
@@ -164,6 +174,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 
 		forwarder:  o.Forwarder,
 		forwarders: make([]chan struct{}, c.Nodes),
+		loads:      make([]time.Duration, c.Nodes),
 	}
 	if err := l.state.write(o.Dir); err != nil {
 		return nil, errors.Join(err, lock.remove())
@@ -187,6 +198,13 @@ func free(c Config) error {
 	for _, ns := range namespaces(c) {
 		if _, err := os.Lstat(netnsPath(ns)); err == nil {
 			return fmt.Errorf("network namespace %s %w, and is no lab's: remove it (ip netns del %[1]s), or take another name for the lab", ns, ErrExists)
+		}
+	}
+	if c.translated() {
+		if path, err := cgroupPath(c.Name); err != nil {
+			return err
+		} else if _, err := os.Lstat(path); err == nil {
+			return fmt.Errorf("cgroup %s %w, and is no lab's: remove it (rmdir %[1]s), or take another name for the lab", path, ErrExists)
 		}
 	}
 	return nil
@@ -283,7 +301,7 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 	}); err != nil {
 		return err
 	}
-	return parallel(ctx, c.Nodes*c.Pods, func(i int) error {
+	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
 		h := hosts[i%c.Nodes]
 		p := h.pods[i/c.Nodes]
 		ns, err := createNamespace(p.ns, func() error { return preparePod(c.CongestionControl, log) })
@@ -295,7 +313,13 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 			return fmt.Errorf("make %s: %w", p.place.Name, err)
 		}
 		return nil
-	})
+	}); err != nil || c.Services == nil {
+		return err
+	}
+	if err := l.makeServices(ctx, hosts, nodes); err != nil {
+		return fmt.Errorf("services: %w", err)
+	}
+	return nil
 }
 
 // threads that make things at once. The kernel does most of it under one lock
@@ -360,8 +384,9 @@ func (l *Lab) Placement() string {
 }
 
 // In returns what starts a command in a place: in its network namespace, on its
-// CPUs. Everything else of the process is the command's and the caller's; /sys
-// stays the machine's.
+// CPUs, and, if it is a pod and services are of mode ebpf, in the lab's cgroup.
+// Everything else of the process is the command's and the caller's; /sys stays the
+// machine's.
 func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		ns, err := l.find(place.Name)
@@ -371,6 +396,17 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 		cpus, err := parseCPUs(cmp.Or(place.Affinity, place.CPUs))
 		if err != nil {
 			return fmt.Errorf("CPUs of %s: %w", place.Name, err)
+		}
+		if place.Kind == target.Pod && l.state.Config.translated() {
+			cgroup, err := openCgroup(l.state.Config.Name)
+			if err != nil {
+				return err
+			}
+			defer cgroup.Close()
+			if cmd.SysProcAttr == nil {
+				cmd.SysProcAttr = new(syscall.SysProcAttr)
+			}
+			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
 		}
 		var set, before unix.CPUSet
 		for _, cpu := range cpus {

@@ -39,6 +39,13 @@ func machine(t *testing.T, prefix string) (all []string) {
 	for _, l := range links {
 		names = append(names, l.Attrs().Name)
 	}
+	if root, err := cgroupRoot("/proc/self/mountinfo"); err == nil {
+		cgroups, err := filepath.Glob(filepath.Join(root, prefix+"*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, cgroups...)
+	}
 	return names
 }
 
@@ -319,6 +326,12 @@ func TestKilled(t *testing.T) {
 	partly := 0
 	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, ShapeUDP: 15, ShapeVXLANFlow: 10, ShapeEBPF: 10} {
 		t.Run(shape, func(t *testing.T) { partly += killed(t, shape, kills) })
+	}
+	for mode, kills := range map[string]int{v1alpha1.ServiceIPTables: 10, v1alpha1.ServiceEBPF: 10} {
+		t.Run("services by "+mode, func(t *testing.T) {
+			t.Setenv(childMode, mode)
+			partly += killed(t, v1alpha1.ShapeFlannel, kills)
+		})
 	}
 	if partly == 0 {
 		t.Error("no kill hit a lab in the making")

@@ -33,7 +33,9 @@ type node struct {
 	// pods4 and pods6 hold its pods. The first address is the node's own on
 	// the overlay, the second the gateway of a bridge.
 	pods4, pods6 netip.Prefix
-	pods         []pod
+	// cluster4 holds those of all nodes.
+	cluster4 netip.Prefix
+	pods     []pod
 }
 
 // pod is what one pod is to be.
@@ -42,6 +44,8 @@ type pod struct {
 	// ns is its namespace, veth the node's end of its link.
 	ns, veth string
 	mac      net.HardwareAddr
+	// backends are addresses at which the pod answers beside its own, if any.
+	backends netip.Prefix
 }
 
 // switchNS is the namespace of the switch that joins the nodes of a lab.
@@ -65,6 +69,11 @@ func layout(c Config) []node {
 			vtep6: hardwareAddr(name, "vtep6"),
 			pods4: subnet(cluster4, 24, i),
 			pods6: subnet(cluster6, 64, i),
+
+			cluster4: cluster4,
+		}
+		if c.Services != nil {
+			n.pods4, n.cluster4 = servedPods(i), servedCluster4
 		}
 		for j := range c.Pods {
 			name := fmt.Sprintf("%s/pod%d", n.place.Name, j)
@@ -79,6 +88,9 @@ func layout(c Config) []node {
 			})
 		}
 		nodes[i] = n
+	}
+	if c.Services != nil {
+		c.Services.serve(nodes)
 	}
 	return nodes
 }

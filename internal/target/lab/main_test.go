@@ -29,6 +29,7 @@ const (
 	childDir   = "SLIPSTREAM_TEST_LAB_DIR"
 	childShape = "SLIPSTREAM_TEST_LAB_SHAPE"
 	childKeep  = "SLIPSTREAM_TEST_LAB_KEEP"
+	childMode  = "SLIPSTREAM_TEST_LAB_MODE" // of services in front of node1/pod0
 )
 
 // forwarder has this binary forward.
@@ -42,12 +43,22 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) == 4 && os.Args[1] == dialer {
+		if err := dialService(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	name := os.Getenv(childUp) + os.Getenv(childProbe)
 	if name == "" {
 		os.Exit(m.Run())
 	}
 	c := config(name)
 	c.Shape = cmp.Or(os.Getenv(childShape), c.Shape)
+	if mode := os.Getenv(childMode); mode != "" {
+		c.Services = &Services{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}}
+	}
 	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarder})
 	if err != nil {
 		fmt.Println(err)

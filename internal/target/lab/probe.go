@@ -35,6 +35,9 @@ func probe(c Config) error {
 		if err := probeKernel(ns); err != nil {
 			return err
 		}
+		if c.Services != nil {
+			return probeServices(c, ns)
+		}
 		switch c.Shape {
 		case ShapeVXLANFlow, ShapeEBPF:
 			return probePrograms(ns, c)
@@ -75,7 +78,7 @@ func probeKernel(ns *namespace) error {
 		return missing("eBPF classifiers", "CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", "cls_bpf sch_ingress", err)
 	}
 	var n node
-	n.pods4, n.pods6 = cluster4, cluster6
+	n.pods4, n.cluster4, n.pods6 = cluster4, cluster4, cluster6
 	if err := filter(ns, n); err != nil {
 		return missing("nftables with connection tracking and masquerading", "CONFIG_NF_TABLES, CONFIG_NFT_CT and CONFIG_NFT_MASQ", "nf_tables nft_ct nft_masq", err)
 	}

@@ -197,6 +197,7 @@ func bridgePod(h *host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link)
 		settle(h.namespace, p.veth, bridgeName),
 		awaitSolicited(h.namespace, bridgeName, gateway6),
 		awaitSolicited(ns, nicName, p.place.IPv6),
+		makeBackends(h, ns, bridge, p),
 	)
 }
 

@@ -77,6 +77,11 @@ type iperf3Report struct {
 		} `json:"test_start"`
 	}
 	End struct {
+		Streams []struct {
+			UDP struct {
+				Reordered float64 `json:"out_of_order"`
+			}
+		}
 		Sent     *iperf3Sum `json:"sum_sent"`
 		Received *iperf3Sum `json:"sum_received"`
 		CPU      struct {
@@ -90,6 +95,7 @@ type iperf3Report struct {
 type iperf3Sum struct {
 	Seconds, Bytes, Retransmits, Packets float64
 	Lost                                 float64 `json:"lost_packets"`
+	Jitter                               float64 `json:"jitter_ms"` // mean of the connections'
 }
 
 // Parse takes bytes, time and rate from the receiver's sum, which leaves the
@@ -143,6 +149,10 @@ func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 			err = fmt.Errorf("messages of %g bytes", size)
 		}
 		e.Lost = count("messages lost", iperf3Lost(float64(e.Messages), sent, received))
+		for _, stream := range r.End.Streams {
+			e.Reordered += count("messages out of order", stream.UDP.Reordered)
+		}
+		e.Jitter = received.Jitter / 1e3
 	}
 	if err != nil {
 		return e, err

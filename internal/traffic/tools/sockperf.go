@@ -142,13 +142,21 @@ func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 		e.Percentiles = nil
 		e.BitsPerSecond = float64(e.Bytes) * 8 / e.Seconds
 	}
+	if t := w.UnderLoad; t != nil && float64(p.sent) < sockperfReached*float64(t.Rate)*e.Seconds {
+		e.Warnings = append(e.Warnings, record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
+			"the rate that was set was not reached: sockperf sent %.0f messages a second, not %d", float64(p.sent)/e.Seconds, t.Rate)})
+	}
 	return e, plausible(e)
 }
+
+// sockperfReached is what share of the set rate counts as that rate.
+const sockperfReached = 0.99
 
 // sockperfOutput is what has been seen of a client's output.
 type sockperfOutput struct {
 	total                     bool // "Total of …", which is all that a stream says
 	valid, dropped, roundTrip bool
+	sent                      uint64 // valid, of load
 	// unexpected is the first line that is not known, last the last one at all.
 	unexpected, last string
 }
@@ -159,12 +167,11 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 		_, err := fmt.Sscanf(rest, format, into...)
 		return err == nil
 	}
-	var sent uint64
 	var percentile, usec float64
 	switch {
 	case scan("Total of %d messages sent in %g sec", &e.Messages, &e.Seconds):
 		p.total = true
-	case scan("[Valid Duration] RunTime=%g sec; SentMessages=%d; ReceivedMessages=%d", &e.Seconds, &sent, &e.Messages):
+	case scan("[Valid Duration] RunTime=%g sec; SentMessages=%d; ReceivedMessages=%d", &e.Seconds, &p.sent, &e.Messages):
 		p.valid = true
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true

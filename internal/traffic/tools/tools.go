@@ -1,4 +1,4 @@
-// Package tools drives other makers of traffic, iperf3 and sockperf, behind the
+// Package tools drives other makers of traffic, such as iperf3, behind the
 // workloads of the native engine: it builds their argument lists and reads what
 // they print. It runs nothing; internal/worker does, and internal/traffic is
 // the engine that these are compared with.
@@ -25,12 +25,13 @@ import (
 type Tool interface {
 	// Check says why the tool cannot make this traffic, nil if it can.
 	Check(w v1alpha1.Workload) error
-	// ServerArgv listens at addr and port until it is killed, if not before.
+	// ServerArgv listens at addr and port until it is killed, if not before. A tool
+	// that is a client alone has none, and is answered by the native engine.
 	ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
 	// ServerReady tells whether a line of the server's output means that it
 	// listens.
 	ServerReady(line []byte) bool
-	// ClientArgv makes the traffic and ends by itself. Both tools take whole
+	// ClientArgv makes the traffic and ends by itself. Tools take whole
 	// seconds only, so the window is as long as was asked for or a little longer.
 	// cc is the congestion control of TCP, empty for the kernel's own choice; a
 	// tool that cannot set it runs with the namespace's.
@@ -41,7 +42,7 @@ type Tool interface {
 	Lead(w v1alpha1.Workload) time.Duration
 	// Parse reads all that the client printed. What the tool knows of the
 	// receiver is in the endpoint too, as the server's own output is not read.
-	// Exit statuses tell nothing: both tools exit with 0 after errors.
+	// Exit statuses tell nothing: tools exit with 0 after errors.
 	Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
 }
 
@@ -50,6 +51,9 @@ func Lookup(name string) (Tool, bool) {
 	t, ok := map[string]Tool{
 		v1alpha1.ToolIperf3:   iperf3{},
 		v1alpha1.ToolSockperf: sockperf{},
+		v1alpha1.ToolQperf:    qperf{},
+		v1alpha1.ToolAB:       ab{},
+		v1alpha1.ToolLatte:    latte{},
 	}[name]
 	return t, ok
 }
@@ -59,6 +63,8 @@ func VersionArgv() map[string][]string {
 	return map[string][]string{
 		v1alpha1.ToolIperf3:   {"iperf3", "--version"},
 		v1alpha1.ToolSockperf: {"sockperf", "--version"},
+		v1alpha1.ToolQperf:    {"qperf", "--version"},
+		v1alpha1.ToolAB:       {"ab", "-V"},
 	}
 }
 
@@ -68,6 +74,8 @@ func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
 		v1alpha1.ToolIperf3:   "iperf ",
 		v1alpha1.ToolSockperf: "sockperf, version ",
+		v1alpha1.ToolQperf:    "qperf ",
+		v1alpha1.ToolAB:       "This is ApacheBench, Version ",
 	}[name]
 	if !ok {
 		return ""
@@ -98,6 +106,7 @@ func plausible(e record.Endpoint) error {
 	for name, v := range map[string]float64{
 		"bits per second": e.BitsPerSecond,
 		"CPU seconds":     e.CPUSeconds,
+		"jitter":          e.Jitter,
 		record.LatencyP50: e.Percentiles[record.LatencyP50], record.LatencyP99: e.Percentiles[record.LatencyP99],
 		record.LatencyP999: e.Percentiles[record.LatencyP999],
 	} {

@@ -32,6 +32,8 @@ func workload(kind string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
 		return v1alpha1.Workload{Name: kind, Stream: t}
 	case "pingpong":
 		return v1alpha1.Workload{Name: kind, PingPong: t}
+	case "http":
+		return v1alpha1.Workload{Name: kind, HTTP: t}
 	}
 	return v1alpha1.Workload{Name: kind, UnderLoad: t}
 }
@@ -128,6 +130,42 @@ func TestArgv(t *testing.T) {
 		server:   "sockperf server --ip 10.0.0.2 --port 5001 --msg-size 64 --tcp",
 		client:   "sockperf under-load --ip 10.0.0.2 --port 5001 --msg-size 64 --tcp --time 2 --full-rtt --mps max --reply-every 1",
 		lead:     2400 * time.Millisecond,
+	}, {
+		name: "stream", tool: "qperf", addr: v4, cc: "cubic",
+		workload: workload("stream", func(t *v1alpha1.Traffic) {
+			seconds(2.5, 1)(t)
+			t.Size = 128 << 10
+		}),
+		server: "qperf --debug --listen_port 5001",
+		client: "qperf --listen_port 5001 -vv --unify_units --precision 9 --time 3 --msg_size 131072 10.0.0.2 tcp_bw",
+	}, {
+		name: "udp ping-pong over IPv6", tool: "qperf", addr: v6, workload: workload("pingpong", udp),
+		server: "qperf --debug --listen_port 5001",
+		client: "qperf --listen_port 5001 -vv --unify_units --precision 9 --time 1 --msg_size 64 fd00::2 udp_lat",
+	}, {
+		name: "for a time", tool: "ab", addr: v4,
+		workload: workload("http", func(t *v1alpha1.Traffic) {
+			seconds(2.5, 1)(t)
+			t.Connections = 8
+		}),
+		client: "ab -q -r -s 5 -c 8 -t 3 -n 600000 -e /dev/stdout http://10.0.0.2:5001/",
+	}, {
+		name: "a number, kept alive, over IPv6", tool: "ab", addr: v6,
+		workload: workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.KeepAlive = 50_000, true }),
+		client:   "ab -q -r -s 5 -c 1 -k -n 50000 -e /dev/stdout http://[fd00::2]:5001/",
+	}, {
+		name: "tcp", tool: "latte", addr: v4,
+		workload: workload("pingpong", func(t *v1alpha1.Traffic) {
+			seconds(2.5, 1)(t)
+			t.Size = 4
+		}),
+		server: "latte -tcp -a 10.0.0.2:5001 -i 12500",
+		client: "latte -tcp -a 10.0.0.2:5001 -i 12500 -c -hist -hl 1 -hc 9998",
+	}, {
+		name: "udp", tool: "latte", addr: v6,
+		workload: workload("pingpong", func(t *v1alpha1.Traffic) { udp(t); t.Size = 4 }),
+		server:   "latte -udp -a [fd00::2]:5001 -i 5000",
+		client:   "latte -udp -a [fd00::2]:5001 -i 5000 -c -hist -hl 1 -hc 9998",
 	}} {
 		t.Run(tt.tool+" "+tt.name, func(t *testing.T) {
 			tool := lookup(t, tt.tool)
@@ -157,6 +195,14 @@ func TestCheck(t *testing.T) {
 		{"iperf3", workload("stream", func(t *v1alpha1.Traffic) { t.Warmup = v1alpha1.Duration(61e9) }), "1m0s at most, not 1m1s"},
 		{"sockperf", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
 		{"sockperf", workload("stream", udp), "use iperf3"},
+		{"qperf", workload("underload", nil), "stream and pingpong workloads only"},
+		{"qperf", workload("stream", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
+		{"ab", workload("stream", nil), "http workloads only"},
+		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Page = true }), "loads no page"},
+		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.Connections = 2, 3 }), "these are 2 and 3"},
+		{"latte", workload("stream", nil), "pingpong workloads only"},
+		{"latte", workload("pingpong", nil), "have 4 bytes, not 64"},
+		{"latte", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections, t.Size = 2, 4 }), "one connection a pair, not 2"},
 	} {
 		err := lookup(t, tt.tool).Check(tt.workload)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -178,12 +224,29 @@ func TestServerReady(t *testing.T) {
 			"sockperf: Warmup stage (sending a few dummy messages)...":     false,
 			"sockperf: [tid 14219] using recvfrom() to block on socket(s)": true,
 		},
+		"qperf": {"ready for requests": true, "received request: tcp_lat": false},
+		"latte": {"Protocol      TCP": true, "": false},
 	} {
 		for line, want := range lines {
 			if got := lookup(t, tool).ServerReady([]byte(line)); got != want {
 				t.Errorf("%s: ServerReady(%q) = %t", tool, line, got)
 			}
 		}
+	}
+}
+
+// TestIperf3Reordered: the sums leave out what came late, each connection tells it.
+func TestIperf3Reordered(t *testing.T) {
+	for got, want := range map[string]uint64{"7": 14, "0": 0} {
+		text := bytes.ReplaceAll(golden(t, "iperf3-3.19.1-udp.json"), []byte(`"out_of_order":	0`), []byte(`"out_of_order":	`+got))
+		e, err := iperf3{}.Parse(workload("stream", udp), text)
+		if err != nil || e.Reordered != want {
+			t.Errorf("%s a connection: %d reordered, %v, want %d", got, e.Reordered, err, want)
+		}
+	}
+	text := bytes.ReplaceAll(golden(t, "iperf3-3.19.1-udp.json"), []byte(`"out_of_order":	0`), []byte(`"out_of_order":	-1`))
+	if e, err := (iperf3{}).Parse(workload("stream", udp), text); err == nil {
+		t.Errorf("taken: %+v", e)
 	}
 }
 
@@ -211,10 +274,10 @@ func TestParse(t *testing.T) {
 		}},
 		// The sum says 993219 of 947316 lost: with those of the warm-up.
 		{file: "iperf3-3.12-udp.json", workload: workload("stream", udp), want: record.Endpoint{
-			Seconds: 2.006636, Bytes: 370231400, BitsPerSecond: 1476028138.64, Messages: 264451, Lost: 697509, CPUSeconds: 1.230450,
+			Seconds: 2.006636, Bytes: 370231400, BitsPerSecond: 1476028138.64, Messages: 264451, Lost: 697509, Jitter: 0.000850553, CPUSeconds: 1.230450,
 		}},
 		{file: "iperf3-3.19.1-udp.json", workload: workload("stream", udp), want: record.Endpoint{
-			Seconds: 1.985328, Bytes: 823923800, BitsPerSecond: 3320051094.83, Messages: 588517, Lost: 906367, CPUSeconds: 2.287877,
+			Seconds: 1.985328, Bytes: 823923800, BitsPerSecond: 3320051094.83, Messages: 588517, Lost: 906367, Jitter: 9.95491808e-7, CPUSeconds: 2.287877,
 		}},
 		{file: "iperf3-3.9-udp.json", workload: workload("stream", udp), err: "none of UDP has before 3.11: this is iperf 3.9"},
 		{file: "iperf3-3.9-refused.json", workload: workload("stream", nil), err: "unable to send control message: Bad file descriptor"},
@@ -241,6 +304,33 @@ func TestParse(t *testing.T) {
 		{file: "sockperf-3.7-no-server.txt", workload: workload("pingpong", udp), err: `not understood at "sockperf: No messages were received from the server. Is the server down?"`},
 		{file: "sockperf-3.7-refused.txt", workload: workload("pingpong", nil), err: "(errno=111 Connection refused)"},
 		{file: "sockperf-3.7-ipv6.txt", workload: workload("pingpong", nil), err: "'-i' Invalid address: ::1"},
+		// 4737.33828 ns one way is 105544 round trips in a second.
+		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("pingpong", nil), want: record.Endpoint{Seconds: 1, Bytes: 6754816, Messages: 105544}},
+		{file: "qperf-0.4.11-udp_lat.txt", workload: workload("pingpong", udp), want: record.Endpoint{Seconds: 1, Bytes: 7674880, Messages: 119920}},
+		{file: "qperf-0.4.11-tcp_bw.txt", workload: workload("stream", nil), want: record.Endpoint{
+			Seconds: 1, Bytes: 2012872704, BitsPerSecond: 2012872704 * 8,
+		}},
+		{file: "qperf-0.4.11-udp_bw.txt", workload: workload("stream", udp), want: record.Endpoint{
+			Seconds: 1, Bytes: 307017200, BitsPerSecond: 307017200 * 8, Messages: 219298, Lost: 473732 - 219298,
+		}},
+		{file: "qperf-0.4.11-refused.txt", workload: workload("pingpong", nil), err: "127.0.0.1: failed to connect"},
+		{file: "qperf-0.4.11-terse.txt", workload: workload("pingpong", nil), err: "that of another version than 0.4"},
+		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("stream", nil), err: "there is no tcp_bw in its output"},
+
+		{file: "ab-2.3-kept.txt", workload: workload("http", nil), want: record.Endpoint{
+			Seconds: 1, Bytes: 31541248, Messages: 30802, Percentiles: map[string]float64{record.LatencyP50: 127e-6, record.LatencyP99: 1931e-6},
+		}},
+		{file: "ab-2.3-refused.txt", workload: workload("http", nil), err: "every request failed: connect 0, receive 20"},
+		{file: "ab-2.3-status.txt", workload: workload("http", nil), err: "status 20"},
+		{file: "ab-2.3-died.txt", workload: workload("http", nil), want: record.Endpoint{
+			Seconds: 0.087, Bytes: 1022976, Messages: 995, Errors: map[string]uint64{record.ErrReset: 1004, record.ErrShort: 1},
+		}},
+		{file: "ab-2.3-no-host.txt", workload: workload("http", nil), err: "apr_socket_recv: Connection refused (111)"},
+
+		{file: "latte-udp.txt", workload: workload("pingpong", udp), want: record.Endpoint{
+			Seconds: 699.8, Bytes: 40_000_000, Messages: 10_000_000, Percentiles: latency(0, 0, 0),
+		}},
+		{file: "latte-no-histogram.txt", workload: workload("pingpong", nil), err: "no histogram; it ends with"},
 		{file: "sockperf-3.7-half-rtt.txt", workload: workload("pingpong", nil), err: `"sockperf: Summary: Latency is`},
 	} {
 		t.Run(tt.file, func(t *testing.T) {
@@ -285,6 +375,10 @@ func TestParseTruncated(t *testing.T) {
 		{"iperf3-3.12-tcp.json", "}", workload("stream", nil)},
 		{"sockperf-3.7-pingpong-tcp.txt", "percentile 50.000 =    5.006", workload("pingpong", nil)},
 		{"sockperf-3.7-stream-tcp.txt", "messages sent in 1.001 sec", workload("stream", nil)},
+		{"qperf-0.4.11-tcp_lat.txt", "loc_recv_msgs    =      105544 ", workload("pingpong", nil)},
+		{"qperf-0.4.11-tcp_bw.txt", "recv_msgs         =       15357 ", workload("stream", nil)},
+		{"ab-2.3-kept.txt", "HTML transferred:       31541248 bytes", workload("http", nil)},
+		{"latte-udp.txt", "      0          9999967", workload("pingpong", udp)},
 	} {
 		name, _, _ := strings.Cut(tt.file, "-")
 		whole := golden(t, tt.file)
@@ -351,6 +445,8 @@ func TestParseVersion(t *testing.T) {
 		{"iperf3", "bash: iperf3: not found\n", ""},
 		{"iperf3", "", ""},
 		{"sockperf", string(golden(t, "sockperf-3.7-version.txt")), "3.7-no.git"},
+		{"qperf", string(golden(t, "qperf-0.4.11-version.txt")), "0.4.11"},
+		{"ab", string(golden(t, "ab-2.3-version.txt")), "2.3"},
 		{"netperf", "iperf 3.9", ""},
 	} {
 		if got := ParseVersion(tt.tool, []byte(tt.output)); got != tt.want {
@@ -361,6 +457,9 @@ func TestParseVersion(t *testing.T) {
 
 func FuzzIperf3(f *testing.F)   { fuzz(f, "iperf3") }
 func FuzzSockperf(f *testing.F) { fuzz(f, "sockperf") }
+func FuzzQperf(f *testing.F)    { fuzz(f, "qperf") }
+func FuzzAB(f *testing.F)       { fuzz(f, "ab") }
+func FuzzLatte(f *testing.F)    { fuzz(f, "latte") }
 
 // fuzz holds a parser to this: it never panics, and what it returns is finite
 // and not empty, or it is an error.
@@ -374,10 +473,17 @@ func fuzz(f *testing.F, name string) {
 	}
 	tool := lookup(f, name)
 	workloads := []v1alpha1.Workload{workload("stream", nil)}
-	if name == "iperf3" {
+	switch name {
+	case "iperf3":
 		workloads = append(workloads, workload("stream", udp))
-	} else {
+	case "sockperf":
 		workloads = append(workloads, workload("pingpong", nil))
+	case "qperf":
+		workloads = append(workloads, workload("stream", udp), workload("pingpong", nil))
+	case "ab":
+		workloads = []v1alpha1.Workload{workload("http", nil), workload("http", func(t *v1alpha1.Traffic) { t.Requests = 10 })}
+	case "latte":
+		workloads = []v1alpha1.Workload{workload("pingpong", nil)}
 	}
 	f.Fuzz(func(t *testing.T, output []byte) {
 		for _, w := range workloads {
@@ -426,6 +532,10 @@ func TestLive(t *testing.T) {
 		{"stream", "sockperf", "127.0.0.1", workload("stream", nil)},
 		{"pingpong", "sockperf", "127.0.0.1", workload("pingpong", nil)},
 		{"pingpong udp", "sockperf", "127.0.0.1", workload("pingpong", udp)},
+		{"tcp_bw", "qperf", "127.0.0.1", workload("stream", func(t *v1alpha1.Traffic) { t.Size = 128 << 10 })},
+		{"udp_bw", "qperf", "127.0.0.1", workload("stream", udp)},
+		{"tcp_lat", "qperf", "127.0.0.1", workload("pingpong", nil)},
+		{"udp_lat", "qperf", "::1", workload("pingpong", udp)},
 		{"underload", "sockperf", "127.0.0.1", workload("underload", func(t *v1alpha1.Traffic) { t.Rate = 1000 })},
 	} {
 		t.Run(tt.tool+" "+tt.name, func(t *testing.T) {
@@ -456,6 +566,12 @@ func TestLive(t *testing.T) {
 			if tt.workload.Stream != nil {
 				if e.BitsPerSecond < 1e6 || math.Abs(e.BitsPerSecond*e.Seconds/8-float64(e.Bytes)) > 1 {
 					t.Errorf("%g bit/s of %d bytes in %g s", e.BitsPerSecond, e.Bytes, e.Seconds)
+				}
+				return
+			}
+			if tt.tool == "qperf" { // tells no percentiles
+				if e.Messages < 1000 {
+					t.Errorf("%d round trips in a second", e.Messages)
 				}
 				return
 			}
@@ -516,4 +632,19 @@ func freePort(t *testing.T, addr netip.Addr) uint16 {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// TestSockperfRate: a rate that sockperf did not reach is no silent lower one.
+func TestSockperfRate(t *testing.T) {
+	text := golden(t, "sockperf-3.7-underload-tcp.txt")
+	for rate, want := range map[int]int{0: 0, 100: 0, 1_000_000: 1} {
+		w := workload("underload", func(t *v1alpha1.Traffic) { t.Rate = rate })
+		e, err := sockperf{}.Parse(w, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(e.Warnings) != want || want == 1 && e.Warnings[0].Code != record.WarnGeneratorBound {
+			t.Errorf("a rate of %d: %v", rate, e.Warnings)
+		}
+	}
 }

@@ -48,6 +48,7 @@ type WorkerClient interface {
 	Serve(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficCommand, TrafficEvent], error)
 	Drive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficCommand, TrafficEvent], error)
 	// Sample takes the machine's and its devices' counters at the two edges of a window.
+	// A second Window ends the first.
 	Sample(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SampleCommand, SampleEvent], error)
 	// Apply sets accelerators in this place, reads them back, and keeps devices
 	// that appear later in step until Revert or the end of the stream.
@@ -158,6 +159,7 @@ type WorkerServer interface {
 	Serve(grpc.BidiStreamingServer[TrafficCommand, TrafficEvent]) error
 	Drive(grpc.BidiStreamingServer[TrafficCommand, TrafficEvent]) error
 	// Sample takes the machine's and its devices' counters at the two edges of a window.
+	// A second Window ends the first.
 	Sample(grpc.BidiStreamingServer[SampleCommand, SampleEvent]) error
 	// Apply sets accelerators in this place, reads them back, and keeps devices
 	// that appear later in step until Revert or the end of the stream.

@@ -1,0 +1,71 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// services is an experiment with those of a lab.
+const services = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: services}
+spec:
+  baseline: one
+  variants:
+  - {name: one, path: {service: {mode: iptables}}}
+  - {name: many, path: {service: {mode: ebpf, backends: 16000, services: 100}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+`
+
+func TestServices(t *testing.T) {
+	e := parse(t, services)
+	var got []Service
+	var paths, shapes []string
+	for _, v := range e.Spec.Variants {
+		p := e.PathOf(v)
+		got, paths, shapes = append(got, *p.Service), append(paths, p.String()), append(shapes, p.Shape())
+	}
+	if diff := cmp.Diff([]Service{
+		{Mode: ServiceIPTables, Backends: 1, Services: 1}, {Mode: ServiceEBPF, Backends: 16000, Services: 100},
+	}, got); diff != "" {
+		t.Errorf("services (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"service/iptables/1", "service/ebpf/16000 of 100"}, paths); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{ShapeFlannel, ShapeFlannel}, shapes); diff != "" {
+		t.Errorf("shapes (-want +got):\n%s", diff)
+	}
+	again, err := Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
+		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
+	}
+}
+
+func TestServiceErrors(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"{mode: iptables}", "{}", "spec.variants[0].path.service.mode: is missing"},
+		{"mode: iptables", "mode: ipvs", `spec.variants[0].path.service.mode: must be iptables, nftables or ebpf, is "ipvs"`},
+		{"16000", "16001", "spec.variants[1].path.service.backends: must be at most 16000, is 16001"},
+		{"16000", "0", "spec.variants[1].path.service.backends: must be at least 1, is 0"},
+		{"services: 100}", "services: 0}", "spec.variants[1].path.service.services: must be at least 1, is 0"},
+		{"services: 100}", "services: 10001}", "spec.variants[1].path.service.services: must be at most 10000, is 10001"},
+		{"connect: {", "connect: {ip: 6, ", "spec.workloads[0].connect.ip: must be 4 where a variant has the path service: those of a lab are of IPv4"},
+		{"connect: {", "stream: {protocol: udp, ", "spec.workloads[0].stream.protocol: must be tcp where a variant has the path service: those of a lab are of TCP"},
+		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; a cluster has services of its own"},
+	} {
+		text := strings.Replace(services, c.old, c.new, 1)
+		if text == services {
+			t.Fatalf("the experiment has no %q", c.old)
+		}
+		if _, err := Parse("experiment.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.new, err, c.want)
+		}
+	}
+}

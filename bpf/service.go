@@ -1,0 +1,103 @@
+//go:build linux
+
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Services are the programs that lead the sockets of a cgroup to the backends of
+// services, and what they know: see service.c.
+type Services struct {
+	objects serviceObjects
+	// known is how many, and the number of the next.
+	known uint32
+}
+
+// Backends of a service, and where it is itself.
+type Backends struct {
+	// Service is an address of IPv4, of a protocol by its number (unix.IPPROTO_TCP).
+	Service  netip.AddrPort
+	Protocol uint8
+	Backends []netip.AddrPort
+}
+
+// LoadServices loads them, with room for so many services and for so many backends
+// of all services.
+func LoadServices(services, backends int) (*Services, error) {
+	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
+	spec, err := loadService()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[serviceMapServices].MaxEntries = uint32(services)
+	spec.Maps[serviceMapBackends].MaxEntries = uint32(backends)
+	s := new(Services)
+	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
+		return nil, fmt.Errorf("load programs of services: %w", errors.Join(err, limitErr))
+	}
+	return s, nil
+}
+
+// Add makes a service known.
+func (s *Services) Add(b Backends) error {
+	slots := make([]serviceSlot, len(b.Backends))
+	addresses := make([]serviceAddress, len(b.Backends))
+	for i, backend := range b.Backends {
+		slots[i] = serviceSlot{Service: s.known, Number: uint32(i)}
+		addresses[i] = serviceAddressOf(backend, b.Protocol)
+	}
+	if _, err := s.objects.serviceMaps.Backends.BatchUpdate(slots, addresses, nil); err != nil && len(slots) > 0 {
+		return fmt.Errorf("add %d backends of service %s: %w", len(slots), b.Service, err)
+	}
+	// The service last: who finds it finds its backends.
+	value := serviceService{Id: s.known, Backends: uint32(len(slots))}
+	if err := s.objects.serviceMaps.Services.Put(serviceAddressOf(b.Service, b.Protocol), value); err != nil {
+		return fmt.Errorf("add service %s: %w", b.Service, err)
+	}
+	s.known++
+	return nil
+}
+
+// Attach has the sockets of a cgroup, which is an open folder of version 2, see the
+// programs. They stay as long as the cgroup does, and outlive Close.
+func (s *Services) Attach(cgroup int) error {
+	for _, hook := range []struct {
+		name    string
+		program *ebpf.Program
+		attach  ebpf.AttachType
+	}{
+		{"connect4", s.objects.Connect4, ebpf.AttachCGroupInet4Connect},
+		{"sendmsg4", s.objects.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{"recvmsg4", s.objects.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{"getpeername4", s.objects.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+	} {
+		// Beside what is attached to the cgroups above it, not in its place.
+		const allowMulti = 1 << 1 // BPF_F_ALLOW_MULTI
+		if err := link.RawAttachProgram(link.RawAttachProgramOptions{
+			Target: cgroup, Program: hook.program, Attach: hook.attach, Flags: allowMulti,
+		}); err != nil {
+			return fmt.Errorf("attach %s to the cgroup: %w", hook.name, err)
+		}
+	}
+	return nil
+}
+
+// Close lets go of programs and maps.
+func (s *Services) Close() error { return s.objects.Close() }
+
+// serviceAddressOf is an address as the programs have it: in network order, however
+// this machine orders bytes.
+func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
+	ip := a.Addr().As4()
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], a.Port())
+	return serviceAddress{Ip: binary.NativeEndian.Uint32(ip[:]), Port: binary.NativeEndian.Uint16(port[:]), Protocol: uint16(protocol)}
+}

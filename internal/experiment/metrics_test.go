@@ -1,0 +1,52 @@
+package experiment
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// TestDatagrams: what the clients sent and the servers have not is lost, whatever
+// either saw within a window of its own.
+func TestDatagrams(t *testing.T) {
+	udp := func(tool string) Cell {
+		return Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Protocol: "udp", Tool: tool, Duration: 2e9}}}
+	}
+	for name, tt := range map[string]struct {
+		cell  Cell
+		pairs []record.Pair
+		want  map[string]float64
+		lost  uint64 // of the first pair's receiver
+	}{
+		"two pairs": {udp(v1alpha1.ToolNative), []record.Pair{
+			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 890, Arrived: 900, Reordered: 89, Jitter: 1e-3, BitsPerSecond: 1e6}},
+			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1110, Arrived: 1000, Jitter: 3e-3, BitsPerSecond: 1e6}},
+		}, map[string]float64{record.Throughput: 2e6, record.Rate: 1000, record.Loss: 0.05, record.Reorder: 0.0445, record.Jitter: 2.11e-3}, 100},
+		"nothing lost, and the receiver's window the longer": {udp(v1alpha1.ToolNative), []record.Pair{
+			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1020, Arrived: 1000, BitsPerSecond: 1e6}},
+		}, map[string]float64{record.Throughput: 1e6, record.Rate: 510, record.Loss: 0, record.Reorder: 0, record.Jitter: 0}, 0},
+		"none of the window's arrived": {udp(v1alpha1.ToolNative), []record.Pair{
+			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 10, BitsPerSecond: 1e6}},
+		}, map[string]float64{record.Throughput: 1e6, record.Rate: 5, record.Loss: 1, record.Reorder: 0, record.Jitter: 0}, 1000},
+		"another tool's client tells all": {udp(v1alpha1.ToolIperf3), []record.Pair{
+			{Client: record.Endpoint{Seconds: 2, Messages: 900, Lost: 100, Reordered: 9, Jitter: 1e-3, BitsPerSecond: 1e6}},
+		}, map[string]float64{record.Throughput: 1e6, record.Rate: 450, record.Loss: 0.1, record.Reorder: 0.01, record.Jitter: 1e-3}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trial := record.Trial{PerPair: tt.pairs}
+			if err := fill(tt.cell, &trial); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if got := trial.PerPair[0].Server.Lost; got != tt.lost {
+				t.Errorf("%d on record as lost, want %d", got, tt.lost)
+			}
+		})
+	}
+}

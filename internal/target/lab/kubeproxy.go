@@ -1,0 +1,206 @@
+//go:build linux
+
+package lab
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// What kube-proxy writes, by Kubernetes 1.34: pkg/proxy/iptables/proxier.go and
+// pkg/proxy/nftables/proxier.go. What the lab's own table has already for every node
+// is left out (see filter.go): the rules of KUBE-FORWARD.
+
+// What the services of a lab have in common.
+const (
+	serviceNamespace = "slipstream"
+	servicePortName  = "traffic"
+	protocol         = "tcp"
+)
+
+// largeCluster is the number of endpoints from which on chains have no comments.
+const largeCluster = 1000
+
+// hash is how names of chains are told apart.
+func hash(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
+	return base32.StdEncoding.EncodeToString(sum[:])
+}
+
+// iptablesRules is input for iptables-restore --noflush, which replaces the chains that
+// are named in it: of services that have changed all of theirs, of the others none.
+func iptablesRules(services, changed []service) []byte {
+	endpoints := 0
+	for _, s := range services {
+		endpoints += len(s.backends)
+	}
+	comment := func(text string) string {
+		if endpoints > largeCluster {
+			return ""
+		}
+		return ` -m comment --comment "` + text + `"`
+	}
+	var chains, rules bytes.Buffer
+	for _, name := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ"} {
+		fmt.Fprintf(&chains, ":%s - [0:0]\n", name)
+	}
+	fmt.Fprintf(&rules, "-A KUBE-POSTROUTING -m mark ! --mark %#x/%#[1]x -j RETURN\n", markMasquerade)
+	fmt.Fprintf(&rules, "-A KUBE-POSTROUTING -j MARK --xor-mark %#x\n", markMasquerade)
+	fmt.Fprintf(&rules, "-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully\n")
+	fmt.Fprintf(&rules, "-A KUBE-MARK-MASQ -j MARK --or-mark %#x\n", markMasquerade)
+	for _, s := range services {
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES %s -j %s\n", s.iptablesMatch(), s.iptablesChain())
+	}
+	for _, s := range changed {
+		chain, name := s.iptablesChain(), s.portName()
+		fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
+		fmt.Fprintf(&rules, "-A %s %s ! -s %s -j KUBE-MARK-MASQ\n", chain, s.iptablesMatch(), servedCluster4)
+		for i, b := range s.backends {
+			chance := ""
+			if left := len(s.backends) - i; left > 1 {
+				chance = fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(left))
+			}
+			fmt.Fprintf(&rules, "-A %s%s%s -j %s\n", chain, comment(name+" -> "+b.String()), chance, s.iptablesEndpoint(b))
+		}
+		for _, b := range s.backends {
+			endpoint := s.iptablesEndpoint(b)
+			fmt.Fprintf(&chains, ":%s - [0:0]\n", endpoint)
+			fmt.Fprintf(&rules, "-A %s%s -s %s -j KUBE-MARK-MASQ\n", endpoint, comment(name), b.Addr())
+			fmt.Fprintf(&rules, "-A %s%s -m %[3]s -p %[3]s -j DNAT --to-destination %s\n", endpoint, comment(name), protocol, b)
+		}
+	}
+	fmt.Fprintf(&rules, "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\" "+
+		"-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n")
+	return bytes.Join([][]byte{
+		[]byte("*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-EXTERNAL-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n*nat\n"),
+		chains.Bytes(), rules.Bytes(), []byte("COMMIT\n"),
+	}, nil)
+}
+
+// iptablesJumps is what leads from the kernel's own chains to kube-proxy's.
+func iptablesJumps() []byte {
+	const jump = "-A %s%s -m comment --comment \"%s\" -j %s\n"
+	var filter, nat bytes.Buffer
+	const fresh = " -m conntrack --ctstate NEW"
+	for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+		fmt.Fprintf(&filter, jump, chain, fresh, "kubernetes load balancer firewall", "KUBE-PROXY-FIREWALL")
+		if chain != "INPUT" {
+			fmt.Fprintf(&filter, jump, chain, fresh, "kubernetes service portals", "KUBE-SERVICES")
+		} else {
+			fmt.Fprintf(&filter, jump, chain, "", "kubernetes health check service ports", "KUBE-NODEPORTS")
+		}
+		if chain != "OUTPUT" {
+			fmt.Fprintf(&filter, jump, chain, fresh, "kubernetes externally-visible service portals", "KUBE-EXTERNAL-SERVICES")
+		}
+	}
+	for _, chain := range []string{"PREROUTING", "OUTPUT"} {
+		fmt.Fprintf(&nat, jump, chain, "", "kubernetes service portals", "KUBE-SERVICES")
+	}
+	fmt.Fprintf(&nat, jump, "POSTROUTING", "", "kubernetes postrouting rules", "KUBE-POSTROUTING")
+	return bytes.Join([][]byte{[]byte("*filter\n"), filter.Bytes(), []byte("COMMIT\n*nat\n"), nat.Bytes(), []byte("COMMIT\n")}, nil)
+}
+
+// portName is the name of a service's port in comments and hashes.
+func (s service) portName() string { return serviceNamespace + "/" + s.name + ":" + servicePortName }
+
+func (s service) iptablesMatch() string {
+	return fmt.Sprintf("-m comment --comment \"%s cluster IP\" -m %[2]s -p %[2]s -d %s --dport %d", s.portName(), protocol, s.address.Addr(), s.address.Port())
+}
+
+func (s service) iptablesChain() string { return "KUBE-SVC-" + hash(s.portName(), protocol)[:16] }
+
+func (s service) iptablesEndpoint(b netip.AddrPort) string {
+	return "KUBE-SEP-" + hash(s.portName(), protocol, b.String())[:16]
+}
+
+// nftablesTable has what kube-proxy's table has before there is a service.
+const nftablesTable = `add table ip kube-proxy { comment "rules for kube-proxy" ; }
+add chain ip kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
+add chain ip kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
+add chain ip kube-proxy filter-input { type filter hook input priority 0 ; }
+add chain ip kube-proxy filter-forward { type filter hook forward priority 0 ; }
+add chain ip kube-proxy filter-output { type filter hook output priority 0 ; }
+add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }
+add chain ip kube-proxy nat-output { type nat hook output priority -100 ; }
+add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 100 ; }
+add chain ip kube-proxy nodeport-endpoints-check
+add chain ip kube-proxy service-endpoints-check
+add chain ip kube-proxy firewall-check
+add chain ip kube-proxy cluster-ips-check
+add chain ip kube-proxy services
+add chain ip kube-proxy masquerading
+add chain ip kube-proxy mark-for-masquerade
+add chain ip kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
+add rule ip kube-proxy filter-input ct state new jump nodeport-endpoints-check
+add rule ip kube-proxy filter-input ct state new jump service-endpoints-check
+add rule ip kube-proxy filter-forward ct state new jump service-endpoints-check
+add rule ip kube-proxy filter-output ct state new jump service-endpoints-check
+add rule ip kube-proxy filter-prerouting-pre-dnat ct state new jump firewall-check
+add rule ip kube-proxy filter-output-pre-dnat ct state new jump firewall-check
+add rule ip kube-proxy nat-output jump services
+add rule ip kube-proxy nat-prerouting jump services
+add rule ip kube-proxy nat-postrouting jump masquerading
+add rule ip kube-proxy filter-forward ct state new jump cluster-ips-check
+add rule ip kube-proxy filter-output ct state new jump cluster-ips-check
+add rule ip kube-proxy mark-for-masquerade mark set mark or 0x4000
+add rule ip kube-proxy masquerading mark and 0x4000 == 0 return
+add rule ip kube-proxy masquerading mark set mark xor 0x4000
+add rule ip kube-proxy masquerading masquerade fully-random
+add set ip kube-proxy cluster-ips { type ipv4_addr ; comment "Active ClusterIPs" ; }
+add rule ip kube-proxy cluster-ips-check ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"
+add map ip kube-proxy no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict ; }
+add map ip kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; }
+add rule ip kube-proxy reject-chain reject
+add rule ip kube-proxy service-endpoints-check ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+add rule ip kube-proxy nodeport-endpoints-check ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @no-endpoint-nodeports
+add map ip kube-proxy firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
+add rule ip kube-proxy firewall-check ip daddr . meta l4proto . th dport vmap @firewall-ips
+add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
+add map ip kube-proxy service-nodeports { type inet_proto . inet_service : verdict ; }
+add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips
+add rule ip kube-proxy services fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @service-nodeports
+`
+
+// nftablesRules is a transaction for nft -f that writes the chain of a service anew,
+// and those of some of its backends: a backend that stays has its own already.
+func nftablesRules(s service, fresh []netip.AddrPort) []byte {
+	var b bytes.Buffer
+	const add = "add chain ip kube-proxy %s\nflush chain ip kube-proxy %[1]s\n"
+	chain := s.nftablesChain()
+	fmt.Fprintf(&b, add, chain)
+	for _, to := range fresh {
+		fmt.Fprintf(&b, add, s.nftablesEndpoint(to))
+	}
+	fmt.Fprintf(&b, "add element ip kube-proxy cluster-ips { %s }\n", s.address.Addr())
+	fmt.Fprintf(&b, "add element ip kube-proxy service-ips { %s . %s . %d : goto %s }\n", s.address.Addr(), protocol, s.address.Port(), chain)
+	fmt.Fprintf(&b, "add rule ip kube-proxy %s ip daddr %s ip saddr != %s jump mark-for-masquerade\n", chain, s.address.Addr(), servedCluster4)
+	fmt.Fprintf(&b, "add rule ip kube-proxy %s numgen random mod %d vmap {", chain, len(s.backends))
+	for i, to := range s.backends {
+		separator := ","
+		if i == 0 {
+			separator = ""
+		}
+		fmt.Fprintf(&b, "%s %d : goto %s", separator, i, s.nftablesEndpoint(to))
+	}
+	b.WriteString(" }\n")
+	for _, to := range fresh {
+		endpoint := s.nftablesEndpoint(to)
+		fmt.Fprintf(&b, "add rule ip kube-proxy %s ip saddr %s jump mark-for-masquerade\n", endpoint, to.Addr())
+		fmt.Fprintf(&b, "add rule ip kube-proxy %s meta l4proto %s dnat to %s\n", endpoint, protocol, to)
+	}
+	return b.Bytes()
+}
+
+func (s service) nftablesChain() string {
+	return "service-" + nftablesName(fmt.Sprintf("%s/%s/%s/%s", serviceNamespace, s.name, protocol, servicePortName))
+}
+
+func (s service) nftablesEndpoint(b netip.AddrPort) string {
+	return "endpoint-" + nftablesName(fmt.Sprintf("%s/%s/%s/%s__%s/%d", serviceNamespace, s.name, protocol, servicePortName, b.Addr(), b.Port()))
+}
+
+func nftablesName(name string) string { return hash(name)[:8] + "-" + name }

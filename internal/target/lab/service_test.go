@@ -1,0 +1,528 @@
+//go:build linux
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+var serviceModes = []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF}
+
+// upServed makes a lab with a service in front of each of so many pods of node1.
+func upServed(t *testing.T, mode string, servers, backends int) *Lab {
+	t.Helper()
+	return up(t, func(c *Config) {
+		c.Pods = servers
+		c.Services = &Services{Mode: mode, Backends: backends, Total: servers}
+		for i := range servers {
+			c.Services.Servers = append(c.Services.Servers, target.Seat{Node: 1, Pod: i})
+		}
+	})
+}
+
+// answer has a pod answer at every address, and tells which one each connection came
+// to.
+func answer(t *testing.T, l *Lab, pod string) <-chan netip.AddrPort {
+	t.Helper()
+	var listener net.Listener
+	in(t, l, pod, func() (err error) {
+		listener, err = net.ListenTCP("tcp4", &net.TCPAddr{Port: servicePort})
+		return err
+	})
+	pods := make(map[netip.Addr]bool)
+	for _, p := range l.Places() {
+		pods[p.IPv4] = p.Kind == target.Pod
+	}
+	at := make(chan netip.AddrPort, 1<<16)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); !pods[from] {
+				t.Errorf("a connection comes from %s, which is no pod's address", from)
+			}
+			at <- c.LocalAddr().(*net.TCPAddr).AddrPort()
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { listener.Close(); <-done })
+	return at
+}
+
+// dialer has this binary connect.
+const dialer = "dial"
+
+// dialService connects so many times, and waits until the other end has closed.
+func dialService(to, times string) error {
+	n, err := strconv.Atoi(times)
+	for ; n > 0 && err == nil; n-- {
+		var c net.Conn
+		if c, err = net.DialTimeout("tcp4", to, 5*time.Second); err != nil {
+			return err
+		}
+		if got := c.RemoteAddr().String(); got != to {
+			return fmt.Errorf("the peer is %s, want %s", got, to)
+		}
+		if _, err = c.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
+			err = nil
+		}
+		c.Close()
+	}
+	return err
+}
+
+// ask connects n times, from a process in a pod.
+func ask(t *testing.T, l *Lab, pod string, to netip.AddrPort, n int) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], dialer, to.String(), strconv.Itoa(n))
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := l.In(place(t, l, pod))(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("connect from %s: %v: %s", pod, err, said.String())
+	}
+}
+
+// Each mode leads to all backends alike, and every one answers as the service.
+func TestServices(t *testing.T) {
+	for _, mode := range serviceModes {
+		t.Run(mode, func(t *testing.T) {
+			const backends, n = 10, 500
+			l := upServed(t, mode, 2, backends)
+			for i, pod := range []string{"node1/pod0", "node1/pod1"} {
+				at := answer(t, l, pod)
+				to := place(t, l, pod).Service.AddrPort(4)
+				ask(t, l, fmt.Sprintf("node0/pod%d", i), to, n)
+				count := make(map[netip.Addr]int)
+				for range n {
+					a := <-at
+					count[a.Addr()]++
+				}
+				first := l.state.Config.Services.services(layout(l.state.Config))[i].backends[0].Addr()
+				for j := range backends {
+					// Of 500 that fall on ten with equal chance, less than 20 or more
+					// than 90 fall on one in one of a million runs.
+					if got := count[plus(first, j)]; got < 20 || got > 90 {
+						t.Errorf("%s: %d of %d connections came to backend %d, want about %d", pod, got, n, j, n/backends)
+					}
+					delete(count, plus(first, j))
+				}
+				if len(count) > 0 {
+					t.Errorf("%s: connections came to %v", pod, count)
+				}
+			}
+		})
+	}
+}
+
+// In each mode 16,000 backends are all there, each at an address that answers, and
+// connections are spread over all of them.
+func TestManyBackends(t *testing.T) {
+	for _, mode := range serviceModes {
+		t.Run(mode, func(t *testing.T) {
+			const backends, n = 16000, 1000
+			l := upServed(t, mode, 1, backends)
+			at := answer(t, l, "node1/pod0")
+			ask(t, l, "node0/pod0", place(t, l, "node1/pod0").Service.AddrPort(4), n)
+			first := l.state.Config.Services.services(layout(l.state.Config))[0].backends[0].Addr()
+			distinct, quarters := make(map[netip.Addr]bool), make([]int, 4)
+			for range n {
+				a := (<-at).Addr()
+				nth := int(binary.BigEndian.Uint32(a.AsSlice())) - int(binary.BigEndian.Uint32(first.AsSlice()))
+				if nth < 0 || nth >= backends {
+					t.Fatalf("a connection came to %s, backend %d", a, nth)
+				}
+				distinct[a] = true
+				quarters[nth*4/backends]++
+			}
+			// Of 16,000 with equal chance 1000 draws leave out all but 970 or so.
+			if len(distinct) < 930 {
+				t.Errorf("%d connections came to %d backends only", n, len(distinct))
+			}
+			for i, got := range quarters {
+				if got < 180 || got > 320 { // 250, with a deviation of 14
+					t.Errorf("%d of %d connections came to quarter %d of the backends", got, n, i)
+				}
+			}
+			if mode != serviceModes[0] {
+				return // the addresses are the same in every mode
+			}
+			in(t, l, "node0/pod0", func() error {
+				for i := range backends {
+					want := netip.AddrPortFrom(plus(first, i), servicePort)
+					c, err := net.DialTimeout("tcp4", want.String(), 5*time.Second)
+					if err != nil {
+						return fmt.Errorf("backend %d: %w", i, err)
+					}
+					c.Close()
+					if got := <-at; got != want {
+						return fmt.Errorf("a connection to %s came to %s", want, got)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// change has a lab's first service lead to another backend in place of its nth, as
+// kube-proxy does it, or Cilium's agent.
+func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) {
+	t.Helper()
+	c := l.state.Config
+	s := &services[0]
+	old := s.backends[n]
+	s.backends[n] = to
+	var rules []byte
+	var argv []string
+	switch c.Services.Mode {
+	case v1alpha1.ServiceEBPF:
+		if err := backendsMap(t, c).Update([2]uint32{0, uint32(n)}, wireAddress(to), ebpf.UpdateExist); err != nil {
+			t.Fatal(err)
+		}
+		return
+	case v1alpha1.ServiceIPTables:
+		rules, argv = iptablesRules(services, services[:1]), iptablesRestore
+	case v1alpha1.ServiceNFTables:
+		rules, argv = nftablesRules(*s, []netip.AddrPort{to}), nft
+		rules = fmt.Appendf(rules, "flush chain ip kube-proxy %s\n", s.nftablesEndpoint(old))
+	}
+	if err := parallel(context.Background(), c.Nodes, func(i int) error {
+		ns, err := openNamespace(layout(c)[i].ns)
+		if err != nil {
+			return err
+		}
+		defer ns.close()
+		return load(context.Background(), ns, argv, rules)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wireAddress is an address as the map of backends has it.
+func wireAddress(a netip.AddrPort) (raw [8]byte) {
+	ip := a.Addr().As4()
+	copy(raw[:], ip[:])
+	binary.BigEndian.PutUint16(raw[4:], a.Port())
+	binary.NativeEndian.PutUint16(raw[6:], unix.IPPROTO_TCP)
+	return raw
+}
+
+// backendsMap is that of the programs which a lab's cgroup has.
+func backendsMap(t testing.TB, c Config) *ebpf.Map {
+	t.Helper()
+	dir, err := openCgroup(c.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	attached, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupInet4Connect})
+	if err != nil || len(attached.Programs) != 1 {
+		t.Fatalf("programs of the cgroup: %v, %v", attached, err)
+	}
+	program, err := ebpf.NewProgramFromID(attached.Programs[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		if info, err := m.Info(); err == nil && info.Name == "backends" {
+			return m
+		}
+	}
+	t.Fatal("the programs have no map of backends")
+	return nil
+}
+
+// One backend of a service is replaced: new connections come to the other from then
+// on, and to those that stayed as before.
+func TestBackendChanges(t *testing.T) {
+	for _, mode := range serviceModes {
+		t.Run(mode, func(t *testing.T) {
+			l := upServed(t, mode, 1, 3)
+			at := answer(t, l, "node1/pod0")
+			services := l.state.Config.Services.services(layout(l.state.Config))
+			first := services[0].backends[0].Addr()
+			came := func() map[netip.Addr]bool {
+				const n = 200
+				all := make(map[netip.Addr]bool)
+				ask(t, l, "node0/pod0", services[0].address, n)
+				for range n {
+					all[(<-at).Addr()] = true
+				}
+				return all
+			}
+			want := map[netip.Addr]bool{first: true, plus(first, 1): true, plus(first, 2): true}
+			if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				t.Errorf("before (-want +got):\n%s", diff)
+			}
+			change(t, l, services, 1, netip.AddrPortFrom(plus(first, 100), servicePort))
+			delete(want, plus(first, 1))
+			want[plus(first, 100)] = true
+			if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				t.Errorf("after (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Rules are in the lab's namespaces alone, and they and the cgroup go with it.
+func TestServicesGo(t *testing.T) {
+	needRoot(t)
+	ours := func() (text string) {
+		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}} {
+			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+			text += string(out)
+		}
+		return text
+	}
+	rules := ours()
+	for _, mode := range serviceModes {
+		t.Run(mode, func(t *testing.T) {
+			dir, c := t.TempDir(), config(labName(t))
+			c.Services = &Services{Mode: mode, Backends: 10, Total: 5, Servers: []target.Seat{{Node: 1}}}
+			before := machine(t, "slip-"+c.Name)
+			// As the command line has it: another process takes it down.
+			l, err := Up(t.Context(), c, Options{Dir: dir, Keep: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := ours(); got != rules {
+				t.Errorf("the machine has other rules than before:\n%s", got)
+			}
+			at := answer(t, l, "node1/pod0")
+			if l, err = Open(dir, c.Name); err != nil {
+				t.Fatal(err)
+			}
+			ask(t, l, "node0/pod0", place(t, l, "node1/pod0").Service.AddrPort(4), 1)
+			<-at
+			cmd := exec.Command("sleep", "1h")
+			if err := l.In(place(t, l, "node0/pod1"))(cmd); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			go func() { _ = cmd.Wait(); close(ended) }() // it is killed
+			if err := l.Down(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-ended
+			if diff := cmp.Diff(before, machine(t, "slip-"+c.Name)); diff != "" {
+				t.Errorf("left (-before +after):\n%s", diff)
+			}
+			if left := files(t, dir); left != nil {
+				t.Errorf("files left: %v", left)
+			}
+		})
+	}
+}
+
+// What cannot be is refused before anything is touched.
+func TestServicesRefused(t *testing.T) {
+	needRoot(t)
+	seats := func(n int) (all []target.Seat) {
+		for i := range n {
+			all = append(all, target.Seat{Node: 1, Pod: i})
+		}
+		return all
+	}
+	for what, tt := range map[string]struct {
+		change func(*testing.T, *Config)
+		want   string
+	}{
+		"too many backends": {
+			func(_ *testing.T, c *Config) {
+				c.Pods = 64
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 16000, Total: 31, Servers: seats(31)}
+			},
+			"31 servers of node1 with 16000 backends each need more addresses than 10.136.0.0/13 holds, which is enough for 30: choose fewer backends",
+		},
+		"more than there is": {
+			func(_ *testing.T, c *Config) {
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1 << 20, Total: 1, Servers: seats(1)}
+			},
+			"which is enough for 0",
+		},
+		"no such pod": {
+			func(_ *testing.T, c *Config) {
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 3, Servers: seats(3)}
+			},
+			"there is no node1/pod2 to be a server",
+		},
+		"another shape": {
+			func(_ *testing.T, c *Config) {
+				c.Shape = ShapeRouted
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1)}
+			},
+			"must be of shape flannel, is routed",
+		},
+		"no iptables": {
+			func(t *testing.T, c *Config) {
+				t.Setenv("PATH", t.TempDir())
+				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1)}
+			},
+			"need iptables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+		},
+		"no nft": {
+			func(t *testing.T, c *Config) {
+				t.Setenv("PATH", t.TempDir())
+				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1)}
+			},
+			"need nft, which is not installed: install it (apt install nftables)",
+		},
+		"a tool that fails": {
+			func(t *testing.T, c *Config) {
+				dir := t.TempDir()
+				if err := os.WriteFile(dir+"/nft", []byte("#!/bin/sh\necho no such thing >&2; echo more >&2; exit 3\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Setenv("PATH", dir)
+				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1)}
+			},
+			"does not take kube-proxy's rules: nft: exit status 3: no such thing",
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir, c := t.TempDir(), config(labName(t))
+			before := machine(t, "slip-"+c.Name)
+			tt.change(t, &c)
+			l, err := Up(t.Context(), c, Options{Dir: dir})
+			if err == nil {
+				err = l.Down(t.Context())
+				t.Fatalf("came up; %v", err)
+			}
+			if !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("says %q, want %q in it", err, tt.want)
+			}
+			if diff := cmp.Diff(before, machine(t, "slip-"+c.Name)); diff != "" {
+				t.Errorf("changed (-before +after):\n%s", diff)
+			}
+			if left := files(t, dir); left != nil {
+				t.Errorf("files left: %v", left)
+			}
+		})
+	}
+}
+
+// A cgroup of the name that is no lab's is left alone.
+func TestForeignCgroup(t *testing.T) {
+	needRoot(t)
+	c := config(labName(t))
+	c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: []target.Seat{{Node: 1}}}
+	path, err := cgroupPath(c.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := Up(t.Context(), c, Options{Dir: t.TempDir()}); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a lab over a foreign cgroup: %v, want %v", err, ErrExists)
+	}
+}
+
+func TestCgroupRoot(t *testing.T) {
+	for text, want := range map[string]string{
+		"25 1 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n":                                          "/sys/fs/cgroup",
+		"30 29 0:25 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n39 29 0:34 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n": "/sys/fs/cgroup/unified",
+		"30 29 0:25 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n":                                                              "",
+		"":               "",
+		" - cgroup2 x\n": "",
+	} {
+		file := filepath.Join(t.TempDir(), "mountinfo")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		got, err := cgroupRoot(file)
+		if got != want || (want == "") != errors.Is(err, errNoCgroup) {
+			t.Errorf("%q: %q, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+// The rules are those of kube-proxy, word for word.
+func TestKubeProxyRules(t *testing.T) {
+	c := config("x")
+	c.Services = &Services{Backends: 3, Total: 2, Servers: []target.Seat{{Node: 1}}}
+	services := c.Services.services(layout(c))
+	for mode, file := range map[string]string{v1alpha1.ServiceIPTables: "iptables.txt", v1alpha1.ServiceNFTables: "nftables.txt"} {
+		got, _ := kubeProxy(mode, services)
+		file = filepath.Join("testdata", file)
+		if *update {
+			if err := os.WriteFile(file, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", file, diff)
+		}
+	}
+	// Names of kube-proxy's own tests (pkg/proxy/iptables/proxier_test.go, and the
+	// comments in pkg/proxy/nftables/proxier.go).
+	for got, want := range map[string]string{
+		hash("ns1/svc1:p80", "tcp")[:16]:                  "XPGD46QRK7WJZT7O",
+		hash("ns1/svc1:p80", "tcp", "10.180.0.1:80")[:16]: "SXIVWICOYRO3J4NJ",
+		nftablesName("ns1/svc1/tcp/p80"):                  "ULMVA6XW-ns1/svc1/tcp/p80",
+		nftablesName("ns1/svc1/tcp/p80__10.180.0.1/80"):   "5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80",
+	} {
+		if got != want {
+			t.Errorf("hash %s, want %s", got, want)
+		}
+	}
+	few := iptablesRules(services, services)
+	c.Services.Backends = largeCluster + 1
+	many := c.Services.services(layout(c))
+	if got := iptablesRules(many, many); bytes.Count(few, []byte("--comment")) < 15 || bytes.Count(got, []byte("--comment")) != 6 {
+		t.Errorf("%d comments of few endpoints, %d of many", bytes.Count(few, []byte("--comment")), bytes.Count(got, []byte("--comment")))
+	}
+}

@@ -1,0 +1,104 @@
+package traffic
+
+import "encoding/binary"
+
+// A datagram of a stream begins with its number, from 1, and the time when it was
+// sent by the sender's own clock, in nanoseconds. The number has the bit measured
+// in datagrams that the sender counts as within its window: those are what the
+// receiver has to find again, whatever either clock says.
+const (
+	datagramHeader = 16
+	measured       = 1 << 63
+)
+
+func putHeader(b []byte, number uint64, inWindow bool, sent int64) {
+	if inWindow {
+		number |= measured
+	}
+	binary.LittleEndian.PutUint64(b, number)
+	binary.LittleEndian.PutUint64(b[8:], uint64(sent))
+}
+
+// remembered is how many numbers below the highest are known as come or not come,
+// a power of two: at a million datagrams a second the last 65 ms.
+const remembered = 1 << 16
+
+// arrivals is what a receiver knows of the datagrams of one connection.
+type arrivals struct {
+	counts
+	// arrived are those of the sender's window, whenever they came.
+	arrived uint64
+	highest uint64
+	// seen has a bit for each number in (highest-remembered, highest].
+	seen [remembered / 64]uint64
+	// transit is the last datagram's time of arrival less that of sending: off by as
+	// much as the clocks are, but not its changes.
+	transit int64
+}
+
+// counts only ever grow, so that what lies between the edges of a window is their
+// difference.
+type counts struct {
+	// reordered came after a datagram of a higher number (RFC 4737, section 3.3).
+	reordered uint64
+	// duplicates came before.
+	duplicates uint64
+	// moved is the sum of all changes of the transit time, in nanoseconds, and moves
+	// how many there were: their mean is what RFC 3550, section 6.4.1, estimates
+	// from the last sixteen or so.
+	moved, moves uint64
+}
+
+// take notes a datagram that arrived at now, and tells whether it is new. A
+// datagram that is overtaken by more than is remembered is taken for new.
+func (a *arrivals) take(header []byte, now int64) bool {
+	marked := binary.LittleEndian.Uint64(header)
+	number := marked &^ measured
+	first, late := a.highest == 0, number <= a.highest
+	switch {
+	case !late:
+		a.forget(a.highest+1, number)
+		a.highest = number
+	case a.highest-number < remembered && a.has(number):
+		a.duplicates++
+		return false
+	default:
+		a.reordered++
+	}
+	if a.highest-number < remembered {
+		word, bit := a.at(number)
+		*word |= bit
+	}
+	if marked&measured != 0 {
+		a.arrived++
+	}
+	transit := now - int64(binary.LittleEndian.Uint64(header[8:]))
+	if !first {
+		change := transit - a.transit
+		a.moved += uint64(max(change, -change))
+		a.moves++
+	}
+	a.transit = transit
+	return true
+}
+
+func (a *arrivals) has(number uint64) bool {
+	word, bit := a.at(number)
+	return *word&bit != 0
+}
+
+// forget makes room for the numbers from low to high, none of which came yet.
+func (a *arrivals) forget(low, high uint64) {
+	if high-low >= remembered {
+		a.seen = [len(a.seen)]uint64{}
+		return
+	}
+	for number := low; number <= high; number++ {
+		word, bit := a.at(number)
+		*word &^= bit
+	}
+}
+
+func (a *arrivals) at(number uint64) (word *uint64, bit uint64) {
+	return &a.seen[number/64%uint64(len(a.seen))], 1 << (number % 64)
+}

@@ -1,0 +1,389 @@
+package traffic
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"syscall"
+
+	"slipstream.dev/internal/record"
+)
+
+// What both ends of HTTP have in common: messages, as far as a generator of load and
+// its server need them (RFC 9112), what is served, and how a request can fail. Why
+// no library does it is in docs/adr/0006-http-on-plain-sockets.md.
+
+// headLimit is the most that a message's head may take.
+const headLimit = 4 << 10
+
+// errors of a message that is not one, or none that is understood here.
+var (
+	errHeadTooLong = errors.New("the head is longer than 4 KiB")
+	errHTTP        = errors.New("not understood as HTTP/1")
+)
+
+// head is what is read of a message's first lines.
+type head struct {
+	// size of the head itself, to the end of its empty line.
+	size int
+	// target of a request.
+	target []byte
+	// status of a response, and the length of its body.
+	status, length int
+	// last tells that the connection ends with this message.
+	last bool
+	// closes: it says so, whatever else it says.
+	closes bool
+	// old is a request of HTTP/1.0, whose sender has to be told that the connection
+	// is kept.
+	old bool
+	// gzip: a request's sender takes it, a response is in it.
+	gzip bool
+}
+
+// parseRequest reads the head of a request without a body from the beginning of b;
+// its size is 0 for as long as there is only part of it.
+func parseRequest(b []byte) (head, error) {
+	line, fields, h, err := cutHead(b)
+	if h.size == 0 {
+		return h, err
+	}
+	method, rest, _ := bytes.Cut(line, []byte(" "))
+	target, version, ok := bytes.Cut(rest, []byte(" "))
+	if !ok || string(method) != "GET" || len(target) == 0 {
+		return head{}, fmt.Errorf("%w: request %.80q", errHTTP, line)
+	}
+	switch string(version) {
+	case "HTTP/1.0":
+		h.old, h.last = true, true
+	case "HTTP/1.1":
+	default:
+		return head{}, fmt.Errorf("%w: version %.80q", errHTTP, version)
+	}
+	h.target = target
+	for name, value := range headFields(fields) {
+		switch {
+		case same(name, "connection"):
+			h.connection(value)
+		case same(name, "accept-encoding"):
+			h.gzip = hasToken(value, "gzip")
+		case same(name, "content-length") && string(value) != "0", same(name, "transfer-encoding"):
+			return head{}, fmt.Errorf("%w: a request with a body", errHTTP)
+		}
+	}
+	return h, nil
+}
+
+// parseResponse does the same with a response, which has to say how long it is.
+func parseResponse(b []byte) (head, error) {
+	line, fields, h, err := cutHead(b)
+	if h.size == 0 {
+		return h, err
+	}
+	version, rest, _ := bytes.Cut(line, []byte(" "))
+	switch string(version) {
+	case "HTTP/1.0":
+		h.last = true
+	case "HTTP/1.1":
+	default:
+		return head{}, fmt.Errorf("%w: status %.80q", errHTTP, line)
+	}
+	code, _, _ := bytes.Cut(rest, []byte(" "))
+	if h.status = number(code); h.status < 100 || h.status > 999 || len(code) != 3 {
+		return head{}, fmt.Errorf("%w: status %.80q", errHTTP, line)
+	}
+	h.length = -1
+	for name, value := range headFields(fields) {
+		switch {
+		case same(name, "connection"):
+			h.connection(value)
+		case same(name, "content-encoding"):
+			h.gzip = same(value, "gzip")
+		case same(name, "content-length"):
+			n := number(value)
+			if n < 0 || h.length >= 0 && h.length != n {
+				return head{}, fmt.Errorf("%w: length %.80q", errHTTP, value)
+			}
+			h.length = n
+		case same(name, "transfer-encoding"):
+			return head{}, fmt.Errorf("%w: a response in %.80q", errHTTP, value)
+		}
+	}
+	if h.length < 0 {
+		return head{}, fmt.Errorf("%w: a response without a length", errHTTP)
+	}
+	return h, nil
+}
+
+// cutHead finds the first line of a head and its fields.
+func cutHead(b []byte) (line, fields []byte, h head, err error) {
+	end := bytes.Index(b, []byte("\r\n\r\n"))
+	switch {
+	case end < 0 && len(b) < headLimit:
+		return nil, nil, h, nil
+	case end < 0 || end+4 > headLimit:
+		return nil, nil, h, errHeadTooLong
+	}
+	line, fields, _ = bytes.Cut(b[:end], []byte("\r\n"))
+	// Half an end of a line, a line that goes on on the next and a name of nothing are
+	// what readers of HTTP differ in (RFC 9112, sections 2.2, 5.1 and 5.2).
+	if bytes.ContainsAny(line, "\r\n\x00") {
+		return nil, nil, h, fmt.Errorf("%w: %.80q", errHTTP, line)
+	}
+	for name, value := range headFields(fields) {
+		if len(name) == 0 || bytes.ContainsAny(name, " \t\r\n\x00") || bytes.ContainsAny(value, "\r\n\x00") {
+			return nil, nil, h, fmt.Errorf("%w: field %.80q", errHTTP, name)
+		}
+	}
+	h.size = end + 4
+	return line, fields, h, nil
+}
+
+// headFields goes through the fields of a head.
+func headFields(b []byte) func(yield func(name, value []byte) bool) {
+	return func(yield func(name, value []byte) bool) {
+		for len(b) > 0 {
+			var line []byte
+			line, b, _ = bytes.Cut(b, []byte("\r\n"))
+			name, value, _ := bytes.Cut(line, []byte(":"))
+			if !yield(name, bytes.TrimSpace(value)) {
+				return
+			}
+		}
+	}
+}
+
+func (h *head) connection(value []byte) {
+	switch {
+	case hasToken(value, "close"):
+		h.last, h.closes = true, true
+	case hasToken(value, "keep-alive"):
+		h.last = h.closes
+	}
+}
+
+// hasToken finds a word in a list of those; one with a parameter is not found, and
+// taken for one that is not wanted ("gzip;q=0").
+func hasToken(list []byte, token string) bool {
+	for len(list) > 0 {
+		var one []byte
+		one, list, _ = bytes.Cut(list, []byte(","))
+		if same(bytes.TrimSpace(one), token) {
+			return true
+		}
+	}
+	return false
+}
+
+// same compares with a word in lower case.
+func same(b []byte, lower string) bool {
+	if len(b) != len(lower) {
+		return false
+	}
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != lower[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// number is a decimal number of up to nine digits, -1 for anything else.
+func number(b []byte) int {
+	if len(b) == 0 || len(b) > 9 {
+		return -1
+	}
+	n := 0
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return -1
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n
+}
+
+// The objects of a page, in the order in which a user asks for them.
+const (
+	pageIndex  = "/"
+	pageScript = "/script.js"
+	pageStyles = "/styles.css"
+)
+
+const (
+	indexSize  = 12_000
+	stylesSize = 30_000
+)
+
+// object is what a server has under a name, as the responses that can be sent.
+type object struct {
+	// whole responses by whether they are compressed, and by what is said of the
+	// connection: kept without saying so, kept, or closed.
+	responses [2][3][]byte
+	// body is how long the uncompressed body is.
+	body int
+}
+
+const (
+	keptSilently = iota
+	kept
+	closed
+)
+
+// site is what a server of spec has.
+func (s Spec) site() map[string]*object {
+	if !s.Page {
+		return map[string]*object{pageIndex: newObject("text/plain", bytes.Repeat([]byte("x"), s.Size), false)}
+	}
+	return map[string]*object{
+		pageIndex:  newObject("text/html", prose(indexSize, 1), true),
+		pageScript: newObject("text/javascript", prose(s.Size, 2), true),
+		pageStyles: newObject("text/css", prose(stylesSize, 3), true),
+	}
+}
+
+func newObject(kind string, body []byte, compress bool) *object {
+	o := &object{body: len(body)}
+	o.responses[0] = responses(kind, "", body)
+	if compress {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, _ = z.Write(body) // into memory
+		_ = z.Close()
+		o.responses[1] = responses(kind, "Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n", b.Bytes())
+	} else {
+		o.responses[1] = o.responses[0]
+	}
+	return o
+}
+
+func responses(kind, more string, body []byte) (r [3][]byte) {
+	for i, connection := range [3]string{keptSilently: "", kept: "Connection: keep-alive\r\n", closed: "Connection: close\r\n"} {
+		r[i] = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nServer: slipstream\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n%s",
+			kind, len(body), more, connection, body)
+	}
+	return r
+}
+
+// prose is n bytes that gzip makes a quarter of, as it does of scripts and styles.
+func prose(n int, seed uint64) []byte {
+	words := []string{"function", "return", "const", "this", "value", "index", "length", "render", "state", "event", "=>", "{", "}", "(", ")", ";", "=", "===", "node", "children", "props", "null"}
+	r := rand.New(rand.NewPCG(seed, 0))
+	b := make([]byte, 0, n+32)
+	for len(b) < n {
+		if r.IntN(6) == 0 { // a name that is not a common one
+			b = strconv.AppendUint(append(b, 'v'), r.Uint64N(1<<20), 36)
+		} else {
+			b = append(b, words[r.IntN(len(words))]...)
+		}
+		b = append(b, " \n"[r.IntN(12)/11])
+	}
+	return b[:n]
+}
+
+var (
+	responseNotFound = []byte("HTTP/1.1 404 Not Found\r\nServer: slipstream\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+	responseBad      = []byte("HTTP/1.1 400 Bad Request\r\nServer: slipstream\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+)
+
+// response is what a request is answered with, and whether the connection ends
+// with it.
+func respond(site map[string]*object, h head) (out []byte, last bool) {
+	o, ok := site[string(h.target)]
+	if !ok {
+		return responseNotFound, true
+	}
+	connection := keptSilently
+	switch {
+	case h.last:
+		connection = closed
+	case h.old:
+		connection = kept
+	}
+	compressed := 0
+	if h.gzip {
+		compressed = 1
+	}
+	return o.responses[compressed][connection], h.last
+}
+
+// errStatus is a response other than 2xx.
+var errStatus = errors.New("the response is none of success")
+
+// errNoAnswer is a request that was given up.
+var errNoAnswer = errors.New("no answer in time")
+
+// failures counts failed requests by record's kinds of error.
+type failures map[string]uint64
+
+// kindOfError is under which of them an error counts.
+func kindOfError(err error) string {
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return record.ErrRefused
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return record.ErrReset
+	case errors.Is(err, errStatus):
+		return record.ErrStatus
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return record.ErrShort
+	case errors.Is(err, errNoAnswer), errors.Is(err, syscall.ETIMEDOUT), errors.As(err, &timeout) && timeout.Timeout():
+		return record.ErrTimeout
+	}
+	return record.ErrOther
+}
+
+// webResult is what the connections of an end of HTTP saw beside bytes and messages.
+type webResult struct {
+	failed    failures
+	due, late uint64
+	last      int64 // when the last one was done
+	from      int64
+}
+
+func (w *webResult) add(c *conn) {
+	for kind, n := range c.failed {
+		if w.failed == nil {
+			w.failed = make(failures)
+		}
+		w.failed[kind] += n
+	}
+	w.due += c.due
+	w.late += c.late
+	w.last = max(w.last, c.to.at)
+	if w.from == 0 || c.from.at < w.from {
+		w.from = c.from.at
+	}
+}
+
+// lateShare is how many users may begin late before it is the generator that is
+// measured.
+const lateShare = 0.01
+
+func (w *webResult) fill(e *End, out *record.Endpoint) error {
+	out.Errors = w.failed
+	if n := e.spec.Requests; n > 0 && e.listening < 0 {
+		done := out.Messages
+		for _, failed := range w.failed {
+			done += failed
+		}
+		if done < uint64(n) {
+			return fmt.Errorf("run %s: %d of %d requests were done in the time there is: give the workload a longer duration", HTTP, done, n)
+		}
+		out.Seconds = float64(w.last-w.from) / 1e9
+		out.Completion = out.Seconds
+	}
+	if share := float64(w.late) / float64(max(1, w.due)); share > lateShare {
+		out.Warnings = append(out.Warnings, record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
+			"%.1f %% of the users began more than %s late: this machine cannot make so many", 100*share, lateBy)})
+	}
+	return nil
+}

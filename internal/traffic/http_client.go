@@ -1,0 +1,332 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// answerLimit is how long a request may take before it counts as failed.
+	answerLimit = 5 * time.Second
+	// failurePause is between a request that failed and the next: a connection that
+	// is refused costs so little that a hundred thousand would fail in a second.
+	failurePause = 5 * time.Millisecond
+)
+
+// requests are what the threads of a client have left to do together.
+type requests struct {
+	bounded bool
+	left    atomic.Int64
+}
+
+func newRequests(n int) *requests {
+	q := &requests{bounded: n > 0}
+	q.left.Store(int64(n))
+	return q
+}
+
+// take is one more to do; none is left if it is false.
+func (q *requests) take() bool { return !q.bounded || q.left.Add(-1) >= 0 }
+
+// What a browser is about.
+const (
+	idle = iota
+	connecting
+	sending
+	reading
+	ending // the response is whole, the server's end of the connection is awaited
+	done   // nothing is left to ask for
+)
+
+// browser is one of the connections that a client has open at a time.
+type browser struct {
+	fd    int // -1 without one
+	state int
+	// began is when the request did, or may: a browser pauses after a failure.
+	began int64
+	sent  int // bytes of the request
+	in    []byte
+	have  int // bytes of the response
+	head  head
+}
+
+// httpClient is one thread of a client with its share of the connections. It waits for
+// all of them at once, as the server does: a thread for each would switch between
+// them for every response.
+type httpClient struct {
+	spec     Spec
+	address  unix.Sockaddr
+	family   int
+	request  []byte
+	left     *requests
+	c        *conn
+	r        *run
+	epoll    int
+	browsers []browser
+	byFD     map[int32]*browser
+	body     []byte // of no interest
+	paused   int
+}
+
+// requestAll asks for the one object there is until the run is over or all requests are
+// done. The time counts from before the connection is made, where there is one to
+// make, until the last byte has come; of a connection that is not kept, until its end.
+func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, r *run) error {
+	connection := "close"
+	if s.KeepAlive {
+		connection = "keep-alive"
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("wait for responses: %w", err)
+	}
+	defer closeSocket(epoll)
+	h := &httpClient{
+		spec: s, address: sockaddr(to), family: unix.AF_INET, left: left, c: c, r: r, epoll: epoll,
+		request: fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nConnection: %s\r\n\r\n", pageIndex, to, connection),
+		byFD:    make(map[int32]*browser), body: make([]byte, 64<<10),
+	}
+	if to.Addr().Is6() {
+		h.family = unix.AF_INET6
+	}
+	h.browsers = make([]browser, share)
+	for i := range h.browsers {
+		h.browsers[i] = browser{fd: -1, in: make([]byte, headLimit)}
+	}
+	defer func() {
+		for i := range h.browsers {
+			h.close(&h.browsers[i])
+		}
+	}()
+	return h.loop()
+}
+
+func (h *httpClient) loop() error {
+	for i := range h.browsers {
+		h.step(&h.browsers[i])
+	}
+	events := make([]unix.EpollEvent, 64)
+	looked := h.r.now()
+	for {
+		wait := stallCheck
+		if h.paused > 0 {
+			wait = failurePause
+		}
+		n, err := epollWait(h.epoll, events, wait)
+		if err != nil {
+			return fmt.Errorf("wait for responses: %w", err)
+		}
+		for i := range n {
+			b := h.byFD[events[i].Fd]
+			if b == nil || events[i].Events == unix.EPOLLOUT && b.state != connecting && b.state != sending {
+				continue
+			}
+			h.step(b)
+		}
+		now := h.r.now()
+		h.c.mark(h.r, now)
+		if now >= h.r.To || h.r.stopped.Load() {
+			h.cutOff(now)
+			return nil
+		}
+		if h.paused > 0 || now-looked > int64(stallCheck) {
+			looked = now
+			if h.look(now) == len(h.browsers) {
+				h.c.finish(h.r, now)
+				return nil
+			}
+		} else if h.left.bounded && h.left.left.Load() < 0 && h.look(now) == len(h.browsers) {
+			h.c.finish(h.r, now)
+			return nil
+		}
+	}
+}
+
+// look has those go on whose pause is over and those give up whose time is, and
+// counts those who are done.
+func (h *httpClient) look(now int64) (finished int) {
+	for i := range h.browsers {
+		switch b := &h.browsers[i]; {
+		case b.state == done:
+			finished++
+		case b.state == idle && now >= b.began:
+			h.paused--
+			h.step(b)
+		case b.state != idle && now-b.began > int64(answerLimit):
+			h.fail(b, errNoAnswer)
+		}
+	}
+	return finished
+}
+
+// cutOff ends the requests that the window's end finds under way. Those that had their
+// time have failed.
+func (h *httpClient) cutOff(now int64) {
+	for i := range h.browsers {
+		b := &h.browsers[i]
+		if b.state != idle && b.state != done && b.began >= h.r.From && now-b.began > int64(linger) {
+			h.c.fail(errNoAnswer)
+		}
+	}
+	h.c.finish(h.r, max(now, h.r.To))
+}
+
+// step moves a browser on as far as it goes without waiting.
+func (h *httpClient) step(b *browser) {
+	for {
+		err := h.move(b)
+		switch {
+		case errors.Is(err, errStalled), b.state == done:
+			return
+		case err != nil:
+			h.fail(b, err)
+			return
+		}
+	}
+}
+
+// move is one move of a browser; errStalled says that it has to wait.
+func (h *httpClient) move(b *browser) error {
+	switch b.state {
+	case idle:
+		return h.begin(b)
+	case connecting: // what became of it, the first write tells
+		b.state = sending
+	case sending:
+		n, err := send(b.fd, h.request[b.sent:])
+		if err != nil {
+			return err
+		}
+		if b.sent += n; b.sent < len(h.request) {
+			return nil
+		}
+		b.state = reading
+		return errStalled // no response is there at once
+	case reading:
+		return h.read(b)
+	case ending:
+		n, err := receive(b.fd, h.body)
+		switch {
+		case err != nil:
+			return err
+		case n > 0:
+			return fmt.Errorf("%w: more than the response", errHTTP)
+		}
+		h.succeed(b)
+	}
+	return nil
+}
+
+// begin starts a request, over a new connection where there is none.
+func (h *httpClient) begin(b *browser) error {
+	now := h.r.now()
+	if now >= h.r.To {
+		return errStalled
+	}
+	if now >= h.r.From && !h.left.take() {
+		b.state = done
+		return nil
+	}
+	b.began, b.sent, b.have, b.head, b.state = now, 0, 0, head{}, sending
+	if b.fd >= 0 {
+		return nil
+	}
+	fd, err := unix.Socket(h.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("open socket: %w", err)
+	}
+	b.fd, h.byFD[int32(fd)] = fd, b
+	err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	if err == nil {
+		err = setCongestionControl(fd, h.spec)
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.Connect(fd, h.address)
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	// Told of each change once, a connection needs no more words with the poller.
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(fd)}
+	if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+		return fmt.Errorf("wait for a connection: %w", err)
+	}
+	if err != nil {
+		b.state = connecting
+		return errStalled
+	}
+	return nil
+}
+
+// read takes what there is of a response.
+func (h *httpClient) read(b *browser) error {
+	into := h.body
+	if b.head.size == 0 {
+		into = b.in[b.have:]
+	}
+	n, err := receive(b.fd, into)
+	switch {
+	case err != nil:
+		return err
+	case n == 0:
+		return io.ErrUnexpectedEOF
+	}
+	b.have += n
+	if b.head.size == 0 {
+		if b.head, err = parseResponse(b.in[:b.have]); err != nil || b.head.size == 0 {
+			return err
+		}
+	}
+	switch want := b.head.size + b.head.length; {
+	case b.have < want:
+		return nil
+	case b.have > want:
+		return fmt.Errorf("%w: more than the response", errHTTP)
+	case b.head.status < 200 || b.head.status > 299:
+		return fmt.Errorf("%w: %d", errStatus, b.head.status)
+	case b.head.last:
+		// The server closes first, so that the client's port is free again at once.
+		b.state = ending
+		return nil
+	}
+	h.succeed(b)
+	return nil
+}
+
+func (h *httpClient) succeed(b *browser) {
+	now := h.r.now()
+	if b.began >= h.r.From && now <= h.r.To {
+		_ = h.c.hdr.RecordValue(min(now-b.began, h.c.hdr.HighestTrackableValue()))
+	}
+	h.c.bytes.Add(uint64(b.head.length))
+	h.c.messages.Add(1)
+	if b.head.last {
+		h.close(b)
+	}
+	b.state = idle
+}
+
+func (h *httpClient) fail(b *browser, err error) {
+	now := h.r.now()
+	if b.began >= h.r.From && now < h.r.To { // after it, the server is gone
+		h.c.fail(err)
+	}
+	h.close(b)
+	b.state, b.began = idle, now+int64(failurePause)
+	h.paused++
+}
+
+func (h *httpClient) close(b *browser) {
+	if b.fd >= 0 {
+		closeSocket(b.fd) // and the poller forgets it
+		delete(h.byFD, int32(b.fd))
+		b.fd = -1
+	}
+}

@@ -1,0 +1,189 @@
+package traffic
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// lateBy is how long after it was due a user may begin without being late.
+const lateBy = time.Millisecond
+
+// visitors are the users of a page at work. There may be any number of them, most
+// of them waiting, which is what goroutines and Go's poller are for: their page
+// takes a hundred times what waking them does.
+type visitors struct {
+	spec    Spec
+	to      netip.AddrPort
+	dialer  net.Dialer
+	working sync.WaitGroup
+	readers sync.Pool
+
+	mu sync.Mutex // of what the account holds beside its atomic counters
+	// late is how many of the users due in the window began late.
+	due, late uint64
+}
+
+// visit has users arrive at the rate, whatever has become of those before them. What
+// a user takes counts from when it was due, so that a stall is seen by all whom it
+// kept waiting (coordinated omission).
+func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
+	v := &visitors{spec: s, to: to, readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
+	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
+		return joinControl(raw, func(fd int) error { return setCongestionControl(fd, s) })
+	}
+	for seq := int64(0); ; seq++ {
+		due := r.Start + seq*int64(time.Second)/int64(s.Rate)
+		if due >= r.To {
+			break
+		}
+		r.await(due)
+		if r.stopped.Load() {
+			break
+		}
+		v.working.Go(func() { v.user(due, c, r) })
+		c.mark(r, r.now())
+	}
+	r.await(r.To)
+	c.mark(r, max(r.now(), r.To))
+	v.working.Wait() // each has its limit
+	c.due, c.late = v.due, v.late
+	return nil
+}
+
+// user loads a page over one connection.
+func (v *visitors) user(due int64, c *conn, r *run) {
+	began := r.now()
+	n, err := v.load(r.ctx)
+	now := r.now()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if within := due >= r.From && due < r.To; within {
+		v.due++
+		if began-due > int64(lateBy) {
+			v.late++
+		}
+		if err != nil && !r.stopped.Load() {
+			c.fail(err)
+		} else if err == nil {
+			_ = c.hdr.RecordValue(min(now-due, c.hdr.HighestTrackableValue()))
+		}
+	}
+	if err == nil {
+		c.bytes.Add(uint64(n))
+		c.messages.Add(1)
+	}
+}
+
+func (v *visitors) load(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, errNoAnswer)
+	defer cancel()
+	conn, err := v.dialer.DialContext(ctx, "tcp", v.to.String())
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	in := v.readers.Get().(*pageReader)
+	defer v.readers.Put(in)
+	in.in.Reset(conn)
+	for _, one := range []struct {
+		target string
+		size   int
+		last   bool
+	}{{pageIndex, indexSize, false}, {pageScript, v.spec.Size, false}, {pageStyles, stylesSize, true}} {
+		connection := "keep-alive"
+		if one.last {
+			connection = "close"
+		}
+		if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nAccept-Encoding: gzip\r\nConnection: %s\r\n\r\n",
+			one.target, v.to, connection); err != nil {
+			return 0, err
+		}
+		took, err := in.object(one.size)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", one.target, err)
+		}
+		n += took
+	}
+	// The server closes first, as with single requests.
+	if _, err := in.in.ReadByte(); err != io.EOF {
+		return 0, fmt.Errorf("%w: more than the response", errHTTP)
+	}
+	return n, nil
+}
+
+// pageReader reads responses. Users lend them to each other: they are large.
+type pageReader struct {
+	in *bufio.Reader
+	z  gzip.Reader
+}
+
+// object reads a response of so many bytes, when uncompressed, and returns how many
+// its body took.
+func (p *pageReader) object(size int) (int, error) {
+	in := p.in
+	var h head
+	for want := 1; h.size == 0; {
+		if _, err := in.Peek(want); err != nil {
+			return 0, noEOF(err)
+		}
+		b, err := in.Peek(in.Buffered())
+		if err != nil {
+			return 0, err
+		}
+		if h, err = parseResponse(b); err != nil {
+			return 0, err
+		}
+		want = len(b) + 1
+	}
+	_, _ = in.Discard(h.size)
+	if h.status < 200 || h.status > 299 {
+		return 0, fmt.Errorf("%w: %d", errStatus, h.status)
+	}
+	body := io.LimitReader(in, int64(h.length))
+	var plain int64
+	var err error
+	if h.gzip {
+		if err = p.z.Reset(body); err == nil {
+			p.z.Multistream(false)
+			plain, err = io.Copy(io.Discard, &p.z)
+		}
+	} else {
+		plain, err = io.Copy(io.Discard, body)
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, body)
+	}
+	if err != nil {
+		return 0, noEOF(err)
+	}
+	if plain != int64(size) {
+		return 0, fmt.Errorf("%d bytes of %d: %w", plain, size, io.ErrUnexpectedEOF)
+	}
+	return h.length, nil
+}
+
+// noEOF is an end where none should be.
+func noEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// joinControl calls set with the socket of raw.
+func joinControl(raw syscall.RawConn, set func(fd int) error) error {
+	var err error
+	if controlErr := raw.Control(func(fd uintptr) { err = set(int(fd)) }); controlErr != nil {
+		return controlErr
+	}
+	return err
+}

@@ -1,0 +1,485 @@
+package traffic
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/record"
+)
+
+func histogram(t *testing.T, e record.Endpoint) (count int64, at func(float64) time.Duration) {
+	t.Helper()
+	h, err := record.DecodeHistogram(e.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.TotalCount(), func(q float64) time.Duration { return time.Duration(h.ValueAtQuantile(q)) }
+}
+
+func TestHTTP(t *testing.T) {
+	const window = 300 * time.Millisecond
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		for _, keep := range []bool{false, true} {
+			for _, connections := range []int{1, 3} {
+				t.Run(fmt.Sprintf("%s/keep=%t/%d", ip, keep, connections), func(t *testing.T) {
+					spec := Spec{Kind: HTTP, Size: 1000, Connections: connections, KeepAlive: keep}
+					client, server, err := pair(t, t.Context(), spec, ip, window)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if client.Bytes != 1000*client.Messages || client.Errors != nil {
+						t.Errorf("%d bytes of %d responses, errors %v", client.Bytes, client.Messages, client.Errors)
+					}
+					for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
+						if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 || e.CPUSeconds <= 0 {
+							t.Errorf("%s: window of %.3f s, want %.3f; CPU %.3f s", name, e.Seconds, window.Seconds(), e.CPUSeconds)
+						}
+					}
+					if d := int64(client.Messages) - int64(server.Messages); d < -int64(client.Messages)/5-5 || d > int64(client.Messages)/5+5 {
+						t.Errorf("%d responses came, %d were sent", client.Messages, server.Messages)
+					}
+					n, _ := histogram(t, client)
+					if d := int64(client.Messages) - n; d < -2*int64(connections) || d > 2*int64(connections) {
+						t.Errorf("%d responses, %d latencies", client.Messages, n)
+					}
+				})
+			}
+		}
+	}
+}
+
+// web is a server of Go's own, which counts connections.
+type web struct {
+	addr     netip.AddrPort
+	accepted atomic.Int64
+	server   http.Server
+}
+
+func serveWeb(t *testing.T, handler http.HandlerFunc) *web {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &web{addr: l.Addr().(*net.TCPAddr).AddrPort()}
+	w.server.Handler = handler
+	w.server.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			w.accepted.Add(1)
+		}
+	}
+	go func() { _ = w.server.Serve(l) }()
+	t.Cleanup(func() { _ = w.server.Close() })
+	return w
+}
+
+// drive runs the client of spec alone.
+func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d time.Duration) (record.Endpoint, error) {
+	t.Helper()
+	end, err := Dial(ctx, spec, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	start := Now() + int64(5*time.Millisecond)
+	return end.Run(ctx, Window{Start: start, From: start, To: start + int64(d)}, func(Progress) {})
+}
+
+// TestKeepAlive counts the connections that a server of another make sees: one to
+// look whether it is there, and then one in all or one a request.
+func TestKeepAlive(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		w := serveWeb(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+		spec := Spec{Kind: HTTP, Size: 5, Connections: 2, KeepAlive: keep, Requests: 200}
+		e, err := drive(t, t.Context(), spec, w.addr, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := int64(1 + 200)
+		if keep {
+			want = 1 + 2
+		}
+		if got := w.accepted.Load(); got != want {
+			t.Errorf("keep %t: %d connections, want %d", keep, got, want)
+		}
+		if e.Messages != 200 || e.Bytes != 200*5 || e.Errors != nil {
+			t.Errorf("keep %t: %+v", keep, e)
+		}
+	}
+}
+
+// TestRequests: exactly as many as were asked for, over all connections, and the time
+// is that until the last of them.
+func TestRequests(t *testing.T) {
+	var seen atomic.Int64
+	w := serveWeb(t, func(w http.ResponseWriter, _ *http.Request) {
+		if seen.Add(1) == 50 {
+			time.Sleep(200 * time.Millisecond) // the slow one
+		}
+		_, _ = io.WriteString(w, "hello")
+	})
+	spec := Spec{Kind: HTTP, Size: 5, Connections: 3, KeepAlive: true, Requests: 50}
+	began := time.Now()
+	e, err := drive(t, t.Context(), spec, w.addr, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen.Load() != 50 || e.Messages != 50 {
+		t.Errorf("%d requests, %d responses, want 50", seen.Load(), e.Messages)
+	}
+	if took := time.Since(began).Seconds(); e.Completion < 0.2 || e.Completion > took || e.Seconds != e.Completion {
+		t.Errorf("completion %.3f s, seconds %.3f, took %.3f s", e.Completion, e.Seconds, took)
+	}
+	spec.Requests = 1 << 30
+	if _, err := drive(t, t.Context(), spec, w.addr, 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), "longer duration") {
+		t.Errorf("a billion requests in a tenth of a second: %v", err)
+	}
+}
+
+// script serves raw connections, each by what of it takes its turn; the first one is
+// the client's look whether somebody is there.
+func script(t *testing.T, serve func(n int, c *net.TCPConn)) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for n := 0; ; n++ {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			if n > 0 {
+				if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+					t.Errorf("request %d: %v", n, err)
+				}
+				serve(n, c)
+			}
+			c.Close()
+		}
+	}()
+	return l, l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+const good = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+
+// TestErrors has a server fail in every way there is: each request that fails is
+// counted under its kind, none gives a latency, and the others go on.
+func TestErrors(t *testing.T) {
+	const each = 10
+	kinds := []func(*net.TCPConn){
+		func(c *net.TCPConn) { _, _ = io.WriteString(c, good) },
+		func(c *net.TCPConn) { _, _ = io.WriteString(c, good[:len(good)-2]) }, // ends in mid-response
+		func(c *net.TCPConn) { _ = c.SetLinger(0) },                           // reset
+		func(c *net.TCPConn) {
+			_, _ = io.WriteString(c, "HTTP/1.1 503 Away\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		}, // a backend that is ill
+		func(c *net.TCPConn) { _, _ = io.WriteString(c, "SSH-2.0-hello\r\n\r\n") }, // no HTTP
+		func(c *net.TCPConn) { _, _ = io.WriteString(c, good+"!") },                // more than it said
+	}
+	_, addr := script(t, func(n int, c *net.TCPConn) { kinds[n%len(kinds)](c) })
+	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: each * len(kinds)}, addr, 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]uint64{record.ErrShort: each, record.ErrReset: each, record.ErrStatus: each, record.ErrOther: 2 * each}
+	if diff := cmp.Diff(want, e.Errors); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if n, _ := histogram(t, e); n != each || e.Messages != each {
+		t.Errorf("%d responses and %d latencies, want %d", e.Messages, n, each)
+	}
+}
+
+// TestServerDies: a server that is gone in mid-run refuses what comes after it.
+func TestServerDies(t *testing.T) {
+	for _, page := range []bool{false, true} {
+		var l *net.TCPListener
+		var addr netip.AddrPort
+		site := Spec{Page: page, Size: 1000}.site()
+		l, addr = script(t, func(n int, c *net.TCPConn) {
+			if !page {
+				_, _ = io.WriteString(c, good)
+			} else {
+				_, _ = c.Write(site[pageIndex].responses[1][kept])
+				for range 2 {
+					r, err := http.ReadRequest(bufio.NewReader(c))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					last := map[bool]int{true: closed, false: kept}[r.Close]
+					_, _ = c.Write(site[r.URL.Path].responses[1][last])
+				}
+			}
+			if n == 20 {
+				l.Close()
+			}
+		})
+		spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page}
+		if page {
+			spec.Size, spec.Rate = 1000, 100
+		}
+		e, err := drive(t, t.Context(), spec, addr, 500*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Messages != 20 || e.Errors[record.ErrRefused] < 10 {
+			t.Errorf("page %t: %d responses, want 20; errors %v", page, e.Messages, e.Errors)
+		}
+	}
+}
+
+// TestPage loads pages from the engine's own server. Far fewer bytes come than the
+// objects have: they are compressed.
+func TestPage(t *testing.T) {
+	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, Rate: 100}
+	client, server, err := pair(t, t.Context(), spec, "127.0.0.1", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, at := histogram(t, client)
+	if n != 100 || client.Errors != nil {
+		t.Errorf("%d users in a second, want 100; errors %v", n, client.Errors)
+	}
+	const plain = indexSize + 200_000 + stylesSize
+	if each := client.Bytes / client.Messages; each < plain/8 || each > plain/2 {
+		t.Errorf("%d bytes a user, want about a quarter of %d", each, plain)
+	}
+	if at(50) < 50*time.Microsecond || at(50) > 100*time.Millisecond {
+		t.Errorf("a page takes %s", at(50))
+	}
+	if want := 3 * client.Messages; server.Messages < want-20 || server.Messages > want+20 {
+		t.Errorf("%d objects for %d users", server.Messages, client.Messages)
+	}
+}
+
+// TestCoordinatedOmission stops a page's server for 200 ms of a second: the users who
+// were due in that time waited, whether the generator could have sent them or not.
+func TestCoordinatedOmission(t *testing.T) {
+	var gate sync.RWMutex
+	objects := map[string]int{pageIndex: indexSize, pageScript: 1000, pageStyles: stylesSize}
+	w := serveWeb(t, func(w http.ResponseWriter, r *http.Request) {
+		gate.RLock()
+		defer gate.RUnlock()
+		w.Header().Set("Content-Length", strconv.Itoa(objects[r.URL.Path]))
+		_, _ = w.Write(bytes.Repeat([]byte("x"), objects[r.URL.Path])) // a server that does not compress
+	})
+	time.AfterFunc(400*time.Millisecond, func() {
+		gate.Lock()
+		time.AfterFunc(200*time.Millisecond, gate.Unlock)
+	})
+	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, Rate: 100}, w.addr, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, at := histogram(t, e)
+	if n != 100 || e.Errors != nil {
+		t.Errorf("%d users, want 100; errors %v", n, e.Errors)
+	}
+	// Of 100 users 20 were due in the 200 ms, and waited between 200 and 0 of them.
+	if at(99) < 150*time.Millisecond || at(90) < 70*time.Millisecond || at(50) > 50*time.Millisecond {
+		t.Errorf("p50 %s, p90 %s, p99 %s", at(50), at(90), at(99))
+	}
+}
+
+// TestHTTPStops: a server that never answers holds nobody up.
+func TestHTTPStops(t *testing.T) {
+	for _, page := range []bool{false, true} {
+		release := make(chan struct{})
+		_, addr := script(t, func(int, *net.TCPConn) { <-release })
+		defer close(release)
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := drive(t, ctx, Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page, Rate: 10}, addr, time.Hour)
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 3*time.Second {
+			t.Errorf("page %t: after %s: %v", page, took, err)
+		}
+	}
+}
+
+// TestOtherClients asks the engine's server as others do: Go's client, compressed and
+// plain, and one of HTTP/1.0 that wants its connection kept, as ab does.
+func TestOtherClients(t *testing.T) {
+	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, Rate: 1}
+	s, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, err := s.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		start := Now()
+		_, err := end.Run(ctx, Window{Start: start, From: start, To: start + int64(time.Hour)}, func(Progress) {})
+		ended <- err
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the server ended with %v, not as it was told to", err)
+		}
+	}()
+
+	for _, tt := range []struct {
+		path  string
+		plain bool
+		want  int
+	}{{"/", false, indexSize}, {"/script.js", false, 200_000}, {"/script.js", true, 200_000}, {"/styles.css", false, stylesSize}} {
+		client := http.Client{Transport: &http.Transport{DisableCompression: tt.plain}}
+		r, err := client.Get("http://" + s.Addr().String() + tt.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r.Body)
+		if err != nil || r.StatusCode != 200 || len(b) != tt.want || r.Uncompressed == tt.plain {
+			t.Errorf("%s: %d, %d bytes of %d, uncompressed here %t, %v", tt.path, r.StatusCode, len(b), tt.want, r.Uncompressed, err)
+		}
+		client.CloseIdleConnections()
+	}
+	c, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	in := bufio.NewReader(c)
+	for _, connection := range []string{"Keep-Alive", "close"} {
+		// Half a request is none.
+		request := "GET / HTTP/1.0\r\nConnection: " + connection + "\r\n\r\n"
+		for _, part := range []string{request[:20], request[20:]} {
+			if _, err := io.WriteString(c, part); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r.Body)
+		if err != nil || len(b) != indexSize || r.Close != (connection == "close") {
+			t.Errorf("%s: %d bytes, %v, close %t", connection, len(b), err, r.Close)
+		}
+	}
+	if _, err := in.ReadByte(); err != io.EOF {
+		t.Errorf("the connection goes on: %v", err)
+	}
+	for request, want := range map[string]int{
+		"GET /none HTTP/1.1\r\n\r\n":                        404,
+		"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello": 400,
+		"GET / HTTP/3\r\n\r\n":                              400,
+		"GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 5000): 400,
+	} {
+		c, err := net.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, request)
+		r, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || r.StatusCode != want {
+			t.Errorf("%.40q: %v, %v, want %d", request, r, err, want)
+		}
+		c.Close()
+	}
+}
+
+// TestNoResponse has what must not pass for a response, and says why.
+func TestNoResponse(t *testing.T) {
+	for text, want := range map[string]string{
+		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n": "length",
+		"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n":                     "length",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n":             "a response in \"chunked\"",
+		"HTTP/1.1 200 OK\r\n\r\n":                                           "without a length",
+		"HTTP/1.1 20 OK\r\nContent-Length: 5\r\n\r\n":                       "status",
+		"HTTP/1.1 200 OK\r\nConnection: close\r\n and more\r\n\r\n":         "field",
+		strings.Repeat("x", headLimit):                                      "4 KiB",
+	} {
+		if h, err := parseResponse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %+v, %v, want %q", text, h, err, want)
+		}
+	}
+}
+
+// FuzzResponse holds the parser to Go's: what both take for a response is the same
+// one, and part of a head is never taken for all of it.
+func FuzzResponse(f *testing.F) {
+	for _, seed := range []string{
+		good, "HTTP/1.0 204 No\r\ncontent-length:0\r\nconnection: Keep-Alive\r\n\r\n", "HTTP/1.1 200\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 12\r\n\r\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := parseResponse(b)
+		if err != nil || h.size == 0 {
+			if h.size != 0 {
+				t.Errorf("an error and a head too: %+v", h)
+			}
+			return
+		}
+		if h.size > len(b) || h.length < 0 || h.status < 100 || h.status > 999 {
+			t.Fatalf("%+v of %q", h, b)
+		}
+		if part, err := parseResponse(b[:h.size-1]); err != nil || part.size != 0 {
+			t.Errorf("without its end: %+v, %v", part, err)
+		}
+		r, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), nil)
+		if err != nil || r.StatusCode/100 == 1 || r.StatusCode == 204 || r.StatusCode == 304 { // which have no body, whatever they say
+			return
+		}
+		if r.StatusCode != h.status || r.ContentLength != int64(h.length) || r.Close != h.last {
+			t.Errorf("%q:\n%+v, but Go has status %d, length %d, close %t", b, h, r.StatusCode, r.ContentLength, r.Close)
+		}
+	})
+}
+
+// FuzzRequest does the same with requests.
+func FuzzRequest(f *testing.F) {
+	for _, seed := range []string{
+		"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET /script.js HTTP/1.0\r\nConnection: Keep-Alive\r\nAccept-Encoding: br, gzip\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := parseRequest(b)
+		if err != nil || h.size == 0 {
+			if h.size != 0 {
+				t.Errorf("an error and a head too: %+v", h)
+			}
+			return
+		}
+		if h.size > len(b) || len(h.target) == 0 {
+			t.Fatalf("%+v of %q", h, b)
+		}
+		r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(b)))
+		if err != nil {
+			return
+		}
+		if r.Method != "GET" || r.RequestURI != string(h.target) || r.Close != h.last || r.ContentLength > 0 {
+			t.Errorf("%q:\n%+v, but Go has %s %s, close %t, length %d", b, h, r.Method, r.RequestURI, r.Close, r.ContentLength)
+		}
+	})
+}

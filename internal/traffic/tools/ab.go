@@ -1,0 +1,188 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// ab is ApacheBench, a client: the engine's own server answers it. Checked against
+// 2.3 of Apache 2.4.
+//
+// It has no warm-up, and tells percentiles in whole milliseconds; those of its CSV
+// have three digits more, but end at the 99th.
+type ab struct{}
+
+// abMost is more requests a second than there are, so that the time ends a run: ab
+// keeps 40 bytes a request, of which it touches those that it makes.
+const abMost = 200_000
+
+func (ab) Check(w v1alpha1.Workload) error {
+	switch {
+	case w.HTTP == nil:
+		return fmt.Errorf("ab makes http workloads only, not %s", w.Kind())
+	case w.HTTP.Page:
+		return errors.New("ab asks for one object, and loads no page")
+	case w.HTTP.Requests > 0 && w.HTTP.Requests < w.HTTP.Connections:
+		return fmt.Errorf("ab takes no fewer requests than connections, and these are %d and %d", w.HTTP.Requests, w.HTTP.Connections)
+	}
+	return nil
+}
+
+// ServerArgv is empty: the engine serves.
+func (ab) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string { return nil }
+
+func (ab) ServerReady([]byte) bool { return true }
+
+// ClientArgv has no use for cc: ab cannot set a congestion control.
+func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+	t := w.HTTP
+	// Errors are counted, and do not end it; an answer has as long as in the engine.
+	argv := []string{"ab", "-q", "-r", "-s", "5", "-c", strconv.Itoa(t.Connections)}
+	if t.KeepAlive {
+		argv = append(argv, "-k")
+	}
+	n := t.Requests
+	if n == 0 {
+		seconds := wholeSeconds(time.Duration(t.Duration))
+		argv = append(argv, "-t", strconv.FormatInt(seconds, 10))
+		n = int(seconds) * abMost // behind -t, which sets it too
+	}
+	return append(argv, "-n", strconv.Itoa(n), "-e", "/dev/stdout", fmt.Sprintf("http://%s/", netip.AddrPortFrom(addr, port)))
+}
+
+func (ab) Lead(v1alpha1.Workload) time.Duration { return 0 }
+
+func (ab) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := parseAB(w, output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("ab: %w", err)
+	}
+	return e, nil
+}
+
+var (
+	// abFigure is "Complete requests:      200".
+	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred): +([0-9.]+)( seconds| bytes)?\n$`)
+	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)".
+	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+), Receive: (\d+), Length: (\d+), Exceptions: (\d+)\)\n$`)
+	// abPercentile is "50,0.437" of the CSV.
+	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)\n$`)
+)
+
+func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e := record.Endpoint{Percentiles: make(map[string]float64)}
+	figures := make(map[string]float64)
+	var kinds [4]float64 // of failures: connect, receive, length, exceptions
+	var unexpected string
+	for line := range bytes.Lines(output) {
+		if m := abFigure.FindSubmatch(line); m != nil {
+			v, err := strconv.ParseFloat(string(m[2]), 64)
+			if err != nil {
+				return e, fmt.Errorf("%s of %q", m[1], m[2])
+			}
+			figures[string(m[1])] = v
+		} else if m := abFailed.FindSubmatch(line); m != nil {
+			for i := range kinds {
+				kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // of digits
+			}
+		} else if m := abPercentile.FindSubmatch(line); m != nil {
+			v, err := strconv.ParseFloat(string(m[2]), 64)
+			if err != nil {
+				return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
+			}
+			switch string(m[1]) {
+			case "50":
+				e.Percentiles[record.LatencyP50] = v / 1e3
+			case "99":
+				e.Percentiles[record.LatencyP99] = v / 1e3
+			}
+		} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
+			return e, fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
+		} else if text := strings.TrimSpace(string(line)); text != "" && unexpected == "" && !abSays(text) {
+			unexpected = text
+		}
+	}
+	for _, name := range []string{"Time taken for tests", "Complete requests", "Failed requests", "HTML transferred"} {
+		if _, ok := figures[name]; !ok {
+			if unexpected != "" {
+				return e, fmt.Errorf("its output is not understood at %.200q", unexpected)
+			}
+			return e, fmt.Errorf("its output has no %q: it ended too early, or is that of another version than 2.3", name)
+		}
+		if v := figures[name]; !(v >= 0 && v < math.MaxInt64) {
+			return e, fmt.Errorf("%s of %g", name, v)
+		}
+	}
+	complete := figures["Complete requests"]
+	e.Seconds = figures["Time taken for tests"]
+	e.Bytes = uint64(figures["HTML transferred"])
+	e.Errors = abErrors(kinds, figures["Non-2xx responses"])
+	failed := 0.0
+	for _, n := range e.Errors {
+		failed += float64(n)
+	}
+	e.Messages = uint64(max(0, complete-failed))
+	if figures["Failed requests"] > 0 && failed == 0 {
+		return e, fmt.Errorf("%g requests failed, and it does not say how", figures["Failed requests"])
+	}
+	if e.Messages == 0 {
+		return e, fmt.Errorf("every request failed: connect %g, receive %g, length %g, others %g, status %g",
+			kinds[0], kinds[1], kinds[2], kinds[3], figures["Non-2xx responses"])
+	}
+	if failed == 0 && len(e.Percentiles) != 2 {
+		return e, errors.New("its output has no percentiles")
+	}
+	if failed > 0 {
+		// Those that failed are among them.
+		e.Percentiles = nil
+	}
+	if n := w.HTTP.Requests; n > 0 {
+		if complete < float64(n) {
+			return e, fmt.Errorf("%g of %d requests were done", complete, n)
+		}
+		e.Completion = e.Seconds
+	}
+	return e, plausible(e)
+}
+
+// abErrors are ab's kinds of failures in the terms of a record. A connection that
+// breaks is an exception of its poller too, and its response has the wrong length.
+func abErrors(kinds [4]float64, status float64) map[string]uint64 {
+	errs := make(map[string]uint64)
+	for kind, n := range map[string]float64{
+		record.ErrRefused: kinds[0], record.ErrReset: max(kinds[1], kinds[3]),
+		record.ErrShort: max(0, kinds[2]-max(kinds[1], kinds[3])), record.ErrStatus: status,
+	} {
+		if n > 0 && n < math.MaxInt64/8 {
+			errs[kind] = uint64(n)
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs
+}
+
+// abSays knows the lines that tell nothing of use.
+func abSays(line string) bool {
+	for _, start := range []string{
+		"This is ApacheBench", "Copyright ", "Licensed to ", "Benchmarking ", "Percentage ", "0,", "Server ", "Document ", "Concurrency ",
+		"Total", "Requests per second", "Time per request", "Transfer rate", "Connection Times", "min ", "Connect:", "Processing:", "Waiting:",
+		"50%", "66%", "75%", "80%", "90%", "95%", "98%", "99%", "100%", "Finished ", "WARNING", "Write errors", "..done",
+	} {
+		if strings.HasPrefix(line, start) {
+			return true
+		}
+	}
+	return false
+}

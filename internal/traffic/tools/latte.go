@@ -1,0 +1,151 @@
+package tools
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// latte is Microsoft's ping-pong for Windows. Its options and its output are as
+// Microsoft's VirtualClient uses and reads them, and as others have quoted them. It
+// has not been run with this program: what it prints when it listens is a guess.
+//
+// It takes a number of iterations and no time, and knows of no warm-up.
+type latte struct{}
+
+const (
+	// latteRate is how many round trips a second are taken to fill a window: it is
+	// shorter where they take less than 200 µs, and longer where they take more.
+	latteRate = 5000
+	// latteBuckets of 1 µs are what its histogram has.
+	latteBuckets = 9998
+)
+
+func (latte) Check(w v1alpha1.Workload) error {
+	switch t := w.Traffic(); {
+	case w.PingPong == nil:
+		return fmt.Errorf("latte makes pingpong workloads only, not %s", w.Kind())
+	case t.Connections != 1:
+		return fmt.Errorf("latte makes one connection a pair, not %d", t.Connections)
+	case t.Size != 4:
+		return fmt.Errorf("latte's messages have 4 bytes, not %s", t.Size)
+	}
+	return nil
+}
+
+func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	return l.argv(w, addr, port)
+}
+
+// ServerReady waits for the first line that latte prints.
+func (latte) ServerReady(line []byte) bool { return bytes.HasPrefix(line, []byte("Protocol ")) }
+
+// ClientArgv has no use for cc: latte cannot set a congestion control.
+func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+	return append(l.argv(w, addr, port), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
+}
+
+// argv is what both ends have in common: each counts the iterations for itself.
+func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	t := w.PingPong
+	iterations := math.Ceil(time.Duration(t.Duration).Seconds() * latteRate)
+	return []string{
+		"latte", "-" + t.Protocol, "-a", netip.AddrPortFrom(addr, port).String(),
+		"-i", strconv.FormatFloat(iterations, 'f', 0, 64),
+	}
+}
+
+func (latte) Lead(v1alpha1.Workload) time.Duration { return 0 }
+
+func (latte) Parse(_ v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := parseLatte(output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("latte: %w", err)
+	}
+	return e, nil
+}
+
+var (
+	// latteFigure is "Latency(usec) 69.98".
+	latteFigure = regexp.MustCompile(`^(MsgSize\(byte\)|Iterations|Latency\(usec\))\s+([0-9.]+)\s*$`)
+	// latteBucket is "   103      1664".
+	latteBucket = regexp.MustCompile(`^\s*(\d+)\s+(\d+)\s*$`)
+)
+
+// parseLatte takes the window to be as long as the iterations took: the latency is
+// the mean of a round trip. What the histogram does not reach is above its end.
+func parseLatte(output []byte) (record.Endpoint, error) {
+	e := record.Endpoint{Percentiles: make(map[string]float64)}
+	figures := make(map[string]float64)
+	type bucket struct{ from, count float64 }
+	var buckets []bucket
+	began := false
+	last := ""
+	for line := range bytes.Lines(output) {
+		if len(bytes.TrimSpace(line)) > 0 {
+			last = string(bytes.TrimSpace(line))
+		}
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // half a line may end in half a number
+		}
+		if m := latteFigure.FindSubmatch(line); m != nil {
+			v, err := strconv.ParseFloat(string(m[2]), 64)
+			if err != nil {
+				return e, fmt.Errorf("%s of %q", m[1], m[2])
+			}
+			figures[string(m[1])] = v
+		} else if bytes.HasPrefix(line, []byte("Interval(usec)")) {
+			began = true
+		} else if m := latteBucket.FindSubmatch(line); began && m != nil {
+			from, err1 := strconv.ParseFloat(string(m[1]), 64)
+			count, err2 := strconv.ParseFloat(string(m[2]), 64)
+			if err1 != nil || err2 != nil || len(buckets) > 0 && from <= buckets[len(buckets)-1].from {
+				return e, fmt.Errorf("a histogram that is none, at %.200q", last)
+			}
+			buckets = append(buckets, bucket{from, count})
+		}
+	}
+	for _, name := range []string{"MsgSize(byte)", "Iterations", "Latency(usec)"} {
+		if v, ok := figures[name]; !ok {
+			return e, fmt.Errorf("its output has no %s; it ends with %.200q", name, last)
+		} else if !(v > 0 && v < 1e15) {
+			return e, fmt.Errorf("%s of %g", name, v)
+		}
+	}
+	if len(buckets) == 0 {
+		return e, fmt.Errorf("its output has no histogram; it ends with %.200q", last)
+	}
+	e.Messages = uint64(figures["Iterations"])
+	e.Bytes = e.Messages * uint64(math.Ceil(figures["MsgSize(byte)"]))
+	if figures["MsgSize(byte)"] > 1<<20 {
+		return e, fmt.Errorf("messages of %g bytes", figures["MsgSize(byte)"])
+	}
+	e.Seconds = float64(e.Messages) * figures["Latency(usec)"] / 1e6
+	total := 0.0
+	for _, b := range buckets {
+		total += b.count
+	}
+	if total > float64(e.Messages) {
+		return e, fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
+	}
+	if missing := float64(e.Messages) - total; missing > 0.5*float64(e.Messages) {
+		return e, fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
+	}
+	for name, share := range map[string]float64{record.LatencyP50: 0.5, record.LatencyP99: 0.99, record.LatencyP999: 0.999} {
+		seen := 0.0
+		for _, b := range buckets {
+			if seen += b.count; seen >= share*float64(e.Messages) {
+				e.Percentiles[name] = b.from / 1e6
+				break
+			}
+		}
+	}
+	return e, plausible(e)
+}

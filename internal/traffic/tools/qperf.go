@@ -1,0 +1,158 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
+// against 0.4.11.
+//
+// It has no warm-up, and tells a mean latency only, so of ping-pong there is a rate
+// and no percentiles. Its port is that of control; the data goes over one that its
+// server chooses.
+type qperf struct{}
+
+func (qperf) Check(w v1alpha1.Workload) error {
+	if w.Stream == nil && w.PingPong == nil {
+		return fmt.Errorf("qperf makes stream and pingpong workloads only, not %s", w.Kind())
+	}
+	if n := w.Traffic().Connections; n != 1 {
+		return fmt.Errorf("qperf makes one connection a pair, not %d", n)
+	}
+	return nil
+}
+
+// ServerArgv has the server say when it listens, which it does not else.
+func (qperf) ServerArgv(_ v1alpha1.Workload, _ netip.Addr, port uint16) []string {
+	return []string{"qperf", "--debug", "--listen_port", strconv.Itoa(int(port))}
+}
+
+func (qperf) ServerReady(line []byte) bool {
+	return string(bytes.TrimSpace(line)) == "ready for requests"
+}
+
+// ClientArgv has no use for cc: qperf cannot set a congestion control.
+func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+	t := w.Traffic()
+	return []string{
+		"qperf", "--listen_port", strconv.Itoa(int(port)),
+		// Every figure, in units that do not change with its size.
+		"-vv", "--unify_units", "--precision", "9",
+		"--time", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration)), 10),
+		"--msg_size", strconv.Itoa(int(t.Size)),
+		addr.String(), q.test(w),
+	}
+}
+
+// test is the name of qperf's test.
+func (qperf) test(w v1alpha1.Workload) string {
+	if w.Stream != nil {
+		return w.Stream.Protocol + "_bw"
+	}
+	return w.PingPong.Protocol + "_lat"
+}
+
+func (qperf) Lead(v1alpha1.Workload) time.Duration { return 0 }
+
+func (q qperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := q.parse(w, output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("qperf: %w", err)
+	}
+	return e, nil
+}
+
+// qperfLine is a figure: "    latency          =   4737.33828 ns".
+var qperfLine = regexp.MustCompile(`^    (\w+) += +([0-9.]+) (.*)\n$`)
+
+func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	var e record.Endpoint
+	f := qperfFigures{lines: make(map[string]string)}
+	began := false
+	for line := range bytes.Lines(output) {
+		switch m := qperfLine.FindSubmatch(line); {
+		case !began:
+			began = string(line) == q.test(w)+":\n"
+		case m != nil:
+			f.lines[string(m[1])] = string(m[2]) + " " + string(bytes.TrimSpace(m[3]))
+		case len(bytes.TrimSpace(line)) > 0:
+			return e, errors.New(string(bytes.TrimSpace(line)[:min(200, len(bytes.TrimSpace(line)))]))
+		}
+	}
+	if !began {
+		return e, fmt.Errorf("there is no %s in its output, which begins with %.200q", q.test(w), output)
+	}
+	if w.PingPong != nil {
+		e.Seconds = f.number("loc_real_time", "ns") / 1e9
+		e.Messages, e.Bytes = f.count("loc_recv_msgs", ""), f.count("loc_recv_bytes", "bytes")
+		// Its latency is one way: the time by the messages that either end has received
+		// (calc_results in qperf.c). A round trip is twice that, and is the time by those
+		// of one end, which is what the rate is made of; both have to agree.
+		oneWay := f.number("latency", "ns") / 1e9
+		if trip := e.Seconds / float64(e.Messages); f.err == nil && math.Abs(2*oneWay-trip) > 0.01*trip+10*trip/float64(e.Messages) {
+			return e, fmt.Errorf("its latency is %g s one way, and a round trip takes %g s", oneWay, trip)
+		}
+	} else {
+		e.Seconds = f.number("recv_real_time", "ns") / 1e9
+		e.Messages, e.Bytes = f.count("recv_msgs", ""), f.count("recv_bytes", "bytes")
+		e.BitsPerSecond = float64(e.Bytes) * 8 / e.Seconds
+		if sent := f.count("send_msgs", ""); w.Stream.Protocol == "udp" && sent > e.Messages {
+			e.Lost = sent - e.Messages
+		}
+		if w.Stream.Protocol == "tcp" {
+			e.Messages = 0 // as much as one read gave
+		}
+	}
+	if f.err != nil {
+		return e, f.err
+	}
+	return e, plausible(e)
+}
+
+// qperfFigures are the lines of an output, and the first thing that is wrong with
+// them.
+type qperfFigures struct {
+	lines map[string]string
+	err   error
+}
+
+func (f *qperfFigures) number(name, unit string) float64 {
+	text, ok := f.lines[name]
+	if !ok {
+		f.fail(fmt.Errorf("its output has no %s: it ended too early, or is that of another version than 0.4", name))
+		return 0
+	}
+	value, got, _ := strings.Cut(text, " ")
+	v, err := strconv.ParseFloat(value, 64)
+	if err != nil || got != unit {
+		f.fail(fmt.Errorf("%s of %q, want a number in %q", name, text, unit))
+		return 0
+	}
+	return v
+}
+
+func (f *qperfFigures) count(name, unit string) uint64 {
+	v := f.number(name, unit)
+	if v != math.Trunc(v) || v >= 1<<53 {
+		f.fail(fmt.Errorf("%s of %g", name, v))
+		return 0
+	}
+	return uint64(v)
+}
+
+func (f *qperfFigures) fail(err error) {
+	if f.err == nil {
+		f.err = err
+	}
+}

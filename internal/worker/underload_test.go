@@ -1,0 +1,68 @@
+package worker
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// TestServerStopped stops the server's process for 200 ms of a window of 5 s. Each
+// message due meanwhile has waited for what was left of it: 4 % of all for up to
+// 200 ms, so 1 % for more than 150, and 2.5 % for more than 75. The messages are so
+// large that the buffers between hold half of those 40 at most: a sender that takes
+// its own time for theirs would see a small part of that.
+func TestServerStopped(t *testing.T) {
+	const pause, rate = 200 * time.Millisecond, 200
+	var processes []*os.Process
+	spawn := func() *Client {
+		var cmd *exec.Cmd
+		c, err := Spawn(t.Context(), func(started *exec.Cmd) error { cmd = started; return cmd.Start() }, os.Stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		processes = append(processes, cmd.Process)
+		return c
+	}
+	server, driver := spawn(), spawn()
+	w := v1alpha1.Workload{Name: "underload", UnderLoad: &v1alpha1.Traffic{
+		Protocol: "tcp", IP: 4, Size: 512 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Rate: rate,
+		Warmup: v1alpha1.Duration(200 * time.Millisecond), Duration: v1alpha1.Duration(5 * time.Second),
+	}}
+	stopped := make(chan error, 1)
+	ends, errs := run(t, server, driver, w, func() {
+		time.AfterFunc(2*time.Second, func() {
+			err := processes[0].Signal(syscall.SIGSTOP)
+			time.Sleep(pause)
+			stopped <- errors.Join(err, processes[0].Signal(syscall.SIGCONT))
+		})
+	})
+	if err := errors.Join(append(errs[:], <-stopped)...); err != nil {
+		t.Fatal(err)
+	}
+	h, err := record.DecodeHistogram(ends[1].Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := h.TotalCount(); n != 5*rate {
+		t.Errorf("%d latencies, want all %d", n, 5*rate)
+	}
+	// Other work on the machine makes them longer, and none of it shorter.
+	for percentile, least := range map[float64]time.Duration{97.5: 60 * time.Millisecond, 99: 140 * time.Millisecond} {
+		if got := time.Duration(h.ValueAtPercentile(percentile)); got < least {
+			t.Errorf("p%g is %s, want at least %s", percentile, got, least)
+		}
+	}
+	if got := time.Duration(h.ValueAtPercentile(50)); got > pause/2 {
+		t.Errorf("the median is %s: it was slow without the stop", got)
+	}
+	if len(ends[1].Warnings) > 0 {
+		t.Errorf("the rate was kept in the end: %v", ends[1].Warnings)
+	}
+}
