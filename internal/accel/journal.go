@@ -226,17 +226,24 @@ func (j *journal) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal lock: %w", err)
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock journal %s: %w", j.dir, err)
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		// Who was killed while it wrote leaves half a ledger.
+		if err = os.Remove(filepath.Join(j.dir, unfinished)); errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
 	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock journal %s: %w", j.dir, err)
+	}
+	return func() { _ = f.Close() }, nil
 }
+
+// unfinished is the ledger that is being written, by who holds the lock.
+const unfinished = "unfinished.json"
 
 // file is the name of the ledger of a namespace, or of the machine.
 func (id namespace) file() string {
@@ -327,9 +334,7 @@ func (b *book) save() error {
 	if err != nil {
 		return fmt.Errorf("encode journal %s: %w", b.file, err)
 	}
-	// The name is fixed, as writers hold the lock: one that is killed leaves at
-	// most one file, which the next overwrites.
-	temp := b.file + ".tmp"
+	temp := filepath.Join(filepath.Dir(b.file), unfinished)
 	if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}

@@ -453,3 +453,16 @@ func TestSetIsUndone(t *testing.T) {
 		t.Errorf("what was held before reads %s, want 3, in the journal", queues.values[queue0])
 	}
 }
+
+// TestUnfinished: a ledger that a killed process had begun to write goes with the next
+// look at the journal, also where there is nothing else to do.
+func TestUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, unfinished), `{"version"`)
+	if _, err := Recover(t.Context(), Options{JournalDir: dir, Proc: fakeProc(t, nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
+		t.Errorf("left: %v", files)
+	}
+}

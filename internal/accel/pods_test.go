@@ -409,3 +409,32 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 	}
 	return crashed
 }
+
+// TestReadOnlySysfs writes where a container runtime has made a namespace's whole sysfs
+// read-only, which it is again afterwards.
+func TestReadOnlySysfs(t *testing.T) {
+	enter(t)
+	root, err := MountSys()
+	must(t, err)
+	defer root.Close()
+	s := sysfs{root}
+	must(t, s.reconfigure("ro"))
+	const mask = "class/net/lo/queues/rx-0/rps_cpus"
+	refused := func() bool {
+		f, err := s.OpenFile(mask, os.O_WRONLY, 0)
+		if err == nil {
+			f.Close()
+		}
+		return errors.Is(err, unix.EROFS)
+	}
+	if !refused() {
+		t.Fatal("a sysfs that is read-only can be written to")
+	}
+	must(t, s.write(mask, "1"))
+	if got, err := s.read(mask); err != nil || strings.TrimLeft(got, "0,") != "1" {
+		t.Errorf("the mask reads %q, %v", got, err)
+	}
+	if !refused() {
+		t.Error("it was left writable")
+	}
+}

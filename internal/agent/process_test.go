@@ -308,40 +308,43 @@ func (c *child) usage(t testing.TB) (cpu time.Duration, rss float64) {
 	return cpu, float64(pages*os.Getpagesize()) / (1 << 20)
 }
 
-// TestIdle bounds what an agent costs that has nothing to do but to verify: with 30
+// BenchmarkIdle is what an agent costs that has nothing to do but to verify: with 30
 // pods, and with 1,000 veths of the node. It verifies ten times as often as agents do, and
-// counts a tenth.
-func TestIdle(t *testing.T) {
-	for _, tt := range []struct {
+// counts a tenth. BenchmarkAgent of test/cluster has the watches of an API server too.
+func BenchmarkIdle(b *testing.B) {
+	for _, bb := range []struct {
 		name              string
 		pods, links, held int
 	}{
-		{"30 pods", 30, 30, 60},
-		{"1000 veths", 1, 1000, 2000},
-		{"300 pods", 300, 300, 600},
+		{"pods=30", 30, 30, 60},
+		{"veths=1000", 1, 1000, 2000},
+		{"pods=300", 300, 300, 600},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			p := newPlace(t)
-			for i := range tt.pods {
+		b.Run(bb.name, func(b *testing.B) {
+			p := newPlace(b)
+			for i := range bb.pods {
 				p.namespace(fmt.Sprint(i))
 			}
-			for i := range tt.links {
-				must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
-					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods[fmt.Sprint(i%tt.pods)].handle)}))
+			for i := range bb.links {
+				must(b, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
+					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods[fmt.Sprint(i%bb.pods)].handle)}))
 			}
 			const often = 10
 			c := p.child(30*time.Second/often, plus.Accelerate)
-			c.until(t, tt.held)
+			c.until(b, bb.held)
 			time.Sleep(time.Second) // the start's garbage is not idling
-			before, _ := c.usage(t)
 			const window = 9 * time.Second
-			time.Sleep(window)
-			after, rss := c.usage(t)
-			millicores := float64(after-before) / float64(window) * 1000 / often
-			t.Logf("%.2f millicores, %.1f MiB resident", millicores, rss)
-			if millicores > 5 || rss > 30 {
-				t.Errorf("%.2f millicores and %.1f MiB, want at most 5 and 30", millicores, rss)
+			var used time.Duration
+			var rss float64
+			for b.Loop() {
+				before, _ := c.usage(b)
+				time.Sleep(window)
+				after, resident := c.usage(b)
+				used += after - before
+				rss = max(rss, resident)
 			}
+			b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000/often, "millicores")
+			b.ReportMetric(rss, "resident-MiB")
 		})
 	}
 }
