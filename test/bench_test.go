@@ -15,8 +15,9 @@ import (
 // BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
 // their traffic: the dead time of a trial (all but warm-up and window), and the
 // memory of the controller and of the largest worker: the peak of what is resident,
-// most of which are pages of the program that all processes of it share, and of a
-// worker its share besides (PSS), as seen once a trial.
+// most of which are pages of the program that all processes of it share. A worker's
+// peak is at its start; what is resident later, and its share of that (PSS), are
+// as seen once a trial.
 func BenchmarkTrial(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
@@ -25,7 +26,7 @@ func BenchmarkTrial(b *testing.B) {
 		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
 			var out string
 			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
-			var controller, worker, share float64
+			var controller, worker, resident, share float64
 			for b.Loop() {
 				out = b.TempDir() // the figures are the last run's, the peaks of all
 				p := start(b, nil, "run", file, "--out", out)
@@ -33,6 +34,7 @@ func BenchmarkTrial(b *testing.B) {
 					controller = max(controller, memoryMiB(p.Process.Pid, "status", "VmHWM:"))
 					for _, pid := range workers() {
 						worker = max(worker, memoryMiB(pid, "status", "VmHWM:"))
+						resident = max(resident, memoryMiB(pid, "status", "VmRSS:"))
 						share = max(share, memoryMiB(pid, "smaps_rollup", "Pss:"))
 					}
 				}
@@ -52,6 +54,7 @@ func BenchmarkTrial(b *testing.B) {
 			b.ReportMetric(float64(len(dead)), "trials")
 			b.ReportMetric(controller, "controller-MiB")
 			b.ReportMetric(worker, "worker-MiB")
+			b.ReportMetric(resident, "worker-RSS-MiB")
 			b.ReportMetric(share, "worker-PSS-MiB")
 		})
 	}

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,5 +49,34 @@ func TestDatagrams(t *testing.T) {
 				t.Errorf("%d on record as lost, want %d", got, tt.lost)
 			}
 		})
+	}
+}
+
+// TestSkew warns of a window that is off at an end whose figures are reported: both of a
+// stream, the client of round trips, and of another tool neither.
+func TestSkew(t *testing.T) {
+	cell := func(w v1alpha1.Workload, tool string) Cell {
+		w.Traffic().Tool = tool
+		return Cell{Workload: w}
+	}
+	stream := func() v1alpha1.Workload { return v1alpha1.Workload{Stream: &v1alpha1.Traffic{}} }
+	connect := func() v1alpha1.Workload { return v1alpha1.Workload{Connect: &v1alpha1.Traffic{}} }
+	for name, tt := range map[string]struct {
+		cell           Cell
+		client, server float64
+		want           bool
+	}{
+		"stream":               {cell(stream(), v1alpha1.ToolNative), 1.005, 0.995, false},
+		"stream, client":       {cell(stream(), v1alpha1.ToolNative), 1.05, 1, true},
+		"stream, server":       {cell(stream(), v1alpha1.ToolNative), 1, 0.95, true},
+		"stream, another tool": {cell(stream(), v1alpha1.ToolIperf3), 1.05, 1, false},
+		"connect, client":      {cell(connect(), v1alpha1.ToolNative), 1.05, 1, true},
+		"connect, server":      {cell(connect(), v1alpha1.ToolNative), 1, 1.05, false},
+	} {
+		trial := record.Trial{Window: 1, PerPair: []record.Pair{{Client: record.Endpoint{Seconds: tt.client}, Server: record.Endpoint{Seconds: tt.server}}}}
+		got := slices.ContainsFunc(warnings(tt.cell, &trial), func(w record.Warning) bool { return w.Code == record.WarnSkew })
+		if got != tt.want {
+			t.Errorf("%s: warned %t, want %t", name, got, tt.want)
+		}
 	}
 }
