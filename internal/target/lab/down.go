@@ -65,10 +65,7 @@ func Sweep(ctx context.Context, dir string) ([]string, error) {
 		if info.Keep && info.Up {
 			continue
 		}
-		l, err := Open(dir, info.Name)
-		if err == nil {
-			err = l.Down(ctx)
-		}
+		err := sweep(ctx, dir, info)
 		switch {
 		case err == nil:
 			swept = append(swept, info.Name)
@@ -77,6 +74,26 @@ func Sweep(ctx context.Context, dir string) ([]string, error) {
 		}
 	}
 	return swept, errors.Join(append(errs, sweepLocks(dir))...)
+}
+
+// fork is how long a process that was just forked may hold what it inherited,
+// until it becomes another program.
+const fork = time.Second
+
+// sweep takes one lab down. A lock may outlive its owner for a moment: in a process
+// that it was about to start.
+func sweep(ctx context.Context, dir string, info Info) error {
+	l, err := Open(dir, info.Name)
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(fork); ; time.Sleep(time.Millisecond) {
+		err := l.Down(ctx)
+		alive := !errors.Is(unix.Kill(info.PID, 0), unix.ESRCH)
+		if !errors.Is(err, ErrInUse) || alive || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // sweepLocks removes what a process leaves that ends between taking a lab's

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -318,6 +319,33 @@ func startUp(t *testing.T, dir, name string) child {
 		_ = cmd.Wait()
 	})
 	return child{cmd, out}
+}
+
+// A process that was forked and is not yet another program has its parent's lock,
+// and the parent may be gone.
+func TestSweepForked(t *testing.T) {
+	needRoot(t)
+	dir, name := t.TempDir(), labName(t)
+	before := machine(t, "slip-"+name)
+	c := startUp(t, dir, name)
+	if line, err := bufio.NewReader(c.out).ReadString('\n'); err != nil || line != "up\n" {
+		t.Fatalf("child says %q, %v", line, err)
+	}
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.cmd.Wait()
+	held, err := acquire(dir, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, held.release)
+	if swept, err := Sweep(t.Context(), dir); err != nil || !slices.Equal(swept, []string{name}) {
+		t.Errorf("swept %v, %v", swept, err)
+	}
+	if diff := cmp.Diff(before, machine(t, "slip-"+name)); diff != "" {
+		t.Errorf("left (-before +after):\n%s", diff)
+	}
 }
 
 // Whenever a process is killed that makes a lab, a sweep finds all that it made.
