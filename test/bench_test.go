@@ -2,22 +2,26 @@ package test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"slipstream.dev/internal/record"
 )
 
 // BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
 // their traffic: the dead time of a trial (all but warm-up and window), and the
-// memory of the controller and of the largest worker: the peak of what is resident,
-// most of which are pages of the program that all processes of it share. A worker's
-// peak is at its start; what is resident later, and its share of that (PSS), are
-// as seen once a trial.
+// peaks of resident memory of the controller and of the largest worker, most of
+// which are pages of the program that all its processes share (PSS is a worker's
+// share, as seen once a trial). A worker has two peaks: from its start to the end of
+// the first trial, and over all later ones.
 func BenchmarkTrial(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
@@ -26,15 +30,20 @@ func BenchmarkTrial(b *testing.B) {
 		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
 			var out string
 			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
-			var controller, worker, resident, share float64
+			var controller, begun, worker, share float64
 			for b.Loop() {
 				out = b.TempDir() // the figures are the last run's, the peaks of all
 				p := start(b, nil, "run", file, "--out", out)
 				for n := 1; p.await(b, "left", n); n++ {
 					controller = max(controller, memoryMiB(p.Process.Pid, "status", "VmHWM:"))
 					for _, pid := range workers() {
-						worker = max(worker, memoryMiB(pid, "status", "VmHWM:"))
-						resident = max(resident, memoryMiB(pid, "status", "VmRSS:"))
+						peak := memoryMiB(pid, "status", "VmHWM:")
+						if n == 1 {
+							begun = max(begun, peak)
+							forgetPeak(b, pid)
+						} else {
+							worker = max(worker, peak)
+						}
 						share = max(share, memoryMiB(pid, "smaps_rollup", "Pss:"))
 					}
 				}
@@ -53,10 +62,18 @@ func BenchmarkTrial(b *testing.B) {
 			b.ReportMetric(dead[len(dead)-1], "dead-s-max")
 			b.ReportMetric(float64(len(dead)), "trials")
 			b.ReportMetric(controller, "controller-MiB")
+			b.ReportMetric(begun, "worker-start-MiB")
 			b.ReportMetric(worker, "worker-MiB")
-			b.ReportMetric(resident, "worker-RSS-MiB")
 			b.ReportMetric(share, "worker-PSS-MiB")
 		})
+	}
+}
+
+// forgetPeak lets a process's peak of resident memory begin anew (proc_pid_clear_refs(5)).
+func forgetPeak(b *testing.B, pid int) {
+	err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		b.Fatal(err)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/process"
 )
 
 // Exit codes.
@@ -36,9 +38,12 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
-	root := rootCommand(p)
-	root.SetArgs(p.Args[1:])
-	err := root.ExecuteContext(ctx)
+	err := process.Begin()
+	if err == nil {
+		root := rootCommand(p)
+		root.SetArgs(p.Args[1:])
+		err = root.ExecuteContext(ctx)
+	}
 	if err == nil {
 		return exitGood
 	}

@@ -44,24 +44,34 @@ const (
 )
 
 // Quiet replaces this process by the same program with a Go runtime that disturbs
-// no measurement, and in one that has begun so does the rest: it shrinks, slows the
-// runtime's watching thread and returns. It is for the beginning of a program.
+// no measurement. In one that is so already it only shrinks, and returns.
+func Quiet() error {
+	if quiet() {
+		return Shrink()
+	}
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "GODEBUG=") })
+	err := unix.Exec("/proc/self/exe", os.Args, append(env, noPreemption))
+	return fmt.Errorf("start this program again: %w", err)
+}
+
+func quiet() bool { return slices.Contains(os.Environ(), noPreemption) }
+
+// Begin is the first thing that the program does. Where Quiet started it, it does
+// the rest of that: it shrinks before anything is added to what the start left, and
+// slows the runtime's watching thread.
 //
 // The thread is another than the caller's, so the kernel asks for CAP_SYS_NICE.
 // Without it, as in a pod without privileges, everything else is done.
-func Quiet() error {
-	env := os.Environ()
-	if slices.Contains(env, noPreemption) {
-		if err := Shrink(); err != nil { // before there are 24 Ps with a cache each
-			return err
-		}
-		debug.SetGCPercent(collectAt)
-		runtime.GOMAXPROCS(processors)
-		return slowWatcher()
+func Begin() error {
+	if !quiet() {
+		return nil
 	}
-	env = slices.DeleteFunc(env, func(s string) bool { return strings.HasPrefix(s, "GODEBUG=") })
-	err := unix.Exec("/proc/self/exe", os.Args, append(env, noPreemption))
-	return fmt.Errorf("start this program again: %w", err)
+	if err := Shrink(); err != nil { // before there are 24 Ps with a cache each
+		return err
+	}
+	debug.SetGCPercent(collectAt)
+	runtime.GOMAXPROCS(processors)
+	return slowWatcher()
 }
 
 // slowWatcher finds the watching thread as the first that the runtime starts

@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childQuiet) == "" {
 		os.Exit(m.Run())
 	}
-	if err := Quiet(); err != nil {
+	if err := errors.Join(Begin(), Quiet()); err != nil {
 		fmt.Println("error", err)
 		os.Exit(1)
 	}

@@ -22,6 +22,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/traffic"
@@ -46,7 +47,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	s := &server{options: o, limits: sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) })}
 	// Stop waits for calls under way: one that applies when the stream ends is to
 	// have applied when it is reverted.
-	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.StreamInterceptor(shrinkFirst), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
 	}))
 	pb.RegisterWorkerServer(g, s)
@@ -59,6 +60,15 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 		err = nil
 	}
 	return errors.Join(err, s.revert(context.WithoutCancel(ctx)))
+}
+
+// shrinkFirst gives back, before a trial's part begins, what came before it; while it
+// lasts, this process has little more than it uses.
+func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := process.Shrink(); err != nil {
+		return err
+	}
+	return handle(s, stream)
 }
 
 type server struct {
