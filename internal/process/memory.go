@@ -12,30 +12,36 @@ import (
 )
 
 // Shrink gives back what a process that has begun does not need: garbage, and the
-// pages of the program itself. The start of a program runs through the types of all
-// its packages, those of Kubernetes among them, and around every page that was ever
-// touched the kernel maps 64 KiB: some 20 MiB. They are the file's pages: what is
-// used again comes back from the page cache, in a millisecond or two.
+// pages of the program itself.
 func Shrink() error {
 	debug.FreeOSMemory()
+	return ReleaseProgram()
+}
+
+// ReleaseProgram gives back the pages of the program itself. The start of a program
+// runs through the types of all its packages, those of Kubernetes among them, and
+// around every page that is ever touched the kernel maps 64 KiB: some 20 MiB. They
+// are the file's pages: what is used again comes back from the page cache, in a
+// millisecond or two.
+func ReleaseProgram() error {
 	maps, err := os.Open("/proc/self/maps")
 	if err != nil {
-		return fmt.Errorf("shrink: %w", err)
+		return fmt.Errorf("release program: %w", err)
 	}
 	defer maps.Close()
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
-		return fmt.Errorf("shrink: %w", err)
+		return fmt.Errorf("release program: %w", err)
 	}
 	ranges, err := readOnly(maps, program)
 	if err != nil {
-		return fmt.Errorf("shrink: %w", err)
+		return fmt.Errorf("release program: %w", err)
 	}
 	for _, r := range ranges {
 		// madvise(2) takes an address; there is no Go object behind it.
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, r.from, r.to-r.from, unix.MADV_DONTNEED)
 		if errno != 0 {
-			return fmt.Errorf("shrink: madvise: %w", errno)
+			return fmt.Errorf("release program: madvise: %w", errno)
 		}
 	}
 	return nil

@@ -65,7 +65,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 // shrinkFirst gives back, before a trial's part begins, what came before it; while it
 // lasts, this process has little more than it uses.
 func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := process.Shrink(); err != nil {
+	if err := process.ReleaseProgram(); err != nil {
 		return err
 	}
 	return handle(s, stream)
