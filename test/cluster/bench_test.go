@@ -5,7 +5,9 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -96,67 +100,80 @@ func residentMiB(t testing.TB, n *Node, pid string) float64 {
 }
 
 // comparedVariants are run in the lab and in the cluster.
-const comparedVariants = `[
-  {name: native, path: {native: {}}}, {name: baseline},
-  {name: rps, accelerate: [{rps: {devices: [nic, overlay, host-veth], cpus: all}}]},
-  {name: rps+, accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]},
-  {name: rfs, accelerate: [{rfs: {devices: [nic, overlay, host-veth]}}]},
-  {name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod]}}]}]`
+var comparedVariants = []string{
+	"{name: baseline}", "{name: native, path: {native: {}}}",
+	"{name: rps, accelerate: [{rps: {devices: [nic, overlay, host-veth], cpus: all}}]}",
+	"{name: rps+, accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}",
+	"{name: rfs, accelerate: [{rfs: {devices: [nic, overlay, host-veth]}}]}",
+	"{name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod]}}]}",
+}
 
 // BenchmarkLab runs one experiment in a lab in the shape of flannel and in a cluster
 // with flannel, a block here and a block there in turns, and tells of each
 // cell what the cluster's is of the lab's. The pods of the cluster are given CPUs as
 // a lab gives them to its own; Kubernetes leaves them where the scheduler puts them.
+//
+// Two reasons why they differ are measured beside it: a lab whose workers are each in
+// control groups as a container is, for the first two variants, and the CPU time that
+// the cluster's own processes take.
 func BenchmarkLab(b *testing.B) {
 	c := shared(b)
 	sysctl, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
 	if err != nil {
 		b.Fatal(err)
 	}
-	targets := map[string]string{
-		"lab":     "target: {lab: {congestionControl: " + strings.TrimSpace(string(sysctl)) + "}}, path: {vxlan: {shape: flannel}}",
-		"cluster": "target: {kubernetes: {clientNode: node0, serverNode: node1}}, path: {pod: {}}",
+	lab := "target: {lab: {congestionControl: " + strings.TrimSpace(string(sysctl)) + "}}, path: {vxlan: {shape: flannel}}"
+	places := []struct {
+		name, target string
+		variants     []string
+		look         func(*invocation)
+		// own is the CPU time of the cluster's processes.
+		own, took time.Duration
+	}{
+		{name: "lab", target: lab, variants: comparedVariants, look: func(*invocation) {}},
+		{name: "cluster", target: "target: {kubernetes: {clientNode: node0, serverNode: node1}}, path: {pod: {}}", variants: comparedVariants,
+			look: func(v *invocation) { placePods(b, c, v.ended) }},
+		{name: "lab in groups", target: lab, variants: comparedVariants[:2], look: func(v *invocation) { groupWorkers(b, c, v) }},
 	}
-	exp := &v1alpha1.Experiment{}
 	var trials []record.Trial
 	block := 0
 	for b.Loop() {
 		block++
-		order := []string{"lab", "cluster"}
-		if block%2 == 0 {
-			slices.Reverse(order)
-		}
-		for _, name := range order {
+		for i := range places {
+			p := &places[(block+i)%len(places)]
 			out := b.TempDir()
-			v := invoke(b, c.Kubeconfig(), "run", sideBySide(b, targets[name]), "--out", out)
-			if name == "cluster" {
-				placePods(b, c, v.ended)
-			}
+			own, began := ownTime(b, c), time.Now()
+			v := invoke(b, c.Kubeconfig(), "run", sideBySide(b, p.target, p.variants), "--out", out)
+			p.look(v)
 			if code := v.exit(b, 5*time.Minute); code != 0 {
-				b.Fatalf("%s: exit %d:\n%s", name, code, v.said())
+				b.Fatalf("%s: exit %d:\n%s", p.name, code, v.said())
 			}
-			d, done := resultsOf(b, out)
-			if exp.Spec.Variants == nil {
-				text, err := d.Experiment()
-				if err != nil {
-					b.Fatal(err)
-				}
-				if exp, err = v1alpha1.Parse("experiment.yaml", text, nil); err != nil {
-					b.Fatal(err)
-				}
-			}
+			p.own += ownTime(b, c) - own
+			p.took += time.Since(began)
+			_, done := resultsOf(b, out)
 			for _, t := range done {
-				t.Block, t.Variant = block, name+" "+t.Variant
+				t.Block, t.Variant = block, p.name+" "+t.Variant
 				trials = append(trials, t)
 			}
 		}
 	}
+	for _, p := range places {
+		b.ReportMetric(p.own.Seconds()/p.took.Seconds(), strings.ReplaceAll(p.name, " ", "-")+"-own-CPUs")
+	}
 	if block < 2 {
 		return // no interval yet
 	}
+	exp, err := v1alpha1.Parse("experiment.yaml", []byte(sideBySideText(lab, comparedVariants)), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
 	var variants []v1alpha1.Variant
-	for _, v := range exp.Spec.Variants {
-		variants = append(variants, v1alpha1.Variant{Name: "lab " + v.Name}, v1alpha1.Variant{Name: "cluster " + v.Name, Versus: "lab " + v.Name})
+	for i, v := range exp.Spec.Variants {
+		of := "lab " + v.Name
+		variants = append(variants, v1alpha1.Variant{Name: of}, v1alpha1.Variant{Name: "cluster " + v.Name, Versus: of})
+		if i < 2 {
+			variants = append(variants, v1alpha1.Variant{Name: "lab in groups " + v.Name, Versus: of})
+		}
 	}
 	exp.Spec.Variants, exp.Spec.Baseline = variants, "lab baseline"
 	summary, err := stats.Analyze(exp, trials)
@@ -164,30 +181,115 @@ func BenchmarkLab(b *testing.B) {
 		b.Fatal(err)
 	}
 	rows := slices.DeleteFunc(summary.Rows, func(r stats.Row) bool {
-		return r.Versus == nil || !strings.HasPrefix(r.Variant, "cluster") || r.Metric == record.LatencyP999
+		return r.Versus == nil || !strings.HasPrefix(r.Variant, "cluster") && !strings.HasPrefix(r.Variant, "lab in groups") || r.Metric == record.LatencyP999
 	})
 	slices.SortStableFunc(rows, func(x, y stats.Row) int {
 		return cmp.Or(cmp.Compare(x.Metric, y.Metric), cmp.Compare(x.Pairs, y.Pairs))
 	})
-	for _, r := range rows {
-		b.Logf("%-8s × %d  %-14s  %-16s  cluster %.4g %s, of the lab's %.3f (%.3f–%.3f), n %d",
+	for _, r := range rows { // a benchmark's log is cut after ten lines
+		fmt.Printf("%-8s × %d  %-14s  %-22s  %.4g %s, of the lab's %.3f (%.3f–%.3f), n %d\n",
 			r.Workload, r.Pairs, r.Metric, r.Variant, r.Mean, r.Unit, r.Versus.Ratio, r.Versus.CI95[0], r.Versus.CI95[1], r.Versus.N)
 	}
 }
 
+// ownTime is the CPU time that the processes of a cluster have taken, but those in pods.
+func ownTime(b *testing.B, c *Cluster) time.Duration {
+	b.Helper()
+	v2, err := unified()
+	if err != nil {
+		b.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(v2, cgroupName(filepath.Base(c.dir)), "processes", "cpu.stat"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var us int64
+	if _, err := fmt.Sscanf(string(text), "usage_usec %d", &us); err != nil {
+		b.Fatalf("cpu.stat: %v", err)
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// groupWorkers puts each worker that a run starts in control groups of its own, as
+// deep as those of a container in a pod, until the run has ended.
+func groupWorkers(b *testing.B, c *Cluster, v *invocation) {
+	b.Helper()
+	all, err := hierarchies()
+	if err != nil {
+		b.Fatal(err)
+	}
+	all = slices.DeleteFunc(all, func(root string) bool { return filepath.Base(root) == "cpuset" }) // a lab places its workers itself
+	top := filepath.Join(cgroupName(filepath.Base(c.dir)), "node0", "lab")
+	b.Cleanup(func() {
+		for _, root := range all {
+			if err := removeGroup(filepath.Join(root, top)); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	grouped := make(map[string]bool)
+	for tick := time.NewTicker(100 * time.Millisecond); ; {
+		select {
+		case <-v.ended:
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", v.Process.Pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		var children []string
+		for _, file := range threads {
+			text, _ := os.ReadFile(file) // or the thread has ended
+			children = append(children, strings.Fields(string(text))...)
+		}
+		for _, pid := range children {
+			cmdline, err := os.ReadFile("/proc/" + pid + "/cmdline")
+			if err != nil || !strings.Contains(string(cmdline), "\x00worker\x00") || grouped[pid] {
+				continue
+			}
+			grouped[pid] = true
+			for _, root := range all {
+				dir := filepath.Join(root, top)
+				for _, level := range []string{"", "besteffort", "pod" + pid, "container"} {
+					parent := dir
+					dir = filepath.Join(dir, level)
+					if level == "" {
+						parent = filepath.Dir(dir)
+					}
+					err := os.Mkdir(dir, 0o755)
+					if err == nil {
+						err = delegate(parent, dir)
+					}
+					if err != nil && !errors.Is(err, fs.ErrExist) {
+						b.Fatal(err)
+					}
+				}
+				if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
 // sideBySide is the experiment, on a target.
-func sideBySide(b *testing.B, target string) string {
+func sideBySide(b *testing.B, target string, variants []string) string {
 	b.Helper()
 	file := filepath.Join(b.TempDir(), "quick.yaml")
-	text := fmt.Sprintf(`{apiVersion: slipstream.dev/v1alpha1, kind: Experiment, metadata: {name: quick}, spec: {%s,
-baseline: baseline, variants: %s,
-workloads: [{name: stream, stream: {warmup: 300ms, duration: 1s}}, {name: pingpong, pingpong: {warmup: 300ms, duration: 1s}}],
-pairs: [1, 4], runs: 1}}
-`, target, comparedVariants)
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(sideBySideText(target, variants)), 0o644); err != nil {
 		b.Fatal(err)
 	}
 	return file
+}
+
+func sideBySideText(target string, variants []string) string {
+	return fmt.Sprintf(`{apiVersion: slipstream.dev/v1alpha1, kind: Experiment, metadata: {name: quick}, spec: {%s,
+baseline: baseline, variants: [%s],
+workloads: [{name: stream, stream: {warmup: 300ms, duration: 1s}}, {name: pingpong, pingpong: {warmup: 300ms, duration: 1s}}],
+pairs: [1, 4], runs: 1}}
+`, target, strings.Join(variants, ", "))
 }
 
 // placePods gives the pods of a run's pairs the CPUs that a lab of two nodes gives
