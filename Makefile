@@ -57,7 +57,7 @@ cluster-deps:
 
 .PHONY: deps
 deps: cluster-deps ## Install what runs, tests and generation need and is missing (root, apt)
-	@.ci/deps iperf3 sockperf qperf ab=apache2-utils ethtool clang-19 llvm-strip-19=llvm-19 \
+	@.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy ethtool clang-19 llvm-strip-19=llvm-19 \
 		/usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 
 # One package after another: root tests share the machine's settings, and what

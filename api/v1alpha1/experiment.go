@@ -126,6 +126,9 @@ type Path struct {
 	// Service is the way by a ClusterIP: of a cluster's own services, one a server
 	// pod, or of those that a lab makes behind its VXLAN in the shape of flannel.
 	Service *Service `json:"service,omitempty"`
+	// Balancer is the way by a load balancer of a lab: from the clients' node by the
+	// proxy's to those of the backends.
+	Balancer *Balancer `json:"balancer,omitempty"`
 }
 
 // Modes of a lab's services: who leads a connection to one of the backends.
@@ -152,6 +155,52 @@ type Service struct {
 	// for, and as many more as it takes, with one backend each, to which nobody
 	// connects.
 	Services int `json:"services,omitempty"`
+}
+
+// Proxies of a balancer.
+const (
+	// ProxyHAProxy is HAProxy in its TCP mode.
+	ProxyHAProxy = "haproxy"
+	// ProxyBuiltin is one in this program, which has the kernel move the bytes
+	// (splice).
+	ProxyBuiltin = "builtin"
+)
+
+// MaxBackends of a balancer: a lab has 16 nodes, of which the client and the proxy
+// have one each.
+const MaxBackends = 14
+
+// Balancer is a load balancer and what is at its sides, a node each: the client, the
+// proxy, and the backends, among which the proxy takes turns with connections. The
+// traffic runs on the nodes themselves, as on the path native.
+type Balancer struct {
+	// Backends, 1 to MaxBackends.
+	Backends int `json:"backends,omitempty"`
+	// Proxy is one of the constants. Left out it is HAProxy where that is installed,
+	// and else the built-in one; the environment of a result says which it was.
+	Proxy string `json:"proxy,omitempty"`
+	// NICs of the nodes, where they differ from the variant's profile.
+	NICs RoleNICs `json:"nics,omitzero"`
+}
+
+// Roles of a balancer's nodes.
+const (
+	RoleClient  = "client"
+	RoleProxy   = "proxy"
+	RoleBackend = "backend"
+)
+
+// RoleNICs are what the NICs of a balancer's nodes have of their own, by role.
+type RoleNICs struct {
+	Client  RoleNIC `json:"client,omitzero"`
+	Proxy   RoleNIC `json:"proxy,omitzero"`
+	Backend RoleNIC `json:"backend,omitzero"`
+}
+
+// RoleNIC is what the NICs of nodes in one role have of their own.
+type RoleNIC struct {
+	// Rate in place of the NIC profile's.
+	Rate BitRate `json:"rate,omitempty"`
 }
 
 // Plain is a path without settings.

@@ -146,7 +146,7 @@ func (p Path) Shape() string {
 		return p.VXLAN.Shape
 	case p.Service != nil && p.Service.Mode != "":
 		return ShapeFlannel
-	case p.Native == nil && p.Pod == nil && p.Service == nil:
+	case p.Native == nil && p.Pod == nil && p.Service == nil && p.Balancer == nil:
 		return p.String()
 	}
 	return ""
@@ -173,8 +173,45 @@ func (p Path) String() string {
 		return "pod"
 	case p.Service != nil:
 		return p.Service.String()
+	case p.Balancer != nil:
+		return p.Balancer.String()
 	}
 	return ""
+}
+
+// String is "balancer/4" of 4 backends, "balancer/haproxy/4" where the proxy is named.
+func (b Balancer) String() string {
+	if b.Proxy == "" {
+		return fmt.Sprintf("balancer/%d", b.Backends)
+	}
+	return fmt.Sprintf("balancer/%s/%d", b.Proxy, b.Backends)
+}
+
+// Role of node i of a lab with this balancer: the client is the first, the proxy the
+// second, then come the backends. It is empty for nodes beyond those.
+func (b Balancer) Role(i int) string {
+	switch {
+	case i == 0:
+		return RoleClient
+	case i == 1:
+		return RoleProxy
+	case i < 2+b.Backends:
+		return RoleBackend
+	}
+	return ""
+}
+
+// Of is what the NICs of a role have of their own.
+func (n RoleNICs) Of(role string) RoleNIC {
+	switch role {
+	case RoleClient:
+		return n.Client
+	case RoleProxy:
+		return n.Proxy
+	case RoleBackend:
+		return n.Backend
+	}
+	return RoleNIC{}
 }
 
 // String is "service" in a cluster, and "service/iptables/1000" in a lab, which is 1000

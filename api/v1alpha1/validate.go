@@ -168,6 +168,7 @@ func (r *reader) experiment(e *Experiment) {
 	if s.Target.Lab != nil && slices.ContainsFunc(s.Variants, func(v Variant) bool { return e.PathOf(v).Service != nil }) {
 		r.served(e)
 	}
+	r.balanced(e)
 	if r.given("spec.baseline") {
 		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
 			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
@@ -250,22 +251,65 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 func (r *reader) path(path string, on Target, p *Path) {
 	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
 		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
-		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil})
+		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil})
 	switch {
 	case on.Lab != nil && on.Kubernetes != nil: // that is the problem, and noted
 	case p.Service != nil:
 		r.service(path+".service", on, p.Service)
-	case (p.VXLAN != nil || p.Shape() != "") && on.Kubernetes != nil:
+	case (p.VXLAN != nil || p.Shape() != "" || p.Balancer != nil) && on.Kubernetes != nil:
 		name, _, _ := strings.Cut(p.String(), "/")
 		r.fail(path+"."+name, "is for a lab; a cluster has a network of its own, and the paths pod, service and native")
 	case p.Pod != nil && on.Lab != nil:
-		r.fail(path+".pod", "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed, ebpf, bridge and service")
+		r.fail(path+".pod", "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed, ebpf, bridge, service and balancer")
 	case p.Native != nil && on.Kubernetes != nil && on.Kubernetes.Unprivileged:
 		r.fail(path+".native", "needs the host network, which unprivileged pods do not get")
 	}
 	if p.VXLAN != nil {
 		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
 		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
+	}
+	if p.Balancer != nil {
+		r.balancer(path+".balancer", p.Balancer)
+	}
+}
+
+func (r *reader) balancer(path string, b *Balancer) {
+	if r.given(path + ".backends") {
+		r.between(path+".backends", b.Backends, 1, MaxBackends)
+	}
+	r.oneOf(path+".proxy", b.Proxy, ProxyHAProxy, ProxyBuiltin)
+	for _, role := range []string{RoleClient, RoleProxy, RoleBackend} {
+		if _, err := b.NICs.Of(role).Rate.BitsPerSecond(); err != nil {
+			r.fail(path+".nics."+role+".rate", "%s", err)
+		}
+	}
+}
+
+// balanced checks that every workload can be led to the backends of every balancer.
+func (r *reader) balanced(e *Experiment) {
+	for i, w := range e.Spec.Workloads {
+		at := fmt.Sprintf("spec.workloads[%d].%s", i, w.Kind())
+		for _, v := range e.Spec.Variants {
+			b := e.PathOf(v).Balancer
+			if b == nil || w.Traffic() == nil {
+				continue // where there is no traffic it is noted at the workload
+			}
+			t := e.WorkloadFor(v, w).Traffic()
+			// What holds its connections has as many with each backend, which waits for
+			// them.
+			lasting := w.Connect == nil && w.HTTP == nil
+			switch {
+			case t.Protocol == "udp":
+				r.fail(at+".protocol", "must be tcp where a variant has the path balancer, which takes turns with connections")
+			case t.Tool != ToolNative && t.Tool != ToolAB:
+				r.fail(at, "%s would be led to several servers by the balancer of %s, and its connections belong to one; choose native or ab", t.Tool, v.Name)
+			case lasting && b.Backends > 0 && t.Connections%b.Backends != 0:
+				r.fail(at+".connections", "must be a multiple of %d, the backends of %s, so that each has as many; is %d", b.Backends, v.Name, t.Connections)
+			default:
+				continue
+			}
+			break
+		}
 	}
 }
 
@@ -559,8 +603,9 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 		at := fmt.Sprintf("%s[%d]", path, i)
 		r.oneOf(at, d, DeviceNIC, DeviceOverlay, DeviceHostVeth, DevicePod)
 		switch {
-		case on.Native != nil && on.VXLAN == nil && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d):
-			r.fail(at, "must be nic, is %s, which the path native does not have", d)
+		case (on.Native != nil && on.VXLAN == nil || on.Balancer != nil) && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d):
+			name, _, _ := strings.Cut(on.String(), "/")
+			r.fail(at, "must be nic, is %s, which the path %s does not have", d, name)
 		case on.Bridge != nil && d == DeviceNIC:
 			r.fail(at, "must not be nic, which the path bridge does not pass")
 		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == DeviceOverlay:

@@ -23,8 +23,22 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// forwarder is what carries the packets of the shape udp: this program.
-var forwarder = []string{"/proc/self/exe", "forward"}
+// forwarder is what carries the packets of the shape udp, and balancer the built-in
+// proxy: this program.
+var (
+	forwarder = []string{"/proc/self/exe", "forward"}
+	balancer  = []string{"/proc/self/exe", "balance"}
+)
+
+func balanceCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "balance",
+		Short:  "Take turns with a lab's connections (what a lab starts; not for people)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(c *cobra.Command, _ []string) error { return lab.Balance(c.Context()) },
+	}
+}
 
 func forwardCommand() *cobra.Command {
 	return &cobra.Command{
@@ -50,13 +64,16 @@ func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
 func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, servers []target.Seat) (experiment.Network, error) {
 	t.made++
 	config := lab.Config{
-		Name: fmt.Sprintf("run-%d", t.made), Nodes: t.spec.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
+		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: t.spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
 		config.Services = &lab.Services{Mode: s.Mode, Servers: servers, Backends: s.Backends, Total: max(s.Services, len(servers))}
 	}
-	l, err := lab.Up(ctx, config, lab.Options{Forwarder: forwarder, Log: newLog(t.process)})
+	if b := f.Balancer; b.Backends > 0 {
+		config.Balancer = &lab.Balancer{Backends: b.Backends, Proxy: b.Proxy, NICs: b.NICs, Pairs: f.Pairs}
+	}
+	l, err := lab.Up(ctx, config, lab.Options{Forwarder: forwarder, Balancer: balancer, Log: newLog(t.process)})
 	if err != nil {
 		return nil, err
 	}
@@ -85,9 +102,18 @@ type labWorker struct {
 
 func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, error) {
 	node, err := w.Client.Describe(ctx, p)
-	s := w.network.services
-	if err != nil || s == nil {
+	if err != nil {
 		return node, err
+	}
+	node.Role, node.NICRate = p.Role, float64(p.NICRate)
+	if p.Role == v1alpha1.RoleProxy {
+		if node.Proxy, err = w.network.Proxy(ctx); err != nil {
+			return node, err
+		}
+	}
+	s := w.network.services
+	if s == nil {
+		return node, nil
 	}
 	took, version := w.network.Loaded(p.Node)
 	node.Services = &record.Services{

@@ -56,8 +56,13 @@ type Results interface {
 type Fabric struct {
 	Shape string
 	NIC   v1alpha1.NIC
+	// Nodes that a lab has.
+	Nodes int
 	// Service is of no mode where there are none.
 	Service v1alpha1.Service
+	// Balancer has no backends where there is none; so many Pairs use it at a time.
+	Balancer v1alpha1.Balancer
+	Pairs    int
 }
 
 // Event is progress: a trial that begins, moves or ends.

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -36,6 +37,28 @@ type Cell struct {
 	// Native, Bridge and Service are paths that seat or address the ends in their own
 	// way.
 	Native, Bridge, Service bool
+	// Backends of a balancer, on the path of that name; else 0.
+	Backends int
+}
+
+// onNodes tells whether the traffic runs on the nodes themselves.
+func (c Cell) onNodes() bool { return c.Native || c.Backends > 0 }
+
+// served is the workload as each of a pair's servers sees it: connections that last
+// are divided among backends, those that come and go are not.
+func (c Cell) served() v1alpha1.Workload {
+	w := c.Workload
+	if c.Backends == 0 || w.Connect != nil || w.HTTP != nil {
+		return w
+	}
+	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+		if *t != nil {
+			own := **t
+			own.Connections /= c.Backends
+			*t = &own
+		}
+	}
+	return w
 }
 
 func (c Cell) String() string {
@@ -48,6 +71,8 @@ func (c Cell) path() string {
 		return "native"
 	case c.Service:
 		return "service"
+	case c.Backends > 0:
+		return "balancer"
 	}
 	return "from pod to pod"
 }
@@ -73,9 +98,13 @@ func New(exp *v1alpha1.Experiment) *Plan {
 					Fabric: fabricFor(exp, v),
 					Native: exp.PathOf(v).Native != nil, Bridge: exp.PathOf(v).Bridge != nil, Service: exp.PathOf(v).Service != nil,
 				}
+				c.Backends = c.Fabric.Balancer.Backends
 				p.Cells = append(p.Cells, c)
 				p.addFabric(c.Fabric)
 				for i := range pairs {
+					if c.Backends > 0 {
+						continue // they are on nodes, each in a place of its own
+					}
 					client, server := c.ends(i, nodes)
 					p.Pods = max(p.Pods, client.Pod+1, server.Pod+1)
 				}
@@ -98,11 +127,38 @@ func fabricFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) Fabric {
 	if exp.Spec.Target.Lab == nil {
 		return Fabric{}
 	}
-	f := Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v)}
+	f := Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v), Nodes: exp.Nodes()}
 	if s := exp.PathOf(v).Service; s != nil {
 		f.Service = *s
 	}
+	if b := exp.PathOf(v).Balancer; b != nil {
+		f.Shape, f.Balancer = v1alpha1.ShapeFlannel, *b
+		f.Nodes, f.Pairs = extent(exp)
+	}
 	return f
+}
+
+// extent is how many nodes a lab with a balancer has, and how many pairs there are at
+// most. It is the same for all of an experiment's, so that their nodes have as many
+// CPUs each, however many backends there are.
+func extent(exp *v1alpha1.Experiment) (nodes, pairs int) {
+	for _, v := range exp.Spec.Variants {
+		if b := exp.PathOf(v).Balancer; b != nil {
+			nodes = max(nodes, 2+b.Backends)
+		}
+	}
+	for _, w := range exp.Spec.Workloads {
+		pairs = max(pairs, slices.Max(exp.PairsOf(w)))
+	}
+	return nodes, pairs
+}
+
+// podsOf is how many pods each node of a fabric needs.
+func (p *Plan) podsOf(f Fabric) int {
+	if f.Balancer.Backends > 0 {
+		return 0
+	}
+	return p.Pods
 }
 
 // servers are the seats in a fabric that are reached by way of a service, in the order
@@ -201,8 +257,13 @@ func (p *Plan) Print(w io.Writer) error {
 			fmt.Fprintf(tw, "network\t%d nodes of a cluster, %d pods each\n", p.exp.Nodes(), p.Pods)
 			continue
 		}
+		if f.Balancer.Backends > 0 {
+			fmt.Fprintf(tw, "network\t%d nodes, client → %s → %s, NIC offload %s, MTU %d%s\n", f.Nodes,
+				cmp.Or(f.Balancer.Proxy, "proxy"), backends(f.Balancer.Backends), f.NIC.Offload, f.NIC.MTU, rates(f))
+			continue
+		}
 		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s%s\n",
-			s.Target.Lab.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC), p.services(f))
+			f.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC), p.services(f))
 	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
@@ -226,6 +287,27 @@ func (p *Plan) services(f Fabric) string {
 	}
 	servers := len(p.servers(f))
 	return fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", f.Service.Mode, servers, f.Service.Backends, max(servers, f.Service.Services))
+}
+
+func backends(n int) string {
+	if n == 1 {
+		return "1 backend"
+	}
+	return fmt.Sprintf("%d backends", n)
+}
+
+// rates are those of the NICs of a balancer's nodes.
+func rates(f Fabric) string {
+	var parts []string
+	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+		if rate := cmp.Or(f.Balancer.NICs.Of(role).Rate, f.NIC.Rate); rate != "" {
+			parts = append(parts, role+" "+string(rate))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return ", " + strings.Join(parts, ", ")
 }
 
 func rate(n v1alpha1.NIC) string {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -80,6 +82,11 @@ func (f Fabric) name() string {
 	}
 	if s := f.Service; s.Mode != "" {
 		name += fmt.Sprintf("-%s-%d-%d", s.Mode, s.Backends, s.Services)
+	}
+	if b := f.Balancer; b.Backends > 0 {
+		name = strings.Join(slices.DeleteFunc([]string{
+			"balancer", b.Proxy, strconv.Itoa(b.Backends), f.NIC.Offload, strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(rates(f), ",", ""), " "), " ", "-"),
+		}, func(s string) bool { return s == "" }), "-")
 	}
 	return name
 }
@@ -282,7 +289,7 @@ func (k workerKey) use() target.Use {
 }
 
 func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
-	up, err := t.Network(ctx, f, p.Pods, p.servers(f))
+	up, err := t.Network(ctx, f, p.podsOf(f), p.servers(f))
 	if err != nil {
 		return nil, err
 	}
@@ -307,6 +314,9 @@ func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, er
 		}
 		n.pods[s] = place
 	}
+	if b := f.Balancer.Backends; b > 0 {
+		n.nodes = n.nodes[:2+b] // the others have nothing to do
+	}
 	if err := n.start(ctx, p, f); err != nil {
 		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
 	}
@@ -327,11 +337,14 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 			continue
 		}
 		for i := range c.Pairs {
-			client, server := n.pair(c, i)
-			if _, err := address(server.place, c); err != nil {
+			client, servers := n.pair(c, i)
+			if _, err := n.address(c, i); err != nil {
 				return err
 			}
-			places[client.key], places[server.key] = client.place, server.place
+			places[client.key] = client.place
+			for _, s := range servers {
+				places[s.key] = s.place
+			}
 		}
 		for _, s := range n.steered(c) {
 			places[s.key] = s.place
@@ -377,8 +390,14 @@ type seated struct {
 	key   workerKey
 }
 
-// pair seats pair i of a cell.
-func (n *network) pair(c Cell, i int) (client, server seated) {
+// pair seats pair i of a cell. It has one server, but for backends.
+func (n *network) pair(c Cell, i int) (client seated, servers []seated) {
+	if c.Backends > 0 {
+		for _, node := range n.nodes[2:] {
+			servers = append(servers, seated{node, workerKey{node.Name, 2*i + 1}})
+		}
+		return seated{n.nodes[0], workerKey{n.nodes[0].Name, 2 * i}}, servers
+	}
 	from, to := c.ends(i, len(n.nodes))
 	sit := func(s target.Seat, slot int) seated {
 		pod := n.pods[s]
@@ -391,7 +410,7 @@ func (n *network) pair(c Cell, i int) (client, server seated) {
 		node.Affinity, node.Seat = pod.Affinity, pod.Name
 		return seated{node, workerKey{node.Name, slot}}
 	}
-	return sit(from, 2*i), sit(to, 2*i+1)
+	return sit(from, 2*i), []seated{sit(to, 2*i+1)}
 }
 
 // worker is the worker of a place, started where there is none or it has died.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,13 +75,15 @@ func (n *network) steered(c Cell) []seated {
 	for _, node := range n.nodes {
 		add(node)
 	}
-	if c.Native {
+	if c.onNodes() {
 		return in
 	}
 	for i := range c.Pairs {
-		client, server := n.pair(c, i)
+		client, servers := n.pair(c, i)
 		add(client.place)
-		add(server.place)
+		for _, s := range servers {
+			add(s.place)
+		}
 	}
 	return in
 }
@@ -151,8 +154,9 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair = make([]record.Pair, c.Pairs)
+	ends := make([][]record.Endpoint, c.Pairs) // servers, by pair
 	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
-	gate := newBarrier(ctx, 2*c.Pairs+len(sampled), n.lead)
+	gate := newBarrier(ctx, c.Pairs*(1+max(1, c.Backends))+len(sampled), n.lead)
 	progress := newProgress(c.Pairs, moved)
 
 	spec := c.Workload.Traffic()
@@ -181,32 +185,35 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		})
 	}
 	for i := range c.Pairs {
-		client, server := n.pair(c, i)
-		to, err := address(server.place, c)
+		client, servers := n.pair(c, i)
+		to, err := n.address(c, i)
 		if err != nil {
 			return err
 		}
-		port := make(chan uint16, 1)
+		ports := make(chan uint16, len(servers))
+		ends[i] = make([]record.Endpoint, len(servers))
 		// Another tool's server has nothing to tell, and goes with its client; one of a
 		// number of requests does not know which one is the last.
 		serveCtx, clientDone := ctx, func() {}
 		if spec.Tool != v1alpha1.ToolNative || early != nil {
 			serveCtx, clientDone = context.WithCancel(ctx)
 		}
-		add(server, func(w Worker) (err error) {
-			t := target.Traffic{
-				Place: server.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl,
-				Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
-			}
-			out.PerPair[i].Server, err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
-				port <- p
-				return gate.ready()
+		for j, server := range servers {
+			add(server, func(w Worker) (err error) {
+				t := target.Traffic{
+					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl,
+					Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
+				}
+				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
+					ports <- p
+					return gate.ready()
+				})
+				if serveCtx.Err() != nil && ctx.Err() == nil {
+					return nil
+				}
+				return err
 			})
-			if serveCtx.Err() != nil && ctx.Err() == nil {
-				return nil
-			}
-			return err
-		})
+		}
 		add(client, func(w Worker) (err error) {
 			defer func() {
 				clientDone()
@@ -215,11 +222,13 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 				}
 			}()
 			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
-			select {
-			case p := <-port:
-				t.Address = netip.AddrPortFrom(to.Addr(), p)
-			case <-ctx.Done():
-				return context.Cause(ctx)
+			for range servers {
+				select {
+				case p := <-ports:
+					t.Address = netip.AddrPortFrom(to.Addr(), p)
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
 			}
 			out.PerPair[i].Client, err = w.Drive(ctx, t, func(uint16) (time.Time, error) { return gate.ready() }, progress.of(i))
 			return err
@@ -241,7 +250,14 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	if err := inParallel(tasks); err != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
+	for i, of := range ends {
+		out.PerPair[i].Server = of[0]
+		if c.Backends > 0 {
+			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
+		}
+	}
 	n.nameHosts(out.Hosts)
+	out.Loads = n.loads(sampled, out)
 	return fill(c, out)
 }
 
@@ -256,12 +272,73 @@ func (n *network) nameHosts(hosts []record.Host) {
 	}
 }
 
-// address is where a cell's client finds a server; port 0 is for the server to
-// choose.
+// together is what the backends of a pair did.
+func together(backends []record.Endpoint) record.Endpoint {
+	all := record.Endpoint{}
+	names := make([]string, len(backends))
+	for i, e := range backends {
+		names[i] = e.Place
+		all.Seconds += e.Seconds / float64(len(backends))
+		all.Bytes += e.Bytes
+		all.BitsPerSecond += e.BitsPerSecond
+		all.Messages += e.Messages
+		all.Lost += e.Lost
+		all.Retransmits += e.Retransmits
+		all.CPUSeconds += e.CPUSeconds
+		all.Warnings = append(all.Warnings, e.Warnings...)
+	}
+	all.Place = strings.Join(names, " ")
+	return all
+}
+
+// loads are what the nodes of a lab did with what they have: devices and CPUs have been
+// sampled by then.
+func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
+	var all []record.Load
+	for _, node := range nodes {
+		facts := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == node.Name })
+		if len(node.Cores) == 0 || facts < 0 {
+			continue
+		}
+		host := slices.IndexFunc(t.Hosts, func(h record.Host) bool { return h.Boot == n.facts[facts].Boot })
+		if host < 0 {
+			continue
+		}
+		h := t.Hosts[host]
+		l := record.Load{Node: node.Name, Role: node.Role, Rate: float64(node.NICRate), Shared: node.Shared, Core: node.Cores[0]}
+		for _, cpu := range h.CPUs {
+			if busy := ratio(cpu.Busy, h.Seconds); busy > l.Busy && slices.Contains(node.Cores, cpu.ID) {
+				l.Core, l.Busy = cpu.ID, busy
+			}
+		}
+		for _, d := range t.Devices {
+			nic := func(l record.Link) bool { return l.Name == d.Name && l.Class == v1alpha1.DeviceNIC }
+			if d.Place == node.Name && slices.ContainsFunc(n.facts[facts].Links, nic) {
+				l.Receive += ratio(8*float64(d.RxBytes), h.Seconds)
+				l.Send += ratio(8*float64(d.TxBytes), h.Seconds)
+			}
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// address is where the client of pair i finds its server, or the proxy; port 0 is for
+// the server to choose.
+func (n *network) address(c Cell, i int) (netip.AddrPort, error) {
+	if c.Backends > 0 {
+		proxy := n.nodes[1]
+		proxy.Service.Port += uint16(i)
+		return address(proxy, c)
+	}
+	_, servers := n.pair(c, i)
+	return address(servers[0].place, c)
+}
+
 func address(server target.Place, c Cell) (netip.AddrPort, error) {
 	version := c.Workload.Traffic().IP
 	to := netip.AddrPortFrom(server.IP(version), 0)
-	if c.Service {
+	if c.Service || c.Backends > 0 {
 		to = server.Service.AddrPort(version)
 	}
 	if !server.IP(version).IsValid() || !to.Addr().IsValid() {

@@ -69,6 +69,8 @@ type Trial struct {
 	PerPair []Pair   `json:"per_pair,omitempty"`
 	Hosts   []Host   `json:"hosts,omitempty"`
 	Devices []Device `json:"devices,omitempty"`
+	// Loads of the nodes of a lab, in order.
+	Loads []Load `json:"loads,omitempty"`
 	// Settings are what the accelerators set, as read back.
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []Warning `json:"warnings,omitempty"`
@@ -77,7 +79,9 @@ type Trial struct {
 // Pair is what one client and its server measured.
 type Pair struct {
 	Client Endpoint `json:"client"`
-	Server Endpoint `json:"server"`
+	// Server is, behind a load balancer, all of its Backends together.
+	Server   Endpoint   `json:"server"`
+	Backends []Endpoint `json:"backends,omitempty"`
 }
 
 // Endpoint is one end of a pair over the measured window.
@@ -188,6 +192,25 @@ type Device struct {
 	TxErrors  uint64 `json:"tx_errors"`
 }
 
+// Load is what a node of a lab did over the measured window with its NIC and its
+// CPUs: what tells which of them was the limit.
+type Load struct {
+	Node string `json:"node"`
+	// Role of the node in a load balancer: client, proxy, backend; else empty.
+	Role string `json:"role,omitempty"`
+	// Receive and Send are what the NIC carried in bit/s, with the headers of its
+	// link; Rate is the cap of either, 0 where there is none.
+	Receive float64 `json:"receive"`
+	Send    float64 `json:"send"`
+	Rate    float64 `json:"rate,omitempty"`
+	// Core is the busiest of the CPUs that the node's processes run on, Busy the
+	// share of the window that it was. Shared tells that others' run there too.
+	// Busy is 0 where CPUs were not sampled.
+	Core   int     `json:"core"`
+	Busy   float64 `json:"busy"`
+	Shared bool    `json:"shared,omitempty"`
+}
+
 // Setting is one kernel setting that an accelerator changed.
 type Setting struct {
 	Place string `json:"place"`
@@ -265,6 +288,12 @@ type Node struct {
 	// Tools by name with their versions.
 	Tools map[string]string `json:"tools,omitempty"`
 	Links []Link            `json:"links,omitempty"`
+	// Role of the node in a load balancer, and what runs there if it is the proxy:
+	// "haproxy 2.6.12" or "builtin".
+	Role  string `json:"role,omitempty"`
+	Proxy string `json:"proxy,omitempty"`
+	// NICRate caps a lab's NIC in either direction, in bit/s; 0 where nothing does.
+	NICRate float64 `json:"nic_rate,omitempty"`
 	// Services that a lab made on the node; nil if none.
 	Services *Services `json:"services,omitempty"`
 }

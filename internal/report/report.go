@@ -558,8 +558,26 @@ func pathName(p v1alpha1.Path) string {
 		return "pod IP"
 	case p.Service != nil:
 		return "ClusterIP"
+	case p.Bridge != nil:
+		return "bridge of one node"
+	case p.Balancer != nil:
+		return balancerName(*p.Balancer)
 	}
 	return "path not named"
+}
+
+func balancerName(b v1alpha1.Balancer) string {
+	name := "load balancer"
+	if b.Proxy != "" {
+		name += " (" + b.Proxy + ")"
+	}
+	name += ", " + plural(b.Backends, "backend")
+	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+		if rate := b.NICs.Of(role).Rate; rate != "" {
+			name += fmt.Sprintf(", %s's NIC %s", role, rate)
+		}
+	}
+	return name
 }
 
 func nicName(n v1alpha1.NIC) string {
@@ -593,6 +611,9 @@ func machines(nodes []record.Node) []Machine {
 			{"Clock source", n.Clock},
 			{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
 			{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
+			{"Role", n.Role},
+			{"Proxy", n.Proxy},
+			{"Rate of the NIC", bitRate(n.NICRate)},
 		}
 		facts = append(facts, sorted(n.Tools)...)
 		facts = append(facts, sorted(n.Sysctls)...)
@@ -637,6 +658,13 @@ func interrupt(seconds float64) string {
 		return ""
 	}
 	return significant(seconds*1e6) + " µs"
+}
+
+func bitRate(bits float64) string {
+	if bits == 0 {
+		return ""
+	}
+	return significant(bits*1e-9) + " Gb/s"
 }
 
 func memory(bytes uint64) string {

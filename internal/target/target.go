@@ -30,6 +30,15 @@ type Place struct {
 	// Service is where a server in this place is reached by way of a service,
 	// where the target has such; the server then listens on Service.Port.
 	Service Service
+	// Role of a node in a lab's balancer, one of the API's; else empty. The proxy's
+	// Service is that of the first pair, and the others' are at the ports after it.
+	Role string
+	// NICRate caps the NIC of a lab's node, in bit/s; 0 where nothing does.
+	NICRate uint64
+	// Cores are the CPUs that a lab node's processes run on, CPUs or Affinity as
+	// numbers. Shared tells that other nodes' run there too.
+	Cores  []int
+	Shared bool
 	// Unprivileged places have no right to sample or to steer: for a pod, a worker
 	// for Control does it from the node; for a node, nobody does.
 	Unprivileged bool

@@ -40,7 +40,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	}
 	l.ending.Store(true)
 	err := tearDown(ctx, l.state.Config)
-	for _, ended := range l.forwarders {
+	for _, ended := range l.ended {
 		if ended != nil && err == nil {
 			<-ended
 		}

@@ -167,17 +167,25 @@ func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slo
 		err = errors.Join(err, cmd.Wait())
 		return fmt.Errorf("start forwarder of %s (%s): %w: %s", node.Name, strings.Join(l.forwarder, " "), err, strings.TrimSpace(said.String()))
 	}
+	// Its standard input is open until then, or until this process ends.
+	l.watch(i, cmd.Wait, func(err error) {
+		log.Warn("forwarder ended: its node is cut off", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
+	})
+	return nil
+}
+
+// watch waits in the background for the end of a process on node i, and tells of one
+// that comes before the lab's.
+func (l *Lab) watch(i int, wait func() error, tell func(error)) {
 	ended := make(chan struct{})
-	l.forwarders[i] = ended
+	l.ended[i] = ended
 	go func() {
-		// Its standard input is open until then, or until this process ends.
-		err := cmd.Wait()
+		err := wait()
 		close(ended)
 		if !l.ending.Load() {
-			log.Warn("forwarder ended: its node is cut off", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
+			tell(err)
 		}
 	}()
-	return nil
 }
 
 // Forward carries packets between the TUN device and the socket that it finds

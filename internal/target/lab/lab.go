@@ -59,6 +59,8 @@ type Config struct {
 	Shape string `json:"shape"`
 	// Services in front of pods; none if nil.
 	Services *Services `json:"services,omitempty"`
+	// Balancer between nodes; none if nil.
+	Balancer *Balancer `json:"balancer,omitempty"`
 	// CongestionControl of the namespaces, where the kernel lets it be set for
 	// one; empty leaves the machine's.
 	CongestionControl string `json:"congestionControl,omitempty"`
@@ -91,6 +93,11 @@ func (c Config) validate() error {
 	if _, err := c.NIC.Rate.BitsPerSecond(); err != nil {
 		return fmt.Errorf("lab %s: rate %w", c.Name, err)
 	}
+	if c.Balancer != nil {
+		if err := c.Balancer.validate(c); err != nil {
+			return err
+		}
+	}
 	if c.Services != nil {
 		return c.Services.validate(c)
 	}
@@ -107,6 +114,9 @@ type Options struct {
 	// Forwarder is a command that calls Forward: this program, with arguments
 	// that have it do so. Shape udp needs one.
 	Forwarder []string
+	// Balancer is a command that calls Balance. A balancer with the built-in proxy
+	// needs one.
+	Balancer []string
 	// Log is told what does not matter enough to fail; nil is silent.
 	Log *slog.Logger
 }
@@ -117,11 +127,11 @@ type Lab struct {
 	dir   string
 	// lock is held where the lab is this process's own.
 	lock *lock
-	// forwarder starts one, forwarders are closed as those of the nodes end, which
-	// this process started, and ending says that it is meant.
-	forwarder  []string
-	forwarders []chan struct{}
-	ending     atomic.Bool
+	// forwarder and balancer start one. ended are closed as what this process started
+	// on each node ends, and ending says that it is meant.
+	forwarder, balancer []string
+	ended               []chan struct{}
+	ending              atomic.Bool
 	// loads are how long the services of each node took this process to make, and
 	// loader is what made them.
 	loads  []time.Duration
@@ -143,6 +153,13 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	}
 	if c.Shape == ShapeUDP && len(o.Forwarder) == 0 {
 		return nil, fmt.Errorf("lab %s: shape %s needs a command that forwards", c.Name, c.Shape)
+	}
+	if c.Balancer != nil {
+		b := *c.Balancer
+		c.Balancer = &b
+		if err := b.choose(c.Name, o.Balancer); err != nil {
+			return nil, err
+		}
 	}
 	if err := probe(c); err != nil {
 		return nil, err
@@ -172,9 +189,10 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		dir:   o.Dir,
 		lock:  lock,
 
-		forwarder:  o.Forwarder,
-		forwarders: make([]chan struct{}, c.Nodes),
-		loads:      make([]time.Duration, c.Nodes),
+		forwarder: o.Forwarder,
+		balancer:  o.Balancer,
+		ended:     make([]chan struct{}, c.Nodes),
+		loads:     make([]time.Duration, c.Nodes),
 	}
 	if err := l.state.write(o.Dir); err != nil {
 		return nil, errors.Join(err, lock.remove())
@@ -313,11 +331,18 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 			return fmt.Errorf("make %s: %w", p.place.Name, err)
 		}
 		return nil
-	}); err != nil || c.Services == nil {
+	}); err != nil {
 		return err
 	}
-	if err := l.makeServices(ctx, hosts, nodes); err != nil {
-		return fmt.Errorf("services: %w", err)
+	if c.Services != nil {
+		if err := l.makeServices(ctx, hosts, nodes); err != nil {
+			return fmt.Errorf("services: %w", err)
+		}
+	}
+	if c.Balancer != nil {
+		if err := l.makeBalancer(ctx, hosts, nodes, log); err != nil {
+			return fmt.Errorf("balancer: %w", err)
+		}
 	}
 	return nil
 }
@@ -353,6 +378,7 @@ func (l *Lab) Places() []target.Place {
 			}
 			*all = append(*all, p)
 		}
+		l.seatNode(&n.place, i)
 		add(&nodes, n.place)
 		for j, p := range n.pods {
 			if cpus.IRQ < 0 {
@@ -371,6 +397,9 @@ func (l *Lab) Places() []target.Place {
 // Placement says in a sentence where the nodes' work runs.
 func (l *Lab) Placement() string {
 	cpus := l.state.CPUs
+	if cpus[0].IRQ < 0 && l.state.Config.Balancer != nil {
+		return l.state.Config.Balancer.placement(cpus[0].CPUs)
+	}
 	if cpus[0].IRQ < 0 {
 		return fmt.Sprintf("The nodes share CPUs %s, as there are fewer than two CPUs a node: the two ends of a pair are on different CPUs, "+
 			"and a packet is received on the CPU that sent it.", formatCPUs(cpus[0].CPUs))

@@ -361,6 +361,12 @@ func TestKilled(t *testing.T) {
 			partly += killed(t, v1alpha1.ShapeFlannel, kills)
 		})
 	}
+	for _, proxy := range proxies {
+		t.Run("balancer by "+proxy, func(t *testing.T) {
+			t.Setenv(childProxy, proxy)
+			partly += killed(t, v1alpha1.ShapeFlannel, 10)
+		})
+	}
 	if partly == 0 {
 		t.Error("no kill hit a lab in the making")
 	}

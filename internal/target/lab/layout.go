@@ -28,6 +28,8 @@ type node struct {
 	place target.Place
 	// ns is its namespace, port its end of the wire in the switch.
 	ns, port string
+	// rate of its NIC.
+	rate v1alpha1.BitRate
 	// mac of its NIC, vtep4 and vtep6 of its VXLAN devices.
 	mac, vtep4, vtep6 net.HardwareAddr
 	// pods4 and pods6 hold its pods. The first address is the node's own on
@@ -64,6 +66,7 @@ func layout(c Config) []node {
 			},
 			ns:    fmt.Sprintf("slip-%s-n%d", c.Name, i),
 			port:  name,
+			rate:  c.NIC.Rate,
 			mac:   hardwareAddr(name, "eth0"),
 			vtep4: hardwareAddr(name, "vtep4"),
 			vtep6: hardwareAddr(name, "vtep6"),
@@ -91,6 +94,13 @@ func layout(c Config) []node {
 	}
 	if c.Services != nil {
 		c.Services.serve(nodes)
+	}
+	if c.Balancer != nil {
+		c.Balancer.seat(nodes)
+	}
+	for i := range nodes {
+		bits, _ := nodes[i].rate.BitsPerSecond() // checked with the configuration
+		nodes[i].place.NICRate = bits
 	}
 	return nodes
 }

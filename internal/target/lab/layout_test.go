@@ -62,8 +62,8 @@ func TestPlaces(t *testing.T) {
 	l := &Lab{state: &state{Config: c, CPUs: divide([]int{0, 1, 2, 3}, 2)}}
 	a := netip.MustParseAddr
 	want := []target.Place{
-		{Name: "node0", Kind: target.Node, Node: "node0", IPv4: a("198.18.0.1"), IPv6: a("fd73:6c69:7000::1"), CPUs: "0-1", IRQCPUs: "1"},
-		{Name: "node1", Kind: target.Node, Node: "node1", IPv4: a("198.18.0.2"), IPv6: a("fd73:6c69:7000::2"), CPUs: "2-3", IRQCPUs: "3"},
+		{Name: "node0", Kind: target.Node, Node: "node0", IPv4: a("198.18.0.1"), IPv6: a("fd73:6c69:7000::1"), CPUs: "0-1", IRQCPUs: "1", Cores: []int{0, 1}},
+		{Name: "node1", Kind: target.Node, Node: "node1", IPv4: a("198.18.0.2"), IPv6: a("fd73:6c69:7000::2"), CPUs: "2-3", IRQCPUs: "3", Cores: []int{2, 3}},
 		{Name: "node0/pod0", Kind: target.Pod, Node: "node0", IPv4: a("10.244.0.2"), IPv6: a("fd73:6c69:7001::2"), CPUs: "0-1", IRQCPUs: "1"},
 		{Name: "node1/pod0", Kind: target.Pod, Node: "node1", IPv4: a("10.244.1.2"), IPv6: a("fd73:6c69:7001:1::2"), CPUs: "2-3", IRQCPUs: "3"},
 	}
@@ -76,6 +76,9 @@ func TestPlaces(t *testing.T) {
 	l.state.CPUs = divide([]int{0, 1}, 2)
 	if got := l.Places()[3]; got.CPUs != "0-1" || got.IRQCPUs != "" {
 		t.Errorf("where nodes share CPUs, a pod has %q, interrupts %q", got.CPUs, got.IRQCPUs)
+	}
+	if got := l.Places()[0]; !got.Shared || len(got.Cores) != 2 || got.Affinity != "" {
+		t.Errorf("where nodes share CPUs, one is %+v", got)
 	}
 	if got, want := l.Placement(), "The nodes share CPUs 0-1, "; !strings.HasPrefix(got, want) {
 		t.Errorf("placement is %q, want it to begin %q", got, want)

@@ -30,14 +30,25 @@ const (
 	childShape = "SLIPSTREAM_TEST_LAB_SHAPE"
 	childKeep  = "SLIPSTREAM_TEST_LAB_KEEP"
 	childMode  = "SLIPSTREAM_TEST_LAB_MODE" // of services in front of node1/pod0
+	childProxy = "SLIPSTREAM_TEST_LAB_PROXY"
 )
 
-// forwarder has this binary forward.
-var forwarder = []string{"/proc/self/exe", "forward"}
+// forwarder has this binary forward, and balancer balance.
+var (
+	forwarder = []string{"/proc/self/exe", "forward"}
+	balancer  = []string{"/proc/self/exe", "balance"}
+)
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == forwarder[1] {
 		if err := Forward(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == balancer[1] {
+		if err := Balance(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -59,7 +70,10 @@ func TestMain(m *testing.M) {
 	if mode := os.Getenv(childMode); mode != "" {
 		c.Services = &Services{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}}
 	}
-	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarder})
+	if proxy := os.Getenv(childProxy); proxy != "" {
+		balanced(proxy, 1)(&c)
+	}
+	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarder, Balancer: balancer})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -93,7 +107,7 @@ func up(t *testing.T, change func(*Config)) *Lab {
 	needRoot(t)
 	c := config(labName(t))
 	change(&c)
-	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Balancer: balancer, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -120,8 +120,8 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 		return err
 	}
 	if err := errors.Join(
-		w.queue(w.sw, port.Index),
-		w.queue(ns, nic.Attrs().Index),
+		queue(w.sw, port.Index, n.rate),
+		queue(ns, nic.Attrs().Index, n.rate),
 		w.rehash(ns, nic.Attrs().Index),
 		setUp(ns, "lo", nicName),
 	); err != nil {
@@ -270,9 +270,9 @@ func (w *wire) offload(device string, gro bool) error {
 }
 
 // queue gives a device its queue, which is also where the rate is capped.
-func (w *wire) queue(ns *namespace, link int) error {
+func queue(ns *namespace, link int, most v1alpha1.BitRate) error {
 	attrs := netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
-	rate, err := w.nic.Rate.BitsPerSecond()
+	rate, err := most.BitsPerSecond()
 	if err != nil {
 		return err
 	}

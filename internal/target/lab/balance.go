@@ -1,0 +1,100 @@
+//go:build linux
+
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// backendTimeout is how long a backend may take to answer: as long as HAProxy is told
+// to wait.
+const backendTimeout = 5 * time.Second
+
+// Balance is the built-in proxy: it takes turns with connections until ctx ends. Where
+// to listen and to lead to it reads from the file that a lab has open for it. It is
+// what Options.Balancer has to start.
+func Balance(ctx context.Context) error {
+	text, err := os.ReadFile(proxyConfig)
+	var fronts []front
+	if err == nil {
+		err = json.Unmarshal(text, &fronts)
+	}
+	if err != nil {
+		return fmt.Errorf("read what to balance (this is started by a lab, not by hand): %w", err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	for _, f := range fronts {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(f.Listen))
+		if err != nil {
+			return fmt.Errorf("balance %s: %w", f.Name, err)
+		}
+		defer context.AfterFunc(ctx, func() { l.Close() })()
+		defer l.Close()
+		wg.Go(func() {
+			if err := f.serve(ctx, l); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("balance %s: %w", f.Name, err))
+			}
+		})
+	}
+	<-ctx.Done()
+	if err := context.Cause(ctx); err != ctx.Err() {
+		return err
+	}
+	return nil
+}
+
+// serve takes connections and leads each to the backend whose turn it is.
+func (f front) serve(ctx context.Context, l *net.TCPListener) error {
+	var turn atomic.Uint64
+	for {
+		client, err := l.AcceptTCP()
+		if err != nil {
+			return err
+		}
+		to := f.Backends[(turn.Add(1)-1)%uint64(len(f.Backends))]
+		go lead(ctx, client, to)
+	}
+}
+
+// lead carries the bytes of a connection there and back. Between two TCP sockets the
+// kernel moves them (splice, see net.TCPConn.ReadFrom). An end that breaks breaks the
+// other, so that a client does not take for the end what is not.
+func lead(ctx context.Context, client *net.TCPConn, to netip.AddrPort) {
+	defer client.Close()
+	d := net.Dialer{Timeout: backendTimeout}
+	c, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		_ = client.SetLinger(0)
+		return
+	}
+	backend := c.(*net.TCPConn)
+	defer backend.Close()
+	var wg sync.WaitGroup
+	carry := func(to, from *net.TCPConn) {
+		if _, err := io.Copy(to, from); err == nil {
+			err = to.CloseWrite()
+			if err == nil {
+				return
+			}
+		}
+		_ = to.SetLinger(0)
+		_ = from.SetLinger(0)
+		to.Close()
+		from.Close()
+	}
+	wg.Go(func() { carry(backend, client) })
+	carry(client, backend)
+	wg.Wait()
+}

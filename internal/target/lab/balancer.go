@@ -1,0 +1,363 @@
+//go:build linux
+
+package lab
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// Balancer of a lab is a proxy on its second node. Clients are on the first, backends
+// on those after the proxy's, one on each. The proxy takes turns with connections,
+// whatever they carry: it has one address and port for each pair, where it listens for
+// IPv4 and IPv6, and leads to the same port of each backend.
+type Balancer struct {
+	// Backends, 1 to v1alpha1.MaxBackends.
+	Backends int `json:"backends"`
+	// Proxy is one of the API's. Up chooses where it is empty.
+	Proxy string `json:"proxy"`
+	// NICs of the nodes, where they differ from the lab's.
+	NICs v1alpha1.RoleNICs `json:"nics"`
+	// Pairs that there may be at a time.
+	Pairs int `json:"pairs"`
+}
+
+const (
+	// proxyNode is the number of the proxy's.
+	proxyNode = 1
+	// balancerPort is the first pair's, the others' are those after it.
+	balancerPort = 7465
+	// proxyStart is how long a proxy may take until it listens.
+	proxyStart = 10 * time.Second
+	// proxyConfig is where HAProxy finds its configuration open: it asks for a file,
+	// and this one has no name that could be left behind.
+	proxyConfig = "/proc/self/fd/3"
+)
+
+// role is that of node i, with or without a balancer.
+func (b *Balancer) role(i int) string {
+	if b == nil {
+		return ""
+	}
+	return v1alpha1.Balancer{Backends: b.Backends}.Role(i)
+}
+
+func (b *Balancer) validate(c Config) error {
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("lab %s: balancer: "+format, append([]any{c.Name}, args...)...)
+	}
+	switch {
+	case b.Backends < 1 || b.Backends > v1alpha1.MaxBackends:
+		return fail("backends must be 1 to %d, are %d", v1alpha1.MaxBackends, b.Backends)
+	case c.Nodes < 2+b.Backends:
+		return fail("the client, the proxy and %d backends need %d nodes, and there are %d", b.Backends, 2+b.Backends, c.Nodes)
+	case b.Pairs < 1 || b.Pairs > 64:
+		return fail("pairs must be 1 to 64, are %d", b.Pairs)
+	case b.Proxy != "" && b.Proxy != v1alpha1.ProxyHAProxy && b.Proxy != v1alpha1.ProxyBuiltin:
+		return fail("proxy must be %s or %s, is %q", v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin, b.Proxy)
+	}
+	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+		if _, err := b.NICs.Of(role).Rate.BitsPerSecond(); err != nil {
+			return fail("rate of the %s's NIC %w", role, err)
+		}
+	}
+	return nil
+}
+
+// choose settles which proxy it is, and whether it can be had.
+func (b *Balancer) choose(lab string, builtin []string) error {
+	_, err := exec.LookPath(v1alpha1.ProxyHAProxy)
+	switch {
+	case b.Proxy == "" && err == nil:
+		b.Proxy = v1alpha1.ProxyHAProxy
+	case b.Proxy == "":
+		b.Proxy = v1alpha1.ProxyBuiltin
+	case b.Proxy == v1alpha1.ProxyHAProxy && err != nil:
+		return fmt.Errorf("lab %s: balancer: HAProxy is not installed here: install it (apt install haproxy), or choose the other proxy (proxy: %s)", lab, v1alpha1.ProxyBuiltin)
+	}
+	if b.Proxy == v1alpha1.ProxyBuiltin && len(builtin) == 0 {
+		return fmt.Errorf("lab %s: balancer: the proxy %s needs a command that balances", lab, b.Proxy)
+	}
+	return nil
+}
+
+// seat gives the nodes of a layout their roles.
+func (b *Balancer) seat(nodes []node) {
+	for i := range nodes {
+		n := &nodes[i]
+		n.place.Role = b.role(i)
+		n.rate = cmp.Or(b.NICs.Of(n.place.Role).Rate, n.rate)
+	}
+	proxy := &nodes[proxyNode].place
+	proxy.Service = target.Service{IPv4: proxy.IPv4, IPv6: proxy.IPv6, Port: balancerPort}
+}
+
+// seatNode says where the processes of node i run.
+func (l *Lab) seatNode(p *target.Place, i int) {
+	cpus, b := l.state.CPUs[i], l.state.Config.Balancer
+	p.Cores, p.Shared = cpus.CPUs, cpus.IRQ < 0
+	if b == nil || !p.Shared || p.Role == "" {
+		return
+	}
+	p.Cores = []int{b.core(cpus.CPUs, i)}
+	p.Affinity = formatCPUs(p.Cores)
+}
+
+// core is the CPU of node i's processes, where nodes share CPUs. The proxy has one that
+// no client or backend has: so one sees how busy it is.
+func (b *Balancer) core(cpus []int, i int) int {
+	if len(cpus) == 1 {
+		return cpus[0]
+	}
+	others := slices.Concat(cpus[:1], cpus[2:])
+	switch b.role(i) {
+	case v1alpha1.RoleProxy:
+		return cpus[1]
+	case v1alpha1.RoleClient:
+		return cpus[0]
+	}
+	return others[(i-proxyNode)%len(others)]
+}
+
+// placement says where the work of nodes runs that share CPUs.
+func (b *Balancer) placement(cpus []int) string {
+	said := fmt.Sprintf("The nodes share CPUs %s, as there are fewer than two CPUs a node", formatCPUs(cpus))
+	if len(cpus) == 1 {
+		return said + "."
+	}
+	return fmt.Sprintf("%s: the proxy runs on CPU %d, the client and the backends on the others, and a packet is received on the CPU that sent it.",
+		said, b.core(cpus, proxyNode))
+}
+
+// front is one place where a proxy listens, and where it leads to.
+type front struct {
+	Name     string           `json:"name"`
+	Listen   netip.AddrPort   `json:"listen"`
+	Backends []netip.AddrPort `json:"backends"`
+}
+
+// fronts of a balancer on nodes of a layout.
+func (b *Balancer) fronts(nodes []node) []front {
+	var all []front
+	for pair := range b.Pairs {
+		for _, version := range []int{4, 6} {
+			at := func(n node) netip.AddrPort {
+				return netip.AddrPortFrom(n.place.IP(version), balancerPort+uint16(pair))
+			}
+			f := front{Name: fmt.Sprintf("pair%d-ipv%d", pair, version), Listen: at(nodes[proxyNode])}
+			for _, n := range nodes[2 : 2+b.Backends] {
+				f.Backends = append(f.Backends, at(n))
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// haproxy is a configuration with these fronts, for a process that may have so many
+// files open. Nothing is set that has HAProxy move bytes in another way than it does by
+// itself; a silent connection stays, as one is that waits for the window to begin.
+func haproxy(fronts []front, files uint64) []byte {
+	var b bytes.Buffer
+	// A connection takes two files. Memory is set aside for all that there may be.
+	fmt.Fprintf(&b, `global
+    maxconn %d
+defaults
+    mode tcp
+    balance roundrobin
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+`, (max(min(files, 1<<16), 1<<11)-1<<10)/2)
+	for _, f := range fronts {
+		fmt.Fprintf(&b, "listen %s\n    bind %s\n", f.Name, f.Listen)
+		for i, to := range f.Backends {
+			fmt.Fprintf(&b, "    server backend%d %s\n", i, to)
+		}
+	}
+	return b.Bytes()
+}
+
+// makeBalancer starts the proxy of a lab whose nodes are there, and comes back when it
+// listens. It is in its node's namespace, so that whoever takes the lab down ends it as
+// everything that runs in there.
+func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log *slog.Logger) error {
+	b := l.state.Config.Balancer
+	for _, h := range hosts {
+		// Behind a proxy that takes as many connections as it is given the table would
+		// be full in a minute, and all nodes of the machine share it.
+		if err := trackBriefly(h.namespace); err != nil {
+			return err
+		}
+	}
+	fronts := b.fronts(nodes)
+	argv := l.balancer
+	config, err := json.Marshal(fronts)
+	if b.Proxy == v1alpha1.ProxyHAProxy {
+		var files unix.Rlimit
+		err = unix.Getrlimit(unix.RLIMIT_NOFILE, &files)
+		config, argv = haproxy(fronts, files.Max), []string{v1alpha1.ProxyHAProxy, "-db", "-f", proxyConfig}
+	}
+	if err != nil {
+		return fmt.Errorf("configure %s: %w", b.Proxy, err)
+	}
+	file, err := inMemory("balancer", config)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.ExtraFiles = []*os.File{file}
+	// What interrupts this process from a terminal is not to cut the lab in two.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	said := new(output)
+	cmd.Stdout, cmd.Stderr = said, said
+	place := l.Places()[proxyNode]
+	if err := l.In(place)(cmd); err != nil {
+		return err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	ctx, cancel := context.WithTimeoutCause(ctx, proxyStart, fmt.Errorf("it does not listen after %s", proxyStart))
+	defer cancel()
+	for {
+		missing, err := notListening(hosts[proxyNode].file, fronts)
+		if err != nil {
+			return err
+		}
+		if missing == 0 {
+			l.watch(proxyNode, func() error { return <-exited }, func(err error) {
+				log.Warn("proxy ended: nothing leads to the backends", "node", place.Name, "err", err, "said", said.String())
+			})
+			return nil
+		}
+		select {
+		case err := <-exited: // which is no error to some
+			return fmt.Errorf("%s ended before it listened (%v): %s", b.Proxy, err, said)
+		case <-ctx.Done(): // whoever takes the lab down ends it
+			return fmt.Errorf("%s: %w: %s", b.Proxy, context.Cause(ctx), said)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// notListening counts the fronts at which nobody listens yet in a namespace.
+func notListening(ns *os.File, fronts []front) (missing int, err error) {
+	listening := make(map[uint16]int)
+	err = insideFile(ns, func() error {
+		for _, name := range []string{"tcp", "tcp6"} {
+			text, err := os.ReadFile("/proc/thread-self/net/" + name)
+			if err != nil {
+				return fmt.Errorf("look for listening sockets: %w", err)
+			}
+			for _, port := range listeningPorts(text) {
+				listening[port]++
+			}
+		}
+		return nil
+	})
+	for _, f := range fronts {
+		if listening[f.Listen.Port()]--; listening[f.Listen.Port()] < 0 {
+			missing++
+		}
+	}
+	return missing, err
+}
+
+// listeningPorts reads /proc/net/tcp or tcp6: "0: 0100007F:0016 00000000:0000 0A …",
+// where 0A is TCP_LISTEN (proc(5)).
+func listeningPorts(text []byte) (ports []uint16) {
+	for line := range bytes.Lines(text) {
+		fields := bytes.Fields(line)
+		if len(fields) < 4 || string(fields[3]) != "0A" {
+			continue
+		}
+		_, hex, _ := strings.Cut(string(fields[1]), ":")
+		if port, err := strconv.ParseUint(hex, 16, 16); err == nil {
+			ports = append(ports, uint16(port))
+		}
+	}
+	return ports
+}
+
+// inMemory is a file that is in no folder, at its beginning.
+func inMemory(name string, content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := f.WriteAt(content, 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("write file in memory: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// output keeps the beginning of what a process prints, which may be read meanwhile.
+type output struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	const most = 4 << 10
+	o.text = append(o.text, p[:min(len(p), most-len(o.text))]...)
+	return len(p), nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if text := strings.TrimSpace(string(o.text)); text != "" {
+		return text
+	}
+	return "it printed nothing"
+}
+
+// Proxy tells which proxy a lab's balancer has, with its version: "haproxy 2.6.12" or
+// "builtin"; it is empty where there is no balancer.
+func (l *Lab) Proxy(ctx context.Context) (string, error) {
+	b := l.state.Config.Balancer
+	switch {
+	case b == nil:
+		return "", nil
+	case b.Proxy != v1alpha1.ProxyHAProxy:
+		return b.Proxy, nil
+	}
+	said, err := exec.CommandContext(ctx, v1alpha1.ProxyHAProxy, "-v").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask HAProxy for its version: %w", err)
+	}
+	return haproxyVersion(said), nil
+}
+
+// haproxyVersion is the version in what haproxy -v prints: "HAProxy version
+// 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/".
+func haproxyVersion(said []byte) string {
+	fields := bytes.Fields(said)
+	if len(fields) < 3 || string(fields[1]) != "version" {
+		return v1alpha1.ProxyHAProxy
+	}
+	return v1alpha1.ProxyHAProxy + " " + string(fields[2])
+}

@@ -1,0 +1,424 @@
+//go:build linux
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+var proxies = []string{v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin}
+
+// balanced has a lab be one of a balancer.
+func balanced(proxy string, backends int) func(*Config) {
+	return func(c *Config) {
+		c.Nodes, c.Pods = 2+backends, 0
+		c.Balancer = &Balancer{Backends: backends, Proxy: proxy, Pairs: 2}
+	}
+}
+
+// backend listens on a node, and hands every connection to serve.
+func backend(t *testing.T, l *Lab, node string, version int, port uint16, serve func(*net.TCPConn)) {
+	t.Helper()
+	var listener *net.TCPListener
+	in(t, l, node, func() (err error) {
+		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addrOf(place(t, l, node), version), port)))
+		return err
+	})
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.AcceptTCP()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c)
+			}()
+		}
+	}()
+}
+
+// dial connects to the proxy from the client's node.
+func dial(t *testing.T, l *Lab, version int, port uint16) *net.TCPConn {
+	t.Helper()
+	to := netip.AddrPortFrom(addrOf(place(t, l, "node1"), version), port)
+	var c net.Conn
+	in(t, l, "node0", func() (err error) {
+		c, err = net.DialTimeout("tcp", to.String(), 10*time.Second)
+		return err
+	})
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}
+
+// Each pair's connections take turns with the backends, whichever the proxy and the
+// version of IP, and a connection that is closed one way still carries the other.
+func TestBalancer(t *testing.T) {
+	for _, proxy := range proxies {
+		t.Run(proxy, func(t *testing.T) {
+			const backends, rounds = 3, 4
+			l := up(t, balanced(proxy, backends))
+			if got, err := l.Proxy(t.Context()); err != nil || !strings.HasPrefix(got, proxy) {
+				t.Errorf("the proxy is %q, %v", got, err)
+			}
+			service := place(t, l, "node1").Service
+			for pair := range uint16(2) {
+				for _, version := range []int{4, 6} {
+					port := service.Port + pair
+					for i := range backends {
+						node := fmt.Sprintf("node%d", 2+i)
+						backend(t, l, node, version, port, func(c *net.TCPConn) {
+							if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
+								t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
+							}
+							all, err := io.ReadAll(c) // to the end that the client sends
+							if err == nil {
+								_, err = fmt.Fprintf(c, "%s %d", node, len(all))
+							}
+							if err != nil {
+								t.Errorf("%s: %v", node, err)
+							}
+						})
+					}
+					var came []string
+					for range backends * rounds {
+						c := dial(t, l, version, port)
+						if _, err := c.Write(make([]byte, 300_000)); err != nil {
+							t.Fatal(err)
+						}
+						if err := c.CloseWrite(); err != nil {
+							t.Fatal(err)
+						}
+						answer, err := io.ReadAll(c)
+						if err != nil {
+							t.Fatal(err)
+						}
+						name, size, _ := strings.Cut(string(answer), " ")
+						if size != "300000" {
+							t.Fatalf("pair %d, IPv%d: the answer is %q", pair, version, answer)
+						}
+						came = append(came, name)
+					}
+					for i := range came {
+						if came[i] != came[i%backends] {
+							t.Errorf("pair %d, IPv%d: not in turns: %v", pair, version, came)
+							break
+						}
+					}
+					if n := len(slices.Compact(slices.Sorted(slices.Values(came)))); n != backends {
+						t.Errorf("pair %d, IPv%d: %d of %d backends are used: %v", pair, version, n, backends, came)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A backend that nobody listens on, or that breaks a connection, is an error to its
+// client, not the end of what there was to say; and the others go on.
+func TestBalancerBrokenBackend(t *testing.T) {
+	for _, proxy := range proxies {
+		t.Run(proxy, func(t *testing.T) {
+			l := up(t, balanced(proxy, 2))
+			port := place(t, l, "node1").Service.Port
+			backend(t, l, "node3", 4, port, func(c *net.TCPConn) {
+				_, _ = c.Read(make([]byte, 1))
+				_, _ = c.Write([]byte("whole"))
+			})
+			for range 2 { // of two in a row, one is led to each
+				c := dial(t, l, 4, port)
+				_, _ = c.Write([]byte("x"))
+				switch answer, err := io.ReadAll(c); {
+				case string(answer) == "whole" && err == nil:
+				case len(answer) == 0: // an end without an answer, or an error
+				default:
+					t.Errorf("the answer is %q, %v", answer, err)
+				}
+			}
+			// The built-in one says so by a reset.
+			backend(t, l, "node2", 4, port, func(c *net.TCPConn) {
+				_, _ = c.Read(make([]byte, 1))
+				_, _ = c.Write([]byte("half"))
+				_ = c.SetLinger(0)
+			})
+			reset := 0
+			for range 2 {
+				c := dial(t, l, 4, port)
+				_, _ = c.Write([]byte("x"))
+				if _, err := io.ReadAll(c); errors.Is(err, unix.ECONNRESET) {
+					reset++
+				}
+			}
+			if proxy == v1alpha1.ProxyBuiltin && reset != 1 {
+				t.Errorf("%d of 2 connections are reset, one is by its backend", reset)
+			}
+		})
+	}
+}
+
+// Every node's NIC has the rate of its role, in both directions, and one without a
+// rate of its own that of the lab.
+func TestBalancerRates(t *testing.T) {
+	l := up(t, func(c *Config) {
+		balanced(v1alpha1.ProxyBuiltin, 1)(c)
+		c.Nodes = 4 // one more than the balancer has
+		c.NIC.Rate = "3Gbit"
+		c.Balancer.NICs = v1alpha1.RoleNICs{Proxy: v1alpha1.RoleNIC{Rate: "1Gbit"}, Backend: v1alpha1.RoleNIC{Rate: "400Mbit"}}
+	})
+	want := map[string]uint64{"node0": 3e9, "node1": 1e9, "node2": 400e6, "node3": 3e9}
+	rates := func(where, device string) (bits uint64) {
+		in(t, l, where, func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			all, err := netlink.QdiscList(link)
+			for _, q := range all {
+				if tbf, ok := q.(*netlink.Tbf); ok {
+					bits = 8 * tbf.Rate
+				}
+			}
+			return err
+		})
+		return bits
+	}
+	var roles []string
+	for _, p := range l.Places() {
+		roles = append(roles, p.Role)
+		if p.NICRate != want[p.Name] || rates(p.Name, nicName) != want[p.Name] || rates("switch", p.Name) != want[p.Name] {
+			t.Errorf("%s: rate %d, sends at %d and receives at %d, want %d", p.Name, p.NICRate, rates(p.Name, nicName), rates("switch", p.Name), want[p.Name])
+		}
+	}
+	if diff := cmp.Diff([]string{"client", "proxy", "backend", ""}, roles); diff != "" {
+		t.Errorf("roles (-want +got):\n%s", diff)
+	}
+}
+
+// When the proxy dies, whoever has the lab is told, and nothing of it is left.
+func TestProxyDies(t *testing.T) {
+	needRoot(t)
+	for _, proxy := range proxies {
+		t.Run(proxy, func(t *testing.T) {
+			c := config(labName(t))
+			balanced(proxy, 1)(&c)
+			before := machine(t, "slip-"+c.Name)
+			var log lines
+			l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Balancer: balancer, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = l.Down(context.Background()) })
+			all := processes(t, c)
+			if len(all) != 1 {
+				t.Fatalf("processes %v, want the proxy", all)
+			}
+			pid, err := strconv.Atoi(all[0])
+			if err == nil {
+				err = unix.Kill(pid, unix.SIGKILL)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			await(t, "its end is told", func() bool { return strings.Contains(log.String(), "proxy ended") })
+			if !strings.Contains(log.String(), "node=node1") || !strings.Contains(log.String(), "killed") {
+				t.Errorf("told is %s", log.String())
+			}
+			if err := l.Down(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if after := machine(t, "slip-"+c.Name); len(after) != len(before) {
+				t.Errorf("before there was %v, now %v", before, after)
+			}
+		})
+	}
+}
+
+// Without HAProxy the built-in proxy is taken, unless HAProxy is asked for.
+func TestChooseProxy(t *testing.T) {
+	with := t.TempDir()
+	if err := os.WriteFile(filepath.Join(with, "haproxy"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		proxy, path string
+		builtin     []string
+		want, err   string
+	}{
+		{"", with, nil, "haproxy", ""},
+		{"haproxy", with, nil, "haproxy", ""},
+		{"builtin", with, balancer, "builtin", ""},
+		{"", "", balancer, "builtin", ""},
+		{"haproxy", "", balancer, "", "HAProxy is not installed here: install it (apt install haproxy), or choose the other proxy (proxy: builtin)"},
+		{"builtin", with, nil, "", "needs a command that balances"},
+	} {
+		t.Setenv("PATH", c.path)
+		b := Balancer{Proxy: c.proxy}
+		err := b.choose("x", c.builtin)
+		switch {
+		case c.err == "" && (err != nil || b.Proxy != c.want):
+			t.Errorf("%q of %q: %q, %v, want %q", c.proxy, c.path, b.Proxy, err, c.want)
+		case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
+			t.Errorf("%q of %q: %v, want it to say %q", c.proxy, c.path, err, c.err)
+		}
+	}
+}
+
+// A proxy that does not start is told of with what it said, and the lab is not made.
+func TestProxyDoesNotStart(t *testing.T) {
+	needRoot(t)
+	dir, c := t.TempDir(), config(labName(t))
+	balanced(v1alpha1.ProxyBuiltin, 1)(&c)
+	before := machine(t, "slip-"+c.Name)
+	for what, try := range map[string]struct {
+		command []string
+		want    string
+	}{
+		"none":    {nil, "needs a command that balances"},
+		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
+		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "ended before it listened (exit status 2): no such verb"},
+	} {
+		var log lines
+		_, err := Up(t.Context(), c, Options{Dir: dir, Balancer: try.command, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err == nil || !strings.Contains(err.Error(), try.want) {
+			t.Errorf("%s: %v, want it to say %q", what, err, try.want)
+		}
+		if log.String() != "" {
+			t.Errorf("%s: told twice: %s", what, log.String())
+		}
+		if after := machine(t, "slip-"+c.Name); len(after) != len(before) {
+			t.Errorf("%s: before there was %v, now %v", what, before, after)
+		}
+		if left := files(t, dir); left != nil {
+			t.Errorf("%s: files left: %v", what, left)
+		}
+	}
+}
+
+// A balancer that does not fit its lab is refused before anything is made.
+func TestBalancerErrors(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"backends must be 1 to 14, are 0":                                             func(c *Config) { c.Balancer.Backends = 0 },
+		"backends must be 1 to 14, are 15":                                            func(c *Config) { c.Balancer.Backends = 15 },
+		"the client, the proxy and 2 backends need 4 nodes, and there are 3":          func(c *Config) { c.Nodes = 3 },
+		"pairs must be 1 to 64, are 65":                                               func(c *Config) { c.Balancer.Pairs = 65 },
+		`proxy must be haproxy or builtin, is "nginx"`:                                func(c *Config) { c.Balancer.Proxy = "nginx" },
+		`rate of the proxy's NIC must be a rate such as 10Gbit or 500Mbit, is "fast"`: func(c *Config) { c.Balancer.NICs.Proxy.Rate = "fast" },
+	} {
+		c := config("x")
+		balanced("", 2)(&c)
+		if err := c.validate(); err != nil {
+			t.Fatal(err)
+		}
+		change(&c)
+		if err := c.validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// The configuration of HAProxy, for the first of two pairs with two backends.
+func TestHAProxyConfig(t *testing.T) {
+	c := config("x")
+	balanced(v1alpha1.ProxyHAProxy, 2)(&c)
+	got := string(haproxy(c.Balancer.fronts(layout(c)), 20_000))
+	want := `global
+    maxconn 9488
+defaults
+    mode tcp
+    balance roundrobin
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+listen pair0-ipv4
+    bind 198.18.0.2:7465
+    server backend0 198.18.0.3:7465
+    server backend1 198.18.0.4:7465
+listen pair0-ipv6
+    bind [fd73:6c69:7000::2]:7465
+    server backend0 [fd73:6c69:7000::3]:7465
+    server backend1 [fd73:6c69:7000::4]:7465
+`
+	if first, _, _ := strings.Cut(got, "listen pair1-ipv4"); first != want {
+		t.Errorf("(-want +got):\n%s", cmp.Diff(want, first))
+	}
+}
+
+// Where nodes share CPUs the proxy has one to itself, as soon as there are two.
+func TestBalancerCores(t *testing.T) {
+	b := &Balancer{Backends: 4}
+	for cpus, want := range map[string][]int{"3": {3, 3, 3, 3, 3, 3}, "0-1": {0, 1, 0, 0, 0, 0}, "0,2,5,7": {0, 2, 5, 7, 0, 5}} {
+		list, err := parseCPUs(cpus)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for i := range 6 {
+			got = append(got, b.core(list, i))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("CPUs %s (-want +got):\n%s", cpus, diff)
+		}
+	}
+}
+
+func TestHAProxyVersion(t *testing.T) {
+	for said, want := range map[string]string{
+		"HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/\nStatus: long-term\n": "haproxy 2.6.12-1+deb12u4",
+		"HA-Proxy version 1.8.30 2021/04/12\n":                                                    "haproxy 1.8.30",
+		"":                                                                                        "haproxy",
+		"usage: haproxy [-f <file>]":                                                              "haproxy",
+	} {
+		if got := haproxyVersion([]byte(said)); got != want {
+			t.Errorf("%q: %q, want %q", said, got, want)
+		}
+	}
+}
+
+const procNetTCP = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 020012C6:1D29 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 9103681 1 0000000000000000 100 0 0 10 0
+   1: 020012C6:1D2A 010012C6:D2F0 01 00000000:00000000 02:000004A1 00000000     0        0 9103682 2 0000000000000000 20 4 30 10 -1
+`
+
+// Only sockets that listen count, of either version.
+func FuzzListeningPorts(f *testing.F) {
+	f.Add([]byte(procNetTCP))
+	f.Add([]byte("1: 00000000000000000000000000000000:1D2B 0:0 0A"))
+	f.Add([]byte("1: :FFFFF 0:0 0A\n2: 1 0 0A\n3: 1:zz 0 0A"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		ports := listeningPorts(text)
+		if n := bytes.Count(text, []byte("0A")); len(ports) > n {
+			t.Errorf("%d ports listen in %q", len(ports), text)
+		}
+	})
+}
+
+func TestListeningPorts(t *testing.T) {
+	got := listeningPorts([]byte(procNetTCP + "   2: 00000000000000000000000001000000:1D2B 00000000000000000000000000000000:0000 0A\nnonsense\n"))
+	if diff := cmp.Diff([]uint16{7465, 7467}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
