@@ -22,6 +22,8 @@ type reader struct {
 	// malformed counts the first of errors, those that decoding found: checks
 	// of meaning near them would only repeat them.
 	malformed int
+	// currency of the first price, and where that stands.
+	currency, currencyOf string
 }
 
 func newReader(file string) *reader {

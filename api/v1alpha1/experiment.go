@@ -74,6 +74,9 @@ type NIC struct {
 	MTU int `json:"mtu,omitempty"`
 	// Rate caps both directions, as an instance type does; empty is uncapped.
 	Rate BitRate `json:"rate,omitempty"`
+	// Price of a node with this NIC for an hour, where the profile stands for an
+	// instance type. All of an experiment are in one currency.
+	Price Price `json:"price,omitempty"`
 }
 
 // Kubernetes is a cluster: pods on two of its nodes, in namespaces of their own.
@@ -201,6 +204,8 @@ type RoleNICs struct {
 type RoleNIC struct {
 	// Rate in place of the NIC profile's.
 	Rate BitRate `json:"rate,omitempty"`
+	// Price of each of the nodes for an hour, in place of the NIC profile's.
+	Price Price `json:"price,omitempty"`
 }
 
 // Plain is a path without settings.

@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -42,7 +43,36 @@ func (e *Experiment) NICOf(v Variant) NIC {
 	if v.NIC.Rate != "" {
 		nic.Rate = v.NIC.Rate
 	}
+	if v.NIC.Price != "" {
+		nic.Price = v.NIC.Price
+	}
 	return nic
+}
+
+// PriceOf is what all nodes of a variant cost for an hour, 0 where none has a price. In
+// a lab with a balancer those count that have a role.
+func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
+	add := func(p Price) {
+		amount, of, _ := p.Amount() // checked by Parse
+		if price += amount; of != "" {
+			currency = of
+		}
+	}
+	if e.Spec.Target.Lab == nil {
+		return 0, ""
+	}
+	nic := e.NICOf(v).Price
+	b := e.PathOf(v).Balancer
+	if b == nil {
+		for range e.Nodes() {
+			add(nic)
+		}
+		return price, currency
+	}
+	for i := 0; b.Role(i) != ""; i++ {
+		add(cmp.Or(b.NICs.Of(b.Role(i)).Price, nic))
+	}
+	return price, currency
 }
 
 // BaselineOf is the name of the variant that a variant is compared with, empty

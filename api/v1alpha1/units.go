@@ -122,6 +122,30 @@ func (r BitRate) BitsPerSecond() (uint64, error) {
 	return bits, nil
 }
 
+// Price is an amount of money: "0.085 USD", with the currency's code of ISO 4217. Empty
+// is none.
+type Price string
+
+var price = regexp.MustCompile(`^([0-9]{1,9}(?:\.[0-9]{1,6})?) ([A-Z]{3})$`)
+
+// Amount is the price as a number, 0 for none, and its currency.
+func (p Price) Amount() (amount float64, currency string, err error) {
+	if p == "" {
+		return 0, "", nil
+	}
+	m := price.FindStringSubmatch(string(p))
+	if m == nil {
+		return 0, "", fmt.Errorf("must be an amount and its currency such as 0.085 USD, is %q", string(p))
+	}
+	if amount, err = strconv.ParseFloat(m[1], 64); err != nil {
+		return 0, "", err // not reached: the expression lets only numbers pass
+	}
+	if amount == 0 {
+		return 0, "", errors.New("must be above 0; what has no price is left out of the comparison")
+	}
+	return amount, m[2], nil
+}
+
 // Limits of Runs with Auto.
 const (
 	// AutoFirstBlocks run before the first look at the intervals.

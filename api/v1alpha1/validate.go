@@ -219,6 +219,21 @@ func (r *reader) nic(path string, n NIC) {
 	if _, err := n.Rate.BitsPerSecond(); err != nil {
 		r.fail(path+".rate", "%s", err)
 	}
+	r.price(path+".price", n.Price)
+}
+
+// price checks that it is one, and in the currency of those before it.
+func (r *reader) price(path string, p Price) {
+	_, currency, err := p.Amount()
+	switch {
+	case err != nil:
+		r.fail(path, "%s", err)
+	case currency == "":
+	case r.currency == "":
+		r.currency, r.currencyOf = currency, path
+	case currency != r.currency:
+		r.fail(path, "must be in %s, as %s is, is in %s: prices are compared as they stand", r.currency, r.currencyOf, currency)
+	}
 }
 
 func (r *reader) kubernetes(path string, k *Kubernetes) {
@@ -282,6 +297,7 @@ func (r *reader) balancer(path string, b *Balancer) {
 		if _, err := b.NICs.Of(role).Rate.BitsPerSecond(); err != nil {
 			r.fail(path+".nics."+role+".rate", "%s", err)
 		}
+		r.price(path+".nics."+role+".price", b.NICs.Of(role).Price)
 	}
 }
 

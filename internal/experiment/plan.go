@@ -127,15 +127,23 @@ func fabricFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) Fabric {
 	if exp.Spec.Target.Lab == nil {
 		return Fabric{}
 	}
-	f := Fabric{Shape: shapeFor(exp, v), NIC: exp.NICOf(v), Nodes: exp.Nodes()}
+	f := Fabric{Shape: shapeFor(exp, v), NIC: wires(exp, v), Nodes: exp.Nodes()}
 	if s := exp.PathOf(v).Service; s != nil {
 		f.Service = *s
 	}
 	if b := exp.PathOf(v).Balancer; b != nil {
 		f.Shape, f.Balancer = v1alpha1.ShapeFlannel, *b
+		f.Balancer.NICs.Client.Price, f.Balancer.NICs.Proxy.Price, f.Balancer.NICs.Backend.Price = "", "", ""
 		f.Nodes, f.Pairs = extent(exp)
 	}
 	return f
+}
+
+// wires is the NIC profile of a variant, as far as a network differs by it.
+func wires(exp *v1alpha1.Experiment, v v1alpha1.Variant) v1alpha1.NIC {
+	nic := exp.NICOf(v)
+	nic.Price = ""
+	return nic
 }
 
 // extent is how many nodes a lab with a balancer has, and how many pairs there are at
@@ -184,7 +192,7 @@ func shapeFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) string {
 		return shape
 	}
 	for _, other := range exp.Spec.Variants {
-		if shape := exp.PathOf(other).Shape(); shape != "" && exp.NICOf(other) == exp.NICOf(v) {
+		if shape := exp.PathOf(other).Shape(); shape != "" && wires(exp, other) == wires(exp, v) {
 			return shape
 		}
 	}

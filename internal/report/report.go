@@ -28,6 +28,11 @@ type Model struct {
 	Blocks int
 	Costs  []Cost
 	Advice []Advice
+	// Limits say what held each cell back, and Bounds what more backends of a balancer
+	// bring. Prices is nil where nothing has one.
+	Limits []LimitLine
+	Bounds []string
+	Prices *PriceTable
 	// Variants and Workloads say what was compared and under which traffic.
 	Variants  []Definition
 	Workloads []Definition
@@ -151,27 +156,11 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Tables = m.tables()
 	m.Costs = m.costs()
 	m.Advice = m.advice()
+	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Headline = m.headline()
 	m.Machines = machines(env.Nodes)
 	m.figures = m.drawFigures()
 	return m
-}
-
-// judged are the metrics that a workload is run for, the first one above all.
-func judged(w v1alpha1.Workload) []string {
-	switch {
-	case w.PingPong != nil, w.Connect != nil:
-		return []string{record.LatencyP50, record.LatencyP99}
-	case w.UnderLoad != nil:
-		return []string{record.LatencyP99, record.LatencyP50}
-	case w.HTTP != nil && w.HTTP.Page:
-		return []string{record.LatencyP50, record.LatencyP99}
-	case w.HTTP != nil && w.HTTP.Requests > 0:
-		return []string{record.Completion, record.LatencyP50, record.LatencyP99}
-	case w.HTTP != nil:
-		return []string{record.Rate, record.LatencyP50, record.LatencyP99}
-	}
-	return []string{record.Throughput}
 }
 
 func (m *Model) pairsOf(w v1alpha1.Workload) []int {
@@ -212,7 +201,7 @@ func (m *Model) tables() []Table {
 				measured[c.metric] = true
 			}
 		}
-		first := judged(w)
+		first := stats.Judged(w)
 		if len(measured) > 0 {
 			first = slices.DeleteFunc(first, func(metric string) bool { return !measured[metric] })
 		}
@@ -573,8 +562,12 @@ func balancerName(b v1alpha1.Balancer) string {
 	}
 	name += ", " + plural(b.Backends, "backend")
 	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
-		if rate := b.NICs.Of(role).Rate; rate != "" {
-			name += fmt.Sprintf(", %s's NIC %s", role, rate)
+		nic := b.NICs.Of(role)
+		if nic.Rate != "" {
+			name += fmt.Sprintf(", %s's NIC %s", role, nic.Rate)
+		}
+		if nic.Price != "" {
+			name += fmt.Sprintf(", %s for %s/h", role, nic.Price)
 		}
 	}
 	return name
@@ -590,6 +583,9 @@ func nicName(n v1alpha1.NIC) string {
 	}
 	if n.Rate != "" {
 		parts = append(parts, string(n.Rate))
+	}
+	if n.Price != "" {
+		parts = append(parts, string(n.Price)+"/h")
 	}
 	return "NIC " + strings.Join(parts, ", ")
 }

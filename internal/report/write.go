@@ -158,6 +158,16 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 		b.WriteString(wrap(fmt.Sprintf("%s, %s: %s", a.Workload, pairs(a.Pairs), strings.Join(parts, "; ")), 80, "  "))
 	}
+	said := slices.Clone(m.Bounds)
+	if m.Prices != nil {
+		said = append(said, m.Prices.Dominated()...)
+	}
+	if len(said) > 0 {
+		b.WriteByte('\n')
+	}
+	for _, text := range said {
+		b.WriteString(wrap(text, 80, "  "))
+	}
 	if len(m.Warnings) > 0 {
 		b.WriteByte('\n')
 	}

@@ -22,6 +22,10 @@ type Summary struct {
 	// Rows stand in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
 	Rows []Row `json:"rows"`
+	// Limits say what held cells back, Prices what one gets for them, in the
+	// experiment's order; they are empty where nothing is capped, or has a price.
+	Limits []Limit `json:"limits,omitempty"`
+	Prices []Price `json:"prices,omitempty"`
 }
 
 // Row is one metric of one variant × workload × pairs. A cell whose trials all
@@ -105,6 +109,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	for _, rows := range families {
 		judge(rows, exp.Spec.Margin)
 	}
+	s.Limits, s.Prices = t.limits(), t.prices(s.Rows)
 	return s, nil
 }
 

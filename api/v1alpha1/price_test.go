@@ -1,0 +1,82 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// priced is an experiment with prices of a profile, of a variant and by role.
+const priced = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: priced}
+spec:
+  target: {lab: {nodes: 3, nic: {price: 0.5 EUR}}}
+  baseline: plain
+  variants:
+  - {name: plain}
+  - {name: dear, nic: {price: 2.25 EUR}}
+  - {name: balanced, path: {balancer: {backends: 4, nics: {proxy: {price: 1 EUR}, backend: {price: 0.125 EUR}}}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+`
+
+func TestPriceOf(t *testing.T) {
+	e := parse(t, priced)
+	got := map[string]float64{}
+	for _, v := range e.Spec.Variants {
+		price, currency := e.PriceOf(v)
+		if got[v.Name] = price; currency != "EUR" {
+			t.Errorf("%s is priced in %q", v.Name, currency)
+		}
+	}
+	// Three nodes, three nodes; and a client by the profile's price, a proxy, four backends.
+	if diff := cmp.Diff(map[string]float64{"plain": 1.5, "dear": 6.75, "balanced": 2}, got); diff != "" {
+		t.Errorf("prices (-want +got):\n%s", diff)
+	}
+	again, err := Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
+		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
+	}
+	none := parse(t, strings.NewReplacer("nic: {price: 0.5 EUR}", "nic: {mtu: 1500}", ", nic: {price: 2.25 EUR}", "").Replace(priced))
+	if price, currency := none.PriceOf(none.Spec.Variants[0]); price != 0 || currency != "" {
+		t.Errorf("without a price it is %g %q", price, currency)
+	}
+}
+
+func TestPriceErrors(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"0.5 EUR", "0.5", `spec.target.lab.nic.price: must be an amount and its currency such as 0.085 USD, is "0.5"`},
+		{"0.5 EUR", "EUR 0.5", `spec.target.lab.nic.price: must be an amount and its currency such as 0.085 USD, is "EUR 0.5"`},
+		{"2.25 EUR", "-1 EUR", `spec.variants[1].nic.price: must be an amount and its currency such as 0.085 USD, is "-1 EUR"`},
+		{"2.25 EUR", "0.0 EUR", "spec.variants[1].nic.price: must be above 0; what has no price is left out of the comparison"},
+		{"2.25 EUR", "2.25 USD", "spec.variants[1].nic.price: must be in EUR, as spec.target.lab.nic.price is, is in USD: prices are compared as they stand"},
+		{"0.125 EUR", "0.125 CHF", "spec.variants[2].path.balancer.nics.backend.price: must be in EUR, as spec.target.lab.nic.price is, is in CHF"},
+	} {
+		text := strings.Replace(priced, c.old, c.new, 1)
+		if _, err := Parse("experiment.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.new, err, c.want)
+		}
+	}
+}
+
+func FuzzPrice(f *testing.F) {
+	for _, s := range []string{"", "0.085 USD", "1 EUR", "0 USD", "999999999.999999 XXX", "1e9 USD", "0.0850000 USD"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		amount, currency, err := Price(s).Amount()
+		switch {
+		case err != nil || s == "":
+			if amount != 0 || currency != "" {
+				t.Errorf("%q is %g %q, %v", s, amount, currency, err)
+			}
+		case !(amount > 0 && amount < 1e9) || len(currency) != 3:
+			t.Errorf("%q is %g %q", s, amount, currency)
+		}
+	})
+}

@@ -1,0 +1,230 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// LimitLine says what held one cell back.
+type LimitLine struct {
+	Workload, Variant string
+	Pairs             int
+	Text              string
+}
+
+func (m *Model) limits() []LimitLine {
+	var out []LimitLine
+	for _, l := range m.summary.Limits {
+		line := LimitLine{Workload: l.Workload, Variant: l.Variant, Pairs: l.Pairs}
+		var texts []string
+		for _, r := range l.Resources {
+			texts = append(texts, use(r))
+		}
+		line.Text = strings.Join(texts, "; ")
+		if !l.Reached {
+			line.Text = "none was reached; the nearest: " + line.Text
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+// use says how much of a resource was used: "the proxy's NIC sends 96 % of 1.00 Gb/s".
+func use(r stats.Resource) string {
+	share := fixed(100*r.Share, 0) + " %"
+	if r.Kind == stats.ResourceNIC {
+		verb := map[bool]string{true: "send", false: "receive"}[r.Sends]
+		if len(r.Nodes) == 1 {
+			verb += "s"
+		}
+		return fmt.Sprintf("%s %s %s of %s", nicOf(r), verb, share, bitRate(r.Rate))
+	}
+	return fmt.Sprintf("%s is busy %s of the time", coreOf(r), share)
+}
+
+func nicOf(r stats.Resource) string {
+	switch {
+	case len(r.Roles) == 0:
+		return r.Nodes[0] + "'s NIC"
+	case len(r.Nodes) > 1:
+		return fmt.Sprintf("the NICs of %d %ss", len(r.Nodes), r.Roles[0])
+	case r.Roles[0] == v1alpha1.RoleBackend:
+		return "the NIC of the backend " + r.Nodes[0]
+	}
+	return "the " + r.Roles[0] + "'s NIC"
+}
+
+func coreOf(r stats.Resource) string {
+	var whose []string
+	for _, role := range r.Roles {
+		if role == v1alpha1.RoleBackend {
+			role = "backends"
+			if !r.Shared {
+				role = "backend " + list(r.Nodes)
+			}
+		}
+		whose = append(whose, "the "+role)
+	}
+	owner := list(whose)
+	switch {
+	case owner == "" && r.Shared:
+		owner = "all nodes"
+	case owner == "":
+		owner = list(r.Nodes)
+	}
+	if len(r.Cores) == 1 {
+		return fmt.Sprintf("core %d, of %s,", r.Cores[0], owner)
+	}
+	return "a core of " + owner
+}
+
+// bounds say of each series of balancers that differ in their backends alone what more
+// backends bring.
+func (m *Model) bounds() []string {
+	var out []string
+	for _, first := range m.summary.Limits {
+		if b := m.path(m.variant(first.Variant)).Balancer; b == nil || first.More != nil {
+			continue
+		}
+		series := []stats.Limit{first}
+		for found := true; found; {
+			found = false
+			for _, l := range m.summary.Limits {
+				last := series[len(series)-1]
+				if l.Workload == first.Workload && l.Pairs == first.Pairs && l.More != nil && l.More.Versus.Baseline == last.Variant {
+					series, found = append(series, l), true
+					break
+				}
+			}
+		}
+		if len(series) > 1 {
+			out = append(out, fmt.Sprintf("%s, %s: %s.", first.Workload, pairs(first.Pairs), m.bound(series)))
+		}
+	}
+	return out
+}
+
+// bound speaks of one series, in the order of its backends.
+func (m *Model) bound(series []stats.Limit) string {
+	proxy := func(l stats.Limit) int {
+		if !l.Reached {
+			return -1
+		}
+		return slices.IndexFunc(l.Resources, func(r stats.Resource) bool { return slices.Contains(r.Roles, v1alpha1.RoleProxy) })
+	}
+	backends := func(l stats.Limit) string {
+		return plural(m.path(m.variant(l.Variant)).Balancer.Backends, "backend")
+	}
+	from := len(series)
+	for from > 0 && proxy(series[from-1]) >= 0 {
+		from--
+	}
+	last := series[len(series)-1]
+	switch {
+	case from < len(series):
+	case last.Reached:
+		return fmt.Sprintf("with %s, the most that were tried, %s, and it is not the proxy that is the limit", backends(last), use(last.Resources[0]))
+	default:
+		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends(last))
+	}
+	at := series[from]
+	text := fmt.Sprintf("from %s on the proxy is the limit: %s", backends(at), use(at.Resources[proxy(at)]))
+	if from == len(series)-1 {
+		return text + "; no more were tried"
+	}
+	helps := false
+	var ratios []string
+	for _, l := range series[from+1:] {
+		v := l.More.Versus
+		helps = helps || v.Verdict == stats.Faster
+		ratios = append(ratios, fmt.Sprintf("%d have %s times the %s of %d", l.More.Backends, estimate(v.Ratio, of(v.CI95, v.N), 2), quantityOf(l.More.Metric).name, l.More.Fewer))
+	}
+	verb := "more backends do not help"
+	if helps {
+		verb = "more backends help nevertheless"
+	}
+	return fmt.Sprintf("%s; %s: %s", text, verb, list(ratios))
+}
+
+// PriceTable is what one gets for the price of each variant.
+type PriceTable struct {
+	Currency string
+	Columns  []PriceColumn
+	Rows     []PriceRow
+}
+
+// PriceColumn is one metric of one workload and number of pairs.
+type PriceColumn struct {
+	Title, Unit, Better string
+
+	of cell // of any variant
+}
+
+// PriceRow is one variant; Cells are empty where nothing was measured.
+type PriceRow struct {
+	Variant, Price string
+	Cells          []Estimate
+	// Text says by which variants it is dominated.
+	Dominated bool
+	Text      string
+}
+
+func (m *Model) prices() *PriceTable {
+	if len(m.summary.Prices) == 0 {
+		return nil
+	}
+	t := &PriceTable{Currency: m.summary.Prices[0].Currency}
+	for _, p := range m.summary.Prices {
+		for _, v := range p.Values {
+			at := cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}
+			if slices.ContainsFunc(t.Columns, func(c PriceColumn) bool { return c.of == at }) {
+				continue
+			}
+			q := quantityOf(v.Metric)
+			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: "lower", of: at}
+			if record.HigherIsBetter(v.Metric) {
+				c.Unit, c.Better = q.unit+" per "+p.Currency+"/h", "higher"
+			}
+			t.Columns = append(t.Columns, c)
+		}
+	}
+	for _, p := range m.summary.Prices {
+		row := PriceRow{Variant: p.Variant, Price: strconv.FormatFloat(p.Price, 'g', 6, 64), Dominated: len(p.DominatedBy) > 0}
+		for _, c := range t.Columns {
+			var e Estimate
+			for _, v := range p.Values {
+				r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]
+				if c.of == (cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}) && r != nil {
+					scale := quantityOf(v.Metric).scale
+					e = estimate(v.Value*scale, of(v.CI95, r.N).mapped(func(x float64) float64 { return x * scale }), decimalsFor(v.Value*scale))
+				}
+			}
+			row.Cells = append(row.Cells, e)
+		}
+		switch {
+		case row.Dominated:
+			row.Text = "dominated by " + list(p.DominatedBy)
+		case len(p.MaybeBy) > 0:
+			row.Text = "perhaps dominated by " + list(p.MaybeBy) + ": more blocks would tell"
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// Dominated are the variants that nothing speaks for, each with why.
+func (t *PriceTable) Dominated() []string {
+	var out []string
+	for _, r := range t.Rows {
+		if r.Dominated {
+			out = append(out, r.Variant+" is "+r.Text)
+		}
+	}
+	return out
+}

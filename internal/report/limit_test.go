@@ -1,0 +1,162 @@
+package report
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// balancer is a result of four balancers: with 1 and 2 backends their NICs are the
+// limit, from 4 on the proxy's is.
+func balancer(t *testing.T) *Model {
+	t.Helper()
+	exp := &v1alpha1.Experiment{
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment,
+		Metadata: v1alpha1.Metadata{Name: "balancer", Description: "A load balancer with 1 to 8 backends."},
+		Spec: v1alpha1.Spec{
+			Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Baseline: "1", Pairs: []int{1}, Margin: 0.02, Runs: v1alpha1.Runs{N: 6},
+			Workloads: []v1alpha1.Workload{{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Connections: 8, Duration: v1alpha1.Duration(2 * time.Second)}}},
+		},
+	}
+	var trials []record.Trial
+	for _, c := range []struct {
+		backends int
+		through  float64
+		core     float64
+	}{{1, 0.38e9, 0.3}, {2, 0.76e9, 0.5}, {4, 0.94e9, 0.7}, {8, 0.941e9, 0.93}} {
+		name := fmt.Sprint(c.backends)
+		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: name, Path: &v1alpha1.Path{Balancer: &v1alpha1.Balancer{
+			Backends: c.backends, Proxy: v1alpha1.ProxyHAProxy, NICs: v1alpha1.RoleNICs{
+				Client: v1alpha1.RoleNIC{Rate: "10Gbit"}, Proxy: v1alpha1.RoleNIC{Rate: "1Gbit", Price: "0.1 USD"}, Backend: v1alpha1.RoleNIC{Rate: "400Mbit", Price: "0.05 USD"},
+			},
+		}}})
+		for block := range 6 {
+			through := c.through * (1 + 0.002*float64(block*block%5-2))
+			t := record.Trial{
+				Block: block + 1, Order: len(trials) + 1, Variant: name, Workload: "stream", Pairs: 1, Attempt: 1, Window: 2, Status: record.StatusOK,
+				Metrics: map[string]float64{record.Throughput: through},
+				Loads: []record.Load{
+					{Node: "node0", Role: v1alpha1.RoleClient, Send: 1.04 * through, Rate: 10e9, Core: 0, Busy: 0.6, Shared: true},
+					{Node: "node1", Role: v1alpha1.RoleProxy, Receive: 1.04 * through, Send: 1.03 * through, Rate: 1e9, Core: 1, Busy: c.core, Shared: true},
+				},
+			}
+			for i := range c.backends {
+				t.Loads = append(t.Loads, record.Load{
+					Node: fmt.Sprintf("node%d", 2+i), Role: v1alpha1.RoleBackend, Receive: 1.03 * through / float64(c.backends), Send: 1e6, Rate: 0.4e9, Core: 0, Busy: 0.6, Shared: true,
+				})
+			}
+			trials = append(trials, t)
+		}
+	}
+	summary, err := stats.Analyze(exp, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := record.Environment{Version: "0.1.0", Command: "slipstream run load-balancer", Nodes: []record.Node{
+		{Name: "node0", Role: v1alpha1.RoleClient, NICRate: 10e9},
+		{Name: "node1", Role: v1alpha1.RoleProxy, Proxy: "haproxy 2.6.12", NICRate: 1e9},
+		{Name: "node2", Role: v1alpha1.RoleBackend, NICRate: 0.4e9}, {Name: "node3", Role: v1alpha1.RoleBackend, NICRate: 0.4e9},
+	}}
+	return New(exp, summary, trials, env)
+}
+
+// The report says what the limit is and from where on more backends do not help, what
+// one gets for the price, and which variants are dominated.
+func TestGoldenBalancer(t *testing.T) {
+	m := balancer(t)
+	for ending, write := range writers() {
+		t.Run(ending, func(t *testing.T) {
+			got := render(t, write, m)
+			path := filepath.Join("testdata", "balancer."+ending)
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
+			}
+		})
+	}
+}
+
+// The new sections can be read without eyes, too.
+func TestBalancerPage(t *testing.T) {
+	page := render(t, HTML, balancer(t))
+	count := func(pattern string) int { return len(regexp.MustCompile(pattern).FindAllString(page, -1)) }
+	for _, tag := range []string{"table", "section", "div", "tr", "td", "th", "p", "nav"} {
+		if open, closed := count(`<`+tag+`[\s>]`), count(`</`+tag+`>`); open != closed {
+			t.Errorf("%d <%s> and %d </%s>", open, tag, closed, tag)
+		}
+	}
+	if tables, captions := count(`<table`), count(`<caption`); tables != captions {
+		t.Errorf("%d tables have %d captions", tables, captions)
+	}
+	for _, id := range []string{"limit", "price"} {
+		if !strings.Contains(page, `href="#`+id+`"`) || !strings.Contains(page, `id="`+id+`"`) {
+			t.Errorf("the section %s is not there, or cannot be gone to", id)
+		}
+	}
+}
+
+// What is said of a series of balancers, as it depends on what was the limit and what
+// more backends brought.
+func TestBounds(t *testing.T) {
+	m := balancer(t)
+	limits := m.summary.Limits
+	const four = "stream, 1 pair: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	limits[3].More.Versus.Verdict = stats.Faster
+	if got, want := m.bounds()[0], four+"; more backends help nevertheless: "; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want it to begin %q", got, want)
+	}
+	m.summary.Limits = limits[:3]
+	if got, want := m.bounds()[0], four+"; no more were tried."; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	m.summary.Limits = limits[:2]
+	if got, want := m.bounds()[0], "stream, 1 pair: with 2 backends, the most that were tried, the NICs of 2 backends receive 98 % of 0.400 Gb/s, and it is not the proxy that is the limit."; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	limits[1].Reached = false
+	if got, want := m.bounds()[0], "stream, 1 pair: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	m.summary.Limits = limits[:1]
+	if got := m.bounds(); got != nil {
+		t.Errorf("of one balancer alone: %q", got)
+	}
+}
+
+func TestUse(t *testing.T) {
+	for want, r := range map[string]stats.Resource{
+		"node1's NIC sends 91 % of 2.50 Gb/s":                              {Kind: stats.ResourceNIC, Nodes: []string{"node1"}, Share: 0.91, Rate: 2.5e9, Sends: true},
+		"the client's NIC receives 91 % of 1.00 Gb/s":                      {Kind: stats.ResourceNIC, Nodes: []string{"node0"}, Roles: []string{"client"}, Share: 0.91, Rate: 1e9},
+		"the NIC of the backend node3 sends 91 % of 1.00 Gb/s":             {Kind: stats.ResourceNIC, Nodes: []string{"node3"}, Roles: []string{"backend"}, Share: 0.91, Rate: 1e9, Sends: true},
+		"core 1, of the proxy, is busy 97 % of the time":                   {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.97, Cores: []int{1}, Shared: true},
+		"core 0, of the client and the backends, is busy 97 % of the time": {Kind: stats.ResourceCore, Nodes: []string{"node0", "node2", "node3"}, Roles: []string{"client", "backend"}, Share: 0.97, Cores: []int{0}, Shared: true},
+		"a core of the backend node2 and node4 is busy 97 % of the time":   {Kind: stats.ResourceCore, Nodes: []string{"node2", "node4"}, Roles: []string{"backend"}, Share: 0.97, Cores: []int{4, 9}},
+		"a core of all nodes is busy 97 % of the time":                     {Kind: stats.ResourceCore, Nodes: []string{"node0", "node1"}, Share: 0.97, Cores: []int{0, 1}, Shared: true},
+		"core 5, of node1, is busy 97 % of the time":                       {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Share: 0.97, Cores: []int{5}},
+	} {
+		if got := use(r); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

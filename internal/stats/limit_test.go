@@ -1,0 +1,152 @@
+package stats
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// loaded are trials with these loads.
+func loaded(ts []record.Trial, loads ...record.Load) []record.Trial {
+	for i := range ts {
+		ts[i].Loads = loads
+	}
+	return ts
+}
+
+// nic is the load of a node that sends and receives such shares of 1 Gbit/s.
+func nic(node, role string, receive, send float64) record.Load {
+	return record.Load{Node: node, Role: role, Receive: receive * 1e9, Send: send * 1e9, Rate: 1e9}
+}
+
+func limitsOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Limit {
+	t.Helper()
+	var all []record.Trial
+	for _, one := range ts {
+		all = append(all, one...)
+	}
+	s, err := Analyze(exp, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Limits
+}
+
+func TestLimits(t *testing.T) {
+	exp := experiment("base")
+	core := func(l record.Load, core int, busy float64, shared bool) record.Load {
+		l.Core, l.Busy, l.Shared = core, busy, shared
+		return l
+	}
+	for name, c := range map[string]struct {
+		loads   []record.Load
+		reached bool
+		want    []Resource
+	}{
+		"the fuller direction, the fullest first": {
+			[]record.Load{nic("node0", "client", 0.1, 0.91), nic("node1", "proxy", 0.97, 0.95), nic("node2", "backend", 0.89, 0)}, true,
+			[]Resource{
+				{Kind: ResourceNIC, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.97, Rate: 1e9},
+				{Kind: ResourceNIC, Nodes: []string{"node0"}, Roles: []string{"client"}, Share: 0.91, Rate: 1e9, Sends: true},
+			},
+		},
+		"backends are one": {
+			[]record.Load{nic("node1", "proxy", 0, 0.5), nic("node2", "backend", 0.1, 0.94), nic("node3", "backend", 0.1, 0.96)}, true,
+			[]Resource{{Kind: ResourceNIC, Nodes: []string{"node2", "node3"}, Roles: []string{"backend"}, Share: 0.95, Rate: 1e9, Sends: true}},
+		},
+		"nodes without roles are not": {
+			[]record.Load{nic("node0", "", 0, 0.95), nic("node1", "", 0.95, 0)}, true,
+			[]Resource{
+				{Kind: ResourceNIC, Nodes: []string{"node0"}, Share: 0.95, Rate: 1e9, Sends: true},
+				{Kind: ResourceNIC, Nodes: []string{"node1"}, Share: 0.95, Rate: 1e9},
+			},
+		},
+		"a core that is shared is one": {
+			[]record.Load{core(nic("node0", "client", 0, 0.2), 0, 0.95, true), core(nic("node1", "proxy", 0, 0.2), 1, 0.4, true), core(nic("node2", "backend", 0, 0.2), 0, 0.95, true)}, true,
+			[]Resource{{Kind: ResourceCore, Nodes: []string{"node0", "node2"}, Roles: []string{"client", "backend"}, Share: 0.95, Cores: []int{0}, Shared: true}},
+		},
+		"a core of one's own": {
+			[]record.Load{core(nic("node0", "client", 0, 0.2), 1, 0.5, false), core(nic("node1", "proxy", 0, 0.2), 3, 0.99, false)}, true,
+			[]Resource{{Kind: ResourceCore, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.99, Cores: []int{3}}},
+		},
+		"none": {
+			[]record.Load{nic("node0", "client", 0, 0.3), nic("node1", "proxy", 0.6, 0.3)}, false,
+			[]Resource{{Kind: ResourceNIC, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.6, Rate: 1e9}},
+		},
+	} {
+		got := limitsOf(t, exp, loaded(trials("base", "stream", 1, record.Throughput, 1, 1, 1), c.loads...))
+		want := []Limit{{Variant: "base", Workload: "stream", Pairs: 1, N: 3, Reached: c.reached, Resources: c.want}}
+		if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	// Where nothing is capped and no node has a role, nothing is said of cores either.
+	if got := limitsOf(t, exp, loaded(trials("base", "stream", 1, record.Throughput, 1), record.Load{Node: "node0", Busy: 1})); got != nil {
+		t.Errorf("limits without a cap: %+v", got)
+	}
+}
+
+// balancers are variants of so many backends.
+func balancers(backends ...int) *v1alpha1.Experiment {
+	var names []string
+	for _, n := range backends {
+		names = append(names, fmt.Sprint(n))
+	}
+	exp := experiment(names...)
+	exp.Spec.Target.Lab = &v1alpha1.Lab{Nodes: 2}
+	for i, n := range backends {
+		exp.Spec.Variants[i].Path = &v1alpha1.Path{Balancer: &v1alpha1.Balancer{Backends: n, NICs: v1alpha1.RoleNICs{
+			Proxy: v1alpha1.RoleNIC{Rate: "1Gbit", Price: "0.1 USD"}, Backend: v1alpha1.RoleNIC{Price: "0.05 USD"},
+		}}}
+	}
+	return exp
+}
+
+// Each is compared with the next fewer, whatever the order in the file; a variant that
+// differs in more is not in the series.
+func TestMore(t *testing.T) {
+	exp := balancers(4, 1, 2, 3)
+	exp.Spec.Variants[3].Path.Balancer.Proxy = v1alpha1.ProxyBuiltin
+	proxy := nic("node1", "proxy", 0.5, 0.5)
+	var ts [][]record.Trial
+	for name, x := range map[string]float64{"1": 100, "2": 200, "3": 7, "4": 200.2} {
+		ts = append(ts, loaded(trials(name, "stream", 1, record.Throughput, x, 1.1*x, 0.9*x, x, x), proxy))
+	}
+	got := map[string]string{}
+	for _, l := range limitsOf(t, exp, ts...) {
+		got[l.Variant] = "nothing"
+		if m := l.More; m != nil {
+			got[l.Variant] = fmt.Sprintf("%d to %d: %s %.3f %s", m.Fewer, m.Backends, m.Metric, m.Versus.Ratio, m.Versus.Verdict)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{
+		"1": "nothing", "2": "1 to 2: throughput 2.000 faster", "3": "nothing", "4": "2 to 4: throughput 1.001 same",
+	}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestCapacity(t *testing.T) {
+	traffic := func(change func(*v1alpha1.Traffic)) *v1alpha1.Traffic {
+		w := &v1alpha1.Traffic{}
+		change(w)
+		return w
+	}
+	for want, ws := range map[string][]v1alpha1.Workload{
+		record.Throughput: {{Stream: &v1alpha1.Traffic{}}},
+		record.Rate:       {{Connect: &v1alpha1.Traffic{}}, {HTTP: &v1alpha1.Traffic{}}},
+		record.Completion: {{HTTP: traffic(func(w *v1alpha1.Traffic) { w.Requests = 5 })}},
+		"":                {{PingPong: &v1alpha1.Traffic{}}, {UnderLoad: &v1alpha1.Traffic{}}, {HTTP: traffic(func(w *v1alpha1.Traffic) { w.Page, w.Rate = true, 5 })}},
+	} {
+		for _, w := range ws {
+			if got := capacity(w); got != want {
+				t.Errorf("%s: %q, want %q", w.Kind(), got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package stats
+
+import (
+	"math"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Price is what a variant costs, and what one gets for it.
+type Price struct {
+	Variant string `json:"variant"`
+	// Price of all its nodes for an hour, in Currency.
+	Price    float64 `json:"price"`
+	Currency string  `json:"currency"`
+	// Values are what the workloads are run for, per price.
+	Values []PerPrice `json:"values"`
+	// DominatedBy are variants that cost no more, and than which this one is shown to
+	// be better in nothing: at most by the margin. MaybeBy are those of which the same
+	// is to be seen, but not shown: more blocks would tell.
+	DominatedBy []string `json:"dominated_by,omitempty"`
+	MaybeBy     []string `json:"maybe_dominated_by,omitempty"`
+}
+
+// PerPrice is a metric per price: divided by the price, or, where lower is better,
+// multiplied by it. Half the latency for twice the price is then as good.
+type PerPrice struct {
+	Workload string     `json:"workload"`
+	Pairs    int        `json:"pairs"`
+	Metric   string     `json:"metric"`
+	Unit     string     `json:"unit"`
+	Value    float64    `json:"value"`
+	CI95     [2]float64 `json:"ci95"`
+}
+
+// Judged are the metrics that a workload is run for, the first one above all.
+func Judged(w v1alpha1.Workload) []string {
+	switch {
+	case w.PingPong != nil, w.Connect != nil:
+		return []string{record.LatencyP50, record.LatencyP99}
+	case w.UnderLoad != nil:
+		return []string{record.LatencyP99, record.LatencyP50}
+	case w.HTTP != nil && w.HTTP.Page:
+		return []string{record.LatencyP50, record.LatencyP99}
+	case w.HTTP != nil && w.HTTP.Requests > 0:
+		return []string{record.Completion, record.LatencyP50, record.LatencyP99}
+	case w.HTTP != nil:
+		return []string{record.Rate, record.LatencyP50, record.LatencyP99}
+	}
+	return []string{record.Throughput}
+}
+
+// prices of the variants that have one, in the experiment's order.
+func (t *table) prices(rows []Row) []Price {
+	var all []Price
+	for _, v := range t.exp.Spec.Variants {
+		amount, currency := t.exp.PriceOf(v)
+		if amount == 0 {
+			continue
+		}
+		p := Price{Variant: v.Name, Price: amount, Currency: currency, Values: []PerPrice{}}
+		for _, r := range rows {
+			c := t.byKey[key{r.Variant, r.Workload, r.Pairs}]
+			if r.Variant == v.Name && r.N > 0 && isJudged(c, r.Metric) {
+				p.Values = append(p.Values, perPrice(r, amount, currency))
+			}
+		}
+		for _, other := range t.exp.Spec.Variants {
+			price, _ := t.exp.PriceOf(other)
+			if price == 0 || price > amount || other.Name == v.Name {
+				continue
+			}
+			switch t.dominates(other, v, price < amount) {
+			case isDominated:
+				p.DominatedBy = append(p.DominatedBy, other.Name)
+			case seemsDominated:
+				p.MaybeBy = append(p.MaybeBy, other.Name)
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func isJudged(c *cell, metric string) bool {
+	for _, m := range Judged(c.workload) {
+		if m == metric {
+			return true
+		}
+	}
+	return false
+}
+
+func perPrice(r Row, price float64, currency string) PerPrice {
+	p := PerPrice{Workload: r.Workload, Pairs: r.Pairs, Metric: r.Metric, Unit: r.Unit + " × " + currency + "/h"}
+	factor := price
+	if record.HigherIsBetter(r.Metric) {
+		factor, p.Unit = 1/price, r.Unit+" per "+currency+"/h"
+	}
+	p.Value, p.CI95 = r.Mean*factor, [2]float64{r.CI95[0] * factor, r.CI95[1] * factor}
+	return p
+}
+
+type dominance int
+
+const (
+	notDominated dominance = iota
+	seemsDominated
+	isDominated
+)
+
+// dominates tells whether other leaves nothing to say for v, which costs as much or, if
+// cheaper, more. All claims must hold together, each with its own interval, so none is
+// adjusted: a false one cannot hide behind the others (Berger, "Multiparameter
+// hypothesis testing and acceptance sampling", Technometrics 24, 1982).
+func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
+	verdict, worse, compared := isDominated, cheaper, false
+	margin := math.Log1p(t.exp.Spec.Margin)
+	for _, c := range t.cells {
+		if c.variant.Name != v.Name {
+			continue
+		}
+		base := t.byKey[key{other.Name, c.workload.Name, c.pairs}]
+		for _, metric := range Judged(c.workload) {
+			if _, values := c.series(metric); len(values) == 0 {
+				continue // a tool that does not tell it, say
+			}
+			if base == nil {
+				return notDominated
+			}
+			blocks, ratios, err := logRatios(c, base, metric)
+			if err != nil || len(blocks) < 2 {
+				return notDominated
+			}
+			if !record.HigherIsBetter(metric) {
+				for i := range ratios {
+					ratios[i] = -ratios[i]
+				}
+			}
+			compared = true
+			ci := t.mean(blocks, ratios).interval()
+			switch {
+			case ci[0] > 0 && ci[1] > margin: // it is better, and perhaps by enough to matter
+				return notDominated
+			case ci[1] > margin:
+				verdict = seemsDominated
+			}
+			worse = worse || ci[1] < 0
+		}
+	}
+	if !compared || !worse {
+		return notDominated
+	}
+	return verdict
+}
