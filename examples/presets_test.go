@@ -2,6 +2,7 @@ package examples
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +27,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "kubernetes", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -61,6 +62,7 @@ func TestTime(t *testing.T) {
 		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
 		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 30 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 210 * time.Minute,
+		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -101,6 +103,11 @@ func TestComparisons(t *testing.T) {
 			"native/full": "", "routed/full": "native/full", "vxlan/full": "native/full", "vxlan-flow/full": "native/full", "udp/full": "native/full", "ebpf/full": "native/full",
 			"native/none": "", "routed/none": "native/none", "vxlan/none": "native/none", "vxlan-flow/none": "native/none", "udp/none": "native/none", "ebpf/none": "native/none",
 		},
+		"load-balancer": {
+			"1/full": "", "2/full": "1/full", "4/full": "1/full", "8/full": "1/full",
+			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
+		},
+		"instances":        {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
 		"message-sizes":    {"native": "", "vxlan": "native"},
 		"underload-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
@@ -215,5 +222,38 @@ func TestServiceRouting(t *testing.T) {
 		if got, want := e.PathOf(v).String(), "service/"+v.Name; got != want {
 			t.Errorf("%s has the path %s", v.Name, got)
 		}
+	}
+}
+
+// TestLoadBalancer: a variant's name says its backends and NIC, nothing else differs, and
+// a backend more costs what a backend costs.
+func TestLoadBalancer(t *testing.T) {
+	e := load(t, "load-balancer")
+	nics := e.Spec.Path.Balancer.NICs
+	for _, v := range e.Spec.Variants {
+		b := e.PathOf(v).Balancer
+		if name := fmt.Sprintf("%d/%s", b.Backends, e.NICOf(v).Offload); name != v.Name || b.Proxy != "" || b.NICs != nics {
+			t.Errorf("%s is %s, %+v", v.Name, name, b)
+		}
+		if price, currency := e.PriceOf(v); math.Abs(price-0.1-0.05*float64(b.Backends)) > 1e-9 || currency != "USD" {
+			t.Errorf("%s costs %g %s", v.Name, price, currency)
+		}
+	}
+}
+
+// TestInstances: each type has a rate and a price, and there is one that another is as
+// fast as for less.
+func TestInstances(t *testing.T) {
+	e := load(t, "instances")
+	price := make(map[string]float64)
+	for _, v := range e.Spec.Variants {
+		price[v.Name], _ = e.PriceOf(v)
+		if nic := e.NICOf(v); nic.Rate == "" || price[v.Name] == 0 {
+			t.Errorf("%s: rate %q, price %g", v.Name, nic.Rate, price[v.Name])
+		}
+	}
+	later, older := e.Spec.Variants[1], e.Spec.Variants[2]
+	if e.NICOf(older).Rate != e.NICOf(later).Rate || price[older.Name] <= price[later.Name] {
+		t.Errorf("%s is no worse a bargain than %s", older.Name, later.Name)
 	}
 }

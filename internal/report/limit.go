@@ -104,7 +104,7 @@ func (m *Model) bounds() []string {
 			}
 		}
 		if len(series) > 1 {
-			out = append(out, fmt.Sprintf("%s, %s: %s.", first.Workload, pairs(first.Pairs), m.bound(series)))
+			out = append(out, fmt.Sprintf("%s, %s, %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
 		}
 	}
 	return out
@@ -138,16 +138,20 @@ func (m *Model) bound(series []stats.Limit) string {
 	if from == len(series)-1 {
 		return text + "; no more were tried"
 	}
-	helps := false
+	helps, open := false, false
 	var ratios []string
 	for _, l := range series[from+1:] {
 		v := l.More.Versus
 		helps = helps || v.Verdict == stats.Faster
+		open = open || v.Verdict == stats.Inconclusive
 		ratios = append(ratios, fmt.Sprintf("%d have %s times the %s of %d", l.More.Backends, estimate(v.Ratio, of(v.CI95, v.N), 2), quantityOf(l.More.Metric).name, l.More.Fewer))
 	}
 	verb := "more backends do not help"
-	if helps {
+	switch {
+	case helps:
 		verb = "more backends help nevertheless"
+	case open:
+		verb = "more backends are not shown to help, nor not to"
 	}
 	return fmt.Sprintf("%s; %s: %s", text, verb, list(ratios))
 }

@@ -118,7 +118,7 @@ func TestBalancerPage(t *testing.T) {
 func TestBounds(t *testing.T) {
 	m := balancer(t)
 	limits := m.summary.Limits
-	const four = "stream, 1 pair: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	const four = "stream, 1 pair, 1 to 8: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
 	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -126,16 +126,20 @@ func TestBounds(t *testing.T) {
 	if got, want := m.bounds()[0], four+"; more backends help nevertheless: "; !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want it to begin %q", got, want)
 	}
+	limits[3].More.Versus.Verdict = stats.Inconclusive
+	if got, want := m.bounds()[0], four+"; more backends are not shown to help, nor not to: "; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want it to begin %q", got, want)
+	}
 	m.summary.Limits = limits[:3]
-	if got, want := m.bounds()[0], four+"; no more were tried."; got != want {
+	if got, want := m.bounds()[0], strings.Replace(four, "8", "4", 1)+"; no more were tried."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	m.summary.Limits = limits[:2]
-	if got, want := m.bounds()[0], "stream, 1 pair: with 2 backends, the most that were tried, the NICs of 2 backends receive 98 % of 0.400 Gb/s, and it is not the proxy that is the limit."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, 1 to 2: with 2 backends, the most that were tried, the NICs of 2 backends receive 98 % of 0.400 Gb/s, and it is not the proxy that is the limit."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	limits[1].Reached = false
-	if got, want := m.bounds()[0], "stream, 1 pair: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, 1 to 2: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	m.summary.Limits = limits[:1]

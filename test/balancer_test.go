@@ -1,0 +1,114 @@
+package test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// balancers replaces the quick experiment's variants and workloads.
+func balancers(t *testing.T) string {
+	t.Helper()
+	const nics = "nics: {client: {rate: 1Gbit}, proxy: {rate: 100Mbit, price: 0.1 USD}, backend: {rate: 60Mbit, price: 0.05 USD}}"
+	return experiment(t,
+		"baseline: vxlan", "baseline: one",
+		"  - {name: vxlan}\n", "  - {name: one, path: {balancer: {backends: 1, "+nics+"}}}\n",
+		"  - {name: native, path: {native: {}}}\n", "  - {name: two, path: {balancer: {backends: 2, "+nics+"}}}\n",
+		"  - {name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}\n",
+		"  - {name: four, path: {balancer: {backends: 4, "+nics+"}}}\n  - {name: built-in, path: {balancer: {backends: 2, proxy: builtin, "+nics+"}}}\n",
+		"stream: {warmup: 50ms, duration: 200ms}}", "stream: {connections: 4, size: 8KiB, warmup: 1s, duration: 500ms}}",
+		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: http, http: {size: 20k, connections: 8, warmup: 500ms, duration: 500ms}, pairs: [2]}",
+		"  pairs: [1, 2]\n", "  pairs: [1]\n",
+	)
+}
+
+// A run by way of balancers measures at the client what all backends do together, knows
+// what every node did, and its report names the limit and who is dominated.
+func TestBalancer(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	code, stdout, stderr := finish(t, "run", balancers(t), "--out", out)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	d := results(t, out)
+	all := trials(t, d)
+	if len(cells(all)) != 2*2*4 {
+		t.Fatalf("%d cells, want 16", len(cells(all)))
+	}
+	for _, tr := range all {
+		if tr.Status != record.StatusOK {
+			continue // tried again, as the cells tell
+		}
+		backends := map[string]int{"one": 1, "two": 2, "four": 4, "built-in": 2}[tr.Variant]
+		if len(tr.Loads) != 2+backends {
+			t.Fatalf("%s %s: loads %+v", tr.Variant, tr.Workload, tr.Loads)
+		}
+		for i, l := range tr.Loads {
+			rate := map[string]float64{v1alpha1.RoleClient: 1e9, v1alpha1.RoleProxy: 100e6, v1alpha1.RoleBackend: 60e6}[l.Role]
+			// A window of half a second sees a burst, and the edges of a trial.
+			if l.Rate != rate || l.Role == v1alpha1.RoleClient != (i == 0) || l.Receive+l.Send == 0 || max(l.Receive, l.Send) > 1.15*rate {
+				t.Errorf("%s %s: load %+v", tr.Variant, tr.Workload, l)
+			}
+		}
+		for _, p := range tr.PerPair {
+			var bytes uint64
+			for _, b := range p.Backends {
+				bytes += b.Bytes
+				if b.Bytes == 0 {
+					t.Errorf("%s %s: backend %s did nothing", tr.Variant, tr.Workload, b.Place)
+				}
+			}
+			if len(p.Backends) != backends || bytes != p.Server.Bytes {
+				t.Errorf("%s %s: %d backends with %d bytes, together %d", tr.Variant, tr.Workload, len(p.Backends), bytes, p.Server.Bytes)
+			}
+		}
+	}
+	var summary stats.Summary
+	decode(t, filepath.Join(d.Path, "summary.json"), &summary)
+	limit := make(map[string]string)
+	for _, l := range summary.Limits {
+		if r := l.Resources[0]; l.Workload == "http" && l.Reached && r.Kind == stats.ResourceNIC {
+			limit[l.Variant] = r.Roles[0]
+		}
+	}
+	if limit["one"] != v1alpha1.RoleBackend || limit["four"] != v1alpha1.RoleProxy {
+		t.Errorf("limits are %v", limit)
+	}
+	if !strings.Contains(stdout, "on the proxy is the limit") {
+		t.Errorf("the limit is not told:\n%s", stdout)
+	}
+	page, err := os.ReadFile(filepath.Join(d.Path, "report.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`<section id="limit"`, `<section id="price"`, "<dt>Proxy</dt>", "builtin"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the report has no %q", want)
+		}
+	}
+}
+
+// A run by way of a balancer that is killed leaves a proxy, which the next start ends.
+func TestBalancerKilled(t *testing.T) {
+	needRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	p := start(t, nil, "run", balancers(t), "--out", out)
+	p.await(t, "Gb/s", 1)
+	_ = p.Process.Kill()
+	<-p.ended
+	code, _, stderr := finish(t, "run", experiment(t, "runs: 2", "runs: 1"), "--out", t.TempDir())
+	if code != 0 || !strings.Contains(stderr, "removed lab run-") {
+		t.Errorf("exit %d\n%s", code, stderr)
+	}
+	if left, _ := filepath.Glob("/run/netns/slip-run-*"); left != nil {
+		t.Errorf("left: %v", left)
+	}
+}
