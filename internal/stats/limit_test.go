@@ -110,7 +110,7 @@ func balancers(backends ...int) *v1alpha1.Experiment {
 // Each is compared with the next fewer, whatever the order in the file; a variant that
 // differs in more is not in the series.
 func TestMore(t *testing.T) {
-	exp := balancers(4, 1, 2, 3)
+	exp := balancers(4, 2, 1, 3)
 	exp.Spec.Variants[3].Path.Balancer.Proxy = v1alpha1.ProxyBuiltin
 	proxy := nic("node1", "proxy", 0.5, 0.5)
 	var ts [][]record.Trial
