@@ -3,11 +3,12 @@
 // Package bpf holds every eBPF program of slipstream: the C sources, what they
 // compile to, and a loader each. Where a program belongs and what its numbers
 // mean is its user's: internal/collect's for the softirq times, the lab's for
-// what a wire does and for how pods' packets travel.
+// what a wire does and for how pods' packets travel, internal/accel's for the fast path.
 //
 // The objects are committed, so that building slipstream needs no C compiler;
-// `make generate` writes them anew. They touch no type of the kernel's, need
-// no BTF of it, and are the same for every little-endian machine.
+// `make generate` writes them anew. They are the same for every little-endian
+// machine. The fast path alone looks at types of the kernel's, and finds its way in
+// them by the kernel's BTF.
 //
 // The C is dual licensed: see LICENSE.
 package bpf
@@ -25,6 +26,7 @@ import (
 //go:generate bpf2go -tags linux -target bpfel wire wire.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel pods pods.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel service service.c -- -O2 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel -type overlay -type key -type flow fastpath fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Iheaders
 
 // Softirq times softirqs on every CPU for as long as it is open.
 type Softirq struct {

@@ -16,6 +16,9 @@ func (a Accelerator) String() string {
 	case a.RFS != nil:
 		return "RFS on " + strings.Join(a.RFS.Devices, ", ")
 	}
+	if a.Fastpath != nil {
+		return "the eBPF fast path of VXLAN"
+	}
 	return "no accelerator"
 }
 
@@ -39,6 +42,9 @@ func AcceleratorsFor(all []Accelerator, pod bool) []Accelerator {
 			if rfs.Devices = here(rfs.Devices); len(rfs.Devices) > 0 {
 				out = append(out, Accelerator{RFS: &rfs})
 			}
+		}
+		if a.Fastpath != nil && !pod {
+			out = append(out, a)
 		}
 	}
 	return out

@@ -243,6 +243,8 @@ type Variant struct {
 type Accelerator struct {
 	RPS *RPS `json:"rps,omitempty"`
 	RFS *RFS `json:"rfs,omitempty"`
+	// Fastpath acts on nodes.
+	Fastpath *Fastpath `json:"fastpath,omitempty"`
 }
 
 // Classes of devices that an accelerator acts on.
@@ -283,6 +285,10 @@ type RFS struct {
 	// Entries of the machine's socket flow table, a power of two.
 	Entries int `json:"entries,omitempty"`
 }
+
+// Fastpath lets packets of established connections over a VXLAN overlay past the
+// node's bridge, routing and netfilter by eBPF. It has nothing to choose.
+type Fastpath struct{}
 
 // Tools that a workload can be driven with.
 const (

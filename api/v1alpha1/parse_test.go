@@ -255,6 +255,7 @@ func TestErrors(t *testing.T) {
 		{name: "a list", old: full, new: "- 1\n"},
 		{name: "not text", old: full, new: "a: \xff"},
 		{name: "too long", old: full, new: strings.Repeat("# \n", 30000)},
+		{name: "fast path of what is none", old: "name: rps.1,", new: "name: fast, path: {native: {}}, accelerate: [{fastpath: {}}, {fastpath: {}}]}\n  - {name: rps.1,"},
 		{name: "steering what a bridge has not", old: "name: rps.1,", new: "name: rps.1, path: {bridge: {}},"},
 		{name: "busy at no rate", old: "rate: 1000,", new: "busy: true,"},
 		{name: "busy stream", old: "size: 64KiB,", new: "busy: true,"},

@@ -24,6 +24,9 @@ func (a Accelerator) DeepCopy() Accelerator {
 		rfs.Devices = slices.Clone(rfs.Devices)
 		a.RFS = &rfs
 	}
+	if a.Fastpath != nil {
+		a.Fastpath = new(Fastpath)
+	}
 	return a
 }
 

@@ -548,7 +548,7 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 	for i := range v.Accelerate {
 		a := &v.Accelerate[i]
 		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
-		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil})
+		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil})
 		if a.RFS != nil {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
 		}
@@ -608,6 +608,19 @@ func (r *reader) accelerators(path string, on Path, list []Accelerator) {
 			}
 			entries = a.RFS.Entries
 		}
+		if a.Fastpath != nil {
+			r.fastpath(at+".fastpath", on, list[:i])
+		}
+	}
+}
+
+// fastpath checks that there is an overlay to shorten, once.
+func (r *reader) fastpath(path string, on Path, before []Accelerator) {
+	if on != (Path{}) && on.VXLAN == nil && (on.Service == nil || on.Service.Mode == "") {
+		r.fail(path, "is for a lab's VXLAN in the shapes of flannel and Calico, the path is %s", on)
+	}
+	if slices.ContainsFunc(before, func(a Accelerator) bool { return a.Fastpath != nil }) {
+		r.fail(path, "is there already")
 	}
 }
 

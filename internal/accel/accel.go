@@ -1,5 +1,5 @@
 // Package accel applies accelerators to the place it runs in, and takes them
-// back: today rps and rfs. It finds the devices, works out what each receive
+// back: rps, rfs and fastpath. It finds the devices, works out what each receive
 // queue should read, writes that to a journal and then to the kernel, reads it
 // back, and follows devices that appear later. Whatever ends the process, the
 // journal says what stood there before, and Recover puts it back.
@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
@@ -80,6 +81,9 @@ type Session struct {
 	// followed are the devices that the plan is applied to, by index.
 	followed map[int]string
 	follower *follower
+	// fast is the fast path, where it is applied. It needs no journal: nothing of it
+	// outlives the process.
+	fast *fastpath.Fastpath
 }
 
 // Open prepares a session in the calling thread's network namespace and changes
@@ -146,7 +150,7 @@ func newHolder(o Options) (Holder, error) {
 // nothing: that is Revert's, or Recover's once the process has ended.
 func (s *Session) Close() error {
 	s.stopFollowing()
-	var errs []error
+	errs := []error{s.stopFastpath()}
 	if s.links != nil {
 		s.links.Close()
 	}
@@ -180,6 +184,15 @@ func (s *Session) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	var settings []record.Setting
 	for _, c := range slices.Concat(machine, queues) {
 		settings = append(settings, record.Setting{Place: s.options.Place.Name, Path: c.path, Want: c.want, Got: c.was, Was: c.was})
+	}
+	if p.fastpath {
+		hooks, err := fastpath.Plan(s.ns)
+		if err != nil {
+			return nil, err
+		}
+		for _, h := range hooks {
+			settings = append(settings, s.hooked(h, ""))
+		}
 	}
 	return settings, nil
 }
@@ -235,10 +248,17 @@ func (s *Session) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		updates.close()
 		return nil, err
 	}
+	if p.fastpath {
+		if err := s.startFastpath(); err != nil {
+			updates.close()
+			_, undone := s.release(context.WithoutCancel(ctx))
+			return nil, errors.Join(err, undone)
+		}
+	}
 	s.plan, s.settings, s.followed = p, settings, p.names(devices)
 	maps.DeleteFunc(s.followed, func(_ int, name string) bool { return !hasDevice(settings, name) })
 	s.follower = s.follow(updates)
-	return slices.Clone(settings), nil
+	return s.all(), nil
 }
 
 // transact runs fn on the ledgers of the machine and of this place, alone on
@@ -321,7 +341,56 @@ func (s *Session) set(machine, place *book, table, queues []change) (settings []
 func (s *Session) Settings() []record.Setting {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.settings)
+	return s.all()
+}
+
+// all that is applied now.
+func (s *Session) all() []record.Setting {
+	settings := slices.Clone(s.settings)
+	if s.fast != nil {
+		for _, h := range s.fast.Hooks() {
+			settings = append(settings, s.hooked(h, attached))
+		}
+	}
+	return settings
+}
+
+// attached is what a hook of the fast path reads.
+const attached = "attached"
+
+// hooked is a hook of the fast path as a setting.
+func (s *Session) hooked(h fastpath.Hook, got string) record.Setting {
+	return record.Setting{Place: s.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
+}
+
+func (s *Session) startFastpath() error {
+	if s.options.Persistent {
+		return errors.New("the fast path ends with the process that holds it, and this one is about to end: use it in an experiment")
+	}
+	var err error
+	s.fast, err = fastpath.Start(s.ns, s.options.Log)
+	return err
+}
+
+func (s *Session) stopFastpath() error {
+	if s.fast == nil {
+		return nil
+	}
+	fast := s.fast
+	s.fast = nil
+	return fast.Close()
+}
+
+// Fastpath tells what became of the packets of this place, by reason: those of
+// "fast-out" and "fast-in" took the fast path, all others say why not. It is nil where
+// the fast path is not applied.
+func (s *Session) Fastpath() (map[string]uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fast == nil {
+		return nil, nil
+	}
+	return s.fast.Counts()
 }
 
 // Revert lets go of everything that this session's holder has here, by this
@@ -336,6 +405,17 @@ func (s *Session) Revert(ctx context.Context) (restored int, err error) {
 	s.stopFollowing()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	stopped := s.stopFastpath()
+	restored, err = s.release(ctx)
+	s.plan, s.settings, s.followed = nil, nil, nil
+	if err := errors.Join(stopped, err); err != nil {
+		return restored, fmt.Errorf("revert accelerators of %s: %w", s.options.Place.Name, err)
+	}
+	return restored, nil
+}
+
+// release lets go of all that the holder has here.
+func (s *Session) release(ctx context.Context) (restored int, err error) {
 	err = s.transact(ctx, func(machine, place *book) error {
 		var errs []error
 		for _, b := range []*book{place, machine} {
@@ -345,11 +425,7 @@ func (s *Session) Revert(ctx context.Context) (restored int, err error) {
 		}
 		return errors.Join(errs...)
 	})
-	s.plan, s.settings, s.followed = nil, nil, nil
-	if err != nil {
-		return restored, fmt.Errorf("revert accelerators of %s: %w", s.options.Place.Name, err)
-	}
-	return restored, nil
+	return restored, err
 }
 
 func (s *Session) pod() bool { return s.options.Place.Kind == target.Pod }

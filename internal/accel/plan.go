@@ -28,6 +28,8 @@ type plan struct {
 	entries int
 	// queues says what the queues of a class's devices get.
 	queues map[string]queueSettings
+	// fastpath is wanted beside them.
+	fastpath bool
 }
 
 type queueSettings struct {
@@ -52,8 +54,10 @@ func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (Se
 			if err == nil && a.RFS.CPUs != "" {
 				err = p.addRPS(a.RFS.Devices, a.RFS.CPUs, resolve)
 			}
+		case a.Fastpath != nil && a.RPS == nil && a.RFS == nil:
+			p.fastpath = true
 		default:
-			err = errors.New("want exactly one of rps and rfs")
+			err = errors.New("want exactly one of rps, rfs and fastpath")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("accelerator %d: %w", i+1, err)

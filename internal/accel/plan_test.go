@@ -128,8 +128,8 @@ func TestPlanChanges(t *testing.T) {
 		{"fewer entries than queues", 2, []v1alpha1.Accelerator{rfs(2, "", "nic")}, nil, "rfs entries 2 are fewer than the 3 receive queues of eth0"},
 		{"entries no power of two", 2, []v1alpha1.Accelerator{rfs(1000, "", "nic")}, nil, "want a power of two"},
 		{"no entries", 2, []v1alpha1.Accelerator{rfs(0, "", "nic")}, nil, "want a power of two"},
-		{"neither", 2, []v1alpha1.Accelerator{{}}, nil, "want exactly one of rps and rfs"},
-		{"both in one", 2, []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{}, RFS: &v1alpha1.RFS{}}}, nil, "want exactly one of rps and rfs"},
+		{"neither", 2, []v1alpha1.Accelerator{{}}, nil, "want exactly one of rps, rfs and fastpath"},
+		{"both in one", 2, []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{}, RFS: &v1alpha1.RFS{}}}, nil, "want exactly one of rps, rfs and fastpath"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := openRoot(t, fakeSys(t, tt.cpus, devices, nil))

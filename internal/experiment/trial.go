@@ -40,7 +40,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		return err
 	}
 	out.Warnings = append(out.Warnings, warnings(c, out)...)
-	if len(out.Settings) > 0 {
+	if slices.ContainsFunc(out.Settings, func(s record.Setting) bool { return strings.Contains(s.Path, "/queues/") }) {
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
 	}
 	return nil

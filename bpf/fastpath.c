@@ -1,0 +1,1066 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The fast path of an unmodified VXLAN overlay: packets of pods' established
+ * connections go from a pod's veth to the NIC, and from the VXLAN device into the
+ * pod, past the bridge, routing and netfilter of the node.
+ *
+ *   leave     ingress of a pod's veth    encapsulates, or lets go the slow way
+ *   tunnel    egress of the VXLAN device ┐ see what the kernel makes of a packet
+ *   wire      egress of the NIC          ┘ that was let go
+ *   arrive    ingress of the VXLAN device into the pod, or the slow way
+ *   deliver   egress of a pod's veth     sees what the kernel makes of that
+ *
+ * Nothing here is worked out from tables. What is written is what the kernel
+ * itself wrote for the same connection, seen on its way out (wire, deliver) within
+ * the last second and compared byte by byte with what leave and arrive would have
+ * written. A connection takes the fast path only while the slow path has been seen
+ * to let it through both ways within that second, in this generation, and while
+ * connection tracking holds it as established and not translated.
+ *
+ * What a program has no reason to carry goes on to the kernel as it came.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+/* TCX_NEXT, and TC_ACT_UNSPEC before it: on to what comes next. */
+#define NEXT -1
+#define DROP 2 /* TC_ACT_SHOT */
+
+#define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
+#define ETH_P_IP 0x0800
+#define ETH_HLEN 14
+#define TCP 6
+#define UDP 17
+#define IP_HLEN 20
+/* What VXLAN adds: Ethernet, VXLAN, UDP and IP (RFC 7348, section 5). */
+#define ROOM 50
+
+/* TCP's flags, and where conntrack has its state of them
+ * (include/uapi/linux/netfilter/nf_conntrack_tcp.h). */
+#define TCP_ODD 0x27 /* URG, RST, SYN, FIN */
+#define TCP_ACK 0x10
+#define CT_TCP_ESTABLISHED 3
+#define CT_BE_LIBERAL 0x08
+#define CT_MAXACK_SET 0x20
+/* include/uapi/linux/netfilter/nf_conntrack_common.h */
+#define CT_SEEN_REPLY (1 << 1)
+#define CT_CONFIRMED (1 << 3)
+#define CT_DYING (1 << 9)
+#define CT_TRANSLATED (1 << 4 | 1 << 5 | 1 << 6) /* source, destination, sequence numbers */
+#define CT_HELPER (1 << 13)
+#define CHECKSUM_UNNECESSARY 1 /* include/linux/skbuff.h */
+#define CHECKSUM_COMPLETE 2
+#define CHECKSUM_PARTIAL 3
+
+#define MS 1000000ULL
+/* How long what was seen of the slow path is believed. */
+#define EVIDENCE (1000 * MS)
+/* After how long one packet goes the slow way to see it anew; the shorter one
+ * while conntrack follows a connection's numbers (see numbers). */
+#define AGAIN (500 * MS)
+#define AGAIN_SOON (20 * MS)
+/* How old a connection has to be: one of a few packets is not worth the trouble. */
+#define WORTH (50 * MS)
+/* For how long it is not asked again after a no. */
+#define NO (100 * MS)
+
+/* The kernel's types, as far as they are looked at: found by its BTF. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct sk_buff {
+	__u8 ip_summed : 2;
+};
+
+struct ip_ct_tcp_state {
+	__u32 td_maxack;
+	__u8 flags;
+};
+
+struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
+	__u8 state;
+};
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+};
+
+struct nf_conn {
+	unsigned long status;
+	union nf_conntrack_proto proto;
+};
+#pragma clang attribute pop
+
+struct bpf_ct_opts {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32) __ksym;
+void bpf_ct_release(struct nf_conn *) __ksym;
+void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+/*
+ * What became of packets: the first two took the fast path, all others did not,
+ * and this is why. The order is that of Reasons in fastpath.go.
+ */
+enum why {
+	FAST_OUT,
+	FAST_IN,
+	DEAD,        /* nobody's heart beats */
+	OTHER,       /* neither TCP nor UDP over IPv4 */
+	OPTIONS,     /* IP options */
+	FRAGMENT,    /* of a packet */
+	LAST_HOP,    /* the hop limit is reached */
+	ODD_FLAGS,   /* TCP that opens, closes, resets or urges */
+	MALFORMED,   /* lengths or sum do not fit */
+	UNSUMMED,    /* nobody vouches for the checksum */
+	MARKED,      /* somebody marked it */
+	UNKNOWN,     /* no connection that was seen */
+	STALE,       /* not seen both ways within the last second */
+	CHANGED,     /* something was announced since it was seen */
+	ASKED,       /* goes to see whether the slow path still lets it through */
+	UNLIKE,      /* type of service, hops or Ethernet differ from what was seen */
+	LARGE,       /* larger than the MTU */
+	NO_ROOM,     /* the kernel does not let it be encapsulated */
+	UNTRACKED,   /* not tracked */
+	UNANSWERED,  /* tracked, but not established */
+	TRANSLATED,  /* by NAT */
+	HELPED,      /* by one of conntrack's helpers */
+	WINDOW,      /* conntrack checks its window, until told otherwise */
+	REWRITTEN,   /* the slow path makes something else of it */
+	FULL,        /* a table is */
+	WHYS,
+};
+
+/* A connection, from its pod's end. */
+struct key {
+	__be32 pod, peer;
+	__be16 pod_port, peer_port;
+	__u8 protocol;
+	__u8 zero[3];
+} __attribute__((aligned(8)));
+
+/*
+ * Everything of a packet's headers that must arrive as it left. A field has one
+ * value for all packets of a datagram that is still whole (GSO).
+ */
+struct headers {
+	__u32 ip[5];
+	__u32 l4[4]; /* TCP's to flags and window; UDP's whole header */
+};
+
+/* What stands in front of a packet to another node. Fields of single packets are 0;
+ * the UDP checksum is not, if there is one. */
+struct outer {
+	__u32 nic;
+	struct {
+		__u8 to[6], from[6];
+		__be16 protocol;
+		__u8 version_words, tos;
+		__be16 length, id, fragment;
+		__u8 ttl, ip_protocol;
+		__u16 ip_check;
+		__be16 source[2], destination[2];
+		__be16 port, vxlan_port, udp_length, udp_check;
+		__be16 vxlan[4];
+		__be16 inner[7];
+	} head;
+};
+
+/* A pod's link: the node's end, and the Ethernet header of what is delivered there. */
+struct pod {
+	__u32 veth;
+	__u8 mac[6], from[6];
+};
+
+struct way {
+	/* When the slow path let through a packet that set out then, and in which
+	 * generation; when one was last sent to see, and not to before when. */
+	__u64 seen, asked, not_before;
+	/* How soon to look again, ns. */
+	__u32 again;
+	__u32 generation;
+	/* The device that it set out from: the pod's veth, the VXLAN device. */
+	__u32 device;
+	/* What is written: a place in outers, or in pods; 0 is none. */
+	__u32 place;
+	__u8 tos, ttl;
+};
+
+struct flow {
+	struct way out, in;
+	/* Which it is. The entry of one that was deleted may be another's by the time
+	 * that a reader is through with it. */
+	struct key key;
+};
+
+/* A packet that this CPU is about to see again, further down the slow path. What is
+ * found there first that is not this packet is not looked at. */
+struct passing {
+	struct headers headers;
+	struct key key;
+	__u64 at;
+	__u32 generation;
+	__u32 device;
+	__u32 overlay;
+	__u16 check; /* the inner checksum field */
+	__u8 stage;  /* 0 nothing, 1 let go, 2 seen on the VXLAN device */
+	__u8 gso;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+/* Outer headers and pods, each once, and never changed: a place is not used twice. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct outer);
+	__type(value, __u32);
+} outer_places SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct outer);
+} outers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct pod);
+	__type(value, __u32);
+} pod_places SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct pod);
+} pods SEC(".maps");
+
+/* The VXLAN devices that are understood, by index: what their packets have. */
+struct overlay {
+	__u32 nic;
+	__be16 source[2]; /* the outer address */
+	__be16 port;
+	__be16 mac[3];
+	__be16 vni[2]; /* and a byte of 0 */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16);
+	__type(key, __u32);
+	__type(value, struct overlay);
+} overlays SEC(".maps");
+
+/* One for each direction: out, in. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct passing);
+} passings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, WHYS);
+	__type(key, __u32);
+	__type(value, __u64);
+} whys SEC(".maps");
+
+/* Connections whose window conntrack is to stop checking. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} windows SEC(".maps");
+
+/* Written by the agent: until when it is alive (CLOCK_MONOTONIC, ns), how often
+ * something has changed, the least MTU on the way, and the range of source ports. */
+volatile __u64 alive_until = 0;
+volatile __u32 generation = 0;
+volatile __u32 mtu = 0;
+volatile __u32 port_from = 0, port_to = 0;
+
+/* Places in use. Place 0 stays empty. */
+__u32 outers_used = 0, pods_used = 0;
+
+static __always_inline void count(__u32 why)
+{
+	__u64 *n = bpf_map_lookup_elem(&whys, &why);
+
+	if (n)
+		(*n)++;
+}
+
+static __always_inline struct passing *passing(__u32 direction)
+{
+	return bpf_map_lookup_elem(&passings, &direction);
+}
+
+static __always_inline __u16 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum + (sum >> 16);
+}
+
+/* words adds up 16-bit words that come in twos. */
+static __always_inline __u32 add(__u32 sum, __u32 two)
+{
+	return sum + (two & 0xffff) + (two >> 16);
+}
+
+/* field reads a pointer of the context. Left to itself the compiler moves it in 32 bits,
+ * which is how it is declared, and the verifier takes it for a number from then on. */
+#define field(skb, name) ({ \
+	void *__pointer; \
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(__pointer) : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, name))); \
+	__pointer; \
+})
+
+/* start returns the packet's first bytes, if there are so many, or 0. */
+static __always_inline __u8 *start(struct __sk_buff *skb, __u32 size)
+{
+	__u8 *data = field(skb, data);
+
+	if ((void *)data + size > field(skb, data_end)) {
+		if (bpf_skb_pull_data(skb, size))
+			return 0;
+		data = field(skb, data);
+		if ((void *)data + size > field(skb, data_end))
+			return 0;
+	}
+	return data;
+}
+
+/* The fields of the first and third words of the IP header, as they lie in memory. */
+#define BYTE(word, n) ((__u8)((word) >> (8 * (n))))
+#define HALF(word, n) ((__be16)((word) >> (16 * (n))))
+#define TOS(h) BYTE((h)->ip[0], 1)
+#define LENGTH(h) bpf_ntohs(HALF((h)->ip[0], 1))
+#define TTL(h) BYTE((h)->ip[2], 0)
+#define PROTOCOL(h) BYTE((h)->ip[2], 1)
+
+/* hop is the word of the hop limit, with one less and the header's sum to match
+ * (RFC 1624, as ip_decrease_ttl in include/net/ip.h). */
+static __always_inline __u32 hop(__u32 word)
+{
+	__u32 check = word >> 16;
+
+	check += bpf_htons(0x0100);
+	check += check >= 0xffff;
+	return (check << 16) | ((word & 0xffff) - 1);
+}
+
+/* parse takes a packet's headers, and its checksum field where there is one. It
+ * returns 0, or why the packet is not for the fast path. */
+static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16 *check)
+{
+	__u8 *data;
+	__u32 sum = 0;
+	int i;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present)
+		return OTHER;
+	data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	if (!data)
+		return OTHER;
+	if (data[ETH_HLEN] != 0x45)
+		return OPTIONS;
+	switch (data[ETH_HLEN + 9]) {
+	case TCP:
+		data = start(skb, ETH_HLEN + IP_HLEN + 20);
+		if (!data)
+			return MALFORMED;
+		__builtin_memcpy(h, data + ETH_HLEN, sizeof(*h));
+		*check = *(__u16 *)(data + ETH_HLEN + IP_HLEN + 16);
+		break;
+	case UDP:
+		__builtin_memcpy(h, data + ETH_HLEN, IP_HLEN + 8);
+		h->l4[2] = h->l4[3] = 0;
+		*check = *(__u16 *)(data + ETH_HLEN + IP_HLEN + 6);
+		break;
+	default:
+		return OTHER;
+	}
+	if (HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
+		return FRAGMENT;
+	if (TTL(h) <= 1)
+		return LAST_HOP;
+	for (i = 0; i < 5; i++)
+		sum = add(sum, h->ip[i]);
+	if (LENGTH(h) + ETH_HLEN != skb->len || fold(sum) != 0xffff)
+		return MALFORMED;
+	if (PROTOCOL(h) == TCP) {
+		__u8 words = BYTE(h->l4[3], 0), flags = BYTE(h->l4[3], 1);
+
+		if ((words >> 4) < 5 || IP_HLEN + (words >> 4) * 4 > LENGTH(h))
+			return MALFORMED;
+		if ((flags & TCP_ODD) || !(flags & TCP_ACK) || (words & 0xf))
+			return ODD_FLAGS;
+	} else if (bpf_ntohs(HALF(h->l4[1], 0)) != LENGTH(h) - IP_HLEN) {
+		return MALFORMED;
+	}
+	return 0;
+}
+
+static __always_inline void key_out(struct key *k, const struct headers *h)
+{
+	k->pod = h->ip[3];
+	k->peer = h->ip[4];
+	k->pod_port = HALF(h->l4[0], 0);
+	k->peer_port = HALF(h->l4[0], 1);
+	k->protocol = PROTOCOL(h);
+	k->zero[0] = k->zero[1] = k->zero[2] = 0;
+}
+
+static __always_inline void key_in(struct key *k, const struct headers *h)
+{
+	k->pod = h->ip[4];
+	k->peer = h->ip[3];
+	k->pod_port = HALF(h->l4[0], 1);
+	k->peer_port = HALF(h->l4[0], 0);
+	k->protocol = PROTOCOL(h);
+	k->zero[0] = k->zero[1] = k->zero[2] = 0;
+}
+
+static __always_inline int same_key(const struct key *a, const struct key *b)
+{
+	const __u64 *x = (const void *)a, *y = (const void *)b;
+
+	return x[0] == y[0] && x[1] == y[1];
+}
+
+/* segment is how long the longest packet is that this one will be cut into. */
+static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h)
+{
+	if (!skb->gso_size)
+		return LENGTH(h);
+	if (PROTOCOL(h) == TCP)
+		return skb->gso_size + IP_HLEN + (BYTE(h->l4[3], 0) >> 4) * 4;
+	return skb->gso_size + IP_HLEN + 8;
+}
+
+/* believed tells whether the slow path lets the connection through both ways, as far
+ * as is known, and if not why. */
+static __always_inline int believed(const struct flow *f, __u64 now)
+{
+	__u32 g = generation;
+
+	if (!f->out.seen || !f->in.seen || now - f->out.seen >= EVIDENCE || now - f->in.seen >= EVIDENCE)
+		return STALE;
+	if (f->out.generation != g || f->in.generation != g)
+		return CHANGED;
+	return 0;
+}
+
+/* ask tells whether this packet is to go and see, when all others need not. */
+static __always_inline int ask(struct way *w, __u64 now)
+{
+	if (now - w->seen < w->again || now - w->asked < AGAIN_SOON)
+		return 0;
+	w->asked = now;
+	return 1;
+}
+
+/* let_go remembers a packet that goes the slow way, to know it again. */
+static __always_inline void let_go(struct passing *p, const struct headers *h, const struct key *k,
+				   const struct __sk_buff *skb, __u64 now, __u32 g)
+{
+	p->headers = *h;
+	p->key = *k;
+	p->at = now;
+	p->generation = g;
+	p->device = skb->ifindex;
+	p->gso = skb->gso_size != 0;
+	p->stage = 1;
+}
+
+/* same tells whether headers are those of the packet that was let go, one hop on. */
+static __always_inline int same(const struct headers *was, const struct headers *is)
+{
+	int i;
+
+	for (i = 0; i < 4; i++)
+		if (was->l4[i] != is->l4[i])
+			return 0;
+	return was->ip[0] == is->ip[0] && was->ip[1] == is->ip[1] && hop(was->ip[2]) == is->ip[2] &&
+	       was->ip[3] == is->ip[3] && was->ip[4] == is->ip[4];
+}
+
+/* resemble tells whether they are at least of the same packet, whatever has been
+ * done to it. */
+static __always_inline int resemble(const struct headers *was, const struct headers *is)
+{
+	return HALF(was->ip[1], 0) == HALF(is->ip[1], 0) && was->l4[1] == is->l4[1];
+}
+
+/*
+ * tracked returns 0 if conntrack holds the connection of a packet as established
+ * and as it is, or why not.
+ *
+ * Conntrack follows the numbers of a TCP connection, and calls invalid what is out of
+ * the window that it knows of: most packets, once it does not see them all. As the
+ * kernel's own flow tables do (nft_flow_offload_eval), it is told to be liberal with
+ * this connection; by the agent, as only netlink can. For the same reason it is told
+ * to forget the highest acknowledgement that it saw (flow_offload_fixup_tcp), from
+ * which it judges resets; it learns that again with each packet that lies in the
+ * window, so while it knows one it is looked at more often.
+ */
+static __always_inline int tracked(struct __sk_buff *skb, const struct headers *h, const struct key *k, int tell, __u32 *again)
+{
+	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = PROTOCOL(h)};
+	struct bpf_sock_tuple tuple = {};
+	unsigned long status;
+	struct nf_conn *ct;
+	int why = 0;
+
+	tuple.ipv4.saddr = h->ip[3];
+	tuple.ipv4.daddr = h->ip[4];
+	tuple.ipv4.sport = HALF(h->l4[0], 0);
+	tuple.ipv4.dport = HALF(h->l4[0], 1);
+	*again = AGAIN;
+	ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
+	if (!ct)
+		return UNTRACKED;
+	status = ct->status;
+	if (status & CT_TRANSLATED) {
+		why = TRANSLATED;
+	} else if (status & CT_HELPER) {
+		why = HELPED;
+	} else if ((status & (CT_SEEN_REPLY | CT_CONFIRMED | CT_DYING)) != (CT_SEEN_REPLY | CT_CONFIRMED)) {
+		why = UNANSWERED;
+	} else if (PROTOCOL(h) == TCP) {
+		__u8 original = ct->proto.tcp.seen[0].flags, reply = ct->proto.tcp.seen[1].flags;
+		__u32 maxack = opts.dir ? ct->proto.tcp.seen[0].td_maxack : ct->proto.tcp.seen[1].td_maxack;
+		__u8 other = opts.dir ? original : reply;
+
+		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED)
+			why = UNANSWERED;
+		else if (!(original & reply & CT_BE_LIBERAL))
+			why = WINDOW;
+		if (other & CT_MAXACK_SET)
+			*again = AGAIN_SOON;
+		/* Out of date by far more than a window. */
+		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(h->l4[1]) - maxack > (16 << 20))))
+			bpf_ringbuf_output(&windows, (void *)k, sizeof(*k), 0);
+	}
+	bpf_ct_release(ct);
+	return why;
+}
+
+/* known returns the connection of a packet that was let go and came through, unless it
+ * is not to be asked about now. One that is worth it becomes known here. */
+static __always_inline struct flow *known(struct __sk_buff *skb, const struct passing *p)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
+	struct flow fresh = {};
+	__u32 again;
+	int why;
+
+	if (f)
+		return f;
+	why = tracked(skb, &p->headers, &p->key, 0, &again);
+	if (why && why != WINDOW) {
+		count(why);
+		return 0;
+	}
+	fresh.key = p->key;
+	fresh.out.not_before = fresh.in.not_before = p->at + WORTH;
+	if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST))
+		count(FULL);
+	return 0;
+}
+
+/* believe notes that the slow path let a packet through, and what it made of it. What
+ * differs from the last time is believed from here on. */
+static __always_inline void believe(struct way *w, const struct passing *p, __u32 place, __u32 again)
+{
+	__u8 tos = TOS(&p->headers), ttl = TTL(&p->headers);
+
+	if (w->place != place || w->device != p->device || w->tos != tos || w->ttl != ttl) {
+		w->seen = 0;
+		w->place = place;
+		w->device = p->device;
+		w->tos = tos;
+		w->ttl = ttl;
+	}
+	w->again = again;
+	w->generation = p->generation;
+	w->seen = p->at;
+}
+
+static __always_inline __u32 place_of_pod(const struct pod *p)
+{
+	__u32 *known = bpf_map_lookup_elem(&pod_places, p), place;
+
+	if (known)
+		return *known;
+	place = __sync_fetch_and_add(&pods_used, 1) + 1;
+	if (bpf_map_update_elem(&pods, &place, p, BPF_ANY) || bpf_map_update_elem(&pod_places, p, &place, BPF_ANY)) {
+		count(FULL);
+		return 0;
+	}
+	return place;
+}
+
+static __always_inline __u32 place_of_outer(const struct outer *o)
+{
+	__u32 *known = bpf_map_lookup_elem(&outer_places, o), place;
+
+	if (known)
+		return *known;
+	place = __sync_fetch_and_add(&outers_used, 1) + 1;
+	if (bpf_map_update_elem(&outers, &place, o, BPF_ANY) || bpf_map_update_elem(&outer_places, o, &place, BPF_ANY)) {
+		count(FULL);
+		return 0;
+	}
+	return place;
+}
+
+/* mtu_fits tells whether all that the packet will be cut into fits. */
+static __always_inline int mtu_fits(const struct __sk_buff *skb, const struct headers *h)
+{
+	return segment(skb, h) <= mtu;
+}
+
+static __always_inline __u8 summed(struct __sk_buff *skb)
+{
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(s, ip_summed);
+}
+
+/* source_port is what the kernel gives the flow (udp_flow_src_port in
+ * include/net/udp.h), or 0 where it takes other things than the hash. */
+static __always_inline __be16 source_port(struct __sk_buff *skb)
+{
+	__u32 hash = bpf_get_hash_recalc(skb), from = port_from, to = port_to;
+
+	if (!hash || from >= to)
+		return 0;
+	hash ^= hash << 16;
+	return bpf_htons((((__u64)hash * (to - from)) >> 32) + from);
+}
+
+/* outer_tos is RFC 6040's, for a device whose type of service is 0
+ * (INET_ECN_encapsulate in include/net/inet_ecn.h). */
+static __always_inline __u8 outer_tos(__u8 inner)
+{
+	inner &= 3;
+	return inner == 3 ? 2 : inner;
+}
+
+/* udp_sum is the outer checksum of a packet whose inner one is left to the device, by
+ * local checksum offload (lco_csum in include/linux/skbuff.h): what the inner field
+ * holds stands for all that it covers. */
+static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 length, __u16 inner)
+{
+	__u32 sum = 0;
+	__u16 result;
+	int i;
+
+	sum += o->head.source[0] + o->head.source[1] + o->head.destination[0] + o->head.destination[1];
+	sum += bpf_htons(UDP) + length + length + port + o->head.vxlan_port;
+	for (i = 0; i < 4; i++)
+		sum += o->head.vxlan[i];
+	for (i = 0; i < 7; i++)
+		sum += o->head.inner[i];
+	sum += (__u16)~inner;
+	result = ~fold(sum);
+	return result ? result : 0xffff;
+}
+
+/* turn_down notes that a way is not to be asked for a while. */
+static __always_inline void turn_down(struct way *w, int why, __u64 now)
+{
+	count(why);
+	w->seen = 0;
+	w->not_before = now + (why == WINDOW ? AGAIN_SOON : NO);
+}
+
+static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check)
+{
+	struct {
+		struct outer outer;
+		struct {
+			__u32 ip[5];
+		} inner;
+	} w;
+	__be16 port = source_port(skb);
+	__u32 sum = 0, gso = skb->gso_size;
+	__u32 *words;
+	int i;
+
+	w.outer = *known;
+	w.outer.head.tos = outer_tos(TOS(h));
+	w.outer.head.length = bpf_htons(LENGTH(h) + ROOM);
+	w.outer.head.id = bpf_get_prandom_u32();
+	w.outer.head.port = port;
+	w.outer.head.udp_length = bpf_htons(LENGTH(h) + ROOM - IP_HLEN);
+	/* What will be cut has no checksum: an eBPF program cannot ask for one to be
+	 * made of each part. RFC 7348 (section 5) would have none in any packet. */
+	if (w.outer.head.udp_check)
+		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check);
+	sum = 0x0045 | w.outer.head.tos << 8;
+	sum += w.outer.head.length + w.outer.head.id + w.outer.head.fragment;
+	sum += w.outer.head.ttl | UDP << 8;
+	sum += w.outer.head.source[0] + w.outer.head.source[1] + w.outer.head.destination[0] + w.outer.head.destination[1];
+	w.outer.head.ip_check = ~fold(sum);
+	words = w.inner.ip;
+	for (i = 0; i < 5; i++)
+		words[i] = h->ip[i];
+	words[2] = hop(h->ip[2]);
+
+	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET |
+				BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
+				BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN)))
+		return NO_ROOM;
+	/* From here on there is no way back. */
+	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + IP_HLEN, 0))
+		return -1;
+	return 0;
+}
+
+_Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer header has its length");
+_Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
+
+/* unlike tells whether a packet differs from those that were seen in what they have in
+ * common. Congestion marks may come and go. */
+static __always_inline int unlike(const struct way *w, const struct __sk_buff *skb, const struct headers *h)
+{
+	return w->device != skb->ifindex || ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
+}
+
+static __always_inline int equal_mac(const __u8 *a, const __u8 *b)
+{
+	int i, differ = 0;
+
+	for (i = 0; i < 6; i++)
+		differ |= a[i] ^ b[i];
+	return !differ;
+}
+
+SEC("tc")
+int leave(struct __sk_buff *skb)
+{
+	__u32 g = generation, place;
+	struct passing *p = passing(0);
+	const struct outer *outer;
+	const struct pod *pod;
+	struct headers h;
+	struct flow *f;
+	struct key k;
+	__u16 check = 0;
+	__u8 *data;
+	__u64 now;
+	int why;
+
+	if (!p)
+		return NEXT;
+	p->stage = 0;
+	now = bpf_ktime_get_coarse_ns();
+	if (now >= alive_until) {
+		count(DEAD);
+		return NEXT;
+	}
+	why = parse(skb, &h, &check);
+	if (why) {
+		if (why == ODD_FLAGS) {
+			key_out(&k, &h);
+			bpf_map_delete_elem(&flows, &k);
+		}
+		goto slow;
+	}
+	why = MARKED;
+	if (skb->mark)
+		goto slow;
+	key_out(&k, &h);
+	f = bpf_map_lookup_elem(&flows, &k);
+	why = UNKNOWN;
+	if (!f)
+		goto look;
+	why = believed(f, now);
+	if (why) {
+		if (now < f->out.not_before)
+			goto slow;
+		goto look;
+	}
+	why = ASKED;
+	if (ask(&f->out, now))
+		goto look;
+	why = UNLIKE;
+	place = f->out.place;
+	outer = bpf_map_lookup_elem(&outers, &place);
+	place = f->in.place;
+	pod = bpf_map_lookup_elem(&pods, &place);
+	if (!outer || !pod || !outer->nic || pod->veth != skb->ifindex || unlike(&f->out, skb, &h) || !same_key(&f->key, &k))
+		goto look;
+	/* To the gateway, from the pod: the reverse of what is delivered to it. */
+	data = start(skb, ETH_HLEN);
+	if (!data || !equal_mac(data, pod->from) || !equal_mac(data + 6, pod->mac))
+		goto look;
+	why = LARGE;
+	if (!mtu_fits(skb, &h))
+		goto slow;
+	why = UNSUMMED;
+	if (summed(skb) != CHECKSUM_PARTIAL)
+		goto slow;
+	why = encapsulate(skb, &h, outer, check);
+	if (why < 0)
+		return DROP;
+	if (why)
+		goto slow;
+	/* As ip_forward does (rt_tos2prio in include/net/route.h). */
+	switch (TOS(&h) >> 3 & 3) {
+	case 0:
+		skb->priority = 0;
+		break;
+	case 1:
+		skb->priority = 2;
+		break;
+	case 2:
+		skb->priority = 6;
+		break;
+	default:
+		skb->priority = 4;
+	}
+	count(FAST_OUT);
+	return bpf_redirect(outer->nic, 0);
+look:
+	let_go(p, &h, &k, skb, now, g);
+	p->check = check;
+slow:
+	count(why);
+	return NEXT;
+}
+
+/* load reads the headers of a packet at an offset, if it is of a protocol. */
+static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h)
+{
+	h->l4[2] = h->l4[3] = 0;
+	if (protocol == TCP)
+		return bpf_skb_load_bytes(skb, offset, h, sizeof(*h));
+	return bpf_skb_load_bytes(skb, offset, h, IP_HLEN + 8);
+}
+
+SEC("tc")
+int tunnel(struct __sk_buff *skb)
+{
+	struct passing *p = passing(0);
+	struct headers h;
+
+	if (!p || p->stage != 1)
+		return NEXT;
+	p->stage = 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h))
+		return NEXT;
+	if (same(&p->headers, &h)) {
+		p->overlay = skb->ifindex;
+		p->stage = 2;
+	} else if (resemble(&p->headers, &h)) {
+		count(REWRITTEN);
+	}
+	return NEXT;
+}
+
+/* ours tells whether an outer header is one that a VXLAN device writes that is
+ * understood. */
+static __always_inline int ours(const struct outer *o, const struct overlay *v)
+{
+	return o->nic == v->nic && o->head.protocol == bpf_htons(ETH_P_IP) &&
+	       o->head.source[0] == v->source[0] && o->head.source[1] == v->source[1] && o->head.vxlan_port == v->port &&
+	       o->head.vxlan[0] == bpf_htons(0x0800) && !o->head.vxlan[1] &&
+	       o->head.vxlan[2] == v->vni[0] && o->head.vxlan[3] == v->vni[1] &&
+	       o->head.inner[3] == v->mac[0] && o->head.inner[4] == v->mac[1] && o->head.inner[5] == v->mac[2] &&
+	       o->head.inner[6] == bpf_htons(ETH_P_IP);
+}
+
+SEC("tc")
+int wire(struct __sk_buff *skb)
+{
+	struct passing *p = passing(0);
+	const struct overlay *v;
+	struct outer o = {};
+	struct headers h;
+	struct flow *f;
+	__u32 again, place;
+	__u16 sum;
+	int why;
+
+	if (!p || p->stage != 2)
+		return NEXT;
+	p->stage = 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
+	    load(skb, sizeof(o.head), PROTOCOL(&p->headers), &h) ||
+	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h))
+		return NEXT;
+	f = known(skb, p);
+	if (!f || p->at < f->out.not_before)
+		return NEXT;
+
+	/* Is it what leave would have written? */
+	why = REWRITTEN;
+	place = p->overlay;
+	v = bpf_map_lookup_elem(&overlays, &place);
+	o.nic = skb->ifindex;
+	sum = o.head.udp_check;
+	if (sum && !p->gso)
+		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check);
+	if (!v || !ours(&o, v) || skb->mark || o.head.length != bpf_htons(LENGTH(&h) + ROOM) ||
+	    o.head.udp_length != bpf_htons(LENGTH(&h) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h)) ||
+	    o.head.port != source_port(skb) || sum != o.head.udp_check)
+		goto no;
+	why = tracked(skb, &p->headers, &p->key, 1, &again);
+	if (why)
+		goto no;
+	o.head.tos = 0;
+	o.head.length = o.head.id = o.head.ip_check = o.head.port = o.head.udp_length = 0;
+	o.head.udp_check = o.head.udp_check ? 0xffff : 0;
+	place = place_of_outer(&o);
+	if (place)
+		believe(&f->out, p, place, again);
+	return NEXT;
+no:
+	turn_down(&f->out, why, p->at);
+	return NEXT;
+}
+
+SEC("tc")
+int arrive(struct __sk_buff *skb)
+{
+	__u32 g = generation, place;
+	struct passing *p = passing(1);
+	const struct pod *pod;
+	struct headers h;
+	struct flow *f;
+	struct key k;
+	__u16 check = 0;
+	__u64 now;
+	__u8 sum;
+	struct {
+		__u8 to[6], from[6];
+		__be16 protocol;
+		__u8 ip[IP_HLEN];
+	} head;
+	int why;
+
+	if (!p)
+		return NEXT;
+	p->stage = 0;
+	now = bpf_ktime_get_coarse_ns();
+	if (now >= alive_until) {
+		count(DEAD);
+		return NEXT;
+	}
+	why = parse(skb, &h, &check);
+	if (why) {
+		if (why == ODD_FLAGS) {
+			key_in(&k, &h);
+			bpf_map_delete_elem(&flows, &k);
+		}
+		goto slow;
+	}
+	why = MARKED;
+	if (skb->mark)
+		goto slow;
+	why = UNLIKE;
+	if (skb->pkt_type != PACKET_HOST)
+		goto slow;
+	key_in(&k, &h);
+	f = bpf_map_lookup_elem(&flows, &k);
+	why = UNKNOWN;
+	if (!f)
+		goto look;
+	why = believed(f, now);
+	if (why) {
+		if (now < f->in.not_before)
+			goto slow;
+		goto look;
+	}
+	why = ASKED;
+	if (ask(&f->in, now))
+		goto look;
+	why = UNLIKE;
+	place = f->in.place;
+	pod = bpf_map_lookup_elem(&pods, &place);
+	if (!pod || !pod->veth || unlike(&f->in, skb, &h) || !same_key(&f->key, &k))
+		goto look;
+	why = LARGE;
+	if (!mtu_fits(skb, &h))
+		goto slow;
+	why = UNSUMMED;
+	sum = summed(skb);
+	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY)
+		goto slow;
+	place = pod->veth;
+	__builtin_memcpy(head.to, pod->mac, 6);
+	__builtin_memcpy(head.from, pod->from, 6);
+	head.protocol = bpf_htons(ETH_P_IP);
+	h.ip[2] = hop(h.ip[2]);
+	__builtin_memcpy(head.ip, h.ip, IP_HLEN);
+	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0))
+		return DROP;
+	count(FAST_IN);
+	return bpf_redirect_peer(place, 0);
+look:
+	let_go(p, &h, &k, skb, now, g);
+slow:
+	count(why);
+	return NEXT;
+}
+
+SEC("tc")
+int deliver(struct __sk_buff *skb)
+{
+	struct passing *p = passing(1);
+	struct pod pod = {};
+	struct headers h;
+	struct flow *f;
+	__u32 again, place;
+	__u8 mac[12];
+	int why;
+
+	if (!p || p->stage != 1)
+		return NEXT;
+	p->stage = 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
+	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+		return NEXT;
+	if (!same(&p->headers, &h)) {
+		if (resemble(&p->headers, &h))
+			count(REWRITTEN);
+		return NEXT;
+	}
+	f = known(skb, p);
+	if (!f || p->at < f->in.not_before)
+		return NEXT;
+	why = tracked(skb, &p->headers, &p->key, 1, &again);
+	if (why) {
+		turn_down(&f->in, why, p->at);
+		return NEXT;
+	}
+	pod.veth = skb->ifindex;
+	__builtin_memcpy(pod.mac, mac, 6);
+	__builtin_memcpy(pod.from, mac + 6, 6);
+	place = place_of_pod(&pod);
+	if (place)
+		believe(&f->in, p, place, again);
+	return NEXT;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

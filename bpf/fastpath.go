@@ -1,0 +1,227 @@
+//go:build linux
+
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Fastpath are the programs of the fast path of one node, and what they know:
+// fastpath.c says where each belongs and what it does. The caller attaches them, and
+// keeps them alive by Beat.
+type Fastpath struct {
+	// Leave is for the ingress of a pod's veth on the node, Deliver for its egress.
+	Leave, Deliver *ebpf.Program
+	// Tunnel is for the egress of a VXLAN device, Arrive for its ingress.
+	Tunnel, Arrive *ebpf.Program
+	// Wire is for the egress of the NIC.
+	Wire *ebpf.Program
+
+	objects fastpathObjects
+	windows *ringbuf.Reader
+}
+
+// Reasons name what became of packets, in the order of enum why: the first two took
+// the fast path.
+var reasons = [...]string{
+	"fast-out", "fast-in", "dead", "other", "options", "fragment", "last-hop", "odd-flags", "malformed", "unsummed",
+	"marked", "unknown", "stale", "changed", "asked", "unlike", "large", "no-room",
+	"untracked", "unanswered", "translated", "helped", "window", "rewritten", "full",
+}
+
+// Flow is a connection of a pod, from the pod's end.
+type Flow struct {
+	Pod, Peer netip.AddrPort
+	// Protocol is TCP's or UDP's number.
+	Protocol uint8
+}
+
+// Overlay is what the outer packets of a VXLAN device have.
+type Overlay struct {
+	// NIC is the index of the device that they leave by.
+	NIC int
+	// Source is their IPv4 address, Port the destination port.
+	Source netip.Addr
+	Port   uint16
+	VNI    uint32
+	// MAC is the VXLAN device's own.
+	MAC net.HardwareAddr
+}
+
+// LoadFastpath loads them. They do nothing yet. An error says what the kernel lacks.
+func LoadFastpath() (*Fastpath, error) {
+	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
+	f := new(Fastpath)
+	if err := loadFastpathObjects(&f.objects, nil); err != nil {
+		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
+	}
+	o := &f.objects
+	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire
+	var err error
+	if f.windows, err = ringbuf.NewReader(o.Windows); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the fast path's connections: %w", err), o.Close())
+	}
+	return f, nil
+}
+
+// Close lets go of programs and maps, and ends Window.
+func (f *Fastpath) Close() error { return errors.Join(f.windows.Close(), f.objects.Close()) }
+
+// Beat lets the programs work until a time of CLOCK_MONOTONIC.
+func (f *Fastpath) Beat(until time.Duration) error {
+	if err := f.objects.AliveUntil.Set(uint64(until)); err != nil {
+		return fmt.Errorf("keep the fast path alive: %w", err)
+	}
+	return nil
+}
+
+// SetGeneration makes void what was seen in any other.
+func (f *Fastpath) SetGeneration(n uint32) error {
+	if err := f.objects.Generation.Set(n); err != nil {
+		return fmt.Errorf("invalidate the fast path: %w", err)
+	}
+	return nil
+}
+
+// SetNode tells the length of the longest packet that fits on all ways, and the range
+// that source ports of outer packets are from, its end left out.
+func (f *Fastpath) SetNode(mtu int, from, to uint16) error {
+	if err := errors.Join(
+		f.objects.Mtu.Set(uint32(mtu)),
+		f.objects.PortFrom.Set(uint32(from)),
+		f.objects.PortTo.Set(uint32(to)),
+	); err != nil {
+		return fmt.Errorf("tell the fast path of its node: %w", err)
+	}
+	return nil
+}
+
+// SetOverlays tells of the VXLAN devices, by index, whose packets may take the fast
+// path: these and no others.
+func (f *Fastpath) SetOverlays(all map[int]Overlay) error {
+	m := f.objects.Overlays
+	var known []uint32
+	var index uint32
+	var value fastpathOverlay
+	for i := m.Iterate(); i.Next(&index, &value); {
+		known = append(known, index)
+	}
+	for _, index := range known {
+		if _, still := all[int(index)]; !still {
+			if err := m.Delete(index); err != nil {
+				return fmt.Errorf("forget VXLAN device %d: %w", index, err)
+			}
+		}
+	}
+	for index, o := range all {
+		if err := m.Put(uint32(index), o.value()); err != nil {
+			return fmt.Errorf("tell the fast path of VXLAN device %d: %w", index, err)
+		}
+	}
+	return nil
+}
+
+// value is an overlay as the programs have it: in network order.
+func (o Overlay) value() fastpathOverlay {
+	words := func(to []uint16, from []byte) {
+		for i := range to {
+			to[i] = binary.NativeEndian.Uint16(from[2*i:])
+		}
+	}
+	v := fastpathOverlay{Nic: uint32(o.NIC)}
+	source := o.Source.As4()
+	words(v.Source[:], source[:])
+	words(v.Mac[:], o.MAC)
+	words(v.Vni[:], binary.BigEndian.AppendUint32(nil, o.VNI<<8))
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], o.Port)
+	v.Port = binary.NativeEndian.Uint16(port[:])
+	return v
+}
+
+// Window waits for a connection whose window conntrack is to stop checking, until
+// Close. The same connection may come more than once.
+func (f *Fastpath) Window() (Flow, error) {
+	r, err := f.windows.Read()
+	if err != nil {
+		return Flow{}, fmt.Errorf("wait for connections of the fast path: %w", err)
+	}
+	var k fastpathKey
+	if _, err := binary.Decode(r.RawSample, binary.NativeEndian, &k); err != nil {
+		return Flow{}, fmt.Errorf("read a connection of the fast path: %w", err)
+	}
+	return k.flow(), nil
+}
+
+func (k fastpathKey) flow() Flow {
+	address := func(ip uint32, port uint16) netip.AddrPort {
+		var raw [6]byte
+		binary.NativeEndian.PutUint32(raw[:], ip)
+		binary.NativeEndian.PutUint16(raw[4:], port)
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:4])), binary.BigEndian.Uint16(raw[4:]))
+	}
+	return Flow{Pod: address(k.Pod, k.PodPort), Peer: address(k.Peer, k.PeerPort), Protocol: k.Protocol}
+}
+
+// Flows are the connections that are known, and when each was last seen to be let
+// through, the later of both ways (CLOCK_MONOTONIC; 0 if it has not been).
+func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
+	all := make(map[Flow]time.Duration)
+	var k fastpathKey
+	var v fastpathFlow
+	i := f.objects.Flows.Iterate()
+	for i.Next(&k, &v) {
+		all[k.flow()] = time.Duration(max(v.Out.Seen, v.In.Seen))
+	}
+	// One that changes all the time is not read to its end; what was read is true.
+	if err := i.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	return all, nil
+}
+
+// Forget takes a connection out.
+func (f *Fastpath) Forget(flow Flow) error {
+	if err := f.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget a connection of the fast path: %w", err)
+	}
+	return nil
+}
+
+func (f Flow) key() fastpathKey {
+	half := func(a netip.AddrPort) (uint32, uint16) {
+		ip := a.Addr().As4()
+		port := binary.BigEndian.AppendUint16(nil, a.Port())
+		return binary.NativeEndian.Uint32(ip[:]), binary.NativeEndian.Uint16(port)
+	}
+	k := fastpathKey{Protocol: f.Protocol}
+	k.Pod, k.PodPort = half(f.Pod)
+	k.Peer, k.PeerPort = half(f.Peer)
+	return k
+}
+
+// Counts tells what became of packets, by reason: "fast-out" and "fast-in" took the
+// fast path, all others say why not. A packet can count twice: as one that was let go
+// to see, and as what was found then.
+func (f *Fastpath) Counts() (map[string]uint64, error) {
+	counts := make(map[string]uint64, len(reasons))
+	for why, name := range reasons {
+		var each []uint64
+		if err := f.objects.Whys.Lookup(uint32(why), &each); err != nil {
+			return nil, fmt.Errorf("read counters of the fast path: %w", err)
+		}
+		for _, n := range each {
+			counts[name] += n
+		}
+	}
+	return counts, nil
+}

@@ -1,0 +1,211 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/bpf"
+)
+
+// overhead of VXLAN over IPv4 (RFC 7348, section 5).
+const overhead = 50
+
+// node is what the fast path has to know of one.
+type node struct {
+	overlays    map[int]bpf.Overlay
+	nics, veths []int
+	names       map[int]string
+	// mtu is that of the narrowest device on any way.
+	mtu int
+	// ports is the range of source ports, the end left out.
+	ports [2]uint16
+	// refused says which devices are not understood, and why.
+	refused []string
+}
+
+// attachments are the programs of each device, those that see a packet last first.
+func (n node) attachments() []attachment {
+	var all []attachment
+	add := func(device int, programs ...string) {
+		for _, p := range programs {
+			all = append(all, attachment{device, p})
+		}
+	}
+	for _, device := range n.nics {
+		add(device, "wire")
+	}
+	for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
+		add(device, "tunnel", "arrive")
+	}
+	for _, device := range n.veths {
+		add(device, "deliver", "leave")
+	}
+	return all
+}
+
+// look finds out what a node's devices are, in the calling thread's network namespace,
+// whose h is.
+func look(h *netlink.Handle) (node, error) {
+	links, err := dump("links", h.LinkList)
+	if err != nil {
+		return node{}, err
+	}
+	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return node{}, err
+	}
+	qdiscs, err := dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
+	if err != nil {
+		return node{}, err
+	}
+	var low, high uint16
+	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
+		return node{}, err
+	}
+	var pathMTU int
+	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
+		return node{}, err
+	}
+	n := understand(links, routes, qdiscs)
+	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
+	n.ports = [2]uint16{low, high}
+	if pathMTU != 0 {
+		n.overlays, n.nics, n.veths = nil, nil, nil
+		n.refused = append(n.refused, "all devices: net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own")
+	}
+	return n, nil
+}
+
+// scan reads numbers of a sysctl.
+func scan(key string, to ...any) error {
+	b, err := os.ReadFile("/proc/sys/" + key)
+	if err == nil {
+		_, err = fmt.Sscan(string(b), to...)
+	}
+	if err != nil {
+		return fmt.Errorf("read sysctl %s: %w", key, err)
+	}
+	return nil
+}
+
+// dump repeats a listing that changed under the kernel's hands.
+func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
+	for tries := 1; ; tries++ {
+		all, err := list()
+		if err == nil {
+			return all, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || tries == 10 {
+			return nil, fmt.Errorf("list %s: %w", what, err)
+		}
+	}
+}
+
+// understand sorts out what devices are for.
+func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc) node {
+	n := node{overlays: make(map[int]bpf.Overlay), names: make(map[int]string)}
+	byIndex := make(map[int]netlink.Link)
+	for _, l := range links {
+		byIndex[l.Attrs().Index] = l
+		n.names[l.Attrs().Index] = l.Attrs().Name
+	}
+	refuse := func(l netlink.Link, format string, args ...any) {
+		n.refused = append(n.refused, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
+	}
+	narrow := func(mtu int) {
+		if n.mtu == 0 || mtu < n.mtu {
+			n.mtu = mtu
+		}
+	}
+	for _, l := range links {
+		v, ok := l.(*netlink.Vxlan)
+		if !ok {
+			continue
+		}
+		nic := byIndex[v.VtepDevIndex]
+		if why := odd(v, nic, routes); why != "" {
+			refuse(l, "%s", why)
+			continue
+		}
+		source, _ := netip.AddrFromSlice(v.SrcAddr)
+		n.overlays[v.Index] = bpf.Overlay{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		if !slices.Contains(n.nics, v.VtepDevIndex) {
+			n.nics = append(n.nics, v.VtepDevIndex)
+		}
+		narrow(v.MTU)
+		narrow(nic.Attrs().MTU - overhead)
+	}
+	if len(n.overlays) == 0 {
+		return n
+	}
+	shaped := make(map[int]string)
+	for _, q := range qdiscs {
+		if t := q.Type(); t != "noqueue" && t != "clsact" && t != "ingress" {
+			shaped[q.Attrs().LinkIndex] = t
+		}
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		if l.Type() != "veth" || a.NetNsID < 0 || slices.Contains(n.nics, a.Index) {
+			continue
+		}
+		if q := shaped[a.Index]; q != "" {
+			refuse(l, "it has a queue (%s), which packets would jump", q)
+			continue
+		}
+		n.veths = append(n.veths, a.Index)
+		narrow(a.MTU)
+		if master := byIndex[a.MasterIndex]; master != nil {
+			narrow(master.Attrs().MTU)
+		}
+	}
+	return n
+}
+
+// odd says what is odd about a VXLAN device, if anything: the programs write what
+// flannel's and Calico's write.
+func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route) string {
+	switch {
+	case v.FlowBased:
+		return "each packet brings its own tunnel (external)"
+	case len(v.Group) > 0 && !v.Group.IsUnspecified():
+		return "it has a default destination or a multicast group"
+	case v.SrcAddr.To4() == nil:
+		return "it does not say which IPv4 address it sends from"
+	case nic == nil:
+		return "it does not say which device it sends by"
+	case nic.Attrs().Flags&net.FlagUp == 0 || v.Flags&net.FlagUp == 0:
+		return "it, or the device that it sends by, is down"
+	case v.Learning:
+		return "it learns where addresses are from packets"
+	case v.TOS != 0:
+		return "it sets a type of service"
+	case v.TTL != 0:
+		return "it sets a hop limit"
+	case v.GBP:
+		return "it carries a group policy"
+	case v.PortLow != 0 || v.PortHigh != 0:
+		return "it has a range of source ports of its own"
+	case len(v.HardwareAddr) != 6:
+		return "it has no Ethernet address"
+	}
+	for _, r := range routes {
+		if r.LinkIndex == v.Index && r.MTU != 0 {
+			return fmt.Sprintf("the route to %s has an MTU of its own", r.Dst)
+		}
+	}
+	if strings.HasPrefix(nic.Type(), "vxlan") {
+		return "it sends by another overlay"
+	}
+	return ""
+}

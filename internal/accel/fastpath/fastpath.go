@@ -1,0 +1,387 @@
+//go:build linux
+
+// Package fastpath lets packets of pods' established connections over a VXLAN overlay
+// past the bridge, routing and netfilter of a node, and keeps that safe: it finds the
+// devices, attaches the programs of bpf/fastpath.c to them, follows what changes, and
+// is the heart without whose beat the programs do nothing.
+//
+// Which packet goes where is the programs' business; what an accelerator is, and when
+// one is applied, that of internal/accel. docs/fastpath.md tells the path of a packet.
+//
+// Nothing of it outlives the process: programs, maps and attachments go with it, and
+// there is nothing to put back. What does stay is with connections that are open then:
+// conntrack goes on not to check their window, as it has missed too much of them.
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/bpf"
+)
+
+// Life is how long the programs work on without a beat.
+const Life = 2 * time.Second
+
+const (
+	beat = Life / 4
+	// forgetAfter is how many beats a connection may be idle until it is forgotten.
+	forgetAfter = 20
+)
+
+// Hook is a program at a device.
+type Hook struct {
+	Device string
+	// Program is its name in bpf/fastpath.c.
+	Program string
+}
+
+// Fastpath is the fast path of one node, from Start to Close.
+type Fastpath struct {
+	log      *slog.Logger
+	programs *bpf.Fastpath
+	ns       netns.NsHandle
+	links    *netlink.Handle
+	changes  *changes
+
+	quit, resync chan struct{}
+	running      sync.WaitGroup
+
+	// mu guards what follows.
+	mu       sync.Mutex
+	attached map[attachment]link.Link
+	names    map[int]string
+	refused  []string
+}
+
+type attachment struct {
+	device  int
+	program string
+}
+
+// Start makes the fast path of a network namespace, which stays open until Close, with
+// the devices that are there and those that come later. What it does not understand
+// stays as it is: see Refused. It fails where the kernel lacks something.
+func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
+	f = &Fastpath{
+		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1),
+		attached: make(map[attachment]link.Link), names: make(map[int]string),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start the fast path: %w", err), f.Close())
+			f = nil
+		}
+	}()
+	if f.programs, err = bpf.LoadFastpath(); err != nil {
+		return f, err
+	}
+	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+		return f, fmt.Errorf("open netlink: %w", err)
+	}
+	// Heard before looked at, so that nothing is missed between.
+	if f.changes, err = listen(ns, f.changed); err != nil {
+		return f, err
+	}
+	started := make(chan error, 1)
+	f.running.Add(2)
+	go f.run(started)
+	go f.followWindows()
+	return f, <-started
+}
+
+// Plan tells what Start would attach where.
+func Plan(ns netns.NsHandle) (all []Hook, err error) {
+	err = inside(ns, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+		defer h.Close()
+		n, err := look(h)
+		for _, a := range n.attachments() {
+			all = append(all, Hook{n.names[a.device], a.program})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("plan the fast path: %w", err)
+	}
+	return all, nil
+}
+
+// Close takes the programs off. It is safe on what Start did not finish.
+func (f *Fastpath) Close() error {
+	close(f.quit)
+	var errs []error
+	if f.changes != nil {
+		f.changes.close()
+	}
+	f.mu.Lock()
+	for at, l := range f.attached {
+		errs = append(errs, l.Close())
+		delete(f.attached, at)
+	}
+	f.mu.Unlock()
+	if f.programs != nil {
+		errs = append(errs, f.letGo(), f.programs.Close())
+	}
+	f.running.Wait()
+	if f.links != nil {
+		f.links.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// letGo prepares connections for the slow path alone: what conntrack believes of their
+// resets is out of date.
+func (f *Fastpath) letGo() error {
+	flows, err := f.programs.Flows()
+	if err != nil {
+		return err
+	}
+	return inside(f.ns, func() error {
+		for flow := range flows {
+			if err := relax(flow); err != nil {
+				f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
+			}
+		}
+		return nil
+	})
+}
+
+// Counts tells what became of packets: see bpf.Fastpath.
+func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
+
+// Hooks are where programs are attached now.
+func (f *Fastpath) Hooks() []Hook {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []Hook
+	for at := range f.attached {
+		all = append(all, Hook{f.names[at.device], at.program})
+	}
+	slices.SortFunc(all, func(a, b Hook) int {
+		return strings.Compare(a.Device+" "+a.Program, b.Device+" "+b.Program)
+	})
+	return all
+}
+
+// Refused says, a sentence each, which devices are left to the slow path, and why.
+func (f *Fastpath) Refused() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.refused)
+}
+
+// changed is called for what the kernel announces.
+func (f *Fastpath) changed(generation uint32, devices bool) {
+	if err := f.programs.SetGeneration(generation); err != nil {
+		f.log.Error("invalidate the fast path", "error", err)
+	}
+	if devices {
+		select {
+		case f.resync <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run beats, and keeps the devices in step. It has a thread of its own in the network
+// namespace, as programs are attached to a device of the thread's. If anything in here
+// hangs, the beat stops, and with it the fast path.
+func (f *Fastpath) run(started chan<- error) {
+	defer f.running.Done()
+	// Never unlocked: the thread ends with the goroutine.
+	runtime.LockOSThread()
+	err := netns.Set(f.ns)
+	if err == nil {
+		err = f.sync()
+	}
+	if err == nil {
+		err = f.beat()
+	}
+	started <- err
+	if err != nil {
+		return
+	}
+	ticker := time.NewTicker(beat)
+	defer ticker.Stop()
+	idle := make(map[bpf.Flow]idleness)
+	for n := 1; ; n++ {
+		select {
+		case <-f.quit:
+			return
+		case <-f.resync:
+			if err := f.sync(); err != nil {
+				f.log.Warn("keep devices of the fast path in step", "error", err)
+				// What is not known is not to be used.
+				if err := f.programs.SetOverlays(nil); err != nil {
+					f.log.Error("take back VXLAN devices from the fast path", "error", err)
+				}
+			}
+		case <-ticker.C:
+			if err := f.beat(); err != nil {
+				f.log.Error("keep the fast path alive", "error", err)
+			}
+			if n%8 == 0 {
+				if err := f.forget(idle); err != nil {
+					f.log.Warn("forget connections of the fast path", "error", err)
+				}
+			}
+		}
+	}
+}
+
+func (f *Fastpath) beat() error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	return f.programs.Beat(time.Duration(now.Nano()) + Life)
+}
+
+// idleness is since when a connection has not been seen.
+type idleness struct {
+	seen  time.Duration
+	since time.Time
+}
+
+// forget takes out connections that have been idle for a while, so that there is room.
+// They are looked up no more by then but by their next packet, which becomes known anew.
+func (f *Fastpath) forget(idle map[bpf.Flow]idleness) error {
+	flows, err := f.programs.Flows()
+	if err != nil {
+		return err
+	}
+	for flow := range idle {
+		if _, known := flows[flow]; !known {
+			delete(idle, flow)
+		}
+	}
+	now := time.Now()
+	for flow, seen := range flows {
+		last, known := idle[flow]
+		if !known || last.seen != seen {
+			idle[flow] = idleness{seen, now}
+			continue
+		}
+		if now.Sub(last.since) > forgetAfter*beat {
+			delete(idle, flow)
+			if err := f.programs.Forget(flow); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// followWindows has conntrack stop checking the windows of connections that are about to
+// take the fast path.
+func (f *Fastpath) followWindows() {
+	defer f.running.Done()
+	runtime.LockOSThread() // as in run
+	if err := netns.Set(f.ns); err != nil {
+		f.log.Error("follow connections of the fast path", "error", err)
+		return
+	}
+	for {
+		flow, err := f.programs.Window()
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return
+		}
+		if err == nil {
+			err = relax(flow)
+		}
+		if err != nil {
+			f.log.Warn("tell conntrack of a connection", "connection", flow, "error", err)
+		}
+	}
+}
+
+// sync attaches the programs to the devices that are there, and tells them of these.
+func (f *Fastpath) sync() error {
+	node, err := look(f.links)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-f.quit:
+		return nil // what is attached now would stay
+	default:
+	}
+	if !slices.Equal(node.refused, f.refused) {
+		for _, r := range node.refused {
+			f.log.Info("not on the fast path: " + r)
+		}
+	}
+	f.refused = node.refused
+	if err := errors.Join(f.programs.SetOverlays(node.overlays), f.programs.SetNode(node.mtu, node.ports[0], node.ports[1])); err != nil {
+		return err
+	}
+	type hook struct {
+		program *ebpf.Program
+		at      ebpf.AttachType
+	}
+	hooks := map[string]hook{
+		"wire":    {f.programs.Wire, ebpf.AttachTCXEgress},
+		"tunnel":  {f.programs.Tunnel, ebpf.AttachTCXEgress},
+		"arrive":  {f.programs.Arrive, ebpf.AttachTCXIngress},
+		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
+		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
+	}
+	want := node.attachments()
+	var errs []error
+	for a, l := range f.attached {
+		if !slices.Contains(want, a) {
+			errs = append(errs, l.Close())
+			delete(f.attached, a)
+		}
+	}
+	f.names = node.names
+	for _, a := range want {
+		if f.attached[a] != nil {
+			continue
+		}
+		h := hooks[a.program]
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: h.at})
+		if errors.Is(err, unix.ENODEV) {
+			continue // it went; a change will tell
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("attach %s to %s: %w", a.program, node.names[a.device], err))
+			continue
+		}
+		f.attached[a] = l
+	}
+	return errors.Join(errs...)
+}
+
+// inside runs fn in a network namespace, on this thread.
+func inside(ns netns.NsHandle, fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // as in run
+		err := netns.Set(ns)
+		if err == nil {
+			err = fn()
+		}
+		done <- err
+	}()
+	return <-done
+}
