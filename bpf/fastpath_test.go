@@ -3,27 +3,347 @@
 package bpf
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
-func TestFastpathLoads(t *testing.T) {
+// Ends of the connection that is known in these tests.
+var (
+	knownPod  = netip.MustParseAddrPort("10.244.0.2:40000")
+	knownPeer = netip.MustParseAddrPort("10.244.1.2:5000")
+	knownMAC  = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	gateway   = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+)
+
+const (
+	tcpACK, tcpSYN, tcpFIN, tcpRST, tcpURG = 0x10, 0x02, 0x01, 0x04, 0x20
+	lo                                     = 1 // the device of prog.Run
+)
+
+func loadForTest(t *testing.T) *Fastpath {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	f, err := LoadFastpath()
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		t.Logf("%+v", verifier)
+	}
 	if err != nil {
-		var ve *ebpf.VerifierError
-		if errors.As(err, &ve) {
-			t.Logf("%+v", ve)
-		}
 		t.Fatal(err)
 	}
-	defer f.Close()
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func monotonic(t *testing.T) time.Duration {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(now.Nano())
+}
+
+// know has the connection on the fast path, as wire and deliver would, of a protocol.
+func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)) {
+	t.Helper()
+	now := monotonic(t)
+	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
+		t.Fatal(err)
+	}
+	flow := Flow{knownPod, knownPeer, protocol}
+	var v fastpathFlow
+	v.Key = flow.key()
+	v.Out.Seen, v.In.Seen = uint64(now), uint64(now)
+	v.Out.Again, v.In.Again = 500e6, 500e6
+	v.Out.Generation, v.In.Generation = 7, 7
+	v.Out.Device, v.In.Device = lo, lo
+	v.Out.Place, v.In.Place = 1, 1
+	v.Out.Ttl, v.In.Ttl = 64, 64
+	if change != nil {
+		change(&v)
+	}
+	outer := fastpathOuter{Nic: lo}
+	pod := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
+	if err := errors.Join(
+		f.objects.Flows.Put(flow.key(), v),
+		f.objects.Outers.Put(uint32(1), outer),
+		f.objects.fastpathMaps.Pods.Put(uint32(1), pod),
+	); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// packet is one of TCP or UDP, and what is odd about it.
+type packet struct {
+	to, from          net.HardwareAddr
+	source, target    netip.AddrPort
+	protocol          uint8
+	tos, ttl, flags   byte
+	fragment          uint16
+	options           int
+	payload, trailing int
+	udpLength         int
+}
+
+func outPacket(protocol uint8) packet {
+	return packet{to: gateway, from: knownMAC, source: knownPod, target: knownPeer, protocol: protocol, ttl: 64, flags: tcpACK, fragment: 0x4000, payload: 100}
+}
+
+// in is one that comes: to the Ethernet address of the device of prog.Run.
+func inPacket(protocol uint8) packet {
+	p := outPacket(protocol)
+	p.to, p.from = make(net.HardwareAddr, 6), gateway
+	p.source, p.target = knownPeer, knownPod
+	return p
+}
+
+func (p packet) bytes() []byte {
+	l4 := 8
+	if p.protocol == unix.IPPROTO_TCP {
+		l4 = 20
+	}
+	b := append(slices.Concat(p.to, p.from), 0x08, 0x00)
+	header := make([]byte, 20+p.options)
+	header[0], header[1] = 0x40|byte(len(header)/4), p.tos
+	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+l4+p.payload))
+	binary.BigEndian.PutUint16(header[4:], 4711)
+	binary.BigEndian.PutUint16(header[6:], p.fragment)
+	header[8], header[9] = p.ttl, p.protocol
+	copy(header[12:], p.source.Addr().AsSlice())
+	copy(header[16:], p.target.Addr().AsSlice())
+	binary.BigEndian.PutUint16(header[10:], ^sum16(0, header))
+	b = append(b, header...)
+	b = binary.BigEndian.AppendUint16(b, p.source.Port())
+	b = binary.BigEndian.AppendUint16(b, p.target.Port())
+	if l4 == 20 {
+		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.flags, 1, 0, 0, 0, 0, 0)
+	} else {
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.payload+p.udpLength))
+		b = append(b, 0, 0)
+	}
+	return append(b, make([]byte, p.payload+p.trailing)...) // trailing may be less than none
+}
+
+// sum16 is the Internet checksum before its complement (RFC 1071).
+func sum16(sum uint32, b []byte) uint16 {
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	if len(b)%2 == 1 {
+		sum += uint32(b[len(b)-1]) << 8
+	}
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// run has a program see a packet, and tells what it counted. The packet is to go on as
+// it came.
+func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint32) string {
+	t.Helper()
+	before, err := f.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(b)+256)
+	skb := make([]byte, 192)
+	binary.NativeEndian.PutUint32(skb[8:], mark) // struct __sk_buff
+	opts := ebpf.RunOptions{Data: b, DataOut: got, Context: skb}
+	code, err := program.Run(&opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int32(code) != -1 {
+		t.Errorf("the program returns %d, want -1: on to the kernel", int32(code))
+	}
+	if !bytes.Equal(opts.DataOut, b) {
+		t.Errorf("the packet was changed\nfrom %x\nto   %x", b, opts.DataOut)
+	}
+	after, err := f.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var why []string
+	for name, n := range after {
+		for range n - before[name] {
+			why = append(why, name)
+		}
+	}
+	slices.Sort(why)
+	return fmt.Sprint(why)
+}
+
+// TestOdd has each odd packet go on as it came, for the reason that it is odd, beside one
+// that is not odd. That one ends at the last question: prog.Run has no packet whose
+// checksum a device vouches for.
+func TestOdd(t *testing.T) {
+	f := loadForTest(t)
 	if n := f.objects.Whys.MaxEntries(); len(reasons) != int(n) {
 		t.Fatalf("there are names for %d reasons, want %d", len(reasons), n)
+	}
+	type test struct {
+		name string
+		odd  func(*packet)
+		mark uint32
+		flow func(*fastpathFlow)
+		want string
+	}
+	both := []test{
+		{name: "nothing odd", want: "unsummed"},
+		{name: "congestion", odd: func(p *packet) { p.tos = 3 }, want: "unsummed"},
+		{name: "push", odd: func(p *packet) { p.flags |= 0x08 }, want: "unsummed"},
+		{name: "no don't-fragment", odd: func(p *packet) { p.fragment = 0 }, want: "unsummed"},
+		{name: "options", odd: func(p *packet) { p.options = 4 }, want: "options"},
+		{name: "first fragment", odd: func(p *packet) { p.fragment = 0x2000 }, want: "fragment"},
+		{name: "last fragment", odd: func(p *packet) { p.fragment = 1 }, want: "fragment"},
+		{name: "evil", odd: func(p *packet) { p.fragment = 0x8000 }, want: "fragment"},
+		{name: "last hop", odd: func(p *packet) { p.ttl = 1 }, want: "last-hop"},
+		{name: "no hop", odd: func(p *packet) { p.ttl = 0 }, want: "last-hop"},
+		{name: "other hops", odd: func(p *packet) { p.ttl = 63 }, want: "unlike"},
+		{name: "other service", odd: func(p *packet) { p.tos = 0x28 }, want: "unlike"},
+		{name: "too large", odd: func(p *packet) { p.payload = 1500 }, want: "large"},
+		{name: "something behind", odd: func(p *packet) { p.trailing = 4 }, want: "malformed"},
+		{name: "too short", odd: func(p *packet) { p.trailing = -4 }, want: "malformed"},
+		{name: "marked", mark: 1, want: "marked"},
+		{name: "ICMP", odd: func(p *packet) { p.protocol = unix.IPPROTO_ICMP }, want: "other"},
+		{name: "other port", odd: func(p *packet) {
+			p.source = netip.AddrPortFrom(p.source.Addr(), 1)
+		}, want: "unknown"},
+		{name: "multicast", odd: func(p *packet) {
+			p.target = netip.AddrPortFrom(netip.MustParseAddr("224.0.0.5"), p.target.Port())
+		}, want: "unknown"},
+		{name: "not seen out", flow: func(v *fastpathFlow) { v.Out.Seen = 0 }, want: "stale"},
+		{name: "not seen in", flow: func(v *fastpathFlow) { v.In.Seen = 0 }, want: "stale"},
+		{name: "seen long ago out", flow: func(v *fastpathFlow) { v.Out.Seen -= 1e9 }, want: "stale"},
+		{name: "seen long ago in", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }, want: "stale"},
+		{name: "changed out", flow: func(v *fastpathFlow) { v.Out.Generation-- }, want: "changed"},
+		{name: "changed in", flow: func(v *fastpathFlow) { v.In.Generation-- }, want: "changed"},
+		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
+		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
+		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Place, v.In.Place = 2, 2 }, want: "unlike"},
+		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "unlike"},
+	}
+	tcp := []test{
+		{name: "open", odd: func(p *packet) { p.flags = tcpSYN }, want: "odd-flags"},
+		{name: "opened", odd: func(p *packet) { p.flags |= tcpSYN }, want: "odd-flags"},
+		{name: "close", odd: func(p *packet) { p.flags |= tcpFIN }, want: "odd-flags"},
+		{name: "reset", odd: func(p *packet) { p.flags |= tcpRST }, want: "odd-flags"},
+		{name: "urgent", odd: func(p *packet) { p.flags |= tcpURG }, want: "odd-flags"},
+		{name: "no flags", odd: func(p *packet) { p.flags = 0 }, want: "odd-flags"},
+	}
+	udp := []test{
+		{name: "longer than it is", odd: func(p *packet) { p.udpLength = 1 }, want: "malformed"},
+		{name: "shorter than it is", odd: func(p *packet) { p.udpLength = -1 }, want: "malformed"},
+	}
+	for _, way := range []struct {
+		name    string
+		program *ebpf.Program
+		base    func(uint8) packet
+		own     []test
+	}{
+		{"leave", f.Leave, outPacket, []test{
+			{name: "past the gateway", odd: func(p *packet) { p.to = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+			{name: "in another's name", odd: func(p *packet) { p.from = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+		}},
+		{"arrive", f.Arrive, inPacket, []test{
+			{name: "to another host", odd: func(p *packet) { p.to = gateway }, want: "unlike"},
+		}},
+	} {
+		for _, of := range []struct {
+			name     string
+			protocol uint8
+			own      []test
+		}{{"TCP", unix.IPPROTO_TCP, tcp}, {"UDP", unix.IPPROTO_UDP, udp}} {
+			for _, tt := range slices.Concat(both, way.own, of.own) {
+				t.Run(way.name+" "+of.name+" "+tt.name, func(t *testing.T) {
+					f.know(t, of.protocol, tt.flow)
+					p := way.base(of.protocol)
+					if tt.odd != nil {
+						tt.odd(&p)
+					}
+					if got := f.run(t, way.program, p.bytes(), tt.mark); got != "["+tt.want+"]" {
+						t.Errorf("counted %s, want [%s]", got, tt.want)
+					}
+				})
+			}
+			t.Run(way.name+" "+of.name+" wrong sum", func(t *testing.T) {
+				f.know(t, of.protocol, nil)
+				b := way.base(of.protocol).bytes()
+				b[24]++
+				if got := f.run(t, way.program, b, 0); got != "[malformed]" {
+					t.Errorf("counted %s, want [malformed]", got)
+				}
+			})
+			t.Run(way.name+" "+of.name+" nobody alive", func(t *testing.T) {
+				f.know(t, of.protocol, nil)
+				if err := f.Beat(monotonic(t)); err != nil {
+					t.Fatal(err)
+				}
+				if got := f.run(t, way.program, way.base(of.protocol).bytes(), 0); got != "[dead]" {
+					t.Errorf("counted %s, want [dead]", got)
+				}
+			})
+		}
+	}
+}
+
+// TestCloseForgets has a connection that closes be unknown from then on.
+func TestCloseForgets(t *testing.T) {
+	f := loadForTest(t)
+	for name, program := range map[string]*ebpf.Program{"leave": f.Leave, "arrive": f.Arrive} {
+		for _, flag := range []byte{tcpFIN, tcpRST, tcpSYN} {
+			f.know(t, unix.IPPROTO_TCP, nil)
+			p := outPacket(unix.IPPROTO_TCP)
+			if name == "arrive" {
+				p = inPacket(unix.IPPROTO_TCP)
+			}
+			p.flags |= flag
+			f.run(t, program, p.bytes(), 0)
+			flows, err := f.Flows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(flows) != 0 {
+				t.Errorf("%s, flag %#x: %v is known", name, flag, slices.Collect(maps.Keys(flows)))
+			}
+		}
+	}
+}
+
+// TestFlows has what is known told by its ends, and forgotten by them.
+func TestFlows(t *testing.T) {
+	f := loadForTest(t)
+	f.know(t, unix.IPPROTO_UDP, nil)
+	want := Flow{knownPod, knownPeer, unix.IPPROTO_UDP}
+	flows, err := f.Flows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := flows[want]; !ok || len(flows) != 1 {
+		t.Errorf("known are %v, want %v", flows, want)
+	}
+	for range 2 { // that it is gone already is no error
+		if err := f.Forget(want); err != nil {
+			t.Error(err)
+		}
+	}
+	if flows, err = f.Flows(); err != nil || len(flows) != 0 {
+		t.Errorf("known are %v, error %v", flows, err)
 	}
 }

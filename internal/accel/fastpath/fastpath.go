@@ -97,15 +97,22 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 		return f, err
 	}
 	started := make(chan error, 1)
-	f.running.Add(2)
-	go f.run(started)
-	go f.followWindows()
+	f.running.Go(func() {
+		if err := within(ns, func() error { return f.run(started) }); err != nil {
+			started <- err
+		}
+	})
+	f.running.Go(func() {
+		if err := within(ns, f.followWindows); err != nil {
+			log.Error("follow connections of the fast path", "error", err)
+		}
+	})
 	return f, <-started
 }
 
 // Plan tells what Start would attach where.
 func Plan(ns netns.NsHandle) (all []Hook, err error) {
-	err = inside(ns, func() error {
+	err = within(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("open netlink: %w", err)
@@ -153,7 +160,7 @@ func (f *Fastpath) letGo() error {
 	if err != nil {
 		return err
 	}
-	return inside(f.ns, func() error {
+	return within(f.ns, func() error {
 		for flow := range flows {
 			if err := relax(flow); err != nil {
 				f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
@@ -200,31 +207,25 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 	}
 }
 
-// run beats, and keeps the devices in step. It has a thread of its own in the network
-// namespace, as programs are attached to a device of the thread's. If anything in here
-// hangs, the beat stops, and with it the fast path.
-func (f *Fastpath) run(started chan<- error) {
-	defer f.running.Done()
-	// Never unlocked: the thread ends with the goroutine.
-	runtime.LockOSThread()
-	err := netns.Set(f.ns)
-	if err == nil {
-		err = f.sync()
-	}
+// run beats, and keeps the devices in step. Its thread is in the network namespace, as
+// programs are attached to a device of the thread's. If anything in here hangs, the beat
+// stops, and with it the fast path. It fails only before it says that it has started.
+func (f *Fastpath) run(started chan<- error) error {
+	err := f.sync()
 	if err == nil {
 		err = f.beat()
 	}
-	started <- err
 	if err != nil {
-		return
+		return err
 	}
+	started <- nil
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
 	idle := make(map[bpf.Flow]idleness)
 	for n := 1; ; n++ {
 		select {
 		case <-f.quit:
-			return
+			return nil
 		case <-f.resync:
 			if err := f.sync(); err != nil {
 				f.log.Warn("keep devices of the fast path in step", "error", err)
@@ -291,17 +292,11 @@ func (f *Fastpath) forget(idle map[bpf.Flow]idleness) error {
 
 // followWindows has conntrack stop checking the windows of connections that are about to
 // take the fast path.
-func (f *Fastpath) followWindows() {
-	defer f.running.Done()
-	runtime.LockOSThread() // as in run
-	if err := netns.Set(f.ns); err != nil {
-		f.log.Error("follow connections of the fast path", "error", err)
-		return
-	}
+func (f *Fastpath) followWindows() error {
 	for {
 		flow, err := f.programs.Window()
 		if errors.Is(err, ringbuf.ErrClosed) {
-			return
+			return nil
 		}
 		if err == nil {
 			err = relax(flow)
@@ -372,14 +367,28 @@ func (f *Fastpath) sync() error {
 	return errors.Join(errs...)
 }
 
-// inside runs fn in a network namespace, on this thread.
-func inside(ns netns.NsHandle, fn func() error) error {
+// within runs fn on a thread that is in a network namespace. One that does not find back
+// is not used again.
+func within(ns netns.NsHandle, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // as in run
-		err := netns.Set(ns)
-		if err == nil {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("open this network namespace: %w", err)
+			return
+		}
+		defer home.Close()
+		if err = netns.Set(ns); err != nil {
+			err = fmt.Errorf("enter a network namespace: %w", err)
+		} else {
 			err = fn()
+		}
+		if back := netns.Set(home); back != nil {
+			err = errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
+		} else {
+			runtime.UnlockOSThread()
 		}
 		done <- err
 	}()

@@ -1,0 +1,653 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/target/lab"
+)
+
+// childHolds has this binary hold the fast path of its network namespace until its input
+// ends.
+const childHolds = "SLIPSTREAM_TEST_FASTPATH"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childHolds) == "" {
+		os.Exit(m.Run())
+	}
+	ns, err := netns.Get()
+	if err == nil {
+		_, err = fastpath.Start(ns, slog.Default())
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("holds")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+const patience = 20 * time.Second
+
+// world is a lab of two nodes with two pods each, and the fast paths of the nodes.
+type world struct {
+	*testing.T
+	name  string
+	paths [2]*fastpath.Fastpath
+}
+
+func newWorld(t *testing.T, shape, offload string) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13]}
+	l, err := lab.Up(t.Context(), lab.Config{
+		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500},
+	}, lab.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Down(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// ns opens the namespace of "n0", "n0p1", "sw".
+func (w *world) ns(place string) netns.NsHandle {
+	w.Helper()
+	ns, err := netns.GetFromName("slip-" + w.name + "-" + place)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return ns
+}
+
+func (w *world) in(place string, f func() error) {
+	w.Helper()
+	ns := w.ns(place)
+	defer ns.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err == nil {
+			defer home.Close()
+			if err = netns.Set(ns); err == nil {
+				err = f()
+			}
+			if err := netns.Set(home); err != nil {
+				panic(err)
+			}
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		w.Fatalf("in %s: %v", place, err)
+	}
+}
+
+// start has the nodes' fast paths begin, until the test ends or stop.
+func (w *world) start() {
+	w.Helper()
+	for i := range w.paths {
+		ns := w.ns(fmt.Sprintf("n%d", i))
+		f, err := fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil)))
+		if err != nil {
+			w.Fatal(err)
+		}
+		w.paths[i] = f
+		w.Cleanup(func() { w.stop(i); ns.Close() })
+	}
+}
+
+func (w *world) stop(i int) {
+	w.Helper()
+	if w.paths[i] == nil {
+		return
+	}
+	if err := w.paths[i].Close(); err != nil {
+		w.Error(err)
+	}
+	w.paths[i] = nil
+}
+
+func (w *world) counts(node int) map[string]uint64 {
+	w.Helper()
+	counts, err := w.paths[node].Counts()
+	if err != nil {
+		w.Fatal(err)
+	}
+	return counts
+}
+
+// eventually waits until a condition holds, which step may bring about.
+func (w *world) eventually(what string, step func(), holds func() bool) {
+	w.Helper()
+	for begin := time.Now(); !holds(); {
+		if time.Since(begin) > patience {
+			for i, p := range w.paths {
+				if p != nil {
+					w.Logf("node%d: %v, refused %q", i, w.counts(i), p.Refused())
+				}
+			}
+			w.Fatalf("%s: not after %s", what, patience)
+		}
+		step()
+	}
+}
+
+func pod(node, n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(n + 2)}) }
+
+// echo is a connection from node0/pod0 to node1/pod0, where all comes back.
+type echo struct {
+	net.Conn
+	far net.Conn
+}
+
+func (w *world) connect() echo {
+	w.Helper()
+	var e echo
+	var listener net.Listener
+	w.in("n1p0", func() (err error) {
+		listener, err = net.Listen("tcp4", ":0")
+		return err
+	})
+	defer listener.Close()
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	w.in("n0p0", func() (err error) {
+		e.Conn, err = net.DialTimeout("tcp4", net.JoinHostPort(pod(1, 0).String(), port), patience)
+		return err
+	})
+	var err error
+	if e.far, err = listener.Accept(); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { e.Close(); e.far.Close() })
+	return e
+}
+
+// back has the far end send back what comes.
+func (e echo) back() echo {
+	go func() { _, _ = io.Copy(e.far, e.far) }()
+	return e
+}
+
+// trip sends a message and waits for it.
+func (e echo) trip(wait time.Duration) error {
+	var message, got [64]byte
+	binary.NativeEndian.PutUint64(message[:], uint64(time.Now().UnixNano()))
+	if err := e.SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	if _, err := e.Write(message[:]); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(e, got[:]); err != nil {
+		return err
+	}
+	if got != message {
+		return errors.New("something else came back")
+	}
+	return nil
+}
+
+// warm sends until all goes the fast path, on both nodes, both ways.
+func (w *world) warm(e echo) {
+	w.Helper()
+	var before [2]map[string]uint64
+	for i := range before {
+		before[i] = w.counts(i)
+	}
+	w.eventually("fast path", func() {
+		if err := e.trip(patience); err != nil {
+			w.Fatal(err)
+		}
+	}, func() bool {
+		for i := range before {
+			now := w.counts(i)
+			if now["fast-out"] < before[i]["fast-out"]+10 || now["fast-in"] < before[i]["fast-in"]+10 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+var (
+	shapes   = []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico}
+	offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
+)
+
+// TestCarries has both directions of a connection on the fast path of both nodes, in
+// either shape and with either NIC, and what is sent arrives.
+func TestCarries(t *testing.T) {
+	for _, shape := range shapes {
+		for _, offload := range offloads {
+			t.Run(shape+" "+offload, func(t *testing.T) {
+				w := newWorld(t, shape, offload)
+				w.start()
+				e := w.connect()
+				sum := make(chan [20]byte, 1)
+				const size = 64 << 20
+				go func() {
+					h := sha1.New()
+					_, _ = io.CopyN(h, e.far, size)
+					sum <- [20]byte(h.Sum(nil))
+				}()
+				h := sha1.New()
+				block := make([]byte, 1<<16)
+				for i := range size / len(block) {
+					for j := range 64 {
+						binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
+					}
+					h.Write(block)
+					if _, err := e.Write(block); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
+					t.Error("what arrived is not what was sent")
+				}
+				w.warm(e.back())
+				for i := range w.paths {
+					c := w.counts(i)
+					t.Logf("node%d: %v", i, c)
+					for _, why := range []string{"no-room", "full", "rewritten", "unsummed", "large"} {
+						if c[why] > 0 {
+							t.Errorf("node%d: %d packets were %s", i, c[why], why)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// datagrams are a UDP socket in node0/pod0, of which one in node1/pod0 sends all back.
+func (w *world) datagrams() *net.UDPConn {
+	w.Helper()
+	var near, far *net.UDPConn
+	w.in("n1p0", func() (err error) {
+		far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
+		return err
+	})
+	w.in("n0p0", func() (err error) {
+		near, err = net.DialUDP("udp4", nil, far.LocalAddr().(*net.UDPAddr))
+		return err
+	})
+	w.Cleanup(func() { near.Close(); far.Close() })
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			n, from, err := far.ReadFromUDP(buf)
+			if err != nil {
+				return
+			}
+			_, _ = far.WriteToUDP(buf[:n], from)
+		}
+	}()
+	return near
+}
+
+// drop has a node drop what it forwards of a connection's port.
+func (w *world) drop(node string) {
+	w.Helper()
+	ns := w.ns(node)
+	defer ns.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		w.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "test"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
+	if err := conn.Flush(); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// lastTrip goes on until nothing comes back, and tells when something last did.
+func (w *world) lastTrip(e echo) time.Time {
+	w.Helper()
+	last := time.Now()
+	for begin := time.Now(); time.Since(begin) < patience; {
+		// Without the retransmission that would come later.
+		if err := e.trip(200 * time.Millisecond); err != nil {
+			return last
+		}
+		last = time.Now()
+	}
+	w.Fatal("packets are delivered still")
+	return last
+}
+
+// TestDrop has what ends a connection on the slow path end it on the fast one: at once
+// where the kernel announces it, and within a second where it does not.
+func TestDrop(t *testing.T) {
+	for _, node := range []string{"n0", "n1"} {
+		t.Run("announced "+node, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.start()
+			e := w.connect().back()
+			w.warm(e)
+			w.drop(node)
+			set := time.Now()
+			took := w.lastTrip(e).Sub(set)
+			t.Logf("delivered for %s", took)
+			if took > 500*time.Millisecond {
+				t.Errorf("packets were delivered for %s after the rule", took)
+			}
+		})
+		t.Run("unannounced "+node, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeCalico, v1alpha1.OffloadNone)
+			w.start()
+			near := w.datagrams()
+			var last atomic.Int64
+			go func() {
+				for {
+					if _, err := near.Read(make([]byte, 64)); err != nil {
+						return
+					}
+					last.Store(time.Now().UnixNano())
+				}
+			}()
+			send := func() {
+				time.Sleep(time.Millisecond) // the rate
+				_, _ = near.Write([]byte("datagram"))
+			}
+			w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
+			w.in(node, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
+			set := time.Now()
+			w.eventually("it ends", send, func() bool {
+				return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
+			})
+			took := time.Unix(0, last.Load()).Sub(set)
+			t.Logf("delivered for %s", took)
+			if took > 1050*time.Millisecond {
+				t.Errorf("packets were delivered for %s after the node had stopped to forward", took)
+			}
+			if took < 100*time.Millisecond {
+				t.Errorf("packets were delivered for %s: was it announced after all?", took)
+			}
+		})
+	}
+}
+
+// TestGeneration has a change that does not matter to the connection let it through, and
+// back onto the fast path.
+func TestGeneration(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	e := w.connect().back()
+	w.warm(e)
+	before := w.counts(0)["changed"]
+	w.in("n0", func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE})
+	})
+	w.eventually("the connection is looked at anew", func() { _ = e.trip(patience) }, func() bool { return w.counts(0)["changed"] > before })
+	w.warm(e)
+}
+
+// hold has another process hold the fast path of a node.
+func (w *world) hold(node string) *exec.Cmd {
+	w.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childHolds+"=1")
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		w.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.in(node, cmd.Start)
+	w.Cleanup(func() { _ = cmd.Process.Kill(); stdin.Close(); _ = cmd.Wait() })
+	line := make([]byte, 64)
+	n, err := stdout.Read(line)
+	if err != nil || string(line[:n]) != "holds\n" {
+		w.Fatalf("holder says %q: %v", line[:n], err)
+	}
+	return cmd
+}
+
+// forwarded are the packets that a node's own stack has forwarded.
+func (w *world) forwarded(node string) (n int) {
+	w.Helper()
+	w.in(node, func() error {
+		snmp, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(snmp)) {
+			f := strings.Fields(line)
+			if f[0] != "Ip:" {
+				continue
+			}
+			if names == nil {
+				names = f
+				continue
+			}
+			_, err = fmt.Sscan(f[slices.Index(names, "ForwDatagrams")], &n)
+		}
+		return err
+	})
+	return n
+}
+
+// TestHolderDies has a connection go on over the slow path when the process that holds
+// the fast path hangs, or is killed; and onto the fast path again with the next.
+func TestHolderDies(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	holder := w.hold("n0")
+	e := w.connect().back()
+	trips := func(n int) (slow int) {
+		t.Helper()
+		before := w.forwarded("n0")
+		for range n {
+			if err := e.trip(patience); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return w.forwarded("n0") - before
+	}
+	fast := func() bool { return trips(100) < 20 }
+	w.eventually("fast path", func() {}, fast)
+
+	if err := holder.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	w.eventually("slow path", func() {}, func() bool { return trips(10) >= 20 })
+	if took := time.Since(stopped); took > fastpath.Life+100*time.Millisecond {
+		t.Errorf("the fast path was there %s after its holder had stopped", took)
+	}
+	if err := holder.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("fast path again", func() {}, fast)
+
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait()
+	if slow := trips(100); slow < 200 {
+		t.Errorf("%d of 200 packets were forwarded after the holder was killed", slow)
+	}
+	if left := w.hooks("n0"); len(left) > 0 {
+		t.Errorf("there are programs left at %v", left)
+	}
+	w.hold("n0")
+	w.eventually("fast path with another holder", func() {}, fast)
+}
+
+// hooks are the devices of a node that have programs.
+func (w *world) hooks(node string) (names []string) {
+	w.Helper()
+	w.in(node, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				if len(q.Programs) > 0 {
+					names = append(names, l.Attrs().Name)
+				}
+			}
+		}
+		return nil
+	})
+	return names
+}
+
+// state is what of a node can be changed, as text.
+func (w *world) state(node string) (lines []string) {
+	w.Helper()
+	w.in(node, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			a := l.Attrs()
+			lines = append(lines, fmt.Sprintf("%s %d %s %d %s %d", a.Name, a.MTU, a.HardwareAddr, a.MasterIndex, a.Flags, a.Promisc))
+			for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+				filters, err := netlink.FilterList(l, parent)
+				if err != nil {
+					return err
+				}
+				lines = append(lines, fmt.Sprintf("%s has %d filters", a.Name, len(filters)))
+			}
+		}
+		routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			lines = append(lines, r.String())
+		}
+		qdiscs, err := netlink.QdiscList(nil)
+		if err != nil {
+			return err
+		}
+		for _, q := range qdiscs {
+			lines = append(lines, fmt.Sprint(q.Type(), q.Attrs()))
+		}
+		return nil
+	})
+	return append(lines, w.hooks(node)...)
+}
+
+// TestClose leaves a node as it was, and connections unbroken.
+func TestClose(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadNone)
+	before := w.state("n0")
+	w.start()
+	e := w.connect().back()
+	w.warm(e)
+	if got := w.hooks("n0"); len(got) == 0 {
+		t.Error("there are no programs anywhere")
+	}
+	w.stop(0)
+	for range 100 {
+		if err := e.trip(patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := cmp.Diff(before, w.state("n0")); d != "" {
+		t.Errorf("the node is not as it was (-before +after):\n%s", d)
+	}
+}
+
+// TestReset has a reset arrive however much conntrack has missed.
+func TestReset(t *testing.T) {
+	for _, size := range []int64{1 << 20, 3 << 30, 5 << 30} {
+		for _, closed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) {
+				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				w.start()
+				e := w.connect()
+				var received atomic.Int64
+				ended := make(chan error, 1)
+				go func() {
+					buf := make([]byte, 1<<20)
+					for {
+						n, err := e.far.Read(buf)
+						received.Add(int64(n))
+						if err != nil {
+							ended <- err
+							return
+						}
+					}
+				}()
+				block := make([]byte, 1<<20)
+				for range size >> 20 {
+					if _, err := e.Write(block); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.eventually("all arrives", func() { runtime.Gosched() }, func() bool { return received.Load() == size })
+				if c := w.counts(0); size > 1<<30 && c["fast-out"] < 1000 {
+					t.Errorf("it did not take the fast path: %v", c)
+				}
+				if closed {
+					w.stop(0)
+					w.stop(1)
+				}
+				if err := e.Conn.(*net.TCPConn).SetLinger(0); err != nil {
+					t.Fatal(err)
+				}
+				e.Close()
+				select {
+				case err := <-ended:
+					if !errors.Is(err, unix.ECONNRESET) {
+						t.Errorf("the other end reads %v, want a reset", err)
+					}
+				case <-time.After(patience):
+					t.Error("the reset did not arrive")
+				}
+			})
+		}
+	}
+}
