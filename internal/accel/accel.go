@@ -378,6 +378,9 @@ func (s *Session) stopFastpath() error {
 	}
 	fast := s.fast
 	s.fast = nil
+	if counts, err := fast.Counts(); err == nil {
+		s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", fast.Refused())
+	}
 	return fast.Close()
 }
 

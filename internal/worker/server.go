@@ -13,6 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
@@ -44,7 +46,11 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	p := newPipe(r, w, w, r)
-	s := &server{options: o, limits: sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) })}
+	s := &server{
+		options:  o,
+		limits:   sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) }),
+		fastpath: sync.OnceValue(func() error { return fastpath.Probe(ctx) }),
+	}
 	// Stop waits for calls under way: one that applies when the stream ends is to
 	// have applied when it is reverted.
 	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.StreamInterceptor(shrinkFirst), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
@@ -80,6 +86,9 @@ type server struct {
 	sampler *collect.Collector
 	// limits of this process, opened when first asked for.
 	limits func() (collect.Limits, error)
+	// fastpath tells whether the kernel carries packets on it, which is tried when
+	// first asked for.
+	fastpath func() error
 }
 
 func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
@@ -374,6 +383,11 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 	var accelerators []v1alpha1.Accelerator
 	if err := json.Unmarshal(q.GetAccelerators(), &accelerators); err != nil {
 		return nil, fmt.Errorf("decode accelerators: %w", err)
+	}
+	if slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
+		if err := s.fastpath(); err != nil {
+			return nil, err
+		}
 	}
 	place := placeOf(q.GetPlace())
 	session, err := accel.Open(accel.Options{

@@ -651,3 +651,15 @@ func TestReset(t *testing.T) {
 		}
 	}
 }
+
+// TestProbe has the probe find that the fast path works here, and leave nothing.
+func TestProbe(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	begin := time.Now()
+	if err := fastpath.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("it took %s", time.Since(begin))
+}

@@ -1,0 +1,232 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// probeTime is how long the probe's connection may take to get onto the fast path.
+const probeTime = 5 * time.Second
+
+// The probe's addresses: of the nodes on their wire, of the pods. Nobody else sees them.
+var (
+	probeNodes = [2]net.IP{net.IPv4(198, 18, 255, 1).To4(), net.IPv4(198, 18, 255, 2).To4()}
+	probePods  = [2]net.IP{net.IPv4(10, 255, 255, 1).To4(), net.IPv4(10, 255, 255, 2).To4()}
+	probeMACs  = [2]net.HardwareAddr{{2, 0, 0, 0, 1, 1}, {2, 0, 0, 0, 1, 2}}
+)
+
+// Probe tries, in namespaces that are gone afterwards, whether this kernel carries packets
+// on the fast path: a TCP connection of a pod, over a VXLAN device, to a node that has no
+// fast path. What goes out and comes back is compared. The error says what does not work.
+func Probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	var spaces [3]netns.NsHandle // node, pod, far node
+	for i := range spaces {
+		ns, err := newNamespace()
+		if err != nil {
+			return fmt.Errorf("try the fast path: %w", err)
+		}
+		defer ns.Close()
+		spaces[i] = ns
+	}
+	err := probeDevices(spaces)
+	if err == nil {
+		err = probeTraffic(ctx, spaces)
+	}
+	if err != nil {
+		return fmt.Errorf("try the fast path: %w", err)
+	}
+	return nil
+}
+
+// newNamespace makes a network namespace that goes with its handle.
+func newNamespace() (ns netns.NsHandle, err error) {
+	home, err := netns.Get()
+	if err != nil {
+		return ns, err
+	}
+	defer home.Close()
+	err = within(home, func() error { // on a thread that finds back
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		ns, err = netns.Get()
+		return err
+	})
+	return ns, err
+}
+
+// probeDevices makes what a pod has on its node, and on the far node only the tunnel's end.
+func probeDevices(spaces [3]netns.NsHandle) error {
+	node, pod, far := spaces[0], spaces[1], spaces[2]
+	attrs := func(name string) netlink.LinkAttrs {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.Flags = name, net.FlagUp
+		return a
+	}
+	tunnel := func(i int) error {
+		nic, err := netlink.LinkByName("nic")
+		if err != nil {
+			return err
+		}
+		v := &netlink.Vxlan{LinkAttrs: attrs("vx"), VxlanId: 1, SrcAddr: probeNodes[i], VtepDevIndex: nic.Attrs().Index, Port: 4790}
+		v.HardwareAddr, v.MTU = probeMACs[i], 1450
+		other := 1 - i
+		for _, step := range []func() error{
+			func() error { return netlink.LinkSetUp(nic) },
+			func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
+			func() error { return netlink.LinkAdd(v) },
+			func() error {
+				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+					IP: probeNodes[other], HardwareAddr: probeMACs[other]})
+			},
+			func() error {
+				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, State: netlink.NUD_PERMANENT, IP: probePods[other], HardwareAddr: probeMACs[other]})
+			},
+			func() error {
+				return netlink.RouteAdd(&netlink.Route{LinkIndex: v.Index, Dst: host(probePods[other], 32), Scope: netlink.SCOPE_LINK})
+			},
+		} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := within(node, func() error {
+		wire := netlink.NewVeth(attrs("nic"))
+		wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
+		link := netlink.NewVeth(attrs("pod"))
+		link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
+		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			netlink.LinkAdd(wire), netlink.LinkAdd(link),
+			tunnel(0),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
+			track(),
+		)
+	}); err != nil {
+		return fmt.Errorf("make a node: %w", err)
+	}
+	if err := within(pod, func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			netlink.LinkSetUp(eth0),
+			netlink.AddrAdd(eth0, &netlink.Addr{IPNet: host(probePods[0], 32)}),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: host(probePods[1], 32), Scope: netlink.SCOPE_LINK}),
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: probePods[1], HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 2, 2}}),
+		)
+	}); err != nil {
+		return fmt.Errorf("make a pod: %w", err)
+	}
+	if err := within(far, func() error {
+		if err := tunnel(1); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetUp(lo), netlink.AddrAdd(lo, &netlink.Addr{IPNet: host(probePods[1], 32)}))
+	}); err != nil {
+		return fmt.Errorf("make another node: %w", err)
+	}
+	return nil
+}
+
+func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
+
+// track has connections of the thread's network namespace tracked: the kernel does so
+// where a rule asks for it.
+func track() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "probe"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeySTATE}, &expr.Verdict{Kind: expr.VerdictAccept},
+	}})
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("add an nftables rule: %w", err)
+	}
+	return nil
+}
+
+// probeTraffic sends until packets of both ways have taken the fast path.
+func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
+	f, err := Start(spaces[0], slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var listener net.Listener
+	var near, far net.Conn
+	if err := within(spaces[2], func() (err error) {
+		listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", net.JoinHostPort(probePods[1].String(), "0"))
+		return err
+	}); err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := within(spaces[1], func() (err error) {
+		near, err = new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort(probePods[1].String(), strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)))
+		return err
+	}); err != nil {
+		return err
+	}
+	defer near.Close()
+	if far, err = listener.Accept(); err != nil {
+		return err
+	}
+	defer far.Close()
+	go func() { _, _ = io.Copy(far, far) }()
+	deadline, _ := ctx.Deadline()
+	_ = near.SetDeadline(deadline)
+	// Small ones, and large ones that are cut on the way.
+	message := bytes.Repeat([]byte("fast path "), 1<<10)
+	answer := make([]byte, len(message))
+	for round := byte(0); ; round++ {
+		sent := message[:len(message)>>(4*(round%3))]
+		sent[0] = round
+		if _, err = near.Write(sent); err == nil {
+			_, err = io.ReadFull(near, answer[:len(sent)])
+		}
+		if err == nil && !bytes.Equal(sent, answer[:len(sent)]) {
+			return errors.New("what came back is not what was sent")
+		}
+		counts, countErr := f.Counts()
+		switch {
+		case countErr != nil:
+			return countErr
+		case err != nil:
+			return fmt.Errorf("packets do not take it: %w (%v)", err, counts)
+		case counts["fast-out"] > 100 && counts["fast-in"] > 100:
+			return nil
+		}
+	}
+}
