@@ -347,3 +347,63 @@ func TestFlows(t *testing.T) {
 		t.Errorf("known are %v, error %v", flows, err)
 	}
 }
+
+// TestForged has wire believe nothing of what it has not seen on its way from a pod and
+// over the VXLAN device: anybody can send what looks like it.
+func TestForged(t *testing.T) {
+	f := loadForTest(t)
+	inner := outPacket(unix.IPPROTO_UDP)
+	sent := inner.bytes()
+	inner.ttl--
+	arrived := inner.bytes()
+	outer := packet{to: gateway, from: knownMAC, source: netip.MustParseAddrPort("198.18.0.1:50000"), target: netip.MustParseAddrPort("198.18.0.2:8472"),
+		protocol: unix.IPPROTO_UDP, ttl: 64, payload: 8 + len(arrived)}
+	frame := outer.bytes()
+	copy(frame[14+28+8:], arrived)
+	for name, tt := range map[string]struct {
+		stage uint8
+		odd   func(*fastpathPassing)
+		want  string
+	}{
+		"nothing is on its way":       {stage: 0, want: "[]"},
+		"it has not left the tunnel":  {stage: 1, want: "[]"},
+		"another is on its way":       {stage: 2, odd: func(p *fastpathPassing) { p.Headers.Ip[1]++ }, want: "[]"},
+		"its device is not a tunnel":  {stage: 2, want: "[rewritten]"},
+		"it has not been asked about": {stage: 2, odd: func(p *fastpathPassing) { p.Key.PodPort++ }, want: "[untracked]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.know(t, unix.IPPROTO_UDP, nil)
+			p := fastpathPassing{Key: Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), At: uint64(monotonic(t)), Generation: 7, Device: lo, Stage: tt.stage}
+			for i := range p.Headers.Ip {
+				p.Headers.Ip[i] = binary.NativeEndian.Uint32(sent[14+4*i:])
+			}
+			for i := range 2 {
+				p.Headers.L4[i] = binary.NativeEndian.Uint32(sent[34+4*i:])
+			}
+			if tt.odd != nil {
+				tt.odd(&p)
+			}
+			each := make([]fastpathPassing, ebpf.MustPossibleCPU())
+			for i := range each {
+				each[i] = p
+			}
+			if err := f.objects.Passings.Put(uint32(0), each); err != nil {
+				t.Fatal(err)
+			}
+			before, err := f.Flows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := f.run(t, f.Wire, frame, 0); got != tt.want {
+				t.Errorf("counted %s, want %s", got, tt.want)
+			}
+			after, err := f.Flows()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(before, after) {
+				t.Errorf("known before %v, after %v", before, after)
+			}
+		})
+	}
+}

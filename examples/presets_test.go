@@ -27,7 +27,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "fastpath", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -63,6 +63,7 @@ func TestTime(t *testing.T) {
 		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 30 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 210 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
+		"fastpath": 95 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -108,6 +109,11 @@ func TestComparisons(t *testing.T) {
 			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
 		},
 		"instances":        {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
+		"fastpath": {
+			"vxlan/full": "", "native/full": "vxlan/full", "rfs+/full": "vxlan/full", "fastpath/full": "vxlan/full", "fastpath-rfs/full": "vxlan/full",
+			"vxlan/none": "", "native/none": "vxlan/none", "rfs+/none": "vxlan/none", "fastpath/none": "vxlan/none", "fastpath-rfs/none": "vxlan/none",
+			"calico/full": "", "calico-fast/full": "calico/full",
+		},
 		"message-sizes":    {"native": "", "vxlan": "native"},
 		"underload-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
