@@ -444,14 +444,12 @@ static __always_inline int same_key(const struct key *a, const struct key *b)
 	return x[0] == y[0] && x[1] == y[1];
 }
 
-/* segment is how long the longest packet is that this one will be cut into. */
+/* segment is how long the longest packet is that this one, of TCP, will be cut into. */
 static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h)
 {
 	if (!skb->gso_size)
 		return LENGTH(h);
-	if (PROTOCOL(h) == TCP)
-		return skb->gso_size + IP_HLEN + (BYTE(h->l4[3], 0) >> 4) * 4;
-	return skb->gso_size + IP_HLEN + 8;
+	return skb->gso_size + IP_HLEN + (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
 /* believed tells whether the slow path lets the connection through both ways, as far
@@ -631,9 +629,12 @@ static __always_inline __u32 place_of_outer(const struct outer *o)
 	return place;
 }
 
-/* mtu_fits tells whether all that the packet will be cut into fits. */
+/* mtu_fits tells whether all that the packet will be cut into fits. Datagrams that travel
+ * together (UDP_SEGMENT, and GRO of UDP) are the kernel's to take apart. */
 static __always_inline int mtu_fits(const struct __sk_buff *skb, const struct headers *h)
 {
+	if (skb->gso_size && PROTOCOL(h) != TCP)
+		return 0;
 	return segment(skb, h) <= mtu;
 }
 
@@ -705,6 +706,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	__u32 *words;
 	int i;
 
+	if (!port)
+		return UNLIKE;
 	w.outer = *known;
 	w.outer.head.tos = outer_tos(TOS(h));
 	w.outer.head.length = bpf_htons(LENGTH(h) + ROOM);
