@@ -108,7 +108,7 @@ func TestComparisons(t *testing.T) {
 			"1/full": "", "2/full": "1/full", "4/full": "1/full", "8/full": "1/full",
 			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
 		},
-		"instances":        {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
+		"instances": {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
 		"fastpath": {
 			"vxlan/full": "", "native/full": "vxlan/full", "rfs+/full": "vxlan/full", "fastpath/full": "vxlan/full", "fastpath-rfs/full": "vxlan/full",
 			"vxlan/none": "", "native/none": "vxlan/none", "rfs+/none": "vxlan/none", "fastpath/none": "vxlan/none", "fastpath-rfs/none": "vxlan/none",

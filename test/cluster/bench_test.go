@@ -49,10 +49,10 @@ func BenchmarkNewPods(b *testing.B) {
 		kubectl(b, c, nil, "wait", "--for=delete", "pod", "-l", "app=web", "--timeout=120s")
 	}
 	came := metrics()
-	new := func(name string) float64 { return came(name) - before(name) }
-	b.ReportMetric(new("slipstream_pod_latency_seconds_count"), "new-pods")
+	added := func(name string) float64 { return came(name) - before(name) }
+	b.ReportMetric(added("slipstream_pod_latency_seconds_count"), "new-pods")
 	for _, ms := range []int{10, 20, 50, 100} {
-		b.ReportMetric(new(fmt.Sprintf(`slipstream_pod_latency_seconds_bucket{le="%g"}`, float64(ms)/1000)), fmt.Sprintf("within-%dms", ms))
+		b.ReportMetric(added(fmt.Sprintf(`slipstream_pod_latency_seconds_bucket{le="%g"}`, float64(ms)/1000)), fmt.Sprintf("within-%dms", ms))
 	}
 }
 
