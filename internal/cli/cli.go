@@ -13,8 +13,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"slipstream.dev/internal/process"
 )
 
 // Exit codes.
@@ -38,7 +36,7 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
-	err := process.Begin()
+	err := begin()
 	if err == nil {
 		root := rootCommand(p)
 		root.SetArgs(p.Args[1:])

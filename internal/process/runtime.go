@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package process is about the process that this program is: what its Go runtime
 // does beside it, the memory it holds, and how the kernel schedules it. It knows
 // nothing of what the process is for; the worker and the agent, which share a machine
