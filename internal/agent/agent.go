@@ -227,12 +227,20 @@ func (a *Agent) Run(ctx context.Context) error {
 	sweep.Stop()
 	defer sweep.Stop()
 	began := time.Now()
+	always := make(chan struct{})
+	close(always)
 	for {
 		a.live()
-		var full, sweeping bool
+		var full, sweeping, verifying bool
+		var next chan struct{}
+		if len(a.unverified) > 0 {
+			next = always
+		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-next:
+			verifying = true
 		case <-a.changed:
 			full = a.take()
 		case <-verify.C:
@@ -264,7 +272,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		if !a.told() {
 			continue
 		}
-		if err := a.pass(ctx, full); err != nil {
+		if verifying {
+			a.verifyPods(ctx)
+		} else if err := a.pass(ctx, full); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -283,10 +293,12 @@ func (a *Agent) Run(ctx context.Context) error {
 			sweep.Reset(sweepDelay)
 		}
 		a.publish()
-		if full && time.Since(began) > settled {
-			if err := process.Shrink(); err != nil {
-				a.options.Log.Warn("give back memory", "error", err)
-			}
+		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
+			go func() { // it takes a while, and a pod may come
+				if err := process.Shrink(); err != nil {
+					a.options.Log.Warn("give back memory", "error", err)
+				}
+			}()
 		}
 	}
 }

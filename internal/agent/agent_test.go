@@ -359,6 +359,56 @@ func rename(t testing.TB, from, to string) {
 
 // An agent that ends leaves everything; the next adopts what is still wanted and
 // puts back what is not.
+// A pod that comes while others are verified waits for a few of them only.
+func TestVerificationGivesWay(t *testing.T) {
+	p := newPlace(t)
+	for i := range 10 {
+		p.pod(fmt.Sprintf("pod%d", i))
+	}
+	a, err := New(p.options())
+	must(t, err)
+	defer a.Close()
+	settle := func() (full bool) { // enters what was told of
+		for len(a.watch.changes) > 0 {
+			full = a.note(<-a.watch.changes) || full
+		}
+		return full
+	}
+	a.Set(one(Policy{Name: "all", Accelerate: []v1alpha1.Accelerator{rps("all", "pod")}}))
+	must(t, a.pass(t.Context(), a.take()))
+	must(t, a.pass(t.Context(), true))
+	settle()
+	want := func(what string, unverified int, late string) {
+		t.Helper()
+		if got := p.masks()["late/eth0"]; len(a.unverified) != unverified || got != late {
+			t.Errorf("%s: %d pods are to be verified, the late one's mask is %q; want %d and %q", what, len(a.unverified), got, unverified, late)
+		}
+	}
+	p.pod("late")
+	want("all verified once, then one more", 10, "")
+	eventually(t, "messages", func() string {
+		if len(a.watch.changes) == 0 {
+			return "none"
+		}
+		return ""
+	})
+	a.verifyPods(t.Context())
+	want("a message waits", 10-verifyTogether, "")
+	for want := ""; want == ""; want = p.masks()["late/eth0"] {
+		must(t, a.pass(t.Context(), settle()))
+	}
+	want("the late pod went first", 10-verifyTogether, "3")
+	for len(a.unverified) > 0 {
+		settle()
+		a.verifyPods(t.Context())
+	}
+	for _, g := range a.groups {
+		if g.verified.IsZero() || g.err != nil {
+			t.Errorf("%s: verified %v, %v", g.name(), g.verified, g.err)
+		}
+	}
+}
+
 func TestAdopt(t *testing.T) {
 	p := newPlace(t)
 	p.nic()

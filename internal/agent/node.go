@@ -38,6 +38,8 @@ type node struct {
 	adopted bool
 	// departed: namespaces have gone whose ledgers are there still.
 	departed bool
+	// unverified are pods' namespaces with whose verification to go on.
+	unverified []int
 	// failure of the last pass as a whole.
 	failure error
 }
@@ -337,10 +339,12 @@ const (
 	// verifyAtOnce bounds what a verification costs: where there are more pods, the
 	// longest unverified go first.
 	verifyAtOnce = 128
+	// verifyTogether is for how many of them a pod that has just come may wait.
+	verifyTogether = 4
 )
 
-// keepPods keeps what is wanted in pods' namespaces: those that have come or whose
-// policies have changed, and in a full pass the others too.
+// keepPods keeps what is wanted in the namespaces of pods that have come or whose
+// policies have changed. After a full pass the others are to be verified.
 func (a *Agent) keepPods(ctx context.Context, full bool) {
 	var due, verify []int
 	for number, g := range a.groups {
@@ -350,23 +354,48 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 			verify = append(verify, number)
 		}
 	}
-	slices.SortFunc(verify, func(x, y int) int { return a.groups[x].verified.Compare(a.groups[y].verified) })
-	due = append(due, verify[:min(len(verify), verifyAtOnce)]...)
 	for numbers := range slices.Chunk(due, atOnce) {
-		if ctx.Err() != nil {
+		a.keepThese(ctx, numbers)
+	}
+	if full {
+		slices.SortFunc(verify, func(x, y int) int { return a.groups[x].verified.Compare(a.groups[y].verified) })
+		a.unverified = verify[:min(len(verify), verifyAtOnce)]
+	}
+}
+
+// verifyPods goes on with the verification of pods until there are messages: a pod
+// that comes waits for no other's.
+func (a *Agent) verifyPods(ctx context.Context) {
+	for len(a.unverified) > 0 && ctx.Err() == nil {
+		n := min(len(a.unverified), verifyTogether)
+		a.keepThese(ctx, a.unverified[:n])
+		a.unverified = a.unverified[n:]
+		if len(a.watch.changes) > 0 {
 			return
 		}
-		found := a.finder.Find(numbers...)
-		for _, number := range numbers {
-			g := a.groups[number]
-			g.missing = found[number] == nil
+	}
+}
+
+// keepThese keeps what is wanted in the namespaces of some pods, those of them that
+// are still there.
+func (a *Agent) keepThese(ctx context.Context, numbers []int) {
+	if ctx.Err() != nil {
+		return
+	}
+	found := a.finder.Find(numbers...)
+	for _, number := range numbers {
+		n, g := found[number], a.groups[number]
+		if g != nil {
+			g.missing = n == nil
 			g.done = true // until a message or the next verification
-			if g.missing {
-				continue
-			}
-			a.keepPod(ctx, g, found[number])
-			_ = found[number].Close()
 		}
+		if n == nil {
+			continue
+		}
+		if g != nil {
+			a.keepPod(ctx, g, n)
+		}
+		_ = n.Close()
 	}
 }
 
