@@ -65,6 +65,8 @@
 #define AGAIN_SOON (20 * MS)
 /* How old a connection has to be: one of a few packets is not worth the trouble. */
 #define WORTH (50 * MS)
+/* Of so many packets of unknown connections one is looked at. */
+#define PICK 32
 /* For how long it is not asked again after a no. */
 #define NO (100 * MS)
 
@@ -370,8 +372,6 @@ static __always_inline __u32 hop(__u32 word)
 static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16 *check)
 {
 	__u8 *data;
-	__u32 sum = 0;
-	int i;
 
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present)
 		return OTHER;
@@ -400,9 +400,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16
 		return FRAGMENT;
 	if (TTL(h) <= 1)
 		return LAST_HOP;
-	for (i = 0; i < 5; i++)
-		sum = add(sum, h->ip[i]);
-	if (LENGTH(h) + ETH_HLEN != skb->len || fold(sum) != 0xffff)
+	if (LENGTH(h) + ETH_HLEN != skb->len)
 		return MALFORMED;
 	if (PROTOCOL(h) == TCP) {
 		__u8 words = BYTE(h->l4[3], 0), flags = BYTE(h->l4[3], 1);
@@ -415,6 +413,17 @@ static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16
 		return MALFORMED;
 	}
 	return 0;
+}
+
+/* whole tells whether the sum of the IP header is right. */
+static __always_inline int whole(const struct headers *h)
+{
+	__u32 sum = 0;
+	int i;
+
+	for (i = 0; i < 5; i++)
+		sum = add(sum, h->ip[i]);
+	return fold(sum) == 0xffff;
 }
 
 static __always_inline void key_out(struct key *k, const struct headers *h)
@@ -742,6 +751,21 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 _Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer header has its length");
 _Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
 
+/* close forgets a connection that opens or ends. Most of them never were known, and a
+ * look takes no lock. */
+static __always_inline void close(const struct key *k)
+{
+	if (bpf_map_lookup_elem(&flows, k))
+		bpf_map_delete_elem(&flows, k);
+}
+
+/* pick tells whether a packet of an unknown connection is looked at: few of them, so
+ * that connections of a few packets, which are not worth it, pay little. */
+static __always_inline int pick(void)
+{
+	return !(bpf_get_prandom_u32() % PICK);
+}
+
 /* unlike tells whether a packet differs from those that were seen in what they have in
  * common. Congestion marks may come and go. */
 static __always_inline int unlike(const struct way *w, const struct __sk_buff *skb, const struct headers *h)
@@ -785,7 +809,7 @@ int leave(struct __sk_buff *skb)
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_out(&k, &h);
-			bpf_map_delete_elem(&flows, &k);
+			close(&k);
 		}
 		goto slow;
 	}
@@ -795,8 +819,11 @@ int leave(struct __sk_buff *skb)
 	key_out(&k, &h);
 	f = bpf_map_lookup_elem(&flows, &k);
 	why = UNKNOWN;
-	if (!f)
-		goto look;
+	if (!f) {
+		if (pick())
+			goto look;
+		goto slow;
+	}
 	why = believed(f, now);
 	if (why) {
 		if (now < f->out.not_before)
@@ -817,6 +844,9 @@ int leave(struct __sk_buff *skb)
 	data = start(skb, ETH_HLEN);
 	if (!data || !equal_mac(data, pod->from) || !equal_mac(data + 6, pod->mac))
 		goto look;
+	why = MALFORMED;
+	if (!whole(&h))
+		goto slow;
 	why = LARGE;
 	if (!mtu_fits(skb, &h))
 		goto slow;
@@ -974,7 +1004,7 @@ int arrive(struct __sk_buff *skb)
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_in(&k, &h);
-			bpf_map_delete_elem(&flows, &k);
+			close(&k);
 		}
 		goto slow;
 	}
@@ -987,8 +1017,11 @@ int arrive(struct __sk_buff *skb)
 	key_in(&k, &h);
 	f = bpf_map_lookup_elem(&flows, &k);
 	why = UNKNOWN;
-	if (!f)
-		goto look;
+	if (!f) {
+		if (pick())
+			goto look;
+		goto slow;
+	}
 	why = believed(f, now);
 	if (why) {
 		if (now < f->in.not_before)
@@ -1003,6 +1036,9 @@ int arrive(struct __sk_buff *skb)
 	pod = bpf_map_lookup_elem(&pods, &place);
 	if (!pod || !pod->veth || unlike(&f->in, skb, &h) || !same_key(&f->key, &k))
 		goto look;
+	why = MALFORMED;
+	if (!whole(&h))
+		goto slow;
 	why = LARGE;
 	if (!mtu_fits(skb, &h))
 		goto slow;

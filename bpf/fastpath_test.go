@@ -407,3 +407,27 @@ func TestForged(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkSlow tells what a packet pays on its way that is not for the fast path.
+func BenchmarkSlow(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("needs root")
+	}
+	f, err := LoadFastpath()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Beat(1 << 62); err != nil {
+		b.Fatal(err)
+	}
+	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Arrive, f.Deliver} {
+		b.Run(p.String(), func(b *testing.B) {
+			_, took, err := p.Benchmark(outPacket(unix.IPPROTO_UDP).bytes(), b.N, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(took.Nanoseconds()), "ns/packet")
+		})
+	}
+}
