@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -57,9 +58,23 @@ func mountSys() (*os.Root, error) {
 		return nil, fmt.Errorf("fsmount: %w", err)
 	}
 	// The root holds the mount by itself from here on.
-	defer unix.Close(mount)
+	defer func() { unmounts() <- mount }()
 	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
 }
+
+// unmounts takes what fsmount made, to be closed beside everything else. With each the
+// kernel waits until all CPUs have been through what they were at
+// (synchronize_rcu_expedited in fs/namespace.c): a millisecond as a rule, and 100 where
+// CPUs are short, as when many pods come at once, which are what a mount is for.
+var unmounts = sync.OnceValue(func() chan<- int {
+	mounts := make(chan int, 64)
+	go func() {
+		for mount := range mounts {
+			_ = unix.Close(mount)
+		}
+	}()
+	return mounts
+})
 
 // openSys opens a sysfs mounted at dir after making sure that its links are
 // those of the calling thread's network namespace.
