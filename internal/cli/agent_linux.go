@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/agent"
-	"slipstream.dev/internal/process"
 )
 
 func agentCommand(p Process) *cobra.Command {
@@ -92,9 +91,6 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 		return err
 	}
 
-	if err := process.Prompt(); err != nil {
-		log.Warn("pods may wait for this process where CPUs are short", "error", err)
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var all sync.WaitGroup
 	defer func() {

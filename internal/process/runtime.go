@@ -1,9 +1,9 @@
 //go:build linux
 
 // Package process is about the process that this program is: what its Go runtime
-// does beside it, the memory it holds, and how the kernel schedules it. It knows
-// nothing of what the process is for; the worker and the agent, which share a machine
-// with what they measure or serve, call it once when they begin.
+// does beside it, and the memory it holds. It knows nothing of what the process is
+// for; the worker and the agent, which share a machine with what they measure or
+// serve, call it once when they begin.
 package process
 
 import (
