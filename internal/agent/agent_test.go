@@ -357,8 +357,6 @@ func rename(t testing.TB, from, to string) {
 	must(t, netlink.LinkSetName(l, to))
 }
 
-// An agent that ends leaves everything; the next adopts what is still wanted and
-// puts back what is not.
 // A pod that comes while others are verified waits for a few of them only.
 func TestVerificationGivesWay(t *testing.T) {
 	p := newPlace(t)
@@ -409,6 +407,8 @@ func TestVerificationGivesWay(t *testing.T) {
 	}
 }
 
+// An agent that ends leaves everything; the next adopts what is still wanted and
+// puts back what is not.
 func TestAdopt(t *testing.T) {
 	p := newPlace(t)
 	p.nic()

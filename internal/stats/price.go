@@ -2,6 +2,7 @@ package stats
 
 import (
 	"math"
+	"slices"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -61,7 +62,7 @@ func (t *table) prices(rows []Row) []Price {
 		p := Price{Variant: v.Name, Price: amount, Currency: currency, Values: []PerPrice{}}
 		for _, r := range rows {
 			c := t.byKey[key{r.Variant, r.Workload, r.Pairs}]
-			if r.Variant == v.Name && r.N > 0 && isJudged(c, r.Metric) {
+			if r.Variant == v.Name && r.N > 0 && slices.Contains(Judged(c.workload), r.Metric) {
 				p.Values = append(p.Values, perPrice(r, amount, currency))
 			}
 		}
@@ -80,15 +81,6 @@ func (t *table) prices(rows []Row) []Price {
 		all = append(all, p)
 	}
 	return all
-}
-
-func isJudged(c *cell, metric string) bool {
-	for _, m := range Judged(c.workload) {
-		if m == metric {
-			return true
-		}
-	}
-	return false
 }
 
 func perPrice(r Row, price float64, currency string) PerPrice {
