@@ -44,7 +44,7 @@ type Options struct {
 	// Proc is the host's /proc if empty, NetnsDirs accel.NetnsDir.
 	Proc      string
 	NetnsDirs []string
-	// Verify is how often everything is read back; 30 s if 0.
+	// Verify is how often everything is read back, where that is cheap; 30 s if 0.
 	Verify time.Duration
 	// Log gets what is done; nothing if nil.
 	Log *slog.Logger
@@ -134,6 +134,7 @@ type Agent struct {
 	desired *Desired
 	status  Status
 	beat    time.Time
+	pause   time.Duration // to the next verification
 	deaf    int // times that devices were found no message had told of, since the last message
 	changed chan struct{}
 
@@ -145,7 +146,7 @@ type Agent struct {
 // node's, and changes nothing. Close it after use.
 func New(o Options) (a *Agent, err error) {
 	o = o.withDefaults()
-	a = &Agent{options: o, changed: make(chan struct{}, 1), beat: time.Now(), metrics: newMetrics()}
+	a = &Agent{options: o, changed: make(chan struct{}, 1), beat: time.Now(), pause: o.Verify, metrics: newMetrics()}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -221,8 +222,9 @@ const settled = 5 * time.Second
 // Run keeps what Set said until ctx is done, and leaves it as it is then. An error
 // is one that a restart may mend.
 func (a *Agent) Run(ctx context.Context) error {
-	verify := time.NewTimer(min(a.jittered(), 2*settled))
+	verify := time.NewTimer(min(a.rest(0), 2*settled))
 	defer verify.Stop()
+	var spent time.Duration // on the verification that is under way
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
@@ -244,8 +246,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-a.changed:
 			full = a.take()
 		case <-verify.C:
-			verify.Reset(a.jittered())
-			full = true
+			verify.Reset(a.rest(0))
+			full, spent = true, 0
 		case <-sweep.C:
 			sweeping = true
 		case u, ok := <-a.watch.changes:
@@ -272,6 +274,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if !a.told() {
 			continue
 		}
+		before := cpuTime()
 		if verifying {
 			a.verifyPods(ctx)
 		} else if err := a.pass(ctx, full); err != nil {
@@ -292,8 +295,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		} else if a.departed {
 			sweep.Reset(sweepDelay)
 		}
+		if full || verifying {
+			spent += cpuTime() - before
+		}
 		a.publish()
 		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
+			verify.Reset(a.rest(spent))
 			go func() { // it takes a while, and a pod may come
 				if err := process.Shrink(); err != nil {
 					a.options.Log.Warn("give back memory", "error", err)
@@ -303,10 +310,29 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// jittered is the time to the next verification: that many nodes should not all
-// look at the same moment.
-func (a *Agent) jittered() time.Duration {
-	return time.Duration(float64(a.options.Verify) * (0.8 + 0.4*rand.Float64()))
+// A verification may take one part in restFor of a CPU: what is asked of an idle agent
+// is to cost nothing that anybody would notice, on a node with thousands of devices
+// too. restAtMost bounds what that stretches the time to the next one by.
+const (
+	restFor    = 400
+	restAtMost = 10
+)
+
+// rest sets the time to the next verification after one that took so much CPU time,
+// jittered: that many nodes should not all look at the same moment.
+func (a *Agent) rest(spent time.Duration) time.Duration {
+	most := restAtMost * a.options.Verify
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pause = min(max(a.options.Verify, restFor*spent), most)
+	return time.Duration(float64(a.pause) * (0.8 + 0.4*rand.Float64()))
+}
+
+// cpuTime is what this process has used.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // it fails on a wrong address alone
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func (a *Agent) live() {
@@ -321,9 +347,9 @@ func (a *Agent) live() {
 func (a *Agent) Healthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	limit := 3*a.options.Verify + 30*time.Second
+	limit := 3*a.pause + 30*time.Second
 	if since := time.Since(a.beat); since > limit {
-		return fmt.Errorf("the agent has not come round for %s; it should every %s", since.Round(time.Second), a.options.Verify)
+		return fmt.Errorf("the agent has not come round for %s; it should every %s", since.Round(time.Second), a.pause.Round(time.Second))
 	}
 	if a.deaf > 1 {
 		return errors.New("devices have appeared that no message told of, again and again")

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"io"
+	"math"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -171,6 +172,38 @@ func TestHealth(t *testing.T) {
 	a.mu.Unlock()
 	if code, text := get("/healthz"); code != 503 || !strings.Contains(text, "has not come round") {
 		t.Errorf("a stuck loop: %d %s", code, text)
+	}
+}
+
+// What a verification costs decides how soon the next one is, within bounds, and with
+// it how long an agent may be silent.
+func TestRest(t *testing.T) {
+	const verify = 30 * time.Second
+	a := &Agent{options: Options{Verify: verify}}
+	for _, tt := range []struct{ spent, want time.Duration }{
+		{0, verify}, {verify / restFor, verify}, {2 * verify / restFor, 2 * verify}, {time.Hour, restAtMost * verify},
+	} {
+		var shortest, longest time.Duration = math.MaxInt64, 0
+		for range 1000 {
+			d := a.rest(tt.spent)
+			shortest, longest = min(shortest, d), max(longest, d)
+		}
+		if shortest < tt.want*8/10 || shortest > tt.want*85/100 || longest < tt.want*115/100 || longest > tt.want*12/10 {
+			t.Errorf("after %s the next one is in %s to %s, want four to six fifths of %s", tt.spent, shortest, longest, tt.want)
+		}
+		for silent, want := range map[time.Duration]bool{2 * tt.want: true, 4*tt.want + verify: false} {
+			a.beat = time.Now().Add(-silent)
+			if err := a.Healthy(); (err == nil) != want {
+				t.Errorf("silent for %s where the next verification is in %s: %v", silent, tt.want, err)
+			}
+		}
+	}
+	busy := cpuTime()
+	for began := time.Now(); time.Since(began) < 50*time.Millisecond; {
+		_ = cpuTime()
+	}
+	if used := cpuTime() - busy; used <= 0 || used > 10*time.Second {
+		t.Errorf("a loop of 50 ms used %s", used)
 	}
 }
 
