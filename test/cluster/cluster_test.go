@@ -123,20 +123,15 @@ func sendThreadsAway() error {
 func TestPods(t *testing.T) {
 	c := shared(t)
 	testPods(t, c)
-	if out, err := output(c.Node("node0").Command(t.Context(), "nft", "list", "table", "ip", "kube-proxy")); err != nil || !strings.Contains(out, "service-ips") {
-		t.Errorf("kube-proxy's table is not there: %v %s", err, out)
-	}
+	testProxy(t, c)
 }
 
 // The other shape, the other mode of kube-proxy, more nodes, and one that dies.
 func TestRoutedIPTablesKill(t *testing.T) {
 	c := own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr})
 	testPods(t, c)
-	n := c.Node("node0")
-	if out, err := output(n.Command(t.Context(), "iptables", "--table", "nat", "--list-rules", "KUBE-SERVICES")); err != nil || !strings.Contains(out, kubernetesService) {
-		t.Errorf("kube-proxy's rules are not there: %v %s", err, out)
-	}
-	if err := onNetns(n.Netns(), func() error {
+	testProxy(t, c)
+	if err := onNetns(c.Node("node0").Netns(), func() error {
 		links, err := netlink.LinkList()
 		if err != nil {
 			return err

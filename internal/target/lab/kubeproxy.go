@@ -117,7 +117,8 @@ func (s service) iptablesEndpoint(b netip.AddrPort) string {
 	return "KUBE-SEP-" + hash(s.portName(), protocol, b.String())[:16]
 }
 
-// nftablesTable has what kube-proxy's table has before there is a service.
+// nftablesTable has what kube-proxy's table has before there is a service, but for the
+// address of the node as one with node ports, which no service has.
 const nftablesTable = `add table ip kube-proxy { comment "rules for kube-proxy" ; }
 add chain ip kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
 add chain ip kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
@@ -152,17 +153,19 @@ add rule ip kube-proxy masquerading mark set mark xor 0x4000
 add rule ip kube-proxy masquerading masquerade fully-random
 add set ip kube-proxy cluster-ips { type ipv4_addr ; comment "Active ClusterIPs" ; }
 add rule ip kube-proxy cluster-ips-check ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"
+add rule ip kube-proxy cluster-ips-check ip daddr { 10.96.0.0/12 } drop comment "Drop traffic to unallocated ClusterIPs"
+add set ip kube-proxy nodeport-ips { type ipv4_addr ; comment "IPs that accept NodePort traffic" ; }
 add map ip kube-proxy no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict ; }
 add map ip kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; }
 add rule ip kube-proxy reject-chain reject
 add rule ip kube-proxy service-endpoints-check ip daddr . meta l4proto . th dport vmap @no-endpoint-services
-add rule ip kube-proxy nodeport-endpoints-check ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @no-endpoint-nodeports
+add rule ip kube-proxy nodeport-endpoints-check ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
 add map ip kube-proxy firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
 add rule ip kube-proxy firewall-check ip daddr . meta l4proto . th dport vmap @firewall-ips
 add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
 add map ip kube-proxy service-nodeports { type inet_proto . inet_service : verdict ; }
 add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips
-add rule ip kube-proxy services fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @service-nodeports
+add rule ip kube-proxy services ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
 `
 
 // nftablesRules is a transaction for nft -f that writes the chain of a service anew,
