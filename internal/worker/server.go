@@ -291,17 +291,19 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 }
 
 // watchLimits reads the CPU limits that this process is under at both edges of the
-// window. What it returns tells what they did in between.
+// window. What it returns tells what they did in between, and ends the window if it
+// lasts still: a number of requests is done before.
 func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Window) (warnings func() []record.Warning) {
 	if len(limits) == 0 {
 		return func() []record.Warning { return nil }
 	}
 	var edges [2]collect.Snapshot
 	done := make(chan error, 1)
+	until, end := context.WithCancel(ctx)
 	go func() {
 		for i, at := range []int64{window.From, window.To} {
-			err := traffic.SleepUntil(ctx, at)
-			if err == nil {
+			err := traffic.SleepUntil(until, at)
+			if err == nil || ctx.Err() == nil {
 				edges[i], err = limits.Snapshot()
 			}
 			if err != nil {
@@ -312,6 +314,7 @@ func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Wind
 		done <- nil
 	}()
 	return func() []record.Warning {
+		end()
 		if err := <-done; err != nil {
 			return nil // the run failed for the same reason, or has no limits any more
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/traffic"
@@ -288,4 +289,39 @@ func TestSpawn(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestLimitsEarly has a window of an hour that is over when the traffic is: what a CPU
+// limit did until then is told, and nobody waits for the rest of the hour.
+func TestLimitsEarly(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("proc/self/cgroup", "1:cpu:/\n")
+	write("cgroup/cpu/cpu.stat", "nr_throttled 1\nthrottled_time 0\n")
+	limits, err := collect.OpenLimits(collect.Options{Proc: filepath.Join(dir, "proc"), Cgroup: filepath.Join(dir, "cgroup")})
+	if err != nil || len(limits) != 1 {
+		t.Fatalf("limits %v, %v", limits, err)
+	}
+	defer limits.Close()
+	now := traffic.Now()
+	warnings := watchLimits(t.Context(), limits, traffic.Window{Start: now, From: now, To: now + int64(time.Hour)})
+	told := make(chan []record.Warning)
+	go func() { told <- warnings() }()
+	select {
+	case got := <-told:
+		if len(got) != 0 {
+			t.Errorf("warnings %v of a limit that did nothing", got)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the window lasts until its time, though the traffic is over")
+	}
 }
