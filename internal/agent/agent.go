@@ -135,7 +135,7 @@ type Agent struct {
 	status  Status
 	beat    time.Time
 	pause   time.Duration // to the next verification
-	deaf    int // times that devices were found no message had told of, since the last message
+	deaf    int           // times that devices were found no message had told of, since the last message
 	changed chan struct{}
 
 	// The rest is Run's alone.
