@@ -30,6 +30,8 @@
 #define NEXT -1
 #define DROP 2 /* TC_ACT_SHOT */
 
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
 #define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
 #define ETH_P_IP 0x0800
 #define ETH_HLEN 14
@@ -65,7 +67,7 @@
 #define AGAIN_SOON (20 * MS)
 /* How old a connection has to be: one of a few packets is not worth the trouble. */
 #define WORTH (50 * MS)
-/* Of so many packets of unknown connections one is looked at. */
+/* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* For how long it is not asked again after a no. */
 #define NO (100 * MS)
@@ -115,17 +117,17 @@ void *bpf_cast_to_kern_ctx(void *) __ksym;
 enum why {
 	FAST_OUT,
 	FAST_IN,
+	UNKNOWN,     /* no connection that was seen */
+	ODD_FLAGS,   /* TCP that opens, closes, resets or urges */
 	DEAD,        /* nobody's heart beats */
 	OTHER,       /* neither TCP nor UDP over IPv4 */
 	OPTIONS,     /* IP options */
 	FRAGMENT,    /* of a packet */
 	LAST_HOP,    /* the hop limit is reached */
-	ODD_FLAGS,   /* TCP that opens, closes, resets or urges */
 	MALFORMED,   /* lengths or sum do not fit */
 	UNSUMMED,    /* nobody vouches for the checksum */
 	MARKED,      /* somebody marked it */
-	UNKNOWN,     /* no connection that was seen */
-	STALE,       /* not seen both ways within the last second */
+	STALE,       /* not seen within the last second */
 	CHANGED,     /* something was announced since it was seen */
 	ASKED,       /* goes to see whether the slow path still lets it through */
 	UNLIKE,      /* type of service, hops or Ethernet differ from what was seen */
@@ -198,12 +200,16 @@ struct way {
 
 struct flow {
 	struct way out, in;
+	/* The Ethernet header of what the pod sends: to whom, from whom. */
+	__u8 mac[12];
+	/* Its place in hints. */
+	__u32 hint;
 	/* Which it is. The entry of one that was deleted may be another's by the time
 	 * that a reader is through with it. */
 	struct key key;
 };
 
-/* A packet that this CPU is about to see again, further down the slow path. What is
+/* A packet that its CPU is about to see again, further down the slow path. What is
  * found there first that is not this packet is not looked at. */
 struct passing {
 	struct headers headers;
@@ -212,6 +218,7 @@ struct passing {
 	__u32 generation;
 	__u32 device;
 	__u32 overlay;
+	__u8 mac[12];
 	__u16 check; /* the inner checksum field */
 	__u8 stage;  /* 0 nothing, 1 let go, 2 seen on the VXLAN device */
 	__u8 gso;
@@ -269,20 +276,21 @@ struct {
 	__type(value, struct overlay);
 } overlays SEC(".maps");
 
-/* One for each direction: out, in. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, struct passing);
-} passings SEC(".maps");
+/* All that a CPU keeps for itself, in one place: a packet that is not carried pays for
+ * each that is looked at. */
+struct cpu {
+	__u64 whys[WHYS];
+	/* So many packets of unknown connections until one is picked. */
+	__u32 left;
+	struct passing out, in;
+};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, WHYS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
-} whys SEC(".maps");
+	__type(value, struct cpu);
+} cpus SEC(".maps");
 
 /* Connections whose window conntrack is to stop checking. */
 struct {
@@ -300,17 +308,30 @@ volatile __u32 port_from = 0, port_to = 0;
 /* Places in use. Place 0 stays empty. */
 __u32 outers_used = 0, pods_used = 0;
 
-static __always_inline void count(__u32 why)
-{
-	__u64 *n = bpf_map_lookup_elem(&whys, &why);
+/*
+ * Which connections may be known, by a few bits of their hash: a packet of one that is
+ * not needs no look into flows. A program sets, the agent takes back. What is taken back
+ * though it is known is found again as one that is not.
+ */
+#define HINTS 8192
+__u8 hints[HINTS];
 
-	if (n)
-		(*n)++;
+/* Connections that were picked once: a part of the hash, and when (ms). One is looked at
+ * if it is picked again when it is old enough. So short ones leave nothing behind. */
+#define YOUNG 1024
+__u64 young[YOUNG];
+
+static __always_inline struct cpu *this_cpu(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&cpus, &first);
 }
 
-static __always_inline struct passing *passing(__u32 direction)
+static __always_inline void count(struct cpu *c, __u32 why)
 {
-	return bpf_map_lookup_elem(&passings, &direction);
+	if (why < WHYS)
+		c->whys[why]++;
 }
 
 static __always_inline __u16 fold(__u32 sum)
@@ -338,7 +359,7 @@ static __always_inline __u8 *start(struct __sk_buff *skb, __u32 size)
 {
 	__u8 *data = field(skb, data);
 
-	if ((void *)data + size > field(skb, data_end)) {
+	if (unlikely((void *)data + size > field(skb, data_end))) {
 		if (bpf_skb_pull_data(skb, size))
 			return 0;
 		data = field(skb, data);
@@ -373,7 +394,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16
 {
 	__u8 *data;
 
-	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present)
+	if (unlikely(skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present))
 		return OTHER;
 	data = start(skb, ETH_HLEN + IP_HLEN + 8);
 	if (!data)
@@ -453,6 +474,48 @@ static __always_inline int same_key(const struct key *a, const struct key *b)
 	return x[0] == y[0] && x[1] == y[1];
 }
 
+/* mix is the hash of a connection: what follows takes bits of it. */
+static __always_inline __u64 mix(const struct key *k)
+{
+	const __u64 *x = (const void *)k;
+	__u64 h = x[0] + x[1] * 0x9e3779b97f4a7c15;
+
+	h ^= h >> 32;
+	h *= 0xd6e8feb86659fd93;
+	return h ^ h >> 32;
+}
+
+static __always_inline __u8 *hint(__u64 hash)
+{
+	return &hints[hash % HINTS];
+}
+
+/* pick tells whether a packet of an unknown connection is looked at: few of them, and not
+ * every so many-th, which may be the same connection's again and again. */
+static __always_inline int pick(struct cpu *c)
+{
+	if (c->left--)
+		return 0;
+	c->left = bpf_get_prandom_u32() % (2 * PICK);
+	return 1;
+}
+
+/* worth tells whether a connection that is picked has been picked before, long enough
+ * ago. */
+static __always_inline int worth(__u64 hash, __u64 now)
+{
+	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
+	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
+	int same = part == old >> 32;
+
+	if (same && age < WORTH / MS)
+		return 0;
+	/* Another is given the time to be old enough. */
+	if (same || age > 4 * WORTH / MS)
+		*slot = (__u64)part << 32 | ms;
+	return same;
+}
+
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
 static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h)
 {
@@ -461,15 +524,18 @@ static __always_inline __u32 segment(const struct __sk_buff *skb, const struct h
 	return skb->gso_size + IP_HLEN + (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
-/* believed tells whether the slow path lets the connection through both ways, as far
- * as is known, and if not why. */
-static __always_inline int believed(const struct flow *f, __u64 now)
+/* believed tells whether the slow path lets a connection through, as far as is known, and
+ * if not why. A stream needs both its ways. Datagrams may go one way for ever: that one
+ * alone counts, once conntrack has seen an answer (tracked). */
+static __always_inline int believed(const struct way *w, const struct way *back, const struct key *k, __u64 now)
 {
 	__u32 g = generation;
 
-	if (!f->out.seen || !f->in.seen || now - f->out.seen >= EVIDENCE || now - f->in.seen >= EVIDENCE)
+	if (k->protocol != TCP)
+		back = w;
+	if (!w->seen || !back->seen || now - w->seen >= EVIDENCE || now - back->seen >= EVIDENCE)
 		return STALE;
-	if (f->out.generation != g || f->in.generation != g)
+	if (w->generation != g || back->generation != g)
 		return CHANGED;
 	return 0;
 }
@@ -569,27 +635,32 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct headers *
 	return why;
 }
 
-/* known returns the connection of a packet that was let go and came through, unless it
- * is not to be asked about now. One that is worth it becomes known here. */
-static __always_inline struct flow *known(struct __sk_buff *skb, const struct passing *p)
+/* known returns the connection of a packet that was let go and came through. It becomes
+ * known here. */
+static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p)
 {
+	__u64 hash = mix(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
 	struct flow fresh = {};
 	__u32 again;
 	int why;
 
-	if (f)
-		return f;
-	why = tracked(skb, &p->headers, &p->key, 0, &again);
-	if (why && why != WINDOW) {
-		count(why);
-		return 0;
+	if (!f) {
+		why = tracked(skb, &p->headers, &p->key, 0, &again);
+		if (why && why != WINDOW) {
+			count(c, why);
+			return 0;
+		}
+		fresh.key = p->key;
+		fresh.hint = hash % HINTS;
+		if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST)) {
+			count(c, FULL);
+			return 0;
+		}
+		f = bpf_map_lookup_elem(&flows, &p->key);
 	}
-	fresh.key = p->key;
-	fresh.out.not_before = fresh.in.not_before = p->at + WORTH;
-	if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST))
-		count(FULL);
-	return 0;
+	*hint(hash) = 1;
+	return f;
 }
 
 /* believe notes that the slow path let a packet through, and what it made of it. What
@@ -610,7 +681,7 @@ static __always_inline void believe(struct way *w, const struct passing *p, __u3
 	w->seen = p->at;
 }
 
-static __always_inline __u32 place_of_pod(const struct pod *p)
+static __always_inline __u32 place_of_pod(struct cpu *c, const struct pod *p)
 {
 	__u32 *known = bpf_map_lookup_elem(&pod_places, p), place;
 
@@ -618,13 +689,13 @@ static __always_inline __u32 place_of_pod(const struct pod *p)
 		return *known;
 	place = __sync_fetch_and_add(&pods_used, 1) + 1;
 	if (bpf_map_update_elem(&pods, &place, p, BPF_ANY) || bpf_map_update_elem(&pod_places, p, &place, BPF_ANY)) {
-		count(FULL);
+		count(c, FULL);
 		return 0;
 	}
 	return place;
 }
 
-static __always_inline __u32 place_of_outer(const struct outer *o)
+static __always_inline __u32 place_of_outer(struct cpu *c, const struct outer *o)
 {
 	__u32 *known = bpf_map_lookup_elem(&outer_places, o), place;
 
@@ -632,7 +703,7 @@ static __always_inline __u32 place_of_outer(const struct outer *o)
 		return *known;
 	place = __sync_fetch_and_add(&outers_used, 1) + 1;
 	if (bpf_map_update_elem(&outers, &place, o, BPF_ANY) || bpf_map_update_elem(&outer_places, o, &place, BPF_ANY)) {
-		count(FULL);
+		count(c, FULL);
 		return 0;
 	}
 	return place;
@@ -695,9 +766,9 @@ static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 
 }
 
 /* turn_down notes that a way is not to be asked for a while. */
-static __always_inline void turn_down(struct way *w, int why, __u64 now)
+static __always_inline void turn_down(struct cpu *c, struct way *w, int why, __u64 now)
 {
-	count(why);
+	count(c, why);
 	w->seen = 0;
 	w->not_before = now + (why == WINDOW ? AGAIN_SOON : NO);
 }
@@ -751,19 +822,11 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 _Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer header has its length");
 _Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
 
-/* close forgets a connection that opens or ends. Most of them never were known, and a
- * look takes no lock. */
+/* close forgets a connection that opens or ends. Most of them never were known. */
 static __always_inline void close(const struct key *k)
 {
-	if (bpf_map_lookup_elem(&flows, k))
+	if (unlikely(*hint(mix(k))))
 		bpf_map_delete_elem(&flows, k);
-}
-
-/* pick tells whether a packet of an unknown connection is looked at: few of them, so
- * that connections of a few packets, which are not worth it, pay little. */
-static __always_inline int pick(void)
-{
-	return !(bpf_get_prandom_u32() % PICK);
 }
 
 /* unlike tells whether a packet differs from those that were seen in what they have in
@@ -773,11 +836,11 @@ static __always_inline int unlike(const struct way *w, const struct __sk_buff *s
 	return w->device != skb->ifindex || ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
 }
 
-static __always_inline int equal_mac(const __u8 *a, const __u8 *b)
+static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 {
 	int i, differ = 0;
 
-	for (i = 0; i < 6; i++)
+	for (i = 0; i < 12; i++)
 		differ |= a[i] ^ b[i];
 	return !differ;
 }
@@ -785,26 +848,20 @@ static __always_inline int equal_mac(const __u8 *a, const __u8 *b)
 SEC("tc")
 int leave(struct __sk_buff *skb)
 {
-	__u32 g = generation, place;
-	struct passing *p = passing(0);
 	const struct outer *outer;
-	const struct pod *pod;
+	struct cpu *c = this_cpu();
 	struct headers h;
-	struct flow *f;
+	struct flow *f = 0;
+	__u32 g, place;
 	struct key k;
 	__u16 check = 0;
+	__u64 hash, now;
 	__u8 *data;
-	__u64 now;
 	int why;
 
-	if (!p)
+	if (!c)
 		return NEXT;
-	p->stage = 0;
-	now = bpf_ktime_get_coarse_ns();
-	if (now >= alive_until) {
-		count(DEAD);
-		return NEXT;
-	}
+	c->out.stage = 0;
 	why = parse(skb, &h, &check);
 	if (why) {
 		if (why == ODD_FLAGS) {
@@ -813,18 +870,28 @@ int leave(struct __sk_buff *skb)
 		}
 		goto slow;
 	}
+	key_out(&k, &h);
+	hash = mix(&k);
+	if (*hint(hash))
+		f = bpf_map_lookup_elem(&flows, &k);
+	why = UNKNOWN;
+	if (!f && !pick(c))
+		goto slow;
+	g = generation;
+	now = bpf_ktime_get_coarse_ns();
+	why = DEAD;
+	if (now >= alive_until)
+		goto slow;
 	why = MARKED;
 	if (skb->mark)
 		goto slow;
-	key_out(&k, &h);
-	f = bpf_map_lookup_elem(&flows, &k);
-	why = UNKNOWN;
 	if (!f) {
-		if (pick())
+		why = UNKNOWN;
+		if (worth(hash, now))
 			goto look;
 		goto slow;
 	}
-	why = believed(f, now);
+	why = believed(&f->out, &f->in, &k, now);
 	if (why) {
 		if (now < f->out.not_before)
 			goto slow;
@@ -836,13 +903,8 @@ int leave(struct __sk_buff *skb)
 	why = UNLIKE;
 	place = f->out.place;
 	outer = bpf_map_lookup_elem(&outers, &place);
-	place = f->in.place;
-	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!outer || !pod || !outer->nic || pod->veth != skb->ifindex || unlike(&f->out, skb, &h) || !same_key(&f->key, &k))
-		goto look;
-	/* To the gateway, from the pod: the reverse of what is delivered to it. */
 	data = start(skb, ETH_HLEN);
-	if (!data || !equal_mac(data, pod->from) || !equal_mac(data + 6, pod->mac))
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || unlike(&f->out, skb, &h) || !same_key(&f->key, &k))
 		goto look;
 	why = MALFORMED;
 	if (!whole(&h))
@@ -872,13 +934,15 @@ int leave(struct __sk_buff *skb)
 	default:
 		skb->priority = 4;
 	}
-	count(FAST_OUT);
+	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
-	let_go(p, &h, &k, skb, now, g);
-	p->check = check;
+	let_go(&c->out, &h, &k, skb, now, g);
+	c->out.check = check;
+	if (bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac)))
+		c->out.stage = 0;
 slow:
-	count(why);
+	count(c, why);
 	return NEXT;
 }
 
@@ -894,11 +958,13 @@ static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protoc
 SEC("tc")
 int tunnel(struct __sk_buff *skb)
 {
-	struct passing *p = passing(0);
+	struct cpu *c = this_cpu();
+	struct passing *p;
 	struct headers h;
 
-	if (!p || p->stage != 1)
+	if (!c || c->out.stage != 1)
 		return NEXT;
+	p = &c->out;
 	p->stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h))
 		return NEXT;
@@ -906,7 +972,7 @@ int tunnel(struct __sk_buff *skb)
 		p->overlay = skb->ifindex;
 		p->stage = 2;
 	} else if (resemble(&p->headers, &h)) {
-		count(REWRITTEN);
+		count(c, REWRITTEN);
 	}
 	return NEXT;
 }
@@ -926,8 +992,9 @@ static __always_inline int ours(const struct outer *o, const struct overlay *v)
 SEC("tc")
 int wire(struct __sk_buff *skb)
 {
-	struct passing *p = passing(0);
+	struct cpu *c = this_cpu();
 	const struct overlay *v;
+	struct passing *p;
 	struct outer o = {};
 	struct headers h;
 	struct flow *f;
@@ -935,14 +1002,15 @@ int wire(struct __sk_buff *skb)
 	__u16 sum;
 	int why;
 
-	if (!p || p->stage != 2)
+	if (!c || c->out.stage != 2)
 		return NEXT;
+	p = &c->out;
 	p->stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
 	    load(skb, sizeof(o.head), PROTOCOL(&p->headers), &h) ||
 	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h))
 		return NEXT;
-	f = known(skb, p);
+	f = known(skb, c, p);
 	if (!f || p->at < f->out.not_before)
 		return NEXT;
 
@@ -964,26 +1032,31 @@ int wire(struct __sk_buff *skb)
 	o.head.tos = 0;
 	o.head.length = o.head.id = o.head.ip_check = o.head.port = o.head.udp_length = 0;
 	o.head.udp_check = o.head.udp_check ? 0xffff : 0;
-	place = place_of_outer(&o);
-	if (place)
-		believe(&f->out, p, place, again);
+	place = place_of_outer(c, &o);
+	if (!place)
+		return NEXT;
+	if (!equal_macs(f->mac, p->mac)) {
+		f->out.seen = 0;
+		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
+	}
+	believe(&f->out, p, place, again);
 	return NEXT;
 no:
-	turn_down(&f->out, why, p->at);
+	turn_down(c, &f->out, why, p->at);
 	return NEXT;
 }
 
 SEC("tc")
 int arrive(struct __sk_buff *skb)
 {
-	__u32 g = generation, place;
-	struct passing *p = passing(1);
+	struct cpu *c = this_cpu();
 	const struct pod *pod;
 	struct headers h;
-	struct flow *f;
+	struct flow *f = 0;
+	__u32 g, place;
 	struct key k;
 	__u16 check = 0;
-	__u64 now;
+	__u64 hash, now;
 	__u8 sum;
 	struct {
 		__u8 to[6], from[6];
@@ -992,14 +1065,9 @@ int arrive(struct __sk_buff *skb)
 	} head;
 	int why;
 
-	if (!p)
+	if (!c)
 		return NEXT;
-	p->stage = 0;
-	now = bpf_ktime_get_coarse_ns();
-	if (now >= alive_until) {
-		count(DEAD);
-		return NEXT;
-	}
+	c->in.stage = 0;
 	why = parse(skb, &h, &check);
 	if (why) {
 		if (why == ODD_FLAGS) {
@@ -1008,21 +1076,31 @@ int arrive(struct __sk_buff *skb)
 		}
 		goto slow;
 	}
+	key_in(&k, &h);
+	hash = mix(&k);
+	if (*hint(hash))
+		f = bpf_map_lookup_elem(&flows, &k);
+	why = UNKNOWN;
+	if (!f && !pick(c))
+		goto slow;
+	g = generation;
+	now = bpf_ktime_get_coarse_ns();
+	why = DEAD;
+	if (now >= alive_until)
+		goto slow;
 	why = MARKED;
 	if (skb->mark)
 		goto slow;
 	why = UNLIKE;
 	if (skb->pkt_type != PACKET_HOST)
 		goto slow;
-	key_in(&k, &h);
-	f = bpf_map_lookup_elem(&flows, &k);
-	why = UNKNOWN;
 	if (!f) {
-		if (pick())
+		why = UNKNOWN;
+		if (worth(hash, now))
 			goto look;
 		goto slow;
 	}
-	why = believed(f, now);
+	why = believed(&f->in, &f->out, &k, now);
 	if (why) {
 		if (now < f->in.not_before)
 			goto slow;
@@ -1054,19 +1132,20 @@ int arrive(struct __sk_buff *skb)
 	__builtin_memcpy(head.ip, h.ip, IP_HLEN);
 	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0))
 		return DROP;
-	count(FAST_IN);
+	count(c, FAST_IN);
 	return bpf_redirect_peer(place, 0);
 look:
-	let_go(p, &h, &k, skb, now, g);
+	let_go(&c->in, &h, &k, skb, now, g);
 slow:
-	count(why);
+	count(c, why);
 	return NEXT;
 }
 
 SEC("tc")
 int deliver(struct __sk_buff *skb)
 {
-	struct passing *p = passing(1);
+	struct cpu *c = this_cpu();
+	struct passing *p;
 	struct pod pod = {};
 	struct headers h;
 	struct flow *f;
@@ -1074,29 +1153,30 @@ int deliver(struct __sk_buff *skb)
 	__u8 mac[12];
 	int why;
 
-	if (!p || p->stage != 1)
+	if (!c || c->in.stage != 1)
 		return NEXT;
+	p = &c->in;
 	p->stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
 	if (!same(&p->headers, &h)) {
 		if (resemble(&p->headers, &h))
-			count(REWRITTEN);
+			count(c, REWRITTEN);
 		return NEXT;
 	}
-	f = known(skb, p);
+	f = known(skb, c, p);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
 	why = tracked(skb, &p->headers, &p->key, 1, &again);
 	if (why) {
-		turn_down(&f->in, why, p->at);
+		turn_down(c, &f->in, why, p->at);
 		return NEXT;
 	}
 	pod.veth = skb->ifindex;
 	__builtin_memcpy(pod.mac, mac, 6);
 	__builtin_memcpy(pod.from, mac + 6, 6);
-	place = place_of_pod(&pod);
+	place = place_of_pod(c, &pod);
 	if (place)
 		believe(&f->in, p, place, again);
 	return NEXT;

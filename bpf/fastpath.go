@@ -33,8 +33,8 @@ type Fastpath struct {
 // Reasons name what became of packets, in the order of enum why: the first two took
 // the fast path.
 var reasons = [...]string{
-	"fast-out", "fast-in", "dead", "other", "options", "fragment", "last-hop", "odd-flags", "malformed", "unsummed",
-	"marked", "unknown", "stale", "changed", "asked", "unlike", "large", "no-room",
+	"fast-out", "fast-in", "unknown", "odd-flags", "dead", "other", "options", "fragment", "last-hop", "malformed", "unsummed",
+	"marked", "stale", "changed", "asked", "unlike", "large", "no-room",
 	"untracked", "unanswered", "translated", "helped", "window", "rewritten", "full",
 }
 
@@ -173,18 +173,27 @@ func (k fastpathKey) flow() Flow {
 }
 
 // Flows are the connections that are known, and when each was last seen to be let
-// through, the later of both ways (CLOCK_MONOTONIC; 0 if it has not been).
+// through, the later of both ways (CLOCK_MONOTONIC; 0 if it has not been). From then on
+// the programs look for no others.
 func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
 	all := make(map[Flow]time.Duration)
+	hints := make([]byte, f.objects.Hints.Size())
 	var k fastpathKey
 	var v fastpathFlow
 	i := f.objects.Flows.Iterate()
 	for i.Next(&k, &v) {
 		all[k.flow()] = time.Duration(max(v.Out.Seen, v.In.Seen))
+		hints[v.Hint] = 1
 	}
-	// One that changes all the time is not read to its end; what was read is true.
-	if err := i.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+	switch err := i.Err(); {
+	case errors.Is(err, ebpf.ErrIterationAborted):
+		// One that changes all the time is not read to its end; what was read is true.
+		return all, nil
+	case err != nil:
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	if err := f.objects.Hints.Set(hints); err != nil {
+		return nil, fmt.Errorf("tell the fast path which connections are known: %w", err)
 	}
 	return all, nil
 }
@@ -213,14 +222,14 @@ func (f Flow) key() fastpathKey {
 // fast path, all others say why not. A packet can count twice: as one that was let go
 // to see, and as what was found then.
 func (f *Fastpath) Counts() (map[string]uint64, error) {
+	var each []fastpathCpu
+	if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+		return nil, fmt.Errorf("read counters of the fast path: %w", err)
+	}
 	counts := make(map[string]uint64, len(reasons))
 	for why, name := range reasons {
-		var each []uint64
-		if err := f.objects.Whys.Lookup(uint32(why), &each); err != nil {
-			return nil, fmt.Errorf("read counters of the fast path: %w", err)
-		}
-		for _, n := range each {
-			counts[name] += n
+		for _, cpu := range each {
+			counts[name] += cpu.Whys[why]
 		}
 	}
 	return counts, nil

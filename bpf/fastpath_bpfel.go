@@ -13,6 +13,51 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type fastpathCpu struct {
+	_    structs.HostLayout
+	Whys [25]uint64
+	Left uint32
+	_    [4]byte
+	Out  struct {
+		_       structs.HostLayout
+		Headers struct {
+			_  structs.HostLayout
+			Ip [5]uint32
+			L4 [4]uint32
+		}
+		_          [4]byte
+		Key        fastpathKey
+		At         uint64
+		Generation uint32
+		Device     uint32
+		Overlay    uint32
+		Mac        [12]uint8
+		Check      uint16
+		Stage      uint8
+		Gso        uint8
+		_          [4]byte
+	}
+	In struct {
+		_       structs.HostLayout
+		Headers struct {
+			_  structs.HostLayout
+			Ip [5]uint32
+			L4 [4]uint32
+		}
+		_          [4]byte
+		Key        fastpathKey
+		At         uint64
+		Generation uint32
+		Device     uint32
+		Overlay    uint32
+		Mac        [12]uint8
+		Check      uint16
+		Stage      uint8
+		Gso        uint8
+		_          [4]byte
+	}
+}
+
 type fastpathFlow struct {
 	_   structs.HostLayout
 	Out struct {
@@ -41,7 +86,9 @@ type fastpathFlow struct {
 		Ttl        uint8
 		_          [6]byte
 	}
-	Key fastpathKey
+	Mac  [12]uint8
+	Hint uint32
+	Key  fastpathKey
 }
 
 type fastpathKey struct {
@@ -90,24 +137,6 @@ type fastpathOverlay struct {
 	Vni    [2]uint16
 }
 
-type fastpathPassing struct {
-	_       structs.HostLayout
-	Headers struct {
-		_  structs.HostLayout
-		Ip [5]uint32
-		L4 [4]uint32
-	}
-	_          [4]byte
-	Key        fastpathKey
-	At         uint64
-	Generation uint32
-	Device     uint32
-	Overlay    uint32
-	Check      uint16
-	Stage      uint8
-	Gso        uint8
-}
-
 type fastpathPod struct {
 	_    structs.HostLayout
 	Veth uint32
@@ -119,14 +148,13 @@ type fastpathPod struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	fastpathMapCpus        = "cpus"
 	fastpathMapFlows       = "flows"
 	fastpathMapOuterPlaces = "outer_places"
 	fastpathMapOuters      = "outers"
 	fastpathMapOverlays    = "overlays"
-	fastpathMapPassings    = "passings"
 	fastpathMapPodPlaces   = "pod_places"
 	fastpathMapPods        = "pods"
-	fastpathMapWhys        = "whys"
 	fastpathMapWindows     = "windows"
 	fastpathProgArrive     = "arrive"
 	fastpathProgDeliver    = "deliver"
@@ -135,11 +163,13 @@ const (
 	fastpathProgWire       = "wire"
 	fastpathVarAliveUntil  = "alive_until"
 	fastpathVarGeneration  = "generation"
+	fastpathVarHints       = "hints"
 	fastpathVarMtu         = "mtu"
 	fastpathVarOutersUsed  = "outers_used"
 	fastpathVarPodsUsed    = "pods_used"
 	fastpathVarPortFrom    = "port_from"
 	fastpathVarPortTo      = "port_to"
+	fastpathVarYoung       = "young"
 )
 
 // loadFastpath returns the embedded CollectionSpec for fastpath.
@@ -195,14 +225,13 @@ type fastpathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathMapSpecs struct {
+	Cpus        *ebpf.MapSpec `ebpf:"cpus"`
 	Flows       *ebpf.MapSpec `ebpf:"flows"`
 	OuterPlaces *ebpf.MapSpec `ebpf:"outer_places"`
 	Outers      *ebpf.MapSpec `ebpf:"outers"`
 	Overlays    *ebpf.MapSpec `ebpf:"overlays"`
-	Passings    *ebpf.MapSpec `ebpf:"passings"`
 	PodPlaces   *ebpf.MapSpec `ebpf:"pod_places"`
 	Pods        *ebpf.MapSpec `ebpf:"pods"`
-	Whys        *ebpf.MapSpec `ebpf:"whys"`
 	Windows     *ebpf.MapSpec `ebpf:"windows"`
 }
 
@@ -212,11 +241,13 @@ type fastpathMapSpecs struct {
 type fastpathVariableSpecs struct {
 	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
 	Generation *ebpf.VariableSpec `ebpf:"generation"`
+	Hints      *ebpf.VariableSpec `ebpf:"hints"`
 	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
 	OutersUsed *ebpf.VariableSpec `ebpf:"outers_used"`
 	PodsUsed   *ebpf.VariableSpec `ebpf:"pods_used"`
 	PortFrom   *ebpf.VariableSpec `ebpf:"port_from"`
 	PortTo     *ebpf.VariableSpec `ebpf:"port_to"`
+	Young      *ebpf.VariableSpec `ebpf:"young"`
 }
 
 // fastpathObjects contains all objects after they have been loaded into the kernel.
@@ -239,27 +270,25 @@ func (o *fastpathObjects) Close() error {
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathMaps struct {
+	Cpus        *ebpf.Map `ebpf:"cpus"`
 	Flows       *ebpf.Map `ebpf:"flows"`
 	OuterPlaces *ebpf.Map `ebpf:"outer_places"`
 	Outers      *ebpf.Map `ebpf:"outers"`
 	Overlays    *ebpf.Map `ebpf:"overlays"`
-	Passings    *ebpf.Map `ebpf:"passings"`
 	PodPlaces   *ebpf.Map `ebpf:"pod_places"`
 	Pods        *ebpf.Map `ebpf:"pods"`
-	Whys        *ebpf.Map `ebpf:"whys"`
 	Windows     *ebpf.Map `ebpf:"windows"`
 }
 
 func (m *fastpathMaps) Close() error {
 	return _FastpathClose(
+		m.Cpus,
 		m.Flows,
 		m.OuterPlaces,
 		m.Outers,
 		m.Overlays,
-		m.Passings,
 		m.PodPlaces,
 		m.Pods,
-		m.Whys,
 		m.Windows,
 	)
 }
@@ -270,11 +299,13 @@ func (m *fastpathMaps) Close() error {
 type fastpathVariables struct {
 	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
 	Generation *ebpf.Variable `ebpf:"generation"`
+	Hints      *ebpf.Variable `ebpf:"hints"`
 	Mtu        *ebpf.Variable `ebpf:"mtu"`
 	OutersUsed *ebpf.Variable `ebpf:"outers_used"`
 	PodsUsed   *ebpf.Variable `ebpf:"pods_used"`
 	PortFrom   *ebpf.Variable `ebpf:"port_from"`
 	PortTo     *ebpf.Variable `ebpf:"port_to"`
+	Young      *ebpf.Variable `ebpf:"young"`
 }
 
 // fastpathPrograms contains all programs after they have been loaded into the kernel.

@@ -74,6 +74,7 @@ func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)
 	v.Out.Device, v.In.Device = lo, lo
 	v.Out.Place, v.In.Place = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
+	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
 		change(&v)
 	}
@@ -81,6 +82,7 @@ func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)
 	pod := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
 	if err := errors.Join(
 		f.objects.Flows.Put(flow.key(), v),
+		f.objects.Hints.Set(bytes.Repeat([]byte{1}, int(f.objects.Hints.Size()))),
 		f.objects.Outers.Put(uint32(1), outer),
 		f.objects.fastpathMaps.Pods.Put(uint32(1), pod),
 	); err != nil {
@@ -194,7 +196,7 @@ func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint3
 // checksum a device vouches for.
 func TestOdd(t *testing.T) {
 	f := loadForTest(t)
-	if n := f.objects.Whys.MaxEntries(); len(reasons) != int(n) {
+	if n := len(fastpathCpu{}.Whys); len(reasons) != n {
 		t.Fatalf("there are names for %d reasons, want %d", len(reasons), n)
 	}
 	type test struct {
@@ -228,12 +230,6 @@ func TestOdd(t *testing.T) {
 		{name: "multicast", odd: func(p *packet) {
 			p.target = netip.AddrPortFrom(netip.MustParseAddr("224.0.0.5"), p.target.Port())
 		}, want: "unknown"},
-		{name: "not seen out", flow: func(v *fastpathFlow) { v.Out.Seen = 0 }, want: "stale"},
-		{name: "not seen in", flow: func(v *fastpathFlow) { v.In.Seen = 0 }, want: "stale"},
-		{name: "seen long ago out", flow: func(v *fastpathFlow) { v.Out.Seen -= 1e9 }, want: "stale"},
-		{name: "seen long ago in", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }, want: "stale"},
-		{name: "changed out", flow: func(v *fastpathFlow) { v.Out.Generation-- }, want: "changed"},
-		{name: "changed in", flow: func(v *fastpathFlow) { v.In.Generation-- }, want: "changed"},
 		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
 		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
 		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Place, v.In.Place = 2, 2 }, want: "unlike"},
@@ -281,6 +277,35 @@ func TestOdd(t *testing.T) {
 						t.Errorf("counted %s, want [%s]", got, tt.want)
 					}
 				})
+			}
+			// What was seen is void in time, and with a change. A stream needs both ways.
+			for _, tt := range []struct {
+				name   string
+				change func(seen *uint64, generation *uint32)
+				want   string
+			}{
+				{"not seen", func(seen *uint64, _ *uint32) { *seen = 0 }, "[stale]"},
+				{"seen long ago", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[stale]"},
+				{"changed", func(_ *uint64, generation *uint32) { *generation-- }, "[changed]"},
+			} {
+				for _, side := range []string{"leave", "arrive"} {
+					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
+						f.know(t, of.protocol, func(v *fastpathFlow) {
+							if side == "leave" {
+								tt.change(&v.Out.Seen, &v.Out.Generation)
+							} else {
+								tt.change(&v.In.Seen, &v.In.Generation)
+							}
+						})
+						want := tt.want
+						if of.protocol == unix.IPPROTO_UDP && side != way.name {
+							want = "[unsummed]"
+						}
+						if got := f.run(t, way.program, way.base(of.protocol).bytes(), 0); got != want {
+							t.Errorf("counted %s, want %s", got, want)
+						}
+					})
+				}
 			}
 			t.Run(way.name+" "+of.name+" wrong sum", func(t *testing.T) {
 				f.know(t, of.protocol, nil)
@@ -346,6 +371,13 @@ func TestFlows(t *testing.T) {
 	if flows, err = f.Flows(); err != nil || len(flows) != 0 {
 		t.Errorf("known are %v, error %v", flows, err)
 	}
+	hints := make([]byte, f.objects.Hints.Size())
+	if err := f.objects.Hints.Get(hints); err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(hints, 1) {
+		t.Error("there is a hint at a connection, and none is known")
+	}
 }
 
 // TestForged has wire believe nothing of what it has not seen on its way from a pod and
@@ -362,32 +394,32 @@ func TestForged(t *testing.T) {
 	copy(frame[14+28+8:], arrived)
 	for name, tt := range map[string]struct {
 		stage uint8
-		odd   func(*fastpathPassing)
+		odd   func(*fastpathCpu)
 		want  string
 	}{
 		"nothing is on its way":       {stage: 0, want: "[]"},
 		"it has not left the tunnel":  {stage: 1, want: "[]"},
-		"another is on its way":       {stage: 2, odd: func(p *fastpathPassing) { p.Headers.Ip[1]++ }, want: "[]"},
+		"another is on its way":       {stage: 2, odd: func(c *fastpathCpu) { c.Out.Headers.Ip[1]++ }, want: "[]"},
 		"its device is not a tunnel":  {stage: 2, want: "[rewritten]"},
-		"it has not been asked about": {stage: 2, odd: func(p *fastpathPassing) { p.Key.PodPort++ }, want: "[untracked]"},
+		"it has not been asked about": {stage: 2, odd: func(c *fastpathCpu) { c.Out.Key.PodPort++ }, want: "[untracked]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.know(t, unix.IPPROTO_UDP, nil)
-			p := fastpathPassing{Key: Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), At: uint64(monotonic(t)), Generation: 7, Device: lo, Stage: tt.stage}
-			for i := range p.Headers.Ip {
-				p.Headers.Ip[i] = binary.NativeEndian.Uint32(sent[14+4*i:])
-			}
-			for i := range 2 {
-				p.Headers.L4[i] = binary.NativeEndian.Uint32(sent[34+4*i:])
-			}
-			if tt.odd != nil {
-				tt.odd(&p)
-			}
-			each := make([]fastpathPassing, ebpf.MustPossibleCPU())
+			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
 			for i := range each {
-				each[i] = p
+				p := &each[i].Out
+				p.Key, p.At, p.Generation, p.Device, p.Stage = Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), uint64(monotonic(t)), 7, lo, tt.stage
+				for j := range p.Headers.Ip {
+					p.Headers.Ip[j] = binary.NativeEndian.Uint32(sent[14+4*j:])
+				}
+				for j := range 2 {
+					p.Headers.L4[j] = binary.NativeEndian.Uint32(sent[34+4*j:])
+				}
+				if tt.odd != nil {
+					tt.odd(&each[i])
+				}
 			}
-			if err := f.objects.Passings.Put(uint32(0), each); err != nil {
+			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
 				t.Fatal(err)
 			}
 			before, err := f.Flows()
