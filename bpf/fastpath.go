@@ -59,9 +59,17 @@ type Overlay struct {
 
 // LoadFastpath loads them. They do nothing yet. An error says what the kernel lacks.
 func LoadFastpath() (*Fastpath, error) {
+	spec, err := loadFastpath()
+	if err != nil {
+		return nil, fmt.Errorf("read programs of the fast path: %w", err)
+	}
+	return newFastpath(spec)
+}
+
+func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
 	f := new(Fastpath)
-	if err := loadFastpathObjects(&f.objects, nil); err != nil {
+	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
 		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
 	}
 	o := &f.objects
@@ -177,13 +185,13 @@ func (k fastpathKey) flow() Flow {
 // the programs look for no others.
 func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
 	all := make(map[Flow]time.Duration)
-	hints := make([]byte, f.objects.Hints.Size())
+	hints := make([]uint64, f.objects.Hints.Size()/8)
 	var k fastpathKey
 	var v fastpathFlow
 	i := f.objects.Flows.Iterate()
 	for i.Next(&k, &v) {
 		all[k.flow()] = time.Duration(max(v.Out.Seen, v.In.Seen))
-		hints[v.Hint] = 1
+		hints[v.Hint/64] |= 1 << (v.Hint % 64)
 	}
 	switch err := i.Err(); {
 	case errors.Is(err, ebpf.ErrIterationAborted):

@@ -14,11 +14,13 @@ import (
 )
 
 type fastpathCpu struct {
-	_    structs.HostLayout
-	Whys [25]uint64
-	Left uint32
-	_    [4]byte
-	Out  struct {
+	_        structs.HostLayout
+	OutStage uint8
+	InStage  uint8
+	_        [2]byte
+	Left     uint32
+	Whys     [25]uint64
+	Out      struct {
 		_       structs.HostLayout
 		Headers struct {
 			_  structs.HostLayout
@@ -33,9 +35,8 @@ type fastpathCpu struct {
 		Overlay    uint32
 		Mac        [12]uint8
 		Check      uint16
-		Stage      uint8
 		Gso        uint8
-		_          [4]byte
+		_          [5]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -52,9 +53,8 @@ type fastpathCpu struct {
 		Overlay    uint32
 		Mac        [12]uint8
 		Check      uint16
-		Stage      uint8
 		Gso        uint8
-		_          [4]byte
+		_          [5]byte
 	}
 }
 
@@ -162,6 +162,7 @@ const (
 	fastpathProgTunnel     = "tunnel"
 	fastpathProgWire       = "wire"
 	fastpathVarAliveUntil  = "alive_until"
+	fastpathVarAnySum      = "any_sum"
 	fastpathVarGeneration  = "generation"
 	fastpathVarHints       = "hints"
 	fastpathVarMtu         = "mtu"
@@ -240,6 +241,7 @@ type fastpathMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathVariableSpecs struct {
 	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
+	AnySum     *ebpf.VariableSpec `ebpf:"any_sum"`
 	Generation *ebpf.VariableSpec `ebpf:"generation"`
 	Hints      *ebpf.VariableSpec `ebpf:"hints"`
 	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
@@ -298,6 +300,7 @@ func (m *fastpathMaps) Close() error {
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathVariables struct {
 	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
+	AnySum     *ebpf.Variable `ebpf:"any_sum"`
 	Generation *ebpf.Variable `ebpf:"generation"`
 	Hints      *ebpf.Variable `ebpf:"hints"`
 	Mtu        *ebpf.Variable `ebpf:"mtu"`

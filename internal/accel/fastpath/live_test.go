@@ -392,6 +392,59 @@ func TestDrop(t *testing.T) {
 	}
 }
 
+// TestOneWay has datagrams that go one way take the fast path once one was answered, and
+// never before: to rules each of them is of a new connection. A rule ends them at once.
+func TestOneWay(t *testing.T) {
+	for _, answered := range []bool{true, false} {
+		t.Run(fmt.Sprintf("answered %t", answered), func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.start()
+			var near, far *net.UDPConn
+			w.in("n1p0", func() (err error) {
+				far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
+				return err
+			})
+			w.in("n0p0", func() (err error) {
+				near, err = net.DialUDP("udp4", nil, far.LocalAddr().(*net.UDPAddr))
+				return err
+			})
+			w.Cleanup(func() { near.Close(); far.Close() })
+			var last atomic.Int64
+			go func() {
+				buf := make([]byte, 64)
+				for first := true; ; first = false {
+					_, from, err := far.ReadFromUDP(buf)
+					if err != nil {
+						return
+					}
+					if first && answered {
+						_, _ = far.WriteToUDP(buf, from)
+					}
+					last.Store(time.Now().UnixNano())
+				}
+			}()
+			send := func() {
+				time.Sleep(time.Millisecond) // the rate
+				_, _ = near.Write([]byte("datagram"))
+			}
+			if !answered {
+				w.eventually("they are looked at", send, func() bool { return w.counts(0)["unanswered"] > 5 && w.counts(1)["unanswered"] > 5 })
+				if out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]; out > 0 || in > 0 {
+					t.Errorf("%d left and %d arrived by the fast path", out, in)
+				}
+				return
+			}
+			w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 1000 && w.counts(1)["fast-in"] > 1000 })
+			w.drop("n1")
+			set := time.Now()
+			w.eventually("it ends", send, func() bool { return time.Since(set) > 2*time.Second })
+			if took := time.Unix(0, last.Load()).Sub(set); took > 100*time.Millisecond {
+				t.Errorf("datagrams were delivered for %s after a rule that drops them", took)
+			}
+		})
+	}
+}
+
 // TestGeneration has a change that does not matter to the connection let it through, and
 // back onto the fast path.
 func TestGeneration(t *testing.T) {

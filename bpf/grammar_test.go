@@ -1,0 +1,334 @@
+//go:build linux
+
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
+
+// grammar makes packets that are what a pod of the known connection sends or is sent, and
+// such as are nearly that.
+type grammar struct{ *rand.Rand }
+
+func (g grammar) often() bool { return g.IntN(4) > 0 }
+
+// base is a packet of the known connection.
+func (g grammar) base(out bool) packet {
+	p := inPacket(unix.IPPROTO_UDP)
+	if out {
+		p = outPacket(unix.IPPROTO_UDP)
+	}
+	if g.IntN(2) == 0 {
+		p.protocol = unix.IPPROTO_TCP
+		p.flags |= []byte{0, 0x08, 0x40, 0x80}[g.IntN(4)]
+	}
+	p.tos = byte(g.IntN(4))
+	p.fragment = uint16(g.IntN(2)) << 14
+	p.payload = []int{0, 1, 64, 99, 1400, 1402, 1410, 1411, 1422, 1423}[g.IntN(10)]
+	return p
+}
+
+// bend has something of a packet's description be odd.
+func (g grammar) bend(p *packet) {
+	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
+	address := func(a netip.AddrPort) netip.AddrPort {
+		raw := a.Addr().As4()
+		raw[g.IntN(4)] ^= 1 << g.IntN(8)
+		return netip.AddrPortFrom(netip.AddrFrom4(raw), a.Port())
+	}
+	mac := func() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(g.IntN(4))} }
+	switch g.IntN(14) {
+	case 0:
+		p.to = mac()
+	case 1:
+		p.from = mac()
+	case 2:
+		p.source = port(p.source)
+	case 3:
+		p.target = port(p.target)
+	case 4:
+		p.source = address(p.source)
+	case 5:
+		p.target = address(p.target)
+	case 6:
+		p.source, p.target = p.target, p.source
+	case 7:
+		p.protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132}[g.IntN(9)]
+	case 8:
+		p.tos = byte(g.Uint32())
+	case 9:
+		p.ttl = []byte{0, 1, 2, 63, 64, 65, 255}[g.IntN(7)]
+	case 10:
+		p.flags = byte(g.Uint32())
+	case 11:
+		p.fragment = uint16(1) << g.IntN(16)
+	case 12:
+		p.options = 4 * g.IntN(11)
+	case 13:
+		p.trailing = g.IntN(40) - min(20, p.payload)
+	}
+}
+
+// damage has some bytes be others, or not be.
+func (g grammar) damage(b []byte) []byte {
+	switch g.IntN(6) {
+	case 0:
+		return b[:15+g.IntN(len(b)-14)]
+	case 1:
+		return append(b, make([]byte, g.IntN(64))...)
+	case 2: // a VLAN
+		return slices.Concat(b[:12], []byte{0x81, 0x00, 0, byte(g.IntN(2))}, b[12:])
+	case 3:
+		return mend(g.flip(b))
+	default:
+		return g.flip(b)
+	}
+}
+
+// flip turns bits of the headers.
+func (g grammar) flip(b []byte) []byte {
+	for range 1 + g.IntN(3) {
+		b[g.IntN(min(len(b), 60))] ^= 1 << g.IntN(8)
+	}
+	return b
+}
+
+// mend makes the sum of an IP header right again.
+func mend(b []byte) []byte {
+	if n := 14 + int(b[14]&0xf)*4; n >= 34 && len(b) >= n {
+		b[24], b[25] = 0, 0
+		binary.BigEndian.PutUint16(b[24:], ^sum16(0, b[14:n]))
+	}
+	return b
+}
+
+// nest puts a packet into VXLAN: of another network, to another node, or of this one.
+func (g grammar) nest(b []byte, out bool) []byte {
+	p := g.base(out)
+	p.protocol, p.payload = unix.IPPROTO_UDP, 8+len(b)
+	if g.IntN(2) == 0 {
+		p.source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(g.IntN(3))}), p.source.Port())
+		p.target = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(g.IntN(3))}), 8472)
+	}
+	whole := p.bytes()
+	copy(whole[42:], []byte{0x08, 0, 0, 0, 0, 0, byte(g.IntN(3)), 0})
+	copy(whole[50:], b)
+	return whole
+}
+
+func (g grammar) packet(out bool) []byte {
+	if g.IntN(50) == 0 {
+		b := make([]byte, 15+g.IntN(200))
+		for i := range b {
+			b[i] = byte(g.Uint32())
+		}
+		return b
+	}
+	p := g.base(out)
+	for !g.often() {
+		g.bend(&p)
+	}
+	b := p.bytes()
+	for i := 14 + 28; i < len(b); i++ {
+		if p.protocol == unix.IPPROTO_UDP || i >= 14+40 {
+			b[i] = byte(i)
+		}
+	}
+	if p.protocol == unix.IPPROTO_UDP && len(b) >= 42 {
+		binary.BigEndian.PutUint16(b[40:], uint16(g.Uint32())) // what stands for the sum is anything
+	}
+	if g.IntN(8) == 0 {
+		b = g.nest(b, out)
+	}
+	if g.IntN(3) == 0 {
+		b = g.damage(b)
+	}
+	return b
+}
+
+// carried tells whether a packet is one for the fast path, by the words of docs/fastpath.md.
+func carried(b []byte, out bool) bool {
+	if len(b) < 14+20+8 || b[12] != 0x08 || b[13] != 0 {
+		return false
+	}
+	ip := b[14:]
+	half := func(at int) int { return int(binary.BigEndian.Uint16(ip[at:])) }
+	l4, want := ip[20:], inPacket(0)
+	if out {
+		want = outPacket(0)
+	}
+	switch {
+	case out && (!bytes.Equal(b[:6], gateway) || !bytes.Equal(b[6:12], knownMAC)),
+		!out && !bytes.Equal(b[:6], want.to),
+		ip[0] != 0x45, half(2) != len(ip), half(2) > 1450, sum16(0, ip[:20]) != 0xffff,
+		half(6)&^0x4000 != 0, ip[8] != 64, ip[1]>>2 != 0,
+		!bytes.Equal(ip[12:16], want.source.Addr().AsSlice()), !bytes.Equal(ip[16:20], want.target.Addr().AsSlice()),
+		half(20) != int(want.source.Port()), half(22) != int(want.target.Port()):
+		return false
+	}
+	switch ip[9] {
+	case unix.IPPROTO_TCP:
+		return len(l4) >= 20 && l4[12]>>4 >= 5 && int(l4[12]>>4)*4 <= len(l4) && l4[12]&0xf == 0 && l4[13]&0x37 == tcpACK
+	case unix.IPPROTO_UDP:
+		return half(24) == len(l4)
+	}
+	return false
+}
+
+// hopped is an IP packet one hop on.
+func hopped(ip []byte) []byte {
+	ip = bytes.Clone(ip)
+	ip[8]--
+	ip[10], ip[11] = 0, 0
+	binary.BigEndian.PutUint16(ip[10:], ^sum16(0, ip[:20]))
+	return ip
+}
+
+// outerForTest is in front of all that the known connection sends.
+func outerForTest(sum bool) (o fastpathOuter) {
+	raw := slices.Concat([]byte{2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 0x08, 0x00}, // Ethernet
+		[]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2}, // IP
+		[]byte{0, 0, 0x21, 0x18, 0, 0, 0, 0}, []byte{0x08, 0, 0, 0, 0, 0, 1, 0},       // UDP, VXLAN
+		[]byte{2, 0, 0, 0, 2, 1, 2, 0, 0, 0, 2, 2, 0x08, 0x00})
+	if sum {
+		raw[40], raw[41] = 0xff, 0xff
+	}
+	if _, err := binary.Decode(raw, binary.NativeEndian, &o.Head); err != nil {
+		panic(err)
+	}
+	o.Nic = lo
+	return o
+}
+
+// encapsulated checks that what leaves is what the kernel would send of a packet.
+func encapsulated(t *testing.T, b, got []byte, sum bool, ports map[byte]uint16) {
+	t.Helper()
+	if len(got) != len(b)+50 {
+		t.Fatalf("%d bytes became %d, want 50 more", len(b), len(got))
+	}
+	want := make([]byte, 64)
+	outer := outerForTest(sum)
+	if _, err := binary.Encode(want, binary.NativeEndian, outer.Head); err != nil {
+		t.Fatal(err)
+	}
+	want[15] = []byte{0, 1, 2, 2}[b[15]&3] // RFC 6040
+	binary.BigEndian.PutUint16(want[16:], uint16(len(got)-14))
+	copy(want[18:20], got[18:20]) // the identification is anything
+	binary.BigEndian.PutUint16(want[24:], ^sum16(0, want[14:34]))
+	port := binary.BigEndian.Uint16(got[34:])
+	if first, known := ports[b[23]]; known && first != port || port < 32768 || port >= 60999 {
+		t.Fatalf("the source port is %d, and was %d", port, first)
+	}
+	ports[b[23]] = port
+	copy(want[34:36], got[34:36])
+	binary.BigEndian.PutUint16(want[38:], uint16(len(got)-34))
+	want = append(want, hopped(b[14:])...)
+	copy(want[40:42], got[40:42])
+	if !bytes.Equal(got, want) {
+		t.Fatalf("of   %x\ncame %x\nwant %x", b, got, want)
+	}
+	if !sum {
+		if got[40] != 0 || got[41] != 0 {
+			t.Fatalf("there is an outer sum, %x", got[40:42])
+		}
+		return
+	}
+	// The device makes the inner segment's sum the complement of what its field held.
+	at := 84 + 6
+	if b[23] == unix.IPPROTO_TCP {
+		at = 84 + 16
+	}
+	field := binary.BigEndian.Uint16(got[at:])
+	got[at], got[at+1] = 0, 0
+	rest := sum16(0, got[84:])
+	binary.BigEndian.PutUint16(got[at:], sum16(uint32(^field)+uint32(^rest), nil))
+	pseudo := uint32(sum16(0, got[26:34])) + unix.IPPROTO_UDP + uint32(len(got)-34)
+	if s := sum16(pseudo, got[34:]); s != 0xffff {
+		t.Fatalf("the outer sum is wrong: %#x of %x", s, got)
+	}
+}
+
+// TestGrammar has packets of all kinds meet leave and arrive while a connection is on the
+// fast path: what is carried leaves as the kernel would have sent it, and all else goes on as
+// it came.
+func TestGrammar(t *testing.T) {
+	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	g := grammar{rand.New(rand.NewPCG(1, 2))}
+	ports := make(map[byte]uint16)
+	skb := make([]byte, 192)
+	var fast, slow int
+	var known time.Time
+	sum := false
+	for range *packets {
+		if time.Since(known) > 100*time.Millisecond { // or it would be time to go and see
+			sum = !sum
+			f.know(t, unix.IPPROTO_TCP, nil)
+			f.know(t, unix.IPPROTO_UDP, nil)
+			if err := f.objects.Outers.Put(uint32(1), outerForTest(sum)); err != nil {
+				t.Fatal(err)
+			}
+			known = time.Now()
+		}
+		out := g.IntN(2) == 0
+		program := f.Arrive
+		if out {
+			program = f.Leave
+		}
+		b := g.packet(out)
+		mark := uint32(0)
+		if g.IntN(50) == 0 {
+			mark = 1 << g.IntN(32)
+		}
+		binary.NativeEndian.PutUint32(skb[8:], mark) // struct __sk_buff
+		o := ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64), Context: skb}
+		code, err := program.Run(&o)
+		if errors.Is(err, unix.EINVAL) && len(b) < 14+40 {
+			continue // prog.Run takes none that is shorter than an IP header
+		}
+		if err != nil {
+			t.Fatalf("%x: %v", b, err)
+		}
+		want := mark == 0 && carried(b, out)
+		switch {
+		case code != redirect && int32(code) != -1:
+			t.Fatalf("out %t: the program returns %d for %x", out, int32(code), b)
+		case (code == redirect) != want:
+			counts, err := f.Counts()
+			t.Fatalf("out %t, mark %d: carried %t, want %t: %x (%v, %v)", out, mark, code == redirect, want, b, counts, err)
+		case code != redirect:
+			slow++
+			if !bytes.Equal(o.DataOut, b) {
+				t.Fatalf("out %t: a packet was changed\nfrom %x\nto   %x", out, b, o.DataOut)
+			}
+		case out:
+			fast++
+			encapsulated(t, b, o.DataOut, sum, ports)
+		default:
+			fast++
+			if want := slices.Concat(knownMAC, gateway, b[12:14], hopped(b[14:])); !bytes.Equal(o.DataOut, want) {
+				t.Fatalf("of   %x\ncame %x\nwant %x", b, o.DataOut, want)
+			}
+		}
+		if code != redirect && len(b) > 23 && b[23] == unix.IPPROTO_TCP {
+			known = time.Time{} // it may have been its end
+		}
+	}
+	t.Logf("%d were carried, %d went the slow way", fast, slow)
+	if fast < *packets/10 || slow < *packets/10 {
+		t.Error("these are not enough of each")
+	}
+}
