@@ -202,13 +202,6 @@ defaults
 // everything that runs in there.
 func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log *slog.Logger) error {
 	b := l.state.Config.Balancer
-	for _, h := range hosts {
-		// Behind a proxy that takes as many connections as it is given the table would
-		// be full in a minute, and all nodes of the machine share it.
-		if err := trackBriefly(h.namespace); err != nil {
-			return err
-		}
-	}
 	fronts := b.fronts(nodes)
 	argv := l.balancer
 	config, err := json.Marshal(fronts)

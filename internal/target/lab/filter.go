@@ -44,6 +44,14 @@ func filter(ns *namespace, n node) error {
 	return nil
 }
 
+// trackBriefly has a node forget connections 1 s after their end, not 120 s. The nodes of
+// all labs of a machine share one table (nf_conntrack_max): each variant's connections
+// would be in the way of all others', and those of a workload that makes thousands a
+// second fill it.
+func trackBriefly(ns *namespace) error {
+	return insideFile(ns.file, func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
+}
+
 // markMasquerade is kube-proxy's mark on what it masquerades.
 const markMasquerade = 0x4000
 

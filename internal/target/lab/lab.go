@@ -309,7 +309,7 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 		if err := wire.connect(ns, n, l.state.CPUs[i].IRQ); err != nil {
 			return fmt.Errorf("connect %s: %w", n.place.Name, err)
 		}
-		if err := filter(ns, n); err != nil {
+		if err := errors.Join(filter(ns, n), trackBriefly(ns)); err != nil {
 			return fmt.Errorf("netfilter of %s: %w", n.place.Name, err)
 		}
 		if err := l.makeOverlay(hosts[i], nodes, i, log); err != nil {

@@ -193,23 +193,10 @@ func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
 	return insideFile(ns.file, func() error { return sysctl("net/ipv4/tcp_no_metrics_save=1") })
 }
 
-// trackBriefly has a node forget connections 1 s after their end, not 120 s. Nodes of
-// one machine share one table, so each variant's connections would be in the way of all
-// others'; and from one client to 16,000 backends there are enough in two minutes to
-// fill it (nf_conntrack_max), where to one backend they are bounded by the ports.
-func trackBriefly(ns *namespace) error {
-	return insideFile(ns.file, func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
-}
-
 // makeServices makes the services of a lab whose pods are there.
 func (l *Lab) makeServices(ctx context.Context, hosts []*host, nodes []node) error {
 	c := l.state.Config
 	services := c.Services.services(nodes)
-	for _, h := range hosts {
-		if err := trackBriefly(h.namespace); err != nil {
-			return err
-		}
-	}
 	begin := time.Now()
 	if c.translated() {
 		err := makeTranslation(c, services)

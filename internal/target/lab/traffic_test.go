@@ -618,3 +618,36 @@ func TestInterruptCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A connection that has ended leaves the table that all labs of the machine share in
+// seconds, where the kernel would keep it for two minutes.
+func TestTrackedBriefly(t *testing.T) {
+	l := up(t, func(*Config) {})
+	for _, pair := range connect(t, l, "node0/pod0", "node1/pod0", 4, 3) {
+		for _, end := range pair {
+			if err := end.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		tracked := 0
+		for _, node := range []string{"node0", "node1"} {
+			in(t, l, node, func() error {
+				flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+				for _, f := range flows {
+					if f.Forward.Protocol == unix.IPPROTO_TCP {
+						tracked++
+					}
+				}
+				return err
+			})
+		}
+		if tracked == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections are tracked still", tracked)
+		}
+	}
+}
