@@ -112,9 +112,6 @@ func (r *reader) policy(f *policyFile) {
 		a := &f.Spec.Accelerate[i]
 		at := fmt.Sprintf("spec.accelerate[%d]", i)
 		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil})
-		if a.Fastpath != nil {
-			r.fail(at+".fastpath", "is for experiments so far: an agent cannot keep it on")
-		}
 		if a.RFS != nil {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
 		}

@@ -616,8 +616,8 @@ func (r *reader) accelerators(path string, on Path, list []Accelerator) {
 
 // fastpath checks that there is an overlay to shorten, once.
 func (r *reader) fastpath(path string, on Path, before []Accelerator) {
-	if on != (Path{}) && on.VXLAN == nil && (on.Service == nil || on.Service.Mode == "") {
-		r.fail(path, "is for a lab's VXLAN in the shapes of flannel and Calico, the path is %s", on)
+	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
+		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
 	}
 	if slices.ContainsFunc(before, func(a Accelerator) bool { return a.Fastpath != nil }) {
 		r.fail(path, "is there already")
