@@ -130,8 +130,13 @@ type NodeAccelerationStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ConditionReady tells whether a node is as its policies want it.
-const ConditionReady = "Ready"
+// Conditions of a NodeAcceleration.
+const (
+	// ConditionReady tells whether a node is as its policies want it.
+	ConditionReady = "Ready"
+	// ConditionFastpath tells whether a node has the fast path, where a policy wants it.
+	ConditionFastpath = "Fastpath"
+)
 
 // State of a policy on one node.
 // +kubebuilder:validation:Enum=applied;pending;failed
@@ -169,6 +174,11 @@ const (
 	ReasonNotVerified = "NotVerified"
 	// ReasonError: something on the node failed.
 	ReasonError = "Error"
+	// ReasonAttached: the programs of the fast path are at all devices that they are for.
+	ReasonAttached = "Attached"
+	// ReasonLeftAlone: some devices are of a kind that the fast path leaves alone; the
+	// others are on it.
+	ReasonLeftAlone = "LeftAlone"
 )
 
 // ObservedPolicy is one policy on one node.

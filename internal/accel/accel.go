@@ -81,9 +81,7 @@ type Session struct {
 	// followed are the devices that the plan is applied to, by index.
 	followed map[int]string
 	follower *follower
-	// fast is the fast path, where it is applied. It needs no journal: nothing of it
-	// outlives the process.
-	fast *fastpath.Fastpath
+	fast     fast
 }
 
 // Open prepares a session in the calling thread's network namespace and changes
@@ -213,7 +211,11 @@ func (s *Session) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	if s.plan != nil {
 		return nil, fmt.Errorf("apply accelerators to %s: some are applied; revert them first", s.options.Place.Name)
 	}
-	settings, err := s.apply(ctx, accelerators)
+	var settings []record.Setting
+	err := s.canHold(accelerators)
+	if err == nil {
+		settings, err = s.apply(ctx, accelerators)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("apply accelerators to %s: %w", s.options.Place.Name, err)
 	}
@@ -347,53 +349,12 @@ func (s *Session) Settings() []record.Setting {
 // all that is applied now.
 func (s *Session) all() []record.Setting {
 	settings := slices.Clone(s.settings)
-	if s.fast != nil {
-		for _, h := range s.fast.Hooks() {
+	if s.fast.path != nil {
+		for _, h := range s.fast.path.Hooks() {
 			settings = append(settings, s.hooked(h, attached))
 		}
 	}
 	return settings
-}
-
-// attached is what a hook of the fast path reads.
-const attached = "attached"
-
-// hooked is a hook of the fast path as a setting.
-func (s *Session) hooked(h fastpath.Hook, got string) record.Setting {
-	return record.Setting{Place: s.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
-}
-
-func (s *Session) startFastpath() error {
-	if s.options.Persistent {
-		return errors.New("the fast path ends with the process that holds it, and this one is about to end: use it in an experiment")
-	}
-	var err error
-	s.fast, err = fastpath.Start(s.ns, s.options.Log)
-	return err
-}
-
-func (s *Session) stopFastpath() error {
-	if s.fast == nil {
-		return nil
-	}
-	fast := s.fast
-	s.fast = nil
-	if counts, err := fast.Counts(); err == nil {
-		s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", fast.Refused())
-	}
-	return fast.Close()
-}
-
-// Fastpath tells what became of the packets of this place, by reason: those of
-// "fast-out" and "fast-in" took the fast path, all others say why not. It is nil where
-// the fast path is not applied.
-func (s *Session) Fastpath() (map[string]uint64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fast == nil {
-		return nil, nil
-	}
-	return s.fast.Counts()
 }
 
 // Revert lets go of everything that this session's holder has here, by this

@@ -73,8 +73,9 @@ func (s *Session) Look() (View, error) {
 // Keep makes the devices of a view read what the accelerators want. Settings that
 // this session's holder has here and that they do not want, or want otherwise,
 // are restored first; those that drifted are set again. It follows nothing: look
-// and keep again, or KeepDevices, when something may have changed. A session either
-// keeps or applies.
+// and keep again, or KeepDevices, when something may have changed. The fast path alone
+// follows by itself, and what keeps it off is no error but FastpathState's. A session
+// either keeps or applies.
 func (s *Session) Keep(ctx context.Context, v View, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,6 +84,9 @@ func (s *Session) Keep(ctx context.Context, v View, accelerators []v1alpha1.Acce
 			kept, err = s.keep(machine, place, v.Devices, true)
 			return err
 		})
+	}
+	if err == nil {
+		err = s.keepFastpath(ctx, &kept)
 	}
 	if err != nil {
 		return kept, fmt.Errorf("keep accelerators of %s: %w", s.options.Place.Name, err)

@@ -8,8 +8,9 @@
 // file, kubernetes.go from a cluster. What is written, journalled and read back is
 // internal/accel's; whether an acceleration helps is for an experiment to say.
 //
-// An Agent that ends leaves everything as it is: the journal holds the settings for
-// the owner "agent", and the next one adopts them.
+// An Agent that ends leaves settings as they are: the journal holds them for the owner
+// "agent", and the next one adopts them. The fast path ends with it, as it lasts only
+// while somebody watches what changes; the next begins it anew.
 package agent
 
 import (
@@ -166,7 +167,7 @@ func New(o Options) (a *Agent, err error) {
 	return a, err
 }
 
-// Close lets go of what New opened; Run has returned. Settings stay.
+// Close lets go of what New opened; Run has returned. Settings stay, the fast path ends.
 func (a *Agent) Close() {
 	if a.watch != nil {
 		a.watch.close()
@@ -245,6 +246,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			verifying = true
 		case <-a.changed:
 			full = a.take()
+		case <-a.host.FastpathNews():
+			a.publish()
+			continue
 		case <-verify.C:
 			verify.Reset(a.rest(0))
 			full, spent = true, 0

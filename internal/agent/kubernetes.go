@@ -433,6 +433,17 @@ func (c *Cluster) patchStatus(ctx context.Context, s Status) error {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: ready, Reason: s.Reason, Message: short(s.Message),
 	})
+	if f := s.Fastpath; f == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionFastpath)
+	} else {
+		on := metav1.ConditionFalse
+		if f.On {
+			on = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionFastpath, Status: on, Reason: f.Reason, Message: short(f.Message),
+		})
+	}
 	for i := range status.Observed {
 		status.Observed[i].Message = short(status.Observed[i].Message)
 	}

@@ -50,6 +50,11 @@ var (
 	policyState    = prometheus.NewDesc("slipstream_policy_state", "1 for the state that a policy is in on this node.", []string{"policy", "state"}, nil)
 	nodeDevices    = prometheus.NewDesc("slipstream_devices", "Devices of the node that are of a class.", []string{"class"}, nil)
 	nodePods       = prometheus.NewDesc("slipstream_pods", "Network namespaces of pods that are followed.", nil, nil)
+	fastUp         = prometheus.NewDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.", nil, nil)
+	fastHooks      = prometheus.NewDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached.", nil, nil)
+	fastAlone      = prometheus.NewDesc("slipstream_fastpath_devices_left_alone", "Devices that the fast path leaves to the slow one.", nil, nil)
+	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Connections of pods over the overlay that are known, by the path that they take now.", []string{"path"}, nil)
+	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that met the fast path: those of fast-out and fast-in took it, all others say why not.", []string{"reason"}, nil)
 	podsMissing    = prometheus.NewDesc("slipstream_pods_missing", "Those of them that could not be found.", nil, nil)
 )
 
@@ -71,6 +76,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(nodePods, float64(s.Pods))
 	gauge(podsMissing, float64(s.Missing))
+	a.collectFastpath(ch, s.Fastpath, gauge)
 	for _, p := range s.Policies {
 		gauge(policySettings, float64(p.Settings), p.Policy)
 		gauge(policyVerified, float64(p.Verified), p.Policy)
@@ -81,6 +87,32 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			}
 			gauge(policyState, is, p.Policy, string(state))
 		}
+	}
+}
+
+func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, gauge func(*prometheus.Desc, float64, ...string)) {
+	if s == nil {
+		return
+	}
+	up := 0.0
+	if s.On {
+		up = 1
+	}
+	gauge(fastUp, up)
+	gauge(fastHooks, float64(s.Hooks))
+	gauge(fastAlone, float64(len(s.LeftAlone)))
+	f, err := a.host.Fastpath()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(fastPackets, err)
+		return
+	}
+	if f.Packets == nil {
+		return
+	}
+	gauge(fastFlows, float64(f.Fast), "fast")
+	gauge(fastFlows, float64(f.Connections-f.Fast), "slow")
+	for reason, n := range f.Packets {
+		ch <- prometheus.MustNewConstMetric(fastPackets, prometheus.CounterValue, float64(n), reason)
 	}
 }
 

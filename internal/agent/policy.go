@@ -22,7 +22,8 @@ type policy struct {
 // key is that of one version of a policy.
 func (p policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
 
-// devices are the classes that an accelerator acts on.
+// devices are the classes that an accelerator acts on. The fast path has programs at
+// others as well, but without an overlay there is none.
 func devices(a v1alpha1.Accelerator) []string {
 	if a.RPS != nil {
 		return a.RPS.Devices
@@ -30,12 +31,19 @@ func devices(a v1alpha1.Accelerator) []string {
 	if a.RFS != nil {
 		return a.RFS.Devices
 	}
+	if a.Fastpath != nil {
+		return []string{v1alpha1.DeviceOverlay}
+	}
 	return nil
 }
 
 // names tells whether a policy acts on devices of a class.
 func (p policy) names(class string) bool {
 	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return slices.Contains(devices(a), class) })
+}
+
+func (p policy) ofFastpath() bool {
+	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil })
 }
 
 func (p policy) ofPods() bool { return p.names(v1alpha1.DevicePod) }

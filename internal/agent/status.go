@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
@@ -22,6 +23,18 @@ type Status struct {
 	// those of them that could not be found.
 	Devices       map[string]int
 	Pods, Missing int
+	// Fastpath is nil where no policy wants it.
+	Fastpath *FastpathStatus
+}
+
+// FastpathStatus is how the fast path of the node fares.
+type FastpathStatus struct {
+	// On: programs are attached, and work. Reason is one of v1alpha1's.
+	On              bool
+	Reason, Message string
+	// Hooks are programs that are attached; LeftAlone says of devices why they are not on it.
+	Hooks     int
+	LeftAlone []string
 }
 
 // Status returns the last one.
@@ -47,7 +60,39 @@ func (a *Agent) publish() {
 			a.notify(Event{true, p.Reason, fmt.Sprintf("policy %s: %s", p.Policy, p.Message)})
 		}
 	}
+	if f, before := now.Fastpath, was.Fastpath; f != nil {
+		for _, why := range f.LeftAlone {
+			if before == nil || !slices.Contains(before.LeftAlone, why) {
+				a.notify(Event{false, v1alpha1.ReasonLeftAlone, "not on the fast path: " + why})
+			}
+		}
+	}
 	a.options.Publish(now)
+}
+
+// observeFastpath tells how the fast path fares, nil where it is not wanted.
+func (a *Agent) observeFastpath() *FastpathStatus {
+	state := a.host.FastpathState()
+	if !state.Wanted {
+		return nil
+	}
+	f := &FastpathStatus{On: true, Reason: v1alpha1.ReasonAttached, Hooks: len(state.Hooks), LeftAlone: state.LeftAlone}
+	f.Message = fmt.Sprintf("%d programs are attached", f.Hooks)
+	alone := strings.Join(f.LeftAlone, "; ")
+	switch {
+	case errors.Is(state.Err, accel.ErrHeld):
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonHeld, state.Err.Error()
+	case state.Err != nil && f.Hooks == 0:
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, state.Err.Error()
+	case state.Err != nil:
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonError, state.Err.Error()
+	case f.Hooks == 0:
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "no VXLAN device of the node is of a kind that the fast path knows: "+alone
+	case alone != "":
+		f.Reason = v1alpha1.ReasonLeftAlone
+		f.Message += "; left to the slow path are " + alone
+	}
+	return f
 }
 
 func (a *Agent) observe() Status {
@@ -64,8 +109,12 @@ func (a *Agent) observe() Status {
 		add(&s.Settings, &s.Verified, g.kept.Counts, func(accel.SettingOf) bool { return true })
 	}
 	add(&s.Settings, &s.Verified, a.counts, func(accel.SettingOf) bool { return true })
+	if s.Fastpath = a.observeFastpath(); s.Fastpath != nil {
+		s.Settings += s.Fastpath.Hooks
+		s.Verified += s.Fastpath.Hooks
+	}
 	for i, p := range a.policies {
-		o := a.observePolicy(p)
+		o := a.observePolicy(p, s.Fastpath)
 		s.Policies = append(s.Policies, o)
 		switch {
 		case s.Ready && o.State == v1alpha1.StateFailed:
@@ -109,7 +158,7 @@ func (p policy) accountsFor(class, file string) bool {
 	})
 }
 
-func (a *Agent) observePolicy(p policy) v1alpha1.ObservedPolicy {
+func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedPolicy {
 	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
 	if p.reason != "" {
 		o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
@@ -154,6 +203,13 @@ func (a *Agent) observePolicy(p policy) v1alpha1.ObservedPolicy {
 		fail(v1alpha1.ReasonError, a.failure.Error())
 	}
 	refused(a.refused, mine)
+	if p.ofFastpath() && fast != nil {
+		o.Settings += fast.Hooks
+		o.Verified += fast.Hooks
+		if !fast.On {
+			fail(fast.Reason, "fast path: "+fast.Message)
+		}
+	}
 	missing, clashing := 0, 0
 	for _, g := range a.groups {
 		if g.clashes[p.key()] != "" {
@@ -181,6 +237,9 @@ func (a *Agent) observePolicy(p policy) v1alpha1.ObservedPolicy {
 	}
 	if o.State == "" {
 		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, fmt.Sprintf("%d settings read back", o.Verified)
+		if p.ofFastpath() && fast != nil && len(fast.LeftAlone) > 0 {
+			o.Message += "; fast path: " + fast.Message
+		}
 	}
 	return o
 }

@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -26,7 +29,8 @@ func accelCommand(p Process) *cobra.Command {
 		Long: `Plan, apply, show and revert accelerators in this network namespace. They are
 those of a variant of an experiment, so what an experiment has proved can be
 switched on as it was measured. All that is changed is journalled first, read
-back, and restored by revert.`,
+back, and restored by revert. The fast path alone lasts only as long as the process
+that holds it: an agent is such a process, apply is none, and status shows them.`,
 		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
   slipstream accel apply results/demo-20260102T150405Z/experiment.yaml rfs
   slipstream accel status
@@ -77,7 +81,20 @@ back, and restored by revert.`,
 				if err != nil {
 					return err
 				}
-				return printHeld(p.Out, held)
+				fast, err := accel.Fastpaths(options())
+				if err != nil {
+					return err
+				}
+				if len(held) > 0 || len(fast) == 0 {
+					err = printHeld(p.Out, held)
+				}
+				for i, f := range fast {
+					if i > 0 || len(held) > 0 {
+						fmt.Fprintln(p.Out)
+					}
+					err = errors.Join(err, printFastpath(p.Out, f))
+				}
+				return err
 			},
 		},
 		&cobra.Command{
@@ -145,6 +162,30 @@ func printHeld(w io.Writer, held []accel.Held) error {
 			holders = append(holders, holder.String())
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", h.Place, h.Path, h.Was, h.Got, h.Want, strings.Join(holders, ", "))
+	}
+	return tw.Flush()
+}
+
+// printFastpath shows what a fast path carries, and why not the rest: the reasons with
+// the most packets first.
+func printFastpath(w io.Writer, f accel.Fastpath) error {
+	fmt.Fprintf(w, "fast path of %s, held by %s\n", f.Place, f.Holder)
+	if f.Problem != "" {
+		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
+	}
+	fmt.Fprintf(w, "  connections: %d known, %d of them on it\n", f.Connections, f.Fast)
+	fmt.Fprintf(w, "  programs: %s\n", strings.Join(f.Hooks, " "))
+	for _, why := range f.LeftAlone {
+		fmt.Fprintf(w, "  not on it: %s\n", why)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "  PACKETS\tWERE")
+	for _, why := range slices.SortedFunc(maps.Keys(f.Packets), func(a, b string) int {
+		return cmp.Or(cmp.Compare(f.Packets[b], f.Packets[a]), cmp.Compare(a, b))
+	}) {
+		if n := f.Packets[why]; n > 0 {
+			fmt.Fprintf(tw, "  %d\t%s\n", n, why)
+		}
 	}
 	return tw.Flush()
 }

@@ -135,14 +135,14 @@ func (w *balancerWorker) Describe(context.Context, target.Place) (record.Node, e
 	return record.Node{Name: w.place, Boot: "one", Links: []record.Link{{Name: "eth0", Class: v1alpha1.DeviceNIC}, {Name: "lo"}}}, nil
 }
 
-func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (*record.Host, []record.Device, error) {
+func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (record.Sample, error) {
 	_, err := ready(0)
 	var host *record.Host
 	if cpus {
 		host = &record.Host{Boot: "one", Seconds: 2, CPUs: []record.CPU{{ID: 0, Busy: 0.5}, {ID: 1, Busy: 1.9}}}
 	}
 	devices := []record.Device{{Place: place, Name: "eth0", RxBytes: 1e6, TxBytes: 2e6}, {Place: place, Name: "lo", RxBytes: 1e9}}
-	return host, devices, err
+	return record.Sample{Host: host, Devices: devices}, err
 }
 
 // Clients go to the proxy, each pair to a port of its own, and the backends of a pair

@@ -38,7 +38,7 @@ type Worker interface {
 	Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
 	// Sample takes counters at both edges of a window, which ends with duration or, if
 	// that comes first, when early is closed; it may be nil.
-	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (*record.Host, []record.Device, error)
+	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (record.Sample, error)
 	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
 	// Gone tells whether the worker has died.

@@ -269,5 +269,25 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			warn(record.WarnReadback, "%s of %s reads %q, not %q", s.Path, s.Place, s.Got, s.Want)
 		}
 	}
+	for _, f := range t.Fastpath {
+		if fast, all, most := carried(f); all > strays && fast < all/2 {
+			warn(record.WarnSlowPath, "the fast path of %s carried %.0f %% of %d packets; most others were %s (docs/fastpath.md)",
+				f.Place, 100*float64(fast)/float64(all), all, most)
+		}
+	}
 	return out
+}
+
+// carried are the packets that took the fast path, all of them, and why most others
+// did not.
+func carried(f record.Fastpath) (fast, all uint64, most string) {
+	for why, n := range f.Packets {
+		switch all += n; {
+		case why == record.FastOut || why == record.FastIn:
+			fast += n
+		case n > f.Packets[most] || n == f.Packets[most] && why < most:
+			most = why
+		}
+	}
+	return fast, all, most
 }

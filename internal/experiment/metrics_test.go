@@ -80,3 +80,28 @@ func TestSkew(t *testing.T) {
 		}
 	}
 }
+
+// What the fast path did not carry is said, with the reason of the most, where it is
+// more than half.
+func TestSlowPath(t *testing.T) {
+	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
+	for want, packets := range map[string]map[string]uint64{
+		"": {record.FastOut: 30, record.FastIn: 30, "unknown": 50},
+		"the fast path of node0 carried 25 % of 80 packets; most others were translated (docs/fastpath.md)": {record.FastOut: 20, "unknown": 29, "translated": 31},
+		"the fast path of node0 carried 0 % of 20 packets; most others were asked (docs/fastpath.md)":       {"unknown": 10, "asked": 10},
+	} {
+		trial := record.Trial{Window: 1, Hosts: []record.Host{{}}, Fastpath: []record.Fastpath{{Place: "node0", Packets: packets}}}
+		got := ""
+		for _, w := range warnings(c, &trial) {
+			if w.Code == record.WarnSlowPath {
+				got += w.Message
+			}
+		}
+		if got != want {
+			t.Errorf("%v: %q, want %q", packets, got, want)
+		}
+	}
+	if fast, all, most := carried(record.Fastpath{}); fast != 0 || all != 0 || most != "" {
+		t.Errorf("of nothing: %d of %d, %s", fast, all, most)
+	}
+}

@@ -129,16 +129,22 @@ func (w *fakeWorker) Drive(_ context.Context, t target.Traffic, ready target.Rea
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (*record.Host, []record.Device, error) {
+func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (record.Sample, error) {
 	if err := w.call("sample"); err != nil {
-		return nil, nil, err
+		return record.Sample{}, err
 	}
 	_, err := ready(0)
 	var host *record.Host
 	if cpus {
 		host = &record.Host{Boot: "one", Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
 	}
-	return host, nil, err
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := record.Sample{Host: host}
+	if w.applied[w.place] > 0 {
+		s.Fastpath = &record.Fastpath{Place: place, Packets: map[string]uint64{record.FastOut: 3}}
+	}
+	return s, err
 }
 
 func (w *fakeWorker) Apply(_ context.Context, s target.Steering) ([]record.Setting, error) {
@@ -269,6 +275,13 @@ func TestMeasure(t *testing.T) {
 		}
 		if got := len(tr.Settings) > 0; got != (tr.Variant == "rps+") {
 			t.Errorf("%s has settings %v", tr.Variant, tr.Settings)
+		}
+		var fast []string
+		for _, f := range tr.Fastpath {
+			fast = append(fast, f.Place)
+		}
+		if want := map[string][]string{"rps+": {"node0", "node1"}}[tr.Variant]; !slices.Equal(fast, want) {
+			t.Errorf("%s has a fast path at %v, want %v", tr.Variant, fast, want)
 		}
 		if len(tr.Hosts) != 1 || !slices.Equal(tr.Hosts[0].Nodes, []string{"node0", "node1"}) {
 			t.Errorf("one machine was sampled as %+v", tr.Hosts)

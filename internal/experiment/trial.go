@@ -168,7 +168,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	var driving atomic.Int64
 	driving.Store(int64(c.Pairs))
 
-	var mu sync.Mutex // of out.Hosts and out.Devices
+	var mu sync.Mutex // of what is sampled
 	var tasks []func() error
 	add := func(s seated, do func(Worker) error) {
 		tasks = append(tasks, func() error {
@@ -236,14 +236,17 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	}
 	for _, node := range sampled {
 		add(seated{node, controlOf(node)}, func(w Worker) error {
-			host, devices, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early,
+			sample, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early,
 				func(uint16) (time.Time, error) { return gate.ready() })
 			mu.Lock()
 			defer mu.Unlock()
-			if host != nil {
-				out.Hosts = append(out.Hosts, *host)
+			if sample.Host != nil {
+				out.Hosts = append(out.Hosts, *sample.Host)
 			}
-			out.Devices = append(out.Devices, devices...)
+			if sample.Fastpath != nil {
+				out.Fastpath = append(out.Fastpath, *sample.Fastpath)
+			}
+			out.Devices = append(out.Devices, sample.Devices...)
 			return err
 		})
 	}
@@ -257,6 +260,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		}
 	}
 	n.nameHosts(out.Hosts)
+	slices.SortFunc(out.Fastpath, func(a, b record.Fastpath) int { return cmp.Compare(a.Place, b.Place) })
 	out.Loads = n.loads(sampled, out)
 	return fill(c, out)
 }

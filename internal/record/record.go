@@ -69,6 +69,8 @@ type Trial struct {
 	PerPair []Pair   `json:"per_pair,omitempty"`
 	Hosts   []Host   `json:"hosts,omitempty"`
 	Devices []Device `json:"devices,omitempty"`
+	// Fastpath of each node, where the variant has it.
+	Fastpath []Fastpath `json:"fastpath,omitempty"`
 	// Loads of the nodes of a lab, in order.
 	Loads []Load `json:"loads,omitempty"`
 	// Settings are what the accelerators set, as read back.
@@ -192,6 +194,29 @@ type Device struct {
 	TxErrors  uint64 `json:"tx_errors"`
 }
 
+// Fastpath is what became of the packets that met a node's fast path over the measured
+// window.
+type Fastpath struct {
+	Place string `json:"place"`
+	// Packets by reason, those without any left out: FastOut and FastIn took it, all
+	// others say why not (docs/fastpath.md).
+	Packets map[string]uint64 `json:"packets"`
+}
+
+// Packets that took the fast path.
+const (
+	FastOut = "fast-out"
+	FastIn  = "fast-in"
+)
+
+// Sample is what was counted in one place over the measured window.
+type Sample struct {
+	// Host is nil where CPUs were not asked for, Fastpath where there is none.
+	Host     *Host
+	Devices  []Device
+	Fastpath *Fastpath
+}
+
 // Load is what a node of a lab did over the measured window with its NIC and its
 // CPUs: what tells which of them was the limit.
 type Load struct {
@@ -249,6 +274,7 @@ const (
 	WarnNoEBPF         = "softirq-ticks"    // exact softirq time could not be had
 	WarnNoCPUs         = "cpus-not-sampled" // nothing is known of the nodes' CPUs
 	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
+	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
 )
 
 // Environment is what the run ran on: environment.json.

@@ -243,39 +243,43 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 }
 
 // Sample takes counters at both edges of the window, which ends at once when early is
-// closed; the machine's CPUs only where asked for, else host is nil.
-func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (host *record.Host, devices []record.Device, err error) {
+// closed; the machine's CPUs only where asked for.
+func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := c.keepClock(ctx); err != nil {
-		return nil, nil, err
+		return s, err
 	}
 	stream, err := c.rpc.Sample(ctx)
 	if err != nil {
-		return nil, nil, c.plain(err)
+		return s, c.plain(err)
 	}
 	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: &pb.SampleRequest{Place: place, Cpus: cpus}}}); err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, c.plain(err)
+		return s, c.plain(err)
 	}
 	for {
 		event, err := stream.Recv()
 		if err != nil {
-			return nil, nil, c.plain(err)
+			return s, c.plain(err)
 		}
 		if counters := event.GetCounters(); counters != nil {
 			if cpus {
-				host = new(record.Host)
-				err = decode(counters.GetHost(), host)
+				s.Host = new(record.Host)
+				err = decode(counters.GetHost(), s.Host)
 			}
-			return host, devices, errors.Join(err, decode(counters.GetDevices(), &devices))
+			if fast := counters.GetFastpath(); fast != nil {
+				s.Fastpath = new(record.Fastpath)
+				err = errors.Join(err, decode(fast, s.Fastpath))
+			}
+			return s, errors.Join(err, decode(counters.GetDevices(), &s.Devices))
 		}
 		start, err := ready(0)
 		if err != nil {
-			return nil, nil, err
+			return s, err
 		}
 		window := &pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}
 		if err := stream.Send(window); err != nil && !errors.Is(err, io.EOF) {
-			return nil, nil, c.plain(err)
+			return s, c.plain(err)
 		}
 		go func() {
 			select {

@@ -355,12 +355,18 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		}
 	}()
 	var edges [2]collect.Snapshot
+	var packets [2]map[string]uint64
 	for i, at := range []int64{window.From, window.To} {
 		if err := traffic.SleepUntil(until, at); err != nil && !errors.Is(err, errEarly) {
 			return err
 		}
 		if edges[i], err = s.sampler.Snapshot(); err != nil {
 			return err
+		}
+		if s.applied != nil {
+			if packets[i], err = s.applied.FastpathPackets(); err != nil {
+				return err
+			}
 		}
 	}
 	var counters pb.Counters
@@ -374,6 +380,16 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	if request.GetCpus() {
 		if counters.Host, err = json.Marshal(s.sampler.Host(edges[0], edges[1])); err != nil {
 			return fmt.Errorf("encode CPU counters: %w", err)
+		}
+	}
+	if packets[1] != nil {
+		for why, n := range packets[0] {
+			if packets[1][why] -= n; packets[1][why] == 0 {
+				delete(packets[1], why)
+			}
+		}
+		if counters.Fastpath, err = json.Marshal(record.Fastpath{Place: request.GetPlace(), Packets: packets[1]}); err != nil {
+			return fmt.Errorf("encode packets of the fast path: %w", err)
 		}
 	}
 	return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: &counters}})

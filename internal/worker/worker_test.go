@@ -182,12 +182,12 @@ func TestClock(t *testing.T) {
 
 func TestSample(t *testing.T) {
 	c, _ := connect(t)
-	host, devices, err := c.Sample(t.Context(), "here", false, 0, 20*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+	s, err := c.Sample(t.Context(), "here", false, 0, 20*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if host != nil || len(devices) == 0 || devices[0].Place != "here" {
-		t.Errorf("host %v, devices %v", host, devices)
+	if s.Host != nil || s.Fastpath != nil || len(s.Devices) == 0 || s.Devices[0].Place != "here" {
+		t.Errorf("%+v", s)
 	}
 }
 
@@ -195,12 +195,12 @@ func TestSample(t *testing.T) {
 func TestSampleEarly(t *testing.T) {
 	c, _ := connect(t)
 	early := make(chan struct{})
-	_, devices, err := c.Sample(t.Context(), "here", false, 0, time.Hour, early, func(uint16) (time.Time, error) {
+	s, err := c.Sample(t.Context(), "here", false, 0, time.Hour, early, func(uint16) (time.Time, error) {
 		time.AfterFunc(10*time.Millisecond, func() { close(early) })
 		return time.Now(), nil
 	})
-	if err != nil || len(devices) == 0 {
-		t.Errorf("devices %v, %v", devices, err)
+	if err != nil || len(s.Devices) == 0 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -207,9 +208,9 @@ func startAgent(t testing.TB, c *Cluster) {
 
 func TestAgent(t *testing.T) {
 	c := shared(t)
-	before := map[string]string{}
+	before, programs := map[string]string{}, map[string][]string{}
 	for _, n := range []string{"node0", "node1"} {
-		before[n] = steering(t, c.Node(n))
+		before[n], programs[n] = steering(t, c.Node(n)), programsOn(t, c.Node(n))
 	}
 	startAgent(t, c)
 	apply := func(text string) { kubectl(t, c, strings.NewReader(text), "apply", "-f", "-") }
@@ -273,15 +274,27 @@ func TestAgent(t *testing.T) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "all")
 	wantPods(t, c, "policy off", 4, false)
+	testFastpath(t, c)
 
-	// Uninstalled while a policy is on, its rights at the same moment.
+	// Uninstalled while policies are on, its rights at the same moment.
 	apply(accelerationPolicy("all", policyForAll))
+	apply(accelerationPolicy("fast", fastForAll))
 	wantPods(t, c, "on again", 4, true)
+	for n := range before {
+		until(t, "programs on "+n, func() string {
+			if slices.Equal(programs[n], programsOn(t, c.Node(n))) {
+				return "none"
+			}
+			return ""
+		})
+	}
 	kubectl(t, c, strings.NewReader(agentManifest), "delete", "-f", "-", "--timeout=120s")
 	wantPods(t, c, "uninstalled", 4, false)
 	kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s")
 	for n, was := range before {
-		until(t, n+" as before", func() string { return cmp.Diff(was, steering(t, c.Node(n))) })
+		until(t, n+" as before", func() string {
+			return cmp.Diff(was, steering(t, c.Node(n))) + cmp.Diff(programs[n], programsOn(t, c.Node(n)))
+		})
 	}
 }
 

@@ -172,7 +172,7 @@ func TestRunInCluster(t *testing.T) {
 	c := shared(t)
 	before := snapshotOf(t, c)
 	var variants strings.Builder
-	variants.WriteString("  - {name: native, path: {native: {}}}\n")
+	variants.WriteString("  - {name: native, path: {native: {}}}\n  - {name: pod/fastpath, accelerate: [{fastpath: {}}]}\n")
 	for _, path := range []string{"pod", "service"} {
 		if path == "service" {
 			variants.WriteString("  - {name: service/baseline, path: {service: {}}}\n")
@@ -192,8 +192,8 @@ func TestRunInCluster(t *testing.T) {
 		t.Fatalf("exit %d:\n%s", code, v.said())
 	}
 	d, trials := resultsOf(t, out)
-	if len(trials) != 2*11 {
-		t.Errorf("%d trials, want 22", len(trials))
+	if len(trials) != 2*12 {
+		t.Errorf("%d trials, want 24", len(trials))
 	}
 	for _, tr := range trials {
 		name := fmt.Sprintf("%s × %d", tr.Variant, tr.Pairs)
@@ -217,8 +217,15 @@ func TestRunInCluster(t *testing.T) {
 			}
 		}
 		wantPods, wantNodes := 0, 0
-		if strings.Contains(tr.Variant, "/r") {
+		if strings.Contains(tr.Variant, "/r") || strings.HasSuffix(tr.Variant, "/fastpath") {
 			wantNodes = 2
+		}
+		if fast := len(tr.Fastpath); strings.HasSuffix(tr.Variant, "/fastpath") {
+			if fast != 2 || tr.Fastpath[0].Packets[record.FastOut] == 0 || tr.Fastpath[1].Packets[record.FastIn] == 0 {
+				t.Errorf("%s: the fast path carried nothing: %+v", name, tr.Fastpath)
+			}
+		} else if fast > 0 {
+			t.Errorf("%s: there is a fast path: %+v", name, tr.Fastpath)
 		}
 		if strings.HasSuffix(tr.Variant, "+") {
 			wantPods = 2 * tr.Pairs

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -57,14 +58,18 @@ type Fastpath struct {
 	links    *netlink.Handle
 	changes  *changes
 
-	quit, resync chan struct{}
-	running      sync.WaitGroup
+	quit, resync, news chan struct{}
+	running            sync.WaitGroup
+	// verify has the next look at the devices ask the kernel for every attachment too.
+	verify atomic.Bool
 
 	// mu guards what follows.
 	mu       sync.Mutex
 	attached map[attachment]link.Link
 	names    map[int]string
 	refused  []string
+	repaired int
+	problem  error
 }
 
 type attachment struct {
@@ -77,7 +82,7 @@ type attachment struct {
 // stays as it is: see Refused. It fails where the kernel lacks something.
 func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	f = &Fastpath{
-		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1),
+		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), names: make(map[int]string),
 	}
 	defer func() {
@@ -173,6 +178,57 @@ func (f *Fastpath) letGo() error {
 // Counts tells what became of packets: see bpf.Fastpath.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
+// Connections counts those that are known, and those of them that take the fast path now.
+func (f *Fastpath) Connections() (known, fast int, err error) {
+	now, err := monotonic()
+	if err != nil {
+		return 0, 0, err
+	}
+	return f.programs.Carried(now)
+}
+
+// Verify has the devices looked at anew soon, and every program attached again that
+// somebody has taken off: nothing is announced of that.
+func (f *Fastpath) Verify() {
+	f.verify.Store(true)
+	poke(f.resync)
+}
+
+// News gets something after Hooks, Refused, Repaired or Problem have become others.
+func (f *Fastpath) News() <-chan struct{} { return f.news }
+
+// Repaired is how often a program was found to be taken off, and was attached again.
+func (f *Fastpath) Repaired() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.repaired
+}
+
+// Problem is why all packets take the slow path now, if they do: the devices could not
+// be looked at, or the heart does not beat.
+func (f *Fastpath) Problem() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.problem
+}
+
+func (f *Fastpath) setProblem(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if (err == nil) != (f.problem == nil) {
+		poke(f.news)
+	}
+	f.problem = err
+}
+
+// poke has whoever waits go on, now or when he comes to wait.
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
 // Hooks are where programs are attached now.
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
@@ -200,10 +256,7 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 		f.log.Error("invalidate the fast path", "error", err)
 	}
 	if devices {
-		select {
-		case f.resync <- struct{}{}:
-		default:
-		}
+		poke(f.resync)
 	}
 }
 
@@ -222,21 +275,26 @@ func (f *Fastpath) run(started chan<- error) error {
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
 	idle := make(map[bpf.Flow]idleness)
+	var synced error
 	for n := 1; ; n++ {
 		select {
 		case <-f.quit:
 			return nil
 		case <-f.resync:
-			if err := f.sync(); err != nil {
-				f.log.Warn("keep devices of the fast path in step", "error", err)
+			if synced = f.sync(); synced != nil {
+				f.log.Warn("keep devices of the fast path in step", "error", synced)
 				// What is not known is not to be used.
 				if err := f.programs.SetOverlays(nil); err != nil {
 					f.log.Error("take back VXLAN devices from the fast path", "error", err)
 				}
 			}
+			f.setProblem(synced)
 		case <-ticker.C:
 			if err := f.beat(); err != nil {
 				f.log.Error("keep the fast path alive", "error", err)
+				f.setProblem(err)
+			} else {
+				f.setProblem(synced)
 			}
 			if n%8 == 0 {
 				if err := f.forget(idle); err != nil {
@@ -248,11 +306,20 @@ func (f *Fastpath) run(started chan<- error) error {
 }
 
 func (f *Fastpath) beat() error {
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	return f.programs.Beat(now + Life)
+}
+
+// monotonic is the time of the programs.
+func monotonic() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("read the clock: %w", err)
+		return 0, fmt.Errorf("read the clock: %w", err)
 	}
-	return f.programs.Beat(time.Duration(now.Nano()) + Life)
+	return time.Duration(now.Nano()), nil
 }
 
 // idleness is since when a connection has not been seen.
@@ -320,12 +387,6 @@ func (f *Fastpath) sync() error {
 		return nil // what is attached now would stay
 	default:
 	}
-	if !slices.Equal(node.refused, f.refused) {
-		for _, r := range node.refused {
-			f.log.Info("not on the fast path: " + r)
-		}
-	}
-	f.refused = node.refused
 	if err := errors.Join(f.programs.SetOverlays(node.overlays), f.programs.SetNode(node.mtu, node.ports[0], node.ports[1])); err != nil {
 		return err
 	}
@@ -340,16 +401,29 @@ func (f *Fastpath) sync() error {
 		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
-	want := node.attachments()
+	want := make(map[attachment]bool)
+	for _, a := range node.attachments() {
+		want[a] = true
+	}
+	verify := f.verify.Swap(false)
+	changed := false
 	var errs []error
 	for a, l := range f.attached {
-		if !slices.Contains(want, a) {
+		switch {
+		case !want[a]:
 			errs = append(errs, l.Close())
-			delete(f.attached, a)
+		case verify && !holds(l, a.device):
+			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
+			errs = append(errs, l.Close())
+			f.repaired++
+		default:
+			continue
 		}
+		delete(f.attached, a)
+		changed = true
 	}
 	f.names = node.names
-	for _, a := range want {
+	for _, a := range node.attachments() {
 		if f.attached[a] != nil {
 			continue
 		}
@@ -359,12 +433,33 @@ func (f *Fastpath) sync() error {
 			continue // it went; a change will tell
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("attach %s to %s: %w", a.program, node.names[a.device], err))
+			// The others do without it: nothing is believed that has not passed all hooks.
+			node.refused = append(node.refused, fmt.Sprintf("%s: attach %s: %v", node.names[a.device], a.program, err))
 			continue
 		}
 		f.attached[a] = l
+		changed = true
 	}
+	for _, r := range node.refused {
+		if !slices.Contains(f.refused, r) {
+			f.log.Info("not on the fast path: " + r)
+		}
+	}
+	if changed || !slices.Equal(node.refused, f.refused) {
+		poke(f.news)
+	}
+	f.refused = node.refused
 	return errors.Join(errs...)
+}
+
+// holds tells whether a program is at its device still, as far as the kernel says.
+func holds(l link.Link, device int) bool {
+	info, err := l.Info()
+	if err != nil {
+		return true // and a reason to leave it alone
+	}
+	at := info.TCX()
+	return at == nil || int(at.Ifindex) == device
 }
 
 // within runs fn on a thread that is in a network namespace. One that does not find back

@@ -1,0 +1,406 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	tcx "github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/target/lab"
+)
+
+var fastPolicy = Policy{Name: "fast", Generation: 1, Accelerate: []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}}
+
+// newOverlay is a place that is a node of a lab: the test's goroutine stays in it. The
+// other node has no agent.
+func newOverlay(t testing.TB) *place {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces take root")
+	}
+	name := fmt.Sprintf("agent-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:14]
+	l, err := lab.Up(t.Context(), lab.Config{
+		Name: name, Nodes: 2, Pods: 2, Shape: v1alpha1.ShapeFlannel, NIC: v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500},
+	}, lab.Options{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := l.Down(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	space := func(place string) netns.NsHandle {
+		ns, err := netns.GetFromName("slip-" + name + "-" + place)
+		must(t, err)
+		t.Cleanup(func() { ns.Close() })
+		return ns
+	}
+	// The name of this journal alone is longer than the address of a socket can be.
+	p := &place{t: t, ns: space("n0"), netns: t.TempDir(), journal: filepath.Join(t.TempDir(), strings.Repeat("j", 108)), pods: make(map[string]*testPod)}
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	must(t, err)
+	must(t, netns.Set(p.ns))
+	t.Cleanup(func() {
+		for name := range p.pods {
+			if !slices.Contains(labPods, name) {
+				p.remove(name)
+			}
+		}
+		if err := errors.Join(netns.Set(home), home.Close()); err != nil {
+			t.Errorf("leave the test's network namespace: %v", err)
+			return
+		}
+		runtime.UnlockOSThread()
+	})
+	for _, pod := range labPods {
+		p.pods[pod] = &testPod{handle: space(pod)}
+	}
+	// The one for IPv6 is left alone.
+	l6, err := netlink.LinkByName("flannel-v6.1")
+	must(t, err)
+	must(t, netlink.LinkDel(l6))
+	return p
+}
+
+// labPods are of this node and of the other.
+var labPods = []string{"n0p0", "n1p0"}
+
+// echo is a connection from a pod of this node to one of the other, which sends back
+// what comes.
+func (p *place) echo() net.Conn {
+	p.t.Helper()
+	var listener net.Listener
+	var near net.Conn
+	var err error
+	p.in("n1p0", func() { listener, err = net.Listen("tcp4", "10.244.1.2:0") })
+	must(p.t, err)
+	defer listener.Close()
+	p.in("n0p0", func() { near, err = net.DialTimeout("tcp4", listener.Addr().String(), 10*time.Second) })
+	must(p.t, err)
+	far, err := listener.Accept()
+	must(p.t, err)
+	p.t.Cleanup(func() { near.Close(); far.Close() })
+	go func() { _, _ = io.Copy(far, far) }()
+	return near
+}
+
+// trip sends a message and waits until it is back.
+func trip(t testing.TB, c net.Conn) {
+	t.Helper()
+	var sent, got [64]byte
+	binary.NativeEndian.PutUint64(sent[:], uint64(time.Now().UnixNano()))
+	must(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	_, err := c.Write(sent[:])
+	if err == nil {
+		_, err = io.ReadFull(c, got[:])
+	}
+	must(t, err)
+	if got != sent {
+		t.Fatal("something else came back")
+	}
+}
+
+// carried has a connection talk until so many more of its packets take the fast path,
+// both ways.
+func (r *running) carried(what string, c net.Conn, packets uint64) {
+	r.t.Helper()
+	before, err := r.host.Fastpath()
+	must(r.t, err)
+	eventually(r.t, what, func() string {
+		trip(r.t, c)
+		now, err := r.host.Fastpath()
+		must(r.t, err)
+		if now.Packets["fast-out"] < before.Packets["fast-out"]+packets || now.Packets["fast-in"] < before.Packets["fast-in"]+packets {
+			return fmt.Sprint(now)
+		}
+		return ""
+	})
+}
+
+// programs are the devices of this thread's network namespace that have any.
+func programs(t testing.TB) (names []string) {
+	t.Helper()
+	links, err := netlink.LinkList()
+	must(t, err)
+	for _, l := range links {
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			q, err := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: at})
+			if errors.Is(err, unix.ENODEV) {
+				continue
+			}
+			must(t, err)
+			for range q.Programs {
+				names = append(names, l.Attrs().Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// metric asks an agent for a value; it is -1 if there is none.
+func (r *running) metric(name string) float64 {
+	r.t.Helper()
+	w := httptest.NewRecorder()
+	r.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(w.Body.String())
+	if m == nil {
+		return -1
+	}
+	v, err := strconv.ParseFloat(m[1], 64)
+	must(r.t, err)
+	return v
+}
+
+// recreate does to the overlay's device what a network plugin does that starts anew.
+func recreate(t testing.TB) {
+	t.Helper()
+	l, err := netlink.LinkByName("flannel.1")
+	must(t, err)
+	old := l.(*netlink.Vxlan)
+	fdb, err := netlink.NeighList(old.Index, unix.AF_BRIDGE)
+	must(t, err)
+	neighbours, err := netlink.NeighList(old.Index, unix.AF_INET)
+	must(t, err)
+	routes, err := netlink.RouteList(old, netlink.FAMILY_V4)
+	must(t, err)
+	addresses, err := netlink.AddrList(old, netlink.FAMILY_V4)
+	must(t, err)
+	must(t, netlink.LinkDel(old))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = old.Name, old.MTU, old.HardwareAddr
+	made := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: old.VxlanId, VtepDevIndex: old.VtepDevIndex, SrcAddr: old.SrcAddr, Port: old.Port}
+	must(t, netlink.LinkAdd(made))
+	must(t, netlink.LinkSetUp(made))
+	for _, a := range addresses {
+		must(t, netlink.AddrAdd(made, &netlink.Addr{IPNet: a.IPNet, Scope: a.Scope}))
+	}
+	for _, n := range slices.Concat(fdb, neighbours) {
+		if n.State != netlink.NUD_PERMANENT || n.Family == unix.AF_BRIDGE && n.IP == nil {
+			continue
+		}
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: made.Index, Family: n.Family, Flags: n.Flags, State: n.State, IP: n.IP, HardwareAddr: n.HardwareAddr}))
+	}
+	for _, r := range routes {
+		if r.Gw != nil {
+			must(t, netlink.RouteReplace(&netlink.Route{LinkIndex: made.Index, Dst: r.Dst, Gw: r.Gw, Flags: int(netlink.FLAG_ONLINK)}))
+		}
+	}
+	if made.Index == old.Index {
+		t.Fatal("the device has the same index")
+	}
+}
+
+// On a node with an overlay: on, pods that come and go, a network plugin that starts
+// anew, an agent that does, somebody who takes programs off, another who wants it
+// too, off.
+func TestFastpath(t *testing.T) {
+	p := newOverlay(t)
+	before := programs(t)
+	o := p.options()
+	o.Verify = 300 * time.Millisecond
+	a := p.start(o)
+	c := p.echo()
+	a.Set(one(fastPolicy))
+	applied := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	a.carried("policy on", c, 100)
+	if applied.Settings != 7 || applied.Verified != 7 { // wire, tunnel and arrive; leave and deliver for each of two pods
+		t.Errorf("%+v, want 7 settings, verified", applied)
+	}
+	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
+		t.Errorf("%+v %+v", s, s.Fastpath)
+	}
+	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{path="fast"}`), a.metric(`slipstream_fastpath_packets_total{reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
+		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
+	}
+	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 7 || held[0].Packets["fast-in"] < 100 {
+		t.Errorf("asked from outside: %+v, %v", held, err)
+	}
+	hooks := func(what string, want int) {
+		t.Helper()
+		eventually(t, what, func() string {
+			s := a.Status()
+			if s.Fastpath == nil || s.Fastpath.Hooks != want || s.Settings != want || s.Policies[0].Settings != want {
+				return fmt.Sprintf("%+v %+v, want %d hooks", s, s.Fastpath, want)
+			}
+			return ""
+		})
+	}
+
+	// Pods.
+	p.pod("new")
+	hooks("a pod comes", 9)
+	p.remove("new")
+	hooks("a pod leaves", 7)
+
+	// A device that packets must not jump.
+	p.pod("shaped")
+	hooks("a pod comes", 9)
+	l, err := netlink.LinkByName("veth-shaped")
+	must(t, err)
+	must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}, Rate: 1e6, Buffer: 1e4, Limit: 1e5}))
+	hooks("it is shaped", 7)
+	s := a.Status()
+	if s.Fastpath.Reason != v1alpha1.ReasonLeftAlone || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
+		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
+	}
+	a.wantEvent(v1alpha1.ReasonLeftAlone, "veth-shaped")
+	p.remove("shaped")
+	hooks("it leaves", 7)
+
+	// Somebody takes a program off.
+	a.detachOne()
+	a.wantEvent("Repaired", "1 settings of node0")
+	hooks("attached again", 7)
+	a.carried("repaired", c, 100)
+
+	// Another wants it here: an experiment's worker.
+	other, err := accel.Open(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
+	must(t, err)
+	defer other.Close()
+	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); !errors.Is(err, accel.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {
+		t.Errorf("held twice: %v", err)
+	}
+
+	// A network plugin that starts anew, under traffic.
+	stop, talking := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(talking)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				trip(t, c)
+			}
+		}
+	}()
+	recreate(t)
+	hooks("another device", 7)
+	close(stop)
+	<-talking
+	a.carried("another device", c, 100)
+
+	// Another agent, and what it does while somebody else holds it.
+	a.stop()
+	if d := cmp.Diff(before, programs(t)); d != "" {
+		t.Errorf("after the agent ended: %s", d)
+	}
+	trip(t, c)
+	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); err != nil {
+		t.Error(err)
+	}
+	a = p.start(o)
+	a.Set(one(fastPolicy))
+	a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonHeld)
+	if up := a.metric("slipstream_fastpath_up"); up != 0 {
+		t.Errorf("up %v, want 0", up)
+	}
+	_, err = other.Revert(t.Context())
+	must(t, err)
+	a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	a.carried("another agent", c, 100)
+
+	a.Set(one())
+	eventually(t, "policy off", func() string { return cmp.Diff(before, programs(t)) })
+	trip(t, c)
+	eventually(t, "nobody holds it", func() string {
+		held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
+		if err != nil || len(held) != 0 {
+			return fmt.Sprintf("%+v, %v", held, err)
+		}
+		return ""
+	})
+	eventually(t, "status", func() string {
+		if s := a.Status(); s.Fastpath != nil || s.Settings != 0 {
+			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
+	if up := a.metric("slipstream_fastpath_up"); up != -1 {
+		t.Errorf("up %v, want none", up)
+	}
+	if files, err := filepath.Glob(filepath.Join(p.journal, "fastpath-*")); err != nil || len(files) > 0 {
+		t.Errorf("left behind: %v, %v", files, err)
+	}
+}
+
+func (r *running) wantEvent(reason, text string) {
+	r.t.Helper()
+	var seen []Event
+	limit := time.After(10 * time.Second)
+	for {
+		select {
+		case e := <-r.events:
+			if seen = append(seen, e); e.Reason == reason && strings.Contains(e.Message, text) {
+				return
+			}
+		case <-limit:
+			r.t.Fatalf("no event %s with %q in %+v", reason, text, seen)
+		}
+	}
+}
+
+// detachOne takes a program off as bpftool does: by its link, which nobody holds alone.
+func (r *running) detachOne() {
+	r.t.Helper()
+	l, err := netlink.LinkByName("flannel.1")
+	must(r.t, err)
+	q, err := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	must(r.t, err)
+	id, ok := q.Programs[0].LinkID()
+	if !ok {
+		r.t.Fatal("the program is not attached by a link")
+	}
+	there, err := tcx.NewFromID(id)
+	must(r.t, err)
+	defer there.Close()
+	must(r.t, there.Detach())
+}
+
+// A node without an overlay, and one whose only overlay is of another kind.
+func TestFastpathCannot(t *testing.T) {
+	p := newOverlay(t)
+	l, err := netlink.LinkByName("flannel.1")
+	must(t, err)
+	must(t, netlink.LinkDel(l))
+	a := p.start(p.options())
+	a.Set(one(fastPolicy))
+	a.wantState("fast", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
+	if s := a.Status(); s.Fastpath != nil {
+		t.Errorf("%+v", s.Fastpath)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = "other", net.FlagUp
+	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: 4789}))
+	o := a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
+	if !strings.Contains(o.Message, "other: each packet brings its own tunnel") {
+		t.Errorf("%+v", o)
+	}
+	if s := a.Status(); s.Fastpath == nil || s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonImpossible {
+		t.Errorf("%+v", s.Fastpath)
+	}
+}

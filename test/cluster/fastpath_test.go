@@ -1,0 +1,176 @@
+//go:build linux
+
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// programsOn are the devices of a node that have programs of tcx, one name for each.
+func programsOn(t testing.TB, n *Node) (names []string) {
+	t.Helper()
+	if err := onNetns(n.Netns(), func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				for range q.Programs {
+					names = append(names, l.Attrs().Name)
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// webPod is a pod of the deployment on a node.
+type webPod struct{ name, ip, netns string }
+
+func webPodOn(t testing.TB, c *Cluster, node string) webPod {
+	t.Helper()
+	out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running,spec.nodeName="+node,
+		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.metadata.deletionTimestamp}{"\n"}{end}`)
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) == 2 {
+			return webPod{f[0], f[1], podNetns(t, c.Node(node), f[1])}
+		}
+	}
+	t.Fatalf("no pod of web on %s: %s", node, out)
+	return webPod{}
+}
+
+// talk connects from one pod's namespace to an address at which the other listens, and
+// returns what sends a line and waits for it to come back.
+func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
+	t.Helper()
+	var near net.Conn
+	if err := onNetns(from.netns, func() (err error) {
+		near, err = net.DialTimeout("tcp4", to, 20*time.Second)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	far, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { near.Close(); far.Close() })
+	go func() { _, _ = io.Copy(far, far) }()
+	n := 0
+	return func() {
+		t.Helper()
+		n++
+		sent := fmt.Sprintf("%s %20d\n", to, n)
+		got := make([]byte, len(sent))
+		_ = near.SetDeadline(time.Now().Add(20 * time.Second))
+		_, err := near.Write([]byte(sent))
+		if err == nil {
+			_, err = io.ReadFull(near, got)
+		}
+		if err != nil || string(got) != sent {
+			t.Fatalf("sent %q, came back %q: %v", sent, got, err)
+		}
+	}
+}
+
+const fastForAll = "{accelerate: [{fastpath: {}}]}"
+
+// testFastpath has the agents of a cluster hold the fast path: packets between pods of
+// two nodes are carried, those by a service's address are right, and afterwards there
+// is nothing of it. Agents, and four pods of the deployment web, are there.
+func testFastpath(t *testing.T, c *Cluster) {
+	nodes := []string{"node0", "node1"}
+	before := map[string][]string{}
+	for _, n := range nodes {
+		before[n] = programsOn(t, c.Node(n))
+	}
+	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
+	var listener net.Listener
+	if err := onNetns(far.netns, func() (err error) {
+		listener, err = net.Listen("tcp4", far.ip+":4000")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	kubectl(t, c, nil, "label", "-n", "default", "pod", far.name, "fast=far")
+	kubectl(t, c, strings.NewReader(`{apiVersion: v1, kind: Service, metadata: {name: fast, namespace: default},
+		spec: {selector: {fast: far}, ports: [{port: 80, targetPort: 4000}]}}`), "apply", "-f", "-")
+	defer kubectl(t, c, nil, "delete", "-n", "default", "service", "fast")
+	service := kubectl(t, c, nil, "get", "-n", "default", "service", "fast", "-o", "jsonpath={.spec.clusterIP}")
+
+	kubectl(t, c, strings.NewReader(accelerationPolicy("fast", fastForAll)), "apply", "-f", "-")
+	defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast", "--ignore-not-found")
+	for _, n := range nodes {
+		until(t, "fast path of "+n, func() string {
+			s := stateOf(t, c, n).Status
+			for _, at := range s.Conditions {
+				if at.Type == "Fastpath" && at.Status == "True" && len(s.Observed) == 1 && s.Observed[0].State == "applied" && s.Verified >= 7 {
+					return ""
+				}
+			}
+			return fmt.Sprintf("%+v", s)
+		})
+	}
+	direct := talk(t, near, listener, net.JoinHostPort(far.ip, "4000"))
+	byService := talk(t, near, listener, net.JoinHostPort(service, "80"))
+	packets := func(n, reason string) float64 {
+		return agentMetrics(t, c.Node(n))(`slipstream_fastpath_packets_total{reason="` + reason + `"}`)
+	}
+	until(t, "packets between pods are carried", func() string {
+		for range 200 {
+			direct()
+		}
+		for _, n := range nodes {
+			for _, way := range []string{"fast-out", "fast-in"} {
+				if packets(n, way) < 100 {
+					return fmt.Sprintf("%s of %s is %.0f", way, n, packets(n, way))
+				}
+			}
+		}
+		return ""
+	})
+	translated := packets("node0", "translated")
+	until(t, "packets by the service's address are seen, and right", func() string {
+		for range 200 {
+			byService()
+		}
+		if now := packets("node0", "translated"); now <= translated {
+			return fmt.Sprintf("%.0f were translated", now)
+		}
+		return ""
+	})
+
+	// Off: nothing of it is left, and connections go on.
+	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
+	for _, n := range nodes {
+		until(t, n+" without programs", func() string {
+			if now := programsOn(t, c.Node(n)); !slices.Equal(now, before[n]) {
+				return fmt.Sprintf("%v, were %v", now, before[n])
+			}
+			return ""
+		})
+	}
+	direct()
+	byService()
+}
