@@ -384,11 +384,23 @@ func (r *running) detachOne() {
 // A node without an overlay, and one whose only overlay is of another kind.
 func TestFastpathCannot(t *testing.T) {
 	p := newOverlay(t)
+	a := p.start(p.options()) // which looks at nothing unless it is told of it
+	a.Set(one(fastPolicy))
+	settings := func(want int) {
+		t.Helper()
+		eventually(t, "settings", func() string {
+			if s := a.Status(); s.Settings != want {
+				return fmt.Sprintf("%+v, want %d settings", s, want)
+			}
+			return ""
+		})
+	}
+	settings(7)
+	p.pod("new")
+	settings(9)
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
-	a := p.start(p.options())
-	a.Set(one(fastPolicy))
 	a.wantState("fast", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
 	if s := a.Status(); s.Fastpath != nil {
 		t.Errorf("%+v", s.Fastpath)

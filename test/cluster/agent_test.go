@@ -217,6 +217,8 @@ func TestAgent(t *testing.T) {
 	apply(webManifest)
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 
+	testFastpath(t, c)
+
 	apply(accelerationPolicy("all", policyForAll))
 	wantPods(t, c, "policy on", 4, true)
 
@@ -274,7 +276,6 @@ func TestAgent(t *testing.T) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "all")
 	wantPods(t, c, "policy off", 4, false)
-	testFastpath(t, c)
 
 	// Uninstalled while policies are on, its rights at the same moment.
 	apply(accelerationPolicy("all", policyForAll))

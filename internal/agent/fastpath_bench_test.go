@@ -1,0 +1,310 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel"
+)
+
+// load is traffic between the pods that must not break: streams each way, of which
+// every byte is looked at, and round trips, of which the longest is noted.
+type load struct {
+	received atomic.Uint64 // bytes of all streams
+	longest  atomic.Int64  // round trip, ns
+	closing  atomic.Bool
+	failed   chan error
+}
+
+const streams = 4
+
+func (p *place) load() *load {
+	p.t.Helper()
+	l := &load{failed: make(chan error, 2*streams+1)}
+	var conns []net.Conn
+	var all sync.WaitGroup
+	run := func(what string, fn func() error) {
+		all.Go(func() {
+			if err := fn(); err != nil && !l.closing.Load() {
+				l.failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		})
+	}
+	connect := func() (near, far net.Conn) {
+		p.t.Helper()
+		var listener net.Listener
+		var err error
+		p.in("n1p0", func() { listener, err = net.Listen("tcp4", "10.244.1.2:0") })
+		must(p.t, err)
+		defer listener.Close()
+		p.in("n0p0", func() { near, err = net.DialTimeout("tcp4", listener.Addr().String(), 10*time.Second) })
+		must(p.t, err)
+		far, err = listener.Accept()
+		must(p.t, err)
+		conns = append(conns, near, far)
+		return near, far
+	}
+	for i := range streams {
+		from, to := connect()
+		if i%2 == 1 {
+			from, to = to, from
+		}
+		run("send", func() error { return count64(from) })
+		run("receive", func() error { return l.check(to) })
+	}
+	near, far := connect()
+	run("answer", func() error { _, err := io.Copy(far, far); return err })
+	run("round trip", func() error { return l.trips(near) })
+	p.t.Cleanup(func() {
+		l.closing.Store(true)
+		for _, c := range conns {
+			c.Close()
+		}
+		all.Wait()
+	})
+	return l
+}
+
+// count64 sends numbers, one after the other, at a rate that leaves the machine alone.
+func count64(c net.Conn) error {
+	block := make([]byte, 16<<10)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for n := uint64(0); ; <-tick.C {
+		for i := 0; i < len(block); i += 8 {
+			binary.NativeEndian.PutUint64(block[i:], n)
+			n++
+		}
+		if _, err := c.Write(block); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *load) check(c net.Conn) error {
+	block := make([]byte, 16<<10)
+	for n := uint64(0); ; {
+		if _, err := io.ReadFull(c, block); err != nil {
+			return err
+		}
+		for i := 0; i < len(block); i += 8 {
+			if got := binary.NativeEndian.Uint64(block[i:]); got != n {
+				return fmt.Errorf("%d where %d was sent", got, n)
+			}
+			n++
+		}
+		l.received.Add(uint64(len(block)))
+	}
+}
+
+func (l *load) trips(c net.Conn) error {
+	for message := make([]byte, 64); ; {
+		began := time.Now()
+		if _, err := c.Write(message); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(c, message); err != nil {
+			return err
+		}
+		if took := int64(time.Since(began)); took > l.longest.Load() {
+			l.longest.Store(took)
+		}
+	}
+}
+
+// killed has agents hold the fast path under load, and each killed while it does: every
+// byte arrives, and what went the fast path goes the slow one within 2 s, and what is
+// attached, with the next agent, is what that one has attached.
+func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
+	before := programs(t)
+	l := p.load()
+	carried := func() uint64 {
+		held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
+		must(t, err)
+		if len(held) != 1 {
+			return 0
+		}
+		return held[0].Packets["fast-out"]
+	}
+	for kill := range kills {
+		c := p.child(time.Hour, fastPolicy.Accelerate)
+		c.until(t, 7)
+		eventually(t, "packets are carried", func() string {
+			if n := carried(); n < 500 {
+				return fmt.Sprint(n)
+			}
+			return ""
+		})
+		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond)))) // anywhere between two beats and looks
+		l.longest.Store(0)
+		at := l.received.Load()
+		must(t, c.Process.Kill())
+		began := time.Now()
+		_ = c.Wait()
+		eventually(t, "nothing is attached", func() string {
+			if now := programs(t); !slices.Equal(now, before) {
+				return fmt.Sprint(now)
+			}
+			return ""
+		})
+		free = max(free, time.Since(began))
+		eventually(t, "the streams go on", func() string {
+			select {
+			case err := <-l.failed:
+				t.Fatalf("kill %d: %v", kill+1, err)
+			default:
+			}
+			if now := l.received.Load(); now < at+streams*1<<20 {
+				return fmt.Sprintf("%d bytes since", now-at)
+			}
+			return ""
+		})
+		longest = max(longest, time.Duration(l.longest.Load()))
+	}
+	if longest > 2*time.Second {
+		t.Errorf("a round trip took %s, want at most 2s", longest)
+	}
+	return longest, free
+}
+
+func TestFastpathKilled(t *testing.T) {
+	longest, free := killed(t, newOverlay(t), 3)
+	t.Logf("longest round trip %s, nothing attached after %s", longest, free)
+}
+
+// BenchmarkFastpathKilled is TestFastpathKilled at length: -benchtime 200x.
+func BenchmarkFastpathKilled(b *testing.B) {
+	p := newOverlay(b)
+	b.ResetTimer()
+	longest, free := killed(b, p, b.N)
+	b.ReportMetric(longest.Seconds()*1e3, "longest-trip-ms")
+	b.ReportMetric(free.Seconds()*1e3, "longest-until-off-ms")
+}
+
+// BenchmarkFastpathFlows is what an agent costs that has 10,000 connections on the fast
+// path: its memory, that of the kernel's maps, and CPU time. -benchtime 1x.
+func BenchmarkFastpathFlows(b *testing.B) {
+	const flows, window = 10_000, 20 * time.Second
+	p := newOverlay(b)
+	c := p.child(30*time.Second, fastPolicy.Accelerate)
+	c.until(b, 7)
+
+	var server *net.UDPConn
+	var err error
+	p.in("n1p0", func() { server, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 244, 1, 2)}) })
+	must(b, err)
+	defer server.Close()
+	go func() {
+		for buf := make([]byte, 64); ; {
+			n, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	// Not of the net package: its poller would be woken by each answer, of which none is read.
+	to := &unix.SockaddrInet4{Port: server.LocalAddr().(*net.UDPAddr).Port, Addr: [4]byte{10, 244, 1, 2}}
+	var sockets []int
+	defer func() {
+		for _, s := range sockets {
+			_ = unix.Close(s)
+		}
+	}()
+	p.in("n0p0", func() {
+		for range flows {
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			must(b, err)
+			sockets = append(sockets, s)
+			must(b, unix.Connect(s, to))
+		}
+	})
+	stop, sent := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(sent)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for n := 0; ; { // each of them every 100 ms
+			for range flows / 100 {
+				_, _ = unix.Write(sockets[n%flows], []byte("datagram"))
+				n++
+			}
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	defer func() { close(stop); <-sent }()
+	var held []accel.Fastpath
+	for deadline := time.Now().Add(2 * time.Minute); len(held) != 1 || held[0].Fast < flows*9/10; {
+		if time.Now().After(deadline) {
+			b.Fatalf("%+v", held)
+		}
+		time.Sleep(500 * time.Millisecond)
+		held, err = accel.Fastpaths(accel.Options{JournalDir: p.journal})
+		must(b, err)
+	}
+	var used time.Duration
+	var rss float64
+	for b.Loop() {
+		before, _ := c.usage(b)
+		for range int(window / time.Second) {
+			time.Sleep(time.Second)
+			_, now := c.usage(b)
+			rss = max(rss, now)
+		}
+		after, _ := c.usage(b)
+		used += after - before
+	}
+	held, err = accel.Fastpaths(accel.Options{JournalDir: p.journal})
+	must(b, err)
+	b.ReportMetric(float64(held[0].Connections), "flows")
+	b.ReportMetric(float64(held[0].Fast), "fast")
+	b.ReportMetric(rss, "resident-MiB")
+	b.ReportMetric(float64(c.maps(b))/(1<<20), "maps-MiB")
+	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
+}
+
+// maps are the bytes that the kernel accounts for the eBPF maps of a process.
+func (c *child) maps(t testing.TB) (bytes uint64) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", c.Process.Pid))
+	must(t, err)
+	seen := make(map[string]bool)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		must(t, err)
+		fields := make(map[string]string)
+		for line := range strings.Lines(string(text)) {
+			key, value, _ := strings.Cut(line, ":")
+			fields[key] = strings.TrimSpace(value)
+		}
+		if id := fields["map_id"]; id != "" && !seen[id] {
+			seen[id] = true
+			n, err := strconv.ParseUint(fields["memlock"], 10, 64)
+			must(t, err)
+			bytes += n
+		}
+	}
+	return bytes
+}
