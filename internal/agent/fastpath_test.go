@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -259,9 +260,7 @@ func TestFastpath(t *testing.T) {
 	// A device that packets must not jump.
 	p.pod("shaped")
 	hooks("a pod comes", 9)
-	l, err := netlink.LinkByName("veth-shaped")
-	must(t, err)
-	must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}, Rate: 1e6, Buffer: 1e4, Limit: 1e5}))
+	shape(t, "veth-shaped")
 	hooks("it is shaped", 7)
 	s := a.Status()
 	if s.Fastpath.Reason != v1alpha1.ReasonLeftAlone || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
@@ -348,6 +347,17 @@ func TestFastpath(t *testing.T) {
 	}
 }
 
+// shape limits the rate of a device by a queue.
+func shape(t testing.TB, device string) {
+	t.Helper()
+	l, err := netlink.LinkByName(device)
+	must(t, err)
+	must(t, netlink.QdiscAdd(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       1e6, Buffer: 1e4, Limit: 1e5,
+	}))
+}
+
 func (r *running) wantEvent(reason, text string) {
 	r.t.Helper()
 	var seen []Event
@@ -398,6 +408,8 @@ func TestFastpathCannot(t *testing.T) {
 	settings(7)
 	p.pod("new")
 	settings(9)
+	shape(t, "veth-new") // of which no message about a link tells
+	settings(7)
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
@@ -415,4 +427,24 @@ func TestFastpathCannot(t *testing.T) {
 	if s := a.Status(); s.Fastpath == nil || s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonImpossible {
 		t.Errorf("%+v", s.Fastpath)
 	}
+}
+
+// The unit for systemd has the capabilities that the fast path takes, besides those of
+// other settings.
+func TestFastpathOfTheUnit(t *testing.T) {
+	p := newOverlay(t)
+	unit, err := os.ReadFile(filepath.Join("..", "..", "packaging", "slipstream-agent.service"))
+	must(t, err)
+	m := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("the unit bounds no capabilities")
+	}
+	set := "-all"
+	for _, c := range strings.Fields(strings.ToLower(string(m[1]))) {
+		set += ",+" + strings.TrimPrefix(c, "cap_")
+	}
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		t.Skip("needs setpriv, of util-linux")
+	}
+	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 7)
 }

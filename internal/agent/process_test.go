@@ -78,18 +78,22 @@ func runChild(text string) error {
 	return a.Run(ctx)
 }
 
-// child is an agent of its own, in this thread's network namespace.
+// child is an agent of its own, in this thread's network namespace, started by another
+// program if one is given.
 type child struct {
 	*exec.Cmd
 	in  io.Closer
 	out *bufio.Scanner
 }
 
-func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator) *child {
+func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator, by ...string) *child {
 	p.t.Helper()
 	text, err := json.Marshal(childOptions{p.journal, p.netns, verify, accelerate})
 	must(p.t, err)
-	c := &child{Cmd: exec.Command("/proc/self/exe")}
+	program, err := os.Executable()
+	must(p.t, err)
+	by = append(by, program)
+	c := &child{Cmd: exec.Command(by[0], by[1:]...)}
 	c.Env = append(os.Environ(), childEnv+"="+string(text))
 	c.Stderr = os.Stderr
 	c.in, err = c.StdinPipe()

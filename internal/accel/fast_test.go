@@ -1,0 +1,93 @@
+package accel
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
+
+// What is about to end cannot hold the fast path, and changes nothing before it says so.
+func TestFastpathOfWhatEnds(t *testing.T) {
+	node(t, enter(t), 1)
+	before := snapshot(t)
+	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	must(t, err)
+	defer s.Close()
+	rps := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "0"}}
+	_, err = s.Apply(t.Context(), append(fastAccelerator, rps))
+	if err == nil || !strings.Contains(err.Error(), "slipstream agent --policy FILE") {
+		t.Errorf("error %v, want one that says who can hold it", err)
+	}
+	for path, value := range snapshot(t) {
+		if before[path] != value {
+			t.Errorf("%s reads %s, was %s", path, value, before[path])
+		}
+	}
+}
+
+// TestFastpathHolder asks for, and begins to hold, a fast path whose socket is nobody's
+// any more, and one whose holder hangs.
+func TestFastpathHolder(t *testing.T) {
+	enter(t)
+	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test"}
+	s, err := Open(o)
+	must(t, err)
+	defer s.Close()
+	ask := func(what, problem string, want int) {
+		t.Helper()
+		all, err := Fastpaths(o)
+		if err != nil || len(all) != want || want > 0 && !strings.Contains(all[0].Problem, problem) {
+			t.Errorf("%s: %+v, %v, want %d", what, all, err, want)
+		}
+	}
+	ask("nobody", "", 0)
+
+	hold, err := s.listenFast()
+	must(t, err)
+	file := hold.file
+	ask("who hangs", "does not answer", 1)
+	began := time.Now()
+	if _, err := s.listenFast(); !errors.Is(err, ErrHeld) || time.Since(began) > 2*fastWait {
+		t.Errorf("%v after %s, want ErrHeld", err, time.Since(began))
+	}
+
+	// As a process that is killed leaves it.
+	must(t, hold.Close())
+	if _, err := os.Lstat(file); err != nil {
+		t.Fatal(err)
+	}
+	ask("who is dead", "", 0)
+	hold, err = s.listenFast()
+	must(t, err)
+	hold.serve(func() (Fastpath, error) { return Fastpath{Place: "here"}, errors.New("no counters") })
+	ask("who answers", "no counters", 1)
+	must(t, hold.close())
+	ask("who let go", "", 0)
+
+	// What is none.
+	must(t, os.WriteFile(filepath.Join(o.JournalDir, fastPrefix+"junk"), nil, 0o600))
+	ask("a file", "", 0)
+	l, err := net.Listen("unix", filepath.Join(o.JournalDir, fastPrefix+"1"))
+	must(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("{\"place\": 1"))
+			c.Close()
+		}
+	}()
+	ask("who talks nonsense", "does not answer", 1)
+}
