@@ -13,8 +13,30 @@ import (
 // evidence is how long what was seen of the slow path is believed: EVIDENCE of fastpath.c.
 const evidence = time.Second
 
+const udp = 17 // RFC 768, of IP's protocols
+
+// Worn tells whether three quarters of the places of other nodes, or of pods' links, have
+// been used up. A place is not used twice, so somebody has to begin anew in time.
+func (f *Fastpath) Worn() (bool, error) {
+	o := &f.objects
+	for _, of := range []struct {
+		used *ebpf.Variable
+		all  *ebpf.Map
+	}{{o.OutersUsed, o.Outers}, {o.PodsUsed, o.Pods}} {
+		var used uint32
+		if err := of.used.Get(&used); err != nil {
+			return false, fmt.Errorf("ask how full the fast path's tables are: %w", err)
+		}
+		if used >= of.all.MaxEntries()/4*3 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // Carried counts the connections that are known, and those of them of which packets may
-// take the fast path both ways at a time of CLOCK_MONOTONIC.
+// take the fast path at a time of CLOCK_MONOTONIC: a stream's both ways, datagrams'
+// either.
 func (f *Fastpath) Carried(now time.Duration) (known, fast int, err error) {
 	var generation uint32
 	if err := f.objects.Generation.Get(&generation); err != nil {
@@ -31,8 +53,9 @@ func (f *Fastpath) Carried(now time.Duration) (known, fast int, err error) {
 			return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
 		}
 		known += n
-		for _, v := range values[:n] {
-			if may(v.Out.Seen, v.Out.Generation) && may(v.In.Seen, v.In.Generation) {
+		for i, v := range values[:n] {
+			out, in := may(v.Out.Seen, v.Out.Generation), may(v.In.Seen, v.In.Generation)
+			if out && in || keys[i].Protocol == udp && (out || in) {
 				fast++
 			}
 		}

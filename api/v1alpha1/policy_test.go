@@ -179,8 +179,8 @@ func TestExamplePolicy(t *testing.T) {
 	if _, err := ParsePolicy("policy.yaml", data); err != nil {
 		t.Error(err)
 	}
-	all := strings.ReplaceAll(string(data), "# - rfs", "- rfs")
-	if p, err := ParsePolicy("policy.yaml", []byte(all)); err != nil || len(p.Spec.Accelerate) != 2 {
+	all := strings.ReplaceAll(string(data), "# - ", "- ")
+	if p, err := ParsePolicy("policy.yaml", []byte(all)); err != nil || len(p.Spec.Accelerate) != 3 {
 		t.Errorf("with what is commented out: %v", err)
 	}
 }

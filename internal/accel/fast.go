@@ -36,6 +36,8 @@ type fast struct {
 	err      error
 	tried    time.Time
 	repaired int
+	// probed: the kernel has carried packets, and need not be asked again.
+	probed bool
 }
 
 // probeAgain is after how long a kernel that could not carry a packet is asked again.
@@ -73,7 +75,7 @@ func (s *Session) startFastpath() (err error) {
 
 func (s *Session) stopFastpath() error {
 	held := s.fast
-	s.fast = fast{}
+	s.fast = fast{probed: held.probed}
 	var err error
 	if held.path != nil {
 		if counts, err := held.path.Counts(); err == nil {
@@ -94,25 +96,35 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 		return s.stopFastpath()
 	}
 	f := &s.fast
-	f.wanted = true
 	if f.path != nil {
 		repaired := f.path.Repaired()
 		kept.Repaired += repaired - f.repaired
 		f.repaired = repaired
-		f.path.Verify()
-		return nil
+		if !f.path.Worn() {
+			f.path.Verify()
+			return nil
+		}
+		s.options.Log.Info("the fast path begins anew, as its tables are nearly full: connections take the slow path for a moment", "place", s.options.Place.Name)
+		if err := s.stopFastpath(); err != nil {
+			return err
+		}
 	}
+	f.wanted = true
 	if f.err != nil && !errors.Is(f.err, ErrHeld) && time.Since(f.tried) < probeAgain {
 		return nil
 	}
-	err := fastpath.Probe(ctx)
+	var err error
+	if !f.probed {
+		err = fastpath.Probe(ctx)
+	}
 	if err == nil {
+		f.probed = true
 		err = s.startFastpath()
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.wanted, f.err, f.tried = true, err, time.Now()
+	f.wanted, f.err, f.tried = true, err, time.Now() // wanted again, as what did not start was stopped
 	if err == nil {
 		kept.Set += len(f.path.Hooks())
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
 )
@@ -90,4 +92,30 @@ func TestFastpathHolder(t *testing.T) {
 		}
 	}()
 	ask("who talks nonsense", "does not answer", 1)
+}
+
+// TestFastpathNews has a device come that the fast path leaves alone, which nobody asks for.
+func TestFastpathNews(t *testing.T) {
+	node(t, enter(t), 1)
+	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	must(t, err)
+	defer s.Close()
+	if s.FastpathNews() != nil {
+		t.Error("there is news of what is off")
+	}
+	v, err := s.Look()
+	must(t, err)
+	_, err = s.Keep(t.Context(), v, fastAccelerator)
+	must(t, err)
+	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "other"}, FlowBased: true, Port: 4789}))
+	for limit := time.After(10 * time.Second); ; {
+		select {
+		case <-s.FastpathNews():
+		case <-limit:
+			t.Fatalf("no news: %+v", s.FastpathState())
+		}
+		if alone := strings.Join(s.FastpathState().LeftAlone, "; "); strings.Contains(alone, "other: ") {
+			return
+		}
+	}
 }

@@ -25,7 +25,8 @@ func agentCommand(p Process) *cobra.Command {
 		Long: `Keep accelerations on, on this node: those of an AccelerationPolicy in a file, or
 of the policies of a cluster that select the node. New devices and pods are
 followed, everything is read back every 30 s, and what no policy wants any more
-is put back. An agent that ends leaves its settings, and the next adopts them.`,
+is put back. An agent that ends leaves its settings, and the next adopts them; the
+fast path alone ends with it, and begins with the next.`,
 		Example: `  slipstream agent --policy /etc/slipstream/policy.yaml     a host without Kubernetes
   slipstream agent --node node1                             in a cluster, as its DaemonSet starts it
   slipstream agent --revert                                 put back everything that agents have set here`,

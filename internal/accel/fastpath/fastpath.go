@@ -187,6 +187,16 @@ func (f *Fastpath) Connections() (known, fast int, err error) {
 	return f.programs.Carried(now)
 }
 
+// Worn tells whether it is time to begin anew: its tables fill with what has been there
+// once, and what finds no room in them stays on the slow path.
+func (f *Fastpath) Worn() bool {
+	worn, err := f.programs.Worn()
+	if err != nil {
+		f.log.Warn("look after the fast path", "error", err)
+	}
+	return worn
+}
+
 // Verify has the devices looked at anew soon, and every program attached again that
 // somebody has taken off: nothing is announced of that.
 func (f *Fastpath) Verify() {
