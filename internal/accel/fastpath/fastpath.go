@@ -284,7 +284,7 @@ func (f *Fastpath) run(started chan<- error) error {
 	started <- nil
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
-	idle := make(map[bpf.Flow]idleness)
+	unseen := make(map[bpf.Flow]time.Duration)
 	var synced error
 	for n := 1; ; n++ {
 		select {
@@ -307,7 +307,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				f.setProblem(synced)
 			}
 			if n%8 == 0 {
-				if err := f.forget(idle); err != nil {
+				if err := f.forget(unseen); err != nil {
 					f.log.Warn("forget connections of the fast path", "error", err)
 				}
 			}
@@ -332,33 +332,32 @@ func monotonic() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// idleness is since when a connection has not been seen.
-type idleness struct {
-	seen  time.Duration
-	since time.Time
-}
-
 // forget takes out connections that have been idle for a while, so that there is room.
 // They are looked up no more by then but by their next packet, which becomes known anew.
-func (f *Fastpath) forget(idle map[bpf.Flow]idleness) error {
+// Since when one has been there that was never seen to get through, unseen says.
+func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
 	}
-	for flow := range idle {
-		if _, known := flows[flow]; !known {
-			delete(idle, flow)
+	for flow := range unseen {
+		if seen, known := flows[flow]; !known || seen != 0 {
+			delete(unseen, flow)
 		}
 	}
-	now := time.Now()
-	for flow, seen := range flows {
-		last, known := idle[flow]
-		if !known || last.seen != seen {
-			idle[flow] = idleness{seen, now}
-			continue
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	for flow, since := range flows {
+		if since == 0 {
+			if unseen[flow] == 0 {
+				unseen[flow] = now
+			}
+			since = unseen[flow]
 		}
-		if now.Sub(last.since) > forgetAfter*beat {
-			delete(idle, flow)
+		if now-since > forgetAfter*beat {
+			delete(unseen, flow)
 			if err := f.programs.Forget(flow); err != nil {
 				return err
 			}
