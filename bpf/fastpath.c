@@ -70,6 +70,9 @@
 #define WORTH (50 * MS)
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
+/* Places for ways to other nodes, and for pods. */
+#define OUTERS 1024
+#define PODS 4096
 /* For how long it is not asked again after a no. */
 #define NO (100 * MS)
 
@@ -234,28 +237,28 @@ struct {
 /* Outer headers and pods, each once, and never changed: a place is not used twice. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
+	__uint(max_entries, OUTERS);
 	__type(key, struct outer);
 	__type(value, __u32);
 } outer_places SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1024);
+	__uint(max_entries, OUTERS);
 	__type(key, __u32);
 	__type(value, struct outer);
 } outers SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, PODS);
 	__type(key, struct pod);
 	__type(value, __u32);
 } pod_places SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 4096);
+	__uint(max_entries, PODS);
 	__type(key, __u32);
 	__type(value, struct pod);
 } pods SEC(".maps");
@@ -728,6 +731,11 @@ static __always_inline __u32 place_of_pod(struct cpu *c, const struct pod *p)
 
 	if (known)
 		return *known;
+	/* Without end the count would come back to places that are in use. */
+	if (pods_used >= PODS) {
+		count(c, FULL);
+		return 0;
+	}
 	place = __sync_fetch_and_add(&pods_used, 1) + 1;
 	if (bpf_map_update_elem(&pods, &place, p, BPF_ANY) || bpf_map_update_elem(&pod_places, p, &place, BPF_ANY)) {
 		count(c, FULL);
@@ -742,6 +750,11 @@ static __always_inline __u32 place_of_outer(struct cpu *c, const struct outer *o
 
 	if (known)
 		return *known;
+	/* Without end the count would come back to places that are in use. */
+	if (outers_used >= OUTERS) {
+		count(c, FULL);
+		return 0;
+	}
 	place = __sync_fetch_and_add(&outers_used, 1) + 1;
 	if (bpf_map_update_elem(&outers, &place, o, BPF_ANY) || bpf_map_update_elem(&outer_places, o, &place, BPF_ANY)) {
 		count(c, FULL);
