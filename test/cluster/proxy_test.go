@@ -67,11 +67,11 @@ func testProxy(t *testing.T, c *Cluster) {
 	}
 	want := chainsOf(lab)
 	until(t, "kube-proxy's rules as a lab's", func() string {
-		real, err := output(c.Node("node0").Command(t.Context(), shows[0], shows[1:]...))
+		shown, err := output(c.Node("node0").Command(t.Context(), shows[0], shows[1:]...))
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := chainsOf(real)
+		all := chainsOf(shown)
 		var differ []string
 		for chain, rules := range want {
 			got := all[chain]
