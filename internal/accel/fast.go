@@ -241,6 +241,10 @@ func Fastpaths(o Options) ([]Fastpath, error) {
 // fastPrefix begins the names of sockets; the cookie of the network namespace follows.
 const fastPrefix = "fastpath-"
 
+func (j *journal) fastSocket(id namespace) string {
+	return filepath.Join(j.dir, fmt.Sprintf("%s%d", fastPrefix, id.Cookie))
+}
+
 // fastSocket is what the holder of a fast path listens on.
 type fastSocket struct {
 	*net.UnixListener
@@ -261,7 +265,7 @@ func (s *Session) listenFast() (*fastSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(s.journal.dir, fmt.Sprintf("%s%d", fastPrefix, s.id.Cookie))
+	file := s.journal.fastSocket(s.id)
 	other, held, err := askFast(file)
 	if held {
 		return nil, fmt.Errorf("the fast path of %s: %w by %s", o.Place.Name, errFastHeld, other.Holder)

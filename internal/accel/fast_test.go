@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
@@ -118,4 +119,44 @@ func TestFastpathNews(t *testing.T) {
 			return
 		}
 	}
+}
+
+// TestInForce has what somebody keeps in a network namespace told there, and nowhere else.
+func TestInForce(t *testing.T) {
+	elsewhere := enter(t)
+	node(t, elsewhere, 0)
+	o := options(filepath.Join(t.TempDir(), "journal"), "node0")
+	o.Owner, o.Persistent = "somebody", true
+	ask := func(what string, want ...string) {
+		t.Helper()
+		got, err := InForce(Options{JournalDir: o.JournalDir})
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+		}
+	}
+	ask("no journal")
+	s := open(t, o)
+	_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "nic")})
+	must(t, err)
+	ask("applied", "4 settings by somebody")
+	hold, err := s.listenFast()
+	must(t, err)
+	hold.serve(func() (Fastpath, error) { return Fastpath{Holder: hold.holder}, nil })
+	ask("the fast path too", "4 settings by somebody", "the fast path by "+hold.holder.String())
+	must(t, inside(elsewhere, "elsewhere", func() error {
+		ask("elsewhere")
+		return nil
+	}))
+	must(t, hold.close())
+	_, err = s.Revert(t.Context())
+	must(t, err)
+	ask("reverted")
+
+	// What a dead process has left is not in force for long.
+	b, err := s.journal.open(s.id, "node0", s.sys)
+	must(t, err)
+	_, err = b.hold(Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []change{{path: "class/net/eth0/queues/rx-0/rps_cpus", link: 2, was: "0", want: "1"}})
+	must(t, err)
+	must(t, b.save())
+	ask("dead")
 }

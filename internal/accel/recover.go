@@ -63,6 +63,59 @@ func Status(ctx context.Context, o Options) (held []Held, err error) {
 	return held, nil
 }
 
+// InForce says what is accelerated in the calling thread's network namespace now, and by
+// whom, a phrase for each holder: whatever is measured there is measured with it. Of o it
+// needs JournalDir and Proc.
+func InForce(o Options) (all []string, err error) {
+	o = o.withDefaults()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("look for accelerations in force: %w", err)
+		}
+	}()
+	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	j, err := openJournal(o.JournalDir, o.Proc)
+	if err != nil {
+		return nil, err
+	}
+	id, err := currentNamespace()
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := j.lock()
+	if err != nil {
+		return nil, err
+	}
+	l, err := j.read(id.file())
+	unlock()
+	if err != nil {
+		return nil, err
+	}
+	if l.Boot != j.boot {
+		l.Entries = nil
+	}
+	settings := make(map[Holder]int)
+	for _, e := range l.Entries {
+		for _, h := range e.Holders {
+			settings[h]++
+		}
+	}
+	for h, n := range settings {
+		if alive, err := h.alive(o.Proc); err != nil || !alive {
+			continue // the next to apply restores what it left
+		}
+		all = append(all, fmt.Sprintf("%d settings by %s", n, h))
+	}
+	slices.Sort(all)
+	fast, held, err := askFast(j.fastSocket(id))
+	if held {
+		all = append(all, fmt.Sprintf("the fast path by %s", fast.Holder))
+	}
+	return all, err
+}
+
 // eachBook calls fn on every ledger, the machine's last, in the network
 // namespace it is of; if that cannot be found it is gone, and its settings with
 // it. One failure does not keep fn from the other ledgers.

@@ -40,10 +40,22 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		return err
 	}
 	out.Warnings = append(out.Warnings, warnings(c, out)...)
+	out.Warnings = append(out.Warnings, n.heldWarnings()...)
 	if slices.ContainsFunc(out.Settings, func(s record.Setting) bool { return strings.Contains(s.Path, "/queues/") }) {
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
 	}
 	return nil
+}
+
+// heldWarnings tell what others keep accelerated.
+func (n *network) heldWarnings() (all []record.Warning) {
+	for _, f := range n.facts {
+		for _, what := range f.Held {
+			all = append(all, record.Warning{Code: record.WarnHeld, Message: fmt.Sprintf(
+				"%s has %s in force: every variant is measured with it, the baseline too (take the policy off, or `slipstream accel revert`)", f.Name, what)})
+		}
+	}
+	return all
 }
 
 // slowInterrupt is when an interrupt to another CPU takes as long as a packet's

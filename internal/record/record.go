@@ -274,6 +274,7 @@ const (
 	WarnNoEBPF         = "softirq-ticks"    // exact softirq time could not be had
 	WarnNoCPUs         = "cpus-not-sampled" // nothing is known of the nodes' CPUs
 	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
+	WarnHeld           = "held"             // others keep the nodes accelerated, the baseline too
 	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
 )
 
@@ -309,6 +310,9 @@ type Node struct {
 	// InterruptSeconds is how long an interrupt from one CPU to another takes,
 	// there and back; 0 where it was not timed. Nodes of one machine share it.
 	InterruptSeconds float64 `json:"interrupt_seconds,omitempty"`
+	// Held is what others kept accelerated there when the run began, and who, a phrase
+	// each: every variant is measured with it.
+	Held []string `json:"held,omitempty"`
 	// Sysctls that matter to the result.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Tools by name with their versions.

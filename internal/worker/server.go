@@ -116,6 +116,11 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	if err := classify(node.Links, place.Kind == target.Pod); err != nil {
 		return nil, err
 	}
+	if place.Kind == target.Node {
+		if node.Held, err = accel.InForce(accel.Options{JournalDir: s.options.JournalDir}); err != nil {
+			return nil, err
+		}
+	}
 	b, err := json.Marshal(node)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", place.Name, err)

@@ -18,3 +18,11 @@ func TestInterruptWarnings(t *testing.T) {
 		t.Errorf("14 µs: %v", got)
 	}
 }
+
+func TestHeldWarnings(t *testing.T) {
+	n := &network{facts: []record.Node{{Name: "node0"}, {Name: "node1", Held: []string{"4 settings by agent"}}}}
+	got := n.heldWarnings()
+	if len(got) != 1 || got[0].Code != record.WarnHeld || !strings.HasPrefix(got[0].Message, "node1 has 4 settings by agent in force: every variant") {
+		t.Errorf("%v, want one of node1", got)
+	}
+}
