@@ -68,7 +68,6 @@ func (s *Session) startFastpath() (err error) {
 	if s.fast.path, err = fastpath.Start(s.ns, s.options.Log); err != nil {
 		return errors.Join(err, s.stopFastpath())
 	}
-	s.fast.repaired = 0
 	s.fast.socket.serve(func() (Fastpath, error) { return s.Fastpath() })
 	return nil
 }

@@ -47,15 +47,7 @@ func (p *place) load() *load {
 	}
 	connect := func() (near, far net.Conn) {
 		p.t.Helper()
-		var listener net.Listener
-		var err error
-		p.in("n1p0", func() { listener, err = net.Listen("tcp4", "10.244.1.2:0") })
-		must(p.t, err)
-		defer listener.Close()
-		p.in("n0p0", func() { near, err = net.DialTimeout("tcp4", listener.Addr().String(), 10*time.Second) })
-		must(p.t, err)
-		far, err = listener.Accept()
-		must(p.t, err)
+		near, far = p.connect()
 		conns = append(conns, near, far)
 		return near, far
 	}

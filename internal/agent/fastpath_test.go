@@ -88,20 +88,25 @@ func newOverlay(t testing.TB) *place {
 // labPods are of this node and of the other.
 var labPods = []string{"n0p0", "n1p0"}
 
-// echo is a connection from a pod of this node to one of the other, which sends back
-// what comes.
-func (p *place) echo() net.Conn {
+// connect makes a connection from a pod of this node to one of the other.
+func (p *place) connect() (near, far net.Conn) {
 	p.t.Helper()
 	var listener net.Listener
-	var near net.Conn
 	var err error
 	p.in("n1p0", func() { listener, err = net.Listen("tcp4", "10.244.1.2:0") })
 	must(p.t, err)
 	defer listener.Close()
 	p.in("n0p0", func() { near, err = net.DialTimeout("tcp4", listener.Addr().String(), 10*time.Second) })
 	must(p.t, err)
-	far, err := listener.Accept()
+	far, err = listener.Accept()
 	must(p.t, err)
+	return near, far
+}
+
+// echo is such a connection whose other end sends back what comes.
+func (p *place) echo() net.Conn {
+	p.t.Helper()
+	near, far := p.connect()
 	p.t.Cleanup(func() { near.Close(); far.Close() })
 	go func() { _, _ = io.Copy(far, far) }()
 	return near
