@@ -17,7 +17,8 @@
  * the last second and compared byte by byte with what leave and arrive would have
  * written. A connection takes the fast path only while the slow path has been seen
  * to let it through both ways within that second, in this generation, and while
- * connection tracking holds it as established and not translated.
+ * connection tracking holds it as established. Where the kernel translates the peer of
+ * a pod, a service's address to that of a backend, so do leave and arrive.
  *
  * What a program has no reason to carry goes on to the kernel as it came.
  */
@@ -53,7 +54,7 @@
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_CONFIRMED (1 << 3)
 #define CT_DYING (1 << 9)
-#define CT_TRANSLATED (1 << 4 | 1 << 5 | 1 << 6) /* source, destination, sequence numbers */
+#define CT_SHIFTED (1 << 6) /* sequence numbers are translated */
 #define CT_HELPER (1 << 13)
 #define CHECKSUM_UNNECESSARY 1 /* include/linux/skbuff.h */
 #define CHECKSUM_COMPLETE 2
@@ -96,7 +97,35 @@ union nf_conntrack_proto {
 	struct ip_ct_tcp tcp;
 };
 
+union nf_inet_addr {
+	__be32 ip;
+};
+
+union nf_conntrack_man_proto {
+	__be16 all;
+};
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+};
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+	} dst;
+};
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+};
+
 struct nf_conn {
+	struct nf_conntrack_tuple_hash tuplehash[2];
 	unsigned long status;
 	union nf_conntrack_proto proto;
 };
@@ -139,7 +168,7 @@ enum why {
 	NO_ROOM,     /* the kernel does not let it be encapsulated */
 	UNTRACKED,   /* not tracked */
 	UNANSWERED,  /* tracked, but not established */
-	TRANSLATED,  /* by NAT */
+	TRANSLATED,  /* by NAT, and not only the peer of a pod that opened it */
 	HELPED,      /* by one of conntrack's helpers */
 	WINDOW,      /* conntrack checks its window, until told otherwise */
 	REWRITTEN,   /* the slow path makes something else of it */
@@ -147,7 +176,8 @@ enum why {
 	WHYS,
 };
 
-/* A connection, from its pod's end. */
+/* A connection, from its pod's end: as the pod has it, or as the wire has it. They differ
+ * where the kernel translates the peer. */
 struct key {
 	__be32 pod, peer;
 	__be16 pod_port, peer_port;
@@ -208,9 +238,19 @@ struct flow {
 	__u8 mac[12];
 	/* Its bit in hints. */
 	__u32 hint;
-	/* Which it is. The entry of one that was deleted may be another's by the time
-	 * that a reader is through with it. */
+	/* Which it is, as the pod has it. The entry of one that was deleted may be another's by
+	 * the time that a reader is through with it. */
 	struct key key;
+	/* The peer as the wire has it (see FAR): in one word, so that it is read at once. */
+	__u64 far;
+};
+
+/* A connection whose peer is translated, found by what the wire has. */
+struct front {
+	struct key key;
+	/* Its bit in hints. */
+	__u32 hint;
+	__u32 zero;
 };
 
 /* A packet that its CPU is about to see again, further down the slow path. What is
@@ -218,6 +258,7 @@ struct flow {
 struct passing {
 	struct headers headers;
 	struct key key;
+	__u64 far;
 	__u64 at;
 	__u32 generation;
 	__u32 device;
@@ -233,6 +274,13 @@ struct {
 	__type(key, struct key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct key);
+	__type(value, struct front);
+} fronts SEC(".maps");
 
 /* Outer headers and pods, each once, and never changed: a place is not used twice. */
 struct {
@@ -506,6 +554,24 @@ static __always_inline void key_in(struct key *k, const struct headers *h)
 	k->zero[0] = k->zero[1] = k->zero[2] = 0;
 }
 
+/* FAR is an address and a port in one word. */
+#define FAR(address, port) ((__u32)(address) | (__u64)(port) << 32)
+
+static __always_inline __u64 far_of(const struct key *k)
+{
+	return FAR(k->peer, k->peer_port);
+}
+
+/* with_far is a connection's key with another peer. */
+static __always_inline struct key with_far(const struct key *k, __u64 far)
+{
+	struct key other = *k;
+
+	other.peer = far;
+	other.peer_port = far >> 32;
+	return other;
+}
+
 static __always_inline int same_key(const struct key *a, const struct key *b)
 {
 	const __u64 *x = (const void *)a, *y = (const void *)b;
@@ -600,10 +666,43 @@ static __always_inline void let_go(struct passing *p, const struct headers *h, c
 {
 	p->headers = *h;
 	p->key = *k;
+	p->far = far_of(k);
 	p->at = now;
 	p->generation = g;
 	p->device = skb->ifindex;
 	p->gso = skb->gso_size != 0;
+}
+
+/* replaced is a sum, not complemented, in which one address stands in place of another. */
+static __always_inline __u16 replaced(__u16 sum, __be32 from, __be32 to)
+{
+	return fold(add(add(sum, ~from), to));
+}
+
+/* translate makes the peer of a packet another, as the kernel does (nf_nat_ipv4_manip_pkt
+ * in net/netfilter/nf_nat_proto.c): what it goes to, or what it comes from. */
+static __always_inline void translate(struct headers *h, int out, __u64 far)
+{
+	__u32 *address = &h->ip[out ? 4 : 3];
+
+	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~replaced(~(h->ip[2] >> 16), *address, far) << 16;
+	*address = far;
+	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(far >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(far >> 32);
+}
+
+/* renumber writes another peer into the TCP or UDP header at an offset, and has its sum
+ * match, which it takes. */
+static __always_inline int renumber(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 far, __u16 *check)
+{
+	__u32 at = l4 + (PROTOCOL(was) == TCP ? 16 : 6);
+	__u64 flags = PROTOCOL(was) == TCP ? 0 : BPF_F_MARK_MANGLED_0;
+	__be16 port = far >> 32;
+
+	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)far, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
+	    bpf_l4_csum_replace(skb, at, HALF(was->l4[0], out), port, flags | sizeof(port)) ||
+	    bpf_skb_load_bytes(skb, at, check, sizeof(*check)))
+		return -1;
+	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
 }
 
 /* same tells whether headers are those of the packet that was let go, one hop on. */
@@ -627,7 +726,7 @@ static __always_inline int resemble(const struct headers *was, const struct head
 
 /*
  * tracked returns 0 if conntrack holds the connection of a packet as established
- * and as it is, or why not.
+ * and as it was seen, or why not.
  *
  * Conntrack follows the numbers of a TCP connection, and calls invalid what is out of
  * the window that it knows of: most packets, once it does not see them all. As the
@@ -637,33 +736,51 @@ static __always_inline int resemble(const struct headers *was, const struct head
  * which it judges resets; it learns that again with each packet that lies in the
  * window, so while it knows one it is looked at more often.
  */
-static __always_inline int tracked(struct __sk_buff *skb, const struct headers *h, const struct key *k, int tell, __u32 *again)
+static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, int out, int tell, __u32 *again)
 {
-	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = PROTOCOL(h)};
+	const struct key *k = &p->key;
+	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
 	struct bpf_sock_tuple tuple = {};
+	__be32 source, destination;
+	__be16 from, to;
 	unsigned long status;
 	struct nf_conn *ct;
 	int why = 0;
 
-	tuple.ipv4.saddr = h->ip[3];
-	tuple.ipv4.daddr = h->ip[4];
-	tuple.ipv4.sport = HALF(h->l4[0], 0);
-	tuple.ipv4.dport = HALF(h->l4[0], 1);
+	/* By what the pod sends, whichever way the packet goes. */
+	tuple.ipv4.saddr = k->pod;
+	tuple.ipv4.daddr = k->peer;
+	tuple.ipv4.sport = k->pod_port;
+	tuple.ipv4.dport = k->peer_port;
 	*again = AGAIN;
 	ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
 	if (!ct)
 		return UNTRACKED;
 	status = ct->status;
-	if (status & CT_TRANSLATED) {
+	/* What comes back, as it is before it is translated. */
+	if (opts.dir) {
+		source = ct->tuplehash[0].tuple.src.u3.ip;
+		from = ct->tuplehash[0].tuple.src.u.all;
+		destination = ct->tuplehash[0].tuple.dst.u3.ip;
+		to = ct->tuplehash[0].tuple.dst.u.all;
+	} else {
+		source = ct->tuplehash[1].tuple.src.u3.ip;
+		from = ct->tuplehash[1].tuple.src.u.all;
+		destination = ct->tuplehash[1].tuple.dst.u3.ip;
+		to = ct->tuplehash[1].tuple.dst.u.all;
+	}
+	if ((status & CT_SHIFTED) || FAR(source, from) != p->far || destination != k->pod || to != k->pod_port) {
 		why = TRANSLATED;
 	} else if (status & CT_HELPER) {
 		why = HELPED;
 	} else if ((status & (CT_SEEN_REPLY | CT_CONFIRMED | CT_DYING)) != (CT_SEEN_REPLY | CT_CONFIRMED)) {
 		why = UNANSWERED;
-	} else if (PROTOCOL(h) == TCP) {
+	} else if (k->protocol == TCP) {
 		__u8 original = ct->proto.tcp.seen[0].flags, reply = ct->proto.tcp.seen[1].flags;
-		__u32 maxack = opts.dir ? ct->proto.tcp.seen[0].td_maxack : ct->proto.tcp.seen[1].td_maxack;
-		__u8 other = opts.dir ? original : reply;
+		/* The packet is a reply, and the other side is the original's. */
+		int answers = out ? opts.dir : !opts.dir;
+		__u32 maxack = answers ? ct->proto.tcp.seen[0].td_maxack : ct->proto.tcp.seen[1].td_maxack;
+		__u8 other = answers ? original : reply;
 
 		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED)
 			why = UNANSWERED;
@@ -672,7 +789,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct headers *
 		if (other & CT_MAXACK_SET)
 			*again = AGAIN_SOON;
 		/* Out of date by far more than a window. */
-		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(h->l4[1]) - maxack > (16 << 20))))
+		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(p->headers.l4[1]) - maxack > (16 << 20))))
 			bpf_ringbuf_output(&windows, (void *)k, sizeof(*k), 0);
 	}
 	bpf_ct_release(ct);
@@ -681,7 +798,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct headers *
 
 /* known returns the connection of a packet that was let go and came through. It becomes
  * known here. */
-static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p)
+static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p, int out)
 {
 	__u64 hash = mix(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
@@ -690,18 +807,24 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 	int why;
 
 	if (!f) {
-		why = tracked(skb, &p->headers, &p->key, 0, &again);
+		why = tracked(skb, p, out, 0, &again);
 		if (why && why != WINDOW) {
 			count(c, why);
 			return 0;
 		}
 		fresh.key = p->key;
 		fresh.hint = hash % HINTS;
+		fresh.far = p->far;
 		if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST)) {
 			count(c, FULL);
 			return 0;
 		}
 		f = bpf_map_lookup_elem(&flows, &p->key);
+	}
+	/* What was seen of it with another peer is void. */
+	if (f && f->far != p->far) {
+		f->out.seen = f->in.seen = 0;
+		f->far = p->far;
 	}
 	hint(hash);
 	return f;
@@ -827,14 +950,19 @@ static __always_inline void turn_down(struct cpu *c, struct way *w, int why, __u
 	w->not_before = now + (why == WINDOW ? AGAIN_SOON : NO);
 }
 
-static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check)
+/* encapsulate writes what stands in front of a packet, and leads it to its peer on the wire.
+ * It returns 0, why it has left the packet alone, or less than 0. */
+static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check, __u64 far)
 {
+	int translated = far != FAR(h->ip[4], HALF(h->l4[0], 1));
+	struct headers led = *h;
 	struct {
 		struct outer outer;
 		struct {
 			__u32 ip[5];
 		} inner;
 	} w;
+	int hashed = skb->hash || any_sum; /* before anybody asks for it */
 	__be16 port = source_port(skb);
 	__u32 sum = 0, gso = skb->gso_size;
 	__u32 *words;
@@ -842,16 +970,18 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 
 	if (!port)
 		return UNLIKE;
+	if (translated) {
+		/* Else the kernel takes the port from what it has translated. */
+		if (!hashed)
+			return UNLIKE;
+		translate(&led, 1, far);
+	}
 	w.outer = *known;
 	w.outer.head.tos = outer_tos(TOS(h));
 	w.outer.head.length = bpf_htons(LENGTH(h) + ROOM);
 	w.outer.head.id = bpf_get_prandom_u32();
 	w.outer.head.port = port;
 	w.outer.head.udp_length = bpf_htons(LENGTH(h) + ROOM - IP_HLEN);
-	/* What will be cut has no checksum: an eBPF program cannot ask for one to be
-	 * made of each part. RFC 7348 (section 5) would have none in any packet. */
-	if (w.outer.head.udp_check)
-		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check);
 	sum = 0x0045 | w.outer.head.tos << 8;
 	sum += w.outer.head.length + w.outer.head.id + w.outer.head.fragment;
 	sum += w.outer.head.ttl | UDP << 8;
@@ -859,8 +989,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	w.outer.head.ip_check = ~fold(sum);
 	words = w.inner.ip;
 	for (i = 0; i < 5; i++)
-		words[i] = h->ip[i];
-	words[2] = hop(h->ip[2]);
+		words[i] = led.ip[i];
+	words[2] = hop(led.ip[2]);
 
 	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET |
@@ -868,6 +998,12 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 				BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN)))
 		return NO_ROOM;
 	/* From here on there is no way back. */
+	if (translated && renumber(skb, sizeof(w.outer.head) + IP_HLEN, 1, h, far, &check))
+		return -1;
+	/* What will be cut has no checksum: an eBPF program cannot ask for one to be
+	 * made of each part. RFC 7348 (section 5) would have none in any packet. */
+	if (w.outer.head.udp_check)
+		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check);
 	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + IP_HLEN, 0))
 		return -1;
 	return 0;
@@ -876,11 +1012,35 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 _Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer header has its length");
 _Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
 
-/* close forgets a connection that opens or ends. A look takes no lock. */
-static __always_inline void close(const struct key *k)
+/* find returns a connection by what the wire has of it, and its key as the pod has it. */
+static __always_inline struct flow *find(const struct key *wire, struct key *k)
 {
-	if (bpf_map_lookup_elem(&flows, k))
-		bpf_map_delete_elem(&flows, k);
+	struct flow *f = bpf_map_lookup_elem(&flows, wire);
+	const struct front *front;
+
+	*k = *wire;
+	if (!f) {
+		front = bpf_map_lookup_elem(&fronts, wire);
+		if (front) {
+			*k = front->key;
+			f = bpf_map_lookup_elem(&flows, k);
+		}
+	}
+	return f;
+}
+
+/* close forgets a connection that opens or ends. A look takes no lock. */
+static __always_inline void close(const struct key *k, const struct flow *f)
+{
+	struct key wire;
+
+	if (!f)
+		return;
+	if (f->far != far_of(k)) {
+		wire = with_far(k, f->far);
+		bpf_map_delete_elem(&fronts, &wire);
+	}
+	bpf_map_delete_elem(&flows, k);
 }
 
 /* unlike tells whether a packet differs from those that were seen in what they have in
@@ -888,6 +1048,14 @@ static __always_inline void close(const struct key *k)
 static __always_inline int unlike(const struct way *w, const struct __sk_buff *skb, const struct headers *h)
 {
 	return w->device != skb->ifindex || ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
+}
+
+/* of_wire tells whether a connection is the one that the wire has so. */
+static __always_inline int of_wire(const struct flow *f, const struct key *wire)
+{
+	struct key is = with_far(&f->key, *(const volatile __u64 *)&f->far);
+
+	return same_key(&is, wire);
 }
 
 static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
@@ -922,7 +1090,7 @@ int leave(struct __sk_buff *skb)
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_out(&k, &h);
-			close(&k);
+			close(&k, bpf_map_lookup_elem(&flows, &k));
 		}
 		goto slow;
 	}
@@ -969,7 +1137,7 @@ int leave(struct __sk_buff *skb)
 	why = UNSUMMED;
 	if (summed(skb) != CHECKSUM_PARTIAL && !any_sum)
 		goto slow;
-	why = encapsulate(skb, &h, outer, check);
+	why = encapsulate(skb, &h, outer, check, *(const volatile __u64 *)&f->far);
 	if (why < 0)
 		return DROP;
 	if (why)
@@ -1014,6 +1182,7 @@ int tunnel(struct __sk_buff *skb)
 	struct cpu *c = this_cpu();
 	struct passing *p;
 	struct headers h;
+	__u64 far;
 
 	if (!c || c->out_stage != 1)
 		return NEXT;
@@ -1021,6 +1190,12 @@ int tunnel(struct __sk_buff *skb)
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h))
 		return NEXT;
+	far = FAR(h.ip[4], HALF(h.l4[0], 1));
+	if (far != p->far) {
+		p->check = replaced(p->check, p->headers.ip[4], far);
+		translate(&p->headers, 1, far);
+		p->far = far;
+	}
 	if (same(&p->headers, &h)) {
 		p->overlay = skb->ifindex;
 		c->out_stage = 2;
@@ -1063,7 +1238,7 @@ int wire(struct __sk_buff *skb)
 	    load(skb, sizeof(o.head), PROTOCOL(&p->headers), &h) ||
 	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h))
 		return NEXT;
-	f = known(skb, c, p);
+	f = known(skb, c, p, 1);
 	if (!f || p->at < f->out.not_before)
 		return NEXT;
 
@@ -1079,7 +1254,7 @@ int wire(struct __sk_buff *skb)
 	    o.head.udp_length != bpf_htons(LENGTH(&h) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h)) ||
 	    o.head.port != source_port(skb) || sum != o.head.udp_check)
 		goto no;
-	why = tracked(skb, &p->headers, &p->key, 1, &again);
+	why = tracked(skb, p, 1, 1, &again);
 	if (why)
 		goto no;
 	o.head.tos = 0;
@@ -1104,10 +1279,10 @@ int arrive(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	const struct pod *pod;
-	struct headers h;
+	struct headers h, led;
 	struct flow *f;
 	__u32 g, place;
-	struct key k;
+	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
 	__u8 sum;
@@ -1129,13 +1304,14 @@ int arrive(struct __sk_buff *skb)
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_in(&k, &h);
-			close(&k);
+			f = find(&k, &own);
+			close(&own, f);
 		}
 		goto slow;
 	}
 	key_in(&k, &h);
 	hash = mix(&k);
-	f = bpf_map_lookup_elem(&flows, &k);
+	f = find(&k, &own);
 	if (f)
 		hint(hash);
 	g = generation;
@@ -1167,7 +1343,7 @@ int arrive(struct __sk_buff *skb)
 	why = UNLIKE;
 	place = f->in.place;
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, skb, &h) || !same_key(&f->key, &k))
+	if (!pod || !pod->veth || unlike(&f->in, skb, &h) || !same_key(&f->key, &own) || !of_wire(f, &k))
 		goto look;
 	why = MALFORMED;
 	if (!whole(&h))
@@ -1183,9 +1359,13 @@ int arrive(struct __sk_buff *skb)
 	__builtin_memcpy(head.to, pod->mac, 6);
 	__builtin_memcpy(head.from, pod->from, 6);
 	head.protocol = bpf_htons(ETH_P_IP);
-	h.ip[2] = hop(h.ip[2]);
-	__builtin_memcpy(head.ip, h.ip, IP_HLEN);
-	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0))
+	led = h;
+	if (!same_key(&own, &k))
+		translate(&led, 0, far_of(&own));
+	led.ip[2] = hop(led.ip[2]);
+	__builtin_memcpy(head.ip, led.ip, IP_HLEN);
+	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0) ||
+	    (!same_key(&own, &k) && renumber(skb, sizeof(head), 0, &h, far_of(&own), &check)))
 		return DROP;
 	count(c, FAST_IN);
 	return bpf_redirect_peer(place, 0);
@@ -1202,12 +1382,15 @@ int deliver(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	struct passing *p;
+	struct front front = {};
 	struct pod pod = {};
 	struct headers h;
+	struct key wire;
 	struct flow *f;
 	__u32 again, place;
 	__u8 mac[12];
-	int why;
+	__u64 hash;
+	int why, translated;
 
 	if (!c || c->in_stage != 1)
 		return NEXT;
@@ -1216,18 +1399,33 @@ int deliver(struct __sk_buff *skb)
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
+	wire = p->key;
+	p->key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
+	translated = !same_key(&p->key, &wire);
+	if (translated)
+		translate(&p->headers, 0, far_of(&p->key));
 	if (!same(&p->headers, &h)) {
 		if (resemble(&p->headers, &h))
 			count(c, REWRITTEN);
 		return NEXT;
 	}
-	f = known(skb, c, p);
+	f = known(skb, c, p, 0);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
-	why = tracked(skb, &p->headers, &p->key, 1, &again);
+	why = tracked(skb, p, 0, 1, &again);
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;
+	}
+	if (translated) {
+		hash = mix(&wire);
+		front.key = p->key;
+		front.hint = hash % HINTS;
+		if (bpf_map_update_elem(&fronts, &wire, &front, BPF_ANY)) {
+			count(c, FULL);
+			return NEXT;
+		}
+		hint(hash);
 	}
 	pod.veth = skb->ifindex;
 	__builtin_memcpy(pod.mac, mac, 6);

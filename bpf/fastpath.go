@@ -185,6 +185,7 @@ func (k fastpathKey) flow() Flow {
 // the programs look for no others.
 func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
 	all := make(map[Flow]time.Duration)
+	led := make(map[fastpathKey]uint64)
 	hints := make([]uint64, f.objects.Hints.Size()/8)
 	var k fastpathKey
 	var v fastpathFlow
@@ -192,6 +193,9 @@ func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
 	for i.Next(&k, &v) {
 		all[k.flow()] = time.Duration(max(v.Out.Seen, v.In.Seen))
 		hints[v.Hint/64] |= 1 << (v.Hint % 64)
+		if v.Far != k.far() {
+			led[k] = v.Far
+		}
 	}
 	switch err := i.Err(); {
 	case errors.Is(err, ebpf.ErrIterationAborted):
@@ -200,11 +204,50 @@ func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
 	case err != nil:
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
+	if err := f.sweepFronts(led, hints); err != nil {
+		return nil, err
+	}
 	if err := f.objects.Hints.Set(hints); err != nil {
 		return nil, fmt.Errorf("tell the fast path which connections are known: %w", err)
 	}
 	return all, nil
 }
+
+// sweepFronts takes out what led to connections that are gone, and hints at the others: led
+// are those whose peer is translated, and to what.
+func (f *Fastpath) sweepFronts(led map[fastpathKey]uint64, hints []uint64) error {
+	var wire fastpathKey
+	var front fastpathFront
+	var gone []fastpathKey
+	i := f.objects.Fronts.Iterate()
+	for i.Next(&wire, &front) {
+		if led[front.Key] != wire.far() {
+			// It may have become known since.
+			var v fastpathFlow
+			err := f.objects.Flows.Lookup(front.Key, &v)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("look up a connection of the fast path: %w", err)
+			}
+			if err != nil || v.Far != wire.far() {
+				gone = append(gone, wire)
+				continue
+			}
+		}
+		hints[front.Hint/64] |= 1 << (front.Hint % 64)
+	}
+	if err := i.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("list translated connections of the fast path: %w", err)
+	}
+	for _, wire := range gone {
+		if err := f.objects.Fronts.Delete(wire); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget a translated connection of the fast path: %w", err)
+		}
+	}
+	return nil
+}
+
+// far is FAR of fastpath.c: the peer in one word.
+func (k fastpathKey) far() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
 // Forget takes a connection out.
 func (f *Fastpath) Forget(flow Flow) error {

@@ -29,6 +29,7 @@ type fastpathCpu struct {
 		}
 		_          [4]byte
 		Key        fastpathKey
+		Far        uint64
 		At         uint64
 		Generation uint32
 		Device     uint32
@@ -47,6 +48,7 @@ type fastpathCpu struct {
 		}
 		_          [4]byte
 		Key        fastpathKey
+		Far        uint64
 		At         uint64
 		Generation uint32
 		Device     uint32
@@ -89,6 +91,14 @@ type fastpathFlow struct {
 	Mac  [12]uint8
 	Hint uint32
 	Key  fastpathKey
+	Far  uint64
+}
+
+type fastpathFront struct {
+	_    structs.HostLayout
+	Key  fastpathKey
+	Hint uint32
+	Zero uint32
 }
 
 type fastpathKey struct {
@@ -150,6 +160,7 @@ type fastpathPod struct {
 const (
 	fastpathMapCpus        = "cpus"
 	fastpathMapFlows       = "flows"
+	fastpathMapFronts      = "fronts"
 	fastpathMapOuterPlaces = "outer_places"
 	fastpathMapOuters      = "outers"
 	fastpathMapOverlays    = "overlays"
@@ -228,6 +239,7 @@ type fastpathProgramSpecs struct {
 type fastpathMapSpecs struct {
 	Cpus        *ebpf.MapSpec `ebpf:"cpus"`
 	Flows       *ebpf.MapSpec `ebpf:"flows"`
+	Fronts      *ebpf.MapSpec `ebpf:"fronts"`
 	OuterPlaces *ebpf.MapSpec `ebpf:"outer_places"`
 	Outers      *ebpf.MapSpec `ebpf:"outers"`
 	Overlays    *ebpf.MapSpec `ebpf:"overlays"`
@@ -274,6 +286,7 @@ func (o *fastpathObjects) Close() error {
 type fastpathMaps struct {
 	Cpus        *ebpf.Map `ebpf:"cpus"`
 	Flows       *ebpf.Map `ebpf:"flows"`
+	Fronts      *ebpf.Map `ebpf:"fronts"`
 	OuterPlaces *ebpf.Map `ebpf:"outer_places"`
 	Outers      *ebpf.Map `ebpf:"outers"`
 	Overlays    *ebpf.Map `ebpf:"overlays"`
@@ -286,6 +299,7 @@ func (m *fastpathMaps) Close() error {
 	return _FastpathClose(
 		m.Cpus,
 		m.Flows,
+		m.Fronts,
 		m.OuterPlaces,
 		m.Outers,
 		m.Overlays,

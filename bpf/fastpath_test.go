@@ -23,8 +23,10 @@ import (
 var (
 	knownPod  = netip.MustParseAddrPort("10.244.0.2:40000")
 	knownPeer = netip.MustParseAddrPort("10.244.1.2:5000")
-	knownMAC  = net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	gateway   = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	// As the pod has it where it is translated: a service.
+	knownFront = netip.MustParseAddrPort("10.96.0.9:80")
+	knownMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	gateway    = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 )
 
 const (
@@ -71,13 +73,20 @@ func monotonic(t *testing.T) time.Duration {
 // know has the connection on the fast path, as wire and deliver would, of a protocol.
 func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)) {
 	t.Helper()
+	f.knowAs(t, Flow{knownPod, knownPeer, protocol}, change)
+}
+
+// knowAs is know of a connection whose peer the pod has as another.
+func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
+	t.Helper()
 	now := monotonic(t)
 	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
 		t.Fatal(err)
 	}
-	flow := Flow{knownPod, knownPeer, protocol}
+	wire := Flow{knownPod, knownPeer, flow.Protocol}.key()
 	var v fastpathFlow
 	v.Key = flow.key()
+	v.Far = wire.far()
 	v.Out.Seen, v.In.Seen = uint64(now), uint64(now)
 	v.Out.Again, v.In.Again = 500e6, 500e6
 	v.Out.Generation, v.In.Generation = 7, 7
@@ -92,12 +101,22 @@ func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)
 	pod := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
 	if err := errors.Join(
 		f.objects.Flows.Put(flow.key(), v),
+		f.objects.Fronts.Put(wire, fastpathFront{Key: flow.key()}),
 		f.objects.Hints.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Hints.Size()))),
 		f.objects.Outers.Put(uint32(1), outer),
 		f.objects.fastpathMaps.Pods.Put(uint32(1), pod),
 	); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// forgetAll takes out what is known.
+func (f *Fastpath) forgetAll() error {
+	flows, err := f.Flows()
+	for flow := range flows {
+		err = errors.Join(err, f.Forget(flow))
+	}
+	return err
 }
 
 // packet is one of TCP or UDP, and what is odd about it.
@@ -420,6 +439,7 @@ func TestForged(t *testing.T) {
 				p := &each[i].Out
 				each[i].OutStage = tt.stage
 				p.Key, p.At, p.Generation, p.Device = Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), uint64(monotonic(t)), 7, lo
+				p.Far = p.Key.far()
 				for j := range p.Headers.Ip {
 					p.Headers.Ip[j] = binary.NativeEndian.Uint32(sent[14+4*j:])
 				}

@@ -22,7 +22,11 @@ var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
 
 // grammar makes packets that are what a pod of the known connection sends or is sent, and
 // such as are nearly that.
-type grammar struct{ *rand.Rand }
+type grammar struct {
+	*rand.Rand
+	// front is the peer as the pod has it.
+	front netip.AddrPort
+}
 
 func (g grammar) often() bool { return g.IntN(4) > 0 }
 
@@ -31,6 +35,7 @@ func (g grammar) base(out bool) packet {
 	p := inPacket(unix.IPPROTO_UDP)
 	if out {
 		p = outPacket(unix.IPPROTO_UDP)
+		p.target = g.front
 	}
 	if g.IntN(2) == 0 {
 		p.protocol = unix.IPPROTO_TCP
@@ -161,7 +166,7 @@ func (g grammar) packet(out bool) []byte {
 }
 
 // carried tells whether a packet is one for the fast path, by the words of docs/fastpath.md.
-func carried(b []byte, out bool) bool {
+func carried(b []byte, out bool, front netip.AddrPort) bool {
 	if len(b) < 14+20+8 || b[12] != 0x08 || b[13] != 0 {
 		return false
 	}
@@ -170,6 +175,7 @@ func carried(b []byte, out bool) bool {
 	l4, want := ip[20:], inPacket(0)
 	if out {
 		want = outPacket(0)
+		want.target = front
 	}
 	switch {
 	case out && (!bytes.Equal(b[:6], gateway) || !bytes.Equal(b[6:12], knownMAC)),
@@ -198,6 +204,32 @@ func hopped(ip []byte) []byte {
 	return ip
 }
 
+// led is an IP packet with one of its ends another, by NAT: at 12 what it comes from, at 16
+// what it goes to.
+func led(ip []byte, at int, to netip.AddrPort) []byte {
+	ip = bytes.Clone(ip)
+	address, port := to.Addr().AsSlice(), binary.BigEndian.AppendUint16(nil, to.Port())
+	l4 := ip[20+(at-12)/2:]
+	check := ip[26:28]
+	if ip[9] == unix.IPPROTO_TCP {
+		check = ip[36:38]
+	}
+	if ip[9] == unix.IPPROTO_TCP || check[0]|check[1] != 0 {
+		sum := uint32(^binary.BigEndian.Uint16(check)) // RFC 1624
+		for i := range 2 {
+			sum += uint32(^binary.BigEndian.Uint16(ip[at+2*i:])) + uint32(binary.BigEndian.Uint16(address[2*i:]))
+		}
+		sum += uint32(^binary.BigEndian.Uint16(l4)) + uint32(to.Port())
+		binary.BigEndian.PutUint16(check, ^sum16(sum, nil))
+		if ip[9] == unix.IPPROTO_UDP && check[0]|check[1] == 0 {
+			check[0], check[1] = 0xff, 0xff
+		}
+	}
+	copy(ip[at:], address)
+	copy(l4, port)
+	return ip
+}
+
 // outerForTest is in front of all that the known connection sends.
 func outerForTest(sum bool) (o fastpathOuter) {
 	raw := slices.Concat([]byte{2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 0x08, 0x00}, // Ethernet
@@ -215,7 +247,7 @@ func outerForTest(sum bool) (o fastpathOuter) {
 }
 
 // encapsulated checks that what leaves is what the kernel would send of a packet.
-func encapsulated(t *testing.T, b, got []byte, sum bool, ports map[byte]uint16) {
+func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports map[byte]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
 		t.Fatalf("%d bytes became %d, want 50 more", len(b), len(got))
@@ -236,7 +268,11 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, ports map[byte]uint16) 
 	ports[b[23]] = port
 	copy(want[34:36], got[34:36])
 	binary.BigEndian.PutUint16(want[38:], uint16(len(got)-34))
-	want = append(want, hopped(b[14:])...)
+	inner := b[14:]
+	if translated {
+		inner = led(inner, 16, knownPeer)
+	}
+	want = append(want, hopped(inner)...)
 	copy(want[40:42], got[40:42])
 	if !bytes.Equal(got, want) {
 		t.Fatalf("of   %x\ncame %x\nwant %x", b, got, want)
@@ -267,7 +303,7 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, ports map[byte]uint16) 
 // it came.
 func TestGrammar(t *testing.T) {
 	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
-	g := grammar{rand.New(rand.NewPCG(1, 2))}
+	g := grammar{rand.New(rand.NewPCG(1, 2)), knownPeer}
 	ports := make(map[byte]uint16)
 	skb := make([]byte, 192)
 	var fast, slow int
@@ -276,8 +312,15 @@ func TestGrammar(t *testing.T) {
 	for range *packets {
 		if time.Since(known) > 100*time.Millisecond { // or it would be time to go and see
 			sum = !sum
-			f.know(t, unix.IPPROTO_TCP, nil)
-			f.know(t, unix.IPPROTO_UDP, nil)
+			if sum {
+				g.front = []netip.AddrPort{knownPeer, knownFront}[g.IntN(2)]
+				clear(ports)
+			}
+			if err := f.forgetAll(); err != nil {
+				t.Fatal(err)
+			}
+			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_TCP}, nil)
+			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_UDP}, nil)
 			if err := f.objects.Outers.Put(uint32(1), outerForTest(sum)); err != nil {
 				t.Fatal(err)
 			}
@@ -302,7 +345,8 @@ func TestGrammar(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%x: %v", b, err)
 		}
-		want := mark == 0 && carried(b, out)
+		translated := g.front != knownPeer
+		want := mark == 0 && carried(b, out, g.front)
 		switch {
 		case code != redirect && int32(code) != -1:
 			t.Fatalf("out %t: the program returns %d for %x", out, int32(code), b)
@@ -316,10 +360,14 @@ func TestGrammar(t *testing.T) {
 			}
 		case out:
 			fast++
-			encapsulated(t, b, o.DataOut, sum, ports)
+			encapsulated(t, b, o.DataOut, sum, translated, ports)
 		default:
 			fast++
-			if want := slices.Concat(knownMAC, gateway, b[12:14], hopped(b[14:])); !bytes.Equal(o.DataOut, want) {
+			inner := b[14:]
+			if translated {
+				inner = led(inner, 12, knownFront)
+			}
+			if want := slices.Concat(knownMAC, gateway, b[12:14], hopped(inner)); !bytes.Equal(o.DataOut, want) {
 				t.Fatalf("of   %x\ncame %x\nwant %x", b, o.DataOut, want)
 			}
 		}

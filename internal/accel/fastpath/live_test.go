@@ -171,6 +171,67 @@ func (w *world) eventually(what string, step func(), holds func() bool) {
 
 func pod(node, n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(n + 2)}) }
 
+// front makes what stands in front of a server, and is its address.
+type front func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort
+
+func direct(_ *world, _ byte, server netip.AddrPort) netip.AddrPort { return server }
+
+var service = netip.MustParseAddrPort("10.96.0.9:80")
+
+// byService has node0 translate a service's address to the server's, and to no other from
+// then on, as kube-proxy does.
+func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
+	w.Helper()
+	ns := w.ns("n0")
+	defer ns.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		w.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "service"})
+	conn.FlushTable(table)
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	is := func(load expr.Any, data []byte) []expr.Any {
+		return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
+	}
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
+		is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, service.Addr().AsSlice()),
+		is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
+		[]expr.Any{
+			&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
+			&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+		})})
+	if err := conn.Flush(); err != nil {
+		w.Fatal(err)
+	}
+	return service
+}
+
+// masqueraded has node0 send what goes to the server in its own name.
+func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
+	w.Helper()
+	ns := w.ns("n0")
+	defer ns.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		w.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "masquerade"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "postrouting", Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: server.Addr().AsSlice()},
+		&expr.Masq{},
+	}})
+	if err := conn.Flush(); err != nil {
+		w.Fatal(err)
+	}
+	return server
+}
+
 // echo is a connection from node0/pod0 to node1/pod0, where all comes back.
 type echo struct {
 	net.Conn
@@ -179,6 +240,12 @@ type echo struct {
 
 func (w *world) connect() echo {
 	w.Helper()
+	return w.connectBy(direct)
+}
+
+// connectBy is connect to what stands in front of the other end.
+func (w *world) connectBy(front front) echo {
+	w.Helper()
 	var e echo
 	var listener net.Listener
 	w.in("n1p0", func() (err error) {
@@ -186,9 +253,9 @@ func (w *world) connect() echo {
 		return err
 	})
 	defer listener.Close()
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 0), uint16(listener.Addr().(*net.TCPAddr).Port)))
 	w.in("n0p0", func() (err error) {
-		e.Conn, err = net.DialTimeout("tcp4", net.JoinHostPort(pod(1, 0).String(), port), patience)
+		e.Conn, err = net.DialTimeout("tcp4", to.String(), patience)
 		return err
 	})
 	var err error
@@ -296,16 +363,142 @@ func TestCarries(t *testing.T) {
 	}
 }
 
+// TestService has connections to a service on the fast path, both ways and of either
+// protocol, while node0 translates their peer; and lets them be led to another server.
+func TestService(t *testing.T) {
+	for _, offload := range offloads {
+		t.Run("TCP "+offload, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, offload)
+			w.start()
+			e := w.connectBy(byService)
+			sum := make(chan [20]byte, 1)
+			const size = 64 << 20
+			go func() {
+				h := sha1.New()
+				_, _ = io.CopyN(h, e.far, size)
+				sum <- [20]byte(h.Sum(nil))
+			}()
+			h := sha1.New()
+			block := make([]byte, 1<<16)
+			for i := range size / len(block) {
+				binary.NativeEndian.PutUint64(block, uint64(i)*0x9e3779b97f4a7c15)
+				h.Write(block)
+				if _, err := e.Write(block); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
+				t.Error("what arrived is not what was sent")
+			}
+			w.warm(e.back())
+			// Rules that come and go end no connection.
+			byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
+			w.warm(e)
+		})
+	}
+	t.Run("UDP", func(t *testing.T) {
+		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+		w.start()
+		var servers [2]*net.UDPConn
+		var got [2]atomic.Int64
+		for i := range servers {
+			w.in(fmt.Sprintf("n1p%d", i), func() (err error) {
+				servers[i], err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, i).AsSlice()})
+				return err
+			})
+			t.Cleanup(func() { servers[i].Close() })
+			go func() {
+				buf := make([]byte, 64)
+				for {
+					n, from, err := servers[i].ReadFromUDP(buf)
+					if err != nil {
+						return
+					}
+					got[i].Add(1)
+					_, _ = servers[i].WriteToUDP(buf[:n], from)
+				}
+			}()
+		}
+		lead := func(i int) { byService(w, unix.IPPROTO_UDP, servers[i].LocalAddr().(*net.UDPAddr).AddrPort()) }
+		lead(0)
+		var near *net.UDPConn
+		w.in("n0p0", func() (err error) {
+			near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(service))
+			return err
+		})
+		t.Cleanup(func() { near.Close() })
+		trip := func() {
+			buf := make([]byte, 64)
+			_ = near.SetDeadline(time.Now().Add(patience))
+			if _, err := near.Write([]byte("datagram")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := near.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range servers {
+			if i > 0 {
+				lead(i)
+				w.in("n0", func() error {
+					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, ledTo(service))
+					return err
+				})
+				trip()
+				if n := got[i].Load(); n != 1 {
+					t.Fatalf("%d datagrams reached the new server, want 1", n)
+				}
+			}
+			before := got[1-i].Load()
+			c0, c1 := w.counts(0), w.counts(1)
+			w.eventually("fast path", trip, func() bool {
+				n0, n1 := w.counts(0), w.counts(1)
+				return n0["fast-out"] > c0["fast-out"]+100 && n0["fast-in"] > c0["fast-in"]+100 && n1["fast-in"] > c1["fast-in"]+100
+			})
+			if n := got[1-i].Load() - before; n > 0 {
+				t.Errorf("%d datagrams reached the other server", n)
+			}
+		}
+	})
+	t.Run("masqueraded", func(t *testing.T) {
+		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+		w.start()
+		e := w.connectBy(masqueraded).back()
+		w.eventually("it is looked at", func() {
+			if err := e.trip(patience); err != nil {
+				t.Fatal(err)
+			}
+		}, func() bool { c := w.counts(0); return c["translated"]+c["rewritten"]+c["untracked"] > 5 })
+		if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
+			t.Errorf("it took the fast path: %v", c)
+		}
+	})
+}
+
+// ledTo are conntrack's entries of connections to an address.
+type ledTo netip.AddrPort
+
+func (to ledTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	return f.Forward.DstIP.Equal(netip.AddrPort(to).Addr().AsSlice())
+}
+
 // datagrams are a UDP socket in node0/pod0, of which one in node1/pod0 sends all back.
 func (w *world) datagrams() *net.UDPConn {
+	w.Helper()
+	return w.datagramsBy(direct)
+}
+
+// datagramsBy are datagrams to what stands in front of the other end.
+func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
 	w.in("n1p0", func() (err error) {
 		far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
 		return err
 	})
+	to := front(w, unix.IPPROTO_UDP, far.LocalAddr().(*net.UDPAddr).AddrPort())
 	w.in("n0p0", func() (err error) {
-		near, err = net.DialUDP("udp4", nil, far.LocalAddr().(*net.UDPAddr))
+		near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 		return err
 	})
 	w.Cleanup(func() { near.Close(); far.Close() })

@@ -9,11 +9,14 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
 )
 
 // frame is one from node0 to node1 on the wire, taken apart.
@@ -168,9 +171,18 @@ func TestDatagramsOnTheWire(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
-				t.Run(fmt.Sprintf("%s %s %#x", shape, offload, tos), func(t *testing.T) {
+				// One of them by way of a service.
+				front, by := front(direct), ""
+				if tos == 3 && shape == v1alpha1.ShapeFlannel {
+					front, by = byService, " service"
+				}
+				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {
 					w := newWorld(t, shape, offload)
-					near := w.datagrams()
+					server := uint16(0)
+					near := w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
+						server = to.Port()
+						return front(w, protocol, to)
+					})
 					raw, err := near.SyscallConn()
 					if err != nil {
 						t.Fatal(err)
@@ -197,8 +209,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 							}
 						}
 					}
-					port := uint16(near.RemoteAddr().(*net.UDPAddr).Port)
-					stop := w.capture(unix.IPPROTO_UDP, port)
+					stop := w.capture(unix.IPPROTO_UDP, server)
 					send(10)
 					slow := stop()
 
@@ -210,7 +221,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 					}
 					w.eventually("fast path", func() {}, fast)
 					before := w.counts(0)
-					stop = w.capture(unix.IPPROTO_UDP, port)
+					stop = w.capture(unix.IPPROTO_UDP, server)
 					send(10)
 					quick := stop()
 					if n := w.counts(0)["fast-out"] - before["fast-out"]; n < uint64(9*len(sizes)) {
