@@ -9,6 +9,7 @@
  *   leave     ingress of a pod's veth    encapsulates, or lets go the slow way
  *   tunnel    egress of the VXLAN device ┐ see what the kernel makes of a packet
  *   wire      egress of the NIC          ┘ that was let go
+ *   land      ingress of the NIC         single packets, into the pod, or the slow way
  *   arrive    ingress of the VXLAN device into the pod, or the slow way
  *   deliver   egress of a pod's veth     sees what the kernel makes of that
  *
@@ -56,7 +57,8 @@
 #define CT_DYING (1 << 9)
 #define CT_SHIFTED (1 << 6) /* sequence numbers are translated */
 #define CT_HELPER (1 << 13)
-#define CHECKSUM_UNNECESSARY 1 /* include/linux/skbuff.h */
+#define CHECKSUM_NONE 0 /* include/linux/skbuff.h */
+#define CHECKSUM_UNNECESSARY 1
 #define CHECKSUM_COMPLETE 2
 #define CHECKSUM_PARTIAL 3
 
@@ -72,10 +74,15 @@
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* Places for ways to other nodes, and for pods. */
-#define OUTERS 1024
+#define OUTERS 2048
 #define PODS 4096
 /* For how long it is not asked again after a no. */
 #define NO (100 * MS)
+/* For how long no single packet of a connection is taken out of the tunnel after one that
+ * the kernel has to take out: it would overtake. */
+#define BEHIND (50 * MS)
+/* A tick of the coarse clock and more: how long a packet may be on its way to arrive. */
+#define SOON (10 * MS)
 
 /* The kernel's types, as far as they are looked at: found by its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -191,7 +198,7 @@ struct key {
  */
 struct headers {
 	__u32 ip[5];
-	__u32 l4[4]; /* TCP's to flags and window; UDP's whole header */
+	__u32 l4[4]; /* TCP's to flags and window; UDP's ports and length */
 };
 
 /* What stands in front of a packet to another node. Fields of single packets are 0;
@@ -243,6 +250,13 @@ struct flow {
 	struct key key;
 	/* The peer as the wire has it (see FAR): in one word, so that it is read at once. */
 	__u64 far;
+	/* When the kernel took a packet out of the tunnel, in which generation, and the outer
+	 * header that it had: a place in outers. */
+	__u64 landed;
+	__u32 landed_generation;
+	__u32 landed_place;
+	/* When one came that stands for many (GSO). */
+	__u64 large;
 };
 
 /* A connection whose peer is translated, found by what the wire has. */
@@ -264,8 +278,18 @@ struct passing {
 	__u32 device;
 	__u32 overlay;
 	__u8 mac[12];
+	/* Where it landed: a place in outers, or 0. */
+	__u32 landed;
 	__u16 check; /* the inner checksum field */
 	__u8 gso;
+};
+
+/* A packet that has met land, and is to be known again by arrive. */
+struct landing {
+	__u64 at;
+	__u32 generation;
+	struct headers headers;
+	struct outer outer;
 };
 
 struct {
@@ -330,12 +354,13 @@ struct {
 /* All that a CPU keeps for itself, what every packet looks at in front: to one that is not
  * carried each line of memory counts. */
 struct cpu {
-	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. */
-	__u8 out_stage, in_stage;
+	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Whether one is landing. */
+	__u8 out_stage, in_stage, lands;
 	/* So many packets of unknown connections until one is picked. */
 	__u32 left;
 	__u64 whys[WHYS];
 	struct passing out, in;
+	struct landing landing;
 };
 
 struct {
@@ -454,31 +479,32 @@ static __always_inline __u32 hop(__u32 word)
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* parse takes a packet's headers, and its checksum field where there is one. It
- * returns 0, or why the packet is not for the fast path. */
-static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16 *check)
+/* parse takes the headers of a packet at an offset, and its checksum field where there is
+ * one. It returns 0, or why the packet is not for the fast path. */
+static __always_inline int parse(struct __sk_buff *skb, __u32 at, struct headers *h, __u16 *check)
 {
 	__u8 *data;
 
 	if (unlikely(skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present))
 		return OTHER;
-	data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	data = start(skb, at + IP_HLEN + 8);
 	if (!data)
 		return OTHER;
-	if (data[ETH_HLEN] != 0x45)
+	if (data[at] != 0x45)
 		return OPTIONS;
-	switch (data[ETH_HLEN + 9]) {
+	switch (data[at + 9]) {
 	case TCP:
-		data = start(skb, ETH_HLEN + IP_HLEN + 20);
+		data = start(skb, at + IP_HLEN + 20);
 		if (!data)
 			return MALFORMED;
-		copy(h, data + ETH_HLEN, sizeof(*h));
-		*check = *(__u16 *)(data + ETH_HLEN + IP_HLEN + 16);
+		copy(h, data + at, sizeof(*h));
+		*check = *(__u16 *)(data + at + IP_HLEN + 16);
 		break;
 	case UDP:
-		copy(h, data + ETH_HLEN, IP_HLEN + 8);
+		copy(h, data + at, IP_HLEN + 8);
+		h->l4[1] &= 0xffff;
 		h->l4[2] = h->l4[3] = 0;
-		*check = *(__u16 *)(data + ETH_HLEN + IP_HLEN + 6);
+		*check = *(__u16 *)(data + at + IP_HLEN + 6);
 		break;
 	default:
 		return OTHER;
@@ -487,7 +513,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16
 		return FRAGMENT;
 	if (TTL(h) <= 1)
 		return LAST_HOP;
-	if (LENGTH(h) + ETH_HLEN != skb->len)
+	if (LENGTH(h) + at != skb->len)
 		return MALFORMED;
 	if (PROTOCOL(h) == TCP) {
 		__u8 words = BYTE(h->l4[3], 0), flags = BYTE(h->l4[3], 1);
@@ -502,35 +528,36 @@ static __always_inline int parse(struct __sk_buff *skb, struct headers *h, __u16
 	return 0;
 }
 
-/* peek reads which connection a packet seems to be of, where that is easily seen. */
-static __always_inline int peek(struct __sk_buff *skb, struct key *k, int out)
+/* peek reads which connection a packet, at an offset, seems to be of, where that is easily
+ * seen. */
+static __always_inline int peek(struct __sk_buff *skb, __u32 at, struct key *k, int out)
 {
 	const __u8 *data = field(skb, data);
 	const struct {
 		__be32 source, destination;
 		__be16 source_port, destination_port;
-	} *ends = (const void *)(data + ETH_HLEN + 12);
+	} *ends = (const void *)(data + at + 12);
 
-	if ((void *)data + ETH_HLEN + IP_HLEN + 8 > field(skb, data_end) || skb->protocol != bpf_htons(ETH_P_IP) ||
-	    data[ETH_HLEN] != 0x45 || (data[ETH_HLEN + 9] != TCP && data[ETH_HLEN + 9] != UDP))
+	if ((void *)data + at + IP_HLEN + 8 > field(skb, data_end) || skb->protocol != bpf_htons(ETH_P_IP) ||
+	    data[at] != 0x45 || (data[at + 9] != TCP && data[at + 9] != UDP))
 		return 0;
 	k->pod = out ? ends->source : ends->destination;
 	k->peer = out ? ends->destination : ends->source;
 	k->pod_port = out ? ends->source_port : ends->destination_port;
 	k->peer_port = out ? ends->destination_port : ends->source_port;
-	k->protocol = data[ETH_HLEN + 9];
+	k->protocol = data[at + 9];
 	k->zero[0] = k->zero[1] = k->zero[2] = 0;
 	return 1;
 }
 
-/* whole tells whether the sum of the IP header is right. */
-static __always_inline int whole(const struct headers *h)
+/* whole tells whether the sum of an IP header is right. */
+static __always_inline int whole(const __u32 *ip)
 {
 	__u32 sum = 0;
 	int i;
 
 	for (i = 0; i < 5; i++)
-		sum = add(sum, h->ip[i]);
+		sum = add(sum, ip[i]);
 	return fold(sum) == 0xffff;
 }
 
@@ -715,6 +742,20 @@ static __always_inline int same(const struct headers *was, const struct headers 
 			return 0;
 	return was->ip[0] == is->ip[0] && was->ip[1] == is->ip[1] && hop(was->ip[2]) == is->ip[2] &&
 	       was->ip[3] == is->ip[3] && was->ip[4] == is->ip[4];
+}
+
+/* equal tells whether they are those of the packet, as yet where it was. */
+static __always_inline int equal(const struct headers *a, const struct headers *b)
+{
+	int i;
+
+	for (i = 0; i < 4; i++)
+		if (a->l4[i] != b->l4[i])
+			return 0;
+	for (i = 0; i < 5; i++)
+		if (a->ip[i] != b->ip[i])
+			return 0;
+	return 1;
 }
 
 /* resemble tells whether they are at least of the same packet, whatever has been
@@ -1045,9 +1086,9 @@ static __always_inline void close(const struct key *k, const struct flow *f)
 
 /* unlike tells whether a packet differs from those that were seen in what they have in
  * common. Congestion marks may come and go. */
-static __always_inline int unlike(const struct way *w, const struct __sk_buff *skb, const struct headers *h)
+static __always_inline int unlike(const struct way *w, const struct headers *h)
 {
-	return w->device != skb->ifindex || ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
+	return ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
 }
 
 /* of_wire tells whether a connection is the one that the wire has so. */
@@ -1082,11 +1123,11 @@ int leave(struct __sk_buff *skb)
 	if (!c)
 		return NEXT;
 	c->out_stage = 0;
-	if (likely(peek(skb, &k, 1) && !hinted(mix(&k)) && !pick(c))) {
+	if (likely(peek(skb, ETH_HLEN, &k, 1) && !hinted(mix(&k)) && !pick(c))) {
 		count(c, UNKNOWN);
 		return NEXT;
 	}
-	why = parse(skb, &h, &check);
+	why = parse(skb, ETH_HLEN, &h, &check);
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_out(&k, &h);
@@ -1126,10 +1167,10 @@ int leave(struct __sk_buff *skb)
 	place = f->out.place;
 	outer = bpf_map_lookup_elem(&outers, &place);
 	data = start(skb, ETH_HLEN);
-	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || unlike(&f->out, skb, &h) || !same_key(&f->key, &k))
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || f->out.device != skb->ifindex || unlike(&f->out, &h) || !same_key(&f->key, &k))
 		goto look;
 	why = MALFORMED;
-	if (!whole(&h))
+	if (!whole(h.ip))
 		goto slow;
 	why = LARGE;
 	if (!mtu_fits(skb, &h))
@@ -1170,10 +1211,10 @@ slow:
 /* load reads the headers of a packet at an offset, if it is of a protocol. */
 static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h)
 {
-	h->l4[2] = h->l4[3] = 0;
 	if (protocol == TCP)
 		return bpf_skb_load_bytes(skb, offset, h, sizeof(*h));
-	return bpf_skb_load_bytes(skb, offset, h, IP_HLEN + 8);
+	h->l4[1] = h->l4[2] = h->l4[3] = 0;
+	return bpf_skb_load_bytes(skb, offset, h, IP_HLEN + 6);
 }
 
 SEC("tc")
@@ -1217,6 +1258,14 @@ static __always_inline int ours(const struct outer *o, const struct overlay *v)
 	       o->head.inner[6] == bpf_htons(ETH_P_IP);
 }
 
+/* common takes out of an outer header what is each packet's own. */
+static __always_inline void common(struct outer *o)
+{
+	o->head.tos = 0;
+	o->head.length = o->head.id = o->head.ip_check = o->head.port = o->head.udp_length = 0;
+	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
+}
+
 SEC("tc")
 int wire(struct __sk_buff *skb)
 {
@@ -1257,9 +1306,7 @@ int wire(struct __sk_buff *skb)
 	why = tracked(skb, p, 1, 1, &again);
 	if (why)
 		goto no;
-	o.head.tos = 0;
-	o.head.length = o.head.id = o.head.ip_check = o.head.port = o.head.udp_length = 0;
-	o.head.udp_check = o.head.udp_check ? 0xffff : 0;
+	common(&o);
 	place = place_of_outer(c, &o);
 	if (!place)
 		return NEXT;
@@ -1274,33 +1321,138 @@ no:
 	return NEXT;
 }
 
+/* into puts a packet that is out of the tunnel into its pod. */
+static __always_inline int into(struct __sk_buff *skb, struct cpu *c, const struct pod *pod, const struct headers *h,
+				const struct key *wire, const struct key *own)
+{
+	struct {
+		__u8 to[6], from[6];
+		__be16 protocol;
+		__u8 ip[IP_HLEN];
+	} head;
+	struct headers led = *h;
+	__u32 veth = pod->veth;
+	__u16 check;
+
+	__builtin_memcpy(head.to, pod->mac, 6);
+	__builtin_memcpy(head.from, pod->from, 6);
+	head.protocol = bpf_htons(ETH_P_IP);
+	if (!same_key(own, wire))
+		translate(&led, 0, far_of(own));
+	led.ip[2] = hop(led.ip[2]);
+	__builtin_memcpy(head.ip, led.ip, IP_HLEN);
+	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0) ||
+	    (!same_key(own, wire) && renumber(skb, sizeof(head), 0, h, far_of(own), &check)))
+		return DROP;
+	count(c, FAST_IN);
+	return bpf_redirect_peer(veth, 0);
+}
+
+static __always_inline int equal_outers(const struct outer *a, const struct outer *b)
+{
+	const __u32 *x = (const void *)a, *y = (const void *)b;
+	int i;
+
+	for (i = 0; i < (int)sizeof(*a) / 4; i++)
+		if (x[i] != y[i])
+			return 0;
+	return 1;
+}
+
+/*
+ * land takes what the kernel would take out of the tunnel by the same steps: single packets
+ * of connections that arrive carries, with the outer header that was seen to come through
+ * to the VXLAN device. What stands for many packets bears the tunnel's marks, which only the
+ * kernel can clear. All that is not carried is for arrive to count.
+ */
+SEC("tc")
+int land(struct __sk_buff *skb)
+{
+	const __u32 at = sizeof(((struct outer *)0)->head);
+	const struct outer *known;
+	struct cpu *c = this_cpu();
+	const struct pod *pod;
+	struct outer o = {};
+	struct headers h;
+	struct flow *f;
+	struct key k, own;
+	__u16 check = 0, sum;
+	__u32 g, place;
+	__u8 *data, vouched;
+	__u64 now;
+
+	if (!c || skb->gso_size || !peek(skb, at, &k, 0) || !hinted(mix(&k)))
+		return NEXT;
+	f = find(&k, &own);
+	if (!f)
+		return NEXT;
+	g = generation;
+	now = bpf_ktime_get_coarse_ns();
+	if (now >= alive_until || skb->mark || skb->pkt_type != PACKET_HOST || believed(&f->in, &f->out, &k, now) ||
+	    now - f->large < BEHIND || parse(skb, at, &h, &check))
+		return NEXT;
+	data = start(skb, at);
+	if (!data)
+		return NEXT;
+	copy(&o.head, data, sizeof(o.head));
+	o.nic = skb->ifindex;
+	/* What the kernel would find wrong with it, or make something of (RFC 6040). */
+	if (!whole((const void *)&o.head.version_words) || o.head.fragment & ~bpf_htons(0x4000) || o.head.ip_protocol != UDP ||
+	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
+	    (o.head.tos & 3) != outer_tos(TOS(&h)))
+		return NEXT;
+	sum = o.head.udp_check;
+	common(&o);
+	place = f->landed_place;
+	known = bpf_map_lookup_elem(&outers, &place);
+	if (!f->landed || now - f->landed >= EVIDENCE || f->landed_generation != g || !known || !equal_outers(known, &o) || ask(&f->in, now))
+		goto look;
+	place = f->in.place;
+	pod = bpf_map_lookup_elem(&pods, &place);
+	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || LENGTH(&h) > mtu)
+		return NEXT;
+	vouched = summed(skb);
+	if (vouched == CHECKSUM_COMPLETE || (vouched == CHECKSUM_NONE && sum && !any_sum))
+		return NEXT;
+	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_NO_CSUM_RESET))
+		return NEXT;
+	/* As skb_checksum_init does at the outer UDP: of the sums that the device vouches for, one
+	 * less. */
+	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	return into(skb, c, pod, &h, &k, &own);
+look:
+	if (c->lands && now - c->landing.at < SOON)
+		return NEXT;
+	c->landing.at = now;
+	c->landing.generation = g;
+	c->landing.headers = h;
+	c->landing.outer = o;
+	c->lands = 1;
+	return NEXT;
+}
+
 SEC("tc")
 int arrive(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	const struct pod *pod;
-	struct headers h, led;
+	struct headers h;
 	struct flow *f;
 	__u32 g, place;
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
 	__u8 sum;
-	struct {
-		__u8 to[6], from[6];
-		__be16 protocol;
-		__u8 ip[IP_HLEN];
-	} head;
 	int why;
 
 	if (!c)
 		return NEXT;
 	c->in_stage = 0;
-	if (likely(peek(skb, &k, 0) && !hinted(mix(&k)) && !pick(c))) {
+	if (likely(peek(skb, ETH_HLEN, &k, 0) && !hinted(mix(&k)) && !pick(c))) {
 		count(c, UNKNOWN);
 		return NEXT;
 	}
-	why = parse(skb, &h, &check);
+	why = parse(skb, ETH_HLEN, &h, &check);
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_in(&k, &h);
@@ -1325,11 +1477,22 @@ int arrive(struct __sk_buff *skb)
 	why = UNLIKE;
 	if (skb->pkt_type != PACKET_HOST)
 		goto slow;
+	c->in.landed = 0;
 	if (!f) {
 		why = UNKNOWN;
 		if (worth(hash, now))
 			goto look;
 		goto slow;
+	}
+	if (skb->gso_size)
+		f->large = now;
+	why = ASKED;
+	if (c->lands && equal(&c->landing.headers, &h)) {
+		c->lands = 0;
+		if (c->landing.generation == g)
+			c->in.landed = place_of_outer(c, &c->landing.outer);
+		if (now >= f->in.not_before)
+			goto look;
 	}
 	why = believed(&f->in, &f->out, &k, now);
 	if (why) {
@@ -1343,10 +1506,10 @@ int arrive(struct __sk_buff *skb)
 	why = UNLIKE;
 	place = f->in.place;
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, skb, &h) || !same_key(&f->key, &own) || !of_wire(f, &k))
+	if (!pod || !pod->veth || f->in.device != skb->ifindex || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k))
 		goto look;
 	why = MALFORMED;
-	if (!whole(&h))
+	if (!whole(h.ip))
 		goto slow;
 	why = LARGE;
 	if (!mtu_fits(skb, &h))
@@ -1355,20 +1518,7 @@ int arrive(struct __sk_buff *skb)
 	sum = summed(skb);
 	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !any_sum)
 		goto slow;
-	place = pod->veth;
-	__builtin_memcpy(head.to, pod->mac, 6);
-	__builtin_memcpy(head.from, pod->from, 6);
-	head.protocol = bpf_htons(ETH_P_IP);
-	led = h;
-	if (!same_key(&own, &k))
-		translate(&led, 0, far_of(&own));
-	led.ip[2] = hop(led.ip[2]);
-	__builtin_memcpy(head.ip, led.ip, IP_HLEN);
-	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0) ||
-	    (!same_key(&own, &k) && renumber(skb, sizeof(head), 0, &h, far_of(&own), &check)))
-		return DROP;
-	count(c, FAST_IN);
-	return bpf_redirect_peer(place, 0);
+	return into(skb, c, pod, &h, &k, &own);
 look:
 	let_go(&c->in, &h, &k, skb, now, g);
 	c->in_stage = 1;
@@ -1431,8 +1581,14 @@ int deliver(struct __sk_buff *skb)
 	__builtin_memcpy(pod.mac, mac, 6);
 	__builtin_memcpy(pod.from, mac + 6, 6);
 	place = place_of_pod(c, &pod);
-	if (place)
-		believe(&f->in, p, place, again);
+	if (!place)
+		return NEXT;
+	believe(&f->in, p, place, again);
+	if (p->landed) {
+		f->landed_place = p->landed;
+		f->landed_generation = p->generation;
+		f->landed = p->at;
+	}
 	return NEXT;
 }
 

@@ -23,8 +23,8 @@ type Fastpath struct {
 	Leave, Deliver *ebpf.Program
 	// Tunnel is for the egress of a VXLAN device, Arrive for its ingress.
 	Tunnel, Arrive *ebpf.Program
-	// Wire is for the egress of the NIC.
-	Wire *ebpf.Program
+	// Wire is for the egress of the NIC, Land for its ingress.
+	Wire, Land *ebpf.Program
 
 	objects fastpathObjects
 	windows *ringbuf.Reader
@@ -73,7 +73,7 @@ func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
 	}
 	o := &f.objects
-	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire
+	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire, f.Land = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire, o.Land
 	var err error
 	if f.windows, err = ringbuf.NewReader(o.Windows); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the fast path's connections: %w", err), o.Close())

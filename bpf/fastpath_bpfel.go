@@ -17,7 +17,8 @@ type fastpathCpu struct {
 	_        structs.HostLayout
 	OutStage uint8
 	InStage  uint8
-	_        [2]byte
+	Lands    uint8
+	_        [1]byte
 	Left     uint32
 	Whys     [25]uint64
 	Out      struct {
@@ -35,9 +36,10 @@ type fastpathCpu struct {
 		Device     uint32
 		Overlay    uint32
 		Mac        [12]uint8
+		Landed     uint32
 		Check      uint16
 		Gso        uint8
-		_          [5]byte
+		_          [1]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -54,9 +56,22 @@ type fastpathCpu struct {
 		Device     uint32
 		Overlay    uint32
 		Mac        [12]uint8
+		Landed     uint32
 		Check      uint16
 		Gso        uint8
-		_          [5]byte
+		_          [1]byte
+	}
+	Landing struct {
+		_          structs.HostLayout
+		At         uint64
+		Generation uint32
+		Headers    struct {
+			_  structs.HostLayout
+			Ip [5]uint32
+			L4 [4]uint32
+		}
+		Outer fastpathOuter
+		_     [4]byte
 	}
 }
 
@@ -88,10 +103,14 @@ type fastpathFlow struct {
 		Ttl        uint8
 		_          [6]byte
 	}
-	Mac  [12]uint8
-	Hint uint32
-	Key  fastpathKey
-	Far  uint64
+	Mac              [12]uint8
+	Hint             uint32
+	Key              fastpathKey
+	Far              uint64
+	Landed           uint64
+	LandedGeneration uint32
+	LandedPlace      uint32
+	Large            uint64
 }
 
 type fastpathFront struct {
@@ -169,6 +188,7 @@ const (
 	fastpathMapWindows     = "windows"
 	fastpathProgArrive     = "arrive"
 	fastpathProgDeliver    = "deliver"
+	fastpathProgLand       = "land"
 	fastpathProgLeave      = "leave"
 	fastpathProgTunnel     = "tunnel"
 	fastpathProgWire       = "wire"
@@ -228,6 +248,7 @@ type fastpathSpecs struct {
 type fastpathProgramSpecs struct {
 	Arrive  *ebpf.ProgramSpec `ebpf:"arrive"`
 	Deliver *ebpf.ProgramSpec `ebpf:"deliver"`
+	Land    *ebpf.ProgramSpec `ebpf:"land"`
 	Leave   *ebpf.ProgramSpec `ebpf:"leave"`
 	Tunnel  *ebpf.ProgramSpec `ebpf:"tunnel"`
 	Wire    *ebpf.ProgramSpec `ebpf:"wire"`
@@ -331,6 +352,7 @@ type fastpathVariables struct {
 type fastpathPrograms struct {
 	Arrive  *ebpf.Program `ebpf:"arrive"`
 	Deliver *ebpf.Program `ebpf:"deliver"`
+	Land    *ebpf.Program `ebpf:"land"`
 	Leave   *ebpf.Program `ebpf:"leave"`
 	Tunnel  *ebpf.Program `ebpf:"tunnel"`
 	Wire    *ebpf.Program `ebpf:"wire"`
@@ -340,6 +362,7 @@ func (p *fastpathPrograms) Close() error {
 	return _FastpathClose(
 		p.Arrive,
 		p.Deliver,
+		p.Land,
 		p.Leave,
 		p.Tunnel,
 		p.Wire,

@@ -93,6 +93,7 @@ func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
 	v.Out.Device, v.In.Device = lo, lo
 	v.Out.Place, v.In.Place = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
+	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
 		change(&v)
@@ -484,7 +485,7 @@ func BenchmarkSlow(b *testing.B) {
 	if err := f.Beat(1 << 62); err != nil {
 		b.Fatal(err)
 	}
-	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Arrive, f.Deliver} {
+	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Land, f.Arrive, f.Deliver} {
 		b.Run(p.String(), func(b *testing.B) {
 			_, took, err := p.Benchmark(outPacket(unix.IPPROTO_UDP).bytes(), b.N, nil)
 			if err != nil {

@@ -246,6 +246,68 @@ func outerForTest(sum bool) (o fastpathOuter) {
 	return o
 }
 
+// landed is what the outer header had of what came out of the tunnel last.
+func landedForTest(sum bool) fastpathOuter {
+	o := outerForTest(sum)
+	raw := make([]byte, 64)
+	if _, err := binary.Encode(raw, binary.NativeEndian, o.Head); err != nil {
+		panic(err)
+	}
+	p := inPacket(0)
+	copy(raw, slices.Concat(p.to, p.from)) // so that it is for the device of prog.Run
+	copy(raw[50:], slices.Concat(p.to, p.from))
+	if _, err := binary.Decode(raw, binary.NativeEndian, &o.Head); err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// wrap puts a packet into the tunnel: as the other node does, or nearly so.
+func (g grammar) wrap(b []byte, sum bool) []byte {
+	head := make([]byte, 64)
+	o := landedForTest(sum)
+	if _, err := binary.Encode(head, binary.NativeEndian, o.Head); err != nil {
+		panic(err)
+	}
+	b = append(head[:50:50], b...)
+	b[15] = []byte{0, 1, 2, 2}[b[65%len(b)]&3] // RFC 6040
+	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
+	binary.BigEndian.PutUint16(b[34:], uint16(g.Uint32()))
+	binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
+	mend(b)
+	if g.IntN(2) == 0 {
+		b[g.IntN(50)] ^= 1 << g.IntN(8)
+		if g.IntN(2) == 0 {
+			mend(b)
+		}
+	}
+	return b
+}
+
+// lands tells whether a packet is one that is taken out of the tunnel, by the words of
+// docs/fastpath.md.
+func lands(b []byte, sum bool, front netip.AddrPort) bool {
+	if len(b) < 64+28 || !carried(b[50:], false, front) {
+		return false
+	}
+	want := make([]byte, 64)
+	o := landedForTest(sum)
+	if _, err := binary.Encode(want, binary.NativeEndian, o.Head); err != nil {
+		panic(err)
+	}
+	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
+	if b[14] != 0x45 || sum16(0, b[14:34]) != 0xffff || half(16) != len(b)-14 || half(38) != len(b)-34 || (half(40) != 0) != sum ||
+		b[15]&3 != []byte{0, 1, 2, 2}[b[65]&3] {
+		return false
+	}
+	is := bytes.Clone(b[:64])
+	for _, at := range []int{15, 16, 17, 18, 19, 24, 25, 34, 35, 38, 39, 40, 41} {
+		is[at], want[at] = 0, 0
+	}
+	return bytes.Equal(is, want)
+}
+
 // encapsulated checks that what leaves is what the kernel would send of a packet.
 func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports map[byte]uint16) {
 	t.Helper()
@@ -321,17 +383,21 @@ func TestGrammar(t *testing.T) {
 			}
 			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_TCP}, nil)
 			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_UDP}, nil)
-			if err := f.objects.Outers.Put(uint32(1), outerForTest(sum)); err != nil {
+			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(sum)), f.objects.Outers.Put(uint32(2), landedForTest(sum))); err != nil {
 				t.Fatal(err)
 			}
 			known = time.Now()
 		}
-		out := g.IntN(2) == 0
-		program := f.Arrive
-		if out {
-			program = f.Leave
-		}
+		program := []*ebpf.Program{f.Leave, f.Arrive, f.Land}[g.IntN(3)]
+		out := program == f.Leave
 		b := g.packet(out)
+		want := carried(b, out, g.front)
+		inner := b
+		if program == f.Land {
+			b = g.wrap(b, sum)
+			want = lands(b, sum, g.front)
+			inner = b[50:]
+		}
 		mark := uint32(0)
 		if g.IntN(50) == 0 {
 			mark = 1 << g.IntN(32)
@@ -346,32 +412,38 @@ func TestGrammar(t *testing.T) {
 			t.Fatalf("%x: %v", b, err)
 		}
 		translated := g.front != knownPeer
-		want := mark == 0 && carried(b, out, g.front)
+		want = want && mark == 0
 		switch {
 		case code != redirect && int32(code) != -1:
-			t.Fatalf("out %t: the program returns %d for %x", out, int32(code), b)
+			t.Fatalf("%s: it returns %d for %x", program, int32(code), b)
 		case (code == redirect) != want:
 			counts, err := f.Counts()
-			t.Fatalf("out %t, mark %d: carried %t, want %t: %x (%v, %v)", out, mark, code == redirect, want, b, counts, err)
+			t.Fatalf("%s, mark %d: carried %t, want %t: %x (%v, %v)", program, mark, code == redirect, want, b, counts, err)
 		case code != redirect:
 			slow++
 			if !bytes.Equal(o.DataOut, b) {
-				t.Fatalf("out %t: a packet was changed\nfrom %x\nto   %x", out, b, o.DataOut)
+				t.Fatalf("%s: a packet was changed\nfrom %x\nto   %x", program, b, o.DataOut)
 			}
 		case out:
 			fast++
 			encapsulated(t, b, o.DataOut, sum, translated, ports)
 		default:
 			fast++
-			inner := b[14:]
+			ip := inner[14:]
 			if translated {
-				inner = led(inner, 12, knownFront)
+				ip = led(ip, 12, knownFront)
 			}
-			if want := slices.Concat(knownMAC, gateway, b[12:14], hopped(inner)); !bytes.Equal(o.DataOut, want) {
+			if want := slices.Concat(knownMAC, gateway, inner[12:14], hopped(ip)); !bytes.Equal(o.DataOut, want) {
 				t.Fatalf("of   %x\ncame %x\nwant %x", b, o.DataOut, want)
 			}
 		}
-		if code != redirect && len(b) > 23 && b[23] == unix.IPPROTO_TCP {
+		if code != redirect && program == f.Land {
+			// Or the next one that is like it would be taken for the one that is on its way.
+			if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if code != redirect && len(b) > 23 && b[23] == unix.IPPROTO_TCP && program != f.Land {
 			known = time.Time{} // it may have been its end
 		}
 	}

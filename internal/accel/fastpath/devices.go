@@ -25,6 +25,9 @@ type node struct {
 	overlays    map[int]bpf.Overlay
 	nics, veths []int
 	names       map[int]string
+	// filtered says of devices where they have filters of classic tc. These run behind the
+	// programs, and a packet of the fast path would jump them.
+	filtered map[int]filtered
 	// mtu is that of the narrowest device on any way.
 	mtu int
 	// ports is the range of source ports, the end left out.
@@ -32,6 +35,11 @@ type node struct {
 	// refused says which devices are not understood, and why.
 	refused []string
 }
+
+// filtered is where a device has filters.
+type filtered struct{ ingress, egress bool }
+
+const hasFilters = "it has filters of tc, which packets would jump"
 
 // attachments are the programs of each device, those that see a packet last first.
 func (n node) attachments() []attachment {
@@ -43,6 +51,9 @@ func (n node) attachments() []attachment {
 	}
 	for _, device := range n.nics {
 		add(device, "wire")
+		if !n.filtered[device].ingress {
+			add(device, "land")
+		}
 	}
 	for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
 		add(device, "tunnel", "arrive")
@@ -68,6 +79,10 @@ func look(h *netlink.Handle) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
+	filters, err := filtersOf(h, links, qdiscs)
+	if err != nil {
+		return node{}, err
+	}
 	var low, high uint16
 	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
 		return node{}, err
@@ -76,7 +91,7 @@ func look(h *netlink.Handle) (node, error) {
 	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, qdiscs)
+	n := understand(links, routes, qdiscs, filters)
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if pathMTU != 0 {
@@ -84,6 +99,40 @@ func look(h *netlink.Handle) (node, error) {
 		n.refused = append(n.refused, "all devices: net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own")
 	}
 	return n, nil
+}
+
+// filtersOf finds the devices that have filters of tc.
+func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (map[int]filtered, error) {
+	all := make(map[int]filtered)
+	for _, q := range qdiscs {
+		if t := q.Type(); t != "clsact" && t != "ingress" {
+			continue
+		}
+		index := q.Attrs().LinkIndex
+		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index })
+		if i < 0 {
+			continue // it came since; a change will tell
+		}
+		has := func(parent uint32, block *uint32) (bool, error) {
+			if block != nil {
+				return true, nil // shared with other devices
+			}
+			filters, err := dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
+			return len(filters) > 0, err
+		}
+		ingress, err := has(netlink.HANDLE_MIN_INGRESS, q.Attrs().IngressBlock)
+		if err != nil {
+			return nil, err
+		}
+		egress := false
+		if q.Type() == "clsact" {
+			if egress, err = has(netlink.HANDLE_MIN_EGRESS, nil); err != nil {
+				return nil, err
+			}
+		}
+		all[index] = filtered{ingress, egress}
+	}
+	return all, nil
 }
 
 // scan reads numbers of a sysctl.
@@ -112,8 +161,8 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 }
 
 // understand sorts out what devices are for.
-func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc) node {
-	n := node{overlays: make(map[int]bpf.Overlay), names: make(map[int]string)}
+func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc, filters map[int]filtered) node {
+	n := node{overlays: make(map[int]bpf.Overlay), names: make(map[int]string), filtered: filters}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
@@ -135,6 +184,10 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 		nic := byIndex[v.VtepDevIndex]
 		if why := odd(v, nic, routes); why != "" {
 			refuse(l, "%s", why)
+			continue
+		}
+		if filters[v.Index] != (filtered{}) {
+			refuse(l, hasFilters)
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)
@@ -161,6 +214,10 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 		}
 		if q := shaped[a.Index]; q != "" {
 			refuse(l, "it has a queue (%s), which packets would jump", q)
+			continue
+		}
+		if filters[a.Index] != (filtered{}) {
+			refuse(l, hasFilters)
 			continue
 		}
 		n.veths = append(n.veths, a.Index)

@@ -405,6 +405,7 @@ func (f *Fastpath) sync() error {
 	}
 	hooks := map[string]hook{
 		"wire":    {f.programs.Wire, ebpf.AttachTCXEgress},
+		"land":    {f.programs.Land, ebpf.AttachTCXIngress},
 		"tunnel":  {f.programs.Tunnel, ebpf.AttachTCXEgress},
 		"arrive":  {f.programs.Arrive, ebpf.AttachTCXIngress},
 		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},

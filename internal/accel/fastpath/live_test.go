@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
@@ -480,6 +481,106 @@ type ledTo netip.AddrPort
 
 func (to ledTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.DstIP.Equal(netip.AddrPort(to).Addr().AsSlice())
+}
+
+// fromTunnel counts the packets that a node's kernel has taken out of the tunnel.
+func (w *world) fromTunnel(node string) (n uint64) {
+	w.Helper()
+	w.in(node, func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if l.Type() == "vxlan" {
+				n += l.Attrs().Statistics.RxPackets
+			}
+		}
+		return err
+	})
+	return n
+}
+
+// TestLand has single packets be taken out of the tunnel at the NIC, in either shape and
+// with either NIC, unless a filter of tc would be jumped.
+func TestLand(t *testing.T) {
+	for _, shape := range shapes {
+		for _, offload := range offloads {
+			t.Run(shape+" "+offload, func(t *testing.T) {
+				w := newWorld(t, shape, offload)
+				w.start()
+				e := w.connect().back()
+				// Of 100 that come, so many are taken out of the tunnel by the kernel.
+				byKernel := func() uint64 {
+					before := w.fromTunnel("n1")
+					for range 100 {
+						if err := e.trip(patience); err != nil {
+							t.Fatal(err)
+						}
+					}
+					return w.fromTunnel("n1") - before
+				}
+				w.eventually("they land", func() {}, func() bool { return byKernel() < 20 })
+				if shape != v1alpha1.ShapeFlannel {
+					return
+				}
+				w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
+				w.eventually("they land no more", func() {}, func() bool { return byKernel() >= 100 })
+				w.warm(e)
+			})
+		}
+	}
+}
+
+// filter gives a device of a node a filter of tc that lets all pass.
+func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
+	w.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, -1), asm.Return(),
+	}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer program.Close()
+	w.in(node, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(links, is)
+		if i < 0 {
+			return errors.New("there is no such device")
+		}
+		index := links[i].Attrs().Index
+		err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}})
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+			Fd:          program.FD(), Name: "pass", DirectAction: true,
+		})
+	})
+}
+
+// TestFilters leaves devices alone whose filters packets would jump.
+func TestFilters(t *testing.T) {
+	for _, kind := range []string{"veth", "vxlan"} {
+		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+			t.Run(fmt.Sprintf("%s %x", kind, parent), func(t *testing.T) {
+				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				w.start()
+				e := w.connect().back()
+				w.warm(e)
+				w.filter("n0", parent, func(l netlink.Link) bool {
+					return l.Type() == kind && l.Attrs().Name != "eth0"
+				})
+				refused := func() bool {
+					return slices.ContainsFunc(w.paths[0].Refused(), func(r string) bool { return strings.HasSuffix(r, "it has filters of tc, which packets would jump") })
+				}
+				w.eventually("it is refused", func() { _ = e.trip(patience) }, refused)
+			})
+		}
+	}
 }
 
 // datagrams are a UDP socket in node0/pod0, of which one in node1/pod0 sends all back.
