@@ -358,6 +358,48 @@ func TestOdd(t *testing.T) {
 	}
 }
 
+// TestLand has a packet be taken out of the tunnel, and left in it for each of the reasons
+// that the known connection can give.
+func TestLand(t *testing.T) {
+	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	for _, tt := range []struct {
+		name  string
+		flow  func(*fastpathFlow)
+		lands bool
+	}{
+		{name: "seen", lands: true},
+		{name: "a large one was before it", flow: func(v *fastpathFlow) { v.Large = v.Landed }},
+		{name: "a large one was long before it", flow: func(v *fastpathFlow) { v.Large = v.Landed - 100e6 }, lands: true},
+		{name: "none has landed", flow: func(v *fastpathFlow) { v.Landed = 0 }},
+		{name: "none has landed of late", flow: func(v *fastpathFlow) { v.Landed -= 1e9 }},
+		{name: "something has changed", flow: func(v *fastpathFlow) { v.LandedGeneration-- }},
+		{name: "others have landed", flow: func(v *fastpathFlow) { v.LandedPlace = 1 }},
+		{name: "nowhere have they landed", flow: func(v *fastpathFlow) { v.LandedPlace = 3 }},
+		{name: "arrive would not carry it", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }},
+		{name: "time to ask", flow: func(v *fastpathFlow) { v.In.Seen -= 500e6 }},
+		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
+		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.Far++ }},
+		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.In.Place = 2 }},
+	} {
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			f.know(t, protocol, tt.flow)
+			if err := f.objects.Outers.Put(uint32(2), landedForTest(false)); err != nil {
+				t.Fatal(err)
+			}
+			b := wrap(inPacket(protocol).bytes(), false)
+			if !tt.lands {
+				if got := f.run(t, f.Land, b, 0); got != "[]" {
+					t.Errorf("%s: counted %s, want nothing", tt.name, got)
+				}
+				continue
+			}
+			if code, _, err := f.Land.Test(b); err != nil || code != redirect {
+				t.Errorf("%s: it returns %d, error %v, want it redirected", tt.name, int32(code), err)
+			}
+		}
+	}
+}
+
 // TestCloseForgets has a connection that closes be unknown from then on.
 func TestCloseForgets(t *testing.T) {
 	f := loadForTest(t, nil)
