@@ -1397,7 +1397,7 @@ int land(struct __sk_buff *skb)
 	copy(&o.head, data, sizeof(o.head));
 	o.nic = skb->ifindex;
 	/* What the kernel would find wrong with it, or make something of (RFC 6040). */
-	if (!whole((const void *)&o.head.version_words) || o.head.fragment & ~bpf_htons(0x4000) || o.head.ip_protocol != UDP ||
+	if (!whole((const void *)&o.head.version_words) || o.head.ip_protocol != UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
 	    (o.head.tos & 3) != outer_tos(TOS(&h)))
 		return NEXT;
