@@ -255,7 +255,7 @@ struct flow {
 	__u64 landed;
 	__u32 landed_generation;
 	__u32 landed_place;
-	/* When one came that stands for many (GSO). */
+	/* When one came that stands for many (GSO), or may be made to. */
 	__u64 large;
 };
 
@@ -1362,8 +1362,8 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
 /*
  * land takes what the kernel would take out of the tunnel by the same steps: single packets
  * of connections that arrive carries, with the outer header that was seen to come through
- * to the VXLAN device. What stands for many packets bears the tunnel's marks, which only the
- * kernel can clear. All that is not carried is for arrive to count.
+ * to the VXLAN device. What stands for many packets (GSO) bears the tunnel's marks, which
+ * only the kernel can clear. All that is not carried is for arrive to count.
  */
 SEC("tc")
 int land(struct __sk_buff *skb)
@@ -1381,13 +1381,18 @@ int land(struct __sk_buff *skb)
 	__u8 *data, vouched;
 	__u64 now;
 
-	if (!c || skb->gso_size || !peek(skb, at, &k, 0) || !hinted(mix(&k)))
+	if (!c || !peek(skb, at, &k, 0) || !hinted(mix(&k)))
 		return NEXT;
 	f = find(&k, &own);
 	if (!f)
 		return NEXT;
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
+	/* A stream's full segments are worth more together: they are left to GRO. */
+	if (skb->gso_size || (k.protocol == TCP && skb->len >= mtu)) {
+		f->large = now;
+		return NEXT;
+	}
 	if (now >= alive_until || skb->mark || skb->pkt_type != PACKET_HOST || believed(&f->in, &f->out, &k, now) ||
 	    now - f->large < BEHIND || parse(skb, at, &h, &check))
 		return NEXT;

@@ -363,11 +363,12 @@ func TestOdd(t *testing.T) {
 func TestLand(t *testing.T) {
 	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
 	for _, tt := range []struct {
-		name  string
-		flow  func(*fastpathFlow)
-		lands bool
+		name        string
+		flow        func(*fastpathFlow)
+		full, lands bool
 	}{
 		{name: "seen", lands: true},
+		{name: "full", full: true},
 		{name: "a large one was before it", flow: func(v *fastpathFlow) { v.Large = v.Landed }},
 		{name: "a large one was long before it", flow: func(v *fastpathFlow) { v.Large = v.Landed - 100e6 }, lands: true},
 		{name: "none has landed", flow: func(v *fastpathFlow) { v.Landed = 0 }},
@@ -386,15 +387,22 @@ func TestLand(t *testing.T) {
 			if err := f.objects.Outers.Put(uint32(2), landedForTest(false)); err != nil {
 				t.Fatal(err)
 			}
-			b := wrap(inPacket(protocol).bytes(), false)
-			if !tt.lands {
+			inner := inPacket(protocol)
+			if tt.full {
+				inner.payload = 1400
+			}
+			b := wrap(inner.bytes(), false)
+			lands := tt.lands || tt.full && protocol == unix.IPPROTO_UDP
+			if !lands {
 				if got := f.run(t, f.Land, b, 0); got != "[]" {
 					t.Errorf("%s: counted %s, want nothing", tt.name, got)
 				}
-				continue
-			}
-			if code, _, err := f.Land.Test(b); err != nil || code != redirect {
+			} else if code, _, err := f.Land.Test(b); err != nil || code != redirect {
 				t.Errorf("%s: it returns %d, error %v, want it redirected", tt.name, int32(code), err)
+			}
+			// A full one holds up the stream's others.
+			if tt.full && !lands {
+				f.run(t, f.Land, wrap(inPacket(protocol).bytes(), false), 0)
 			}
 		}
 	}

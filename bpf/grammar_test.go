@@ -303,7 +303,7 @@ func lands(b []byte, sum bool, front netip.AddrPort) bool {
 	}
 	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
 	if b[14] != 0x45 || sum16(0, b[14:34]) != 0xffff || half(16) != len(b)-14 || half(38) != len(b)-34 || (half(40) != 0) != sum ||
-		b[15]&3 != []byte{0, 1, 2, 2}[b[65]&3] {
+		b[15]&3 != []byte{0, 1, 2, 2}[b[65]&3] || b[73] == unix.IPPROTO_TCP && len(b) >= 1450 {
 		return false
 	}
 	is := bytes.Clone(b[:64])
@@ -443,6 +443,9 @@ func TestGrammar(t *testing.T) {
 			}
 		}
 		if code != redirect && program == f.Land {
+			if len(b) >= 1450 {
+				known = time.Time{} // it holds up those behind it
+			}
 			// Or the next one that is like it would be taken for the one that is on its way.
 			if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
 				t.Fatal(err)
