@@ -1,0 +1,446 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var changes = flag.Int("changes", 80, "how many rules TestPolicy inserts and removes")
+
+// traffic is datagrams between sockets of both nodes: one a millisecond each way of each
+// connection.
+type traffic struct {
+	*world
+	sockets [2][4]*net.UDPConn // by node
+	flows   [16]struct {
+		from, to netip.AddrPort
+		// last is when the kernel received the last datagram.
+		last atomic.Int64
+	}
+	sent atomic.Uint64 // by each node
+}
+
+func (w *world) traffic() *traffic {
+	w.Helper()
+	tr := &traffic{world: w}
+	at := func(node, i int) netip.AddrPort { return netip.AddrPortFrom(pod(node, i/2), uint16(5000+i%2)) }
+	for node := range tr.sockets {
+		for i := range tr.sockets[node] {
+			w.in(fmt.Sprintf("n%dp%d", node, i/2), func() error {
+				conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at(node, i)))
+				if err != nil {
+					return err
+				}
+				tr.sockets[node][i] = conn
+				raw, err := conn.SyscallConn()
+				if err != nil {
+					return err
+				}
+				return errors.Join(raw.Control(func(fd uintptr) {
+					err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)
+				}), err)
+			})
+			w.Cleanup(func() { tr.sockets[node][i].Close() })
+			go tr.receive(tr.sockets[node][i])
+		}
+	}
+	for c := range len(tr.flows) / 2 { // no two of the same ends
+		near, far := c%4, (c+c/4)%4
+		tr.flows[2*c].from, tr.flows[2*c].to = at(0, near), at(1, far)
+		tr.flows[2*c+1].from, tr.flows[2*c+1].to = at(1, far), at(0, near)
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		var message [64]byte
+		for {
+			for i := range tr.flows {
+				f := &tr.flows[i]
+				binary.NativeEndian.PutUint64(message[:], uint64(i))
+				_, _ = tr.sockets[i%2][2*int(f.from.Addr().As4()[3]-2)+int(f.from.Port()-5000)].WriteToUDPAddrPort(message[:], f.to)
+			}
+			tr.sent.Add(uint64(len(tr.flows) / 2))
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	w.Cleanup(func() { close(quit); <-done })
+	return tr
+}
+
+func (tr *traffic) receive(c *net.UDPConn) {
+	buf, oob := make([]byte, 64), make([]byte, 64)
+	for {
+		n, oobn, _, _, err := c.ReadMsgUDPAddrPort(buf, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		messages, parseErr := unix.ParseSocketControlMessage(oob[:oobn])
+		if err = cmp.Or(err, parseErr); err != nil || n != len(buf) || len(messages) != 1 {
+			tr.Errorf("%d bytes with %d messages: %v", n, len(messages), err)
+			return
+		}
+		stamp := messages[0].Data // struct timespec
+		at := time.Unix(int64(binary.NativeEndian.Uint64(stamp)), int64(binary.NativeEndian.Uint64(stamp[8:])))
+		tr.flows[binary.NativeEndian.Uint64(buf)].last.Store(at.UnixNano())
+	}
+}
+
+// carried waits until what is sent takes the fast path, and is delivered.
+func (tr *traffic) carried() {
+	tr.Helper()
+	var sent uint64
+	var began time.Time
+	var fast [2]uint64
+	begin := func() {
+		sent, began = tr.sent.Load(), time.Now()
+		for i := range fast {
+			fast[i] = tr.counts(i)["fast-out"]
+		}
+	}
+	begin()
+	tr.eventually("all that is sent takes the fast path", func() { time.Sleep(4 * time.Millisecond) }, func() bool {
+		n := tr.sent.Load() - sent
+		if n < 16 {
+			return false
+		}
+		for i := range fast {
+			if tr.counts(i)["fast-out"]-fast[i] < n*7/8 {
+				begin()
+				return false
+			}
+		}
+		for i := range tr.flows {
+			if tr.flows[i].last.Load() < began.UnixNano() {
+				begin()
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// match is what a rule is about; what is not set is anything.
+type match struct {
+	source, target netip.Addr
+	port           uint16 // that it goes to
+}
+
+func (m match) is(from, to netip.AddrPort) bool {
+	return (!m.source.IsValid() || m.source == from.Addr()) && (!m.target.IsValid() || m.target == to.Addr()) && (m.port == 0 || m.port == to.Port())
+}
+
+// exprs are a rule of nftables that drops what matches.
+func (m match) exprs() (all []expr.Any) {
+	compare := func(base expr.PayloadBase, offset uint32, value []byte) {
+		all = append(all, &expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(value))},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value})
+	}
+	if m.source.IsValid() {
+		compare(expr.PayloadBaseNetworkHeader, 12, m.source.AsSlice())
+	}
+	if m.target.IsValid() {
+		compare(expr.PayloadBaseNetworkHeader, 16, m.target.AsSlice())
+	}
+	if m.port != 0 {
+		compare(expr.PayloadBaseTransportHeader, 2, binary.BigEndian.AppendUint16(nil, m.port))
+	}
+	return append(all, &expr.Verdict{Kind: expr.VerdictDrop})
+}
+
+// args are that rule for iptables.
+func (m match) args(verb string) []string {
+	all := []string{"-w", verb, "FORWARD", "-p", "udp"}
+	if m.source.IsValid() {
+		all = append(all, "-s", m.source.String())
+	}
+	if m.target.IsValid() {
+		all = append(all, "-d", m.target.String())
+	}
+	if m.port != 0 {
+		all = append(all, "--dport", strconv.Itoa(int(m.port)))
+	}
+	return append(all, "-j", "DROP")
+}
+
+func (m match) String() string {
+	return fmt.Sprintf("from %s to %s port %d", m.source, m.target, m.port)
+}
+
+// both tells of what ends all that a pod is sent and all that it sends: policies, and
+// routes, as there is no answer from where no way leads to.
+func (m match) both(from, to netip.AddrPort) bool {
+	return m.target == from.Addr() || m.target == to.Addr()
+}
+
+// policy is what a controller of network policies has on a node: rules that stay, and maps
+// from pods to verdicts that change.
+type policy struct {
+	*nftables.Conn
+	// any judges every packet, fresh those of new connections.
+	any, fresh *nftables.Set
+	forward    *nftables.Chain
+}
+
+func (w *world) policy(node string) *policy {
+	w.Helper()
+	ns := w.ns(node)
+	w.Cleanup(func() { ns.Close() })
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		w.Fatal(err)
+	}
+	p := &policy{Conn: conn}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "policy"})
+	chain := func(name string) *nftables.Chain {
+		return conn.AddChain(&nftables.Chain{Table: table, Name: name, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+	}
+	verdicts := func(c *nftables.Chain) *nftables.Set {
+		set := &nftables.Set{Table: table, Name: c.Name, IsMap: true, KeyType: nftables.TypeIPAddr, DataType: nftables.TypeVerdict}
+		if err := conn.AddSet(set, nil); err != nil {
+			w.Fatal(err)
+		}
+		for _, offset := range []uint32{12, 16} {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: []expr.Any{
+				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
+				&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, DestRegister: 0, IsDestRegSet: true},
+			}})
+		}
+		return set
+	}
+	p.forward = chain("forward")
+	p.any = verdicts(chain("any"))
+	fresh := chain("fresh")
+	conn.AddRule(&nftables.Rule{Table: table, Chain: fresh, Exprs: []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}})
+	p.fresh = verdicts(fresh)
+	if err := conn.Flush(); err != nil {
+		w.Fatal(err)
+	}
+	return p
+}
+
+// isolate has the verdict on a pod in a map be a drop, or be gone.
+func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
+	element := []nftables.SetElement{{Key: pod.AsSlice(), VerdictData: &expr.Verdict{Kind: expr.VerdictDrop}}}
+	change := p.SetAddElements
+	if !on {
+		change = p.SetDeleteElements
+	}
+	return errors.Join(change(set, element), p.Flush())
+}
+
+// forget has conntrack forget the connections of a pod.
+func forget(pod netip.Addr) error {
+	filter := new(netlink.ConntrackFilter)
+	if err := filter.AddIP(netlink.ConntrackOrigSrcIP, pod.AsSlice()); err != nil {
+		return err
+	}
+	back := new(netlink.ConntrackFilter)
+	if err := back.AddIP(netlink.ConntrackOrigDstIP, pod.AsSlice()); err != nil {
+		return err
+	}
+	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), filter, back)
+	return err
+}
+
+// kind is a way to have packets dropped: turn does, in the thread's network namespace,
+// and undoes it.
+type kind struct {
+	name  string
+	about func(*rand.Rand) match
+	turn  func(p *policy, m match, on bool) error
+	// hits tells which flows: match.is, if it is nil.
+	hits func(m match, from, to netip.AddrPort) bool
+	// announced by the kernel; else it takes up to a second. spares: the slow path goes on
+	// to deliver what is known.
+	announced, spares bool
+}
+
+const (
+	// soon is how long packets may be delivered after what was announced.
+	soon = 100 * time.Millisecond
+	// within is how long after what was not, and a little for clocks.
+	within = time.Second + 50*time.Millisecond
+)
+
+func anything(r *rand.Rand) (m match) {
+	what, node := 1+r.IntN(7), r.IntN(2)
+	if what&1 != 0 {
+		m.source = pod(node, r.IntN(2))
+	}
+	if what&2 != 0 {
+		m.target = pod(1-node, r.IntN(2))
+	}
+	if what&4 != 0 {
+		m.port = uint16(5000 + r.IntN(2))
+	}
+	return m
+}
+
+func anyPod(r *rand.Rand) match { return match{target: pod(r.IntN(2), r.IntN(2))} }
+
+func iptables(program string) func(*policy, match, bool) error {
+	return func(_ *policy, m match, on bool) error {
+		verb := "-I"
+		if !on {
+			verb = "-D"
+		}
+		out, err := exec.Command(program, m.args(verb)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %q: %w: %s", program, m.args(verb), err, out)
+		}
+		return nil
+	}
+}
+
+func kinds() []kind {
+	return []kind{
+		{name: "a rule of nftables", about: anything, announced: true, turn: func(p *policy, m match, on bool) error {
+			if on {
+				p.InsertRule(&nftables.Rule{Table: p.forward.Table, Chain: p.forward, Exprs: m.exprs()})
+			} else {
+				p.FlushChain(p.forward)
+			}
+			return p.Flush()
+		}},
+		{name: "a rule of iptables", about: anything, announced: true, turn: iptables("iptables-nft")},
+		{name: "a verdict map", about: anyPod, announced: true, hits: match.both, turn: func(p *policy, m match, on bool) error {
+			return p.isolate(p.any, m.target, on)
+		}},
+		{name: "a route", about: anyPod, announced: true, hits: match.both, turn: func(_ *policy, m match, on bool) error {
+			r := &netlink.Route{Dst: &net.IPNet{IP: m.target.AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE, Table: 99}
+			rule := netlink.NewRule()
+			rule.Table, rule.Priority = 99, 1
+			if on {
+				return errors.Join(netlink.RouteAdd(r), netlink.RuleAdd(rule))
+			}
+			return errors.Join(netlink.RuleDel(rule), netlink.RouteDel(r))
+		}},
+		{name: "a verdict map behind established ones", about: anyPod, announced: true, spares: true, turn: func(p *policy, m match, on bool) error {
+			return p.isolate(p.fresh, m.target, on)
+		}},
+		{name: "a verdict map, and conntrack forgets", about: anyPod, hits: match.both, turn: func(p *policy, m match, on bool) error {
+			err := p.isolate(p.fresh, m.target, on)
+			if err == nil && on {
+				err = forget(m.target)
+			}
+			return err
+		}},
+		{name: "a rule of legacy iptables", about: anything, turn: iptables("iptables-legacy")},
+	}
+}
+
+// TestPolicy inserts and removes rules on either node while connections are on the fast
+// path: no packet is delivered later than it may be. -changes 1000 takes some four minutes.
+func TestPolicy(t *testing.T) {
+	for i, shape := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			w := newWorld(t, shape, offloads[i])
+			w.start()
+			all := kinds()
+			w.in("n0", func() error {
+				if out, err := exec.Command("iptables-legacy", "-w", "-L").CombinedOutput(); err != nil {
+					t.Logf("there is no legacy iptables here: %v: %s", err, out)
+					all = all[:len(all)-1]
+				}
+				return nil
+			})
+			policies := [2]*policy{w.policy("n0"), w.policy("n1")}
+			tr := w.traffic()
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			r := rand.New(rand.NewPCG(seed, 0))
+			times, longest := make([]int, len(all)), make([]time.Duration, len(all))
+			for change := range *changes / len(shapes) / 2 {
+				// Each in turn, and what takes less time once more.
+				what := change / 2 % len(all)
+				if change%2 == 1 {
+					what = r.IntN(4)
+				}
+				times[what]++
+				longest[what] = max(longest[what], tr.turn(all[what], policies, r))
+				if t.Failed() {
+					break
+				}
+			}
+			for i, k := range all {
+				t.Logf("%s: %d times, delivered for at most %s", k.name, times[i], longest[i])
+			}
+		})
+	}
+}
+
+// turn has packets dropped for a while on some node, and tells for how long after it those
+// were delivered that should not have been.
+func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time.Duration) {
+	tr.Helper()
+	tr.carried()
+	m, node := k.about(r), r.IntN(2)
+	place := fmt.Sprintf("n%d", node)
+	hits := k.hits
+	if hits == nil {
+		hits = match.is
+	}
+	var set time.Time
+	tr.in(place, func() error { err := k.turn(policies[node], m, true); set = time.Now(); return err })
+	limit := within
+	if k.announced {
+		limit = soon
+	}
+	other := r.IntN(2) == 0 // some other change, which does not make it undone
+	tr.eventually("the time is over", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
+		if other && k.announced && time.Since(set) > limit/2 {
+			other = false
+			tr.in(place, func() error {
+				route := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE}
+				return errors.Join(netlink.RouteAdd(route), netlink.RouteDel(route))
+			})
+		}
+		return time.Since(set) > limit+50*time.Millisecond
+	})
+	for i := range tr.flows {
+		f := &tr.flows[i]
+		took := time.Unix(0, f.last.Load()).Sub(set)
+		what := fmt.Sprintf("%s on %s, %s: %s to %s", k.name, place, m, f.from, f.to)
+		if hits(m, f.from, f.to) && !k.spares {
+			longest = max(longest, took)
+			if took > limit {
+				tr.Errorf("%s was delivered for %s, want at most %s", what, took, limit)
+			}
+		} else if took < limit/2 {
+			tr.Errorf("%s was delivered for %s only, though nothing forbids it", what, took)
+		}
+	}
+	tr.in(place, func() error { return k.turn(policies[node], m, false) })
+	return longest
+}
