@@ -223,6 +223,10 @@ const settled = 5 * time.Second
 // Run keeps what Set said until ctx is done, and leaves it as it is then. An error
 // is one that a restart may mend.
 func (a *Agent) Run(ctx context.Context) error {
+	// What follows is small beside what the start of the program has touched.
+	if err := process.ReleaseProgram(); err != nil {
+		a.options.Log.Warn("give back memory", "error", err)
+	}
 	verify := time.NewTimer(min(a.rest(0), 2*settled))
 	defer verify.Stop()
 	var spent time.Duration // on the verification that is under way

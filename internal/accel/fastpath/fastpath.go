@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -94,6 +95,9 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	if f.programs, err = bpf.LoadFastpath(); err != nil {
 		return f, err
 	}
+	// To load them took all types of the kernel: 10 MiB that an idle process would keep
+	// for minutes.
+	debug.FreeOSMemory()
 	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
 		return f, fmt.Errorf("open netlink: %w", err)
 	}
