@@ -37,6 +37,7 @@
 
 #define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
 #define ETH_P_IP 0x0800
+#define ETH_P_ARP 0x0806
 #define ETH_HLEN 14
 #define TCP 6
 #define UDP 17
@@ -334,6 +335,16 @@ struct {
 	__type(key, __u32);
 	__type(value, struct pod);
 } pods SEC(".maps");
+
+/* The Ethernet address that frames of a pod's link come from last, by the link. A bridge
+ * that does not know where an address is sends to all its links: only the one that it is
+ * of delivers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PODS);
+	__type(key, __u32);
+	__type(value, __u64);
+} owners SEC(".maps");
 
 /* The VXLAN devices that are understood, by index: what their packets have. */
 struct overlay {
@@ -1106,6 +1117,19 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
+/* owns notes whose address a pod's frames have. */
+static __always_inline void owns(struct __sk_buff *skb)
+{
+	__u64 mac = 0, *known;
+	__u32 link = skb->ifindex;
+
+	if (bpf_skb_load_bytes(skb, 6, &mac, 6))
+		return;
+	known = bpf_map_lookup_elem(&owners, &link);
+	if (!known || *known != mac)
+		bpf_map_update_elem(&owners, &link, &mac, BPF_ANY);
+}
+
 SEC("tc")
 int leave(struct __sk_buff *skb)
 {
@@ -1131,7 +1155,9 @@ int leave(struct __sk_buff *skb)
 	if (why) {
 		if (why == ODD_FLAGS) {
 			key_out(&k, &h);
-			close(&k, bpf_map_lookup_elem(&flows, &k));
+close(&k, bpf_map_lookup_elem(&flows, &k));
+		} else if (skb->protocol == bpf_htons(ETH_P_ARP)) {
+			owns(skb);
 		}
 		goto slow;
 	}
@@ -1149,6 +1175,7 @@ int leave(struct __sk_buff *skb)
 	if (skb->mark)
 		goto slow;
 	if (!f) {
+		owns(skb);
 		why = UNKNOWN;
 		if (worth(hash, now))
 			goto look;
@@ -1200,6 +1227,7 @@ int leave(struct __sk_buff *skb)
 	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
+	owns(skb);
 	let_go(&c->out, &h, &k, skb, now, g);
 	c->out.check = check;
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
@@ -1539,10 +1567,11 @@ int deliver(struct __sk_buff *skb)
 	struct passing *p;
 	struct front front = {};
 	struct pod pod = {};
-	struct headers h;
-	struct key wire;
+	struct headers h, was;
+	struct key key, wire;
 	struct flow *f;
 	__u32 again, place;
+	__u64 to = 0, *owner;
 	__u8 mac[12];
 	__u64 hash;
 	int why, translated;
@@ -1554,16 +1583,26 @@ int deliver(struct __sk_buff *skb)
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
+	was = p->headers;
 	wire = p->key;
-	p->key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
-	translated = !same_key(&p->key, &wire);
+	key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
+	translated = !same_key(&key, &wire);
 	if (translated)
-		translate(&p->headers, 0, far_of(&p->key));
-	if (!same(&p->headers, &h)) {
-		if (resemble(&p->headers, &h))
+		translate(&was, 0, far_of(&key));
+	if (!same(&was, &h)) {
+		if (resemble(&was, &h))
 			count(c, REWRITTEN);
 		return NEXT;
 	}
+	pod.veth = skb->ifindex;
+	__builtin_memcpy(&to, mac, 6);
+	owner = bpf_map_lookup_elem(&owners, &pod.veth);
+	if (!owner || *owner != to) {
+		count(c, UNLIKE);
+		c->in_stage = 1; /* it may come by the right link yet */
+		return NEXT;
+	}
+	p->key = key;
 	f = known(skb, c, p, 0);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
@@ -1582,7 +1621,6 @@ int deliver(struct __sk_buff *skb)
 		}
 		hint(hash);
 	}
-	pod.veth = skb->ifindex;
 	__builtin_memcpy(pod.mac, mac, 6);
 	__builtin_memcpy(pod.from, mac + 6, 6);
 	place = place_of_pod(c, &pod);

@@ -183,6 +183,7 @@ const (
 	fastpathMapOuterPlaces = "outer_places"
 	fastpathMapOuters      = "outers"
 	fastpathMapOverlays    = "overlays"
+	fastpathMapOwners      = "owners"
 	fastpathMapPodPlaces   = "pod_places"
 	fastpathMapPods        = "pods"
 	fastpathMapWindows     = "windows"
@@ -264,6 +265,7 @@ type fastpathMapSpecs struct {
 	OuterPlaces *ebpf.MapSpec `ebpf:"outer_places"`
 	Outers      *ebpf.MapSpec `ebpf:"outers"`
 	Overlays    *ebpf.MapSpec `ebpf:"overlays"`
+	Owners      *ebpf.MapSpec `ebpf:"owners"`
 	PodPlaces   *ebpf.MapSpec `ebpf:"pod_places"`
 	Pods        *ebpf.MapSpec `ebpf:"pods"`
 	Windows     *ebpf.MapSpec `ebpf:"windows"`
@@ -311,6 +313,7 @@ type fastpathMaps struct {
 	OuterPlaces *ebpf.Map `ebpf:"outer_places"`
 	Outers      *ebpf.Map `ebpf:"outers"`
 	Overlays    *ebpf.Map `ebpf:"overlays"`
+	Owners      *ebpf.Map `ebpf:"owners"`
 	PodPlaces   *ebpf.Map `ebpf:"pod_places"`
 	Pods        *ebpf.Map `ebpf:"pods"`
 	Windows     *ebpf.Map `ebpf:"windows"`
@@ -324,6 +327,7 @@ func (m *fastpathMaps) Close() error {
 		m.OuterPlaces,
 		m.Outers,
 		m.Overlays,
+		m.Owners,
 		m.PodPlaces,
 		m.Pods,
 		m.Windows,
