@@ -170,7 +170,12 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	if err != nil {
 		return -1, netip.AddrPort{}, err
 	}
-	err = unix.Bind(fd, sockaddr(addr))
+	if spec.UDP {
+		err = wantAsked(fd, addr.Addr())
+	}
+	if err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
 	if err == nil && !spec.UDP {
 		err = unix.Listen(fd, backlog)
 	}
@@ -226,12 +231,13 @@ func acceptTCP(spec Spec, fd int) (int, error) {
 // hello opens a UDP flow: the client sends it until the server answers with the
 // same from a socket that is connected to the client, which from then on gets
 // all of the flow. So every flow has a socket and a thread of its own at both
-// ends, as it has over TCP.
+// ends, as it has over TCP. The server's is bound to the address that was asked, which
+// may be one of many: the client takes answers from there alone.
 var hello = []byte("slipstream hello")
 
 func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bool) (int, error) {
-	buf := make([]byte, len(hello)+1)
-	n, peer, err := unix.Recvfrom(fd, buf, 0)
+	buf, control := make([]byte, len(hello)+1), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
+	n, controls, _, peer, err := unix.Recvmsg(fd, buf, control, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -239,11 +245,15 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bo
 		return -1, unix.EAGAIN
 	}
 	peers[addrPort(peer)] = true
-	got, err := newSocket(spec, at.Addr())
+	asked, err := askedOf(control[:controls])
 	if err != nil {
 		return -1, err
 	}
-	err = unix.Bind(got, sockaddr(at))
+	got, err := newSocket(spec, asked)
+	if err != nil {
+		return -1, err
+	}
+	err = unix.Bind(got, sockaddr(netip.AddrPortFrom(asked, at.Port())))
 	if err == nil {
 		err = unix.Connect(got, peer)
 	}
@@ -255,6 +265,35 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bo
 		return -1, err
 	}
 	return got, nil
+}
+
+// wantAsked has the kernel tell of each datagram the address that it was sent to, and
+// askedOf is what it tells.
+func wantAsked(fd int, addr netip.Addr) error {
+	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
+	if addr.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		return fmt.Errorf("ask for the addresses of datagrams: %w", err)
+	}
+	return nil
+}
+
+func askedOf(control []byte) (netip.Addr, error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address of a datagram: %w", err)
+	}
+	for _, m := range messages {
+		switch {
+		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+			return netip.AddrFrom4([4]byte(m.Data[8:])), nil // struct in_pktinfo: the last of three
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+			return netip.AddrFrom16([16]byte(m.Data)), nil // struct in6_pktinfo: the first of two
+		}
+	}
+	return netip.Addr{}, errors.New("the kernel does not tell the address of a datagram")
 }
 
 // isHello tells a hello, which may have been sent twice, from a message.

@@ -122,6 +122,31 @@ func TestPairs(t *testing.T) {
 	}
 }
 
+// A server that listens everywhere answers each client from the address that it asked.
+func TestEverywhere(t *testing.T) {
+	for _, c := range [][2]string{{"0.0.0.0", "127.0.0.1"}, {"0.0.0.0", "127.0.0.2"}, {"::", "::1"}, {"::", "127.0.0.3"}} {
+		for _, udp := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%s/udp=%t", c[0], c[1], udp), func(t *testing.T) {
+				spec := Spec{Kind: PingPong, UDP: udp, Size: 64, Connections: 3}
+				s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr(c[0]), 0))
+				if err != nil {
+					t.Fatal(err)
+				}
+				client, err := Dial(t.Context(), spec, netip.AddrPortFrom(netip.MustParseAddr(c[1]), s.Addr().Port()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.Close()
+				server, err := s.Accept(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				server.Close()
+			})
+		}
+	}
+}
+
 // TestCollect: every datagram counts once, and a hello never.
 func TestCollect(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
