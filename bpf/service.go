@@ -23,7 +23,8 @@ type Services struct {
 
 // Backends of a service, and where it is itself.
 type Backends struct {
-	// Service is an address of IPv4, of a protocol by its number (unix.IPPROTO_TCP).
+	// Service is of the IP version of its backends, and of a protocol by its number
+	// (unix.IPPROTO_TCP).
 	Service  netip.AddrPort
 	Protocol uint8
 	Backends []netip.AddrPort
@@ -78,6 +79,10 @@ func (s *Services) Attach(cgroup int) error {
 		{"sendmsg4", s.objects.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
 		{"recvmsg4", s.objects.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
 		{"getpeername4", s.objects.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+		{"connect6", s.objects.Connect6, ebpf.AttachCGroupInet6Connect},
+		{"sendmsg6", s.objects.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{"recvmsg6", s.objects.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{"getpeername6", s.objects.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
 	} {
 		// Beside what is attached to the cgroups above it, not in its place.
 		const allowMulti = 1 << 1 // BPF_F_ALLOW_MULTI
@@ -94,10 +99,15 @@ func (s *Services) Attach(cgroup int) error {
 func (s *Services) Close() error { return s.objects.Close() }
 
 // serviceAddressOf is an address as the programs have it: in network order, however
-// this machine orders bytes.
+// this machine orders bytes, and IPv4 mapped into IPv6.
 func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
-	ip := a.Addr().As4()
+	out := serviceAddress{Protocol: uint16(protocol)}
+	ip := a.Addr().As16()
+	for i := range out.Ip {
+		out.Ip[i] = binary.NativeEndian.Uint32(ip[4*i:])
+	}
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], a.Port())
-	return serviceAddress{Ip: binary.NativeEndian.Uint32(ip[:]), Port: binary.NativeEndian.Uint16(port[:]), Protocol: uint16(protocol)}
+	out.Port = binary.NativeEndian.Uint16(port[:])
+	return out
 }

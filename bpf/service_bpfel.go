@@ -15,7 +15,7 @@ import (
 
 type serviceAddress struct {
 	_        structs.HostLayout
-	Ip       uint32
+	Ip       [4]uint32
 	Port     uint16
 	Protocol uint16
 }
@@ -24,6 +24,7 @@ type servicePeer struct {
 	_       structs.HostLayout
 	Socket  uint64
 	Backend serviceAddress
+	Unused  uint32
 }
 
 type serviceService struct {
@@ -46,9 +47,13 @@ const (
 	serviceMapPeers         = "peers"
 	serviceMapServices      = "services"
 	serviceProgConnect4     = "connect4"
+	serviceProgConnect6     = "connect6"
 	serviceProgGetpeername4 = "getpeername4"
+	serviceProgGetpeername6 = "getpeername6"
 	serviceProgRecvmsg4     = "recvmsg4"
+	serviceProgRecvmsg6     = "recvmsg6"
 	serviceProgSendmsg4     = "sendmsg4"
+	serviceProgSendmsg6     = "sendmsg6"
 )
 
 // loadService returns the embedded CollectionSpec for service.
@@ -94,9 +99,13 @@ type serviceSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type serviceProgramSpecs struct {
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
+	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
 
 // serviceMapSpecs contains maps before they are loaded into the kernel.
@@ -158,17 +167,25 @@ type serviceVariables struct {
 // It can be passed to loadServiceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type servicePrograms struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
+	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
+	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
+	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
 
 func (p *servicePrograms) Close() error {
 	return _ServiceClose(
 		p.Connect4,
+		p.Connect6,
 		p.Getpeername4,
+		p.Getpeername6,
 		p.Recvmsg4,
+		p.Recvmsg6,
 		p.Sendmsg4,
+		p.Sendmsg6,
 	)
 }
 

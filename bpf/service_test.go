@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,19 +22,49 @@ import (
 // the calls: this binary, in the environment of servicesChild.
 const servicesChild = "SLIPSTREAM_TEST_SERVICES"
 
-// What the process in the cgroup asks for. The backends are 127.0.0.2 to 127.0.0.4.
+// asked is what the process in the cgroup asks for. Backends are the first and the two
+// addresses after it.
+type asked struct {
+	service, otherPort, noBackend netip.AddrPort
+	backend                       netip.AddrPort
+}
+
 var (
-	serviceAt = netip.MustParseAddrPort("10.96.0.1:80")
-	otherPort = netip.MustParseAddrPort("10.96.0.1:81")
-	noBackend = netip.MustParseAddrPort("10.96.0.2:80")
+	asked4 = asked{
+		service: netip.MustParseAddrPort("10.96.0.1:80"), otherPort: netip.MustParseAddrPort("10.96.0.1:81"),
+		noBackend: netip.MustParseAddrPort("10.96.0.2:80"), backend: netip.MustParseAddrPort("127.0.0.2:8080"),
+	}
+	asked6 = asked{
+		service: netip.MustParseAddrPort("[fd96::1]:80"), otherPort: netip.MustParseAddrPort("[fd96::1]:81"),
+		noBackend: netip.MustParseAddrPort("[fd96::2]:80"), backend: netip.MustParseAddrPort("[fd97::2]:8080"),
+	}
 )
+
+// mapped is IPv4 by a socket of IPv6.
+func (a asked) mapped() asked {
+	for _, p := range []*netip.AddrPort{&a.service, &a.otherPort, &a.noBackend, &a.backend} {
+		*p = netip.AddrPortFrom(netip.AddrFrom16(p.Addr().As16()), p.Port())
+	}
+	return a
+}
+
+func (a asked) backends() (all []netip.AddrPort) {
+	addr := a.backend.Addr()
+	for range 3 {
+		all = append(all, netip.AddrPortFrom(addr, a.backend.Port()))
+		addr = addr.Next()
+	}
+	return all
+}
 
 func TestMain(m *testing.M) {
 	if os.Getenv(servicesChild) == "" {
 		os.Exit(m.Run())
 	}
-	if err := useServices(); err != nil {
-		fmt.Println(err)
+	for _, a := range []asked{asked4, asked6, asked4.mapped()} {
+		if err := a.use(); err != nil {
+			fmt.Printf("%s %v\n", a.service, err)
+		}
 	}
 	fmt.Println("done")
 }
@@ -77,24 +108,37 @@ func TestServices(t *testing.T) {
 	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := LoadServices(3, 6)
+	// All of a network is local there.
+	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var backends []netip.AddrPort
-	for _, ip := range []string{"127.0.0.2", "127.0.0.3", "127.0.0.4"} {
-		backends = append(backends, netip.AddrPortFrom(netip.MustParseAddr(ip), 8080))
+	if err := netlink.RouteAdd(&netlink.Route{
+		LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
+		Dst: &net.IPNet{IP: asked6.backend.Addr().AsSlice(), Mask: net.CIDRMask(112, 128)},
+	}); err != nil {
+		t.Fatal(err)
 	}
-	for _, b := range []Backends{
-		{Service: serviceAt, Protocol: unix.IPPROTO_TCP, Backends: backends},
-		{Service: serviceAt, Protocol: unix.IPPROTO_UDP, Backends: backends},
-		{Service: noBackend, Protocol: unix.IPPROTO_TCP},
-	} {
-		if err := s.Add(b); err != nil {
-			t.Fatal(err)
+	// Of IPv6 what is local but no device's is not sent from, unless that is allowed.
+	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := LoadServices(6, 12)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []asked{asked4, asked6} {
+		for _, b := range []Backends{
+			{Service: a.service, Protocol: unix.IPPROTO_TCP, Backends: a.backends()},
+			{Service: a.service, Protocol: unix.IPPROTO_UDP, Backends: a.backends()},
+			{Service: a.noBackend, Protocol: unix.IPPROTO_TCP},
+		} {
+			if err := s.Add(b); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	if err := s.Add(Backends{Service: otherPort, Protocol: unix.IPPROTO_TCP}); err == nil {
+	if err := s.Add(Backends{Service: asked4.otherPort, Protocol: unix.IPPROTO_TCP}); err == nil {
 		t.Error("a service more than there is room for")
 	}
 	dir := cgroup(t)
@@ -119,33 +163,36 @@ func TestServices(t *testing.T) {
 	if got := run(dir); got != "done\n" {
 		t.Errorf("in the cgroup: %s", got)
 	}
-	if got, want := run(nil), "tcp: connect: network is unreachable\ndone\n"; got != want {
+	const not = " tcp: connect: network is unreachable\n"
+	if got, want := run(nil), asked4.service.String()+not+asked6.service.String()+not+asked4.mapped().service.String()+not+"done\n"; got != want {
 		t.Errorf("outside of it: %q, want %q", got, want)
 	}
 }
 
-// useServices is what the process does.
-func useServices() error {
-	tcp, err := listenAll(unix.SOCK_STREAM)
+// use is what the process does.
+func (a asked) use() error {
+	tcp, err := a.listen(unix.SOCK_STREAM)
 	if err != nil {
 		return err
 	}
-	udp, err := listenAll(unix.SOCK_DGRAM)
+	defer unix.Close(tcp)
+	udp, err := a.listen(unix.SOCK_DGRAM)
 	if err != nil {
 		return err
 	}
-	service := sockaddrOf(serviceAt)
+	defer unix.Close(udp)
+	service := sockaddrOf(a.service)
 	const n = 300
 	came := make(map[netip.AddrPort]int)
 	for range n {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		fd, err := unix.Socket(a.domain(), unix.SOCK_STREAM, 0)
 		if err != nil {
 			return err
 		}
 		if err := unix.Connect(fd, service); err != nil {
 			return fmt.Errorf("tcp: connect: %w", err)
 		}
-		if peer, err := unix.Getpeername(fd); err != nil || addrPortOf(peer) != serviceAt {
+		if peer, err := unix.Getpeername(fd); err != nil || addrPortOf(peer) != a.service {
 			return fmt.Errorf("tcp: the peer is %v, %w", addrPortOf(peer), err)
 		}
 		got, _, err := unix.Accept(tcp)
@@ -160,7 +207,7 @@ func useServices() error {
 		unix.Close(got)
 		unix.Close(fd)
 	}
-	if err := spread("tcp", came); err != nil {
+	if err := a.spread("tcp", came); err != nil {
 		return err
 	}
 
@@ -168,7 +215,7 @@ func useServices() error {
 	for _, connected := range []bool{true, false} {
 		came, what := make(map[netip.AddrPort]int), fmt.Sprintf("udp, connected %t", connected)
 		for range n {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+			fd, err := unix.Socket(a.domain(), unix.SOCK_DGRAM, 0)
 			if err != nil {
 				return err
 			}
@@ -182,24 +229,24 @@ func useServices() error {
 			if err != nil {
 				return fmt.Errorf("%s: send: %w", what, err)
 			}
-			at, err := answerUDP(udp)
+			at, err := a.answerUDP(udp)
 			if err != nil {
 				return fmt.Errorf("%s: answer: %w", what, err)
 			}
 			came[at]++
 			_, from, err := unix.Recvfrom(fd, make([]byte, 8), 0)
-			if err != nil || addrPortOf(from) != serviceAt {
+			if err != nil || addrPortOf(from) != a.service {
 				return fmt.Errorf("%s: the answer is from %v, %w", what, addrPortOf(from), err)
 			}
 			unix.Close(fd)
 		}
-		if err := spread(what, came); err != nil {
+		if err := a.spread(what, came); err != nil {
 			return err
 		}
 	}
 
-	for _, to := range []netip.AddrPort{otherPort, noBackend} {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	for _, to := range []netip.AddrPort{a.otherPort, a.noBackend} {
+		fd, err := unix.Socket(a.domain(), unix.SOCK_STREAM, 0)
 		if err != nil {
 			return err
 		}
@@ -211,8 +258,16 @@ func useServices() error {
 	return nil
 }
 
-func listenAll(kind int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind, 0)
+func (a asked) domain() int {
+	if a.service.Addr().Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// listen at every address.
+func (a asked) listen(kind int) (int, error) {
+	fd, err := unix.Socket(a.domain(), kind, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -220,7 +275,11 @@ func listenAll(kind int) (int, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return -1, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 8080}); err != nil {
+	all, level, option := netip.IPv4Unspecified(), unix.IPPROTO_IP, unix.IP_PKTINFO
+	if a.service.Addr().Is6() {
+		all, level, option = netip.IPv6Unspecified(), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	if err := unix.Bind(fd, sockaddrOf(netip.AddrPortFrom(all, a.backend.Port()))); err != nil {
 		return -1, err
 	}
 	tv := unix.Timeval{Sec: 10}
@@ -230,11 +289,11 @@ func listenAll(kind int) (int, error) {
 	if kind == unix.SOCK_STREAM {
 		return fd, unix.Listen(fd, 16)
 	}
-	return fd, unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+	return fd, unix.SetsockoptInt(fd, level, option, 1)
 }
 
 // answerUDP sends a datagram back from the address that it came to.
-func answerUDP(fd int) (at netip.AddrPort, err error) {
+func (a asked) answerUDP(fd int) (at netip.AddrPort, err error) {
 	oob := make([]byte, 64)
 	_, n, _, from, err := unix.Recvmsg(fd, make([]byte, 8), oob, 0)
 	if err != nil {
@@ -244,33 +303,45 @@ func answerUDP(fd int) (at netip.AddrPort, err error) {
 	if err != nil || len(messages) != 1 {
 		return at, fmt.Errorf("%d control messages, %w", len(messages), err)
 	}
-	// struct in_pktinfo: the interface, the local address, the header's.
-	ip := netip.AddrFrom4([4]byte(messages[0].Data[8:12]))
-	info := unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: ip.As4()})
-	return netip.AddrPortFrom(ip, 8080), unix.Sendmsg(fd, []byte("answer"), info, from, 0)
+	var ip netip.Addr
+	var info []byte
+	if a.domain() == unix.AF_INET {
+		// struct in_pktinfo: the interface, the local address, the header's.
+		ip = netip.AddrFrom4([4]byte(messages[0].Data[8:12]))
+		info = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: ip.As4()})
+	} else {
+		ip = netip.AddrFrom16([16]byte(messages[0].Data[:16]))
+		info = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: ip.As16()})
+	}
+	return netip.AddrPortFrom(ip, a.backend.Port()), unix.Sendmsg(fd, []byte("answer"), info, from, 0)
 }
 
 // spread checks that about a third came to each backend.
-func spread(what string, came map[netip.AddrPort]int) error {
-	if len(came) != 3 {
-		return fmt.Errorf("%s: came to %v", what, came)
-	}
-	for at, n := range came {
-		if n < 60 || n > 140 {
+func (a asked) spread(what string, came map[netip.AddrPort]int) error {
+	for _, at := range a.backends() {
+		if n := came[at]; n < 60 || n > 140 {
 			return fmt.Errorf("%s: %d came to %s", what, n, at)
 		}
+	}
+	if len(came) != 3 {
+		return fmt.Errorf("%s: came to %v", what, came)
 	}
 	return nil
 }
 
 func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
-	return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
 func addrPortOf(sa unix.Sockaddr) netip.AddrPort {
-	in, ok := sa.(*unix.SockaddrInet4)
-	if !ok {
-		return netip.AddrPort{}
+	switch in := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(in.Addr), uint16(in.Port))
 	}
-	return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port))
+	return netip.AddrPort{}
 }

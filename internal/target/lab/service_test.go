@@ -232,11 +232,11 @@ func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) 
 }
 
 // wireAddress is an address as the map of backends has it.
-func wireAddress(a netip.AddrPort) (raw [8]byte) {
-	ip := a.Addr().As4()
+func wireAddress(a netip.AddrPort) (raw [20]byte) {
+	ip := a.Addr().As16()
 	copy(raw[:], ip[:])
-	binary.BigEndian.PutUint16(raw[4:], a.Port())
-	binary.NativeEndian.PutUint16(raw[6:], unix.IPPROTO_TCP)
+	binary.BigEndian.PutUint16(raw[16:], a.Port())
+	binary.NativeEndian.PutUint16(raw[18:], unix.IPPROTO_TCP)
 	return raw
 }
 
