@@ -18,6 +18,7 @@ spec:
   - {name: many, path: {service: {mode: ebpf, backends: 16000, services: 100}}}
   workloads:
   - {name: new, connect: {duration: 1s}}
+  - {name: datagrams, pingpong: {protocol: udp, ip: 6, duration: 1s}}
 `
 
 func TestServices(t *testing.T) {
@@ -56,8 +57,12 @@ func TestServiceErrors(t *testing.T) {
 		{"16000", "0", "spec.variants[1].path.service.backends: must be at least 1, is 0"},
 		{"services: 100}", "services: 0}", "spec.variants[1].path.service.services: must be at least 1, is 0"},
 		{"services: 100}", "services: 10001}", "spec.variants[1].path.service.services: must be at most 10000, is 10001"},
-		{"connect: {", "connect: {ip: 6, ", "spec.workloads[0].connect.ip: must be 4 where a variant has the path service: those of a lab are of IPv4"},
-		{"connect: {", "stream: {protocol: udp, ", "spec.workloads[0].stream.protocol: must be tcp where a variant has the path service: those of a lab are of TCP"},
+		{"udp, ip: 6", "udp, tool: qperf", "spec.variants[0]: qperf opens a second port on its server"},
+		{"connect: {", "stream: {protocol: udp, tool: iperf3, ", "spec.variants[0]: iperf3 answers datagrams from its pod's first address"},
+		{
+			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",
+			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, and a backend of a lab's service is another, from which alone the client takes answers; choose native",
+		},
 		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; a cluster has services of its own"},
 	} {
 		text := strings.Replace(services, c.old, c.new, 1)

@@ -153,7 +153,7 @@ func (r *reader) experiment(e *Experiment) {
 		r.name(path+".name", s.Workloads[i].Name, seen)
 		r.workload(path, &s.Workloads[i])
 		if t := s.Workloads[i].Traffic(); t != nil {
-			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, Path{}, t)
+			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
 		}
 	}
 	if r.given("spec.variants") && len(s.Variants) == 0 {
@@ -164,9 +164,6 @@ func (r *reader) experiment(e *Experiment) {
 		path := fmt.Sprintf("spec.variants[%d]", i)
 		r.name(path+".name", s.Variants[i].Name, seen)
 		r.variant(path, e, &s.Variants[i])
-	}
-	if s.Target.Lab != nil && slices.ContainsFunc(s.Variants, func(v Variant) bool { return e.PathOf(v).Service != nil }) {
-		r.served(e)
 	}
 	r.balanced(e)
 	if r.given("spec.baseline") {
@@ -348,23 +345,6 @@ func (r *reader) service(path string, on Target, s *Service) {
 	}
 	if r.set(path + ".services") {
 		r.between(path+".services", s.Services, 1, 10000)
-	}
-}
-
-// served checks that the services of a lab can carry every workload.
-func (r *reader) served(e *Experiment) {
-	for i, w := range e.Spec.Workloads {
-		t := w.Traffic()
-		if t == nil {
-			continue // noted at the workload
-		}
-		at := fmt.Sprintf("spec.workloads[%d].%s", i, w.Kind())
-		if t.IP == 6 {
-			r.fail(at+".ip", "must be 4 where a variant has the path service: those of a lab are of IPv4")
-		}
-		if t.Protocol == "udp" {
-			r.fail(at+".protocol", "must be tcp where a variant has the path service: those of a lab are of TCP")
-		}
 	}
 }
 
@@ -556,8 +536,8 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 	r.accelerators(path, e.PathOf(*v), v.Accelerate)
 	r.tools(path+".tools", e, e.PathOf(*v), v.Tools)
 	for _, w := range e.Spec.Workloads {
-		if t := w.Traffic(); t != nil && t.Tool == ToolQperf && v.Tools[w.Name] == "" {
-			r.toolFits(path, t.Tool, e, e.PathOf(*v), t)
+		if t := w.Traffic(); t != nil && v.Tools[w.Name] == "" {
+			r.toolServed(path, t.Tool, e, e.PathOf(*v), t)
 		}
 	}
 	if r.set(path + ".versus") {
@@ -671,15 +651,24 @@ func (r *reader) cpus(path, cpus string) {
 	}
 }
 
-// toolFits checks that a tool can work where a variant runs, and with a page.
-func (r *reader) toolFits(path, tool string, e *Experiment, on Path, t *Traffic) {
+// toolFits checks that a tool can work on a target, and with a page.
+func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
 	case tool == ToolLatte && e.Spec.Target.Lab != nil:
 		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux; choose native, sockperf or qperf")
-	case tool == ToolQperf && on.Service != nil:
-		r.fail(path, "qperf opens a second port on its server, where a service does not lead to; choose another tool")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab asks for one object, and loads no page")
+	}
+}
+
+// toolServed checks that a tool can work by way of a service, where a variant does.
+func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffic) {
+	switch {
+	case on.Service == nil:
+	case tool == ToolQperf:
+		r.fail(path, "qperf opens a second port on its server, where a service does not lead to; choose another tool")
+	case e.Spec.Target.Lab != nil && t.Protocol == "udp" && tool != ToolNative:
+		r.fail(path, "%s answers datagrams from its pod's first address, and a backend of a lab's service is another, from which alone the client takes answers; choose %s", tool, ToolNative)
 	}
 }
 
@@ -704,7 +693,8 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 			continue // noted at the workload
 		}
 		r.oneOf(at, tool, toolsOf(w.Kind())...)
-		r.toolFits(at, tool, e, on, t)
+		r.toolFits(at, tool, e, t)
+		r.toolServed(at, tool, e, on, t)
 		low, high := sizesOf(w.Kind(), tool, t)
 		ownLow, ownHigh := sizesOf(w.Kind(), t.Tool, t)
 		size := int(t.Size)

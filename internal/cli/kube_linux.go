@@ -88,7 +88,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 	return &kubeTarget{cluster: cluster, config: config, process: p}, nil
 }
 
-func (t *kubeTarget) Network(ctx context.Context, _ experiment.Fabric, pods int, _ []target.Seat) (experiment.Network, error) {
+func (t *kubeTarget) Network(ctx context.Context, _ experiment.Fabric, pods int, _ target.Served) (experiment.Network, error) {
 	t.config.Pods = pods
 	t.config.Note(fmt.Sprintf("clients go to node %s, servers to node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
 	up, err := t.cluster.Up(ctx, t.config)

@@ -61,14 +61,16 @@ func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
 	return &labTarget{spec: spec, process: p}
 }
 
-func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, servers []target.Seat) (experiment.Network, error) {
+func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
 	t.made++
 	config := lab.Config{
 		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: t.spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
-		config.Services = &lab.Services{Mode: s.Mode, Servers: servers, Backends: s.Backends, Total: max(s.Services, len(servers))}
+		config.Services = &lab.Services{
+			Mode: s.Mode, Servers: served.Seats, Backends: s.Backends, Total: max(s.Services, len(served.Seats)), Transports: served.Transports,
+		}
 	}
 	if b := f.Balancer; b.Backends > 0 {
 		config.Balancer = &lab.Balancer{Backends: b.Backends, Proxy: b.Proxy, NICs: b.NICs, Pairs: f.Pairs}

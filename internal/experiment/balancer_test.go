@@ -77,8 +77,8 @@ type balancerTarget struct {
 	asked []string
 }
 
-func (b *balancerTarget) Network(ctx context.Context, f Fabric, pods int, servers []target.Seat) (Network, error) {
-	n, err := b.fakeTarget.Network(ctx, f, pods, servers)
+func (b *balancerTarget) Network(ctx context.Context, f Fabric, pods int, served target.Served) (Network, error) {
+	n, err := b.fakeTarget.Network(ctx, f, pods, served)
 	return &balancerNetwork{n.(*fakeNetwork), b, f}, err
 }
 

@@ -16,8 +16,8 @@ import (
 type Target interface {
 	// Network makes nodes joined by NICs of a profile, with pods behind an
 	// overlay of a shape, so many on each node, and the fabric's services in front of
-	// the servers.
-	Network(ctx context.Context, f Fabric, pods int, servers []target.Seat) (Network, error)
+	// those that are served.
+	Network(ctx context.Context, f Fabric, pods int, served target.Served) (Network, error)
 }
 
 // Network is nodes and pods. It goes, and leaves nothing, with Close.

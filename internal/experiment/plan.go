@@ -169,15 +169,20 @@ func (p *Plan) podsOf(f Fabric) int {
 	return p.Pods
 }
 
-// servers are the seats in a fabric that are reached by way of a service, in the order
-// of the pairs.
-func (p *Plan) servers(f Fabric) []target.Seat {
-	var all []target.Seat
+// served are the seats in a fabric that are reached by way of a service, in the order
+// of the pairs, and what they are reached by.
+func (p *Plan) served(f Fabric) (all target.Served) {
 	for _, c := range p.Cells {
+		if !c.Service || c.Fabric != f {
+			continue
+		}
+		traffic := c.Workload.Traffic()
+		if by := (target.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
+			all.Transports = append(all.Transports, by)
+		}
 		for i := range c.Pairs {
-			_, server := c.ends(i, p.exp.Nodes())
-			if c.Service && c.Fabric == f && !slices.Contains(all, server) {
-				all = append(all, server)
+			if _, server := c.ends(i, p.exp.Nodes()); !slices.Contains(all.Seats, server) {
+				all.Seats = append(all.Seats, server)
 			}
 		}
 	}
@@ -293,7 +298,7 @@ func (p *Plan) services(f Fabric) string {
 	if f.Service.Mode == "" {
 		return ""
 	}
-	servers := len(p.servers(f))
+	servers := len(p.served(f).Seats)
 	return fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", f.Service.Mode, servers, f.Service.Backends, max(servers, f.Service.Services))
 }
 

@@ -289,7 +289,7 @@ func (k workerKey) use() target.Use {
 }
 
 func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
-	up, err := t.Network(ctx, f, p.podsOf(f), p.servers(f))
+	up, err := t.Network(ctx, f, p.podsOf(f), p.served(f))
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func newFake(nodes int) *fakeTarget {
 	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }}
 }
 
-func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int, _ []target.Seat) (Network, error) {
+func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int, _ target.Served) (Network, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open++

@@ -11,7 +11,7 @@ import (
 )
 
 // Services of a lab are on networks of their own, in front of the servers of the pairs
-// that go by way of them.
+// that go by way of them, and for what those have.
 func TestServices(t *testing.T) {
 	exp, err := v1alpha1.Parse("x", []byte(`apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
@@ -26,18 +26,22 @@ spec:
   workloads:
   - {name: new, connect: {duration: 1s}}
   - {name: more, connect: {duration: 1s}, pairs: [1, 3]}
+  - {name: datagrams, pingpong: {protocol: udp, ip: 6, duration: 1s}}
 `), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := New(exp)
-	got := make(map[string][]target.Seat)
+	got := make(map[string]target.Served)
 	for _, f := range p.Fabrics {
-		got[f.String()] = p.servers(f)
+		got[f.String()] = p.served(f)
 	}
-	seats := []target.Seat{{Node: 1, Pod: 0}, {Node: 0, Pod: 1}, {Node: 2, Pod: 1}}
-	if diff := cmp.Diff(map[string][]target.Seat{
-		"network flannel-full": nil, "network flannel-full-ebpf-1-1": seats, "network flannel-full-ebpf-100-7": seats,
+	served := target.Served{
+		Seats:      []target.Seat{{Node: 1, Pod: 0}, {Node: 0, Pod: 1}, {Node: 2, Pod: 1}},
+		Transports: []target.Transport{{IP: 4, Protocol: "tcp"}, {IP: 6, Protocol: "udp"}},
+	}
+	if diff := cmp.Diff(map[string]target.Served{
+		"network flannel-full": {}, "network flannel-full-ebpf-1-1": served, "network flannel-full-ebpf-100-7": served,
 	}, got); diff != "" {
 		t.Errorf("servers (-want +got):\n%s", diff)
 	}

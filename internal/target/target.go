@@ -77,6 +77,20 @@ type Seat struct {
 	Pod  int `json:"pod"`
 }
 
+// Transport is what carries traffic, as far as a service in front of it differs by it.
+type Transport struct {
+	// IP is the version, 4 or 6, and Protocol is "tcp" or "udp".
+	IP       int    `json:"ip"`
+	Protocol string `json:"protocol"`
+}
+
+// Served are the pods of a network that have services in front of them, and what is
+// asked of those. There are none where there are no services.
+type Served struct {
+	Seats      []Seat
+	Transports []Transport
+}
+
 // AddrPort is the service's address of a version of IP, 4 or 6.
 func (s Service) AddrPort(version int) netip.AddrPort {
 	if version == 6 {

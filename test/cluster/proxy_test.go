@@ -15,30 +15,31 @@ import (
 )
 
 // proxied are the services of the rules that a lab is tested to load
-// (internal/target/lab/testdata), as kube-proxy is told of them.
+// (internal/target/lab/testdata), as kube-proxy is told of them. The cluster has IPv4
+// alone.
 const proxied = `
 apiVersion: v1
 kind: Service
 metadata: {name: server-0}
-spec: {clusterIP: 10.96.1.0, ports: [{name: traffic, port: 7465}]}
+spec: {clusterIP: 10.96.1.0, ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: server-0, labels: {kubernetes.io/service-name: server-0}}
 addressType: IPv4
-ports: [{name: traffic, port: 7465}]
+ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
 endpoints: [{addresses: [10.136.1.0]}, {addresses: [10.136.1.1]}, {addresses: [10.136.1.2]}]
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: other-1}
-spec: {clusterIP: 10.96.1.1, ports: [{name: traffic, port: 7465}]}
+spec: {clusterIP: 10.96.1.1, ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: other-1, labels: {kubernetes.io/service-name: other-1}}
 addressType: IPv4
-ports: [{name: traffic, port: 7465}]
+ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
 endpoints: [{addresses: [10.136.0.2]}]
 `
 
@@ -55,7 +56,7 @@ func testProxy(t *testing.T, c *Cluster) {
 	if c.config.Proxy == NFTables {
 		loads, shows = "nft -f -", []string{"nft", "list", "table", "ip", "kube-proxy"}
 	}
-	rules, err := os.ReadFile(filepath.Join("../../internal/target/lab/testdata", c.config.Proxy+".txt"))
+	rules, err := os.ReadFile(filepath.Join("../../internal/target/lab/testdata", c.config.Proxy+"4.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,8 +77,10 @@ func testProxy(t *testing.T, c *Cluster) {
 		for chain, rules := range want {
 			got := all[chain]
 			if slices.Contains([]string{"PREROUTING", "OUTPUT", "POSTROUTING", "KUBE-SERVICES"}, chain) || strings.HasPrefix(chain, "map ") || strings.HasPrefix(chain, "set ") {
-				// Those of others are there too.
+				// Those of others are there too, and those of services in any order.
 				got = slices.DeleteFunc(slices.Clone(got), func(rule string) bool { return !slices.Contains(rules, rule) })
+				rules = slices.Sorted(slices.Values(rules))
+				slices.Sort(got)
 			}
 			if diff := cmp.Diff(rules, got); diff != "" {
 				differ = append(differ, fmt.Sprintf("%s (-lab +kube-proxy):\n%s", chain, diff))

@@ -68,8 +68,9 @@ func makeTranslation(c Config, services []service) error {
 		return err
 	}
 	defer programs.Close() // the cgroup holds them then
+	numbers := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 	for _, s := range services {
-		if err := programs.Add(bpf.Backends{Service: s.address, Protocol: unix.IPPROTO_TCP, Backends: s.backends}); err != nil {
+		if err := programs.Add(bpf.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
 			return err
 		}
 	}

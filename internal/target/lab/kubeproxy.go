@@ -15,12 +15,25 @@ import (
 // pkg/proxy/nftables/proxier.go. What the lab's own table has already for every node
 // is left out (see filter.go): the rules of KUBE-FORWARD.
 
-// What the services of a lab have in common.
-const (
-	serviceNamespace = "slipstream"
-	servicePortName  = "traffic"
-	protocol         = "tcp"
-)
+// serviceNamespace is that of a lab's services. Their ports have the names of protocols.
+const serviceNamespace = "slipstream"
+
+// version is what kube-proxy's rules for an IP version differ in. It writes those of
+// each by itself.
+type version struct {
+	// cluster has all pods, and clusterIPs all services.
+	cluster, clusterIPs netip.Prefix
+	// restore loads rules of iptables. notLocal keeps node ports from localhost, where
+	// kube-proxy does unless told otherwise.
+	restore, notLocal string
+	// ip is what nftables calls the version, and address one of its addresses.
+	ip, address string
+}
+
+var versions = map[int]version{
+	4: {servedCluster4, clusterIPs4, "iptables-restore", "", "ip", "ipv4_addr"},
+	6: {cluster6, clusterIPs6, "ip6tables-restore", " ! -d ::1/128", "ip6", "ipv6_addr"},
+}
 
 // largeCluster is the number of endpoints from which on chains have no comments.
 const largeCluster = 1000
@@ -32,8 +45,10 @@ func hash(parts ...string) string {
 }
 
 // iptablesRules is input for iptables-restore --noflush, which replaces the chains that
-// are named in it: of services that have changed all of theirs, of the others none.
+// are named in it: of services that have changed all of theirs, of the others none. All
+// are of one version of IP.
 func iptablesRules(services, changed []service) []byte {
+	v := versions[services[0].transport.IP]
 	endpoints := 0
 	for _, s := range services {
 		endpoints += len(s.backends)
@@ -58,7 +73,7 @@ func iptablesRules(services, changed []service) []byte {
 	for _, s := range changed {
 		chain, name := s.iptablesChain(), s.portName()
 		fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
-		fmt.Fprintf(&rules, "-A %s %s ! -s %s -j KUBE-MARK-MASQ\n", chain, s.iptablesMatch(), servedCluster4)
+		fmt.Fprintf(&rules, "-A %s %s ! -s %s -j KUBE-MARK-MASQ\n", chain, s.iptablesMatch(), v.cluster)
 		for i, b := range s.backends {
 			chance := ""
 			if left := len(s.backends) - i; left > 1 {
@@ -70,11 +85,11 @@ func iptablesRules(services, changed []service) []byte {
 			endpoint := s.iptablesEndpoint(b)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", endpoint)
 			fmt.Fprintf(&rules, "-A %s%s -s %s -j KUBE-MARK-MASQ\n", endpoint, comment(name), b.Addr())
-			fmt.Fprintf(&rules, "-A %s%s -m %[3]s -p %[3]s -j DNAT --to-destination %s\n", endpoint, comment(name), protocol, b)
+			fmt.Fprintf(&rules, "-A %s%s -m %[3]s -p %[3]s -j DNAT --to-destination %s\n", endpoint, comment(name), s.transport.Protocol, b)
 		}
 	}
 	fmt.Fprintf(&rules, "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\" "+
-		"-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n")
+		"-m addrtype --dst-type LOCAL%s -j KUBE-NODEPORTS\n", v.notLocal)
 	return bytes.Join([][]byte{
 		[]byte("*filter\n:KUBE-SERVICES - [0:0]\n:KUBE-EXTERNAL-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n*nat\n"),
 		chains.Bytes(), rules.Bytes(), []byte("COMMIT\n"),
@@ -105,83 +120,92 @@ func iptablesJumps() []byte {
 }
 
 // portName is the name of a service's port in comments and hashes.
-func (s service) portName() string { return serviceNamespace + "/" + s.name + ":" + servicePortName }
+func (s service) portName() string {
+	return serviceNamespace + "/" + s.name + ":" + s.transport.Protocol
+}
 
 func (s service) iptablesMatch() string {
-	return fmt.Sprintf("-m comment --comment \"%s cluster IP\" -m %[2]s -p %[2]s -d %s --dport %d", s.portName(), protocol, s.address.Addr(), s.address.Port())
+	return fmt.Sprintf("-m comment --comment \"%s cluster IP\" -m %[2]s -p %[2]s -d %s --dport %d", s.portName(), s.transport.Protocol, s.address.Addr(), s.address.Port())
 }
 
-func (s service) iptablesChain() string { return "KUBE-SVC-" + hash(s.portName(), protocol)[:16] }
+func (s service) iptablesChain() string {
+	return "KUBE-SVC-" + hash(s.portName(), s.transport.Protocol)[:16]
+}
 
 func (s service) iptablesEndpoint(b netip.AddrPort) string {
-	return "KUBE-SEP-" + hash(s.portName(), protocol, b.String())[:16]
+	return "KUBE-SEP-" + hash(s.portName(), s.transport.Protocol, b.String())[:16]
 }
 
-// nftablesTable has what kube-proxy's table has before there is a service, but for the
+// nftablesTable makes what kube-proxy's table has before there is a service, but for the
 // address of the node as one with node ports, which no service has.
-const nftablesTable = `add table ip kube-proxy { comment "rules for kube-proxy" ; }
-add chain ip kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
-add chain ip kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
-add chain ip kube-proxy filter-input { type filter hook input priority 0 ; }
-add chain ip kube-proxy filter-forward { type filter hook forward priority 0 ; }
-add chain ip kube-proxy filter-output { type filter hook output priority 0 ; }
-add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }
-add chain ip kube-proxy nat-output { type nat hook output priority -100 ; }
-add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 100 ; }
-add chain ip kube-proxy nodeport-endpoints-check
-add chain ip kube-proxy service-endpoints-check
-add chain ip kube-proxy firewall-check
-add chain ip kube-proxy cluster-ips-check
-add chain ip kube-proxy services
-add chain ip kube-proxy masquerading
-add chain ip kube-proxy mark-for-masquerade
-add chain ip kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
-add rule ip kube-proxy filter-input ct state new jump nodeport-endpoints-check
-add rule ip kube-proxy filter-input ct state new jump service-endpoints-check
-add rule ip kube-proxy filter-forward ct state new jump service-endpoints-check
-add rule ip kube-proxy filter-output ct state new jump service-endpoints-check
-add rule ip kube-proxy filter-prerouting-pre-dnat ct state new jump firewall-check
-add rule ip kube-proxy filter-output-pre-dnat ct state new jump firewall-check
-add rule ip kube-proxy nat-output jump services
-add rule ip kube-proxy nat-prerouting jump services
-add rule ip kube-proxy nat-postrouting jump masquerading
-add rule ip kube-proxy filter-forward ct state new jump cluster-ips-check
-add rule ip kube-proxy filter-output ct state new jump cluster-ips-check
-add rule ip kube-proxy mark-for-masquerade mark set mark or 0x4000
-add rule ip kube-proxy masquerading mark and 0x4000 == 0 return
-add rule ip kube-proxy masquerading mark set mark xor 0x4000
-add rule ip kube-proxy masquerading masquerade fully-random
-add set ip kube-proxy cluster-ips { type ipv4_addr ; comment "Active ClusterIPs" ; }
-add rule ip kube-proxy cluster-ips-check ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"
-add rule ip kube-proxy cluster-ips-check ip daddr { 10.96.0.0/12 } drop comment "Drop traffic to unallocated ClusterIPs"
-add set ip kube-proxy nodeport-ips { type ipv4_addr ; comment "IPs that accept NodePort traffic" ; }
-add map ip kube-proxy no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict ; }
-add map ip kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; }
-add rule ip kube-proxy reject-chain reject
-add rule ip kube-proxy service-endpoints-check ip daddr . meta l4proto . th dport vmap @no-endpoint-services
-add rule ip kube-proxy nodeport-endpoints-check ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
-add map ip kube-proxy firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
-add rule ip kube-proxy firewall-check ip daddr . meta l4proto . th dport vmap @firewall-ips
-add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
-add map ip kube-proxy service-nodeports { type inet_proto . inet_service : verdict ; }
-add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips
-add rule ip kube-proxy services ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
+func nftablesTable(v version) []byte {
+	return []byte(strings.NewReplacer("$ip", v.ip, "$address", v.address, "$services", v.clusterIPs.String()).Replace(nftablesText))
+}
+
+const nftablesText = `add table $ip kube-proxy { comment "rules for kube-proxy" ; }
+add chain $ip kube-proxy filter-prerouting-pre-dnat { type filter hook prerouting priority -110 ; }
+add chain $ip kube-proxy filter-output-pre-dnat { type filter hook output priority -110 ; }
+add chain $ip kube-proxy filter-input { type filter hook input priority 0 ; }
+add chain $ip kube-proxy filter-forward { type filter hook forward priority 0 ; }
+add chain $ip kube-proxy filter-output { type filter hook output priority 0 ; }
+add chain $ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }
+add chain $ip kube-proxy nat-output { type nat hook output priority -100 ; }
+add chain $ip kube-proxy nat-postrouting { type nat hook postrouting priority 100 ; }
+add chain $ip kube-proxy nodeport-endpoints-check
+add chain $ip kube-proxy service-endpoints-check
+add chain $ip kube-proxy firewall-check
+add chain $ip kube-proxy cluster-ips-check
+add chain $ip kube-proxy services
+add chain $ip kube-proxy masquerading
+add chain $ip kube-proxy mark-for-masquerade
+add chain $ip kube-proxy reject-chain { comment "helper for @no-endpoint-services / @no-endpoint-nodeports" ; }
+add rule $ip kube-proxy filter-input ct state new jump nodeport-endpoints-check
+add rule $ip kube-proxy filter-input ct state new jump service-endpoints-check
+add rule $ip kube-proxy filter-forward ct state new jump service-endpoints-check
+add rule $ip kube-proxy filter-output ct state new jump service-endpoints-check
+add rule $ip kube-proxy filter-prerouting-pre-dnat ct state new jump firewall-check
+add rule $ip kube-proxy filter-output-pre-dnat ct state new jump firewall-check
+add rule $ip kube-proxy nat-output jump services
+add rule $ip kube-proxy nat-prerouting jump services
+add rule $ip kube-proxy nat-postrouting jump masquerading
+add rule $ip kube-proxy filter-forward ct state new jump cluster-ips-check
+add rule $ip kube-proxy filter-output ct state new jump cluster-ips-check
+add rule $ip kube-proxy mark-for-masquerade mark set mark or 0x4000
+add rule $ip kube-proxy masquerading mark and 0x4000 == 0 return
+add rule $ip kube-proxy masquerading mark set mark xor 0x4000
+add rule $ip kube-proxy masquerading masquerade fully-random
+add set $ip kube-proxy cluster-ips { type $address ; comment "Active ClusterIPs" ; }
+add rule $ip kube-proxy cluster-ips-check $ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"
+add rule $ip kube-proxy cluster-ips-check $ip daddr { $services } drop comment "Drop traffic to unallocated ClusterIPs"
+add set $ip kube-proxy nodeport-ips { type $address ; comment "IPs that accept NodePort traffic" ; }
+add map $ip kube-proxy no-endpoint-services { type $address . inet_proto . inet_service : verdict ; }
+add map $ip kube-proxy no-endpoint-nodeports { type inet_proto . inet_service : verdict ; }
+add rule $ip kube-proxy reject-chain reject
+add rule $ip kube-proxy service-endpoints-check $ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+add rule $ip kube-proxy nodeport-endpoints-check $ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
+add map $ip kube-proxy firewall-ips { type $address . inet_proto . inet_service : verdict ; }
+add rule $ip kube-proxy firewall-check $ip daddr . meta l4proto . th dport vmap @firewall-ips
+add map $ip kube-proxy service-ips { type $address . inet_proto . inet_service : verdict ; }
+add map $ip kube-proxy service-nodeports { type inet_proto . inet_service : verdict ; }
+add rule $ip kube-proxy services $ip daddr . meta l4proto . th dport vmap @service-ips
+add rule $ip kube-proxy services $ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
 `
 
-// nftablesRules is a transaction for nft -f that writes the chain of a service anew,
-// and those of some of its backends: a backend that stays has its own already.
-func nftablesRules(s service, fresh []netip.AddrPort) []byte {
+// nftablesRules is a transaction for nft -f that writes the chains of a service anew:
+// its own, and those of all its backends, however few of them have changed.
+func nftablesRules(s service) []byte {
 	var b bytes.Buffer
-	const add = "add chain ip kube-proxy %s\nflush chain ip kube-proxy %[1]s\n"
-	chain := s.nftablesChain()
-	fmt.Fprintf(&b, add, chain)
-	for _, to := range fresh {
-		fmt.Fprintf(&b, add, s.nftablesEndpoint(to))
+	v, protocol, chain := versions[s.transport.IP], s.transport.Protocol, s.nftablesChain()
+	table := v.ip + " kube-proxy"
+	add := func(chain string) { fmt.Fprintf(&b, "add chain %s %s\nflush chain %[1]s %[2]s\n", table, chain) }
+	add(chain)
+	for _, to := range s.backends {
+		add(s.nftablesEndpoint(to))
 	}
-	fmt.Fprintf(&b, "add element ip kube-proxy cluster-ips { %s }\n", s.address.Addr())
-	fmt.Fprintf(&b, "add element ip kube-proxy service-ips { %s . %s . %d : goto %s }\n", s.address.Addr(), protocol, s.address.Port(), chain)
-	fmt.Fprintf(&b, "add rule ip kube-proxy %s ip daddr %s ip saddr != %s jump mark-for-masquerade\n", chain, s.address.Addr(), servedCluster4)
-	fmt.Fprintf(&b, "add rule ip kube-proxy %s numgen random mod %d vmap {", chain, len(s.backends))
+	fmt.Fprintf(&b, "add element %s cluster-ips { %s }\n", table, s.address.Addr())
+	fmt.Fprintf(&b, "add element %s service-ips { %s . %s . %d : goto %s }\n", table, s.address.Addr(), protocol, s.address.Port(), chain)
+	fmt.Fprintf(&b, "add rule %s %s %s daddr %s %[3]s saddr != %[5]s jump mark-for-masquerade\n", table, chain, v.ip, s.address.Addr(), v.cluster)
+	fmt.Fprintf(&b, "add rule %s %s numgen random mod %d vmap {", table, chain, len(s.backends))
 	for i, to := range s.backends {
 		separator := ","
 		if i == 0 {
@@ -190,20 +214,25 @@ func nftablesRules(s service, fresh []netip.AddrPort) []byte {
 		fmt.Fprintf(&b, "%s %d : goto %s", separator, i, s.nftablesEndpoint(to))
 	}
 	b.WriteString(" }\n")
-	for _, to := range fresh {
+	for _, to := range s.backends {
 		endpoint := s.nftablesEndpoint(to)
-		fmt.Fprintf(&b, "add rule ip kube-proxy %s ip saddr %s jump mark-for-masquerade\n", endpoint, to.Addr())
-		fmt.Fprintf(&b, "add rule ip kube-proxy %s meta l4proto %s dnat to %s\n", endpoint, protocol, to)
+		fmt.Fprintf(&b, "add rule %s %s %s saddr %s jump mark-for-masquerade\n", table, endpoint, v.ip, to.Addr())
+		fmt.Fprintf(&b, "add rule %s %s meta l4proto %s dnat to %s\n", table, endpoint, protocol, to)
 	}
 	return b.Bytes()
 }
 
-func (s service) nftablesChain() string {
-	return "service-" + nftablesName(fmt.Sprintf("%s/%s/%s/%s", serviceNamespace, s.name, protocol, servicePortName))
-}
+func (s service) nftablesChain() string { return "service-" + nftablesName(s.nftablesPort()) }
 
 func (s service) nftablesEndpoint(b netip.AddrPort) string {
-	return "endpoint-" + nftablesName(fmt.Sprintf("%s/%s/%s/%s__%s/%d", serviceNamespace, s.name, protocol, servicePortName, b.Addr(), b.Port()))
+	// The name of a chain may have no colon.
+	ip := strings.ReplaceAll(b.Addr().String(), ":", ".")
+	return "endpoint-" + nftablesName(fmt.Sprintf("%s__%s/%d", s.nftablesPort(), ip, b.Port()))
+}
+
+// nftablesPort is the name of a service's port in chains' names.
+func (s service) nftablesPort() string {
+	return fmt.Sprintf("%s/%s/%[3]s/%[3]s", serviceNamespace, s.name, s.transport.Protocol)
 }
 
 func nftablesName(name string) string { return hash(name)[:8] + "-" + name }

@@ -46,8 +46,9 @@ type pod struct {
 	// ns is its namespace, veth the node's end of its link.
 	ns, veth string
 	mac      net.HardwareAddr
-	// backends are addresses at which the pod answers beside its own, if any.
-	backends netip.Prefix
+	// backends are addresses at which the pod answers beside its own, by the version of
+	// IP, if any.
+	backends map[int]netip.Prefix
 }
 
 // switchNS is the namespace of the switch that joins the nodes of a lab.

@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if len(os.Args) == 4 && os.Args[1] == dialer {
-		if err := dialService(os.Args[2], os.Args[3]); err != nil {
+	if len(os.Args) == 5 && os.Args[1] == dialer {
+		if err := dialService(os.Args[2], os.Args[3], os.Args[4]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -68,7 +68,7 @@ func TestMain(m *testing.M) {
 	c := config(name)
 	c.Shape = cmp.Or(os.Getenv(childShape), c.Shape)
 	if mode := os.Getenv(childMode); mode != "" {
-		c.Services = &Services{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}}
+		c.Services = &Services{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}, Transports: []target.Transport{tcp4}}
 	}
 	if proxy := os.Getenv(childProxy); proxy != "" {
 		balanced(proxy, 1)(&c)

@@ -40,18 +40,21 @@ type Services struct {
 	// Total of all services, those of the servers among them. The others have one
 	// backend each, the address of the first server.
 	Total int `json:"total"`
+	// Transports that each of them is for. There are rules for these, and for no other.
+	Transports []target.Transport `json:"transports"`
 }
 
 // The addresses of a lab with services. A node has room for the backends of its
-// servers behind the pods' addresses; ClusterIPs are in the range that Kubernetes has
-// unless told otherwise.
+// servers behind the pods' addresses, of IPv6 without more ado; ClusterIPs of IPv4 are in
+// the range that Kubernetes has unless told otherwise.
 var (
 	servedCluster4 = netip.MustParsePrefix("10.128.0.0/9")
-	clusterIPs     = netip.MustParsePrefix("10.96.0.0/12")
+	clusterIPs4    = netip.MustParsePrefix("10.96.0.0/12")
+	clusterIPs6    = netip.MustParsePrefix("fd73:6c69:7002::/108") // as large as Kubernetes lets it be
 )
 
 const (
-	// servedBits is the length of a node's prefix: 524,288 addresses.
+	// servedBits is the length of a node's prefix of IPv4: 524,288 addresses.
 	servedBits = 13
 	// servicePort is where services are, and where their backends listen.
 	servicePort = 7465
@@ -75,8 +78,15 @@ func (s *Services) validate(c Config) error {
 		return fail("no pod has a service in front of it")
 	case s.Backends < 1:
 		return fail("backends must be at least 1, are %d", s.Backends)
+	case len(s.Transports) == 0:
+		return fail("none is for a transport")
 	case s.Total < len(s.Servers) || s.Total > 1<<16:
 		return fail("must be %d (one a server) to %d in all, are %d", len(s.Servers), 1<<16, s.Total)
+	}
+	for i, t := range s.Transports {
+		if versions[t.IP].ip == "" || t.Protocol != "tcp" && t.Protocol != "udp" || slices.Contains(s.Transports[:i], t) {
+			return fail("must each be of IP version 4 or 6 and of tcp or udp, once, are %v", s.Transports)
+		}
 	}
 	seen := make(map[target.Seat]bool)
 	for _, at := range s.Servers {
@@ -87,6 +97,9 @@ func (s *Services) validate(c Config) error {
 			return fail("node%d/pod%d is a server twice", at.Node, at.Pod)
 		}
 		seen[at] = true
+	}
+	if !slices.Contains(s.versions(), 4) {
+		return nil // a node's prefix of IPv6 has room for all
 	}
 	// A node's first block has its pods, and the last its broadcast address.
 	room := 1<<(32-servedBits)/block(s.Backends) - 2
@@ -105,6 +118,16 @@ func (s *Services) validate(c Config) error {
 	return nil
 }
 
+// versions of IP that services are of.
+func (s *Services) versions() (all []int) {
+	for _, ip := range []int{4, 6} {
+		if slices.ContainsFunc(s.Transports, func(t target.Transport) bool { return t.IP == ip }) {
+			all = append(all, ip)
+		}
+	}
+	return all
+}
+
 // block is how many addresses are set aside for a server with so many backends: as
 // many as a prefix has.
 func block(backends int) int {
@@ -118,13 +141,14 @@ func servedPods(i int) netip.Prefix {
 
 // plus is the address n after a.
 func plus(a netip.Addr, n int) netip.Addr {
-	raw := a.As4()
-	for i := 3; i >= 0 && n > 0; i-- {
+	raw := a.AsSlice()
+	for i := len(raw) - 1; i >= 0 && n > 0; i-- {
 		n += int(raw[i])
 		raw[i] = byte(n)
 		n >>= 8
 	}
-	return netip.AddrFrom4(raw)
+	a, _ = netip.AddrFromSlice(raw) // of a length that it just had
+	return a
 }
 
 // serve puts services in front of the pods of a layout.
@@ -133,38 +157,52 @@ func (s *Services) serve(nodes []node) {
 	for i, at := range s.Servers {
 		used[at.Node]++
 		size := block(s.Backends)
-		p := &nodes[at.Node].pods[at.Pod]
-		p.backends = netip.PrefixFrom(plus(nodes[at.Node].pods4.Addr(), used[at.Node]*size), 33-bits.Len(uint(size)))
-		p.place.Service = target.Service{IPv4: clusterIP(i), Port: servicePort, Everywhere: true}
+		n := &nodes[at.Node]
+		p := &n.pods[at.Pod]
+		p.backends = make(map[int]netip.Prefix)
+		p.place.Service = target.Service{Port: servicePort, Everywhere: true}
+		for _, ip := range s.versions() {
+			first, service := n.pods4.Addr(), &p.place.Service.IPv4
+			if ip == 6 {
+				first, service = n.pods6.Addr(), &p.place.Service.IPv6
+			}
+			p.backends[ip] = netip.PrefixFrom(plus(first, used[at.Node]*size), first.BitLen()+1-bits.Len(uint(size)))
+			*service = clusterIP(ip, i)
+		}
 	}
 }
 
 // clusterIP of the nth service. The first 256 addresses are left to what a cluster has
 // at fixed ones.
-func clusterIP(n int) netip.Addr { return plus(clusterIPs.Addr(), 1<<8+n) }
+func clusterIP(ip, n int) netip.Addr { return plus(versions[ip].clusterIPs.Addr(), 1<<8+n) }
 
-// service is one service of a lab.
+// service is one service of a lab, as far as it is for one transport: what kube-proxy
+// calls a service port.
 type service struct {
-	name     string
-	address  netip.AddrPort
-	backends []netip.AddrPort
+	name      string
+	transport target.Transport
+	address   netip.AddrPort
+	backends  []netip.AddrPort
 }
 
-// services of a lab, those of its servers first.
-func (s *Services) services(nodes []node) []service {
-	all := make([]service, s.Total)
-	for i := range all {
-		at := s.Servers[0]
-		all[i] = service{name: fmt.Sprintf("other-%d", i), address: netip.AddrPortFrom(clusterIP(i), servicePort)}
-		if i >= len(s.Servers) {
-			all[i].backends = []netip.AddrPort{netip.AddrPortFrom(nodes[at.Node].pods[at.Pod].place.IPv4, servicePort)}
-			continue
-		}
-		at = s.Servers[i]
-		all[i].name = fmt.Sprintf("server-%d", i)
-		first := nodes[at.Node].pods[at.Pod].backends.Addr()
-		for j := range s.Backends {
-			all[i].backends = append(all[i].backends, netip.AddrPortFrom(plus(first, j), servicePort))
+// services of a lab: for each transport all, those of its servers first.
+func (s *Services) services(nodes []node) (all []service) {
+	for _, t := range s.Transports {
+		for i := range s.Total {
+			at := s.Servers[0]
+			one := service{name: fmt.Sprintf("other-%d", i), transport: t, address: netip.AddrPortFrom(clusterIP(t.IP, i), servicePort)}
+			if i >= len(s.Servers) {
+				one.backends = []netip.AddrPort{netip.AddrPortFrom(nodes[at.Node].pods[at.Pod].place.IP(t.IP), servicePort)}
+				all = append(all, one)
+				continue
+			}
+			at = s.Servers[i]
+			one.name = fmt.Sprintf("server-%d", i)
+			first := nodes[at.Node].pods[at.Pod].backends[t.IP].Addr()
+			for j := range s.Backends {
+				one.backends = append(one.backends, netip.AddrPortFrom(plus(first, j), servicePort))
+			}
+			all = append(all, one)
 		}
 	}
 	return all
@@ -173,24 +211,33 @@ func (s *Services) services(nodes []node) []service {
 // makeBackends has the pod's node route its backends' addresses there, and the pod
 // take them for its own.
 func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
-	if !p.backends.IsValid() {
+	if len(p.backends) == 0 {
 		return nil
-	}
-	if err := h.nl.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(p.backends), Gw: p.place.IPv4.AsSlice()}); err != nil {
-		return fmt.Errorf("add route to backends %s: %w", p.backends, err)
 	}
 	lo, err := ns.nl.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find lo: %w", err)
 	}
-	if err := ns.nl.RouteAdd(&netlink.Route{
-		LinkIndex: lo.Attrs().Index, Dst: ipNet(p.backends), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
-	}); err != nil {
-		return fmt.Errorf("make backends %s local: %w", p.backends, err)
+	for ip, backends := range p.backends {
+		if err := h.nl.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(backends), Gw: p.place.IP(ip).AsSlice()}); err != nil {
+			return fmt.Errorf("add route to backends %s: %w", backends, err)
+		}
+		if err := ns.nl.RouteAdd(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: ipNet(backends), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		}); err != nil {
+			return fmt.Errorf("make backends %s local: %w", backends, err)
+		}
 	}
-	// What TCP remembers of each peer it would remember once for each backend here,
-	// where every backend is a pod of its own elsewhere.
-	return insideFile(ns.file, func() error { return sysctl("net/ipv4/tcp_no_metrics_save=1") })
+	return insideFile(ns.file, func() error {
+		return sysctl(
+			// What TCP remembers of each peer it would remember once for each backend
+			// here, where every backend is a pod of its own elsewhere.
+			"net/ipv4/tcp_no_metrics_save=1",
+			// A socket of IPv6 may be bound to what no device has but a route makes
+			// local, as one of IPv4 may anyway (inet6_bind in net/ipv6/af_inet6.c).
+			"net/ipv6/ip_nonlocal_bind=1",
+		)
+	})
 }
 
 // makeServices makes the services of a lab whose pods are there.
@@ -205,16 +252,18 @@ func (l *Lab) makeServices(ctx context.Context, hosts []*host, nodes []node) err
 		}
 		return err
 	}
-	rules, argv := kubeProxy(c.Services.Mode, services)
-	version, err := exec.CommandContext(ctx, argv[0], "--version").Output()
+	all := kubeProxy(c.Services.Mode, services)
+	version, err := exec.CommandContext(ctx, all[0].argv[0], "--version").Output()
 	if err != nil {
-		return fmt.Errorf("ask %s for its version: %w", argv[0], err)
+		return fmt.Errorf("ask %s for its version: %w", all[0].argv[0], err)
 	}
 	_, l.loader, _ = strings.Cut(strings.TrimSpace(string(version)), " v")
 	return parallel(ctx, len(hosts), func(i int) error {
 		begin := time.Now()
-		if err := load(ctx, hosts[i].namespace, argv, rules); err != nil {
-			return fmt.Errorf("rules of %s: %w", hosts[i].place.Name, err)
+		for _, r := range all {
+			if err := r.load(ctx, hosts[i].namespace); err != nil {
+				return fmt.Errorf("rules of %s: %w", hosts[i].place.Name, err)
+			}
 		}
 		l.loads[i] = time.Since(begin)
 		return nil
@@ -234,47 +283,58 @@ func (l *Lab) Loaded(node string) (took time.Duration, version string) {
 	return took, l.loader
 }
 
-// How kube-proxy has rules loaded. What uses the kernel's older tables has one lock for
-// the whole machine, and waits for it.
-var (
-	nft             = []string{"nft", "-f", "-"}
-	iptablesRestore = []string{"iptables-restore", "-w", "5", "--noflush"}
-)
-
-// kubeProxy is what kube-proxy in a mode has which command load.
-func kubeProxy(mode string, services []service) (rules []byte, argv []string) {
-	if mode == v1alpha1.ServiceIPTables {
-		return append(iptablesRules(services, services), iptablesJumps()...), iptablesRestore
-	}
-	rules = []byte(nftablesTable)
-	for _, s := range services {
-		rules = append(rules, nftablesRules(s, s.backends)...)
-	}
-	return rules, nft
+// rules are what kube-proxy has a command load.
+type rules struct {
+	argv []string
+	text []byte
 }
 
-// load has a command read rules in a namespace.
-func load(ctx context.Context, ns *namespace, argv []string, rules []byte) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdin = bytes.NewReader(rules)
+// nft and iptables are how it has them loaded. What uses the kernel's older tables has
+// one lock for the whole machine, and waits for it.
+func nft(text []byte) rules { return rules{[]string{"nft", "-f", "-"}, text} }
+
+func iptables(v version, text []byte) rules {
+	return rules{[]string{v.restore, "-w", "5", "--noflush"}, text}
+}
+
+// kubeProxy is what kube-proxy in a mode has loaded for services, one after the other:
+// each version of IP has its own.
+func kubeProxy(mode string, services []service) (all []rules) {
+	for _, ip := range []int{4, 6} {
+		v, mine := versions[ip], slices.DeleteFunc(slices.Clone(services), func(s service) bool { return s.transport.IP != ip })
+		switch {
+		case len(mine) == 0:
+		case mode == v1alpha1.ServiceIPTables:
+			all = append(all, iptables(v, append(iptablesRules(mine, mine), iptablesJumps()...)))
+		default:
+			text := nftablesTable(v)
+			for _, s := range mine {
+				text = append(text, nftablesRules(s)...)
+			}
+			all = append(all, nft(text))
+		}
+	}
+	return all
+}
+
+// load has the rules loaded in a namespace.
+func (r rules) load(ctx context.Context, ns *namespace) error {
+	cmd := exec.CommandContext(ctx, r.argv[0], r.argv[1:]...)
+	cmd.Stdin = bytes.NewReader(r.text)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.Discard, &said
 	if err := insideFile(ns.file, cmd.Start); err != nil {
-		return fmt.Errorf("start %s: %w", argv[0], err)
+		return fmt.Errorf("start %s: %w", r.argv[0], err)
 	}
 	if err := cmd.Wait(); err != nil {
 		first, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
-		return fmt.Errorf("%s: %w: %s", argv[0], err, first)
+		return fmt.Errorf("%s: %w: %s", r.argv[0], err, first)
 	}
 	return nil
 }
 
 // probeServices tries what services need, in the thread's namespace, which goes.
 func probeServices(c Config, ns *namespace) error {
-	one := []service{{
-		name: "probe", address: netip.AddrPortFrom(clusterIP(0), servicePort),
-		backends: []netip.AddrPort{netip.AddrPortFrom(servedCluster4.Addr(), 1), netip.AddrPortFrom(servedCluster4.Addr(), 2)},
-	}}
 	mode := c.Services.Mode
 	if mode == v1alpha1.ServiceEBPF {
 		if _, err := cgroupRoot("/proc/self/mountinfo"); err != nil {
@@ -286,13 +346,22 @@ func probeServices(c Config, ns *namespace) error {
 		}
 		return programs.Close()
 	}
-	rules, argv := kubeProxy(mode, one)
-	if _, err := exec.LookPath(argv[0]); err != nil {
-		pack := map[string]string{v1alpha1.ServiceIPTables: "iptables", v1alpha1.ServiceNFTables: "nftables"}[mode]
-		return fmt.Errorf("services in mode %s need %s, which is not installed: install it (apt install %s), or choose another mode", mode, argv[0], pack)
+	var some []service
+	for _, t := range c.Services.Transports {
+		one := service{name: "probe", transport: t, address: netip.AddrPortFrom(clusterIP(t.IP, 0), servicePort)}
+		for i := range 2 {
+			one.backends = append(one.backends, netip.AddrPortFrom(versions[t.IP].cluster.Addr(), uint16(1+i)))
+		}
+		some = append(some, one)
 	}
-	if err := load(context.Background(), ns, argv, rules); err != nil {
-		return fmt.Errorf("services in mode %s: this kernel or %s does not take kube-proxy's rules: %w", mode, argv[0], err)
+	for _, r := range kubeProxy(mode, some) {
+		if _, err := exec.LookPath(r.argv[0]); err != nil {
+			pack := map[string]string{v1alpha1.ServiceIPTables: "iptables", v1alpha1.ServiceNFTables: "nftables"}[mode]
+			return fmt.Errorf("services in mode %s need %s, which is not installed: install it (apt install %s), or choose another mode", mode, r.argv[0], pack)
+		}
+		if err := r.load(context.Background(), ns); err != nil {
+			return fmt.Errorf("services in mode %s: this kernel or %s does not take kube-proxy's rules: %w", mode, r.argv[0], err)
+		}
 	}
 	return nil
 }

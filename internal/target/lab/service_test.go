@@ -34,77 +34,182 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 var serviceModes = []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF}
 
+// Transports of services.
+var (
+	tcp4 = target.Transport{IP: 4, Protocol: "tcp"}
+	udp4 = target.Transport{IP: 4, Protocol: "udp"}
+	tcp6 = target.Transport{IP: 6, Protocol: "tcp"}
+	udp6 = target.Transport{IP: 6, Protocol: "udp"}
+
+	transports = []target.Transport{tcp4, udp4, tcp6, udp6}
+)
+
+// network is what package net calls a transport.
+func network(t target.Transport) string { return fmt.Sprint(t.Protocol, t.IP) }
+
 // upServed makes a lab with a service in front of each of so many pods of node1.
-func upServed(t *testing.T, mode string, servers, backends int) *Lab {
+func upServed(t *testing.T, mode string, servers, backends int, of ...target.Transport) *Lab {
 	t.Helper()
 	return up(t, func(c *Config) {
 		c.Pods = servers
-		c.Services = &Services{Mode: mode, Backends: backends, Total: servers}
+		c.Services = &Services{Mode: mode, Backends: backends, Total: servers, Transports: of}
 		for i := range servers {
 			c.Services.Servers = append(c.Services.Servers, target.Seat{Node: 1, Pod: i})
 		}
 	})
 }
 
-// answer has a pod answer at every address, and tells which one each connection came
-// to.
-func answer(t *testing.T, l *Lab, pod string) <-chan netip.AddrPort {
+// served is the service in front of a lab's nth server.
+func served(l *Lab, of target.Transport, nth int) service {
+	c := l.state.Config
+	for _, s := range c.Services.services(layout(c)) {
+		if s.transport == of && s.name == fmt.Sprintf("server-%d", nth) {
+			return s
+		}
+	}
+	panic(fmt.Sprintf("no server-%d of %v", nth, of))
+}
+
+// answer has a pod answer at every address, and tells which one each connection, or
+// datagram, came to.
+func answer(t *testing.T, l *Lab, pod string, of target.Transport) <-chan netip.AddrPort {
 	t.Helper()
-	var listener net.Listener
-	in(t, l, pod, func() (err error) {
-		listener, err = net.ListenTCP("tcp4", &net.TCPAddr{Port: servicePort})
-		return err
-	})
 	pods := make(map[netip.Addr]bool)
 	for _, p := range l.Places() {
-		pods[p.IPv4] = p.Kind == target.Pod
+		pods[p.IP(of.IP)] = p.Kind == target.Pod
 	}
 	at := make(chan netip.AddrPort, 1<<16)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); !pods[from] {
-				t.Errorf("a connection comes from %s, which is no pod's address", from)
-			}
-			at <- c.LocalAddr().(*net.TCPAddr).AddrPort()
-			c.Close()
+	came := func(from, to netip.AddrPort) {
+		if !pods[from.Addr()] {
+			t.Errorf("what came to %s is from %s, which is no pod's address", to, from)
 		}
-	}()
+		at <- to
+	}
+	var listener io.Closer
+	done := make(chan struct{})
+	if of.Protocol == "udp" {
+		var conn *net.UDPConn
+		in(t, l, pod, func() (err error) {
+			conn, err = net.ListenUDP(network(of), &net.UDPAddr{Port: servicePort})
+			return err
+		})
+		listener = conn
+		go func() {
+			defer close(done)
+			if err := answerDatagrams(conn, of.IP, came); !errors.Is(err, net.ErrClosed) {
+				t.Error(err)
+			}
+		}()
+	} else {
+		var l4 net.Listener
+		in(t, l, pod, func() (err error) {
+			l4, err = net.ListenTCP(network(of), &net.TCPAddr{Port: servicePort})
+			return err
+		})
+		listener = l4
+		go func() {
+			defer close(done)
+			for {
+				c, err := l4.Accept()
+				if err != nil {
+					return
+				}
+				came(c.RemoteAddr().(*net.TCPAddr).AddrPort(), c.LocalAddr().(*net.TCPAddr).AddrPort())
+				c.Close()
+			}
+		}()
+	}
 	t.Cleanup(func() { listener.Close(); <-done })
 	return at
+}
+
+// answerDatagrams sends each back from the address that it came to.
+func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPort)) error {
+	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
+	if ip == 6 {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); err != nil || controlErr != nil {
+		return errors.Join(err, controlErr)
+	}
+	b, control := make([]byte, 16), make([]byte, 64)
+	for {
+		n, controls, _, from, err := conn.ReadMsgUDPAddrPort(b, control)
+		if err != nil {
+			return err
+		}
+		info := control[unix.CmsgLen(0):controls]
+		to := netip.AddrFrom16([16]byte(info)) // struct in6_pktinfo, which begins with it
+		if ip == 4 {
+			to = netip.AddrFrom4([4]byte(info[8:])) // struct in_pktinfo, its third
+		}
+		came(from, netip.AddrPortFrom(to, servicePort))
+		// What was told of the datagram tells, of another, where to send it from.
+		if _, _, err := conn.WriteMsgUDPAddrPort(b[:n], control[:controls], from); err != nil {
+			return err
+		}
+	}
 }
 
 // dialer has this binary connect.
 const dialer = "dial"
 
-// dialService connects so many times, and waits until the other end has closed.
-func dialService(to, times string) error {
+// dialService connects so many times, and waits until the other end has closed; or it
+// asks so many times by datagrams, and waits until what it asked has answered.
+func dialService(network, to, times string) error {
 	n, err := strconv.Atoi(times)
+	dial := dialTCP
+	if strings.HasPrefix(network, "udp") {
+		dial = askUDP
+	}
 	for ; n > 0 && err == nil; n-- {
-		var c net.Conn
-		if c, err = net.DialTimeout("tcp4", to, 5*time.Second); err != nil {
-			return err
-		}
-		if got := c.RemoteAddr().String(); got != to {
-			return fmt.Errorf("the peer is %s, want %s", got, to)
-		}
-		if _, err = c.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
-			err = nil
-		}
-		c.Close()
+		err = dial(network, to)
+	}
+	return err
+}
+
+func dialTCP(network, to string) error {
+	c, err := net.DialTimeout(network, to, 5*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if got := c.RemoteAddr().String(); got != to {
+		return fmt.Errorf("the peer is %s, want %s", got, to)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func askUDP(network, to string) error {
+	c, err := net.ListenPacket(network, ":0")
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := c.WriteTo([]byte("?"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
+		return err
+	}
+	_, from, err := c.ReadFrom(make([]byte, 1))
+	if err == nil && from.String() != to {
+		err = fmt.Errorf("the answer is from %s, want %s", from, to)
 	}
 	return err
 }
 
 // ask connects n times, from a process in a pod.
-func ask(t *testing.T, l *Lab, pod string, to netip.AddrPort, n int) {
+func ask(t *testing.T, l *Lab, pod string, to service, n int) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], dialer, to.String(), strconv.Itoa(n))
+	cmd := exec.Command(os.Args[0], dialer, network(to.transport), to.address.String(), strconv.Itoa(n))
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	if err := l.In(place(t, l, pod))(cmd); err != nil {
@@ -120,27 +225,31 @@ func TestServices(t *testing.T) {
 	for _, mode := range serviceModes {
 		t.Run(mode, func(t *testing.T) {
 			const backends, n = 10, 500
-			l := upServed(t, mode, 2, backends)
-			for i, pod := range []string{"node1/pod0", "node1/pod1"} {
-				at := answer(t, l, pod)
-				to := place(t, l, pod).Service.AddrPort(4)
-				ask(t, l, fmt.Sprintf("node0/pod%d", i), to, n)
-				count := make(map[netip.Addr]int)
-				for range n {
-					a := <-at
-					count[a.Addr()]++
-				}
-				first := l.state.Config.Services.services(layout(l.state.Config))[i].backends[0].Addr()
-				for j := range backends {
-					// Of 500 that fall on ten with equal chance, less than 20 or more
-					// than 90 fall on one in one of a million runs.
-					if got := count[plus(first, j)]; got < 20 || got > 90 {
-						t.Errorf("%s: %d of %d connections came to backend %d, want about %d", pod, got, n, j, n/backends)
+			l := upServed(t, mode, 2, backends, transports...)
+			for _, of := range transports {
+				for i, pod := range []string{"node1/pod0", "node1/pod1"} {
+					at := answer(t, l, pod, of)
+					s := served(l, of, i)
+					if got := place(t, l, pod).Service.AddrPort(of.IP); got != s.address {
+						t.Errorf("%s is said to be at %s, and is at %s", s.name, got, s.address)
 					}
-					delete(count, plus(first, j))
-				}
-				if len(count) > 0 {
-					t.Errorf("%s: connections came to %v", pod, count)
+					ask(t, l, fmt.Sprintf("node0/pod%d", i), s, n)
+					count := make(map[netip.Addr]int)
+					for range n {
+						a := <-at
+						count[a.Addr()]++
+					}
+					for j, b := range s.backends {
+						// Of 500 that fall on ten with equal chance, less than 20 or more
+						// than 90 fall on one in one of a million runs.
+						if got := count[b.Addr()]; got < 20 || got > 90 {
+							t.Errorf("%v, %s: %d of %d connections came to backend %d, want about %d", of, pod, got, n, j, n/backends)
+						}
+						delete(count, b.Addr())
+					}
+					if len(count) > 0 {
+						t.Errorf("%v, %s: connections came to %v", of, pod, count)
+					}
 				}
 			}
 		})
@@ -153,10 +262,11 @@ func TestManyBackends(t *testing.T) {
 	for _, mode := range serviceModes {
 		t.Run(mode, func(t *testing.T) {
 			const backends, n = 16000, 1000
-			l := upServed(t, mode, 1, backends)
-			at := answer(t, l, "node1/pod0")
-			ask(t, l, "node0/pod0", place(t, l, "node1/pod0").Service.AddrPort(4), n)
-			first := l.state.Config.Services.services(layout(l.state.Config))[0].backends[0].Addr()
+			l := upServed(t, mode, 1, backends, tcp4)
+			at := answer(t, l, "node1/pod0", tcp4)
+			s := served(l, tcp4, 0)
+			ask(t, l, "node0/pod0", s, n)
+			first := s.backends[0].Addr()
 			distinct, quarters := make(map[netip.Addr]bool), make([]int, 4)
 			for range n {
 				a := (<-at).Addr()
@@ -197,27 +307,31 @@ func TestManyBackends(t *testing.T) {
 	}
 }
 
-// change has a lab's first service lead to another backend in place of its nth, as
-// kube-proxy does it, or Cilium's agent.
+// change has the first of a lab's services, which are all of one version of IP, lead to
+// another backend in place of its nth, as kube-proxy does it where there are more than a
+// thousand endpoints, or Cilium's agent. The chain of the backend that was stays.
 func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) {
 	t.Helper()
 	c := l.state.Config
 	s := &services[0]
 	old := s.backends[n]
 	s.backends[n] = to
-	var rules []byte
-	var argv []string
+	v := versions[s.transport.IP]
+	var all []rules
 	switch c.Services.Mode {
 	case v1alpha1.ServiceEBPF:
-		if err := backendsMap(t, c).Update([2]uint32{0, uint32(n)}, wireAddress(to), ebpf.UpdateExist); err != nil {
+		if err := backendsMap(t, c).Update([2]uint32{0, uint32(n)}, wireAddress(to, s.transport), ebpf.UpdateExist); err != nil {
 			t.Fatal(err)
 		}
 		return
 	case v1alpha1.ServiceIPTables:
-		rules, argv = iptablesRules(services, services[:1]), iptablesRestore
+		all = []rules{iptables(v, iptablesRules(services, services[:1]))}
 	case v1alpha1.ServiceNFTables:
-		rules, argv = nftablesRules(*s, []netip.AddrPort{to}), nft
-		rules = fmt.Appendf(rules, "flush chain ip kube-proxy %s\n", s.nftablesEndpoint(old))
+		// It looks for chains that nobody needs any more.
+		for _, what := range []string{"chains", "sets"} {
+			all = append(all, rules{argv: []string{"nft", "--json", "list", what, v.ip}})
+		}
+		all = append(all, nft(fmt.Appendf(nftablesRules(*s), "flush chain %s kube-proxy %s\n", v.ip, s.nftablesEndpoint(old))))
 	}
 	if err := parallel(context.Background(), c.Nodes, func(i int) error {
 		ns, err := openNamespace(layout(c)[i].ns)
@@ -225,18 +339,27 @@ func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) 
 			return err
 		}
 		defer ns.close()
-		return load(context.Background(), ns, argv, rules)
+		for _, r := range all {
+			if err := r.load(context.Background(), ns); err != nil {
+				return err
+			}
+		}
+		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // wireAddress is an address as the map of backends has it.
-func wireAddress(a netip.AddrPort) (raw [20]byte) {
+func wireAddress(a netip.AddrPort, of target.Transport) (raw [20]byte) {
+	protocol := uint16(unix.IPPROTO_TCP)
+	if of.Protocol == "udp" {
+		protocol = unix.IPPROTO_UDP
+	}
 	ip := a.Addr().As16()
 	copy(raw[:], ip[:])
 	binary.BigEndian.PutUint16(raw[16:], a.Port())
-	binary.NativeEndian.PutUint16(raw[18:], unix.IPPROTO_TCP)
+	binary.NativeEndian.PutUint16(raw[18:], protocol)
 	return raw
 }
 
@@ -280,31 +403,33 @@ func backendsMap(t testing.TB, c Config) *ebpf.Map {
 // on, and to those that stayed as before.
 func TestBackendChanges(t *testing.T) {
 	for _, mode := range serviceModes {
-		t.Run(mode, func(t *testing.T) {
-			l := upServed(t, mode, 1, 3)
-			at := answer(t, l, "node1/pod0")
-			services := l.state.Config.Services.services(layout(l.state.Config))
-			first := services[0].backends[0].Addr()
-			came := func() map[netip.Addr]bool {
-				const n = 200
-				all := make(map[netip.Addr]bool)
-				ask(t, l, "node0/pod0", services[0].address, n)
-				for range n {
-					all[(<-at).Addr()] = true
+		for _, of := range []target.Transport{tcp4, udp6} {
+			t.Run(mode+" "+network(of), func(t *testing.T) {
+				l := upServed(t, mode, 1, 3, of)
+				at := answer(t, l, "node1/pod0", of)
+				services := l.state.Config.Services.services(layout(l.state.Config))
+				first := services[0].backends[0].Addr()
+				came := func() map[netip.Addr]bool {
+					const n = 200
+					all := make(map[netip.Addr]bool)
+					ask(t, l, "node0/pod0", services[0], n)
+					for range n {
+						all[(<-at).Addr()] = true
+					}
+					return all
 				}
-				return all
-			}
-			want := map[netip.Addr]bool{first: true, plus(first, 1): true, plus(first, 2): true}
-			if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("before (-want +got):\n%s", diff)
-			}
-			change(t, l, services, 1, netip.AddrPortFrom(plus(first, 100), servicePort))
-			delete(want, plus(first, 1))
-			want[plus(first, 100)] = true
-			if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("after (-want +got):\n%s", diff)
-			}
-		})
+				want := map[netip.Addr]bool{first: true, plus(first, 1): true, plus(first, 2): true}
+				if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+					t.Errorf("before (-want +got):\n%s", diff)
+				}
+				change(t, l, services, 1, netip.AddrPortFrom(plus(first, 100), servicePort))
+				delete(want, plus(first, 1))
+				want[plus(first, 100)] = true
+				if diff := cmp.Diff(want, came(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+					t.Errorf("after (-want +got):\n%s", diff)
+				}
+			})
+		}
 	}
 }
 
@@ -312,9 +437,14 @@ func TestBackendChanges(t *testing.T) {
 func TestServicesGo(t *testing.T) {
 	needRoot(t)
 	ours := func() (text string) {
-		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}} {
+		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
 			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
-			text += string(out)
+			for line := range strings.Lines(string(out)) {
+				// What iptables says of a chain has counters behind it, and of itself the time.
+				if line, _, _ = strings.Cut(line, " ["); !strings.HasPrefix(line, "#") {
+					text += line
+				}
+			}
 		}
 		return text
 	}
@@ -322,7 +452,7 @@ func TestServicesGo(t *testing.T) {
 	for _, mode := range serviceModes {
 		t.Run(mode, func(t *testing.T) {
 			dir, c := t.TempDir(), config(labName(t))
-			c.Services = &Services{Mode: mode, Backends: 10, Total: 5, Servers: []target.Seat{{Node: 1}}}
+			c.Services = &Services{Mode: mode, Backends: 10, Total: 5, Servers: []target.Seat{{Node: 1}}, Transports: transports}
 			before := machine(t, "slip-"+c.Name)
 			// As the command line has it: another process takes it down.
 			l, err := Up(t.Context(), c, Options{Dir: dir, Keep: true})
@@ -332,12 +462,14 @@ func TestServicesGo(t *testing.T) {
 			if got := ours(); got != rules {
 				t.Errorf("the machine has other rules than before:\n%s", got)
 			}
-			at := answer(t, l, "node1/pod0")
-			if l, err = Open(dir, c.Name); err != nil {
-				t.Fatal(err)
+			for _, of := range transports {
+				at := answer(t, l, "node1/pod0", of)
+				if l, err = Open(dir, c.Name); err != nil {
+					t.Fatal(err)
+				}
+				ask(t, l, "node0/pod0", served(l, of, 0), 1)
+				<-at
 			}
-			ask(t, l, "node0/pod0", place(t, l, "node1/pod0").Service.AddrPort(4), 1)
-			<-at
 			cmd := exec.Command("sleep", "1h")
 			if err := l.In(place(t, l, "node0/pod1"))(cmd); err != nil {
 				t.Fatal(err)
@@ -374,40 +506,59 @@ func TestServicesRefused(t *testing.T) {
 		"too many backends": {
 			func(_ *testing.T, c *Config) {
 				c.Pods = 64
-				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 16000, Total: 31, Servers: seats(31)}
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 16000, Total: 31, Servers: seats(31), Transports: transports}
 			},
 			"31 servers of node1 with 16000 backends each need more addresses than 10.136.0.0/13 holds, which is enough for 30: choose fewer backends",
 		},
 		"more than there is": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1 << 20, Total: 1, Servers: seats(1)}
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1 << 20, Total: 1, Servers: seats(1), Transports: transports}
 			},
 			"which is enough for 0",
 		},
 		"no such pod": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 3, Servers: seats(3)}
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 3, Servers: seats(3), Transports: transports}
 			},
 			"there is no node1/pod2 to be a server",
+		},
+		"no transport": {
+			func(_ *testing.T, c *Config) {
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1)}
+			},
+			"services: none is for a transport",
+		},
+		"no such transport": {
+			func(_ *testing.T, c *Config) {
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{{IP: 4, Protocol: "sctp"}}}
+			},
+			"services: must each be of IP version 4 or 6 and of tcp or udp, once, are [{4 sctp}]",
 		},
 		"another shape": {
 			func(_ *testing.T, c *Config) {
 				c.Shape = ShapeRouted
-				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1)}
+				c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
 			"must be of shape flannel, is routed",
 		},
 		"no iptables": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
-				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1)}
+				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
 			"need iptables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+		},
+		"no ip6tables": {
+			func(t *testing.T, c *Config) {
+				t.Setenv("PATH", t.TempDir())
+				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{udp6}}
+			},
+			"need ip6tables-restore, which is not installed: install it (apt install iptables), or choose another mode",
 		},
 		"no nft": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
-				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1)}
+				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
 			"need nft, which is not installed: install it (apt install nftables)",
 		},
@@ -418,7 +569,7 @@ func TestServicesRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Setenv("PATH", dir)
-				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1)}
+				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
 			"does not take kube-proxy's rules: nft: exit status 3: no such thing",
 		},
@@ -449,7 +600,7 @@ func TestServicesRefused(t *testing.T) {
 func TestForeignCgroup(t *testing.T) {
 	needRoot(t)
 	c := config(labName(t))
-	c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: []target.Seat{{Node: 1}}}
+	c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: []target.Seat{{Node: 1}}, Transports: transports}
 	path, err := cgroupPath(c.Name)
 	if err != nil {
 		t.Fatal(err)
@@ -489,36 +640,40 @@ func TestCgroupRoot(t *testing.T) {
 // The rules are those of kube-proxy, word for word.
 func TestKubeProxyRules(t *testing.T) {
 	c := config("x")
-	c.Services = &Services{Backends: 3, Total: 2, Servers: []target.Seat{{Node: 1}}}
+	c.Services = &Services{Backends: 3, Total: 2, Servers: []target.Seat{{Node: 1}}, Transports: transports}
 	services := c.Services.services(layout(c))
-	for mode, file := range map[string]string{v1alpha1.ServiceIPTables: "iptables.txt", v1alpha1.ServiceNFTables: "nftables.txt"} {
-		got, _ := kubeProxy(mode, services)
-		file = filepath.Join("testdata", file)
-		if *update {
-			if err := os.WriteFile(file, got, 0o644); err != nil {
+	for _, mode := range []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables} {
+		for i, got := range kubeProxy(mode, services) {
+			file := filepath.Join("testdata", fmt.Sprintf("%s%d.txt", mode, 4+2*i))
+			if *update {
+				if err := os.WriteFile(file, got.text, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
 				t.Fatal(err)
 			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", file, diff)
+			if diff := cmp.Diff(string(want), string(got.text)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", file, diff)
+			}
 		}
 	}
-	// Names of kube-proxy's own tests (pkg/proxy/iptables/proxier_test.go, and the
-	// comments in pkg/proxy/nftables/proxier.go).
+	// Names of kube-proxy's own tests (pkg/proxy/iptables/proxier_test.go and
+	// pkg/proxy/nftables/helpers_test.go, and the comments in pkg/proxy/nftables/proxier.go).
 	for got, want := range map[string]string{
-		hash("ns1/svc1:p80", "tcp")[:16]:                  "XPGD46QRK7WJZT7O",
-		hash("ns1/svc1:p80", "tcp", "10.180.0.1:80")[:16]: "SXIVWICOYRO3J4NJ",
-		nftablesName("ns1/svc1/tcp/p80"):                  "ULMVA6XW-ns1/svc1/tcp/p80",
-		nftablesName("ns1/svc1/tcp/p80__10.180.0.1/80"):   "5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80",
+		hash("ns1/svc1:p80", "tcp")[:16]:                    "XPGD46QRK7WJZT7O",
+		hash("ns1/svc1:p80", "tcp", "10.180.0.1:80")[:16]:   "SXIVWICOYRO3J4NJ",
+		nftablesName("ns1/svc1/tcp/p80"):                    "ULMVA6XW-ns1/svc1/tcp/p80",
+		nftablesName("ns1/svc1/tcp/p80__10.180.0.1/80"):     "5OJB2KTY-ns1/svc1/tcp/p80__10.180.0.1/80",
+		nftablesName("ns1/svc1/tcp/p80__fd00.10.180..1/80"): "ZVRFLKHO-ns1/svc1/tcp/p80__fd00.10.180..1/80",
 	} {
 		if got != want {
 			t.Errorf("hash %s, want %s", got, want)
 		}
 	}
+	c.Services.Transports = []target.Transport{tcp4}
+	services = c.Services.services(layout(c))
 	few := iptablesRules(services, services)
 	c.Services.Backends = largeCluster + 1
 	many := c.Services.services(layout(c))
