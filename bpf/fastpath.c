@@ -37,7 +37,6 @@
 
 #define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
 #define ETH_P_IP 0x0800
-#define ETH_P_ARP 0x0806
 #define ETH_HLEN 14
 #define TCP 6
 #define UDP 17
@@ -336,14 +335,19 @@ struct {
 	__type(value, struct pod);
 } pods SEC(".maps");
 
-/* The Ethernet address that frames of a pod's link come from last, by the link. A bridge
- * that does not know where an address is sends to all its links: only the one that it is
- * of delivers. */
+/* An Ethernet address that is known to be at a pod's link: a bridge has learned it there, or
+ * it is a neighbour's. Told by the agent. A bridge that does not know where an address is
+ * sends to all its links; only the one that it is at delivers. */
+struct owner {
+	__u32 link;
+	__u8 mac[6], zero[2];
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, PODS);
-	__type(key, __u32);
-	__type(value, __u64);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * PODS);
+	__type(key, struct owner);
+	__type(value, __u8);
 } owners SEC(".maps");
 
 /* The VXLAN devices that are understood, by index: what their packets have. */
@@ -1117,19 +1121,6 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-/* owns notes whose address a pod's frames have. */
-static __always_inline void owns(struct __sk_buff *skb)
-{
-	__u64 mac = 0, *known;
-	__u32 link = skb->ifindex;
-
-	if (bpf_skb_load_bytes(skb, 6, &mac, 6))
-		return;
-	known = bpf_map_lookup_elem(&owners, &link);
-	if (!known || *known != mac)
-		bpf_map_update_elem(&owners, &link, &mac, BPF_ANY);
-}
-
 SEC("tc")
 int leave(struct __sk_buff *skb)
 {
@@ -1156,8 +1147,6 @@ int leave(struct __sk_buff *skb)
 		if (why == ODD_FLAGS) {
 			key_out(&k, &h);
 close(&k, bpf_map_lookup_elem(&flows, &k));
-		} else if (skb->protocol == bpf_htons(ETH_P_ARP)) {
-			owns(skb);
 		}
 		goto slow;
 	}
@@ -1175,7 +1164,6 @@ close(&k, bpf_map_lookup_elem(&flows, &k));
 	if (skb->mark)
 		goto slow;
 	if (!f) {
-		owns(skb);
 		why = UNKNOWN;
 		if (worth(hash, now))
 			goto look;
@@ -1227,7 +1215,6 @@ close(&k, bpf_map_lookup_elem(&flows, &k));
 	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
-	owns(skb);
 	let_go(&c->out, &h, &k, skb, now, g);
 	c->out.check = check;
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
@@ -1565,13 +1552,13 @@ int deliver(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	struct passing *p;
+	struct owner owner = {};
 	struct front front = {};
 	struct pod pod = {};
 	struct headers h, was;
 	struct key key, wire;
 	struct flow *f;
 	__u32 again, place;
-	__u64 to = 0, *owner;
 	__u8 mac[12];
 	__u64 hash;
 	int why, translated;
@@ -1595,9 +1582,9 @@ int deliver(struct __sk_buff *skb)
 		return NEXT;
 	}
 	pod.veth = skb->ifindex;
-	__builtin_memcpy(&to, mac, 6);
-	owner = bpf_map_lookup_elem(&owners, &pod.veth);
-	if (!owner || *owner != to) {
+	owner.link = skb->ifindex;
+	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
+	if (!bpf_map_lookup_elem(&owners, &owner)) {
 		count(c, UNLIKE);
 		c->in_stage = 1; /* it may come by the right link yet */
 		return NEXT;

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // Fastpath are the programs of the fast path of one node, and what they know:
@@ -28,6 +29,7 @@ type Fastpath struct {
 
 	objects fastpathObjects
 	windows *ringbuf.Reader
+	owners  map[fastpathOwner]bool
 }
 
 // Reasons name what became of packets, in the order of enum why: the first two took
@@ -68,7 +70,7 @@ func LoadFastpath() (*Fastpath, error) {
 
 func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
-	f := new(Fastpath)
+	f := &Fastpath{owners: make(map[fastpathOwner]bool)}
 	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
 		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
 	}
@@ -134,6 +136,44 @@ func (f *Fastpath) SetOverlays(all map[int]Overlay) error {
 		if err := m.Put(uint32(index), o.value()); err != nil {
 			return fmt.Errorf("tell the fast path of VXLAN device %d: %w", index, err)
 		}
+	}
+	return nil
+}
+
+// Owner is an Ethernet address that is at a pod's link, by its index on the node.
+type Owner struct {
+	Link int
+	MAC  [6]byte
+}
+
+// SetOwners tells at which links of pods which Ethernet addresses are: packets to these
+// may be delivered there, and no others. It is not to be called more than once at a time.
+func (f *Fastpath) SetOwners(all []Owner) error {
+	want := make(map[fastpathOwner]bool, len(all))
+	for _, o := range all {
+		want[fastpathOwner{Link: uint32(o.Link), Mac: o.MAC}] = true
+	}
+	for o := range f.owners {
+		if want[o] {
+			continue
+		}
+		if err := f.objects.Owners.Delete(o); err != nil {
+			return fmt.Errorf("forget an address of link %d: %w", o.Link, err)
+		}
+		delete(f.owners, o)
+	}
+	for o := range want {
+		if f.owners[o] {
+			continue
+		}
+		err := f.objects.Owners.Put(o, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			return nil // packets to the others are counted as unlike
+		}
+		if err != nil {
+			return fmt.Errorf("tell the fast path of an address of link %d: %w", o.Link, err)
+		}
+		f.owners[o] = true
 	}
 	return nil
 }

@@ -166,6 +166,13 @@ type fastpathOverlay struct {
 	Vni    [2]uint16
 }
 
+type fastpathOwner struct {
+	_    structs.HostLayout
+	Link uint32
+	Mac  [6]uint8
+	Zero [2]uint8
+}
+
 type fastpathPod struct {
 	_    structs.HostLayout
 	Veth uint32

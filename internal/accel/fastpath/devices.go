@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/bpf"
 )
@@ -25,6 +26,8 @@ type node struct {
 	overlays    map[int]bpf.Overlay
 	nics, veths []int
 	names       map[int]string
+	// owners are the addresses behind the veths.
+	owners []bpf.Owner
 	// filtered says of devices where they have filters of classic tc. These run behind the
 	// programs, and a packet of the fast path would jump them.
 	filtered map[int]filtered
@@ -92,6 +95,18 @@ func look(h *netlink.Handle) (node, error) {
 		return node{}, err
 	}
 	n := understand(links, routes, qdiscs, filters)
+	// What bridges have learned, and whom the node has spoken to by a link of its own.
+	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4} {
+		neighbours, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		if err != nil {
+			return node{}, err
+		}
+		for _, at := range neighbours {
+			if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
+				n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+			}
+		}
+	}
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if pathMTU != 0 {

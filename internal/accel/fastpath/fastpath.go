@@ -201,8 +201,9 @@ func (f *Fastpath) Worn() bool {
 	return worn
 }
 
-// Verify has the devices looked at anew soon, and every program attached again that
-// somebody has taken off: nothing is announced of that.
+// Verify has the devices looked at anew soon, every program attached again that somebody
+// has taken off, and moved to the end behind which others have come: nothing is announced
+// of that.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
 	poke(f.resync)
@@ -400,7 +401,11 @@ func (f *Fastpath) sync() error {
 		return nil // what is attached now would stay
 	default:
 	}
-	if err := errors.Join(f.programs.SetOverlays(node.overlays), f.programs.SetNode(node.mtu, node.ports[0], node.ports[1])); err != nil {
+	if err := errors.Join(
+		f.programs.SetOverlays(node.overlays),
+		f.programs.SetOwners(node.owners),
+		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
+	); err != nil {
 		return err
 	}
 	type hook struct {
@@ -430,6 +435,9 @@ func (f *Fastpath) sync() error {
 			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
 			errs = append(errs, l.Close())
 			f.repaired++
+		case verify && !last(hooks[a.program].program, a.device, hooks[a.program].at):
+			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
+			errs = append(errs, l.Close())
 		default:
 			continue
 		}
@@ -464,6 +472,21 @@ func (f *Fastpath) sync() error {
 	}
 	f.refused = node.refused
 	return errors.Join(errs...)
+}
+
+// last tells whether a program is the last of its kind at a device, as far as the kernel
+// says: those behind it would not see what it carries.
+func last(program *ebpf.Program, device int, at ebpf.AttachType) bool {
+	info, err := program.Info()
+	if err != nil {
+		return true
+	}
+	id, _ := info.ID()
+	all, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: at})
+	if err != nil || len(all.Programs) == 0 {
+		return true
+	}
+	return all.Programs[len(all.Programs)-1].ID == id
 }
 
 // holds tells whether a program is at its device still, as far as the kernel says.

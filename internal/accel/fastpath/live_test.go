@@ -562,6 +562,68 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	})
 }
 
+// TestLast has the fast path's programs be behind those that others attach later, once they
+// have been verified: so these see all that is carried.
+func TestLast(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	e := w.connect().back()
+	w.warm(e)
+	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer seen.Close()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, seen.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+		asm.Return(),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	w.in("n0", func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			if l.Type() != "veth" || l.Attrs().Name == "eth0" {
+				continue
+			}
+			at, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { at.Close() })
+		}
+		return nil
+	})
+	w.paths[0].Verify()
+	w.eventually("it sees what is carried", func() {}, func() bool {
+		var before, after uint64
+		if err := seen.Lookup(uint32(0), &before); err != nil {
+			t.Fatal(err)
+		}
+		w.warm(e)
+		if err := seen.Lookup(uint32(0), &after); err != nil {
+			t.Fatal(err)
+		}
+		return after-before >= 10
+	})
+	if n := w.paths[0].Repaired(); n > 0 {
+		t.Errorf("%d programs count as taken off", n)
+	}
+}
+
 // TestFilters leaves devices alone whose filters packets would jump.
 func TestFilters(t *testing.T) {
 	for _, kind := range []string{"veth", "vxlan"} {
@@ -692,7 +754,6 @@ func TestOneWay(t *testing.T) {
 	for _, answered := range []bool{true, false} {
 		t.Run(fmt.Sprintf("answered %t", answered), func(t *testing.T) {
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			w.start()
 			var near, far *net.UDPConn
 			w.in("n1p0", func() (err error) {
 				far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
@@ -717,6 +778,17 @@ func TestOneWay(t *testing.T) {
 					last.Store(time.Now().UnixNano())
 				}
 			}()
+			// The answer is all that the other pod ever sends, and nobody watches yet.
+			if answered {
+				_ = near.SetDeadline(time.Now().Add(patience))
+				if _, err := near.Write([]byte("datagram")); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := near.Read(make([]byte, 64)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.start()
 			send := func() {
 				time.Sleep(time.Millisecond) // the rate
 				_, _ = near.Write([]byte("datagram"))
