@@ -123,14 +123,12 @@ func sendThreadsAway() error {
 func TestPods(t *testing.T) {
 	c := shared(t)
 	testPods(t, c)
-	testProxy(t, c)
 }
 
 // The other shape, the other mode of kube-proxy, more nodes, and one that dies.
 func TestRoutedIPTablesKill(t *testing.T) {
 	c := own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr})
 	testPods(t, c)
-	testProxy(t, c)
 	if err := onNetns(c.Node("node0").Netns(), func() error {
 		links, err := netlink.LinkList()
 		if err != nil {

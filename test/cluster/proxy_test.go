@@ -3,81 +3,216 @@
 package cluster
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
 )
 
-// proxied are the services of the rules that a lab is tested to load
-// (internal/target/lab/testdata), as kube-proxy is told of them. The cluster has IPv4
-// alone.
-const proxied = `
+// told is what kube-proxy is told of the services whose rules a lab is tested to load
+// (internal/target/lab/testdata): lists, by where the API has them. The clusters of the
+// other tests have IPv4 alone, so this is no cluster's.
+var told = map[string]string{
+	"/api/v1/nodes": `
 apiVersion: v1
-kind: Service
-metadata: {name: server-0}
-spec: {clusterIP: 10.96.1.0, ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: server-0, labels: {kubernetes.io/service-name: server-0}}
-addressType: IPv4
-ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
-endpoints: [{addresses: [10.136.1.0]}, {addresses: [10.136.1.1]}, {addresses: [10.136.1.2]}]
----
+kind: NodeList
+metadata: {resourceVersion: "1"}
+items:
+- metadata: {name: node0}
+  status: {addresses: [{type: InternalIP, address: 198.18.0.1}, {type: InternalIP, address: "fd73:6c69:7000::1"}]}
+`,
+	"/apis/networking.k8s.io/v1/servicecidrs": `
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDRList
+metadata: {resourceVersion: "1"}
+items:
+- metadata: {name: kubernetes}
+  spec: {cidrs: [10.96.0.0/12, "fd73:6c69:7002::/108"]}
+`,
+	"/api/v1/services": `
 apiVersion: v1
-kind: Service
-metadata: {name: other-1}
-spec: {clusterIP: 10.96.1.1, ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]}
----
+kind: ServiceList
+metadata: {resourceVersion: "1"}
+items:
+- metadata: {name: server-0, namespace: slipstream}
+  spec:
+    type: ClusterIP
+    clusterIP: 10.96.1.0
+    clusterIPs: [10.96.1.0, "fd73:6c69:7002::100"]
+    ipFamilies: [IPv4, IPv6]
+    ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+- metadata: {name: other-1, namespace: slipstream}
+  spec:
+    type: ClusterIP
+    clusterIP: 10.96.1.1
+    clusterIPs: [10.96.1.1, "fd73:6c69:7002::101"]
+    ipFamilies: [IPv4, IPv6]
+    ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+`,
+	"/apis/discovery.k8s.io/v1/endpointslices": `
 apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: other-1, labels: {kubernetes.io/service-name: other-1}}
-addressType: IPv4
-ports: [{name: tcp, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
-endpoints: [{addresses: [10.136.0.2]}]
-`
+kind: EndpointSliceList
+metadata: {resourceVersion: "1"}
+items:
+- metadata: {name: server-0-4, namespace: slipstream, labels: {kubernetes.io/service-name: server-0}}
+  addressType: IPv4
+  ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+  endpoints: [{addresses: [10.136.1.0]}, {addresses: [10.136.1.1]}, {addresses: [10.136.1.2]}]
+- metadata: {name: server-0-6, namespace: slipstream, labels: {kubernetes.io/service-name: server-0}}
+  addressType: IPv6
+  ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+  endpoints:
+  - addresses: ["fd73:6c69:7001:1::100"]
+  - addresses: ["fd73:6c69:7001:1::101"]
+  - addresses: ["fd73:6c69:7001:1::102"]
+- metadata: {name: other-1-4, namespace: slipstream, labels: {kubernetes.io/service-name: other-1}}
+  addressType: IPv4
+  ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+  endpoints: [{addresses: [10.136.0.2]}]
+- metadata: {name: other-1-6, namespace: slipstream, labels: {kubernetes.io/service-name: other-1}}
+  addressType: IPv6
+  ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
+  endpoints: [{addresses: ["fd73:6c69:7001:1::2"]}]
+`,
+}
 
-// testProxy has kube-proxy write the rules of two services, and wants a lab's to be the
-// same, as the kernel shows both: each chain that a lab has, rule by rule.
-func testProxy(t *testing.T, c *Cluster) {
-	t.Helper()
-	namespace := "slipstream" // it is in the chains' names
-	kubectl(t, c, nil, "create", "namespace", namespace)
-	t.Cleanup(func() { kubectl(t, c, nil, "delete", "namespace", namespace) })
-	kubectl(t, c, strings.NewReader(proxied), "apply", "--namespace="+namespace, "--filename=-")
-
-	loads, shows := "iptables-restore --noflush", []string{"iptables-save", "--table=nat"}
-	if c.config.Proxy == NFTables {
-		loads, shows = "nft -f -", []string{"nft", "list", "table", "ip", "kube-proxy"}
+// tell is as much of the API as kube-proxy asks for: lists of what never changes.
+func tell(w http.ResponseWriter, r *http.Request) {
+	list, ok := told[r.URL.Path]
+	switch query := r.URL.Query(); {
+	case r.Method != http.MethodGet || !ok || query.Has("sendInitialEvents"): // it lists then
+		w.WriteHeader(http.StatusNotFound)
+	case query.Has("watch"):
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	default:
+		text, err := yaml.YAMLToJSON([]byte(list))
+		if err != nil {
+			panic(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(text) // it asks again
 	}
-	rules, err := os.ReadFile(filepath.Join("../../internal/target/lab/testdata", c.config.Proxy+"4.txt"))
+}
+
+// kube-proxy writes the rules of services for both versions of IP and both protocols, and
+// a lab's are the same, as the kernel shows both: each chain that a lab has, rule by rule.
+func TestProxy(t *testing.T) {
+	needRoot(t)
+	parts, err := Parts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "sh", "-c", loads+" && "+strings.Join(shows, " "))
-	cmd.Stdin = strings.NewReader(strings.NewReplacer("10.128.0.0/9", podNetwork, "10.96.0.0/12", serviceNetwork).Replace(string(rules)))
+	for _, mode := range []string{IPTables, NFTables} {
+		t.Run(mode, func(t *testing.T) {
+			runtime.LockOSThread() // for good: the thread goes with its namespace
+			startProxy(t, filepath.Join(parts, "kube-proxy"), mode)
+			for _, version := range []string{"4", "6"} {
+				loads, shows := "nft -f -", "nft list table ip kube-proxy"
+				if mode == IPTables {
+					loads, shows = "iptables-restore --noflush", "iptables-save --table=nat"
+				}
+				if version == "6" {
+					loads = strings.Replace(loads, "iptables", "ip6tables", 1)
+					shows = strings.NewReplacer("iptables", "ip6tables", " ip ", " ip6 ").Replace(shows)
+				}
+				compareRules(t, filepath.Join("../../internal/target/lab/testdata", mode+version+".txt"), loads, shows)
+			}
+		})
+	}
+}
+
+// startProxy starts kube-proxy in a network namespace of its own, in which the thread is
+// from then on.
+func startProxy(t *testing.T, program, mode string) {
+	t.Helper()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(tell)}}
+	api.Start()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: it, cluster: {server: %q}}]
+contexts: [{name: it, context: {cluster: it}}]
+current-context: it
+`, api.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, program, "--kubeconfig="+kubeconfig, "--hostname-override=node0", "--proxy-mode="+mode,
+		"--cluster-cidr=10.128.0.0/9,fd73:6c69:7001::/48",
+		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		_ = cmd.Wait() // it was killed
+		api.CloseClientConnections()
+		api.Close()
+		if t.Failed() {
+			t.Logf("kube-proxy said:\n%s", said.String())
+		}
+	})
+}
+
+// compareRules waits until what is shown here is as it is where a lab's rules are loaded.
+func compareRules(t *testing.T, file, loads, shows string) {
+	t.Helper()
+	rules, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rules.Close()
+	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "sh", "-c", loads+" && "+shows)
+	cmd.Stdin = rules
 	lab, err := output(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := chainsOf(lab)
-	until(t, "kube-proxy's rules as a lab's", func() string {
-		shown, err := output(c.Node("node0").Command(t.Context(), shows[0], shows[1:]...))
+	until(t, "kube-proxy's rules as those of "+file, func() string {
+		// What is shown first is of a table that kube-proxy has not made yet.
+		shown, err := output(exec.CommandContext(t.Context(), "sh", "-c", shows))
 		if err != nil {
-			t.Fatal(err)
+			return err.Error()
 		}
 		all := chainsOf(shown)
 		var differ []string
 		for chain, rules := range want {
 			got := all[chain]
-			if slices.Contains([]string{"PREROUTING", "OUTPUT", "POSTROUTING", "KUBE-SERVICES"}, chain) || strings.HasPrefix(chain, "map ") || strings.HasPrefix(chain, "set ") {
-				// Those of others are there too, and those of services in any order.
+			if chain == "KUBE-SERVICES" || strings.HasPrefix(chain, "map ") || strings.HasPrefix(chain, "set ") {
+				// Those of services are in any order, and node ports have the node's address.
 				got = slices.DeleteFunc(slices.Clone(got), func(rule string) bool { return !slices.Contains(rules, rule) })
 				rules = slices.Sorted(slices.Values(rules))
 				slices.Sort(got)
@@ -88,7 +223,7 @@ func testProxy(t *testing.T, c *Cluster) {
 		}
 		return strings.Join(differ, "\n")
 	})
-	if len(want) < 8 {
+	if len(want) < 12 {
 		t.Errorf("only %d chains are compared:\n%s", len(want), lab)
 	}
 }
