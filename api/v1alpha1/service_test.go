@@ -61,7 +61,7 @@ func TestServiceErrors(t *testing.T) {
 		{"connect: {", "stream: {protocol: udp, tool: iperf3, ", "spec.variants[0]: iperf3 answers datagrams from its pod's first address"},
 		{
 			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",
-			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, and a backend of a lab's service is another, from which alone the client takes answers; choose native",
+			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose native",
 		},
 		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; a cluster has services of its own"},
 	} {

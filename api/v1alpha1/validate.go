@@ -668,7 +668,7 @@ func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffi
 	case tool == ToolQperf:
 		r.fail(path, "qperf opens a second port on its server, where a service does not lead to; choose another tool")
 	case e.Spec.Target.Lab != nil && t.Protocol == "udp" && tool != ToolNative:
-		r.fail(path, "%s answers datagrams from its pod's first address, and a backend of a lab's service is another, from which alone the client takes answers; choose %s", tool, ToolNative)
+		r.fail(path, "%s answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose %s", tool, ToolNative)
 	}
 }
 
