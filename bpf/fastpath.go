@@ -289,6 +289,9 @@ func (f *Fastpath) sweepFronts(led map[fastpathKey]uint64, hints []uint64) error
 // far is FAR of fastpath.c: the peer in one word.
 func (k fastpathKey) far() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
+// Room is how many connections can be known.
+func (f *Fastpath) Room() int { return int(f.objects.Flows.MaxEntries()) }
+
 // Forget takes a connection out.
 func (f *Fastpath) Forget(flow Flow) error {
 	if err := f.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -40,8 +40,9 @@ const Life = 2 * time.Second
 
 const (
 	beat = Life / 4
-	// forgetAfter is how many beats a connection may be idle until it is forgotten.
-	forgetAfter = 20
+	// forgetAfter is how many beats a connection may be idle until it is forgotten,
+	// forgetSoon where there is little room: it is not on the fast path by then.
+	forgetAfter, forgetSoon = 20, 4
 )
 
 // Hook is a program at a device.
@@ -354,6 +355,10 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	if err != nil {
 		return err
 	}
+	idle := forgetAfter * beat
+	if len(flows) > f.programs.Room()/4*3 {
+		idle = forgetSoon * beat
+	}
 	for flow, since := range flows {
 		if since == 0 {
 			if unseen[flow] == 0 {
@@ -361,7 +366,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			since = unseen[flow]
 		}
-		if now-since > forgetAfter*beat {
+		if now-since > idle {
 			delete(unseen, flow)
 			if err := f.programs.Forget(flow); err != nil {
 				return err

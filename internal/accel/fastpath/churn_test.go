@@ -1,0 +1,407 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/fastpath"
+)
+
+var replaced = flag.Int("replaced", 120, "how many pods TestChurn replaces by others")
+
+const (
+	addresses = 16 // that pods of a churn have in turns
+	present   = 12 // pods at a time
+	batch     = 4  // that go and come at once
+	knock     = 7000
+)
+
+// churn is pods that come and go, and two that send to each address that one of them has.
+type churn struct {
+	*world
+	shape string
+	nodes [2]struct {
+		ns     netns.NsHandle
+		links  *netlink.Handle
+		tunnel netlink.Link
+		bridge netlink.Link // of flannel's
+	}
+	// who has an address now: 0 while nobody has, and while that changes.
+	who     [addresses]atomic.Uint64
+	pods    []*passer
+	made    uint64
+	answers atomic.Uint64
+}
+
+// passer is a pod that takes whatever reaches its device.
+type passer struct {
+	id       uint64
+	address  int
+	node     int
+	veth     netlink.Link
+	socket   *net.UDPConn
+	received atomic.Uint64
+	// wrong is the first message that was for another.
+	wrong atomic.Pointer[string]
+	gone  sync.WaitGroup
+}
+
+// address is of the one node's pods or of the other's.
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i % 2), byte(100 + i)}) }
+
+func prefix(a netip.Addr, bits int) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, 32)}
+}
+
+func (w *world) churn(shape string) *churn {
+	w.Helper()
+	c := &churn{world: w, shape: shape}
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		n.ns = w.ns(fmt.Sprintf("n%d", i))
+		var err error
+		if n.links, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
+			w.Fatal(err)
+		}
+		w.Cleanup(func() { n.links.Close(); n.ns.Close() })
+		device := "vxlan.calico"
+		if shape == v1alpha1.ShapeFlannel {
+			device = "flannel.1"
+			if n.bridge, err = n.links.LinkByName("cni0"); err != nil {
+				w.Fatal(err)
+			}
+		}
+		if n.tunnel, err = n.links.LinkByName(device); err != nil {
+			w.Fatal(err)
+		}
+	}
+	return c
+}
+
+// add makes a pod that has an address.
+func (c *churn) add(which, node int) {
+	c.Helper()
+	c.made++
+	p := &passer{id: c.made, address: which, node: node}
+	n, a := &c.nodes[node], address(which)
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err != nil {
+			done <- err
+			return // and the thread ends
+		}
+		defer home.Close()
+		err = c.make(p, n.links, n.bridge, a)
+		if back := netns.Set(home); back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		c.Fatalf("make pod %d: %v", p.id, err)
+	}
+	if node != which%2 { // it is of the other node's, which is told where it went
+		if err := c.nodes[1-node].links.RouteAdd(c.lent(which, node)); err != nil {
+			c.Fatal(err)
+		}
+	}
+	p.gone.Go(func() { p.answer(c) })
+	c.pods = append(c.pods, p)
+	c.who[which].Store(p.id)
+}
+
+// lent is the route to an address that is not where its like are.
+func (c *churn) lent(which, node int) *netlink.Route {
+	return &netlink.Route{LinkIndex: c.nodes[1-node].tunnel.Attrs().Index, Dst: prefix(address(which), 32),
+		Gw: netip.AddrFrom4([4]byte{10, 244, byte(node), 0}).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+}
+
+// make does what a runtime and a network plugin do. Its thread is in the pod's network
+// namespace after.
+func (c *churn) make(p *passer, node *netlink.Handle, bridge netlink.Link, a netip.Addr) error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	ns, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer ns.Close() // it goes with its socket and its device
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Flags = fmt.Sprintf("pod%d", p.id), 1450, net.FlagUp
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerNamespace = "eth0", netlink.NsFd(ns)
+	gateway, bits := netip.AddrFrom4([4]byte{169, 254, 1, 1}), 32
+	if bridge == nil {
+		veth.HardwareAddr = net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee}
+	} else {
+		veth.MasterIndex = bridge.Attrs().Index
+		gateway, bits = netip.AddrFrom4([4]byte{10, 244, byte(p.node), 1}), 24
+	}
+	if err := node.LinkAdd(veth); err != nil {
+		return err
+	}
+	p.veth = veth
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	// What is for another address is taken like its own, so that it is seen; but no
+	// question for one is answered.
+	rule := netlink.NewRule()
+	rule.IifName, rule.Table, rule.Priority = "eth0", 100, 1
+	if err := errors.Join(
+		os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0),
+		netlink.LinkSetUp(eth0), netlink.LinkSetUp(lo),
+		netlink.RuleAdd(rule),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: prefix(netip.IPv4Unspecified(), 0), Type: unix.RTN_LOCAL, Table: 100, Scope: netlink.SCOPE_HOST}),
+		netlink.AddrAdd(eth0, &netlink.Addr{IPNet: prefix(a, bits)}),
+	); err != nil {
+		return err
+	}
+	if bridge == nil {
+		err = errors.Join(
+			netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: prefix(gateway, 32), Scope: netlink.SCOPE_LINK}),
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: gateway.AsSlice(), HardwareAddr: veth.HardwareAddr}),
+			node.NeighSet(&netlink.Neigh{LinkIndex: veth.Index, State: netlink.NUD_REACHABLE, IP: a.AsSlice(), HardwareAddr: eth0.Attrs().HardwareAddr}),
+			node.RouteAdd(&netlink.Route{LinkIndex: veth.Index, Dst: prefix(a, 32), Scope: netlink.SCOPE_LINK}),
+		)
+	} else {
+		err = node.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_REACHABLE, IP: a.AsSlice(), HardwareAddr: eth0.Attrs().HardwareAddr})
+	}
+	if err == nil {
+		err = netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: prefix(netip.IPv4Unspecified(), 0), Gw: gateway.AsSlice()})
+	}
+	if err == nil {
+		p.socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: knock})
+	}
+	return err
+}
+
+// A message says for which address and which pod it is; an answer, of which it is.
+func message(which int, id uint64) []byte {
+	return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(make([]byte, 0, 16), uint64(which)), id)
+}
+
+func (p *passer) answer(c *churn) {
+	buf, own := make([]byte, 64), message(p.address, p.id)
+	for {
+		n, from, err := p.socket.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		if n != len(own) || string(buf[:n]) != string(own) {
+			wrong := fmt.Sprintf("pod %d, which has %s, received %x, want %x", p.id, address(p.address), buf[:n], own)
+			p.wrong.CompareAndSwap(nil, &wrong)
+		}
+		p.received.Add(1)
+		_, _ = p.socket.WriteToUDPAddrPort(own, from)
+	}
+}
+
+// remove does what is done when pods are deleted.
+func (c *churn) remove(pods ...*passer) {
+	c.Helper()
+	const group = 7
+	var errs []error
+	for _, p := range pods {
+		c.pods = slices.DeleteFunc(c.pods, func(other *passer) bool { return other == p })
+		c.who[p.address].Store(0)
+		errs = append(errs, c.nodes[p.node].links.LinkSetGroup(p.veth, group))
+	}
+	for i := range c.nodes {
+		c.in(fmt.Sprintf("n%d", i), func() error { // at once, as to wait for all CPUs takes long
+			r := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+			r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+			r.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
+			_, err := r.Execute(unix.NETLINK_ROUTE, 0)
+			if errors.Is(err, unix.ENODEV) { // there is none of them
+				return nil
+			}
+			return err
+		})
+	}
+	for _, p := range pods {
+		if n := &c.nodes[p.node]; n.bridge != nil {
+			errs = append(errs, n.links.NeighDel(&netlink.Neigh{LinkIndex: n.bridge.Attrs().Index, IP: address(p.address).AsSlice()}))
+		}
+		if p.node != p.address%2 {
+			errs = append(errs, c.nodes[1-p.node].links.RouteDel(c.lent(p.address, p.node)))
+		}
+		errs = append(errs, p.socket.Close())
+		p.gone.Wait()
+		if wrong := p.wrong.Load(); wrong != nil {
+			c.Error(*wrong)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		c.Fatalf("remove pods: %v", err)
+	}
+}
+
+// send has a pod of each node send to every address twice in a few milliseconds, until
+// the test ends.
+func (c *churn) send() {
+	c.Helper()
+	var sockets []*net.UDPConn
+	quit := make(chan struct{})
+	var all sync.WaitGroup
+	for node := range c.nodes {
+		c.in(fmt.Sprintf("n%dp0", node), func() error {
+			s, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 6000})
+			sockets = append(sockets, s)
+			return err
+		})
+		all.Go(func() {
+			buf := make([]byte, 64)
+			for {
+				n, from, err := sockets[node].ReadFromUDPAddrPort(buf)
+				if errors.Is(err, net.ErrClosed) {
+					return
+				}
+				if err != nil {
+					continue // that there is nobody, from the node
+				}
+				if a := binary.NativeEndian.Uint64(buf); n != 16 || a >= addresses || address(int(a)) != from.Addr() {
+					c.Errorf("from %s came %x", from, buf[:n])
+				}
+				c.answers.Add(1)
+			}
+		})
+	}
+	all.Go(func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			for a := range c.who {
+				id := c.who[a].Load()
+				if id == 0 {
+					continue
+				}
+				for _, s := range sockets {
+					_, _ = s.WriteToUDPAddrPort(message(a, id), netip.AddrPortFrom(address(a), knock))
+				}
+			}
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	c.Cleanup(func() {
+		close(quit)
+		for _, s := range sockets {
+			s.Close()
+		}
+		all.Wait()
+	})
+}
+
+// again begins a node's fast path anew, as an agent does before its tables are full.
+func (w *world) again(i int) {
+	w.Helper()
+	w.stop(i)
+	ns := w.ns(fmt.Sprintf("n%d", i))
+	w.Cleanup(func() { w.stop(i); ns.Close() })
+	var err error
+	if w.paths[i], err = fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil))); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestChurn deletes pods that are talked to, and makes others that have their addresses,
+// on the same node and on the other: none receives what is for another. -replaced 10000
+// takes some minutes.
+func TestChurn(t *testing.T) {
+	for i, shape := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			w := newWorld(t, shape, offloads[i])
+			w.start()
+			c := w.churn(shape)
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			r := rand.New(rand.NewPCG(seed, 0))
+			add := func() {
+				a := r.IntN(addresses)
+				for c.who[a].Load() != 0 {
+					a = r.IntN(addresses)
+				}
+				node := a % 2
+				if shape == v1alpha1.ShapeCalico { // the other knows no addresses of single pods
+					node = r.IntN(2)
+				}
+				c.add(a, node)
+			}
+			c.send()
+			for range present {
+				add()
+			}
+			w.eventually("the fast path begins", func() { time.Sleep(time.Millisecond) }, func() bool {
+				return w.counts(0)["fast-in"] > 100 && w.counts(1)["fast-in"] > 100
+			})
+			var carried uint64 // by fast paths that were closed
+			sum := func(i int) uint64 { n := w.counts(i); return n["fast-in"] + n["fast-out"] }
+			began := time.Now()
+			for range *replaced / len(shapes) / batch {
+				r.Shuffle(len(c.pods), func(i, j int) { c.pods[i], c.pods[j] = c.pods[j], c.pods[i] })
+				gone := slices.Clone(c.pods[:batch])
+				for _, p := range gone {
+					w.eventually(fmt.Sprintf("pod %d is talked to", p.id), func() { time.Sleep(time.Millisecond) }, func() bool {
+						return p.received.Load() > 20
+					})
+				}
+				c.remove(gone...)
+				for range batch {
+					add()
+				}
+				for i, path := range w.paths {
+					if path.Worn() {
+						carried += sum(i)
+						w.again(i)
+					}
+				}
+				if t.Failed() {
+					return
+				}
+			}
+			took := time.Since(began)
+			c.remove(slices.Clone(c.pods)...)
+			for i := range w.paths {
+				carried += sum(i)
+				t.Logf("node%d: %v", i, w.counts(i))
+			}
+			t.Logf("%d pods in %s; %d answers; %d times was a packet carried", c.made, took, c.answers.Load(), carried)
+			if carried < c.answers.Load()/2 {
+				t.Error("that is too few")
+			}
+		})
+	}
+}
