@@ -1018,20 +1018,21 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 			__u32 ip[5];
 		} inner;
 	} w;
-	int hashed = skb->hash || any_sum; /* before anybody asks for it */
-	__be16 port = source_port(skb);
 	__u32 sum = 0, gso = skb->gso_size;
+	__be16 port = 0;
 	__u32 *words;
 	int i;
 
+	/* Of a translated packet without a hash the kernel takes it later, from other headers;
+	 * to ask for it now would change that. */
+	if (!translated || skb->hash || any_sum)
+		port = source_port(skb);
 	if (!port)
 		return UNLIKE;
-	if (translated) {
-		/* Else the kernel takes the port from what it has translated. */
-		if (!hashed)
-			return UNLIKE;
+	if (LENGTH(h) > 0xffff - ROOM) /* one that GRO made, and the pod forwards */
+		return LARGE;
+	if (translated)
 		translate(&led, 1, far);
-	}
 	w.outer = *known;
 	w.outer.head.tos = outer_tos(TOS(h));
 	w.outer.head.length = bpf_htons(LENGTH(h) + ROOM);

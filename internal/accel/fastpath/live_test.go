@@ -461,6 +461,30 @@ func TestService(t *testing.T) {
 			}
 		}
 	})
+	t.Run("UDP not connected", func(t *testing.T) {
+		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+		w.start()
+		w.datagramsBy(byService) // has a server there
+		var near *net.UDPConn
+		w.in("n0p0", func() (err error) {
+			near, err = net.ListenUDP("udp4", nil)
+			return err
+		})
+		defer near.Close()
+		w.eventually("they are looked at", func() {
+			buf := make([]byte, 64)
+			_ = near.SetDeadline(time.Now().Add(patience))
+			if _, err := near.WriteToUDPAddrPort([]byte("datagram"), service); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := near.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}, func() bool { c := w.counts(0); return c["unlike"] > 100 && c["fast-in"] > 100 })
+		if n := w.counts(0)["fast-out"]; n > 0 {
+			t.Errorf("%d left by the fast path", n)
+		}
+	})
 	t.Run("masqueraded", func(t *testing.T) {
 		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 		w.start()
