@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
@@ -344,10 +345,33 @@ func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) 
 				return err
 			}
 		}
-		return nil
+		if s.transport.Protocol != "udp" {
+			return nil
+		}
+		return insideFile(ns.file, func() error { return forget(old.Addr()) })
 	}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// forget has the thread's namespace track no datagrams to a backend any more: whoever
+// sends from the same port again would have it again.
+func forget(backend netip.Addr) error {
+	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	family := netlink.InetFamily(unix.AF_INET)
+	if backend.Is6() {
+		family = unix.AF_INET6
+	}
+	var those netlink.ConntrackFilter
+	if err := errors.Join(those.AddProtocol(unix.IPPROTO_UDP), those.AddIP(netlink.ConntrackReplySrcIP, backend.AsSlice())); err != nil {
+		return err
+	}
+	_, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, &those)
+	return err
 }
 
 // wireAddress is an address as the map of backends has it.
