@@ -258,27 +258,27 @@ func TestFastpath(t *testing.T) {
 
 	// Pods.
 	p.pod("new")
-	hooks("a pod comes", 9)
+	hooks("a pod comes", 10)
 	p.remove("new")
-	hooks("a pod leaves", 7)
+	hooks("a pod leaves", 8)
 
 	// A device that packets must not jump.
 	p.pod("shaped")
-	hooks("a pod comes", 9)
+	hooks("a pod comes", 10)
 	shape(t, "veth-shaped")
-	hooks("it is shaped", 7)
+	hooks("it is shaped", 8)
 	s := a.Status()
 	if s.Fastpath.Reason != v1alpha1.ReasonLeftAlone || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
 		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
 	}
 	a.wantEvent(v1alpha1.ReasonLeftAlone, "veth-shaped")
 	p.remove("shaped")
-	hooks("it leaves", 7)
+	hooks("it leaves", 8)
 
 	// Somebody takes a program off.
 	a.detachOne()
 	a.wantEvent("Repaired", "1 settings of node0")
-	hooks("attached again", 7)
+	hooks("attached again", 8)
 	a.carried("repaired", c, 100)
 
 	// Its tables are nearly full.
@@ -290,7 +290,7 @@ func TestFastpath(t *testing.T) {
 		}
 		return ""
 	})
-	hooks("begun anew", 7)
+	hooks("begun anew", 8)
 	a.carried("begun anew", c, 100)
 
 	// Another wants it here: an experiment's worker.
@@ -315,7 +315,7 @@ func TestFastpath(t *testing.T) {
 		}
 	}()
 	recreate(t)
-	hooks("another device", 7)
+	hooks("another device", 8)
 	close(stop)
 	<-talking
 	a.carried("another device", c, 100)
@@ -457,11 +457,11 @@ func TestFastpathCannot(t *testing.T) {
 			return ""
 		})
 	}
-	settings(7)
+	settings(8)
 	p.pod("new")
-	settings(9)
+	settings(10)
 	shape(t, "veth-new") // of which no message about a link tells
-	settings(7)
+	settings(8)
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
@@ -498,5 +498,5 @@ func TestFastpathOfTheUnit(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skip("needs setpriv, of util-linux")
 	}
-	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 7)
+	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 8)
 }
