@@ -112,6 +112,9 @@ func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator, b
 // until reads statuses up to one with so many settings, all of which read back.
 func (c *child) until(t testing.TB, settings int) {
 	t.Helper()
+	// Its output ends with it.
+	late := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
+	defer late.Stop()
 	last := ""
 	for c.out.Scan() {
 		last = c.out.Text()
@@ -119,7 +122,7 @@ func (c *child) until(t testing.TB, settings int) {
 			return
 		}
 	}
-	t.Fatalf("the agent ended; it said last %q, want %d settings", last, settings)
+	t.Fatalf("the agent ended, or was ended after a minute; it said last %q, want %d settings", last, settings)
 }
 
 const kills = 20

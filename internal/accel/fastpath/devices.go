@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -86,6 +87,16 @@ func look(h *netlink.Handle) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
+	// What bridges and VXLAN devices forward to where, and whom the node speaks to by a link
+	// of its own.
+	var neighbours []netlink.Neigh
+	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4} {
+		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		if err != nil {
+			return node{}, err
+		}
+		neighbours = append(neighbours, some...)
+	}
 	var low, high uint16
 	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
 		return node{}, err
@@ -94,19 +105,7 @@ func look(h *netlink.Handle) (node, error) {
 	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, qdiscs, filters)
-	// What bridges have learned, and whom the node has spoken to by a link of its own.
-	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4} {
-		neighbours, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
-		if err != nil {
-			return node{}, err
-		}
-		for _, at := range neighbours {
-			if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
-				n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
-			}
-		}
-	}
+	n := understand(links, routes, qdiscs, filters, neighbours)
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if pathMTU != 0 {
@@ -176,7 +175,7 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 }
 
 // understand sorts out what devices are for.
-func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc, filters map[int]filtered) node {
+func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc, filters map[int]filtered, neighbours []netlink.Neigh) node {
 	n := node{overlays: make(map[int]bpf.Overlay), names: make(map[int]string), filtered: filters}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
@@ -197,7 +196,7 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 			continue
 		}
 		nic := byIndex[v.VtepDevIndex]
-		if why := odd(v, nic, routes); why != "" {
+		if why := odd(v, nic, routes, neighbours); why != "" {
 			refuse(l, "%s", why)
 			continue
 		}
@@ -241,12 +240,17 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 			narrow(master.Attrs().MTU)
 		}
 	}
+	for _, at := range neighbours {
+		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
+			n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+		}
+	}
 	return n
 }
 
 // odd says what is odd about a VXLAN device, if anything: the programs write what
 // flannel's and Calico's write.
-func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route) string {
+func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
 	switch {
 	case v.FlowBased:
 		return "each packet brings its own tunnel (external)"
@@ -274,6 +278,11 @@ func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route) string {
 	for _, r := range routes {
 		if r.LinkIndex == v.Index && r.MTU != 0 {
 			return fmt.Sprintf("the route to %s has an MTU of its own", r.Dst)
+		}
+	}
+	for _, at := range neighbours {
+		if at.LinkIndex == v.Index && bytes.Equal(at.HardwareAddr, make([]byte, 6)) {
+			return "it sends copies of what it knows no destination of"
 		}
 	}
 	if strings.HasPrefix(nic.Type(), "vxlan") {

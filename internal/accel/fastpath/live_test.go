@@ -648,6 +648,26 @@ func TestLast(t *testing.T) {
 	}
 }
 
+// TestCopies leaves a VXLAN device alone that sends copies of what it knows no destination of:
+// one of them alone would take the fast path.
+func TestCopies(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	e := w.connect().back()
+	w.warm(e)
+	w.in("n0", func() error {
+		l, err := netlink.LinkByName("flannel.1")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF,
+			State: unix.NUD_PERMANENT, HardwareAddr: make(net.HardwareAddr, 6), IP: net.IPv4(198, 18, 0, 9)})
+	})
+	w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool {
+		return slices.Contains(w.paths[0].Refused(), "flannel.1: it sends copies of what it knows no destination of")
+	})
+}
+
 // TestFilters leaves devices alone whose filters packets would jump.
 func TestFilters(t *testing.T) {
 	for _, kind := range []string{"veth", "vxlan"} {
