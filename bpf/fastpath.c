@@ -267,8 +267,8 @@ struct front {
 	__u32 zero;
 };
 
-/* A packet that its CPU is about to see again, further down the slow path. What is
- * found there first that is not this packet is not looked at. */
+/* A packet that its CPU is about to see again, further down the slow path. On the way out,
+ * what is found there first that is not this packet is not looked at. */
 struct passing {
 	struct headers headers;
 	struct key key;
@@ -369,7 +369,7 @@ struct {
 /* All that a CPU keeps for itself, what every packet looks at in front: to one that is not
  * carried each line of memory counts. */
 struct cpu {
-	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Whether one is landing. */
+	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Whether one lands. */
 	__u8 out_stage, in_stage, lands;
 	/* So many packets of unknown connections until one is picked. */
 	__u32 left;
@@ -1459,7 +1459,7 @@ int arrive(struct __sk_buff *skb)
 	const struct pod *pod;
 	struct headers h;
 	struct flow *f;
-	__u32 g, place;
+	__u32 g, place, landed = 0;
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
@@ -1468,7 +1468,6 @@ int arrive(struct __sk_buff *skb)
 
 	if (!c)
 		return NEXT;
-	c->in_stage = 0;
 	if (likely(peek(skb, ETH_HLEN, &k, 0) && !hinted(mix(&k)) && !pick(c))) {
 		count(c, UNKNOWN);
 		return NEXT;
@@ -1498,7 +1497,6 @@ int arrive(struct __sk_buff *skb)
 	why = UNLIKE;
 	if (skb->pkt_type != PACKET_HOST)
 		goto slow;
-	c->in.landed = 0;
 	if (!f) {
 		why = UNKNOWN;
 		if (worth(hash, now))
@@ -1511,7 +1509,7 @@ int arrive(struct __sk_buff *skb)
 	if (c->lands && equal(&c->landing.headers, &h)) {
 		c->lands = 0;
 		if (c->landing.generation == g)
-			c->in.landed = place_of_outer(c, &c->landing.outer);
+			landed = place_of_outer(c, &c->landing.outer);
 		if (now >= f->in.not_before)
 			goto look;
 	}
@@ -1541,8 +1539,12 @@ int arrive(struct __sk_buff *skb)
 		goto slow;
 	return into(skb, c, pod, &h, &k, &own);
 look:
-	let_go(&c->in, &h, &k, skb, now, g);
-	c->in_stage = 1;
+	/* Packets may come in a list, and all meet this program before the first goes on. */
+	if (!c->in_stage || now - c->in.at >= SOON) {
+		let_go(&c->in, &h, &k, skb, now, g);
+		c->in.landed = landed;
+		c->in_stage = 1;
+	}
 slow:
 	count(c, why);
 	return NEXT;
@@ -1564,10 +1566,9 @@ int deliver(struct __sk_buff *skb)
 	__u64 hash;
 	int why, translated;
 
-	if (!c || c->in_stage != 1)
+	if (!c || !c->in_stage)
 		return NEXT;
 	p = &c->in;
-	c->in_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
@@ -1587,9 +1588,9 @@ int deliver(struct __sk_buff *skb)
 	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
 	if (!bpf_map_lookup_elem(&owners, &owner)) {
 		count(c, UNLIKE);
-		c->in_stage = 1; /* it may come by the right link yet */
-		return NEXT;
+		return NEXT; /* it may come by the right link yet */
 	}
+	c->in_stage = 0;
 	p->key = key;
 	f = known(skb, c, p, 0);
 	if (!f || p->at < f->in.not_before)

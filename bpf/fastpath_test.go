@@ -408,6 +408,40 @@ func TestLand(t *testing.T) {
 	}
 }
 
+// TestLists has a packet that was let go be known again although others met arrive before it
+// went on, as they do where the kernel receives packets in lists.
+func TestLists(t *testing.T) {
+	f := loadForTest(t, nil)
+	f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Seen -= 1e9 })
+	if err := f.SetOwners([]Owner{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
+		t.Fatal(err)
+	}
+	other := inPacket(unix.IPPROTO_UDP)
+	other.source = netip.AddrPortFrom(other.source.Addr(), 1)
+	delivered := inPacket(unix.IPPROTO_UDP)
+	delivered.to, delivered.from, delivered.ttl = knownMAC, gateway, 63
+	elsewhere := delivered
+	elsewhere.to = gateway
+	for _, step := range []struct {
+		what    string
+		program *ebpf.Program
+		packet  packet
+		want    string
+	}{
+		{"nothing was let go", f.Deliver, delivered, "[]"},
+		{"one is let go", f.Arrive, inPacket(unix.IPPROTO_UDP), "[stale]"},
+		{"another comes", f.Arrive, other, "[unknown]"},
+		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
+		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
+		{"it goes on", f.Deliver, delivered, "[untracked]"}, // which is asked of it alone
+		{"it has gone on", f.Deliver, delivered, "[]"},
+	} {
+		if got := f.run(t, step.program, step.packet.bytes(), 0); got != step.want {
+			t.Errorf("%s: counted %s, want %s", step.what, got, step.want)
+		}
+	}
+}
+
 // TestCloseForgets has a connection that closes be unknown from then on.
 func TestCloseForgets(t *testing.T) {
 	f := loadForTest(t, nil)
