@@ -232,8 +232,8 @@ func TestFastpath(t *testing.T) {
 	a.Set(one(fastPolicy))
 	applied := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	a.carried("policy on", c, 100)
-	if applied.Settings != 7 || applied.Verified != 7 { // wire, tunnel and arrive; leave and deliver for each of two pods
-		t.Errorf("%+v, want 7 settings, verified", applied)
+	if applied.Settings != 8 || applied.Verified != 8 { // wire, land, tunnel and arrive; leave and deliver for each of two pods
+		t.Errorf("%+v, want 8 settings, verified", applied)
 	}
 	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
 		t.Errorf("%+v %+v", s, s.Fastpath)
@@ -242,7 +242,7 @@ func TestFastpath(t *testing.T) {
 		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
 	}
 	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
-	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 7 || held[0].Packets["fast-in"] < 100 {
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 8 || held[0].Packets["fast-in"] < 100 {
 		t.Errorf("asked from outside: %+v, %v", held, err)
 	}
 	hooks := func(what string, want int) {
