@@ -69,8 +69,10 @@
  * while conntrack follows a connection's numbers (see numbers). */
 #define AGAIN (500 * MS)
 #define AGAIN_SOON (20 * MS)
-/* How old a connection has to be: one of a few packets is not worth the trouble. */
+/* How old a connection has to be, as one of a few packets is not worth the trouble, and how
+ * soon after it was picked it has to be picked again. */
 #define WORTH (50 * MS)
+#define WORTHLESS (500 * MS)
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* Places for ways to other nodes, and for pods. */
@@ -654,7 +656,7 @@ static __always_inline int pick(struct cpu *c)
 }
 
 /* worth tells whether a connection that is picked has been picked before, long enough
- * ago. */
+ * ago, and not so long that it may be another which has the same ports again. */
 static __always_inline int worth(__u64 hash, __u64 now)
 {
 	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
@@ -663,6 +665,7 @@ static __always_inline int worth(__u64 hash, __u64 now)
 
 	if (same && age < WORTH / MS)
 		return 0;
+	same = same && age < WORTHLESS / MS;
 	/* Another is given the time to be old enough. */
 	if (same || age > 4 * WORTH / MS)
 		*slot = (__u64)part << 32 | ms;

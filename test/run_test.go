@@ -158,7 +158,7 @@ func TestInterruptTwice(t *testing.T) {
 		if err := p.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond) // two signals that pend at once are one
+		p.await(t, "interrupt again", 1) // two signals that pend at once are one
 	}
 	if code := p.exit(t); code != 1 {
 		t.Errorf("exit %d\n%s", code, p.stderr())

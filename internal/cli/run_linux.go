@@ -193,6 +193,9 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 // measure runs a plan, restores the machine, and shows what came of it, however
 // far it got.
 func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
+	defer context.AfterFunc(ctx, func() {
+		progress.note("stops: what was changed is put back, and what there is reported; interrupt again to leave without a report")
+	})()
 	r, err := experiment.Start(ctx, plan, at.target, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
 	if err != nil {
 		return err
