@@ -314,6 +314,32 @@ func (w *world) warm(e echo) {
 	})
 }
 
+// stream sends so much that most of it takes the fast path, and holds what arrives against it.
+func (w *world) stream(e echo) {
+	w.Helper()
+	const size = 64 << 20
+	sum := make(chan [20]byte, 1)
+	go func() {
+		h := sha1.New()
+		_, _ = io.CopyN(h, e.far, size)
+		sum <- [20]byte(h.Sum(nil))
+	}()
+	h := sha1.New()
+	block := make([]byte, 1<<16)
+	for i := range size / len(block) {
+		for j := range 64 {
+			binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
+		}
+		h.Write(block)
+		if _, err := e.Write(block); err != nil {
+			w.Fatal(err)
+		}
+	}
+	if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
+		w.Error("what arrived is not what was sent")
+	}
+}
+
 var (
 	shapes   = []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico}
 	offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
@@ -328,27 +354,7 @@ func TestCarries(t *testing.T) {
 				w := newWorld(t, shape, offload)
 				w.start()
 				e := w.connect()
-				sum := make(chan [20]byte, 1)
-				const size = 64 << 20
-				go func() {
-					h := sha1.New()
-					_, _ = io.CopyN(h, e.far, size)
-					sum <- [20]byte(h.Sum(nil))
-				}()
-				h := sha1.New()
-				block := make([]byte, 1<<16)
-				for i := range size / len(block) {
-					for j := range 64 {
-						binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
-					}
-					h.Write(block)
-					if _, err := e.Write(block); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
-					t.Error("what arrived is not what was sent")
-				}
+				w.stream(e)
 				w.warm(e.back())
 				for i := range w.paths {
 					c := w.counts(i)
@@ -372,25 +378,7 @@ func TestService(t *testing.T) {
 			w := newWorld(t, v1alpha1.ShapeFlannel, offload)
 			w.start()
 			e := w.connectBy(byService)
-			sum := make(chan [20]byte, 1)
-			const size = 64 << 20
-			go func() {
-				h := sha1.New()
-				_, _ = io.CopyN(h, e.far, size)
-				sum <- [20]byte(h.Sum(nil))
-			}()
-			h := sha1.New()
-			block := make([]byte, 1<<16)
-			for i := range size / len(block) {
-				binary.NativeEndian.PutUint64(block, uint64(i)*0x9e3779b97f4a7c15)
-				h.Write(block)
-				if _, err := e.Write(block); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
-				t.Error("what arrived is not what was sent")
-			}
+			w.stream(e)
 			w.warm(e.back())
 			// Rules that come and go end no connection.
 			byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
