@@ -72,7 +72,7 @@
 /* How old a connection has to be, as one of a few packets is not worth the trouble, and how
  * soon after it was picked it has to be picked again. */
 #define WORTH (50 * MS)
-#define WORTHLESS (500 * MS)
+#define WORTHLESS (200 * MS)
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* Places for ways to other nodes, and for pods. */
@@ -661,15 +661,14 @@ static __always_inline int worth(__u64 hash, __u64 now)
 {
 	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
 	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
-	int same = part == old >> 32;
+	int same = part == old >> 32, late = age > WORTHLESS / MS;
 
 	if (same && age < WORTH / MS)
 		return 0;
-	same = same && age < WORTHLESS / MS;
 	/* Another is given the time to be old enough. */
-	if (same || age > 4 * WORTH / MS)
+	if (same || late)
 		*slot = (__u64)part << 32 | ms;
-	return same;
+	return same && !late;
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
