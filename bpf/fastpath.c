@@ -69,10 +69,8 @@
  * while conntrack follows a connection's numbers (see numbers). */
 #define AGAIN (500 * MS)
 #define AGAIN_SOON (20 * MS)
-/* How old a connection has to be, as one of a few packets is not worth the trouble, and how
- * soon after it was picked it has to be picked again. */
+/* How old a connection has to be: one of a few packets is not worth the trouble. */
 #define WORTH (50 * MS)
-#define WORTHLESS (200 * MS)
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* Places for ways to other nodes, and for pods. */
@@ -656,19 +654,19 @@ static __always_inline int pick(struct cpu *c)
 }
 
 /* worth tells whether a connection that is picked has been picked before, long enough
- * ago, and not so long that it may be another which has the same ports again. */
+ * ago. */
 static __always_inline int worth(__u64 hash, __u64 now)
 {
 	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
 	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
-	int same = part == old >> 32, late = age > WORTHLESS / MS;
+	int same = part == old >> 32;
 
 	if (same && age < WORTH / MS)
 		return 0;
 	/* Another is given the time to be old enough. */
-	if (same || late)
+	if (same || age > 4 * WORTH / MS)
 		*slot = (__u64)part << 32 | ms;
-	return same && !late;
+	return same;
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */

@@ -408,47 +408,6 @@ func TestLand(t *testing.T) {
 	}
 }
 
-// TestWorth has a connection be looked at that is picked again after a while, and not one
-// that may have got the ports of another since.
-func TestWorth(t *testing.T) {
-	for age, want := range map[time.Duration]bool{100 * time.Millisecond: true, time.Second: false} {
-		f := loadForTest(t, nil)
-		if err := f.Beat(monotonic(t) + time.Minute); err != nil {
-			t.Fatal(err)
-		}
-		young := make([]uint64, f.objects.Young.Size()/8)
-		// pick sends until a packet is picked.
-		pick := func() {
-			before := slices.Clone(young)
-			for range 10_000 {
-				f.run(t, f.Arrive, inPacket(unix.IPPROTO_UDP).bytes(), 0)
-				if err := f.objects.Young.Get(young); err != nil {
-					t.Fatal(err)
-				}
-				if !slices.Equal(young, before) {
-					return
-				}
-			}
-			t.Fatal("none of 10,000 packets is picked")
-		}
-		pick()
-		for i := range young {
-			young[i] -= min(young[i], uint64(age/time.Millisecond))
-		}
-		if err := f.objects.Young.Set(young); err != nil {
-			t.Fatal(err)
-		}
-		pick()
-		var each []fastpathCpu
-		if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
-			t.Fatal(err)
-		}
-		if got := slices.ContainsFunc(each, func(c fastpathCpu) bool { return c.InStage != 0 }); got != want {
-			t.Errorf("picked again after %s: looked at %t, want %t", age, got, want)
-		}
-	}
-}
-
 // TestLists has a packet that was let go be known again although others met arrive before it
 // went on, as they do where the kernel receives packets in lists.
 func TestLists(t *testing.T) {
