@@ -64,12 +64,16 @@ func webPodOn(t testing.TB, c *Cluster, node string) webPod {
 func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	t.Helper()
 	var near net.Conn
-	if err := onNetns(from.netns, func() (err error) {
-		near, err = net.DialTimeout("tcp4", to, 20*time.Second)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	// kube-proxy refuses connections to a service until it has heard of its pods.
+	until(t, "connection to "+to, func() string {
+		if err := onNetns(from.netns, func() (err error) {
+			near, err = net.DialTimeout("tcp4", to, 20*time.Second)
+			return err
+		}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	far, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
