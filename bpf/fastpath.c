@@ -47,6 +47,7 @@
 /* TCP's flags, and where conntrack has its state of them
  * (include/uapi/linux/netfilter/nf_conntrack_tcp.h). */
 #define TCP_ODD 0x27 /* URG, RST, SYN, FIN */
+#define TCP_SYN 0x02
 #define TCP_ACK 0x10
 #define CT_TCP_ESTABLISHED 3
 #define CT_BE_LIBERAL 0x08
@@ -494,11 +495,24 @@ static __always_inline __u32 hop(__u32 word)
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* parse takes the headers of a packet at an offset, and its checksum field where there is
- * one. It returns 0, or why the packet is not for the fast path. */
-static __always_inline int parse(struct __sk_buff *skb, __u32 at, struct headers *h, __u16 *check)
+/* A key as two words: it is made, compared and hashed in registers. */
+typedef __u64 __attribute__((may_alias)) word;
+
+/* key_of is the key of a packet that goes out of its pod, or into it. */
+static __always_inline void key_of(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out)
 {
-	__u8 *data;
+	word *words = (void *)k;
+
+	words[0] = out ? source | (__u64)destination << 32 : destination | (__u64)source << 32;
+	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32;
+}
+
+/* peek reads which connection a packet, at an offset, seems to be of. It returns 0, or why it
+ * is of none. */
+static __always_inline int peek(struct __sk_buff *skb, __u32 at, struct key *k, int out)
+{
+	const __u8 *data;
+	const __u32 *ends;
 
 	if (unlikely(skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present))
 		return OTHER;
@@ -507,22 +521,33 @@ static __always_inline int parse(struct __sk_buff *skb, __u32 at, struct headers
 		return OTHER;
 	if (data[at] != 0x45)
 		return OPTIONS;
-	switch (data[at + 9]) {
-	case TCP:
+	if (data[at + 9] != TCP && data[at + 9] != UDP)
+		return OTHER;
+	ends = (const void *)(data + at + 12);
+	key_of(k, ends[0], ends[1], ends[2], data[at + 9], out);
+	return 0;
+}
+
+/* parse takes the headers of a packet that was peeked at, and its checksum field where there
+ * is one. It returns 0, or why the packet is not for the fast path. */
+static __always_inline int parse(struct __sk_buff *skb, __u32 at, __u8 protocol, struct headers *h, __u16 *check)
+{
+	__u8 *data;
+
+	if (protocol == TCP) {
 		data = start(skb, at + IP_HLEN + 20);
 		if (!data)
 			return MALFORMED;
 		copy(h, data + at, sizeof(*h));
 		*check = *(__u16 *)(data + at + IP_HLEN + 16);
-		break;
-	case UDP:
+	} else {
+		data = start(skb, at + IP_HLEN + 8);
+		if (!data)
+			return MALFORMED;
 		copy(h, data + at, IP_HLEN + 8);
 		h->l4[1] &= 0xffff;
 		h->l4[2] = h->l4[3] = 0;
 		*check = *(__u16 *)(data + at + IP_HLEN + 6);
-		break;
-	default:
-		return OTHER;
 	}
 	if (HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
 		return FRAGMENT;
@@ -543,28 +568,6 @@ static __always_inline int parse(struct __sk_buff *skb, __u32 at, struct headers
 	return 0;
 }
 
-/* peek reads which connection a packet, at an offset, seems to be of, where that is easily
- * seen. */
-static __always_inline int peek(struct __sk_buff *skb, __u32 at, struct key *k, int out)
-{
-	const __u8 *data = field(skb, data);
-	const struct {
-		__be32 source, destination;
-		__be16 source_port, destination_port;
-	} *ends = (const void *)(data + at + 12);
-
-	if ((void *)data + at + IP_HLEN + 8 > field(skb, data_end) || skb->protocol != bpf_htons(ETH_P_IP) ||
-	    data[at] != 0x45 || (data[at + 9] != TCP && data[at + 9] != UDP))
-		return 0;
-	k->pod = out ? ends->source : ends->destination;
-	k->peer = out ? ends->destination : ends->source;
-	k->pod_port = out ? ends->source_port : ends->destination_port;
-	k->peer_port = out ? ends->destination_port : ends->source_port;
-	k->protocol = data[at + 9];
-	k->zero[0] = k->zero[1] = k->zero[2] = 0;
-	return 1;
-}
-
 /* whole tells whether the sum of an IP header is right. */
 static __always_inline int whole(const __u32 *ip)
 {
@@ -574,26 +577,6 @@ static __always_inline int whole(const __u32 *ip)
 	for (i = 0; i < 5; i++)
 		sum = add(sum, ip[i]);
 	return fold(sum) == 0xffff;
-}
-
-static __always_inline void key_out(struct key *k, const struct headers *h)
-{
-	k->pod = h->ip[3];
-	k->peer = h->ip[4];
-	k->pod_port = HALF(h->l4[0], 0);
-	k->peer_port = HALF(h->l4[0], 1);
-	k->protocol = PROTOCOL(h);
-	k->zero[0] = k->zero[1] = k->zero[2] = 0;
-}
-
-static __always_inline void key_in(struct key *k, const struct headers *h)
-{
-	k->pod = h->ip[4];
-	k->peer = h->ip[3];
-	k->pod_port = HALF(h->l4[0], 1);
-	k->peer_port = HALF(h->l4[0], 0);
-	k->protocol = PROTOCOL(h);
-	k->zero[0] = k->zero[1] = k->zero[2] = 0;
 }
 
 /* FAR is an address and a port in one word. */
@@ -616,7 +599,7 @@ static __always_inline struct key with_far(const struct key *k, __u64 far)
 
 static __always_inline int same_key(const struct key *a, const struct key *b)
 {
-	const __u64 *x = (const void *)a, *y = (const void *)b;
+	const word *x = (const void *)a, *y = (const void *)b;
 
 	return x[0] == y[0] && x[1] == y[1];
 }
@@ -624,7 +607,7 @@ static __always_inline int same_key(const struct key *a, const struct key *b)
 /* mix is the hash of a connection: what follows takes bits of it. */
 static __always_inline __u64 mix(const struct key *k)
 {
-	const __u64 *x = (const void *)k;
+	const word *x = (const void *)k;
 	__u64 h = x[0] + x[1] * 0x9e3779b97f4a7c15;
 
 	h ^= h >> 32;
@@ -653,6 +636,16 @@ static __always_inline int pick(struct cpu *c)
 	return 1;
 }
 
+/* unpick has a connection that opens or ends not be taken for an older one that had its
+ * ports. */
+static __always_inline void unpick(__u64 hash)
+{
+	__u64 *slot = &young[hash / HINTS % YOUNG];
+
+	if (*slot >> 32 == hash >> 32)
+		*slot = 0;
+}
+
 /* worth tells whether a connection that is picked has been picked before, long enough
  * ago. */
 static __always_inline int worth(__u64 hash, __u64 now)
@@ -667,6 +660,19 @@ static __always_inline int worth(__u64 hash, __u64 now)
 	if (same || age > 4 * WORTH / MS)
 		*slot = (__u64)part << 32 | ms;
 	return same;
+}
+
+/* noticed tells whether a packet that was peeked at, of a connection that is not known, is to
+ * be looked at. */
+static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash)
+{
+	const __u8 *data = field(skb, data);
+
+	if (k->protocol == TCP && (void *)data + at + IP_HLEN + 14 <= field(skb, data_end) && (data[at + IP_HLEN + 13] & TCP_SYN)) {
+		unpick(hash);
+		return 0;
+	}
+	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
@@ -1087,10 +1093,11 @@ static __always_inline struct flow *find(const struct key *wire, struct key *k)
 }
 
 /* close forgets a connection that opens or ends. A look takes no lock. */
-static __always_inline void close(const struct key *k, const struct flow *f)
+static __always_inline void close(const struct key *k, __u64 hash, const struct flow *f)
 {
 	struct key wire;
 
+	unpick(hash);
 	if (!f)
 		return;
 	if (f->far != far_of(k)) {
@@ -1139,20 +1146,19 @@ int leave(struct __sk_buff *skb)
 	if (!c)
 		return NEXT;
 	c->out_stage = 0;
-	if (likely(peek(skb, ETH_HLEN, &k, 1) && !hinted(mix(&k)) && !pick(c))) {
-		count(c, UNKNOWN);
-		return NEXT;
-	}
-	why = parse(skb, ETH_HLEN, &h, &check);
+	why = peek(skb, ETH_HLEN, &k, 1);
+	if (unlikely(why))
+		goto slow;
+	why = UNKNOWN;
+	hash = mix(&k);
+	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash))
+		goto slow;
+	why = parse(skb, ETH_HLEN, k.protocol, &h, &check);
 	if (why) {
-		if (why == ODD_FLAGS) {
-			key_out(&k, &h);
-close(&k, bpf_map_lookup_elem(&flows, &k));
-		}
+		if (why == ODD_FLAGS)
+			close(&k, hash, bpf_map_lookup_elem(&flows, &k));
 		goto slow;
 	}
-	key_out(&k, &h);
-	hash = mix(&k);
 	f = bpf_map_lookup_elem(&flows, &k);
 	if (f)
 		hint(hash);
@@ -1166,7 +1172,7 @@ close(&k, bpf_map_lookup_elem(&flows, &k));
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if (worth(hash, now))
+		if (!hinted(hash) || worth(hash, now))
 			goto look;
 		goto slow;
 	}
@@ -1397,7 +1403,9 @@ int land(struct __sk_buff *skb)
 	__u8 *data, vouched;
 	__u64 now;
 
-	if (!c || !peek(skb, at, &k, 0) || !hinted(mix(&k)))
+	data = field(skb, data);
+	if (!c || (void *)data + ETH_HLEN + IP_HLEN > field(skb, data_end) || data[ETH_HLEN + 9] != UDP ||
+	    peek(skb, at, &k, 0) || !hinted(mix(&k)))
 		return NEXT;
 	f = find(&k, &own);
 	if (!f)
@@ -1410,7 +1418,7 @@ int land(struct __sk_buff *skb)
 		return NEXT;
 	}
 	if (now >= alive_until || skb->mark || skb->pkt_type != PACKET_HOST || believed(&f->in, &f->out, &k, now) ||
-	    now - f->large < BEHIND || parse(skb, at, &h, &check))
+	    now - f->large < BEHIND || parse(skb, at, k.protocol, &h, &check))
 		return NEXT;
 	data = start(skb, at);
 	if (!data)
@@ -1468,21 +1476,21 @@ int arrive(struct __sk_buff *skb)
 
 	if (!c)
 		return NEXT;
-	if (likely(peek(skb, ETH_HLEN, &k, 0) && !hinted(mix(&k)) && !pick(c))) {
-		count(c, UNKNOWN);
-		return NEXT;
-	}
-	why = parse(skb, ETH_HLEN, &h, &check);
+	why = peek(skb, ETH_HLEN, &k, 0);
+	if (unlikely(why))
+		goto slow;
+	why = UNKNOWN;
+	hash = mix(&k);
+	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash))
+		goto slow;
+	why = parse(skb, ETH_HLEN, k.protocol, &h, &check);
 	if (why) {
 		if (why == ODD_FLAGS) {
-			key_in(&k, &h);
 			f = find(&k, &own);
-			close(&own, f);
+			close(&own, hash, f);
 		}
 		goto slow;
 	}
-	key_in(&k, &h);
-	hash = mix(&k);
 	f = find(&k, &own);
 	if (f)
 		hint(hash);
@@ -1499,7 +1507,7 @@ int arrive(struct __sk_buff *skb)
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if (worth(hash, now))
+		if (!hinted(hash) || worth(hash, now))
 			goto look;
 		goto slow;
 	}
