@@ -17,6 +17,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/grammar"
 )
 
 // Ends of the connection that is known in these tests.
@@ -120,70 +122,18 @@ func (f *Fastpath) forgetAll() error {
 	return err
 }
 
-// packet is one of TCP or UDP, and what is odd about it.
-type packet struct {
-	to, from          net.HardwareAddr
-	source, target    netip.AddrPort
-	protocol          uint8
-	tos, ttl, flags   byte
-	fragment          uint16
-	options           int
-	payload, trailing int
-	udpLength         int
+// knownConnection is the connection, to the device of prog.Run: its Ethernet address is 0.
+func knownConnection(sum bool) grammar.Connection {
+	c := grammar.Connection{Pod: knownPod, Peer: knownPeer, Front: knownPeer, MAC: knownMAC, Gateway: gateway, MTU: 1450}
+	copy(c.Outer[:], head(sum))
+	own := make(net.HardwareAddr, 6)
+	copy(c.Outer[:], slices.Concat(own, gateway))
+	copy(c.Outer[grammar.Overhead:], slices.Concat(own, gateway))
+	return c
 }
 
-func outPacket(protocol uint8) packet {
-	return packet{to: gateway, from: knownMAC, source: knownPod, target: knownPeer, protocol: protocol, ttl: 64, flags: tcpACK, fragment: 0x4000, payload: 100}
-}
-
-// in is one that comes: to the Ethernet address of the device of prog.Run.
-func inPacket(protocol uint8) packet {
-	p := outPacket(protocol)
-	p.to, p.from = make(net.HardwareAddr, 6), gateway
-	p.source, p.target = knownPeer, knownPod
-	return p
-}
-
-func (p packet) bytes() []byte {
-	l4 := 8
-	if p.protocol == unix.IPPROTO_TCP {
-		l4 = 20
-	}
-	b := append(slices.Concat(p.to, p.from), 0x08, 0x00)
-	header := make([]byte, 20+p.options)
-	header[0], header[1] = 0x40|byte(len(header)/4), p.tos
-	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+l4+p.payload))
-	binary.BigEndian.PutUint16(header[4:], 4711)
-	binary.BigEndian.PutUint16(header[6:], p.fragment)
-	header[8], header[9] = p.ttl, p.protocol
-	copy(header[12:], p.source.Addr().AsSlice())
-	copy(header[16:], p.target.Addr().AsSlice())
-	binary.BigEndian.PutUint16(header[10:], ^sum16(0, header))
-	b = append(b, header...)
-	b = binary.BigEndian.AppendUint16(b, p.source.Port())
-	b = binary.BigEndian.AppendUint16(b, p.target.Port())
-	if l4 == 20 {
-		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.flags, 1, 0, 0, 0, 0, 0)
-	} else {
-		b = binary.BigEndian.AppendUint16(b, uint16(8+p.payload+p.udpLength))
-		b = append(b, 0, 0)
-	}
-	return append(b, make([]byte, p.payload+p.trailing)...) // trailing may be less than none
-}
-
-// sum16 is the Internet checksum before its complement (RFC 1071).
-func sum16(sum uint32, b []byte) uint16 {
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	if len(b)%2 == 1 {
-		sum += uint32(b[len(b)-1]) << 8
-	}
-	for sum>>16 > 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return uint16(sum)
-}
+func outPacket(protocol uint8) grammar.Packet { return knownConnection(false).Out(protocol) }
+func inPacket(protocol uint8) grammar.Packet  { return knownConnection(false).In(protocol) }
 
 // run has a program see a packet, and tells what it counted. The packet is to go on as
 // it came.
@@ -231,34 +181,34 @@ func TestOdd(t *testing.T) {
 	}
 	type test struct {
 		name string
-		odd  func(*packet)
+		odd  func(*grammar.Packet)
 		mark uint32
 		flow func(*fastpathFlow)
 		want string
 	}
 	both := []test{
 		{name: "nothing odd", want: "unsummed"},
-		{name: "congestion", odd: func(p *packet) { p.tos = 3 }, want: "unsummed"},
-		{name: "push", odd: func(p *packet) { p.flags |= 0x08 }, want: "unsummed"},
-		{name: "no don't-fragment", odd: func(p *packet) { p.fragment = 0 }, want: "unsummed"},
-		{name: "options", odd: func(p *packet) { p.options = 4 }, want: "options"},
-		{name: "first fragment", odd: func(p *packet) { p.fragment = 0x2000 }, want: "fragment"},
-		{name: "last fragment", odd: func(p *packet) { p.fragment = 1 }, want: "fragment"},
-		{name: "evil", odd: func(p *packet) { p.fragment = 0x8000 }, want: "fragment"},
-		{name: "last hop", odd: func(p *packet) { p.ttl = 1 }, want: "last-hop"},
-		{name: "no hop", odd: func(p *packet) { p.ttl = 0 }, want: "last-hop"},
-		{name: "other hops", odd: func(p *packet) { p.ttl = 63 }, want: "unlike"},
-		{name: "other service", odd: func(p *packet) { p.tos = 0x28 }, want: "unlike"},
-		{name: "too large", odd: func(p *packet) { p.payload = 1500 }, want: "large"},
-		{name: "something behind", odd: func(p *packet) { p.trailing = 4 }, want: "malformed"},
-		{name: "too short", odd: func(p *packet) { p.trailing = -4 }, want: "malformed"},
+		{name: "congestion", odd: func(p *grammar.Packet) { p.TOS = 3 }, want: "unsummed"},
+		{name: "push", odd: func(p *grammar.Packet) { p.Flags |= 0x08 }, want: "unsummed"},
+		{name: "no don't-fragment", odd: func(p *grammar.Packet) { p.Fragment = 0 }, want: "unsummed"},
+		{name: "options", odd: func(p *grammar.Packet) { p.Options = 4 }, want: "options"},
+		{name: "first fragment", odd: func(p *grammar.Packet) { p.Fragment = 0x2000 }, want: "fragment"},
+		{name: "last fragment", odd: func(p *grammar.Packet) { p.Fragment = 1 }, want: "fragment"},
+		{name: "evil", odd: func(p *grammar.Packet) { p.Fragment = 0x8000 }, want: "fragment"},
+		{name: "last hop", odd: func(p *grammar.Packet) { p.TTL = 1 }, want: "last-hop"},
+		{name: "no hop", odd: func(p *grammar.Packet) { p.TTL = 0 }, want: "last-hop"},
+		{name: "other hops", odd: func(p *grammar.Packet) { p.TTL = 63 }, want: "unlike"},
+		{name: "other service", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, want: "unlike"},
+		{name: "too large", odd: func(p *grammar.Packet) { p.Payload = 1500 }, want: "large"},
+		{name: "something behind", odd: func(p *grammar.Packet) { p.Trailing = 4 }, want: "malformed"},
+		{name: "too short", odd: func(p *grammar.Packet) { p.Trailing = -4 }, want: "malformed"},
 		{name: "marked", mark: 1, want: "marked"},
-		{name: "ICMP", odd: func(p *packet) { p.protocol = unix.IPPROTO_ICMP }, want: "other"},
-		{name: "other port", odd: func(p *packet) {
-			p.source = netip.AddrPortFrom(p.source.Addr(), 1)
+		{name: "ICMP", odd: func(p *grammar.Packet) { p.Protocol = unix.IPPROTO_ICMP }, want: "other"},
+		{name: "other port", odd: func(p *grammar.Packet) {
+			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1)
 		}, want: "unknown"},
-		{name: "multicast", odd: func(p *packet) {
-			p.target = netip.AddrPortFrom(netip.MustParseAddr("224.0.0.5"), p.target.Port())
+		{name: "multicast", odd: func(p *grammar.Packet) {
+			p.Target = netip.AddrPortFrom(netip.MustParseAddr("224.0.0.5"), p.Target.Port())
 		}, want: "unknown"},
 		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
 		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
@@ -266,29 +216,29 @@ func TestOdd(t *testing.T) {
 		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "unlike"},
 	}
 	tcp := []test{
-		{name: "open", odd: func(p *packet) { p.flags = tcpSYN }, want: "odd-flags"},
-		{name: "opened", odd: func(p *packet) { p.flags |= tcpSYN }, want: "odd-flags"},
-		{name: "close", odd: func(p *packet) { p.flags |= tcpFIN }, want: "odd-flags"},
-		{name: "reset", odd: func(p *packet) { p.flags |= tcpRST }, want: "odd-flags"},
-		{name: "urgent", odd: func(p *packet) { p.flags |= tcpURG }, want: "odd-flags"},
-		{name: "no flags", odd: func(p *packet) { p.flags = 0 }, want: "odd-flags"},
+		{name: "open", odd: func(p *grammar.Packet) { p.Flags = tcpSYN }, want: "odd-flags"},
+		{name: "opened", odd: func(p *grammar.Packet) { p.Flags |= tcpSYN }, want: "odd-flags"},
+		{name: "close", odd: func(p *grammar.Packet) { p.Flags |= tcpFIN }, want: "odd-flags"},
+		{name: "reset", odd: func(p *grammar.Packet) { p.Flags |= tcpRST }, want: "odd-flags"},
+		{name: "urgent", odd: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: "odd-flags"},
+		{name: "no flags", odd: func(p *grammar.Packet) { p.Flags = 0 }, want: "odd-flags"},
 	}
 	udp := []test{
-		{name: "longer than it is", odd: func(p *packet) { p.udpLength = 1 }, want: "malformed"},
-		{name: "shorter than it is", odd: func(p *packet) { p.udpLength = -1 }, want: "malformed"},
+		{name: "longer than it is", odd: func(p *grammar.Packet) { p.UDPLength = 1 }, want: "malformed"},
+		{name: "shorter than it is", odd: func(p *grammar.Packet) { p.UDPLength = -1 }, want: "malformed"},
 	}
 	for _, way := range []struct {
 		name    string
 		program *ebpf.Program
-		base    func(uint8) packet
+		base    func(uint8) grammar.Packet
 		own     []test
 	}{
 		{"leave", f.Leave, outPacket, []test{
-			{name: "past the gateway", odd: func(p *packet) { p.to = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
-			{name: "in another's name", odd: func(p *packet) { p.from = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+			{name: "past the gateway", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+			{name: "in another's name", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
 		}},
 		{"arrive", f.Arrive, inPacket, []test{
-			{name: "to another host", odd: func(p *packet) { p.to = gateway }, want: "unlike"},
+			{name: "to another host", odd: func(p *grammar.Packet) { p.To = gateway }, want: "unlike"},
 		}},
 	} {
 		for _, of := range []struct {
@@ -303,7 +253,7 @@ func TestOdd(t *testing.T) {
 					if tt.odd != nil {
 						tt.odd(&p)
 					}
-					if got := f.run(t, way.program, p.bytes(), tt.mark); got != "["+tt.want+"]" {
+					if got := f.run(t, way.program, p.Bytes(), tt.mark); got != "["+tt.want+"]" {
 						t.Errorf("counted %s, want [%s]", got, tt.want)
 					}
 				})
@@ -331,7 +281,7 @@ func TestOdd(t *testing.T) {
 						if of.protocol == unix.IPPROTO_UDP && side != way.name {
 							want = "[unsummed]"
 						}
-						if got := f.run(t, way.program, way.base(of.protocol).bytes(), 0); got != want {
+						if got := f.run(t, way.program, way.base(of.protocol).Bytes(), 0); got != want {
 							t.Errorf("counted %s, want %s", got, want)
 						}
 					})
@@ -339,7 +289,7 @@ func TestOdd(t *testing.T) {
 			}
 			t.Run(way.name+" "+of.name+" wrong sum", func(t *testing.T) {
 				f.know(t, of.protocol, nil)
-				b := way.base(of.protocol).bytes()
+				b := way.base(of.protocol).Bytes()
 				b[24]++
 				if got := f.run(t, way.program, b, 0); got != "[malformed]" {
 					t.Errorf("counted %s, want [malformed]", got)
@@ -350,7 +300,7 @@ func TestOdd(t *testing.T) {
 				if err := f.Beat(monotonic(t)); err != nil {
 					t.Fatal(err)
 				}
-				if got := f.run(t, way.program, way.base(of.protocol).bytes(), 0); got != "[dead]" {
+				if got := f.run(t, way.program, way.base(of.protocol).Bytes(), 0); got != "[dead]" {
 					t.Errorf("counted %s, want [dead]", got)
 				}
 			})
@@ -389,9 +339,9 @@ func TestLand(t *testing.T) {
 			}
 			inner := inPacket(protocol)
 			if tt.full {
-				inner.payload = 1400
+				inner.Payload = 1400
 			}
-			b := wrap(inner.bytes(), false)
+			b := knownConnection(false).Wrap(inner.Bytes())
 			lands := tt.lands || tt.full && protocol == unix.IPPROTO_UDP
 			if !lands {
 				if got := f.run(t, f.Land, b, 0); got != "[]" {
@@ -402,7 +352,7 @@ func TestLand(t *testing.T) {
 			}
 			// A full one holds up the stream's others.
 			if tt.full && !lands {
-				f.run(t, f.Land, wrap(inPacket(protocol).bytes(), false), 0)
+				f.run(t, f.Land, knownConnection(false).Wrap(inPacket(protocol).Bytes()), 0)
 			}
 		}
 	}
@@ -417,15 +367,15 @@ func TestLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := inPacket(unix.IPPROTO_UDP)
-	other.source = netip.AddrPortFrom(other.source.Addr(), 1)
+	other.Source = netip.AddrPortFrom(other.Source.Addr(), 1)
 	delivered := inPacket(unix.IPPROTO_UDP)
-	delivered.to, delivered.from, delivered.ttl = knownMAC, gateway, 63
+	delivered.To, delivered.From, delivered.TTL = knownMAC, gateway, 63
 	elsewhere := delivered
-	elsewhere.to = gateway
+	elsewhere.To = gateway
 	for _, step := range []struct {
 		what    string
 		program *ebpf.Program
-		packet  packet
+		packet  grammar.Packet
 		want    string
 	}{
 		{"nothing was let go", f.Deliver, delivered, "[]"},
@@ -436,7 +386,7 @@ func TestLists(t *testing.T) {
 		{"it goes on", f.Deliver, delivered, "[untracked]"}, // which is asked of it alone
 		{"it has gone on", f.Deliver, delivered, "[]"},
 	} {
-		if got := f.run(t, step.program, step.packet.bytes(), 0); got != step.want {
+		if got := f.run(t, step.program, step.packet.Bytes(), 0); got != step.want {
 			t.Errorf("%s: counted %s, want %s", step.what, got, step.want)
 		}
 	}
@@ -452,8 +402,8 @@ func TestCloseForgets(t *testing.T) {
 			if name == "arrive" {
 				p = inPacket(unix.IPPROTO_TCP)
 			}
-			p.flags |= flag
-			f.run(t, program, p.bytes(), 0)
+			p.Flags |= flag
+			f.run(t, program, p.Bytes(), 0)
 			flows, err := f.Flows()
 			if err != nil {
 				t.Fatal(err)
@@ -499,12 +449,12 @@ func TestFlows(t *testing.T) {
 func TestForged(t *testing.T) {
 	f := loadForTest(t, nil)
 	inner := outPacket(unix.IPPROTO_UDP)
-	sent := inner.bytes()
-	inner.ttl--
-	arrived := inner.bytes()
-	outer := packet{to: gateway, from: knownMAC, source: netip.MustParseAddrPort("198.18.0.1:50000"), target: netip.MustParseAddrPort("198.18.0.2:8472"),
-		protocol: unix.IPPROTO_UDP, ttl: 64, payload: 8 + len(arrived)}
-	frame := outer.bytes()
+	sent := inner.Bytes()
+	inner.TTL--
+	arrived := inner.Bytes()
+	outer := grammar.Packet{To: gateway, From: knownMAC, Source: netip.MustParseAddrPort("198.18.0.1:50000"), Target: netip.MustParseAddrPort("198.18.0.2:8472"),
+		Protocol: unix.IPPROTO_UDP, TTL: 64, Payload: 8 + len(arrived)}
+	frame := outer.Bytes()
 	copy(frame[14+28+8:], arrived)
 	for name, tt := range map[string]struct {
 		stage uint8
@@ -571,7 +521,7 @@ func BenchmarkSlow(b *testing.B) {
 	}
 	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Land, f.Arrive, f.Deliver} {
 		b.Run(p.String(), func(b *testing.B) {
-			_, took, err := p.Benchmark(outPacket(unix.IPPROTO_UDP).bytes(), b.N, nil)
+			_, took, err := p.Benchmark(outPacket(unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -16,154 +15,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/grammar"
 )
 
 var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
-
-// grammar makes packets that are what a pod of the known connection sends or is sent, and
-// such as are nearly that.
-type grammar struct {
-	*rand.Rand
-	// front is the peer as the pod has it.
-	front netip.AddrPort
-}
-
-func (g grammar) often() bool { return g.IntN(4) > 0 }
-
-// base is a packet of the known connection.
-func (g grammar) base(out bool) packet {
-	p := inPacket(unix.IPPROTO_UDP)
-	if out {
-		p = outPacket(unix.IPPROTO_UDP)
-		p.target = g.front
-	}
-	if g.IntN(2) == 0 {
-		p.protocol = unix.IPPROTO_TCP
-		p.flags |= []byte{0, 0x08, 0x40, 0x80}[g.IntN(4)]
-	}
-	p.tos = byte(g.IntN(4))
-	p.fragment = uint16(g.IntN(2)) << 14
-	p.payload = []int{0, 1, 64, 99, 1400, 1402, 1410, 1411, 1422, 1423}[g.IntN(10)]
-	return p
-}
-
-// bend has something of a packet's description be odd.
-func (g grammar) bend(p *packet) {
-	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
-	address := func(a netip.AddrPort) netip.AddrPort {
-		raw := a.Addr().As4()
-		raw[g.IntN(4)] ^= 1 << g.IntN(8)
-		return netip.AddrPortFrom(netip.AddrFrom4(raw), a.Port())
-	}
-	mac := func() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(g.IntN(4))} }
-	switch g.IntN(14) {
-	case 0:
-		p.to = mac()
-	case 1:
-		p.from = mac()
-	case 2:
-		p.source = port(p.source)
-	case 3:
-		p.target = port(p.target)
-	case 4:
-		p.source = address(p.source)
-	case 5:
-		p.target = address(p.target)
-	case 6:
-		p.source, p.target = p.target, p.source
-	case 7:
-		p.protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132}[g.IntN(9)]
-	case 8:
-		p.tos = byte(g.Uint32())
-	case 9:
-		p.ttl = []byte{0, 1, 2, 63, 64, 65, 255}[g.IntN(7)]
-	case 10:
-		p.flags = byte(g.Uint32())
-	case 11:
-		p.fragment = uint16(1) << g.IntN(16)
-	case 12:
-		p.options = 4 * g.IntN(11)
-	case 13:
-		p.trailing = g.IntN(40) - min(20, p.payload)
-	}
-}
-
-// damage has some bytes be others, or not be.
-func (g grammar) damage(b []byte) []byte {
-	switch g.IntN(6) {
-	case 0:
-		return b[:15+g.IntN(len(b)-14)]
-	case 1:
-		return append(b, make([]byte, g.IntN(64))...)
-	case 2: // a VLAN
-		return slices.Concat(b[:12], []byte{0x81, 0x00, 0, byte(g.IntN(2))}, b[12:])
-	case 3:
-		return mend(g.flip(b))
-	default:
-		return g.flip(b)
-	}
-}
-
-// flip turns bits of the headers.
-func (g grammar) flip(b []byte) []byte {
-	for range 1 + g.IntN(3) {
-		b[g.IntN(min(len(b), 60))] ^= 1 << g.IntN(8)
-	}
-	return b
-}
-
-// mend makes the sum of an IP header right again.
-func mend(b []byte) []byte {
-	if n := 14 + int(b[14]&0xf)*4; n >= 34 && len(b) >= n {
-		b[24], b[25] = 0, 0
-		binary.BigEndian.PutUint16(b[24:], ^sum16(0, b[14:n]))
-	}
-	return b
-}
-
-// nest puts a packet into VXLAN: of another network, to another node, or of this one.
-func (g grammar) nest(b []byte, out bool) []byte {
-	p := g.base(out)
-	p.protocol, p.payload = unix.IPPROTO_UDP, 8+len(b)
-	if g.IntN(2) == 0 {
-		p.source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(g.IntN(3))}), p.source.Port())
-		p.target = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(g.IntN(3))}), 8472)
-	}
-	whole := p.bytes()
-	copy(whole[42:], []byte{0x08, 0, 0, 0, 0, 0, byte(g.IntN(3)), 0})
-	copy(whole[50:], b)
-	return whole
-}
-
-func (g grammar) packet(out bool) []byte {
-	if g.IntN(50) == 0 {
-		b := make([]byte, 15+g.IntN(200))
-		for i := range b {
-			b[i] = byte(g.Uint32())
-		}
-		return b
-	}
-	p := g.base(out)
-	for !g.often() {
-		g.bend(&p)
-	}
-	b := p.bytes()
-	for i := 14 + 28; i < len(b); i++ {
-		if p.protocol == unix.IPPROTO_UDP || i >= 14+40 {
-			b[i] = byte(i)
-		}
-	}
-	if p.protocol == unix.IPPROTO_UDP && len(b) >= 42 {
-		binary.BigEndian.PutUint16(b[40:], uint16(g.Uint32())) // what stands for the sum is anything
-	}
-	if g.IntN(8) == 0 {
-		b = g.nest(b, out)
-	}
-	if g.IntN(3) == 0 {
-		b = g.damage(b)
-	}
-	return b
-}
 
 // carried tells whether a packet is one for the fast path, by the words of docs/fastpath.md.
 func carried(b []byte, out bool, front netip.AddrPort) bool {
@@ -175,15 +31,15 @@ func carried(b []byte, out bool, front netip.AddrPort) bool {
 	l4, want := ip[20:], inPacket(0)
 	if out {
 		want = outPacket(0)
-		want.target = front
+		want.Target = front
 	}
 	switch {
 	case out && (!bytes.Equal(b[:6], gateway) || !bytes.Equal(b[6:12], knownMAC)),
-		!out && !bytes.Equal(b[:6], want.to),
-		ip[0] != 0x45, half(2) != len(ip), half(2) > 1450, sum16(0, ip[:20]) != 0xffff,
+		!out && !bytes.Equal(b[:6], want.To),
+		ip[0] != 0x45, half(2) != len(ip), half(2) > 1450, grammar.Sum(0, ip[:20]) != 0xffff,
 		half(6)&^0x4000 != 0, ip[8] != 64, ip[1]>>2 != 0,
-		!bytes.Equal(ip[12:16], want.source.Addr().AsSlice()), !bytes.Equal(ip[16:20], want.target.Addr().AsSlice()),
-		half(20) != int(want.source.Port()), half(22) != int(want.target.Port()):
+		!bytes.Equal(ip[12:16], want.Source.Addr().AsSlice()), !bytes.Equal(ip[16:20], want.Target.Addr().AsSlice()),
+		half(20) != int(want.Source.Port()), half(22) != int(want.Target.Port()):
 		return false
 	}
 	switch ip[9] {
@@ -200,7 +56,7 @@ func hopped(ip []byte) []byte {
 	ip = bytes.Clone(ip)
 	ip[8]--
 	ip[10], ip[11] = 0, 0
-	binary.BigEndian.PutUint16(ip[10:], ^sum16(0, ip[:20]))
+	binary.BigEndian.PutUint16(ip[10:], ^grammar.Sum(0, ip[:20]))
 	return ip
 }
 
@@ -220,7 +76,7 @@ func led(ip []byte, at int, to netip.AddrPort) []byte {
 			sum += uint32(^binary.BigEndian.Uint16(ip[at+2*i:])) + uint32(binary.BigEndian.Uint16(address[2*i:]))
 		}
 		sum += uint32(^binary.BigEndian.Uint16(l4)) + uint32(to.Port())
-		binary.BigEndian.PutUint16(check, ^sum16(sum, nil))
+		binary.BigEndian.PutUint16(check, ^grammar.Sum(sum, nil))
 		if ip[9] == unix.IPPROTO_UDP && check[0]|check[1] == 0 {
 			check[0], check[1] = 0xff, 0xff
 		}
@@ -230,8 +86,8 @@ func led(ip []byte, at int, to netip.AddrPort) []byte {
 	return ip
 }
 
-// outerForTest is in front of all that the known connection sends.
-func outerForTest(sum bool) (o fastpathOuter) {
+// head is in front of all that the known connection sends.
+func head(sum bool) []byte {
 	raw := slices.Concat([]byte{2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 0x08, 0x00}, // Ethernet
 		[]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2}, // IP
 		[]byte{0, 0, 0x21, 0x18, 0, 0, 0, 0}, []byte{0x08, 0, 0, 0, 0, 0, 1, 0},       // UDP, VXLAN
@@ -239,55 +95,24 @@ func outerForTest(sum bool) (o fastpathOuter) {
 	if sum {
 		raw[40], raw[41] = 0xff, 0xff
 	}
-	if _, err := binary.Decode(raw, binary.NativeEndian, &o.Head); err != nil {
+	return raw
+}
+
+// outerOf is how the programs know a head.
+func outerOf(head []byte) (o fastpathOuter) {
+	if _, err := binary.Decode(head, binary.NativeEndian, &o.Head); err != nil {
 		panic(err)
 	}
 	o.Nic = lo
 	return o
 }
 
-// landed is what the outer header had of what came out of the tunnel last.
+func outerForTest(sum bool) fastpathOuter { return outerOf(head(sum)) }
+
+// landedForTest is what the outer header had of what came out of the tunnel last.
 func landedForTest(sum bool) fastpathOuter {
-	o := outerForTest(sum)
-	raw := make([]byte, 64)
-	if _, err := binary.Encode(raw, binary.NativeEndian, o.Head); err != nil {
-		panic(err)
-	}
-	p := inPacket(0)
-	copy(raw, slices.Concat(p.to, p.from)) // so that it is for the device of prog.Run
-	copy(raw[50:], slices.Concat(p.to, p.from))
-	if _, err := binary.Decode(raw, binary.NativeEndian, &o.Head); err != nil {
-		panic(err)
-	}
-	return o
-}
-
-// wrap puts a packet into the tunnel as the other node does.
-func wrap(b []byte, sum bool) []byte {
-	head := make([]byte, 64)
-	o := landedForTest(sum)
-	if _, err := binary.Encode(head, binary.NativeEndian, o.Head); err != nil {
-		panic(err)
-	}
-	b = append(head[:50:50], b...)
-	b[15] = []byte{0, 1, 2, 2}[b[65%len(b)]&3] // RFC 6040
-	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
-	binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
-	return mend(b)
-}
-
-// bendOuter has something of the outer header be odd, or what is each packet's own.
-func (g grammar) bendOuter(b []byte) []byte {
-	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
-	binary.BigEndian.PutUint16(b[34:], uint16(g.Uint32()))
-	mend(b)
-	if g.IntN(2) == 0 {
-		b[g.IntN(50)] ^= 1 << g.IntN(8)
-		if g.IntN(2) == 0 {
-			mend(b)
-		}
-	}
-	return b
+	known := knownConnection(sum)
+	return outerOf(known.Outer[:])
 }
 
 // lands tells whether a packet is one that is taken out of the tunnel, by the words of
@@ -296,13 +121,10 @@ func lands(b []byte, sum bool, front netip.AddrPort) bool {
 	if len(b) < 64+28 || !carried(b[50:], false, front) {
 		return false
 	}
-	want := make([]byte, 64)
-	o := landedForTest(sum)
-	if _, err := binary.Encode(want, binary.NativeEndian, o.Head); err != nil {
-		panic(err)
-	}
+	known := knownConnection(sum)
+	want := known.Outer[:]
 	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
-	if b[14] != 0x45 || sum16(0, b[14:34]) != 0xffff || half(16) != len(b)-14 || half(38) != len(b)-34 || (half(40) != 0) != sum ||
+	if b[14] != 0x45 || grammar.Sum(0, b[14:34]) != 0xffff || half(16) != len(b)-14 || half(38) != len(b)-34 || (half(40) != 0) != sum ||
 		b[15]&3 != []byte{0, 1, 2, 2}[b[65]&3] || b[73] == unix.IPPROTO_TCP && len(b) >= 1450 {
 		return false
 	}
@@ -319,15 +141,11 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports 
 	if len(got) != len(b)+50 {
 		t.Fatalf("%d bytes became %d, want 50 more", len(b), len(got))
 	}
-	want := make([]byte, 64)
-	outer := outerForTest(sum)
-	if _, err := binary.Encode(want, binary.NativeEndian, outer.Head); err != nil {
-		t.Fatal(err)
-	}
+	want := head(sum)
 	want[15] = []byte{0, 1, 2, 2}[b[15]&3] // RFC 6040
 	binary.BigEndian.PutUint16(want[16:], uint16(len(got)-14))
 	copy(want[18:20], got[18:20]) // the identification is anything
-	binary.BigEndian.PutUint16(want[24:], ^sum16(0, want[14:34]))
+	binary.BigEndian.PutUint16(want[24:], ^grammar.Sum(0, want[14:34]))
 	port := binary.BigEndian.Uint16(got[34:])
 	if first, known := ports[b[23]]; known && first != port || port < 32768 || port >= 60999 {
 		t.Fatalf("the source port is %d, and was %d", port, first)
@@ -357,10 +175,10 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports 
 	}
 	field := binary.BigEndian.Uint16(got[at:])
 	got[at], got[at+1] = 0, 0
-	rest := sum16(0, got[84:])
-	binary.BigEndian.PutUint16(got[at:], sum16(uint32(^field)+uint32(^rest), nil))
-	pseudo := uint32(sum16(0, got[26:34])) + unix.IPPROTO_UDP + uint32(len(got)-34)
-	if s := sum16(pseudo, got[34:]); s != 0xffff {
+	rest := grammar.Sum(0, got[84:])
+	binary.BigEndian.PutUint16(got[at:], grammar.Sum(uint32(^field)+uint32(^rest), nil))
+	pseudo := uint32(grammar.Sum(0, got[26:34])) + unix.IPPROTO_UDP + uint32(len(got)-34)
+	if s := grammar.Sum(pseudo, got[34:]); s != 0xffff {
 		t.Fatalf("the outer sum is wrong: %#x of %x", s, got)
 	}
 }
@@ -370,7 +188,7 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports 
 // it came.
 func TestGrammar(t *testing.T) {
 	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
-	g := grammar{rand.New(rand.NewPCG(1, 2)), knownPeer}
+	g := grammar.Grammar{Rand: rand.New(rand.NewPCG(1, 2))}
 	ports := make(map[byte]uint16)
 	skb := make([]byte, 192)
 	var fast, slow int
@@ -379,15 +197,18 @@ func TestGrammar(t *testing.T) {
 	for range *packets {
 		if time.Since(known) > 100*time.Millisecond { // or it would be time to go and see
 			sum = !sum
+			front := g.Front
+			g.Connection = knownConnection(sum)
+			g.Front = front
 			if sum {
-				g.front = []netip.AddrPort{knownPeer, knownFront}[g.IntN(2)]
+				g.Front = []netip.AddrPort{knownPeer, knownFront}[g.IntN(2)]
 				clear(ports)
 			}
 			if err := f.forgetAll(); err != nil {
 				t.Fatal(err)
 			}
-			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_TCP}, nil)
-			f.knowAs(t, Flow{knownPod, g.front, unix.IPPROTO_UDP}, nil)
+			f.knowAs(t, Flow{knownPod, g.Front, unix.IPPROTO_TCP}, nil)
+			f.knowAs(t, Flow{knownPod, g.Front, unix.IPPROTO_UDP}, nil)
 			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(sum)), f.objects.Outers.Put(uint32(2), landedForTest(sum))); err != nil {
 				t.Fatal(err)
 			}
@@ -395,13 +216,16 @@ func TestGrammar(t *testing.T) {
 		}
 		program := []*ebpf.Program{f.Leave, f.Arrive, f.Land}[g.IntN(3)]
 		out := program == f.Leave
-		b := g.packet(out)
-		want := carried(b, out, g.front)
-		inner := b
+		var b, inner []byte
+		var want bool
 		if program == f.Land {
-			b = g.bendOuter(wrap(b, sum))
-			want = lands(b, sum, g.front)
-			inner = b[50:]
+			b = g.Wrapped()
+			want = lands(b, sum, g.Front)
+			inner = b[grammar.Overhead:]
+		} else {
+			b = g.Packet(out)
+			want = carried(b, out, g.Front)
+			inner = b
 		}
 		mark := uint32(0)
 		if g.IntN(50) == 0 {
@@ -416,7 +240,7 @@ func TestGrammar(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%x: %v", b, err)
 		}
-		translated := g.front != knownPeer
+		translated := g.Front != knownPeer
 		want = want && mark == 0
 		switch {
 		case code != redirect && int32(code) != -1:

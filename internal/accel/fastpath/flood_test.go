@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/grammar"
 )
 
 var flood = flag.Int("flood", 100_000, "how many new connections TestFlood makes")
@@ -40,7 +41,7 @@ func beginning(n int) []byte {
 		at, pseudo = 26, unix.IPPROTO_UDP+8
 	}
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
-	binary.BigEndian.PutUint16(b[at:], ^sum(pseudo+uint32(sum(0, b[12:20])), b[20:]))
+	binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(pseudo+uint32(grammar.Sum(0, b[12:20])), b[20:]))
 	return b
 }
 

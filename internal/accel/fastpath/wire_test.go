@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/grammar"
 )
 
 // frame is one from node0 to node1 on the wire, taken apart.
@@ -54,11 +55,11 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	check("outer length", half(outer+2), len(b)-outer)
 	check("outer UDP's length", half(outer+24), len(b)-outer-20)
 	check("inner length", half(inner+2), len(b)-inner)
-	check("outer header's sum", int(sum(0, b[outer:outer+20])), 0xffff)
-	check("inner header's sum", int(sum(0, b[inner:inner+20])), 0xffff)
+	check("outer header's sum", int(grammar.Sum(0, b[outer:outer+20])), 0xffff)
+	check("inner header's sum", int(grammar.Sum(0, b[inner:inner+20])), 0xffff)
 	pseudo := func(ip int) uint32 {
 		s := uint32(b[ip+9]) + uint32(half(ip+2)-20)
-		return s + uint32(sum(0, b[ip+12:ip+20]))
+		return s + uint32(grammar.Sum(0, b[ip+12:ip+20]))
 	}
 	at := inner + 20 + 6
 	if protocol == unix.IPPROTO_TCP {
@@ -67,12 +68,12 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	f.sum = half(outer+26) != 0
 	if f.sum && protocol == unix.IPPROTO_UDP {
 		// What the device would fill in, which the outer sum counts on.
-		if half(at) == int(sum(pseudo(inner), nil)) {
+		if half(at) == int(grammar.Sum(pseudo(inner), nil)) {
 			b[at], b[at+1] = 0, 0
-			binary.BigEndian.PutUint16(b[at:], ^sum(pseudo(inner), b[inner+20:]))
+			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(pseudo(inner), b[inner+20:]))
 		}
-		check("inner sum", int(sum(pseudo(inner), b[inner+20:])), 0xffff)
-		check("outer UDP's sum", int(sum(pseudo(outer), b[outer+20:])), 0xffff)
+		check("inner sum", int(grammar.Sum(pseudo(inner), b[inner+20:])), 0xffff)
+		check("outer UDP's sum", int(grammar.Sum(pseudo(outer), b[outer+20:])), 0xffff)
 	}
 	own := []int{outer + 2, outer + 4, outer + 10, outer + 24, outer + 26, inner + 2, inner + 4, inner + 10, at}
 	if protocol == unix.IPPROTO_UDP {
@@ -85,20 +86,6 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	}
 	f.headers = fmt.Sprintf("%x", b[:inner+20+l4])
 	return f, true, errors.Join(errs...)
-}
-
-// sum is the Internet checksum before its complement (RFC 1071).
-func sum(s uint32, b []byte) uint16 {
-	for i := 0; i+1 < len(b); i += 2 {
-		s += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	if len(b)%2 == 1 {
-		s += uint32(b[len(b)-1]) << 8
-	}
-	for s>>16 > 0 {
-		s = s&0xffff + s>>16
-	}
-	return uint16(s)
 }
 
 // capture takes the frames that come over the wire from node0, until stop returns them.

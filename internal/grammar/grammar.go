@@ -1,0 +1,286 @@
+// Package grammar makes packets to test with what carries packets: such as a connection
+// between pods sends and is sent, and such as are nearly that. It says of none what is to
+// become of it: package bpf shows them to single programs, and internal/accel/fastpath to a
+// node, beside another that does without these. It sends nothing.
+package grammar
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// What stands in front of a packet in a VXLAN tunnel over IPv4, and with the Ethernet header
+// of the packet itself (RFC 7348, section 5).
+const (
+	Overhead = 50
+	Head     = Overhead + 14
+)
+
+const tcp, udp = 6, 17
+
+// Packet is one of TCP or UDP over IPv4, and what is odd about it.
+type Packet struct {
+	To, From       net.HardwareAddr
+	Source, Target netip.AddrPort
+	Protocol       uint8
+	TOS, TTL       byte
+	// Flags are TCP's.
+	Flags byte
+	// Fragment is that field of the IP header: flags and offset.
+	Fragment uint16
+	// Options are so many bytes, a multiple of 4.
+	Options int
+	Payload int
+	// Trailing are bytes behind the packet, or less than 0 where its end is cut off.
+	Trailing int
+	// UDPLength is how much UDP's length is too much.
+	UDPLength int
+}
+
+// Bytes are the packet on Ethernet. The sums of TCP and UDP are 0: they are left to a device.
+func (p Packet) Bytes() []byte {
+	l4 := 8
+	if p.Protocol == tcp {
+		l4 = 20
+	}
+	b := append(slices.Concat(p.To, p.From), 0x08, 0x00)
+	header := make([]byte, 20+p.Options)
+	header[0], header[1] = 0x40|byte(len(header)/4), p.TOS
+	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+l4+p.Payload))
+	binary.BigEndian.PutUint16(header[4:], 4711)
+	binary.BigEndian.PutUint16(header[6:], p.Fragment)
+	header[8], header[9] = p.TTL, p.Protocol
+	copy(header[12:], p.Source.Addr().AsSlice())
+	copy(header[16:], p.Target.Addr().AsSlice())
+	binary.BigEndian.PutUint16(header[10:], ^Sum(0, header))
+	b = append(b, header...)
+	b = binary.BigEndian.AppendUint16(b, p.Source.Port())
+	b = binary.BigEndian.AppendUint16(b, p.Target.Port())
+	if l4 == 20 {
+		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.Flags, 1, 0, 0, 0, 0, 0)
+	} else {
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
+		b = append(b, 0, 0)
+	}
+	return append(b, make([]byte, p.Payload+p.Trailing)...)
+}
+
+// Sum is the Internet checksum before its complement, of bytes and what was added up before
+// (RFC 1071).
+func Sum(sum uint32, b []byte) uint16 {
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	if len(b)%2 == 1 {
+		sum += uint32(b[len(b)-1]) << 8
+	}
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// Connection is one of a pod to a pod of another node, of TCP and of UDP.
+type Connection struct {
+	Pod, Peer netip.AddrPort
+	// Front is the peer as the pod has it: itself, or a service.
+	Front netip.AddrPort
+	// MAC is the pod's Ethernet address, Gateway that of what it sends to.
+	MAC, Gateway net.HardwareAddr
+	// Outer is what stands in front of the peer's packets on the wire, the inner Ethernet header
+	// included. What is each packet's own is 0; a UDP checksum is not, if there is one.
+	Outer [Head]byte
+	// MTU of the pod.
+	MTU int
+}
+
+// Out is a packet of the pod, In one to it as it comes out of the tunnel.
+func (c Connection) Out(protocol uint8) Packet {
+	return Packet{To: c.Gateway, From: c.MAC, Source: c.Pod, Target: c.Front, Protocol: protocol, TTL: 64, Flags: 0x10, Fragment: 0x4000, Payload: 100}
+}
+
+func (c Connection) In(protocol uint8) Packet {
+	p := c.Out(protocol)
+	p.To, p.From = c.Outer[Overhead:][:6], c.Outer[Overhead+6:][:6]
+	p.Source, p.Target = c.Peer, c.Pod
+	return p
+}
+
+// Wrap puts a packet into the tunnel as the peer's node does.
+func (c Connection) Wrap(b []byte) []byte {
+	b = append(c.Outer[:Overhead:Overhead], b...)
+	b[15] = []byte{0, 1, 2, 2}[b[(Head+1)%len(b)]&3] // RFC 6040
+	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+	binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
+	return mend(b)
+}
+
+// Grammar makes the packets of a connection, and such as are nearly that.
+type Grammar struct {
+	*rand.Rand
+	Connection
+}
+
+func (g Grammar) often() bool { return g.IntN(4) > 0 }
+
+func (g Grammar) base(out bool) Packet {
+	p := g.In(udp)
+	if out {
+		p = g.Out(udp)
+	}
+	if g.IntN(2) == 0 {
+		p.Protocol = tcp
+		p.Flags |= []byte{0, 0x08, 0x40, 0x80}[g.IntN(4)]
+	}
+	p.TOS = byte(g.IntN(4))
+	p.Fragment = uint16(g.IntN(2)) << 14
+	most := g.MTU - 28 // of UDP
+	p.Payload = []int{0, 1, 64, 99, most - 22, most - 20, most - 12, most - 11, most, most + 1}[g.IntN(10)]
+	return p
+}
+
+// bend has something of a packet's description be odd.
+func (g Grammar) bend(p *Packet) {
+	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
+	address := func(a netip.AddrPort) netip.AddrPort {
+		raw := a.Addr().As4()
+		raw[g.IntN(4)] ^= 1 << g.IntN(8)
+		return netip.AddrPortFrom(netip.AddrFrom4(raw), a.Port())
+	}
+	mac := func() net.HardwareAddr {
+		return []net.HardwareAddr{g.MAC, g.Gateway, {2, 0, 0, 0, 0, byte(g.IntN(4))}, bytes.Repeat([]byte{0xff}, 6)}[g.IntN(4)]
+	}
+	switch g.IntN(14) {
+	case 0:
+		p.To = mac()
+	case 1:
+		p.From = mac()
+	case 2:
+		p.Source = port(p.Source)
+	case 3:
+		p.Target = port(p.Target)
+	case 4:
+		p.Source = address(p.Source)
+	case 5:
+		p.Target = address(p.Target)
+	case 6:
+		p.Source, p.Target = p.Target, p.Source
+	case 7:
+		p.Protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132}[g.IntN(9)]
+	case 8:
+		p.TOS = byte(g.Uint32())
+	case 9:
+		p.TTL = []byte{0, 1, 2, 63, 64, 65, 255}[g.IntN(7)]
+	case 10:
+		p.Flags = byte(g.Uint32())
+	case 11:
+		p.Fragment = uint16(1) << g.IntN(16)
+	case 12:
+		p.Options = 4 * g.IntN(11)
+	case 13:
+		p.Trailing = g.IntN(40) - min(20, p.Payload)
+	}
+}
+
+// damage has some bytes be others, or not be.
+func (g Grammar) damage(b []byte) []byte {
+	switch g.IntN(6) {
+	case 0:
+		return b[:15+g.IntN(len(b)-14)]
+	case 1:
+		return append(b, make([]byte, g.IntN(64))...)
+	case 2: // a VLAN
+		return slices.Concat(b[:12], []byte{0x81, 0x00, 0, byte(g.IntN(2))}, b[12:])
+	case 3:
+		return mend(g.flip(b))
+	default:
+		return g.flip(b)
+	}
+}
+
+// flip turns bits of the headers.
+func (g Grammar) flip(b []byte) []byte {
+	for range 1 + g.IntN(3) {
+		b[g.IntN(min(len(b), 60))] ^= 1 << g.IntN(8)
+	}
+	return b
+}
+
+// mend makes the sum of an IP header right again.
+func mend(b []byte) []byte {
+	if n := 14 + int(b[14]&0xf)*4; n >= 34 && len(b) >= n {
+		b[24], b[25] = 0, 0
+		binary.BigEndian.PutUint16(b[24:], ^Sum(0, b[14:n]))
+	}
+	return b
+}
+
+// nest puts a packet into VXLAN: of another network, to another node, or of this one.
+func (g Grammar) nest(b []byte, out bool) []byte {
+	p := g.base(out)
+	p.Protocol, p.Payload = udp, 8+len(b)
+	if g.IntN(2) == 0 {
+		node := func(at int) netip.Addr {
+			raw := [4]byte(g.Outer[at:])
+			raw[3] = byte(g.IntN(3))
+			return netip.AddrFrom4(raw)
+		}
+		p.Source = netip.AddrPortFrom(node(26), p.Source.Port())
+		p.Target = netip.AddrPortFrom(node(30), binary.BigEndian.Uint16(g.Outer[36:]))
+	}
+	whole := p.Bytes()
+	copy(whole[42:], g.Outer[42:50])
+	whole[48] ^= byte(g.IntN(3))
+	copy(whole[50:], b)
+	return whole
+}
+
+// Packet is one that the pod sends, or is sent, as it comes out of the tunnel.
+func (g Grammar) Packet(out bool) []byte {
+	if g.IntN(50) == 0 {
+		b := make([]byte, 15+g.IntN(200))
+		for i := range b {
+			b[i] = byte(g.Uint32())
+		}
+		return b
+	}
+	p := g.base(out)
+	for !g.often() {
+		g.bend(&p)
+	}
+	b := p.Bytes()
+	for i := 14 + 28; i < len(b); i++ {
+		if p.Protocol == udp || i >= 14+40 {
+			b[i] = byte(i)
+		}
+	}
+	if p.Protocol == udp && len(b) >= 42 {
+		binary.BigEndian.PutUint16(b[40:], uint16(g.Uint32())) // what stands for the sum is anything
+	}
+	if g.IntN(8) == 0 {
+		b = g.nest(b, out)
+	}
+	if g.IntN(3) == 0 {
+		b = g.damage(b)
+	}
+	return b
+}
+
+// Wrapped is one that the pod is sent, in the tunnel, which may be bent too.
+func (g Grammar) Wrapped() []byte {
+	b := g.Wrap(g.Packet(false))
+	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
+	binary.BigEndian.PutUint16(b[34:], uint16(g.Uint32()))
+	mend(b)
+	if g.IntN(2) == 0 {
+		b[g.IntN(Overhead)] ^= 1 << g.IntN(8)
+		if g.IntN(2) == 0 {
+			mend(b)
+		}
+	}
+	return b
+}
