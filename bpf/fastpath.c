@@ -89,6 +89,7 @@
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
 	__u8 ip_summed : 2;
+	__u8 csum_level : 2;
 };
 
 struct ip_ct_tcp_state {
@@ -964,6 +965,16 @@ static __always_inline __u8 summed(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD(s, ip_summed);
 }
 
+/* inner_summed tells whether somebody vouches for the inner sum of a packet in the tunnel,
+ * and not for the outer one alone, be it that there is none. */
+static __always_inline int inner_summed(struct __sk_buff *skb)
+{
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+	__u8 by = BPF_CORE_READ_BITFIELD(s, ip_summed);
+
+	return by == CHECKSUM_PARTIAL || (by == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level)) || any_sum;
+}
+
 /* source_port is what the kernel gives the flow (udp_flow_src_port in
  * include/net/udp.h), or 0 where it takes other things than the hash. */
 static __always_inline __be16 source_port(struct __sk_buff *skb)
@@ -1398,9 +1409,9 @@ int land(struct __sk_buff *skb)
 	struct headers h;
 	struct flow *f;
 	struct key k, own;
-	__u16 check = 0, sum;
+	__u16 check = 0;
 	__u32 g, place;
-	__u8 *data, vouched;
+	__u8 *data;
 	__u64 now;
 
 	data = field(skb, data);
@@ -1430,7 +1441,6 @@ int land(struct __sk_buff *skb)
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
 	    (o.head.tos & 3) != outer_tos(TOS(&h)))
 		return NEXT;
-	sum = o.head.udp_check;
 	common(&o);
 	place = f->landed_place;
 	known = bpf_map_lookup_elem(&outers, &place);
@@ -1440,8 +1450,7 @@ int land(struct __sk_buff *skb)
 	pod = bpf_map_lookup_elem(&pods, &place);
 	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || LENGTH(&h) > mtu)
 		return NEXT;
-	vouched = summed(skb);
-	if (vouched == CHECKSUM_COMPLETE || (vouched == CHECKSUM_NONE && sum && !any_sum))
+	if (!inner_summed(skb))
 		return NEXT;
 	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_NO_CSUM_RESET))
 		return NEXT;

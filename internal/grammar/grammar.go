@@ -123,6 +123,8 @@ func (c Connection) Wrap(b []byte) []byte {
 type Grammar struct {
 	*rand.Rand
 	Connection
+	// Large has the pod send some that are to be cut before they are on the wire (GSO).
+	Large bool
 }
 
 func (g Grammar) often() bool { return g.IntN(4) > 0 }
@@ -140,6 +142,9 @@ func (g Grammar) base(out bool) Packet {
 	p.Fragment = uint16(g.IntN(2)) << 14
 	most := g.MTU - 28 // of UDP
 	p.Payload = []int{0, 1, 64, 99, most - 22, most - 20, most - 12, most - 11, most, most + 1}[g.IntN(10)]
+	if g.Large && out && g.IntN(16) == 0 {
+		p.Payload = 2*most + g.IntN(4*most)
+	}
 	return p
 }
 
@@ -169,6 +174,9 @@ func (g Grammar) bend(p *Packet) {
 		p.Target = address(p.Target)
 	case 6:
 		p.Source, p.Target = p.Target, p.Source
+		if p.Target == g.Peer { // which the pod knows as another
+			p.Target = g.Front
+		}
 	case 7:
 		p.Protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132}[g.IntN(9)]
 	case 8:

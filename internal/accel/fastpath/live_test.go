@@ -70,7 +70,7 @@ func newWorld(t *testing.T, shape, offload string) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13]}
+	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d %d", t.Name(), os.Getpid(), time.Now().UnixNano())))[:13]}
 	l, err := lab.Up(t.Context(), lab.Config{
 		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500},
 	}, lab.Options{Dir: t.TempDir()})
@@ -183,6 +183,13 @@ var service = netip.MustParseAddrPort("10.96.0.9:80")
 // then on, as kube-proxy does.
 func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
+	w.serve(server, protocol)
+	return service
+}
+
+// serve is byService of some protocols.
+func (w *world) serve(server netip.AddrPort, protocols ...byte) {
+	w.Helper()
 	ns := w.ns("n0")
 	defer ns.Close()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
@@ -196,18 +203,19 @@ func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	is := func(load expr.Any, data []byte) []expr.Any {
 		return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
 	}
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
-		is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, service.Addr().AsSlice()),
-		is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
-		[]expr.Any{
-			&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
-			&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
-		})})
+	for _, protocol := range protocols {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
+			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, service.Addr().AsSlice()),
+			is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
+			[]expr.Any{
+				&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
+				&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
+				&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+			})})
+	}
 	if err := conn.Flush(); err != nil {
 		w.Fatal(err)
 	}
-	return service
 }
 
 // masqueraded has node0 send what goes to the server in its own name.

@@ -1,0 +1,599 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/grammar"
+)
+
+var packets = flag.Int("packets", 16_000, "how many packets TestBeside makes")
+
+const (
+	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
+	// connections are known at a time, each of TCP and of UDP. Some end with every other
+	// hundred packets, so there are others after a while.
+	connections = 48
+	while       = 4000
+	// at a time so many packets are on their way.
+	volley = 100
+)
+
+// vnet is struct virtio_net_hdr, which a packet socket has in front of each packet: what a
+// device knows of it.
+type vnet struct {
+	Flags, GSO                        byte
+	Headers, Segment, SumStart, SumAt uint16
+}
+
+// groups is where a node tells of the multicast groups that it is in, when it likes (RFC 3376).
+var groups = []byte{0x01, 0x00, 0x5e, 0, 0, 22}
+
+const (
+	needsSum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
+	gsoTCP   = 1 // VIRTIO_NET_HDR_GSO_TCPV4
+)
+
+// shot is a packet that is put in at an end of a node.
+type shot struct {
+	end int
+	vnet
+	frame []byte
+}
+
+// Ends of a node: its first two pods, and the wire.
+const (
+	pod0, pod1, onWire = 0, 1, 2
+)
+
+// alone is a node whose ends are in a test's hands: what it sends to pods or to the wire is
+// captured there and goes no further, so that it answers for itself alone.
+type alone struct {
+	*world
+	sockets [3]int
+	links   [2]net.HardwareAddr
+	like    grammar.Connection
+	buf     []byte
+	mark    uint64
+}
+
+func newAlone(t *testing.T, shape, offload string) *alone {
+	t.Helper()
+	a := &alone{world: newWorld(t, shape, offload), buf: make([]byte, 1<<17)}
+	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop.Close()
+	// Packets of a pod's stack have the hash of their socket; so have most of these.
+	hash, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its length, of struct __sk_buff
+		asm.And.Imm(asm.R2, 7),
+		asm.JEq.Imm(asm.R2, 7, "none"),
+		asm.FnGetHashRecalc.Call(),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("none"), // TCX_NEXT
+		asm.Return(),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hash.Close()
+	var index [2]int // of the pods' links on the node
+	for i, at := range []struct{ place, device string }{{"n0p0", "eth0"}, {"n0p1", "eth0"}, {"sw", "node0"}} {
+		a.in(at.place, func() error {
+			device, err := netlink.LinkByName(at.device)
+			if err != nil {
+				return err
+			}
+			if i != onWire {
+				a.links[i], index[i] = device.Attrs().HardwareAddr, device.Attrs().ParentIndex
+				// So that it can send what is too large for the way on.
+				if err := netlink.LinkSetMTU(device, 16000); err != nil {
+					return err
+				}
+			}
+			if a.sockets[i], err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+				return err
+			}
+			t.Cleanup(func() { unix.Close(a.sockets[i]) })
+			timeout := unix.NsecToTimeval(int64(patience))
+			attach := func(p *ebpf.Program, to ebpf.AttachType) error {
+				held, err := link.AttachTCX(link.TCXOptions{Interface: device.Attrs().Index, Program: p, Attach: to})
+				if err == nil {
+					t.Cleanup(func() { held.Close() })
+				}
+				return err
+			}
+			return errors.Join(
+				attach(drop, ebpf.AttachTCXIngress),
+				attach(hash, ebpf.AttachTCXEgress),
+				os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0), // which speaks up by itself
+				unix.SetsockoptInt(a.sockets[i], unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
+				unix.SetsockoptInt(a.sockets[i], unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
+				unix.SetsockoptInt(a.sockets[i], unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+				unix.SetsockoptTimeval(a.sockets[i], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
+				unix.Bind(a.sockets[i], &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: device.Attrs().Index}), // ETH_P_ALL in network order
+			)
+		})
+	}
+	var vteps, nics [2]net.HardwareAddr
+	var tunnel *netlink.Vxlan
+	for i := range vteps {
+		a.in(fmt.Sprintf("n%d", i), func() error {
+			links, err := netlink.LinkList()
+			for _, l := range links {
+				if v, ok := l.(*netlink.Vxlan); ok && v.SrcAddr.To4() != nil {
+					tunnel, vteps[i] = v, v.HardwareAddr
+				}
+				if l.Attrs().Name == "eth0" {
+					nics[i] = l.Attrs().HardwareAddr
+				}
+			}
+			return err
+		})
+	}
+	a.in("n0", func() error { return a.settle(index, nics[1]) })
+	a.asThemselves()
+	a.like = grammar.Connection{
+		Peer: netip.AddrPortFrom(pod(1, 0), 5000), Front: netip.AddrPortFrom(pod(1, 0), 5000),
+		MAC: a.links[0], Gateway: a.gateway(index[0]), MTU: 1450,
+	}
+	vni := binary.BigEndian.AppendUint32(nil, uint32(tunnel.VxlanId)<<8)
+	port := binary.BigEndian.AppendUint16(nil, uint16(tunnel.Port))
+	head := bytes.Join([][]byte{nics[0], nics[1], {0x08, 0x00},
+		{0x45, 0, 0, 0, 0, 0, 0, 0, 64, udp, 0, 0, 198, 18, 0, 2, 198, 18, 0, 1},
+		{0, 0}, port, {0, 0, 0, 0}, {0x08, 0, 0, 0}, vni,
+		vteps[0], vteps[1], {0x08, 0x00}}, nil)
+	copy(a.like.Outer[:], head)
+	return a
+}
+
+// gateway is what a pod sends to: the bridge that its link is in, or the link.
+func (a *alone) gateway(index int) (mac net.HardwareAddr) {
+	a.Helper()
+	a.in("n0", func() error {
+		l, err := netlink.LinkByIndex(index)
+		if err == nil && l.Attrs().MasterIndex != 0 {
+			l, err = netlink.LinkByIndex(l.Attrs().MasterIndex)
+		}
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	return mac
+}
+
+// settle has the node, whose pods' links these are, know its neighbours for good, and do
+// nothing by the clock: no two nodes would do that at the same packet.
+func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	know := func(device int, ip net.IP, mac net.HardwareAddr) error {
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: device, State: netlink.NUD_PERMANENT, IP: ip, HardwareAddr: mac})
+	}
+	errs := []error{
+		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 2), nic),
+		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 254), nic), // the default route's
+	}
+	asks := []string{"eth0"}
+	for i, index := range index {
+		l, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, netlink.LinkSetMTU(l, 16000))
+		asks = append(asks, l.Attrs().Name)
+		device := index
+		if master := l.Attrs().MasterIndex; master != 0 {
+			device = master
+			// What a bridge learns is announced, and heard of some packets later.
+			errs = append(errs, netlink.LinkSetLearning(l, false), netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE,
+				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: a.links[i]}))
+			bridge, err := netlink.LinkByIndex(master)
+			if err != nil {
+				return err
+			}
+			asks = append(asks, bridge.Attrs().Name)
+		}
+		errs = append(errs, know(device, pod(0, i).AsSlice(), a.links[i]))
+	}
+	set := func(key, value string) {
+		errs = append(errs, os.WriteFile("/proc/sys/net/"+key, []byte(value), 0))
+	}
+	for _, device := range asks {
+		set("ipv4/neigh/"+device+"/mcast_solicit", "0") // nobody else is there
+		set("ipv4/conf/"+device+"/send_redirects", "0")
+	}
+	set("ipv4/conf/all/send_redirects", "0")
+	set("ipv4/icmp_ratemask", "0")
+	set("ipv4/ipfrag_time", "3600")
+	set("ipv4/ipfrag_high_thresh", fmt.Sprint(1<<30))
+	set("ipv6/conf/all/disable_ipv6", "1")
+	set("netfilter/nf_conntrack_tcp_be_liberal", "1") // as the fast path has it
+	return errors.Join(errs...)
+}
+
+// asThemselves has the node send what it forwards in no name but the sender's: the port that
+// it would take for its own is random.
+func (a *alone) asThemselves() {
+	a.Helper()
+	ns := a.ns("n0")
+	defer ns.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		a.Fatal(err)
+	}
+	conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "slipstream"}, Name: "postrouting"})
+	if err := conn.Flush(); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// put has a packet come in at an end. It tells whether the device there took it.
+func (a *alone) put(s shot) bool {
+	a.Helper()
+	b := binary.LittleEndian.AppendUint16([]byte{s.Flags, s.GSO}, s.Headers)
+	for _, v := range []uint16{s.Segment, s.SumStart, s.SumAt} {
+		b = binary.LittleEndian.AppendUint16(b, v)
+	}
+	_, err := unix.Write(a.sockets[s.end], append(b, s.frame...))
+	if err != nil && !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOMEM) {
+		a.Fatalf("send at end %d: %v: %x", s.end, err, s.frame)
+	}
+	return err == nil
+}
+
+// take is all that came out at the ends, once all that was put in has come through: what is
+// put in behind it has.
+func (a *alone) take(see func(end int, frame []byte)) {
+	a.Helper()
+	c := a.like
+	c.Pod = netip.AddrPortFrom(pod(0, 0), 9)
+	c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 9)
+	c.Front = c.Peer
+	for range 2 { // GRO may have held something back
+		a.mark++
+		last := binary.BigEndian.AppendUint64([]byte("the last"), a.mark)
+		out, in := c.Out(udp), c.In(udp)
+		out.Payload, in.Payload = 0, 0
+		outer, inner := append(out.Bytes(), last...), append(in.Bytes(), last...)
+		for _, b := range [][]byte{outer, inner} {
+			binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+			binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
+			b[24], b[25] = 0, 0
+			binary.BigEndian.PutUint16(b[24:], ^grammar.Sum(0, b[14:34]))
+		}
+		a.put(shot{end: pod0, frame: outer})
+		a.put(shot{end: onWire, frame: c.Wrap(inner)})
+		for _, end := range []int{onWire, pod0, pod1} {
+			for {
+				flags := 0
+				if end == pod1 {
+					flags = unix.MSG_DONTWAIT
+				}
+				n, _, err := unix.Recvfrom(a.sockets[end], a.buf, flags)
+				if end == pod1 && errors.Is(err, unix.EAGAIN) {
+					break
+				}
+				if err != nil {
+					a.Fatalf("end %d: %v", end, err)
+				}
+				b := a.buf[:n]
+				if bytes.HasSuffix(b, last) {
+					break
+				}
+				if !bytes.Contains(b, last[:8]) && !bytes.Equal(b[10:16], groups) {
+					see(end, b)
+				}
+			}
+		}
+	}
+}
+
+// alike is a captured frame without what is to differ: identifications of the kernel's own
+// packets, the outer sum of one that is to be cut, and how much of it lies in one piece.
+func alike(b []byte) string {
+	b[2], b[3] = 0, 0
+	header := func(at int) {
+		if len(b) < at+20 || b[at] != 0x45 || grammar.Sum(0, b[at:at+20]) != 0xffff {
+			return
+		}
+		for _, i := range []int{4, 5, 10, 11} {
+			b[at+i] = 0
+		}
+	}
+	const outer, inner = 10 + 14, 10 + grammar.Head
+	if len(b) > inner+20 && b[outer-2] == 0x08 && b[outer+9] == udp {
+		header(outer)
+		if b[1] != 0 {
+			b[outer+26], b[outer+27] = 0, 0
+		}
+		if b[inner+9] == unix.IPPROTO_ICMP {
+			header(inner)
+		}
+	} else if len(b) > outer+20 && b[outer+9] == unix.IPPROTO_ICMP {
+		header(outer)
+	}
+	return string(b)
+}
+
+// loads is a packet's sum being left to a device, as a pod's stack does.
+func left(b []byte, at int) vnet {
+	if len(b) < at+20+18 || b[at+9] != tcp && b[at+9] != udp {
+		return vnet{}
+	}
+	v := vnet{Flags: needsSum, SumStart: uint16(at + 20), SumAt: 6}
+	if b[at+9] == tcp {
+		v.SumAt = 16
+	}
+	return v
+}
+
+// summed has the sums of TCP or UDP in a packet at an offset be right.
+func summed(b []byte, at int) {
+	if len(b) < at+20+18 || b[at] != 0x45 {
+		return
+	}
+	field := at + 26
+	if b[at+9] == tcp {
+		field = at + 36
+	}
+	b[field], b[field+1] = 0, 0
+	pseudo := uint32(grammar.Sum(uint32(b[at+9])+uint32(len(b)-at-20), b[at+12:at+20]))
+	s := ^grammar.Sum(pseudo, b[at+20:])
+	if s == 0 {
+		s = 0xffff
+	}
+	binary.BigEndian.PutUint16(b[field:], s)
+}
+
+// shoot makes a packet that comes in at some end.
+func shoot(g grammar.Grammar) shot {
+	if g.IntN(2) == 0 {
+		s := shot{end: pod0, frame: g.Packet(true)}
+		if g.IntN(20) == 0 {
+			s.end = pod1
+		}
+		if g.IntN(10) > 0 {
+			s.vnet = left(s.frame, 14)
+		}
+		if g.Large && s.SumAt == 16 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
+			s.GSO, s.Headers, s.Segment = gsoTCP, 54, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
+		}
+		return s
+	}
+	s := shot{end: onWire, frame: g.Wrapped()}
+	switch g.IntN(8) {
+	case 0: // nobody vouches for it
+	case 1:
+		summed(s.frame, grammar.Head)
+	case 2:
+		summed(s.frame, grammar.Head)
+		summed(s.frame, 14)
+	case 3:
+		s.vnet = left(s.frame, 14) // the outer sum
+	default:
+		s.vnet = left(s.frame, grammar.Head)
+	}
+	return s
+}
+
+// open has a connection begin, at either end.
+func open(c grammar.Connection, byPod bool) (all []shot) {
+	step := func(out bool, protocol, flags byte) {
+		p, s := c.Out(protocol), shot{end: pod0}
+		if !out {
+			p, s = c.In(protocol), shot{end: onWire}
+		}
+		p.Flags = flags
+		b := p.Bytes()
+		s.vnet = left(b, 14)
+		pseudo := grammar.Sum(uint32(protocol)+uint32(len(b)-34), b[26:34])
+		binary.BigEndian.PutUint16(b[s.SumStart+s.SumAt:], pseudo)
+		if s.frame = b; !out {
+			s.frame = c.Wrap(b)
+			s.vnet = left(s.frame, grammar.Head)
+		}
+		all = append(all, s)
+	}
+	step(byPod, tcp, 0x02)
+	step(!byPod, tcp, 0x12)
+	step(byPod, tcp, 0x10)
+	step(byPod, udp, 0)
+	step(!byPod, udp, 0)
+	return all
+}
+
+// talk is a packet each way of a connection that is open, of either protocol.
+func talk(c grammar.Connection) []shot {
+	return append(open(c, false)[2:], open(c, true)[2:3]...)
+}
+
+// TestBeside has packets of all kinds come from pods and from the wire to two nodes, of which
+// one has the fast path, with connections on it: what comes out at the other ends is the same,
+// byte for byte but for identifications. -packets 1000000 takes some minutes.
+func TestBeside(t *testing.T) {
+	log := kernelLog(t)
+	for i, shape := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			sides := [2]*alone{newAlone(t, shape, offloads[i]), newAlone(t, shape, offloads[i])}
+			fast := sides[0]
+			for _, a := range sides {
+				a.serve(a.like.Peer, tcp, udp)
+			}
+			fast.start()
+			// One CPU has all packets wait in one line, so none is overtaken by the last.
+			runtime.LockOSThread() // which ends with the test
+			var cpus unix.CPUSet
+			cpus.Set(0)
+			if err := unix.SchedSetaffinity(0, &cpus); err != nil {
+				t.Fatal(err)
+			}
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: offloads[i] == v1alpha1.OffloadFull}
+			var known []grammar.Connection
+			port, shown, refused, differ := uint16(20000), 0, 0, 0
+			var carried, large uint64
+			sum := func() uint64 { c := fast.counts(0); return c["fast-out"] + c["fast-in"] }
+			nothing := func(int, []byte) {}
+			for n := 0; n < *packets/len(shapes); n += volley {
+				if n%while == 0 {
+					known = known[:0]
+					for i := range connections {
+						c := fast.like
+						if port++; port > 30000 {
+							port = 20000
+						}
+						c.Pod = netip.AddrPortFrom(pod(0, 0), port)
+						if i%2 == 0 {
+							c.Front = service
+						}
+						known = append(known, c)
+					}
+					begin(t, sides, known)
+				}
+				shots := make([]shot, volley)
+				for i := range shots {
+					g.Connection = known[g.IntN(len(known))]
+					shots[i] = shoot(g)
+				}
+				came := make(map[string]int)
+				before := sum()
+				for i, a := range sides {
+					each := 1 - 2*i
+					for j, s := range shots {
+						if !a.put(s) {
+							refused++
+						}
+						_ = j
+					}
+					a.take(func(end int, frame []byte) {
+						if frame[1] != 0 {
+							large++
+						}
+						came[fmt.Sprint(end)+alike(frame)] += each
+					})
+				}
+				carried += sum() - before
+				shown += volley
+				for frame, n := range came {
+					if n == 0 {
+						continue
+					}
+					differ++
+					if differ <= 10 {
+						t.Errorf("the node with the fast path sent this %+d times more to end %s: %x %x", n, frame[:1], frame[1:11], frame[11:min(len(frame), 200)])
+					}
+				}
+				if differ > 0 {
+					for _, s := range shots {
+						t.Logf("shot %d %v %x", s.end, s.vnet, s.frame[:min(len(s.frame), 150)])
+					}
+					break
+				}
+			}
+			_ = nothing
+			t.Logf("%d packets, %d of them refused, %d times was one carried, %d large ones came out, %d differences; %v",
+				shown, refused/2, carried, large, differ, fast.counts(0))
+			if carried < uint64(shown)/10 {
+				t.Error("too few were carried")
+			}
+		})
+	}
+	log()
+}
+
+// begin has connections open on both sides, no others be open there, and those of the first
+// be on its fast path.
+func begin(t *testing.T, sides [2]*alone, all []grammar.Connection) {
+	t.Helper()
+	nothing := func(int, []byte) {}
+	for _, a := range sides {
+		a.in("n0", func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		for i, c := range all {
+			for _, s := range open(c, c.Front == service || i%4 == 1) {
+				a.put(s)
+			}
+		}
+		a.take(nothing)
+	}
+	a := sides[0]
+	var out, in uint64
+	a.eventually("the connections are on the fast path", func() {
+		before := a.counts(0)
+		for _, c := range all {
+			for _, s := range talk(c) {
+				a.put(s)
+			}
+		}
+		a.take(nothing)
+		now := a.counts(0)
+		out, in = now["fast-out"]-before["fast-out"], now["fast-in"]-before["fast-in"]
+	}, func() bool { return min(out, in) >= uint64(2*len(all))*9/10 })
+}
+
+// kernelLog has the test fail, when what it returns is called, if the kernel has warned since.
+func kernelLog(t *testing.T) func() {
+	t.Helper()
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Seek(fd, 0, unix.SEEK_END)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return func() {
+		t.Helper()
+		buf := make([]byte, 1<<13)
+		for {
+			n, err := unix.Read(fd, buf)
+			if errors.Is(err, unix.EAGAIN) {
+				return
+			}
+			if errors.Is(err, unix.EPIPE) {
+				t.Error("the kernel said more than it kept")
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Documentation/ABI/testing/dev-kmsg
+			var priority int
+			about, text, _ := strings.Cut(string(buf[:n]), ";")
+			if _, err := fmt.Sscanf(about, "%d,", &priority); err != nil {
+				t.Fatal(err)
+			}
+			if priority&7 <= 4 && !strings.Contains(text, "callbacks suppressed") {
+				t.Errorf("the kernel warns: %s", text)
+			}
+		}
+	}
+}
