@@ -88,6 +88,8 @@
 /* The kernel's types, as far as they are looked at: found by its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
+	unsigned char *head, *data;
+	__u16 csum_start;
 	__u8 ip_summed : 2;
 	__u8 csum_level : 2;
 };
@@ -965,14 +967,22 @@ static __always_inline __u8 summed(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD(s, ip_summed);
 }
 
-/* inner_summed tells whether somebody vouches for the inner sum of a packet in the tunnel,
- * and not for the outer one alone, be it that there is none. */
-static __always_inline int inner_summed(struct __sk_buff *skb)
+/* left tells whether it is the sum of the TCP or UDP header at an offset that is left to the
+ * device, and not that of one in front of it or behind. */
+static __always_inline int left(struct __sk_buff *skb, __u32 at)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
-	__u8 by = BPF_CORE_READ_BITFIELD(s, ip_summed);
 
-	return by == CHECKSUM_PARTIAL || (by == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level)) || any_sum;
+	return summed(skb) == CHECKSUM_PARTIAL && (unsigned long)s->head + s->csum_start == (unsigned long)s->data + at;
+}
+
+/* inner_summed tells whether somebody vouches for the sum of a header in the tunnel, and not
+ * for the outer one alone, be it that there is none. */
+static __always_inline int inner_summed(struct __sk_buff *skb, __u32 at)
+{
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+
+	return left(skb, at) || (summed(skb) == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level));
 }
 
 /* source_port is what the kernel gives the flow (udp_flow_src_port in
@@ -1209,7 +1219,7 @@ int leave(struct __sk_buff *skb)
 	if (!mtu_fits(skb, &h))
 		goto slow;
 	why = UNSUMMED;
-	if (summed(skb) != CHECKSUM_PARTIAL && !any_sum)
+	if (!left(skb, ETH_HLEN + IP_HLEN) && !any_sum)
 		goto slow;
 	why = encapsulate(skb, &h, outer, check, *(const volatile __u64 *)&f->far);
 	if (why < 0)
@@ -1450,7 +1460,7 @@ int land(struct __sk_buff *skb)
 	pod = bpf_map_lookup_elem(&pods, &place);
 	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || LENGTH(&h) > mtu)
 		return NEXT;
-	if (!inner_summed(skb))
+	if (!inner_summed(skb, at + IP_HLEN) && !any_sum)
 		return NEXT;
 	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_NO_CSUM_RESET))
 		return NEXT;

@@ -358,6 +358,43 @@ func TestLand(t *testing.T) {
 	}
 }
 
+// TestPlaces has the fast path be worn when most places are used up, and none be used twice
+// when all are.
+func TestPlaces(t *testing.T) {
+	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	o := &f.objects
+	for _, of := range []struct {
+		used *ebpf.Variable
+		all  uint32
+	}{{o.OutersUsed, o.Outers.MaxEntries()}, {o.PodsUsed, o.fastpathMaps.Pods.MaxEntries()}} {
+		for used, want := range map[uint32]bool{0: false, of.all/4*3 - 1: false, of.all / 4 * 3: true, of.all: true} {
+			if err := of.used.Set(used); err != nil {
+				t.Fatal(err)
+			}
+			if worn, err := f.Worn(); err != nil || worn != want {
+				t.Errorf("with %d of %d places used it says %t, error %v, want %t", used, of.all, worn, err, want)
+			}
+		}
+		if err := of.used.Set(uint32(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full := o.Outers.MaxEntries()
+	if err := o.OutersUsed.Set(full); err != nil {
+		t.Fatal(err)
+	}
+	f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
+	p := inPacket(unix.IPPROTO_UDP).Bytes()
+	f.run(t, f.Land, knownConnection(false).Wrap(p), 0)
+	if got := f.run(t, f.Arrive, p, 0); got != "[asked full]" {
+		t.Errorf("counted %s, want [asked full]", got)
+	}
+	var used uint32
+	if err := o.OutersUsed.Get(&used); err != nil || used != full {
+		t.Errorf("%d places are used, error %v, want %d", used, err, full)
+	}
+}
+
 // TestLists has a packet that was let go be known again although others met arrive before it
 // went on, as they do where the kernel receives packets in lists.
 func TestLists(t *testing.T) {

@@ -174,7 +174,11 @@ func (g Grammar) bend(p *Packet) {
 		p.Target = address(p.Target)
 	case 6:
 		p.Source, p.Target = p.Target, p.Source
-		if p.Target == g.Peer { // which the pod knows as another
+		// Or there were two that are one connection after they are translated.
+		switch {
+		case p.Source == g.Front:
+			p.Source = g.Peer
+		case p.Target == g.Peer:
 			p.Target = g.Front
 		}
 	case 7:

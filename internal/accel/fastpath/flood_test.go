@@ -49,10 +49,7 @@ func beginning(n int) []byte {
 // begins new ones as fast as it can: they take nothing from it. -flood 1000000 takes half a
 // minute.
 func TestFlood(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.start()
-	e := w.connect().back()
-	w.warm(e)
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	socket := -1
 	w.in("n0p1", func() (err error) {
 		socket, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -157,10 +154,7 @@ func (w *world) fill(node string) (n int) {
 // TestFull has a connection that finds no room go the slow way, and say why, while one
 // that is known stays; and has it take the fast path when those that are idle are gone.
 func TestFull(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.start()
-	known := w.connect().back()
-	w.warm(known)
+	w, known := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	t.Logf("%d connections fill it", w.fill("n0"))
 	began := time.Now()
 	late := w.connect().back()

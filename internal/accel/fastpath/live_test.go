@@ -183,12 +183,11 @@ var service = netip.MustParseAddrPort("10.96.0.9:80")
 // then on, as kube-proxy does.
 func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
-	w.serve(server, protocol)
-	return service
+	return w.lead(service, server, protocol)
 }
 
-// serve is byService of some protocols.
-func (w *world) serve(server netip.AddrPort, protocols ...byte) {
+// lead is byService of an address and some protocols.
+func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
 	w.Helper()
 	ns := w.ns("n0")
 	defer ns.Close()
@@ -205,8 +204,9 @@ func (w *world) serve(server netip.AddrPort, protocols ...byte) {
 	}
 	for _, protocol := range protocols {
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
-			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, service.Addr().AsSlice()),
+			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, from.Addr().AsSlice()),
 			is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
+			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, binary.BigEndian.AppendUint16(nil, from.Port())),
 			[]expr.Any{
 				&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
 				&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
@@ -216,6 +216,7 @@ func (w *world) serve(server netip.AddrPort, protocols ...byte) {
 	if err := conn.Flush(); err != nil {
 		w.Fatal(err)
 	}
+	return from
 }
 
 // masqueraded has node0 send what goes to the server in its own name.
@@ -346,6 +347,16 @@ func (w *world) stream(e echo) {
 	if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
 		w.Error("what arrived is not what was sent")
 	}
+}
+
+// carrying is a world and a connection in it that takes the fast path.
+func carrying(t *testing.T, shape, offload string) (*world, echo) {
+	t.Helper()
+	w := newWorld(t, shape, offload)
+	w.start()
+	e := w.connect().back()
+	w.warm(e)
+	return w, e
 }
 
 var (
@@ -496,6 +507,61 @@ func TestService(t *testing.T) {
 	})
 }
 
+// untracked has node0 not track datagrams from a length on: they go as they are, whatever it
+// makes of their connection's others.
+func (w *world) untracked(length uint16) {
+	w.Helper()
+	ns := w.ns("n0")
+	defer ns.Close()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		w.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "untracked"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpGte, Register: 1, Data: binary.BigEndian.AppendUint16(nil, length)},
+		&expr.Notrack{},
+	}})
+	if err := conn.Flush(); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestUntranslated has datagrams that get through as they are not be taken for what becomes of
+// their connection, whose others are translated: what it says to one pod another would hear.
+func TestUntranslated(t *testing.T) {
+	for name, front := range map[string]front{
+		"to another pod": func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
+			return w.lead(netip.AddrPortFrom(pod(1, 1), server.Port()), server, protocol)
+		},
+		"masqueraded": masqueraded,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			near := w.datagramsBy(front)
+			w.untracked(600)
+			_ = near.SetDeadline(time.Now().Add(patience))
+			if _, err := near.Write([]byte("datagram")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := near.Read(make([]byte, 64)); err != nil {
+				t.Fatal(err)
+			}
+			w.start()
+			w.eventually("they are looked at", func() {
+				time.Sleep(time.Millisecond) // the rate
+				_, _ = near.Write(make([]byte, 1000))
+			}, func() bool { return w.counts(0)["translated"] > 5 || w.counts(0)["fast-out"] > 0 })
+			if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
+				t.Errorf("they took the fast path: %v", c)
+			}
+		})
+	}
+}
+
 // ledTo are conntrack's entries of connections to an address.
 type ledTo netip.AddrPort
 
@@ -585,10 +651,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 // TestLast has the fast path's programs be behind those that others attach later, once they
 // have been verified: so these see all that is carried.
 func TestLast(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.start()
-	e := w.connect().back()
-	w.warm(e)
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -647,10 +710,7 @@ func TestLast(t *testing.T) {
 // TestCopies leaves a VXLAN device alone that sends copies of what it knows no destination of:
 // one of them alone would take the fast path.
 func TestCopies(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.start()
-	e := w.connect().back()
-	w.warm(e)
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
 		if err != nil {
@@ -669,10 +729,7 @@ func TestFilters(t *testing.T) {
 	for _, kind := range []string{"veth", "vxlan"} {
 		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 			t.Run(fmt.Sprintf("%s %x", kind, parent), func(t *testing.T) {
-				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-				w.start()
-				e := w.connect().back()
-				w.warm(e)
+				w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 				w.filter("n0", parent, func(l netlink.Link) bool {
 					return l.Type() == kind && l.Attrs().Name != "eth0"
 				})
@@ -854,10 +911,7 @@ func TestOneWay(t *testing.T) {
 // TestGeneration has a change that does not matter to the connection let it through, and
 // back onto the fast path.
 func TestGeneration(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.start()
-	e := w.connect().back()
-	w.warm(e)
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	before := w.counts(0)["changed"]
 	w.in("n0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE})
