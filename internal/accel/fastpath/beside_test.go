@@ -540,7 +540,12 @@ func begin(t *testing.T, sides [2]*alone, all []grammar.Connection) {
 	t.Helper()
 	nothing := func(int, []byte) {}
 	for _, a := range sides {
-		a.in("n0", func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		a.in("n0", func() error {
+			// That connections are forgotten is not announced, and the fast path would know them
+			// for a second; that a route comes and goes is.
+			nowhere := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE}
+			return errors.Join(netlink.ConntrackTableFlush(netlink.ConntrackTable), netlink.RouteAdd(nowhere), netlink.RouteDel(nowhere))
+		})
 		for i, c := range all {
 			for _, s := range open(c, c.Front == service || i%4 == 1) {
 				a.put(s)
