@@ -389,11 +389,12 @@ struct {
 	__type(value, struct cpu);
 } cpus SEC(".maps");
 
-/* Connections whose window conntrack is to stop checking. */
+/* What the agent is told, by keys: connections whose window conntrack is to stop checking;
+ * none, of zeros, while it sleeps and there is one that is worth watching. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
-} windows SEC(".maps");
+} news SEC(".maps");
 
 /* Written by the agent: until when it is alive (CLOCK_MONOTONIC, ns), how often
  * something has changed, the least MTU on the way, and the range of source ports. */
@@ -401,6 +402,10 @@ volatile __u64 alive_until = 0;
 volatile __u32 generation = 0;
 volatile __u32 mtu = 0;
 volatile __u32 port_from = 0, port_to = 0;
+
+/* Written by the agent: no connection is known, and of the programs only leave and arrive are
+ * attached, which wake it. */
+volatile __u8 asleep = 0;
 
 /* For tests: BPF_PROG_TEST_RUN has no packet whose checksum somebody vouches for. */
 const volatile __u8 any_sum = 0;
@@ -670,12 +675,18 @@ static __always_inline int worth(__u64 hash, __u64 now)
 static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash)
 {
 	const __u8 *data = field(skb, data);
+	const struct key none = {};
 
 	if (k->protocol == TCP && (void *)data + at + IP_HLEN + 14 <= field(skb, data_end) && (data[at + IP_HLEN + 13] & TCP_SYN)) {
 		unpick(hash);
 		return 0;
 	}
-	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
+	if (!pick(c) || !worth(hash, bpf_ktime_get_coarse_ns()))
+		return 0;
+	if (!asleep)
+		return 1;
+	bpf_ringbuf_output(&news, (void *)&none, sizeof(none), 0);
+	return 0;
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
@@ -855,7 +866,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 			*again = AGAIN_SOON;
 		/* Out of date by far more than a window. */
 		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(p->headers.l4[1]) - maxack > (16 << 20))))
-			bpf_ringbuf_output(&windows, (void *)k, sizeof(*k), 0);
+			bpf_ringbuf_output(&news, (void *)k, sizeof(*k), 0);
 	}
 	bpf_ct_release(ct);
 	return why;

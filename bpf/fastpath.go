@@ -28,7 +28,7 @@ type Fastpath struct {
 	Wire, Land *ebpf.Program
 
 	objects fastpathObjects
-	windows *ringbuf.Reader
+	news    *ringbuf.Reader
 	owners  map[fastpathOwner]bool
 }
 
@@ -77,14 +77,14 @@ func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	o := &f.objects
 	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire, f.Land = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire, o.Land
 	var err error
-	if f.windows, err = ringbuf.NewReader(o.Windows); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the fast path's connections: %w", err), o.Close())
+	if f.news, err = ringbuf.NewReader(o.News); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the fast path's news: %w", err), o.Close())
 	}
 	return f, nil
 }
 
-// Close lets go of programs and maps, and ends Window.
-func (f *Fastpath) Close() error { return errors.Join(f.windows.Close(), f.objects.Close()) }
+// Close lets go of programs and maps, and ends News.
+func (f *Fastpath) Close() error { return errors.Join(f.news.Close(), f.objects.Close()) }
 
 // Beat lets the programs work until a time of CLOCK_MONOTONIC.
 func (f *Fastpath) Beat(until time.Duration) error {
@@ -111,6 +111,19 @@ func (f *Fastpath) SetNode(mtu int, from, to uint16) error {
 		f.objects.PortTo.Set(uint32(to)),
 	); err != nil {
 		return fmt.Errorf("tell the fast path of its node: %w", err)
+	}
+	return nil
+}
+
+// SetAsleep has Leave and Arrive tell, or no longer, when there is a connection that is worth
+// watching: the other programs may be taken off as long as none is known.
+func (f *Fastpath) SetAsleep(asleep bool) error {
+	var value uint8
+	if asleep {
+		value = 1
+	}
+	if err := f.objects.Asleep.Set(value); err != nil {
+		return fmt.Errorf("tell the fast path whether it sleeps: %w", err)
 	}
 	return nil
 }
@@ -196,16 +209,19 @@ func (o Overlay) value() fastpathOverlay {
 	return v
 }
 
-// Window waits for a connection whose window conntrack is to stop checking, until
-// Close. The same connection may come more than once.
-func (f *Fastpath) Window() (Flow, error) {
-	r, err := f.windows.Read()
+// News waits, until Close, for a connection whose window conntrack is to stop checking; the
+// same one may come more than once. The zero Flow wakes what is asleep.
+func (f *Fastpath) News() (Flow, error) {
+	r, err := f.news.Read()
 	if err != nil {
 		return Flow{}, fmt.Errorf("wait for connections of the fast path: %w", err)
 	}
 	var k fastpathKey
 	if _, err := binary.Decode(r.RawSample, binary.NativeEndian, &k); err != nil {
 		return Flow{}, fmt.Errorf("read a connection of the fast path: %w", err)
+	}
+	if k == (fastpathKey{}) {
+		return Flow{}, nil
 	}
 	return k.flow(), nil
 }

@@ -187,13 +187,13 @@ const (
 	fastpathMapCpus        = "cpus"
 	fastpathMapFlows       = "flows"
 	fastpathMapFronts      = "fronts"
+	fastpathMapNews        = "news"
 	fastpathMapOuterPlaces = "outer_places"
 	fastpathMapOuters      = "outers"
 	fastpathMapOverlays    = "overlays"
 	fastpathMapOwners      = "owners"
 	fastpathMapPodPlaces   = "pod_places"
 	fastpathMapPods        = "pods"
-	fastpathMapWindows     = "windows"
 	fastpathProgArrive     = "arrive"
 	fastpathProgDeliver    = "deliver"
 	fastpathProgLand       = "land"
@@ -202,6 +202,7 @@ const (
 	fastpathProgWire       = "wire"
 	fastpathVarAliveUntil  = "alive_until"
 	fastpathVarAnySum      = "any_sum"
+	fastpathVarAsleep      = "asleep"
 	fastpathVarGeneration  = "generation"
 	fastpathVarHints       = "hints"
 	fastpathVarMtu         = "mtu"
@@ -269,13 +270,13 @@ type fastpathMapSpecs struct {
 	Cpus        *ebpf.MapSpec `ebpf:"cpus"`
 	Flows       *ebpf.MapSpec `ebpf:"flows"`
 	Fronts      *ebpf.MapSpec `ebpf:"fronts"`
+	News        *ebpf.MapSpec `ebpf:"news"`
 	OuterPlaces *ebpf.MapSpec `ebpf:"outer_places"`
 	Outers      *ebpf.MapSpec `ebpf:"outers"`
 	Overlays    *ebpf.MapSpec `ebpf:"overlays"`
 	Owners      *ebpf.MapSpec `ebpf:"owners"`
 	PodPlaces   *ebpf.MapSpec `ebpf:"pod_places"`
 	Pods        *ebpf.MapSpec `ebpf:"pods"`
-	Windows     *ebpf.MapSpec `ebpf:"windows"`
 }
 
 // fastpathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -284,6 +285,7 @@ type fastpathMapSpecs struct {
 type fastpathVariableSpecs struct {
 	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
 	AnySum     *ebpf.VariableSpec `ebpf:"any_sum"`
+	Asleep     *ebpf.VariableSpec `ebpf:"asleep"`
 	Generation *ebpf.VariableSpec `ebpf:"generation"`
 	Hints      *ebpf.VariableSpec `ebpf:"hints"`
 	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
@@ -317,13 +319,13 @@ type fastpathMaps struct {
 	Cpus        *ebpf.Map `ebpf:"cpus"`
 	Flows       *ebpf.Map `ebpf:"flows"`
 	Fronts      *ebpf.Map `ebpf:"fronts"`
+	News        *ebpf.Map `ebpf:"news"`
 	OuterPlaces *ebpf.Map `ebpf:"outer_places"`
 	Outers      *ebpf.Map `ebpf:"outers"`
 	Overlays    *ebpf.Map `ebpf:"overlays"`
 	Owners      *ebpf.Map `ebpf:"owners"`
 	PodPlaces   *ebpf.Map `ebpf:"pod_places"`
 	Pods        *ebpf.Map `ebpf:"pods"`
-	Windows     *ebpf.Map `ebpf:"windows"`
 }
 
 func (m *fastpathMaps) Close() error {
@@ -331,13 +333,13 @@ func (m *fastpathMaps) Close() error {
 		m.Cpus,
 		m.Flows,
 		m.Fronts,
+		m.News,
 		m.OuterPlaces,
 		m.Outers,
 		m.Overlays,
 		m.Owners,
 		m.PodPlaces,
 		m.Pods,
-		m.Windows,
 	)
 }
 
@@ -347,6 +349,7 @@ func (m *fastpathMaps) Close() error {
 type fastpathVariables struct {
 	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
 	AnySum     *ebpf.Variable `ebpf:"any_sum"`
+	Asleep     *ebpf.Variable `ebpf:"asleep"`
 	Generation *ebpf.Variable `ebpf:"generation"`
 	Hints      *ebpf.Variable `ebpf:"hints"`
 	Mtu        *ebpf.Variable `ebpf:"mtu"`

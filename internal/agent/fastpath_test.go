@@ -231,19 +231,8 @@ func TestFastpath(t *testing.T) {
 	c := p.echo()
 	a.Set(one(fastPolicy))
 	applied := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	a.carried("policy on", c, 100)
-	if applied.Settings != 8 || applied.Verified != 8 { // wire, land, tunnel and arrive; leave and deliver for each of two pods
-		t.Errorf("%+v, want 8 settings, verified", applied)
-	}
-	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
-		t.Errorf("%+v %+v", s, s.Fastpath)
-	}
-	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{path="fast"}`), a.metric(`slipstream_fastpath_packets_total{reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
-		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
-	}
-	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
-	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 8 || held[0].Packets["fast-in"] < 100 {
-		t.Errorf("asked from outside: %+v, %v", held, err)
+	if applied.Settings != 3 || applied.Verified != 3 { // arrive, and leave for each of two pods: asleep
+		t.Errorf("%+v, want 3 settings, verified", applied)
 	}
 	hooks := func(what string, want int) {
 		t.Helper()
@@ -255,7 +244,18 @@ func TestFastpath(t *testing.T) {
 			return ""
 		})
 	}
-
+	a.carried("policy on", c, 100)
+	hooks("awake", 8) // wire, land and tunnel, and deliver for each pod
+	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
+		t.Errorf("%+v %+v", s, s.Fastpath)
+	}
+	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{path="fast"}`), a.metric(`slipstream_fastpath_packets_total{reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
+		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
+	}
+	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 8 || held[0].Packets["fast-in"] < 100 {
+		t.Errorf("asked from outside: %+v, %v", held, err)
+	}
 	// Pods.
 	p.pod("new")
 	hooks("a pod comes", 10)
@@ -290,8 +290,8 @@ func TestFastpath(t *testing.T) {
 		}
 		return ""
 	})
-	hooks("begun anew", 8)
 	a.carried("begun anew", c, 100)
+	hooks("begun anew", 8)
 
 	// Another wants it here: an experiment's worker.
 	other, err := accel.Open(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
@@ -457,11 +457,11 @@ func TestFastpathCannot(t *testing.T) {
 			return ""
 		})
 	}
-	settings(8)
+	settings(3)
 	p.pod("new")
-	settings(10)
+	settings(4)
 	shape(t, "veth-new") // of which no message about a link tells
-	settings(8)
+	settings(3)
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
@@ -498,5 +498,5 @@ func TestFastpathOfTheUnit(t *testing.T) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skip("needs setpriv, of util-linux")
 	}
-	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 8)
+	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 3)
 }

@@ -174,7 +174,11 @@ func printFastpath(w io.Writer, f accel.Fastpath) error {
 		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
 	}
 	fmt.Fprintf(w, "  connections: %d known, %d of them on it\n", f.Connections, f.Fast)
-	fmt.Fprintf(w, "  programs: %s\n", strings.Join(f.Hooks, " "))
+	asleep := ""
+	if !slices.ContainsFunc(f.Hooks, func(h string) bool { return strings.HasSuffix(h, "/wire") }) {
+		asleep = " (no connection is worth more yet)"
+	}
+	fmt.Fprintf(w, "  programs: %s%s\n", strings.Join(f.Hooks, " "), asleep)
 	for _, why := range f.LeftAlone {
 		fmt.Fprintf(w, "  not on it: %s\n", why)
 	}

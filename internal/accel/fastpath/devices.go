@@ -45,12 +45,15 @@ type filtered struct{ ingress, egress bool }
 
 const hasFilters = "it has filters of tc, which packets would jump"
 
-// attachments are the programs of each device, those that see a packet last first.
-func (n node) attachments() []attachment {
+// attachments are the programs of each device, those that see a packet last first. Those that
+// a fast path asleep has are the ones that wake it.
+func (n node) attachments(awake bool) []attachment {
 	var all []attachment
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
-			all = append(all, attachment{device, p})
+			if awake || p == "arrive" || p == "leave" {
+				all = append(all, attachment{device, p})
+			}
 		}
 	}
 	for _, device := range n.nics {

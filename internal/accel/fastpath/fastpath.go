@@ -43,7 +43,12 @@ const (
 	// forgetAfter is how many beats a connection may be idle until it is forgotten,
 	// forgetSoon where there is little room: it is not on the fast path by then.
 	forgetAfter, forgetSoon = 20, 4
+	// lookAfter is how many beats pass from one look at all connections to the next.
+	lookAfter = 8
 )
+
+// sleepAfter is after how many beats without a connection it sleeps; tests have less patience.
+var sleepAfter = 64
 
 // Hook is a program at a device.
 type Hook struct {
@@ -66,7 +71,10 @@ type Fastpath struct {
 	verify atomic.Bool
 
 	// mu guards what follows.
-	mu       sync.Mutex
+	mu sync.Mutex
+	// awake: all programs are attached. Else those alone that see whether there is a
+	// connection worth it: a short one pays for each program that it meets.
+	awake    bool
 	attached map[attachment]link.Link
 	names    map[int]string
 	refused  []string
@@ -113,14 +121,14 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 		}
 	})
 	f.running.Go(func() {
-		if err := within(ns, f.followWindows); err != nil {
+		if err := within(ns, f.follow); err != nil {
 			log.Error("follow connections of the fast path", "error", err)
 		}
 	})
 	return f, <-started
 }
 
-// Plan tells what Start would attach where.
+// Plan tells what is attached where on a fast path that is awake.
 func Plan(ns netns.NsHandle) (all []Hook, err error) {
 	err = within(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -129,7 +137,7 @@ func Plan(ns netns.NsHandle) (all []Hook, err error) {
 		}
 		defer h.Close()
 		n, err := look(h)
-		for _, a := range n.attachments() {
+		for _, a := range n.attachments(true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
 		return err
@@ -292,7 +300,8 @@ func (f *Fastpath) run(started chan<- error) error {
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
 	var synced error
-	for n := 1; ; n++ {
+	used := 0
+	for n := 0; ; {
 		select {
 		case <-f.quit:
 			return nil
@@ -312,10 +321,18 @@ func (f *Fastpath) run(started chan<- error) error {
 			} else {
 				f.setProblem(synced)
 			}
-			if n%8 == 0 {
-				if err := f.forget(unseen); err != nil {
-					f.log.Warn("forget connections of the fast path", "error", err)
-				}
+			if n++; n%lookAfter > 0 {
+				continue
+			}
+			known, err := f.forget(unseen)
+			if err != nil {
+				f.log.Warn("forget connections of the fast path", "error", err)
+			}
+			if known > 0 || err != nil {
+				used = n
+			} else if n-used >= sleepAfter {
+				used = n
+				f.wake(false)
 			}
 		}
 	}
@@ -338,13 +355,24 @@ func monotonic() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// forget takes out connections that have been idle for a while, so that there is room.
-// They are looked up no more by then but by their next packet, which becomes known anew.
-// Since when one has been there that was never seen to get through, unseen says.
-func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
+// wake has all programs attached, or those alone that see when it is time to.
+func (f *Fastpath) wake(up bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.awake != up {
+		f.awake = up
+		poke(f.resync)
+	}
+}
+
+// forget takes out connections that have been idle for a while, so that there is room, and
+// tells how many were known. They are looked up no more by then but by their next packet,
+// which becomes known anew. Since when one has been there that was never seen to get through,
+// unseen says.
+func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) (known int, err error) {
 	flows, err := f.programs.Flows()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for flow := range unseen {
 		if seen, known := flows[flow]; !known || seen != 0 {
@@ -353,7 +381,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	}
 	now, err := monotonic()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	idle := forgetAfter * beat
 	if len(flows) > f.programs.Room()/4*3 {
@@ -369,20 +397,24 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 		if now-since > idle {
 			delete(unseen, flow)
 			if err := f.programs.Forget(flow); err != nil {
-				return err
+				return 0, err
 			}
 		}
 	}
-	return nil
+	return len(flows), nil
 }
 
-// followWindows has conntrack stop checking the windows of connections that are about to
-// take the fast path.
-func (f *Fastpath) followWindows() error {
+// follow does as the programs ask: wakes, and has conntrack stop checking the windows of
+// connections that are about to take the fast path.
+func (f *Fastpath) follow() error {
 	for {
-		flow, err := f.programs.Window()
+		flow, err := f.programs.News()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
+		}
+		if err == nil && flow == (bpf.Flow{}) {
+			f.wake(true)
+			continue
 		}
 		if err == nil {
 			err = relax(flow)
@@ -426,7 +458,7 @@ func (f *Fastpath) sync() error {
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
 	want := make(map[attachment]bool)
-	for _, a := range node.attachments() {
+	for _, a := range node.attachments(f.awake) {
 		want[a] = true
 	}
 	verify := f.verify.Swap(false)
@@ -450,7 +482,7 @@ func (f *Fastpath) sync() error {
 		changed = true
 	}
 	f.names = node.names
-	for _, a := range node.attachments() {
+	for _, a := range node.attachments(f.awake) {
 		if f.attached[a] != nil {
 			continue
 		}
@@ -476,7 +508,7 @@ func (f *Fastpath) sync() error {
 		poke(f.news)
 	}
 	f.refused = node.refused
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.programs.SetAsleep(!f.awake))...)
 }
 
 // last tells whether a program is the last of its kind at a device, as far as the kernel

@@ -1,0 +1,10 @@
+//go:build linux
+
+package fastpath
+
+// SleepAfter has every fast path sleep after so many beats without a connection, and returns
+// after how many it did.
+func SleepAfter(beats int) (before int) {
+	before, sleepAfter = sleepAfter, beats
+	return before
+}
