@@ -98,11 +98,12 @@ type Connection struct {
 	MTU int
 }
 
-// Out is a packet of the pod, In one to it as it comes out of the tunnel.
+// Out is a packet of the pod.
 func (c Connection) Out(protocol uint8) Packet {
 	return Packet{To: c.Gateway, From: c.MAC, Source: c.Pod, Target: c.Front, Protocol: protocol, TTL: 64, Flags: 0x10, Fragment: 0x4000, Payload: 100}
 }
 
+// In is one to the pod, as it comes out of the tunnel.
 func (c Connection) In(protocol uint8) Packet {
 	p := c.Out(protocol)
 	p.To, p.From = c.Outer[Overhead:][:6], c.Outer[Overhead+6:][:6]
@@ -151,9 +152,11 @@ func (g Grammar) base(out bool) Packet {
 // bend has something of a packet's description be odd.
 func (g Grammar) bend(p *Packet) {
 	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
-	address := func(a netip.AddrPort) netip.AddrPort {
+	// Other bits of what it is from than of what it is to: else what comes to an address that
+	// nobody has, and what is from there, would be of one connection now and then.
+	address := func(a netip.AddrPort, odd int) netip.AddrPort {
 		raw := a.Addr().As4()
-		raw[g.IntN(4)] ^= 1 << g.IntN(8)
+		raw[g.IntN(4)] ^= 1 << (2*g.IntN(4) + odd)
 		return netip.AddrPortFrom(netip.AddrFrom4(raw), a.Port())
 	}
 	mac := func() net.HardwareAddr {
@@ -169,9 +172,9 @@ func (g Grammar) bend(p *Packet) {
 	case 3:
 		p.Target = port(p.Target)
 	case 4:
-		p.Source = address(p.Source)
+		p.Source = address(p.Source, 0)
 	case 5:
-		p.Target = address(p.Target)
+		p.Target = address(p.Target, 1)
 	case 6:
 		p.Source, p.Target = p.Target, p.Source
 		// Or there were two that are one connection after they are translated.
@@ -285,6 +288,9 @@ func (g Grammar) Packet(out bool) []byte {
 // Wrapped is one that the pod is sent, in the tunnel, which may be bent too.
 func (g Grammar) Wrapped() []byte {
 	b := g.Wrap(g.Packet(false))
+	if !g.often() { // marked on the way, or not by a tunnel
+		b[15] = byte(g.IntN(4))
+	}
 	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
 	binary.BigEndian.PutUint16(b[34:], uint16(g.Uint32()))
 	mend(b)
