@@ -8,3 +8,6 @@ func SleepAfter(beats int) (before int) {
 	before, sleepAfter = sleepAfter, beats
 	return before
 }
+
+// Sleep has it fall asleep now, whatever it carries.
+func (f *Fastpath) Sleep() { f.wake(false) }

@@ -324,13 +324,13 @@ func (f *Fastpath) run(started chan<- error) error {
 			if n++; n%lookAfter > 0 {
 				continue
 			}
-			known, err := f.forget(unseen)
-			if err != nil {
+			switch known, err := f.forget(unseen); {
+			case err != nil:
 				f.log.Warn("forget connections of the fast path", "error", err)
-			}
-			if known > 0 || err != nil {
+			case known > 0:
 				used = n
-			} else if n-used >= sleepAfter {
+				f.wake(true) // it may have become known just as this fell asleep
+			case n-used >= sleepAfter:
 				used = n
 				f.wake(false)
 			}

@@ -44,6 +44,13 @@ func TestSleep(t *testing.T) {
 		e := w.connect().back()
 		w.warm(e)
 		want(awake)
+		// One that becomes known as they fall asleep does not stay without them.
+		for _, f := range w.paths {
+			f.Sleep()
+		}
+		want(asleep)
+		w.warm(e)
+		want(awake)
 		e.Close()
 		e.far.Close()
 		want(asleep)
