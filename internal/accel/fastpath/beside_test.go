@@ -324,7 +324,11 @@ func (a *alone) take(see func(end int, frame []byte)) {
 func alike(end int, b []byte, port uint16) string {
 	b[2], b[3] = 0, 0
 	header := func(at int) {
-		if len(b) < at+20 || b[at] != 0x45 || grammar.Sum(0, b[at:at+20]) != 0xffff {
+		if len(b) < at+20 || b[at]>>4 != 4 {
+			return
+		}
+		// What the kernel answers has the options of what it answers to.
+		if size := int(b[at]&0xf) * 4; size < 20 || len(b) < at+size || grammar.Sum(0, b[at:at+size]) != 0xffff {
 			return
 		}
 		for _, i := range []int{4, 5, 10, 11} {
