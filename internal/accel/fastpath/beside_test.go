@@ -245,16 +245,9 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 // it would take for its own is random.
 func (a *alone) asThemselves() {
 	a.Helper()
-	ns := a.ns("n0")
-	defer ns.Close()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
-	if err != nil {
-		a.Fatal(err)
-	}
-	conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "slipstream"}, Name: "postrouting"})
-	if err := conn.Flush(); err != nil {
-		a.Fatal(err)
-	}
+	a.rules("n0", func(conn *nftables.Conn) {
+		conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "slipstream"}, Name: "postrouting"})
+	})
 }
 
 // put has a packet come in at an end. It tells whether the device there took it.

@@ -186,59 +186,60 @@ func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	return w.lead(service, server, protocol)
 }
 
-// lead is byService of an address and some protocols.
-func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
+// rules changes a node's rules of nftables.
+func (w *world) rules(node string, change func(*nftables.Conn)) {
 	w.Helper()
-	ns := w.ns("n0")
+	ns := w.ns(node)
 	defer ns.Close()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
 	if err != nil {
 		w.Fatal(err)
 	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "service"})
-	conn.FlushTable(table)
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
-	is := func(load expr.Any, data []byte) []expr.Any {
-		return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
-	}
-	for _, protocol := range protocols {
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
-			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, from.Addr().AsSlice()),
-			is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
-			is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, binary.BigEndian.AppendUint16(nil, from.Port())),
-			[]expr.Any{
-				&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
-				&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
-				&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
-			})})
-	}
+	change(conn)
 	if err := conn.Flush(); err != nil {
 		w.Fatal(err)
 	}
+}
+
+// lead is byService of an address and some protocols.
+func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
+	w.Helper()
+	w.rules("n0", func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "service"})
+		conn.FlushTable(table)
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+		is := func(load expr.Any, data []byte) []expr.Any {
+			return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
+		}
+		for _, protocol := range protocols {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
+				is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, from.Addr().AsSlice()),
+				is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
+				is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, binary.BigEndian.AppendUint16(nil, from.Port())),
+				[]expr.Any{
+					&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
+					&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
+					&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+				})})
+		}
+	})
 	return from
 }
 
 // masqueraded has node0 send what goes to the server in its own name.
 func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
-	ns := w.ns("n0")
-	defer ns.Close()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
-	if err != nil {
-		w.Fatal(err)
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "masquerade"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "postrouting", Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: server.Addr().AsSlice()},
-		&expr.Masq{},
-	}})
-	if err := conn.Flush(); err != nil {
-		w.Fatal(err)
-	}
+	w.rules("n0", func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "masquerade"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "postrouting", Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: server.Addr().AsSlice()},
+			&expr.Masq{},
+		}})
+	})
 	return server
 }
 
@@ -511,23 +512,16 @@ func TestService(t *testing.T) {
 // makes of their connection's others.
 func (w *world) untracked(length uint16) {
 	w.Helper()
-	ns := w.ns("n0")
-	defer ns.Close()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
-	if err != nil {
-		w.Fatal(err)
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "untracked"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpGte, Register: 1, Data: binary.BigEndian.AppendUint16(nil, length)},
-		&expr.Notrack{},
-	}})
-	if err := conn.Flush(); err != nil {
-		w.Fatal(err)
-	}
+	w.rules("n0", func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "untracked"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpGte, Register: 1, Data: binary.BigEndian.AppendUint16(nil, length)},
+			&expr.Notrack{},
+		}})
+	})
 }
 
 // TestUntranslated has datagrams that get through as they are not be taken for what becomes of
@@ -778,19 +772,12 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 // drop has a node drop what it forwards of a connection's port.
 func (w *world) drop(node string) {
 	w.Helper()
-	ns := w.ns(node)
-	defer ns.Close()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns)))
-	if err != nil {
-		w.Fatal(err)
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "test"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
-	if err := conn.Flush(); err != nil {
-		w.Fatal(err)
-	}
+	w.rules(node, func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "test"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
+	})
 }
 
 // TestDrop has what ends a connection on the slow path end it on the fast one: at once
