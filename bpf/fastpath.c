@@ -9,7 +9,7 @@
  *   leave     ingress of a pod's veth    encapsulates, or lets go the slow way
  *   tunnel    egress of the VXLAN device ┐ see what the kernel makes of a packet
  *   wire      egress of the NIC          ┘ that was let go
- *   land      ingress of the NIC         single packets, into the pod, or the slow way
+ *   land      ingress of the NIC         into the pod, or the slow way
  *   arrive    ingress of the VXLAN device into the pod, or the slow way
  *   deliver   egress of a pod's veth     sees what the kernel makes of that
  *
@@ -58,6 +58,8 @@
 #define CT_DYING (1 << 9)
 #define CT_SHIFTED (1 << 6) /* sequence numbers are translated */
 #define CT_HELPER (1 << 13)
+#define NF_PRE_ROUTING 0 /* include/uapi/linux/netfilter.h */
+#define NF_LOCAL_IN 1
 #define CHECKSUM_NONE 0 /* include/linux/skbuff.h */
 #define CHECKSUM_UNNECESSARY 1
 #define CHECKSUM_COMPLETE 2
@@ -88,6 +90,7 @@
 /* The kernel's types, as far as they are looked at: found by its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
+	struct net_device *dev;
 	unsigned char *head, *data;
 	__u16 csum_start;
 	__u8 ip_summed : 2;
@@ -139,6 +142,52 @@ struct nf_conn {
 	struct nf_conntrack_tuple_hash tuplehash[2];
 	unsigned long status;
 	union nf_conntrack_proto proto;
+};
+
+struct netns_nf {
+	struct nf_hook_entries *hooks_ipv4[5];
+};
+
+struct net {
+	struct netns_nf nf;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct bpf_xdp_entity {
+	struct bpf_prog *prog;
+	struct bpf_xdp_link *link;
+};
+
+struct net_device {
+	void *rx_handler;
+	possible_net_t nd_net;
+	struct bpf_mprog_entry *tcx_ingress;
+	struct nf_hook_entries *nf_hooks_ingress;
+	struct bpf_xdp_entity xdp_state[3];
+};
+
+struct sock_common {
+	possible_net_t skc_net;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+};
+
+struct inet_sock {
+	struct sock sk;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	const struct tcp_ulp_ops *icsk_ulp_ops;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
 };
 #pragma clang attribute pop
 
@@ -259,8 +308,11 @@ struct flow {
 	__u64 landed;
 	__u32 landed_generation;
 	__u32 landed_place;
-	/* When one came that stands for many (GSO), or may be made to. */
-	__u64 large;
+	/* When one came to the NIC that stands for many (GSO); when one was left to the kernel
+	 * that does, or may be made to. */
+	__u64 gso, large;
+	/* When the pod was seen to end the connection at a socket (see ends). */
+	__u64 ends;
 };
 
 /* A connection whose peer is translated, found by what the wire has. */
@@ -285,7 +337,7 @@ struct passing {
 	/* Where it landed: a place in outers, or 0. */
 	__u32 landed;
 	__u16 check; /* the inner checksum field */
-	__u8 gso;
+	__u8 gso, ends;
 };
 
 /* A packet that has met land, and is to be known again by arrive. */
@@ -996,6 +1048,62 @@ static __always_inline int inner_summed(struct __sk_buff *skb, __u32 at)
 	return left(skb, at) || (summed(skb) == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level));
 }
 
+/* pod_device returns the pod's end of the veth that a packet is at: each end has the other in
+ * front of what it keeps for itself (struct veth_priv in drivers/net/veth.c). */
+static __always_inline struct net_device *pod_device(struct __sk_buff *skb)
+{
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+	const __u32 size = bpf_core_type_size(struct net_device);
+	void *end = s->dev, *other = 0, *back = 0;
+
+	if (bpf_probe_read_kernel(&other, sizeof(other), end + size) || !other ||
+	    bpf_probe_read_kernel(&back, sizeof(back), other + size) || back != end)
+		return 0;
+	return other;
+}
+
+/* has_xdp tells whether a device has XDP programs, of any kind. */
+static __always_inline int has_xdp(struct net_device *dev)
+{
+	struct bpf_xdp_entity all[3];
+	int i;
+
+	if (BPF_CORE_READ_INTO(&all, dev, xdp_state))
+		return 1;
+	for (i = 0; i < 3; i++)
+		if (all[i].prog || all[i].link)
+			return 1;
+	return 0;
+}
+
+/*
+ * ends tells whether a packet that leaves its pod was made by an established socket of the
+ * pod, and whether nothing in the pod would do with what comes for that socket anything but
+ * to hand it over. Then nobody ever asks what marks a packet bore.
+ */
+static __always_inline int ends(struct __sk_buff *skb, const struct key *k)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct net_device *dev;
+	struct tcp_sock *tcp;
+	struct net *net;
+
+	if (k->protocol != TCP || !sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || sk->state != BPF_TCP_ESTABLISHED || sk->src_ip4 != k->pod || sk->dst_ip4 != k->peer ||
+	    sk->src_port != bpf_ntohs(k->pod_port) || sk->dst_port != k->peer_port)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	dev = pod_device(skb);
+	if (!tcp || !dev || tcp->inet_conn.icsk_ulp_ops)
+		return 0;
+	net = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net;
+	return net == BPF_CORE_READ(dev, nd_net.net) && !BPF_CORE_READ(dev, rx_handler) &&
+	       !BPF_CORE_READ(dev, tcx_ingress) && !BPF_CORE_READ(dev, nf_hooks_ingress) &&
+	       !BPF_CORE_READ(net, nf.hooks_ipv4[NF_PRE_ROUTING]) && !BPF_CORE_READ(net, nf.hooks_ipv4[NF_LOCAL_IN]);
+}
+
 /* source_port is what the kernel gives the flow (udp_flow_src_port in
  * include/net/udp.h), or 0 where it takes other things than the hash. */
 static __always_inline __be16 source_port(struct __sk_buff *skb)
@@ -1256,6 +1364,7 @@ int leave(struct __sk_buff *skb)
 look:
 	let_go(&c->out, &h, &k, skb, now, g);
 	c->out.check = check;
+	c->out.ends = ends(skb, &k);
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
 slow:
 	count(c, why);
@@ -1369,6 +1478,7 @@ int wire(struct __sk_buff *skb)
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
 	believe(&f->out, p, place, again);
+	f->ends = p->ends ? p->at : 0;
 	return NEXT;
 no:
 	turn_down(c, &f->out, why, p->at);
@@ -1414,10 +1524,11 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
 }
 
 /*
- * land takes what the kernel would take out of the tunnel by the same steps: single packets
- * of connections that arrive carries, with the outer header that was seen to come through
- * to the VXLAN device. What stands for many packets (GSO) bears the tunnel's marks, which
- * only the kernel can clear. All that is not carried is for arrive to count.
+ * land takes what the kernel would take out of the tunnel by the same steps: packets of
+ * connections that arrive carries, with the outer header that was seen to come through to the
+ * VXLAN device. What stands for many (GSO) bears the tunnel's marks, which only the kernel can
+ * clear; it is left to it unless it goes straight to a socket, with which the marks end. All
+ * that is not carried is for arrive to count.
  */
 SEC("tc")
 int land(struct __sk_buff *skb)
@@ -1444,8 +1555,11 @@ int land(struct __sk_buff *skb)
 		return NEXT;
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
-	/* A stream's full segments are worth more together: they are left to GRO. */
-	if (skb->gso_size || (k.protocol == TCP && skb->len >= mtu)) {
+	if (skb->gso_size)
+		f->gso = now;
+	/* A stream's full segments are worth more together: they are left to GRO, unless the NIC
+	 * has had them together. */
+	if (skb->gso_size ? now - f->ends >= EVIDENCE : k.protocol == TCP && skb->len >= mtu && now - f->gso >= BEHIND) {
 		f->large = now;
 		return NEXT;
 	}
@@ -1463,17 +1577,19 @@ int land(struct __sk_buff *skb)
 	    (o.head.tos & 3) != outer_tos(TOS(&h)))
 		return NEXT;
 	common(&o);
+	/* Somebody vouches for it, or there is none. */
+	o.head.udp_check = 0;
 	place = f->landed_place;
 	known = bpf_map_lookup_elem(&outers, &place);
 	if (!f->landed || now - f->landed >= EVIDENCE || f->landed_generation != g || !known || !equal_outers(known, &o) || ask(&f->in, now))
 		goto look;
 	place = f->in.place;
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || LENGTH(&h) > mtu)
+	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || !mtu_fits(skb, &h))
 		return NEXT;
 	if (!inner_summed(skb, at + IP_HLEN) && !any_sum)
 		return NEXT;
-	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_NO_CSUM_RESET))
+	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET))
 		return NEXT;
 	/* As skb_checksum_init does at the outer UDP: of the sums that the device vouches for, one
 	 * less. */
@@ -1541,7 +1657,7 @@ int arrive(struct __sk_buff *skb)
 			goto look;
 		goto slow;
 	}
-	if (skb->gso_size)
+	if (skb->gso_size && now - f->gso >= BEHIND)
 		f->large = now;
 	why = ASKED;
 	if (c->lands && equal(&c->landing.headers, &h)) {
@@ -1593,6 +1709,7 @@ int deliver(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	struct passing *p;
+	struct net_device *dev;
 	struct owner owner = {};
 	struct front front = {};
 	struct pod pod = {};
@@ -1633,7 +1750,9 @@ int deliver(struct __sk_buff *skb)
 	f = known(skb, c, p, 0);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
-	why = tracked(skb, p, 0, 1, &again);
+	/* Packets that are put into the pod do not meet what its driver would run. */
+	dev = pod_device(skb);
+	why = dev && has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again);
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;

@@ -39,7 +39,7 @@ type fastpathCpu struct {
 		Landed     uint32
 		Check      uint16
 		Gso        uint8
-		_          [1]byte
+		Ends       uint8
 	}
 	In struct {
 		_       structs.HostLayout
@@ -59,7 +59,7 @@ type fastpathCpu struct {
 		Landed     uint32
 		Check      uint16
 		Gso        uint8
-		_          [1]byte
+		Ends       uint8
 	}
 	Landing struct {
 		_          structs.HostLayout
@@ -110,7 +110,9 @@ type fastpathFlow struct {
 	Landed           uint64
 	LandedGeneration uint32
 	LandedPlace      uint32
+	Gso              uint64
 	Large            uint64
+	Ends             uint64
 }
 
 type fastpathFront struct {

@@ -334,7 +334,7 @@ func TestLand(t *testing.T) {
 	} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			f.know(t, protocol, tt.flow)
-			if err := f.objects.Outers.Put(uint32(2), landedForTest(false)); err != nil {
+			if err := f.objects.Outers.Put(uint32(2), landedForTest()); err != nil {
 				t.Fatal(err)
 			}
 			inner := inPacket(protocol)

@@ -609,6 +609,155 @@ func TestLand(t *testing.T) {
 	}
 }
 
+// TestEnds has large packets be taken out of the tunnel at the NIC while nothing is in the pod
+// that could do anything with them but hand them to the socket, and by the kernel otherwise.
+func TestEnds(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	e := w.connect()
+	// Of the packets of a stream, this part is taken out of the tunnel by the kernel.
+	byKernel := func() float64 {
+		fast, kernel := w.counts(1)["fast-in"], w.fromTunnel("n1")
+		w.stream(e)
+		return float64(w.fromTunnel("n1")-kernel) / float64(w.counts(1)["fast-in"]-fast)
+	}
+	pass := func(kind ebpf.ProgramType, verdict int32) *ebpf.Program {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	table := func(family nftables.TableFamily, c nftables.Chain) func() func() {
+		return func() func() {
+			t := &nftables.Table{Family: family, Name: "test"}
+			w.rules("n1p0", func(conn *nftables.Conn) {
+				conn.AddTable(t)
+				c.Name, c.Table, c.Type, c.Priority = "test", t, nftables.ChainTypeFilter, nftables.ChainPriorityFilter
+				conn.AddChain(&c)
+			})
+			return func() { w.rules("n1p0", func(conn *nftables.Conn) { conn.DelTable(t) }) }
+		}
+	}
+	for _, tt := range []struct {
+		name  string
+		begin func() (end func())
+	}{
+		{"a chain of rules before the route is chosen", table(nftables.TableFamilyIPv4, nftables.Chain{Hooknum: nftables.ChainHookPrerouting})},
+		{"a chain of rules before the socket", table(nftables.TableFamilyIPv4, nftables.Chain{Hooknum: nftables.ChainHookInput})},
+		{"a chain of rules at the device", table(nftables.TableFamilyNetdev, nftables.Chain{Hooknum: nftables.ChainHookIngress, Device: "eth0"})},
+		{"a program of tc", func() func() {
+			var at link.Link
+			w.in("n1p0", func() (err error) {
+				at, err = link.AttachTCX(link.TCXOptions{Interface: eth0(), Program: pass(ebpf.SchedCLS, -1), Attach: ebpf.AttachTCXIngress})
+				return err
+			})
+			return func() { at.Close() }
+		}},
+		{"a device above the pod's", func() func() {
+			above := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "above"}, Mode: netlink.MACVLAN_MODE_BRIDGE}
+			w.in("n1p0", func() error {
+				above.ParentIndex = eth0()
+				return netlink.LinkAdd(above)
+			})
+			return func() { w.in("n1p0", func() error { return netlink.LinkDel(above) }) }
+		}},
+	} {
+		w.eventually("they land", func() {}, func() bool { return byKernel() < 0.1 })
+		end := tt.begin()
+		w.eventually("the kernel takes them: "+tt.name, func() {}, func() bool { return byKernel() > 0.9 })
+		end()
+	}
+
+	// A pod's XDP would be passed by: then nothing is put into it.
+	w.in("n1p0", func() error {
+		at, err := link.AttachXDP(link.XDPOptions{Interface: eth0(), Program: pass(ebpf.XDP, 2), Flags: link.XDPDriverMode}) // XDP_PASS
+		if err == nil {
+			t.Cleanup(func() { at.Close() })
+		}
+		return err
+	})
+	w.eventually("XDP sees all", func() {}, func() bool {
+		before := w.counts(1)["fast-in"]
+		w.stream(e)
+		return w.counts(1)["fast-in"] == before
+	})
+}
+
+// TestForwards has a pod forward what comes, which takes the fast path, but for large packets on
+// the way in: they would bear the tunnel's marks on.
+func TestForwards(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	// Behind node1/pod0, which answers for its address, is node1/pod1.
+	const behind = "10.244.1.77"
+	inner := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner"}, PeerName: "outer"}
+	far := w.ns("n1p1")
+	defer far.Close()
+	inner.PeerNamespace = netlink.NsFd(far)
+	route := func(device string, to netip.Prefix) error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			err = netlink.LinkSetUp(l)
+		}
+		if err == nil {
+			err = netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{
+				IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), 32)}, Scope: netlink.SCOPE_LINK})
+		}
+		return err
+	}
+	w.in("n1p0", func() error {
+		return errors.Join(netlink.LinkAdd(inner), route("inner", netip.MustParsePrefix(behind+"/32")),
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv4/conf/all/proxy_arp", []byte("1"), 0))
+	})
+	var listener net.Listener
+	w.in("n1p1", func() (err error) {
+		l, err := netlink.LinkByName("outer")
+		if err == nil {
+			err = netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(behind), Mask: net.CIDRMask(32, 32)}})
+		}
+		if err == nil {
+			err = route("outer", netip.PrefixFrom(pod(0, 0), 32))
+		}
+		if err == nil {
+			listener, err = net.Listen("tcp4", behind+":0")
+		}
+		return err
+	})
+	defer listener.Close()
+	var e echo
+	w.in("n0p0", func() (err error) {
+		e.Conn, err = net.DialTimeout("tcp4", listener.Addr().String(), patience)
+		return err
+	})
+	var err error
+	if e.far, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close(); e.far.Close() })
+	var fast, kernel uint64
+	w.eventually("it takes the fast path", func() {}, func() bool {
+		before, taken := w.counts(1)["fast-in"], w.fromTunnel("n1")
+		w.stream(e)
+		fast, kernel = w.counts(1)["fast-in"]-before, w.fromTunnel("n1")-taken
+		return fast >= 1000
+	})
+	if float64(kernel) < 0.9*float64(fast) {
+		t.Errorf("of %d packets %d were taken out of the tunnel by the kernel, want all", fast, kernel)
+	}
+}
+
+// eth0 is the index of the pod's device that the calling thread is in.
+func eth0() int {
+	l, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return 0 // which is no device
+	}
+	return l.Attrs().Index
+}
+
 // filter gives a device of a node a filter of tc that lets all pass.
 func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	w.Helper()
