@@ -432,6 +432,8 @@ struct cpu {
 	__u64 whys[WHYS];
 	struct passing out, in;
 	struct landing landing;
+	/* When the agent was last asked to watch a pod. */
+	__u64 wished;
 };
 
 struct {
@@ -441,8 +443,29 @@ struct {
 	__type(value, struct cpu);
 } cpus SEC(".maps");
 
-/* What the agent is told, by keys: connections whose window conntrack is to stop checking;
- * none, of zeros, while it sleeps and there is one that is worth watching. */
+/* Pods whose links have a deliver: by the device that their packets come from, and by the
+ * addresses that are known to be there. The other is 0. Told by the agent: what no deliver
+ * would see is not looked at. */
+struct watch {
+	__u32 device;
+	__be32 pod;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * PODS);
+	__type(key, struct watch);
+	__type(value, __u8);
+} watched SEC(".maps");
+
+/* What the agent is told: of a connection whose window conntrack is to stop checking, or, if
+ * watch is 1, of one that is worth it and whose pod is not watched: by the device that it
+ * comes from, or 0 if it comes from the other side. fastpath.go decodes it. */
+struct told {
+	struct key key;
+	__u32 watch, device;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
@@ -454,10 +477,6 @@ volatile __u64 alive_until = 0;
 volatile __u32 generation = 0;
 volatile __u32 mtu = 0;
 volatile __u32 port_from = 0, port_to = 0;
-
-/* Written by the agent: no connection is known, and of the programs only leave and arrive are
- * attached, which wake it. */
-volatile __u8 asleep = 0;
 
 /* For tests: BPF_PROG_TEST_RUN has no packet whose checksum somebody vouches for. */
 const volatile __u8 any_sum = 0;
@@ -727,17 +746,34 @@ static __always_inline int worth(__u64 hash, __u64 now)
 static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash)
 {
 	const __u8 *data = field(skb, data);
-	const struct key none = {};
 
 	if (k->protocol == TCP && (void *)data + at + IP_HLEN + 14 <= field(skb, data_end) && (data[at + IP_HLEN + 13] & TCP_SYN)) {
 		unpick(hash);
 		return 0;
 	}
-	if (!pick(c) || !worth(hash, bpf_ktime_get_coarse_ns()))
-		return 0;
-	if (!asleep)
+	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
+}
+
+static __always_inline void report(const struct key *k, __u32 watch, __u32 device)
+{
+	struct told told = {.key = *k, .watch = watch, .device = device};
+
+	bpf_ringbuf_output(&news, &told, sizeof(told), 0);
+}
+
+/* is_watched tells whether a packet of a connection that is worth it, and not known, would be
+ * seen all its way: from a pod's device, or, if that is 0, to the pod. If not it is for the
+ * agent to see to that, who is not asked by every packet of a flood. */
+static __always_inline int is_watched(struct cpu *c, const struct key *k, __u32 device, __u64 now)
+{
+	struct watch w = {.device = device, .pod = device ? 0 : k->pod};
+
+	if (bpf_map_lookup_elem(&watched, &w))
 		return 1;
-	bpf_ringbuf_output(&news, (void *)&none, sizeof(none), 0);
+	if (now - c->wished >= MS) {
+		c->wished = now;
+		report(k, 1, device);
+	}
 	return 0;
 }
 
@@ -918,7 +954,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 			*again = AGAIN_SOON;
 		/* Out of date by far more than a window. */
 		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(p->headers.l4[1]) - maxack > (16 << 20))))
-			bpf_ringbuf_output(&news, (void *)k, sizeof(*k), 0);
+			report(k, 0, 0);
 	}
 	bpf_ct_release(ct);
 	return why;
@@ -1312,7 +1348,7 @@ int leave(struct __sk_buff *skb)
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if (!hinted(hash) || worth(hash, now))
+		if ((!hinted(hash) || worth(hash, now)) && is_watched(c, &k, skb->ifindex, now))
 			goto look;
 		goto slow;
 	}
@@ -1653,7 +1689,7 @@ int arrive(struct __sk_buff *skb)
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if (!hinted(hash) || worth(hash, now))
+		if ((!hinted(hash) || worth(hash, now)) && is_watched(c, &k, 0, now))
 			goto look;
 		goto slow;
 	}

@@ -29,7 +29,9 @@ type Fastpath struct {
 
 	objects fastpathObjects
 	news    *ringbuf.Reader
+	// What is in the maps of these names.
 	owners  map[fastpathOwner]bool
+	watched map[fastpathWatch]bool
 }
 
 // Reasons name what became of packets, in the order of enum why: the first two took
@@ -70,7 +72,7 @@ func LoadFastpath() (*Fastpath, error) {
 
 func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
-	f := &Fastpath{owners: make(map[fastpathOwner]bool)}
+	f := &Fastpath{owners: make(map[fastpathOwner]bool), watched: make(map[fastpathWatch]bool)}
 	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
 		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
 	}
@@ -115,19 +117,6 @@ func (f *Fastpath) SetNode(mtu int, from, to uint16) error {
 	return nil
 }
 
-// SetAsleep has Leave and Arrive tell, or no longer, when there is a connection that is worth
-// watching: the other programs may be taken off as long as none is known.
-func (f *Fastpath) SetAsleep(asleep bool) error {
-	var value uint8
-	if asleep {
-		value = 1
-	}
-	if err := f.objects.Asleep.Set(value); err != nil {
-		return fmt.Errorf("tell the fast path whether it sleeps: %w", err)
-	}
-	return nil
-}
-
 // SetOverlays tells of the VXLAN devices, by index, whose packets may take the fast
 // path: these and no others.
 func (f *Fastpath) SetOverlays(all map[int]Overlay) error {
@@ -166,29 +155,8 @@ func (f *Fastpath) SetOwners(all []Owner) error {
 	for _, o := range all {
 		want[fastpathOwner{Link: uint32(o.Link), Mac: o.MAC}] = true
 	}
-	for o := range f.owners {
-		if want[o] {
-			continue
-		}
-		if err := f.objects.Owners.Delete(o); err != nil {
-			return fmt.Errorf("forget an address of link %d: %w", o.Link, err)
-		}
-		delete(f.owners, o)
-	}
-	for o := range want {
-		if f.owners[o] {
-			continue
-		}
-		err := f.objects.Owners.Put(o, uint8(1))
-		if errors.Is(err, unix.E2BIG) {
-			return nil // packets to the others are counted as unlike
-		}
-		if err != nil {
-			return fmt.Errorf("tell the fast path of an address of link %d: %w", o.Link, err)
-		}
-		f.owners[o] = true
-	}
-	return nil
+	// If there is no room, packets to the others are counted as unlike.
+	return follow(f.objects.Owners, f.owners, want)
 }
 
 // value is an overlay as the programs have it: in network order.
@@ -209,21 +177,84 @@ func (o Overlay) value() fastpathOverlay {
 	return v
 }
 
-// News waits, until Close, for a connection whose window conntrack is to stop checking; the
-// same one may come more than once. The zero Flow wakes what is asleep.
-func (f *Fastpath) News() (Flow, error) {
+// Pod is the link of a pod, by its index on the node, and the addresses that are known to be
+// there.
+type Pod struct {
+	Link      int
+	Addresses []netip.Addr
+}
+
+// SetWatched tells which pods' links have all programs, or, with these, Leave alone: new
+// connections of these pods are looked at, and of the others News tells. It is not to be
+// called more than once at a time.
+func (f *Fastpath) SetWatched(all []Pod) error {
+	want := make(map[fastpathWatch]bool)
+	for _, p := range all {
+		want[fastpathWatch{Device: uint32(p.Link)}] = true
+		for _, a := range p.Addresses {
+			want[fastpathWatch{Pod: number(a)}] = true
+		}
+	}
+	return follow(f.objects.Watched, f.watched, want)
+}
+
+// follow has the keys of a map be those that are wanted, as far as there is room. It knows
+// those that are there.
+func follow[K comparable](m *ebpf.Map, there, want map[K]bool) error {
+	for k := range there {
+		if want[k] {
+			continue
+		}
+		if err := m.Delete(k); err != nil {
+			return fmt.Errorf("take %+v out of the fast path's %s: %w", k, m, err)
+		}
+		delete(there, k)
+	}
+	for k := range want {
+		if there[k] {
+			continue
+		}
+		err := m.Put(k, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("put %+v into the fast path's %s: %w", k, m, err)
+		}
+		there[k] = true
+	}
+	return nil
+}
+
+// News is what the programs ask for.
+type News struct {
+	Flow Flow
+	// Watch: the flow's pod has a connection that is worth it, and is not watched. Else
+	// conntrack is to stop checking the flow's window.
+	Watch bool
+	// Link is the pod's, by its index, if it is known.
+	Link int
+}
+
+// News waits, until Close, for something to be done; the same may come more than once.
+func (f *Fastpath) News() (News, error) {
 	r, err := f.news.Read()
 	if err != nil {
-		return Flow{}, fmt.Errorf("wait for connections of the fast path: %w", err)
+		return News{}, fmt.Errorf("wait for news of the fast path: %w", err)
 	}
-	var k fastpathKey
-	if _, err := binary.Decode(r.RawSample, binary.NativeEndian, &k); err != nil {
-		return Flow{}, fmt.Errorf("read a connection of the fast path: %w", err)
+	return decodeNews(r.RawSample)
+}
+
+// decodeNews reads struct told of fastpath.c.
+func decodeNews(b []byte) (News, error) {
+	var told struct {
+		Key           fastpathKey
+		Watch, Device uint32
 	}
-	if k == (fastpathKey{}) {
-		return Flow{}, nil
+	if _, err := binary.Decode(b, binary.NativeEndian, &told); err != nil {
+		return News{}, fmt.Errorf("read news of the fast path: %w", err)
 	}
-	return k.flow(), nil
+	return News{Flow: told.Key.flow(), Watch: told.Watch != 0, Link: int(told.Device)}, nil
 }
 
 func (k fastpathKey) flow() Flow {
@@ -236,18 +267,33 @@ func (k fastpathKey) flow() Flow {
 	return Flow{Pod: address(k.Pod, k.PodPort), Peer: address(k.Peer, k.PeerPort), Protocol: k.Protocol}
 }
 
-// Flows are the connections that are known, and when each was last seen to be let
-// through, the later of both ways (CLOCK_MONOTONIC; 0 if it has not been). From then on
-// the programs look for no others.
-func (f *Fastpath) Flows() (map[Flow]time.Duration, error) {
-	all := make(map[Flow]time.Duration)
+// Seen is what is known of a connection.
+type Seen struct {
+	// At is when it was last seen to be let through, the later of both ways
+	// (CLOCK_MONOTONIC; 0 if it has not been).
+	At time.Duration
+	// Link is its pod's, by its index; 0 if it was never let through.
+	Link int
+}
+
+// Flows are the connections that are known. From then on the programs look for no others.
+func (f *Fastpath) Flows() (map[Flow]Seen, error) {
+	all := make(map[Flow]Seen)
 	led := make(map[fastpathKey]uint64)
 	hints := make([]uint64, f.objects.Hints.Size()/8)
 	var k fastpathKey
 	var v fastpathFlow
 	i := f.objects.Flows.Iterate()
 	for i.Next(&k, &v) {
-		all[k.flow()] = time.Duration(max(v.Out.Seen, v.In.Seen))
+		link := v.Out.Device
+		if link == 0 && v.In.Place != 0 { // datagrams that come, and none that go
+			var pod fastpathPod
+			if err := f.objects.fastpathMaps.Pods.Lookup(v.In.Place, &pod); err != nil {
+				return nil, fmt.Errorf("look up the pod of a connection of the fast path: %w", err)
+			}
+			link = pod.Veth
+		}
+		all[k.flow()] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
 		hints[v.Hint/64] |= 1 << (v.Hint % 64)
 		if v.Far != k.far() {
 			led[k] = v.Far
@@ -316,11 +362,16 @@ func (f *Fastpath) Forget(flow Flow) error {
 	return nil
 }
 
+// number is an address of IPv4 as the programs have it.
+func number(a netip.Addr) uint32 {
+	ip := a.As4()
+	return binary.NativeEndian.Uint32(ip[:])
+}
+
 func (f Flow) key() fastpathKey {
 	half := func(a netip.AddrPort) (uint32, uint16) {
-		ip := a.Addr().As4()
 		port := binary.BigEndian.AppendUint16(nil, a.Port())
-		return binary.NativeEndian.Uint32(ip[:]), binary.NativeEndian.Uint16(port)
+		return number(a.Addr()), binary.NativeEndian.Uint16(port)
 	}
 	k := fastpathKey{Protocol: f.Protocol}
 	k.Pod, k.PodPort = half(f.Pod)

@@ -73,6 +73,7 @@ type fastpathCpu struct {
 		Outer fastpathOuter
 		_     [4]byte
 	}
+	Wished uint64
 }
 
 type fastpathFlow struct {
@@ -182,6 +183,12 @@ type fastpathPod struct {
 	From [6]uint8
 }
 
+type fastpathWatch struct {
+	_      structs.HostLayout
+	Device uint32
+	Pod    uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -196,6 +203,7 @@ const (
 	fastpathMapOwners      = "owners"
 	fastpathMapPodPlaces   = "pod_places"
 	fastpathMapPods        = "pods"
+	fastpathMapWatched     = "watched"
 	fastpathProgArrive     = "arrive"
 	fastpathProgDeliver    = "deliver"
 	fastpathProgLand       = "land"
@@ -204,7 +212,6 @@ const (
 	fastpathProgWire       = "wire"
 	fastpathVarAliveUntil  = "alive_until"
 	fastpathVarAnySum      = "any_sum"
-	fastpathVarAsleep      = "asleep"
 	fastpathVarGeneration  = "generation"
 	fastpathVarHints       = "hints"
 	fastpathVarMtu         = "mtu"
@@ -279,6 +286,7 @@ type fastpathMapSpecs struct {
 	Owners      *ebpf.MapSpec `ebpf:"owners"`
 	PodPlaces   *ebpf.MapSpec `ebpf:"pod_places"`
 	Pods        *ebpf.MapSpec `ebpf:"pods"`
+	Watched     *ebpf.MapSpec `ebpf:"watched"`
 }
 
 // fastpathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -287,7 +295,6 @@ type fastpathMapSpecs struct {
 type fastpathVariableSpecs struct {
 	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
 	AnySum     *ebpf.VariableSpec `ebpf:"any_sum"`
-	Asleep     *ebpf.VariableSpec `ebpf:"asleep"`
 	Generation *ebpf.VariableSpec `ebpf:"generation"`
 	Hints      *ebpf.VariableSpec `ebpf:"hints"`
 	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
@@ -328,6 +335,7 @@ type fastpathMaps struct {
 	Owners      *ebpf.Map `ebpf:"owners"`
 	PodPlaces   *ebpf.Map `ebpf:"pod_places"`
 	Pods        *ebpf.Map `ebpf:"pods"`
+	Watched     *ebpf.Map `ebpf:"watched"`
 }
 
 func (m *fastpathMaps) Close() error {
@@ -342,6 +350,7 @@ func (m *fastpathMaps) Close() error {
 		m.Owners,
 		m.PodPlaces,
 		m.Pods,
+		m.Watched,
 	)
 }
 
@@ -351,7 +360,6 @@ func (m *fastpathMaps) Close() error {
 type fastpathVariables struct {
 	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
 	AnySum     *ebpf.Variable `ebpf:"any_sum"`
-	Asleep     *ebpf.Variable `ebpf:"asleep"`
 	Generation *ebpf.Variable `ebpf:"generation"`
 	Hints      *ebpf.Variable `ebpf:"hints"`
 	Mtu        *ebpf.Variable `ebpf:"mtu"`

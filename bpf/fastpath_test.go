@@ -464,6 +464,15 @@ func TestFlows(t *testing.T) {
 	if _, ok := flows[want]; !ok || len(flows) != 1 {
 		t.Errorf("known are %v, want %v", flows, want)
 	}
+	for _, link := range []struct {
+		device, place uint32
+		want          int
+	}{{5, 1, 5}, {0, 1, lo}, {5, 0, 5}, {0, 0, 0}} {
+		f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Place = link.device, link.place })
+		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].At == 0 {
+			t.Errorf("seen %+v, error %v, want link %d", flows[want], err, link.want)
+		}
+	}
 	for range 2 { // that it is gone already is no error
 		if err := f.Forget(want); err != nil {
 			t.Error(err)

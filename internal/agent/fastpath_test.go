@@ -245,7 +245,7 @@ func TestFastpath(t *testing.T) {
 		})
 	}
 	a.carried("policy on", c, 100)
-	hooks("awake", 8) // wire, land and tunnel, and deliver for each pod
+	hooks("awake", 7) // wire, land and tunnel, and deliver for the pod that speaks
 	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
 		t.Errorf("%+v %+v", s, s.Fastpath)
 	}
@@ -253,32 +253,32 @@ func TestFastpath(t *testing.T) {
 		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
 	}
 	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
-	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 8 || held[0].Packets["fast-in"] < 100 {
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != 7 || held[0].Packets["fast-in"] < 100 {
 		t.Errorf("asked from outside: %+v, %v", held, err)
 	}
 	// Pods.
 	p.pod("new")
-	hooks("a pod comes", 10)
+	hooks("a pod comes", 8)
 	p.remove("new")
-	hooks("a pod leaves", 8)
+	hooks("a pod leaves", 7)
 
 	// A device that packets must not jump.
 	p.pod("shaped")
-	hooks("a pod comes", 10)
+	hooks("a pod comes", 8)
 	shape(t, "veth-shaped")
-	hooks("it is shaped", 8)
+	hooks("it is shaped", 7)
 	s := a.Status()
 	if s.Fastpath.Reason != v1alpha1.ReasonLeftAlone || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
 		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
 	}
 	a.wantEvent(v1alpha1.ReasonLeftAlone, "veth-shaped")
 	p.remove("shaped")
-	hooks("it leaves", 8)
+	hooks("it leaves", 7)
 
 	// Somebody takes a program off.
 	a.detachOne()
 	a.wantEvent("Repaired", "1 settings of node0")
-	hooks("attached again", 8)
+	hooks("attached again", 7)
 	a.carried("repaired", c, 100)
 
 	// Its tables are nearly full.
@@ -291,7 +291,7 @@ func TestFastpath(t *testing.T) {
 		return ""
 	})
 	a.carried("begun anew", c, 100)
-	hooks("begun anew", 8)
+	hooks("begun anew", 7)
 
 	// Another wants it here: an experiment's worker.
 	other, err := accel.Open(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
@@ -315,7 +315,7 @@ func TestFastpath(t *testing.T) {
 		}
 	}()
 	recreate(t)
-	hooks("another device", 8)
+	hooks("another device", 7)
 	close(stop)
 	<-talking
 	a.carried("another device", c, 100)

@@ -27,8 +27,10 @@ type node struct {
 	overlays    map[int]bpf.Overlay
 	nics, veths []int
 	names       map[int]string
-	// owners are the addresses behind the veths.
+	// owners are the Ethernet addresses behind the veths, behind says by which of these the
+	// addresses of IPv4 are reached.
 	owners []bpf.Owner
+	behind map[netip.Addr]int
 	// filtered says of devices where they have filters of classic tc. These run behind the
 	// programs, and a packet of the fast path would jump them.
 	filtered map[int]filtered
@@ -45,13 +47,21 @@ type filtered struct{ ingress, egress bool }
 
 const hasFilters = "it has filters of tc, which packets would jump"
 
-// attachments are the programs of each device, those that see a packet last first. Those that
-// a fast path asleep has are the ones that wake it.
-func (n node) attachments(awake bool) []attachment {
+// attachments are the programs of each device, those that see a packet last first. Only some
+// pods' links have the one that sees what is delivered; if none has, the fast path sleeps: it
+// has the programs alone that tell when there is a pod to watch.
+func (n node) attachments(links []int) []attachment {
 	var all []attachment
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
-			if awake || p == "arrive" || p == "leave" {
+			needed := len(links) > 0
+			switch p {
+			case "deliver":
+				needed = slices.Contains(links, device)
+			case "arrive", "leave":
+				needed = true
+			}
+			if needed {
 				all = append(all, attachment{device, p})
 			}
 		}
@@ -112,7 +122,7 @@ func look(h *netlink.Handle) (node, error) {
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if pathMTU != 0 {
-		n.overlays, n.nics, n.veths = nil, nil, nil
+		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
 		n.refused = append(n.refused, "all devices: net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own")
 	}
 	return n, nil
@@ -179,7 +189,7 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 
 // understand sorts out what devices are for.
 func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc, filters map[int]filtered, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]bpf.Overlay), names: make(map[int]string), filtered: filters}
+	n := node{overlays: make(map[int]bpf.Overlay), behind: make(map[netip.Addr]int), names: make(map[int]string), filtered: filters}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
@@ -246,6 +256,21 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 	for _, at := range neighbours {
 		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
 			n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+		}
+	}
+	linksOf := make(map[[6]byte][]int)
+	for _, o := range n.owners {
+		linksOf[o.MAC] = append(linksOf[o.MAC], o.Link)
+	}
+	for _, at := range neighbours {
+		address, ok := netip.AddrFromSlice(at.IP.To4())
+		if !ok || at.Family != netlink.FAMILY_V4 || len(at.HardwareAddr) != 6 {
+			continue
+		}
+		for _, link := range linksOf[[6]byte(at.HardwareAddr)] {
+			if link == at.LinkIndex || byIndex[link].Attrs().MasterIndex == at.LinkIndex {
+				n.behind[address] = link
+			}
 		}
 	}
 	return n

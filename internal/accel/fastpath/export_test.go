@@ -10,4 +10,9 @@ func SleepAfter(beats int) (before int) {
 }
 
 // Sleep has it fall asleep now, whatever it carries.
-func (f *Fastpath) Sleep() { f.wake(false) }
+func (f *Fastpath) Sleep() {
+	f.pods.mu.Lock()
+	clear(f.pods.used)
+	f.pods.mu.Unlock()
+	poke(f.resync)
+}

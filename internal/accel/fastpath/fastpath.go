@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -47,7 +48,7 @@ const (
 	lookAfter = 8
 )
 
-// sleepAfter is after how many beats without a connection it sleeps; tests have less patience.
+// sleepAfter is how many beats a pod is watched without a connection; tests have less patience.
 var sleepAfter = 64
 
 // Hook is a program at a device.
@@ -67,14 +68,12 @@ type Fastpath struct {
 
 	quit, resync, news chan struct{}
 	running            sync.WaitGroup
+	pods               pods
 	// verify has the next look at the devices ask the kernel for every attachment too.
 	verify atomic.Bool
 
 	// mu guards what follows.
-	mu sync.Mutex
-	// awake: all programs are attached. Else those alone that see whether there is a
-	// connection worth it: a short one pays for each program that it meets.
-	awake    bool
+	mu       sync.Mutex
 	attached map[attachment]link.Link
 	names    map[int]string
 	refused  []string
@@ -93,7 +92,7 @@ type attachment struct {
 func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), names: make(map[int]string),
+		attached: make(map[attachment]link.Link), names: make(map[int]string), pods: pods{used: make(map[int]time.Time)},
 	}
 	defer func() {
 		if err != nil {
@@ -128,7 +127,7 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	return f, <-started
 }
 
-// Plan tells what is attached where on a fast path that is awake.
+// Plan tells what is attached where on a fast path that watches all pods.
 func Plan(ns netns.NsHandle) (all []Hook, err error) {
 	err = within(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -137,7 +136,7 @@ func Plan(ns netns.NsHandle) (all []Hook, err error) {
 		}
 		defer h.Close()
 		n, err := look(h)
-		for _, a := range n.attachments(true) {
+		for _, a := range n.attachments(n.veths) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
 		return err
@@ -300,7 +299,6 @@ func (f *Fastpath) run(started chan<- error) error {
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
 	var synced error
-	used := 0
 	for n := 0; ; {
 		select {
 		case <-f.quit:
@@ -324,15 +322,12 @@ func (f *Fastpath) run(started chan<- error) error {
 			if n++; n%lookAfter > 0 {
 				continue
 			}
-			switch known, err := f.forget(unseen); {
-			case err != nil:
+			if err := f.forget(unseen); err != nil {
 				f.log.Warn("forget connections of the fast path", "error", err)
-			case known > 0:
-				used = n
-				f.wake(true) // it may have become known just as this fell asleep
-			case n-used >= sleepAfter:
-				used = n
-				f.wake(false)
+				continue
+			}
+			if f.pods.rest() {
+				poke(f.resync)
 			}
 		}
 	}
@@ -355,39 +350,37 @@ func monotonic() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// wake has all programs attached, or those alone that see when it is time to.
-func (f *Fastpath) wake(up bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.awake != up {
-		f.awake = up
+// watch has a pod's link be watched, which has a connection worth it.
+func (f *Fastpath) watch(link int) {
+	if link != 0 && f.pods.use(link) {
 		poke(f.resync)
 	}
 }
 
-// forget takes out connections that have been idle for a while, so that there is room, and
-// tells how many were known. They are looked up no more by then but by their next packet,
-// which becomes known anew. Since when one has been there that was never seen to get through,
-// unseen says.
-func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) (known int, err error) {
+// forget takes out connections that have been idle for a while, so that there is room, and has
+// the pods of all others be watched. They are looked up no more by then but by their next
+// packet, which becomes known anew. Since when one has been there that was never seen to get
+// through, unseen says.
+func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	for flow := range unseen {
-		if seen, known := flows[flow]; !known || seen != 0 {
+		if seen, known := flows[flow]; !known || seen.At != 0 {
 			delete(unseen, flow)
 		}
 	}
 	now, err := monotonic()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	idle := forgetAfter * beat
 	if len(flows) > f.programs.Room()/4*3 {
 		idle = forgetSoon * beat
 	}
-	for flow, since := range flows {
+	for flow, seen := range flows {
+		since := seen.At
 		if since == 0 {
 			if unseen[flow] == 0 {
 				unseen[flow] = now
@@ -397,30 +390,35 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) (known int, err err
 		if now-since > idle {
 			delete(unseen, flow)
 			if err := f.programs.Forget(flow); err != nil {
-				return 0, err
+				return err
 			}
+			continue
 		}
+		f.watch(seen.Link)
 	}
-	return len(flows), nil
+	return nil
 }
 
-// follow does as the programs ask: wakes, and has conntrack stop checking the windows of
-// connections that are about to take the fast path.
+// follow does as the programs ask: watches pods, and has conntrack stop checking the windows
+// of connections that are about to take the fast path.
 func (f *Fastpath) follow() error {
 	for {
-		flow, err := f.programs.News()
+		news, err := f.programs.News()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
-		if err == nil && flow == (bpf.Flow{}) {
-			f.wake(true)
+		if err == nil && news.Watch {
+			if news.Link == 0 {
+				news.Link = f.pods.linkOf(news.Flow.Pod.Addr())
+			}
+			f.watch(news.Link)
 			continue
 		}
 		if err == nil {
-			err = relax(flow)
+			err = relax(news.Flow)
 		}
 		if err != nil {
-			f.log.Warn("tell conntrack of a connection", "connection", flow, "error", err)
+			f.log.Warn("tell conntrack of a connection", "connection", news.Flow, "error", err)
 		}
 	}
 }
@@ -457,14 +455,18 @@ func (f *Fastpath) sync() error {
 		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
+	links, watched := f.pods.follow(node)
+	attachments := node.attachments(links)
 	want := make(map[attachment]bool)
-	for _, a := range node.attachments(f.awake) {
+	for _, a := range attachments {
 		want[a] = true
 	}
+	var errs []error
 	verify := f.verify.Swap(false)
 	changed := false
-	var errs []error
 	for a, l := range f.attached {
+		// The kernel takes its time with each, and there may be hundreds.
+		errs = append(errs, f.beat())
 		switch {
 		case !want[a]:
 			errs = append(errs, l.Close())
@@ -482,10 +484,12 @@ func (f *Fastpath) sync() error {
 		changed = true
 	}
 	f.names = node.names
-	for _, a := range node.attachments(f.awake) {
+	errs = append(errs, f.tellWatched(node, watched))
+	for _, a := range attachments {
 		if f.attached[a] != nil {
 			continue
 		}
+		errs = append(errs, f.beat())
 		h := hooks[a.program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: h.at})
 		if errors.Is(err, unix.ENODEV) {
@@ -498,6 +502,9 @@ func (f *Fastpath) sync() error {
 		}
 		f.attached[a] = l
 		changed = true
+		if a.program == "deliver" {
+			errs = append(errs, f.tellWatched(node, watched))
+		}
 	}
 	for _, r := range node.refused {
 		if !slices.Contains(f.refused, r) {
@@ -508,7 +515,22 @@ func (f *Fastpath) sync() error {
 		poke(f.news)
 	}
 	f.refused = node.refused
-	return errors.Join(append(errs, f.programs.SetAsleep(!f.awake))...)
+	return errors.Join(errs...)
+}
+
+// tellWatched tells the programs which pods are watched, of those whose links have deliver.
+func (f *Fastpath) tellWatched(n node, watched []int) error {
+	addresses := make(map[int][]netip.Addr)
+	for address, link := range n.behind {
+		addresses[link] = append(addresses[link], address)
+	}
+	var all []bpf.Pod
+	for _, link := range watched {
+		if f.attached[attachment{link, "deliver"}] != nil {
+			all = append(all, bpf.Pod{Link: link, Addresses: addresses[link]})
+		}
+	}
+	return f.programs.SetWatched(all)
 }
 
 // last tells whether a program is the last of its kind at a device, as far as the kernel

@@ -257,15 +257,21 @@ func (w *world) connect() echo {
 // connectBy is connect to what stands in front of the other end.
 func (w *world) connectBy(front front) echo {
 	w.Helper()
+	return w.connectOf(0, front)
+}
+
+// connectOf is connectBy of other pods.
+func (w *world) connectOf(n int, front front) echo {
+	w.Helper()
 	var e echo
 	var listener net.Listener
-	w.in("n1p0", func() (err error) {
+	w.in(fmt.Sprintf("n1p%d", n), func() (err error) {
 		listener, err = net.Listen("tcp4", ":0")
 		return err
 	})
 	defer listener.Close()
-	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 0), uint16(listener.Addr().(*net.TCPAddr).Port)))
-	w.in("n0p0", func() (err error) {
+	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, n), uint16(listener.Addr().(*net.TCPAddr).Port)))
+	w.in(fmt.Sprintf("n0p%d", n), func() (err error) {
 		e.Conn, err = net.DialTimeout("tcp4", to.String(), patience)
 		return err
 	})
@@ -984,9 +990,10 @@ func TestDrop(t *testing.T) {
 // TestOneWay has datagrams that go one way take the fast path once one was answered, and
 // never before: to rules each of them is of a new connection. A rule ends them at once.
 func TestOneWay(t *testing.T) {
-	for _, answered := range []bool{true, false} {
-		t.Run(fmt.Sprintf("answered %t", answered), func(t *testing.T) {
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for i, shape := range slices.Concat(shapes, shapes) {
+		answered := i < len(shapes)
+		t.Run(fmt.Sprintf("%s answered %t", shape, answered), func(t *testing.T) {
+			w := newWorld(t, shape, v1alpha1.OffloadFull)
 			var near, far *net.UDPConn
 			w.in("n1p0", func() (err error) {
 				far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})

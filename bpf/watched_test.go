@@ -1,0 +1,193 @@
+//go:build linux
+
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/grammar"
+)
+
+// Of a pod that is not watched programs tell when a connection of it is picked twice, 50 ms
+// apart or more, and not when one has the same ports after the other. They look at it once it
+// is watched, and no sooner.
+func TestWatched(t *testing.T) {
+	for _, way := range []struct {
+		name    string
+		program func(*Fastpath) *ebpf.Program
+		packet  func(uint8) grammar.Packet
+		link    int
+		// others are watched too, and do not matter.
+		pod    Pod
+		others []Pod
+		stage  func(fastpathCpu) uint8
+	}{
+		{"leave", func(f *Fastpath) *ebpf.Program { return f.Leave }, outPacket, lo,
+			Pod{Link: lo}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{knownPod.Addr()}}}, func(c fastpathCpu) uint8 { return c.OutStage }},
+		{"arrive", func(f *Fastpath) *ebpf.Program { return f.Arrive }, inPacket, 0,
+			Pod{Link: lo + 1, Addresses: []netip.Addr{knownPeer.Addr(), knownPod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{knownPeer.Addr()}}}, func(c fastpathCpu) uint8 { return c.InStage }},
+	} {
+		f := loadForTest(t, nil)
+		if err := errors.Join(f.SetWatched(way.others), f.Beat(1<<62)); err != nil {
+			t.Fatal(err)
+		}
+		show := func(p grammar.Packet, times uint32) {
+			t.Helper()
+			code, err := way.program(f).Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: times})
+			if err != nil || int32(code) != -1 {
+				t.Fatalf("returns %d, %v", int32(code), err)
+			}
+		}
+		told := func(protocol uint8) bool {
+			t.Helper()
+			f.news.SetDeadline(time.Now())
+			news, err := f.News()
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return false
+			}
+			if want := (News{Flow{knownPod, knownPeer, protocol}, true, way.link}); err != nil || news != want {
+				t.Fatalf("%s: told of %v, %v, want %v", way.name, news, err, want)
+			}
+			return true
+		}
+		looked := func() bool {
+			t.Helper()
+			var each []fastpathCpu
+			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range each {
+				if way.stage(c) != 0 {
+					return true
+				}
+			}
+			return false
+		}
+		const some = 64 // one of them is picked at least
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			start := time.Now()
+			for !told(protocol) {
+				if time.Since(start) > 20*time.Second {
+					t.Fatalf("%s: never told of protocol %d", way.name, protocol)
+				}
+				show(way.packet(protocol), some)
+			}
+			if took := time.Since(start); took < 40*time.Millisecond {
+				t.Errorf("%s: told after %v", way.name, took)
+			}
+		}
+		if looked() {
+			t.Errorf("%s: looked at what nobody would see delivered", way.name)
+		}
+
+		opening := way.packet(unix.IPPROTO_TCP)
+		opening.Flags = 0x02
+		for try := 1; ; try++ {
+			var longest time.Duration
+			woken := false
+			for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
+				began := time.Now()
+				show(opening, 1)
+				show(way.packet(unix.IPPROTO_TCP), some)
+				longest = max(longest, time.Since(began))
+				woken = told(unix.IPPROTO_TCP) || woken
+			}
+			if !woken {
+				break
+			}
+			// One that lasts so long is worth it.
+			if longest < 40*time.Millisecond || try == 20 {
+				t.Errorf("%s: told of short connections, the longest of %v", way.name, longest)
+				break
+			}
+		}
+
+		if err := f.SetWatched([]Pod{way.pod}); err != nil {
+			t.Fatal(err)
+		}
+		for start := time.Now(); !looked(); {
+			if time.Since(start) > 20*time.Second {
+				t.Fatalf("%s: never looked at what is watched", way.name)
+			}
+			show(way.packet(unix.IPPROTO_UDP), 1)
+		}
+		if told(unix.IPPROTO_UDP) {
+			t.Errorf("%s: told of a pod that is watched", way.name)
+		}
+		// Of another packet: arrive waits for the first.
+		if err := errors.Join(f.SetWatched(way.others), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+			t.Fatal(err)
+		}
+		for start := time.Now(); !told(unix.IPPROTO_UDP); {
+			if time.Since(start) > 20*time.Second {
+				t.Fatalf("%s: never told of a pod that is watched no more", way.name)
+			}
+			show(way.packet(unix.IPPROTO_UDP), some)
+		}
+		if looked() {
+			t.Errorf("%s: looked at what is watched no more", way.name)
+		}
+	}
+}
+
+// TestWishes has programs not ask more often than once in a millisecond, however many
+// connections there are.
+func TestWishes(t *testing.T) {
+	f := loadForTest(t, nil)
+	if err := f.Beat(1 << 62); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for time.Since(start) < 500*time.Millisecond {
+		for port := range uint16(500) {
+			p := outPacket(unix.IPPROTO_UDP)
+			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1000+port)
+			if _, err := f.Leave.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	took := time.Since(start)
+	told := 0
+	for {
+		f.news.SetDeadline(time.Now())
+		if _, err := f.News(); err != nil {
+			break
+		}
+		told++
+	}
+	if most := (int(took/time.Millisecond) + 1) * ebpf.MustPossibleCPU(); told == 0 || told > most {
+		t.Errorf("told %d times in %v, want at most %d", told, took, most)
+	}
+	t.Logf("told %d times in %v", told, took)
+}
+
+// FuzzNews has whatever the ring holds be read as one thing or refused.
+func FuzzNews(f *testing.F) {
+	whole := binary.NativeEndian.AppendUint32(make([]byte, 16), 1)
+	f.Add(binary.NativeEndian.AppendUint32(whole, 7))
+	f.Add(whole)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		news, err := decodeNews(b)
+		if len(b) < 24 {
+			if err == nil {
+				t.Errorf("%d bytes are %v", len(b), news)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k := news.Flow.key(); news.Flow != k.flow() || news.Link != int(binary.NativeEndian.Uint32(b[20:])) || news.Watch != (binary.NativeEndian.Uint32(b[16:]) != 0) {
+			t.Errorf("%x is %v", b, news)
+		}
+	})
+}

@@ -1,0 +1,75 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// pods are the links of pods that have connections worth it, and so all programs: a short
+// connection pays for each that it meets. They are told of while programs are being attached,
+// and do not wait for that.
+type pods struct {
+	mu sync.Mutex
+	// behind are the links by the addresses that are known to be there.
+	behind map[netip.Addr]int
+	// used says when there was a connection worth it last.
+	used map[int]time.Time
+}
+
+// doubt is how long a pod that is watched no more keeps its programs: it may have a connection
+// that never becomes known, to somewhere else, and would have it watched again at once.
+const doubt = lookAfter * beat
+
+// resting tells whether a pod has had no connection for so long that it is not watched.
+func resting(used time.Time) bool { return time.Since(used) >= time.Duration(sleepAfter)*beat }
+
+// use notes that a pod has a connection worth it, and tells whether that is new.
+func (p *pods) use(link int) (anew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	anew = resting(p.used[link])
+	p.used[link] = time.Now()
+	return anew
+}
+
+// linkOf is where an address is, or 0.
+func (p *pods) linkOf(address netip.Addr) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.behind[address]
+}
+
+// rest tells whether any are resting.
+func (p *pods) rest() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, at := range p.used {
+		if resting(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// follow learns what a node has, and returns those of its links that are to have all programs,
+// and those of them that are watched.
+func (p *pods) follow(n node) (all, watched []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.behind = n.behind
+	for link, at := range p.used {
+		switch {
+		case !slices.Contains(n.veths, link) || resting(at.Add(doubt)):
+			delete(p.used, link)
+			continue
+		case !resting(at):
+			watched = append(watched, link)
+		}
+		all = append(all, link)
+	}
+	return all, watched
+}
