@@ -454,6 +454,7 @@ struct watch {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 2 * PODS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct watch);
 	__type(value, __u8);
 } watched SEC(".maps");
