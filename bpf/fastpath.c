@@ -21,6 +21,10 @@
  * connection tracking holds it as established. Where the kernel translates the peer of
  * a pod, a service's address to that of a backend, so do leave and arrive.
  *
+ * The tunnel is IPv4's. What it carries is of either version, told apart once in each
+ * program: from there on "six" is a constant, and the code of one version has nothing of
+ * the other's in it. Of IPv6 nothing is translated.
+ *
  * What a program has no reason to carry goes on to the kernel as it came.
  */
 #include <linux/bpf.h>
@@ -35,12 +39,21 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
+#define DECAP_L3_IPV6 (1ULL << 8) /* BPF_F_ADJ_ROOM_DECAP_L3_IPV6, which older headers lack */
 #define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
 #define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
 #define ETH_HLEN 14
 #define TCP 6
 #define UDP 17
 #define IP_HLEN 20
+#define IP6_HLEN 40
+#define HLEN(six) ((six) ? IP6_HLEN : IP_HLEN)
+/* IPv6's next headers that stand between it and TCP or UDP (RFC 8200, section 4). */
+#define HOP_BY_HOP 0
+#define ROUTING 43
+#define FRAGMENT_HEADER 44
+#define DESTINATION 60
 /* What VXLAN adds: Ethernet, VXLAN, UDP and IP (RFC 7348, section 5). */
 #define ROOM 50
 
@@ -113,6 +126,7 @@ union nf_conntrack_proto {
 
 union nf_inet_addr {
 	__be32 ip;
+	__be32 ip6[4];
 };
 
 union nf_conntrack_man_proto {
@@ -145,7 +159,7 @@ struct nf_conn {
 };
 
 struct netns_nf {
-	struct nf_hook_entries *hooks_ipv4[5];
+	struct nf_hook_entries *hooks_ipv4[5], *hooks_ipv6[5];
 };
 
 struct net {
@@ -213,8 +227,8 @@ enum why {
 	UNKNOWN,     /* no connection that was seen */
 	ODD_FLAGS,   /* TCP that opens, closes, resets or urges */
 	DEAD,        /* nobody's heart beats */
-	OTHER,       /* neither TCP nor UDP over IPv4 */
-	OPTIONS,     /* IP options */
+	OTHER,       /* neither TCP nor UDP over IP */
+	OPTIONS,     /* IP options, or headers between IPv6's and TCP's or UDP's */
 	FRAGMENT,    /* of a packet */
 	LAST_HOP,    /* the hop limit is reached */
 	MALFORMED,   /* lengths or sum do not fit */
@@ -228,7 +242,7 @@ enum why {
 	NO_ROOM,     /* the kernel does not let it be encapsulated */
 	UNTRACKED,   /* not tracked */
 	UNANSWERED,  /* tracked, but not established */
-	TRANSLATED,  /* by NAT, and not only the peer of a pod that opened it */
+	TRANSLATED,  /* by NAT, and not only the peer of a pod that opened it; or of IPv6 */
 	HELPED,      /* by one of conntrack's helpers */
 	WINDOW,      /* conntrack checks its window, until told otherwise */
 	REWRITTEN,   /* the slow path makes something else of it */
@@ -236,13 +250,18 @@ enum why {
 	WHYS,
 };
 
+/* Keys and addresses as two words: they are made, compared and hashed in registers. */
+typedef __u64 __attribute__((may_alias)) word;
+
 /* A connection, from its pod's end: as the pod has it, or as the wire has it. They differ
- * where the kernel translates the peer. */
+ * where the kernel translates the peer. Of IPv6 it has a digest of each address; the whole
+ * ones are in struct flow, and two connections with one key are not both known. */
 struct key {
 	__be32 pod, peer;
 	__be16 pod_port, peer_port;
 	__u8 protocol;
-	__u8 zero[3];
+	__u8 six;
+	__u8 zero[2];
 } __attribute__((aligned(8)));
 
 /*
@@ -250,9 +269,9 @@ struct key {
  * value for all packets of a datagram that is still whole (GSO).
  */
 struct headers {
-	__u32 ip[5];
 	__u32 l4[4]; /* TCP's to flags and window; UDP's ports and length */
-};
+	__u32 ip[10]; /* of IPv4 5 */
+} __attribute__((aligned(8)));
 
 /* What stands in front of a packet to another node. Fields of single packets are 0;
  * the UDP checksum is not, if there is one. */
@@ -313,6 +332,8 @@ struct flow {
 	__u64 gso, large;
 	/* When the pod was seen to end the connection at a socket (see ends). */
 	__u64 ends;
+	/* Of IPv6, the addresses. */
+	word pod6[2], peer6[2];
 };
 
 /* A connection whose peer is translated, found by what the wire has. */
@@ -556,93 +577,129 @@ static __always_inline __u8 *start(struct __sk_buff *skb, __u32 size)
 	return data;
 }
 
-/* The fields of the first and third words of the IP header, as they lie in memory. */
+/* The fields of the first and third words of the IP header, of the first two of IPv6's, as
+ * they lie in memory. */
 #define BYTE(word, n) ((__u8)((word) >> (8 * (n))))
 #define HALF(word, n) ((__be16)((word) >> (16 * (n))))
-#define TOS(h) BYTE((h)->ip[0], 1)
-#define LENGTH(h) bpf_ntohs(HALF((h)->ip[0], 1))
-#define TTL(h) BYTE((h)->ip[2], 0)
-#define PROTOCOL(h) BYTE((h)->ip[2], 1)
+#define TOS(h, six) ((six) ? (__u8)(bpf_ntohl((h)->ip[0]) >> 20) : BYTE((h)->ip[0], 1))
+#define LENGTH(h, six) ((six) ? bpf_ntohs(HALF((h)->ip[1], 0)) + IP6_HLEN : bpf_ntohs(HALF((h)->ip[0], 1)))
+#define TTL(h, six) ((six) ? BYTE((h)->ip[1], 3) : BYTE((h)->ip[2], 0))
+#define PROTOCOL(h, six) ((six) ? BYTE((h)->ip[1], 2) : BYTE((h)->ip[2], 1))
+/* Which word has the hop limit. */
+#define HOP(six) ((six) ? 1 : 2)
+/* How much of the header may be written: of IPv6's no address. */
+#define CHANGES(six) ((six) ? 8 : IP_HLEN)
 
-/* hop is the word of the hop limit, with one less and the header's sum to match
+/* hop is the word of the hop limit, with one less and IPv4's header's sum to match
  * (RFC 1624, as ip_decrease_ttl in include/net/ip.h). */
-static __always_inline __u32 hop(__u32 word)
+static __always_inline __u32 hop(__u32 word, int six)
 {
 	__u32 check = word >> 16;
 
+	if (six)
+		return word - (1 << 24);
 	check += bpf_htons(0x0100);
 	check += check >= 0xffff;
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* A key as two words: it is made, compared and hashed in registers. */
-typedef __u64 __attribute__((may_alias)) word;
-
 /* key_of is the key of a packet that goes out of its pod, or into it. */
-static __always_inline void key_of(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out)
+static __always_inline void key_of(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out, int six)
 {
 	word *words = (void *)k;
 
 	words[0] = out ? source | (__u64)destination << 32 : destination | (__u64)source << 32;
-	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32;
+	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32 | (__u64)!!six << 40;
 }
 
-/* peek reads which connection a packet, at an offset, seems to be of. It returns 0, or why it
- * is of none. */
-static __always_inline int peek(struct __sk_buff *skb, __u32 at, struct key *k, int out)
+/* digest stands for an address of IPv6 in keys: that of fastpath.go is the same. */
+static __always_inline __u32 digest(const word *address)
 {
-	const __u8 *data;
+	__u64 h = address[0] * 0x9e3779b97f4a7c15 + address[1];
+
+	h ^= h >> 32;
+	return h * 0xd6e8feb86659fd93 >> 32;
+}
+
+/* peek reads which connection a packet, at an offset, seems to be of: as many bytes are there
+ * as IPv4 has, with the ports. It returns 0, or why it is of none. */
+static __always_inline int peek(struct __sk_buff *skb, const __u8 *data, __u32 at, struct key *k, int out, int six)
+{
 	const __u32 *ends;
 
-	if (unlikely(skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present))
+	if (unlikely(skb->vlan_present))
 		return OTHER;
-	data = start(skb, at + IP_HLEN + 8);
-	if (!data)
+	if (!six) {
+		if (data[at] != 0x45)
+			return OPTIONS;
+		if (data[at + 9] != TCP && data[at + 9] != UDP)
+			return OTHER;
+		ends = (const void *)(data + at + 12);
+		key_of(k, ends[0], ends[1], ends[2], data[at + 9], out, 0);
+		return 0;
+	}
+	data = start(skb, at + IP6_HLEN + 8);
+	if (!data || data[at] >> 4 != 6)
 		return OTHER;
-	if (data[at] != 0x45)
+	switch (data[at + 6]) {
+	case TCP:
+	case UDP:
+		break;
+	case HOP_BY_HOP:
+	case ROUTING:
+	case DESTINATION:
 		return OPTIONS;
-	if (data[at + 9] != TCP && data[at + 9] != UDP)
+	case FRAGMENT_HEADER:
+		return FRAGMENT;
+	default:
 		return OTHER;
-	ends = (const void *)(data + at + 12);
-	key_of(k, ends[0], ends[1], ends[2], data[at + 9], out);
+	}
+	ends = (const void *)(data + at + 8);
+	key_of(k, digest((const void *)ends), digest((const void *)(ends + 4)), ends[8], data[at + 6], out, 1);
 	return 0;
 }
 
 /* parse takes the headers of a packet that was peeked at, and its checksum field where there
  * is one. It returns 0, or why the packet is not for the fast path. */
-static __always_inline int parse(struct __sk_buff *skb, __u32 at, __u8 protocol, struct headers *h, __u16 *check)
+static __always_inline int parse(struct __sk_buff *skb, __u32 at, __u8 protocol, struct headers *h, __u16 *check, int six)
 {
+	const __u32 l4 = at + HLEN(six);
 	__u8 *data;
 
 	if (protocol == TCP) {
-		data = start(skb, at + IP_HLEN + 20);
+		data = start(skb, l4 + 20);
 		if (!data)
 			return MALFORMED;
-		copy(h, data + at, sizeof(*h));
-		*check = *(__u16 *)(data + at + IP_HLEN + 16);
+		copy(h->ip, data + at, HLEN(six));
+		copy(h->l4, data + l4, sizeof(h->l4));
+		*check = *(__u16 *)(data + l4 + 16);
 	} else {
-		data = start(skb, at + IP_HLEN + 8);
+		data = start(skb, l4 + 8);
 		if (!data)
 			return MALFORMED;
-		copy(h, data + at, IP_HLEN + 8);
+		copy(h->ip, data + at, HLEN(six));
+		copy(h->l4, data + l4, 8);
 		h->l4[1] &= 0xffff;
 		h->l4[2] = h->l4[3] = 0;
-		*check = *(__u16 *)(data + at + IP_HLEN + 6);
+		*check = *(__u16 *)(data + l4 + 6);
+		/* Which IPv6 does not have (RFC 8200, section 8.1). */
+		if (six && !*check)
+			return MALFORMED;
 	}
-	if (HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
+	if (!six && HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
 		return FRAGMENT;
-	if (TTL(h) <= 1)
+	if (TTL(h, six) <= 1)
 		return LAST_HOP;
-	if (LENGTH(h) + at != skb->len)
+	if (LENGTH(h, six) + at != skb->len)
 		return MALFORMED;
-	if (PROTOCOL(h) == TCP) {
+	if (PROTOCOL(h, six) == TCP) {
 		__u8 words = BYTE(h->l4[3], 0), flags = BYTE(h->l4[3], 1);
 
-		if ((words >> 4) < 5 || IP_HLEN + (words >> 4) * 4 > LENGTH(h))
+		if ((words >> 4) < 5 || HLEN(six) + (words >> 4) * 4 > LENGTH(h, six))
 			return MALFORMED;
 		if ((flags & TCP_ODD) || !(flags & TCP_ACK) || (words & 0xf))
 			return ODD_FLAGS;
-	} else if (bpf_ntohs(HALF(h->l4[1], 0)) != LENGTH(h) - IP_HLEN) {
+	} else if (bpf_ntohs(HALF(h->l4[1], 0)) != LENGTH(h, six) - HLEN(six)) {
 		return MALFORMED;
 	}
 	return 0;
@@ -744,11 +801,11 @@ static __always_inline int worth(__u64 hash, __u64 now)
 
 /* noticed tells whether a packet that was peeked at, of a connection that is not known, is to
  * be looked at. */
-static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash)
+static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash, int six)
 {
 	const __u8 *data = field(skb, data);
 
-	if (k->protocol == TCP && (void *)data + at + IP_HLEN + 14 <= field(skb, data_end) && (data[at + IP_HLEN + 13] & TCP_SYN)) {
+	if (k->protocol == TCP && (void *)data + at + HLEN(six) + 14 <= field(skb, data_end) && (data[at + HLEN(six) + 13] & TCP_SYN)) {
 		unpick(hash);
 		return 0;
 	}
@@ -779,11 +836,11 @@ static __always_inline int is_watched(struct cpu *c, const struct key *k, __u32 
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
-static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h)
+static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h, int six)
 {
 	if (!skb->gso_size)
-		return LENGTH(h);
-	return skb->gso_size + IP_HLEN + (BYTE(h->l4[3], 0) >> 4) * 4;
+		return LENGTH(h, six);
+	return skb->gso_size + HLEN(six) + (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
 /* believed tells whether the slow path lets a connection through, as far as is known, and
@@ -811,11 +868,17 @@ static __always_inline int ask(struct way *w, __u64 now)
 	return 1;
 }
 
+/* keep copies the headers of a packet. */
+static __always_inline void keep(struct headers *to, const struct headers *h, int six)
+{
+	copy(to, h, __builtin_offsetof(struct headers, ip) + HLEN(six));
+}
+
 /* let_go remembers a packet that goes the slow way, to know it again. */
 static __always_inline void let_go(struct passing *p, const struct headers *h, const struct key *k,
-				   const struct __sk_buff *skb, __u64 now, __u32 g)
+				   const struct __sk_buff *skb, __u64 now, __u32 g, int six)
 {
-	p->headers = *h;
+	keep(&p->headers, h, six);
 	p->key = *k;
 	p->far = far_of(k);
 	p->at = now;
@@ -845,8 +908,8 @@ static __always_inline void translate(struct headers *h, int out, __u64 far)
  * match, which it takes. */
 static __always_inline int renumber(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 far, __u16 *check)
 {
-	__u32 at = l4 + (PROTOCOL(was) == TCP ? 16 : 6);
-	__u64 flags = PROTOCOL(was) == TCP ? 0 : BPF_F_MARK_MANGLED_0;
+	__u32 at = l4 + (PROTOCOL(was, 0) == TCP ? 16 : 6);
+	__u64 flags = PROTOCOL(was, 0) == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	__be16 port = far >> 32;
 
 	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)far, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
@@ -857,36 +920,66 @@ static __always_inline int renumber(struct __sk_buff *skb, __u32 l4, int out, co
 }
 
 /* same tells whether headers are those of the packet that was let go, one hop on. */
-static __always_inline int same(const struct headers *was, const struct headers *is)
+static __always_inline int same(const struct headers *was, const struct headers *is, int six)
 {
 	int i;
 
 	for (i = 0; i < 4; i++)
 		if (was->l4[i] != is->l4[i])
 			return 0;
-	return was->ip[0] == is->ip[0] && was->ip[1] == is->ip[1] && hop(was->ip[2]) == is->ip[2] &&
-	       was->ip[3] == is->ip[3] && was->ip[4] == is->ip[4];
+	for (i = 0; i < HLEN(six) / 4; i++)
+		if ((i == HOP(six) ? hop(was->ip[i], six) : was->ip[i]) != is->ip[i])
+			return 0;
+	return 1;
 }
 
 /* equal tells whether they are those of the packet, as yet where it was. */
-static __always_inline int equal(const struct headers *a, const struct headers *b)
+static __always_inline int equal(const struct headers *a, const struct headers *b, int six)
 {
 	int i;
 
 	for (i = 0; i < 4; i++)
 		if (a->l4[i] != b->l4[i])
 			return 0;
-	for (i = 0; i < 5; i++)
+	for (i = 0; i < HLEN(six) / 4; i++)
 		if (a->ip[i] != b->ip[i])
 			return 0;
 	return 1;
 }
 
 /* resemble tells whether they are at least of the same packet, whatever has been
- * done to it. */
-static __always_inline int resemble(const struct headers *was, const struct headers *is)
+ * done to it: by what IPv4 numbers packets by, and by the flow and length that IPv6 has. */
+static __always_inline int resemble(const struct headers *was, const struct headers *is, int six)
 {
-	return HALF(was->ip[1], 0) == HALF(is->ip[1], 0) && was->l4[1] == is->l4[1];
+	if (was->l4[1] != is->l4[1])
+		return 0;
+	if (six)
+		return was->ip[0] == is->ip[0] && HALF(was->ip[1], 0) == HALF(is->ip[1], 0);
+	return HALF(was->ip[1], 0) == HALF(is->ip[1], 0);
+}
+
+/* end_of is an address in a packet of IPv6: what it is from, or what it is to. */
+static __always_inline const word *end_of(const struct headers *h, int source)
+{
+	return (const void *)&h->ip[source ? 2 : 6];
+}
+
+static __always_inline int equal_addresses(const word *a, const word *b)
+{
+	return a[0] == b[0] && a[1] == b[1];
+}
+
+/* moved tells why a packet of IPv6 is not the same any more. */
+static __always_inline int moved(const struct headers *was, const struct headers *is)
+{
+	return was->l4[0] != is->l4[0] || !equal_addresses(end_of(was, 1), end_of(is, 1)) ||
+	       !equal_addresses(end_of(was, 0), end_of(is, 0)) ? TRANSLATED : REWRITTEN;
+}
+
+/* meets tells whether a packet is between the ends of a connection that has its key. */
+static __always_inline int meets(const struct flow *f, const struct headers *h, int out)
+{
+	return equal_addresses(f->pod6, end_of(h, out)) && equal_addresses(f->peer6, end_of(h, !out));
 }
 
 /*
@@ -901,7 +994,7 @@ static __always_inline int resemble(const struct headers *was, const struct head
  * which it judges resets; it learns that again with each packet that lies in the
  * window, so while it knows one it is looked at more often.
  */
-static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, int out, int tell, __u32 *again)
+static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, int out, int tell, __u32 *again, int six)
 {
 	const struct key *k = &p->key;
 	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
@@ -910,20 +1003,36 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 	__be16 from, to;
 	unsigned long status;
 	struct nf_conn *ct;
-	int why = 0;
+	int why = 0, straight = 1, i;
 
 	/* By what the pod sends, whichever way the packet goes. */
-	tuple.ipv4.saddr = k->pod;
-	tuple.ipv4.daddr = k->peer;
-	tuple.ipv4.sport = k->pod_port;
-	tuple.ipv4.dport = k->peer_port;
+	if (six) {
+		copy(tuple.ipv6.saddr, end_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
+		copy(tuple.ipv6.daddr, end_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = k->pod_port;
+		tuple.ipv6.dport = k->peer_port;
+	} else {
+		tuple.ipv4.saddr = k->pod;
+		tuple.ipv4.daddr = k->peer;
+		tuple.ipv4.sport = k->pod_port;
+		tuple.ipv4.dport = k->peer_port;
+	}
 	*again = AGAIN;
-	ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
+	ct = bpf_skb_ct_lookup(skb, &tuple, six ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), &opts, sizeof(opts));
 	if (!ct)
 		return UNTRACKED;
 	status = ct->status;
 	/* What comes back, as it is before it is translated. */
-	if (opts.dir) {
+	if (six) {
+		const struct nf_conntrack_tuple *back = opts.dir ? &ct->tuplehash[0].tuple : &ct->tuplehash[1].tuple;
+
+		for (i = 0; i < 4; i++)
+			straight &= back->src.u3.ip6[i] == tuple.ipv6.daddr[i] && back->dst.u3.ip6[i] == tuple.ipv6.saddr[i];
+		from = back->src.u.all;
+		to = back->dst.u.all;
+		source = k->peer;
+		destination = k->pod;
+	} else if (opts.dir) {
 		source = ct->tuplehash[0].tuple.src.u3.ip;
 		from = ct->tuplehash[0].tuple.src.u.all;
 		destination = ct->tuplehash[0].tuple.dst.u3.ip;
@@ -934,7 +1043,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 		destination = ct->tuplehash[1].tuple.dst.u3.ip;
 		to = ct->tuplehash[1].tuple.dst.u.all;
 	}
-	if ((status & CT_SHIFTED) || FAR(source, from) != p->far || destination != k->pod || to != k->pod_port) {
+	if (!straight || (status & CT_SHIFTED) || FAR(source, from) != p->far || destination != k->pod || to != k->pod_port) {
 		why = TRANSLATED;
 	} else if (status & CT_HELPER) {
 		why = HELPED;
@@ -963,7 +1072,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 
 /* known returns the connection of a packet that was let go and came through. It becomes
  * known here. */
-static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p, int out)
+static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p, int out, int six)
 {
 	__u64 hash = mix(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
@@ -972,7 +1081,7 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 	int why;
 
 	if (!f) {
-		why = tracked(skb, p, out, 0, &again);
+		why = tracked(skb, p, out, 0, &again, six);
 		if (why && why != WINDOW) {
 			count(c, why);
 			return 0;
@@ -980,11 +1089,19 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 		fresh.key = p->key;
 		fresh.hint = hash % HINTS;
 		fresh.far = p->far;
+		if (six) {
+			copy(fresh.pod6, end_of(&p->headers, out), sizeof(fresh.pod6));
+			copy(fresh.peer6, end_of(&p->headers, !out), sizeof(fresh.peer6));
+		}
 		if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST)) {
 			count(c, FULL);
 			return 0;
 		}
 		f = bpf_map_lookup_elem(&flows, &p->key);
+	}
+	if (six && f && !meets(f, &p->headers, out)) {
+		count(c, UNLIKE);
+		return 0;
 	}
 	/* What was seen of it with another peer is void. */
 	if (f && f->far != p->far) {
@@ -997,9 +1114,9 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 
 /* believe notes that the slow path let a packet through, and what it made of it. What
  * differs from the last time is believed from here on. */
-static __always_inline void believe(struct way *w, const struct passing *p, __u32 place, __u32 again)
+static __always_inline void believe(struct way *w, const struct passing *p, __u32 place, __u32 again, int six)
 {
-	__u8 tos = TOS(&p->headers), ttl = TTL(&p->headers);
+	__u8 tos = TOS(&p->headers, six), ttl = TTL(&p->headers, six);
 
 	if (w->place != place || w->device != p->device || w->tos != tos || w->ttl != ttl) {
 		w->seen = 0;
@@ -1053,11 +1170,11 @@ static __always_inline __u32 place_of_outer(struct cpu *c, const struct outer *o
 
 /* mtu_fits tells whether all that the packet will be cut into fits. Datagrams that travel
  * together (UDP_SEGMENT, and GRO of UDP) are the kernel's to take apart. */
-static __always_inline int mtu_fits(const struct __sk_buff *skb, const struct headers *h)
+static __always_inline int mtu_fits(const struct __sk_buff *skb, const struct headers *h, int six)
 {
-	if (skb->gso_size && PROTOCOL(h) != TCP)
+	if (skb->gso_size && PROTOCOL(h, six) != TCP)
 		return 0;
-	return segment(skb, h) <= mtu;
+	return segment(skb, h, six) <= mtu;
 }
 
 static __always_inline __u8 summed(struct __sk_buff *skb)
@@ -1118,27 +1235,34 @@ static __always_inline int has_xdp(struct net_device *dev)
  * pod, and whether nothing in the pod would do with what comes for that socket anything but
  * to hand it over. Then nobody ever asks what marks a packet bore.
  */
-static __always_inline int ends(struct __sk_buff *skb, const struct key *k)
+static __always_inline int ends(struct __sk_buff *skb, const struct headers *h, const struct key *k, int six)
 {
 	struct bpf_sock *sk = skb->sk;
+	struct nf_hook_entries *hooks[2];
 	struct net_device *dev;
 	struct tcp_sock *tcp;
 	struct net *net;
+	int i;
 
 	if (k->protocol != TCP || !sk)
 		return 0;
 	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->state != BPF_TCP_ESTABLISHED || sk->src_ip4 != k->pod || sk->dst_ip4 != k->peer ||
-	    sk->src_port != bpf_ntohs(k->pod_port) || sk->dst_port != k->peer_port)
+	if (!sk || sk->state != BPF_TCP_ESTABLISHED || sk->src_port != bpf_ntohs(k->pod_port) || sk->dst_port != k->peer_port)
 		return 0;
+	if (!six && (sk->src_ip4 != k->pod || sk->dst_ip4 != k->peer))
+		return 0;
+	for (i = 0; six && i < 4; i++)
+		if (sk->src_ip6[i] != h->ip[2 + i] || sk->dst_ip6[i] != h->ip[6 + i])
+			return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
 	dev = pod_device(skb);
 	if (!tcp || !dev || tcp->inet_conn.icsk_ulp_ops)
 		return 0;
 	net = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net;
-	return net == BPF_CORE_READ(dev, nd_net.net) && !BPF_CORE_READ(dev, rx_handler) &&
-	       !BPF_CORE_READ(dev, tcx_ingress) && !BPF_CORE_READ(dev, nf_hooks_ingress) &&
-	       !BPF_CORE_READ(net, nf.hooks_ipv4[NF_PRE_ROUTING]) && !BPF_CORE_READ(net, nf.hooks_ipv4[NF_LOCAL_IN]);
+	hooks[0] = six ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_PRE_ROUTING]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_PRE_ROUTING]);
+	hooks[1] = six ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_LOCAL_IN]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_LOCAL_IN]);
+	return net == BPF_CORE_READ(dev, nd_net.net) && !hooks[0] && !hooks[1] && !BPF_CORE_READ(dev, rx_handler) &&
+	       !BPF_CORE_READ(dev, tcx_ingress) && !BPF_CORE_READ(dev, nf_hooks_ingress);
 }
 
 /* source_port is what the kernel gives the flow (udp_flow_src_port in
@@ -1163,8 +1287,8 @@ static __always_inline __u8 outer_tos(__u8 inner)
 
 /* udp_sum is the outer checksum of a packet whose inner one is left to the device, by
  * local checksum offload (lco_csum in include/linux/skbuff.h): what the inner field
- * holds stands for all that it covers. */
-static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 length, __u16 inner)
+ * holds stands for all that it covers, and IPv4's header adds up to nothing. */
+static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 length, __u16 inner, const struct headers *h, int six)
 {
 	__u32 sum = 0;
 	__u16 result;
@@ -1176,6 +1300,8 @@ static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 
 		sum += o->head.vxlan[i];
 	for (i = 0; i < 7; i++)
 		sum += o->head.inner[i];
+	for (i = 0; six && i < IP6_HLEN / 4; i++)
+		sum = add(sum, h->ip[i]);
 	sum += (__u16)~inner;
 	result = ~fold(sum);
 	return result ? result : 0xffff;
@@ -1191,10 +1317,10 @@ static __always_inline void turn_down(struct cpu *c, struct way *w, int why, __u
 
 /* encapsulate writes what stands in front of a packet, and leads it to its peer on the wire.
  * It returns 0, why it has left the packet alone, or less than 0. */
-static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check, __u64 far)
+static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check, __u64 far, int six)
 {
-	int translated = far != FAR(h->ip[4], HALF(h->l4[0], 1));
-	struct headers led = *h;
+	int translated = !six && far != FAR(h->ip[4], HALF(h->l4[0], 1));
+	struct headers led;
 	struct {
 		struct outer outer;
 		struct {
@@ -1212,25 +1338,26 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 		port = source_port(skb);
 	if (!port)
 		return UNLIKE;
-	if (LENGTH(h) > 0xffff - ROOM) /* one that GRO made, and the pod forwards */
+	if (LENGTH(h, six) > 0xffff - ROOM) /* one that GRO made, and the pod forwards */
 		return LARGE;
+	keep(&led, h, six);
 	if (translated)
 		translate(&led, 1, far);
 	w.outer = *known;
-	w.outer.head.tos = outer_tos(TOS(h));
-	w.outer.head.length = bpf_htons(LENGTH(h) + ROOM);
+	w.outer.head.tos = outer_tos(TOS(h, six));
+	w.outer.head.length = bpf_htons(LENGTH(h, six) + ROOM);
 	w.outer.head.id = bpf_get_prandom_u32();
 	w.outer.head.port = port;
-	w.outer.head.udp_length = bpf_htons(LENGTH(h) + ROOM - IP_HLEN);
+	w.outer.head.udp_length = bpf_htons(LENGTH(h, six) + ROOM - IP_HLEN);
 	sum = 0x0045 | w.outer.head.tos << 8;
 	sum += w.outer.head.length + w.outer.head.id + w.outer.head.fragment;
 	sum += w.outer.head.ttl | UDP << 8;
 	sum += w.outer.head.source[0] + w.outer.head.source[1] + w.outer.head.destination[0] + w.outer.head.destination[1];
 	w.outer.head.ip_check = ~fold(sum);
+	led.ip[HOP(six)] = hop(led.ip[HOP(six)], six);
 	words = w.inner.ip;
-	for (i = 0; i < 5; i++)
+	for (i = 0; i < CHANGES(six) / 4; i++)
 		words[i] = led.ip[i];
-	words[2] = hop(led.ip[2]);
 
 	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET |
@@ -1243,8 +1370,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	/* What will be cut has no checksum: an eBPF program cannot ask for one to be
 	 * made of each part. RFC 7348 (section 5) would have none in any packet. */
 	if (w.outer.head.udp_check)
-		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check);
-	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + IP_HLEN, 0))
+		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check, &led, six);
+	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + CHANGES(six), 0))
 		return -1;
 	return 0;
 }
@@ -1253,13 +1380,13 @@ _Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer 
 _Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
 
 /* find returns a connection by what the wire has of it, and its key as the pod has it. */
-static __always_inline struct flow *find(const struct key *wire, struct key *k)
+static __always_inline struct flow *find(const struct key *wire, struct key *k, int six)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, wire);
 	const struct front *front;
 
 	*k = *wire;
-	if (!f) {
+	if (!six && !f) {
 		front = bpf_map_lookup_elem(&fronts, wire);
 		if (front) {
 			*k = front->key;
@@ -1286,9 +1413,9 @@ static __always_inline void close(const struct key *k, __u64 hash, const struct 
 
 /* unlike tells whether a packet differs from those that were seen in what they have in
  * common. Congestion marks may come and go. */
-static __always_inline int unlike(const struct way *w, const struct headers *h)
+static __always_inline int unlike(const struct way *w, const struct headers *h, int six)
 {
-	return ((w->tos ^ TOS(h)) & 0xfc) || w->ttl != TTL(h);
+	return ((w->tos ^ TOS(h, six)) & 0xfc) || w->ttl != TTL(h, six);
 }
 
 /* of_wire tells whether a connection is the one that the wire has so. */
@@ -1306,11 +1433,9 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-SEC("tc")
-int leave(struct __sk_buff *skb)
+static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
 	const struct outer *outer;
-	struct cpu *c = this_cpu();
 	struct headers h;
 	struct flow *f;
 	__u32 g, place;
@@ -1320,17 +1445,18 @@ int leave(struct __sk_buff *skb)
 	__u8 *data;
 	int why;
 
-	if (!c)
-		return NEXT;
-	c->out_stage = 0;
-	why = peek(skb, ETH_HLEN, &k, 1);
+	why = OTHER;
+	data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	if (unlikely(!data))
+		goto slow;
+	why = peek(skb, data, ETH_HLEN, &k, 1, six);
 	if (unlikely(why))
 		goto slow;
 	why = UNKNOWN;
 	hash = mix(&k);
-	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash))
+	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash, six))
 		goto slow;
-	why = parse(skb, ETH_HLEN, k.protocol, &h, &check);
+	why = parse(skb, ETH_HLEN, k.protocol, &h, &check, six);
 	if (why) {
 		if (why == ODD_FLAGS)
 			close(&k, hash, bpf_map_lookup_elem(&flows, &k));
@@ -1366,24 +1492,27 @@ int leave(struct __sk_buff *skb)
 	place = f->out.place;
 	outer = bpf_map_lookup_elem(&outers, &place);
 	data = start(skb, ETH_HLEN);
-	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || f->out.device != skb->ifindex || unlike(&f->out, &h) || !same_key(&f->key, &k))
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || f->out.device != skb->ifindex || unlike(&f->out, &h, six) || !same_key(&f->key, &k) ||
+	    (six && !meets(f, &h, 1)))
 		goto look;
 	why = MALFORMED;
-	if (!whole(h.ip))
+	if (!six && !whole(h.ip))
 		goto slow;
 	why = LARGE;
-	if (!mtu_fits(skb, &h))
+	if (!mtu_fits(skb, &h, six))
 		goto slow;
 	why = UNSUMMED;
-	if (!left(skb, ETH_HLEN + IP_HLEN) && !any_sum)
+	if (!left(skb, ETH_HLEN + HLEN(six)) && !any_sum)
 		goto slow;
-	why = encapsulate(skb, &h, outer, check, *(const volatile __u64 *)&f->far);
+	why = encapsulate(skb, &h, outer, check, *(const volatile __u64 *)&f->far, six);
 	if (why < 0)
 		return DROP;
 	if (why)
 		goto slow;
-	/* As ip_forward does (rt_tos2prio in include/net/route.h). */
-	switch (TOS(&h) >> 3 & 3) {
+	/* As ip_forward does (rt_tos2prio in include/net/route.h), and ip6_forward does not. */
+	switch (six ? -1 : TOS(&h, 0) >> 3 & 3) {
+	case -1:
+		break;
 	case 0:
 		skb->priority = 0;
 		break;
@@ -1399,63 +1528,84 @@ int leave(struct __sk_buff *skb)
 	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
-	let_go(&c->out, &h, &k, skb, now, g);
+	let_go(&c->out, &h, &k, skb, now, g, six);
 	c->out.check = check;
-	c->out.ends = ends(skb, &k);
+	c->out.ends = ends(skb, &h, &k, six);
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
 slow:
 	count(c, why);
 	return NEXT;
 }
 
-/* load reads the headers of a packet at an offset, if it is of a protocol. */
-static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h)
+SEC("tc")
+int leave(struct __sk_buff *skb)
 {
-	if (protocol == TCP)
-		return bpf_skb_load_bytes(skb, offset, h, sizeof(*h));
+	struct cpu *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	c->out_stage = 0;
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return leave_of(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return leave_of(skb, c, 1);
+	count(c, OTHER);
+	return NEXT;
+}
+
+/* load reads the headers of a packet at an offset, if it is of a protocol. */
+static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h, int six)
+{
 	h->l4[1] = h->l4[2] = h->l4[3] = 0;
-	return bpf_skb_load_bytes(skb, offset, h, IP_HLEN + 6);
+	if (bpf_skb_load_bytes(skb, offset, h->ip, HLEN(six)))
+		return -1;
+	return bpf_skb_load_bytes(skb, offset + HLEN(six), h->l4, protocol == TCP ? sizeof(h->l4) : 6);
+}
+
+static __always_inline int tunnel_of(struct __sk_buff *skb, struct cpu *c, int six)
+{
+	struct passing *p = &c->out;
+	struct headers h;
+	__u64 far;
+
+	c->out_stage = 0;
+	if (skb->protocol != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || load(skb, ETH_HLEN, p->key.protocol, &h, six))
+		return NEXT;
+	far = six ? p->far : FAR(h.ip[4], HALF(h.l4[0], 1));
+	if (far != p->far) {
+		p->check = replaced(p->check, p->headers.ip[4], far);
+		translate(&p->headers, 1, far);
+		p->far = far;
+	}
+	if (same(&p->headers, &h, six)) {
+		p->overlay = skb->ifindex;
+		c->out_stage = 2;
+	} else if (resemble(&p->headers, &h, six)) {
+		count(c, six ? moved(&p->headers, &h) : REWRITTEN);
+	}
+	return NEXT;
 }
 
 SEC("tc")
 int tunnel(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
-	struct passing *p;
-	struct headers h;
-	__u64 far;
 
 	if (!c || c->out_stage != 1)
 		return NEXT;
-	p = &c->out;
-	c->out_stage = 0;
-	if (skb->protocol != bpf_htons(ETH_P_IP) || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h))
-		return NEXT;
-	far = FAR(h.ip[4], HALF(h.l4[0], 1));
-	if (far != p->far) {
-		p->check = replaced(p->check, p->headers.ip[4], far);
-		translate(&p->headers, 1, far);
-		p->far = far;
-	}
-	if (same(&p->headers, &h)) {
-		p->overlay = skb->ifindex;
-		c->out_stage = 2;
-	} else if (resemble(&p->headers, &h)) {
-		count(c, REWRITTEN);
-	}
-	return NEXT;
+	return c->out.key.six ? tunnel_of(skb, c, 1) : tunnel_of(skb, c, 0);
 }
 
 /* ours tells whether an outer header is one that a VXLAN device writes that is
  * understood. */
-static __always_inline int ours(const struct outer *o, const struct overlay *v)
+static __always_inline int ours(const struct outer *o, const struct overlay *v, int six)
 {
 	return o->nic == v->nic && o->head.protocol == bpf_htons(ETH_P_IP) &&
 	       o->head.source[0] == v->source[0] && o->head.source[1] == v->source[1] && o->head.vxlan_port == v->port &&
 	       o->head.vxlan[0] == bpf_htons(0x0800) && !o->head.vxlan[1] &&
 	       o->head.vxlan[2] == v->vni[0] && o->head.vxlan[3] == v->vni[1] &&
 	       o->head.inner[3] == v->mac[0] && o->head.inner[4] == v->mac[1] && o->head.inner[5] == v->mac[2] &&
-	       o->head.inner[6] == bpf_htons(ETH_P_IP);
+	       o->head.inner[6] == bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP);
 }
 
 /* common takes out of an outer header what is each packet's own. */
@@ -1466,12 +1616,10 @@ static __always_inline void common(struct outer *o)
 	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
 }
 
-SEC("tc")
-int wire(struct __sk_buff *skb)
+static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
-	struct cpu *c = this_cpu();
 	const struct overlay *v;
-	struct passing *p;
+	struct passing *p = &c->out;
 	struct outer o = {};
 	struct headers h;
 	struct flow *f;
@@ -1479,15 +1627,12 @@ int wire(struct __sk_buff *skb)
 	__u16 sum;
 	int why;
 
-	if (!c || c->out_stage != 2)
-		return NEXT;
-	p = &c->out;
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
-	    load(skb, sizeof(o.head), PROTOCOL(&p->headers), &h) ||
-	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h))
+	    load(skb, sizeof(o.head), p->key.protocol, &h, six) ||
+	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h, six))
 		return NEXT;
-	f = known(skb, c, p, 1);
+	f = known(skb, c, p, 1, six);
 	if (!f || p->at < f->out.not_before)
 		return NEXT;
 
@@ -1498,12 +1643,12 @@ int wire(struct __sk_buff *skb)
 	o.nic = skb->ifindex;
 	sum = o.head.udp_check;
 	if (sum && !p->gso)
-		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check);
-	if (!v || !ours(&o, v) || skb->mark || o.head.length != bpf_htons(LENGTH(&h) + ROOM) ||
-	    o.head.udp_length != bpf_htons(LENGTH(&h) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h)) ||
+		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, six);
+	if (!v || !ours(&o, v, six) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, six) + ROOM) ||
+	    o.head.udp_length != bpf_htons(LENGTH(&h, six) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, six)) ||
 	    o.head.port != source_port(skb) || sum != o.head.udp_check)
 		goto no;
-	why = tracked(skb, p, 1, 1, &again);
+	why = tracked(skb, p, 1, 1, &again, six);
 	if (why)
 		goto no;
 	common(&o);
@@ -1514,7 +1659,7 @@ int wire(struct __sk_buff *skb)
 		f->out.seen = 0;
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
-	believe(&f->out, p, place, again);
+	believe(&f->out, p, place, again, six);
 	f->ends = p->ends ? p->at : 0;
 	return NEXT;
 no:
@@ -1522,28 +1667,40 @@ no:
 	return NEXT;
 }
 
+SEC("tc")
+int wire(struct __sk_buff *skb)
+{
+	struct cpu *c = this_cpu();
+
+	if (!c || c->out_stage != 2)
+		return NEXT;
+	return c->out.key.six ? wire_of(skb, c, 1) : wire_of(skb, c, 0);
+}
+
 /* into puts a packet that is out of the tunnel into its pod. */
 static __always_inline int into(struct __sk_buff *skb, struct cpu *c, const struct pod *pod, const struct headers *h,
-				const struct key *wire, const struct key *own)
+				const struct key *wire, const struct key *own, int six)
 {
 	struct {
 		__u8 to[6], from[6];
 		__be16 protocol;
 		__u8 ip[IP_HLEN];
 	} head;
-	struct headers led = *h;
+	int translated = !six && !same_key(own, wire);
+	struct headers led;
 	__u32 veth = pod->veth;
 	__u16 check;
 
 	__builtin_memcpy(head.to, pod->mac, 6);
 	__builtin_memcpy(head.from, pod->from, 6);
-	head.protocol = bpf_htons(ETH_P_IP);
-	if (!same_key(own, wire))
+	head.protocol = bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP);
+	keep(&led, h, six);
+	if (translated)
 		translate(&led, 0, far_of(own));
-	led.ip[2] = hop(led.ip[2]);
-	__builtin_memcpy(head.ip, led.ip, IP_HLEN);
-	if (bpf_skb_store_bytes(skb, 0, &head, sizeof(head), 0) ||
-	    (!same_key(own, wire) && renumber(skb, sizeof(head), 0, h, far_of(own), &check)))
+	led.ip[HOP(six)] = hop(led.ip[HOP(six)], six);
+	__builtin_memcpy(head.ip, led.ip, CHANGES(six));
+	if (bpf_skb_store_bytes(skb, 0, &head, __builtin_offsetof(typeof(head), ip) + CHANGES(six), 0) ||
+	    (translated && renumber(skb, sizeof(head), 0, h, far_of(own), &check)))
 		return DROP;
 	count(c, FAST_IN);
 	return bpf_redirect_peer(veth, 0);
@@ -1560,6 +1717,9 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
 	return 1;
 }
 
+/* Where an inner packet begins on the wire. */
+static const __u32 at = sizeof(((struct outer *)0)->head);
+
 /*
  * land takes what the kernel would take out of the tunnel by the same steps: packets of
  * connections that arrive carries, with the outer header that was seen to come through to the
@@ -1567,12 +1727,9 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
  * clear; it is left to it unless it goes straight to a socket, with which the marks end. All
  * that is not carried is for arrive to count.
  */
-SEC("tc")
-int land(struct __sk_buff *skb)
+static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *data, int six)
 {
-	const __u32 at = sizeof(((struct outer *)0)->head);
 	const struct outer *known;
-	struct cpu *c = this_cpu();
 	const struct pod *pod;
 	struct outer o = {};
 	struct headers h;
@@ -1580,14 +1737,11 @@ int land(struct __sk_buff *skb)
 	struct key k, own;
 	__u16 check = 0;
 	__u32 g, place;
-	__u8 *data;
 	__u64 now;
 
-	data = field(skb, data);
-	if (!c || (void *)data + ETH_HLEN + IP_HLEN > field(skb, data_end) || data[ETH_HLEN + 9] != UDP ||
-	    peek(skb, at, &k, 0) || !hinted(mix(&k)))
+	if (peek(skb, data, at, &k, 0, six) || !hinted(mix(&k)))
 		return NEXT;
-	f = find(&k, &own);
+	f = find(&k, &own, six);
 	if (!f)
 		return NEXT;
 	g = generation;
@@ -1601,7 +1755,7 @@ int land(struct __sk_buff *skb)
 		return NEXT;
 	}
 	if (now >= alive_until || skb->mark || skb->pkt_type != PACKET_HOST || believed(&f->in, &f->out, &k, now) ||
-	    now - f->large < BEHIND || parse(skb, at, k.protocol, &h, &check))
+	    now - f->large < BEHIND || parse(skb, at, k.protocol, &h, &check, six))
 		return NEXT;
 	data = start(skb, at);
 	if (!data)
@@ -1609,9 +1763,9 @@ int land(struct __sk_buff *skb)
 	copy(&o.head, data, sizeof(o.head));
 	o.nic = skb->ifindex;
 	/* What the kernel would find wrong with it, or make something of (RFC 6040). */
-	if (!whole((const void *)&o.head.version_words) || o.head.ip_protocol != UDP ||
+	if (o.head.inner[6] != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || !whole((const void *)&o.head.version_words) || o.head.ip_protocol != UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
-	    (o.head.tos & 3) != outer_tos(TOS(&h)))
+	    (o.head.tos & 3) != outer_tos(TOS(&h, six)))
 		return NEXT;
 	common(&o);
 	/* Somebody vouches for it, or there is none. */
@@ -1622,31 +1776,45 @@ int land(struct __sk_buff *skb)
 		goto look;
 	place = f->in.place;
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k) || !whole(h.ip) || !mtu_fits(skb, &h))
+	if (!pod || !pod->veth || unlike(&f->in, &h, six) || !same_key(&f->key, &own) || !mtu_fits(skb, &h, six) ||
+	    (six ? !meets(f, &h, 0) : !of_wire(f, &k) || !whole(h.ip)))
 		return NEXT;
-	if (!inner_summed(skb, at + IP_HLEN) && !any_sum)
+	if (!inner_summed(skb, at + HLEN(six)) && !any_sum)
 		return NEXT;
-	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET))
+	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (six ? DECAP_L3_IPV6 : 0)))
 		return NEXT;
 	/* As skb_checksum_init does at the outer UDP: of the sums that the device vouches for, one
 	 * less. */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
-	return into(skb, c, pod, &h, &k, &own);
+	return into(skb, c, pod, &h, &k, &own, six);
 look:
 	if (c->lands && now - c->landing.at < SOON)
 		return NEXT;
 	c->landing.at = now;
 	c->landing.generation = g;
-	c->landing.headers = h;
+	keep(&c->landing.headers, &h, six);
 	c->landing.outer = o;
 	c->lands = 1;
 	return NEXT;
 }
 
 SEC("tc")
-int arrive(struct __sk_buff *skb)
+int land(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
+	__u8 *data = field(skb, data);
+
+	if (!c || (void *)data + ETH_HLEN + IP_HLEN > field(skb, data_end) || data[ETH_HLEN + 9] != UDP || skb->protocol != bpf_htons(ETH_P_IP))
+		return NEXT;
+	data = start(skb, at + IP_HLEN + 8);
+	if (!data)
+		return NEXT;
+	return data[at] >> 4 == 6 ? land_of(skb, c, data, 1) : land_of(skb, c, data, 0);
+}
+
+static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int six)
+{
 	const struct pod *pod;
 	struct headers h;
 	struct flow *f;
@@ -1654,27 +1822,29 @@ int arrive(struct __sk_buff *skb)
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
-	__u8 sum;
+	__u8 *data, sum;
 	int why;
 
-	if (!c)
-		return NEXT;
-	why = peek(skb, ETH_HLEN, &k, 0);
+	why = OTHER;
+	data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	if (unlikely(!data))
+		goto slow;
+	why = peek(skb, data, ETH_HLEN, &k, 0, six);
 	if (unlikely(why))
 		goto slow;
 	why = UNKNOWN;
 	hash = mix(&k);
-	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash))
+	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash, six))
 		goto slow;
-	why = parse(skb, ETH_HLEN, k.protocol, &h, &check);
+	why = parse(skb, ETH_HLEN, k.protocol, &h, &check, six);
 	if (why) {
 		if (why == ODD_FLAGS) {
-			f = find(&k, &own);
+			f = find(&k, &own, six);
 			close(&own, hash, f);
 		}
 		goto slow;
 	}
-	f = find(&k, &own);
+	f = find(&k, &own, six);
 	if (f)
 		hint(hash);
 	g = generation;
@@ -1697,7 +1867,7 @@ int arrive(struct __sk_buff *skb)
 	if (skb->gso_size && now - f->gso >= BEHIND)
 		f->large = now;
 	why = ASKED;
-	if (c->lands && equal(&c->landing.headers, &h)) {
+	if (c->lands && equal(&c->landing.headers, &h, six)) {
 		c->lands = 0;
 		if (c->landing.generation == g)
 			landed = place_of_outer(c, &c->landing.outer);
@@ -1716,23 +1886,24 @@ int arrive(struct __sk_buff *skb)
 	why = UNLIKE;
 	place = f->in.place;
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || f->in.device != skb->ifindex || unlike(&f->in, &h) || !same_key(&f->key, &own) || !of_wire(f, &k))
+	if (!pod || !pod->veth || f->in.device != skb->ifindex || unlike(&f->in, &h, six) || !same_key(&f->key, &own) ||
+	    (six ? !meets(f, &h, 0) : !of_wire(f, &k)))
 		goto look;
 	why = MALFORMED;
-	if (!whole(h.ip))
+	if (!six && !whole(h.ip))
 		goto slow;
 	why = LARGE;
-	if (!mtu_fits(skb, &h))
+	if (!mtu_fits(skb, &h, six))
 		goto slow;
 	why = UNSUMMED;
 	sum = summed(skb);
 	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !any_sum)
 		goto slow;
-	return into(skb, c, pod, &h, &k, &own);
+	return into(skb, c, pod, &h, &k, &own, six);
 look:
 	/* Packets may come in a list, and all meet this program before the first goes on. */
 	if (!c->in_stage || now - c->in.at >= SOON) {
-		let_go(&c->in, &h, &k, skb, now, g);
+		let_go(&c->in, &h, &k, skb, now, g, six);
 		c->in.landed = landed;
 		c->in_stage = 1;
 	}
@@ -1742,10 +1913,23 @@ slow:
 }
 
 SEC("tc")
-int deliver(struct __sk_buff *skb)
+int arrive(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
-	struct passing *p;
+
+	if (!c)
+		return NEXT;
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return arrive_of(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return arrive_of(skb, c, 1);
+	count(c, OTHER);
+	return NEXT;
+}
+
+static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int six)
+{
+	struct passing *p = &c->in;
 	struct net_device *dev;
 	struct owner owner = {};
 	struct front front = {};
@@ -1756,23 +1940,22 @@ int deliver(struct __sk_buff *skb)
 	__u32 again, place;
 	__u8 mac[12];
 	__u64 hash;
-	int why, translated;
+	int why, translated = 0;
 
-	if (!c || !c->in_stage)
-		return NEXT;
-	p = &c->in;
-	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, PROTOCOL(&p->headers), &h) ||
+	if (skb->protocol != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, p->key.protocol, &h, six) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
-	was = p->headers;
-	wire = p->key;
-	key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
-	translated = !same_key(&key, &wire);
+	keep(&was, &p->headers, six);
+	wire = key = p->key;
+	if (!six) {
+		key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
+		translated = !same_key(&key, &wire);
+	}
 	if (translated)
 		translate(&was, 0, far_of(&key));
-	if (!same(&was, &h)) {
-		if (resemble(&was, &h))
-			count(c, REWRITTEN);
+	if (!same(&was, &h, six)) {
+		if (resemble(&was, &h, six))
+			count(c, six ? moved(&was, &h) : REWRITTEN);
 		return NEXT;
 	}
 	pod.veth = skb->ifindex;
@@ -1784,12 +1967,12 @@ int deliver(struct __sk_buff *skb)
 	}
 	c->in_stage = 0;
 	p->key = key;
-	f = known(skb, c, p, 0);
+	f = known(skb, c, p, 0, six);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
 	/* Packets that are put into the pod do not meet what its driver would run. */
 	dev = pod_device(skb);
-	why = dev && has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again);
+	why = dev && has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again, six);
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;
@@ -1809,13 +1992,23 @@ int deliver(struct __sk_buff *skb)
 	place = place_of_pod(c, &pod);
 	if (!place)
 		return NEXT;
-	believe(&f->in, p, place, again);
+	believe(&f->in, p, place, again, six);
 	if (p->landed) {
 		f->landed_place = p->landed;
 		f->landed_generation = p->generation;
 		f->landed = p->at;
 	}
 	return NEXT;
+}
+
+SEC("tc")
+int deliver(struct __sk_buff *skb)
+{
+	struct cpu *c = this_cpu();
+
+	if (!c || !c->in_stage)
+		return NEXT;
+	return c->in.key.six ? deliver_of(skb, c, 1) : deliver_of(skb, c, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -242,11 +242,15 @@ func (f *Fastpath) News() (News, error) {
 	if err != nil {
 		return News{}, fmt.Errorf("wait for news of the fast path: %w", err)
 	}
-	return decodeNews(r.RawSample)
+	return decodeNews(r.RawSample, func(k fastpathKey) (v fastpathFlow, err error) {
+		err = f.objects.Flows.Lookup(k, &v)
+		return v, err
+	})
 }
 
-// decodeNews reads struct told of fastpath.c.
-func decodeNews(b []byte) (News, error) {
+// decodeNews reads struct told of fastpath.c. It looks up connections that are known for the
+// addresses of IPv6, of which keys have digests; of others and of those that are gone the flow is zero.
+func decodeNews(b []byte, look func(fastpathKey) (fastpathFlow, error)) (News, error) {
 	var told struct {
 		Key           fastpathKey
 		Watch, Device uint32
@@ -254,17 +258,37 @@ func decodeNews(b []byte) (News, error) {
 	if _, err := binary.Decode(b, binary.NativeEndian, &told); err != nil {
 		return News{}, fmt.Errorf("read news of the fast path: %w", err)
 	}
-	return News{Flow: told.Key.flow(), Watch: told.Watch != 0, Link: int(told.Device)}, nil
+	news := News{Watch: told.Watch != 0, Link: int(told.Device)}
+	var v fastpathFlow
+	if told.Key.Six != 0 {
+		var err error
+		v, err = look(told.Key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return news, nil
+		}
+		if err != nil {
+			return News{}, fmt.Errorf("look up a connection of the fast path: %w", err)
+		}
+	}
+	news.Flow = told.Key.flow(v)
+	return news, nil
 }
 
-func (k fastpathKey) flow() Flow {
-	address := func(ip uint32, port uint16) netip.AddrPort {
-		var raw [6]byte
-		binary.NativeEndian.PutUint32(raw[:], ip)
-		binary.NativeEndian.PutUint16(raw[4:], port)
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:4])), binary.BigEndian.Uint16(raw[4:]))
+// flow is the connection of an entry.
+func (k fastpathKey) flow(v fastpathFlow) Flow {
+	end := func(ip uint32, whole [2]uint64, port uint16) netip.AddrPort {
+		var p [2]byte
+		binary.NativeEndian.PutUint16(p[:], port)
+		var raw [16]byte
+		if k.Six == 0 {
+			binary.NativeEndian.PutUint32(raw[:], ip)
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:])), binary.BigEndian.Uint16(p[:]))
+		}
+		binary.NativeEndian.PutUint64(raw[:], whole[0])
+		binary.NativeEndian.PutUint64(raw[8:], whole[1])
+		return netip.AddrPortFrom(netip.AddrFrom16(raw), binary.BigEndian.Uint16(p[:]))
 	}
-	return Flow{Pod: address(k.Pod, k.PodPort), Peer: address(k.Peer, k.PeerPort), Protocol: k.Protocol}
+	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
 }
 
 // Seen is what is known of a connection.
@@ -293,7 +317,7 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 			}
 			link = pod.Veth
 		}
-		all[k.flow()] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
+		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
 		hints[v.Hint/64] |= 1 << (v.Hint % 64)
 		if v.Far != k.far() {
 			led[k] = v.Far
@@ -362,8 +386,11 @@ func (f *Fastpath) Forget(flow Flow) error {
 	return nil
 }
 
-// number is an address of IPv4 as the programs have it.
+// number is an address as keys have it.
 func number(a netip.Addr) uint32 {
+	if a.Is6() {
+		return digest(words(a))
+	}
 	ip := a.As4()
 	return binary.NativeEndian.Uint32(ip[:])
 }
@@ -374,9 +401,26 @@ func (f Flow) key() fastpathKey {
 		return number(a.Addr()), binary.NativeEndian.Uint16(port)
 	}
 	k := fastpathKey{Protocol: f.Protocol}
+	if f.Pod.Addr().Is6() {
+		k.Six = 1
+	}
 	k.Pod, k.PodPort = half(f.Pod)
 	k.Peer, k.PeerPort = half(f.Peer)
 	return k
+}
+
+// words are an address of IPv6 as the programs have it.
+func words(a netip.Addr) (w [2]uint64) {
+	raw := a.As16()
+	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
+	return w
+}
+
+// digest is that of fastpath.c: what stands for an address of IPv6 in a key.
+func digest(w [2]uint64) uint32 {
+	h := w[0]*0x9e3779b97f4a7c15 + w[1]
+	h ^= h >> 32
+	return uint32(h * 0xd6e8feb86659fd93 >> 32)
 }
 
 // Counts tells what became of packets, by reason: "fast-out" and "fast-in" took the

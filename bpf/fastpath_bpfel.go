@@ -25,10 +25,9 @@ type fastpathCpu struct {
 		_       structs.HostLayout
 		Headers struct {
 			_  structs.HostLayout
-			Ip [5]uint32
 			L4 [4]uint32
+			Ip [10]uint32
 		}
-		_          [4]byte
 		Key        fastpathKey
 		Far        uint64
 		At         uint64
@@ -45,10 +44,9 @@ type fastpathCpu struct {
 		_       structs.HostLayout
 		Headers struct {
 			_  structs.HostLayout
-			Ip [5]uint32
 			L4 [4]uint32
+			Ip [10]uint32
 		}
-		_          [4]byte
 		Key        fastpathKey
 		Far        uint64
 		At         uint64
@@ -65,10 +63,11 @@ type fastpathCpu struct {
 		_          structs.HostLayout
 		At         uint64
 		Generation uint32
+		_          [4]byte
 		Headers    struct {
 			_  structs.HostLayout
-			Ip [5]uint32
 			L4 [4]uint32
+			Ip [10]uint32
 		}
 		Outer fastpathOuter
 		_     [4]byte
@@ -114,6 +113,8 @@ type fastpathFlow struct {
 	Gso              uint64
 	Large            uint64
 	Ends             uint64
+	Pod6             [2]uint64
+	Peer6            [2]uint64
 }
 
 type fastpathFront struct {
@@ -130,7 +131,8 @@ type fastpathKey struct {
 	PodPort  uint16
 	PeerPort uint16
 	Protocol uint8
-	Zero     [3]uint8
+	Six      uint8
+	Zero     [2]uint8
 }
 
 type fastpathOuter struct {

@@ -21,10 +21,28 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// Ends of the connection that is known in these tests.
+// version of IP is 4, or six.
+type version bool
+
+const four, six version = false, true
+
+func (v version) String() string {
+	if v {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// ends are those of the connection that is known in these tests.
+func (v version) ends() (pod, peer netip.AddrPort) {
+	if v {
+		return netip.MustParseAddrPort("[fd00::2]:40000"), netip.MustParseAddrPort("[fd00:0:0:1::2]:5000")
+	}
+	return knownPod, knownPeer
+}
+
 var (
-	knownPod  = netip.MustParseAddrPort("10.244.0.2:40000")
-	knownPeer = netip.MustParseAddrPort("10.244.1.2:5000")
+	knownPod, knownPeer = netip.MustParseAddrPort("10.244.0.2:40000"), netip.MustParseAddrPort("10.244.1.2:5000")
 	// As the pod has it where it is translated: a service.
 	knownFront = netip.MustParseAddrPort("10.96.0.9:80")
 	knownMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
@@ -73,9 +91,10 @@ func monotonic(t *testing.T) time.Duration {
 }
 
 // know has the connection on the fast path, as wire and deliver would, of a protocol.
-func (f *Fastpath) know(t *testing.T, protocol uint8, change func(*fastpathFlow)) {
+func (f *Fastpath) know(t *testing.T, v version, protocol uint8, change func(*fastpathFlow)) {
 	t.Helper()
-	f.knowAs(t, Flow{knownPod, knownPeer, protocol}, change)
+	pod, peer := v.ends()
+	f.knowAs(t, Flow{pod, peer, protocol}, change)
 }
 
 // knowAs is know of a connection whose peer the pod has as another.
@@ -85,9 +104,13 @@ func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
 	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
 		t.Fatal(err)
 	}
-	wire := Flow{knownPod, knownPeer, flow.Protocol}.key()
+	pod, peer := version(flow.Pod.Addr().Is6()).ends()
+	wire := Flow{pod, peer, flow.Protocol}.key()
 	var v fastpathFlow
 	v.Key = flow.key()
+	if v.Key.Six != 0 {
+		v.Pod6, v.Peer6 = words(flow.Pod.Addr()), words(flow.Peer.Addr())
+	}
 	v.Far = wire.far()
 	v.Out.Seen, v.In.Seen = uint64(now), uint64(now)
 	v.Out.Again, v.In.Again = 500e6, 500e6
@@ -101,13 +124,13 @@ func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
 		change(&v)
 	}
 	outer := fastpathOuter{Nic: lo}
-	pod := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
+	link := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
 	if err := errors.Join(
 		f.objects.Flows.Put(flow.key(), v),
 		f.objects.Fronts.Put(wire, fastpathFront{Key: flow.key()}),
 		f.objects.Hints.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Hints.Size()))),
 		f.objects.Outers.Put(uint32(1), outer),
-		f.objects.fastpathMaps.Pods.Put(uint32(1), pod),
+		f.objects.fastpathMaps.Pods.Put(uint32(1), link),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -123,17 +146,22 @@ func (f *Fastpath) forgetAll() error {
 }
 
 // knownConnection is the connection, to the device of prog.Run: its Ethernet address is 0.
-func knownConnection(sum bool) grammar.Connection {
-	c := grammar.Connection{Pod: knownPod, Peer: knownPeer, Front: knownPeer, MAC: knownMAC, Gateway: gateway, MTU: 1450}
-	copy(c.Outer[:], head(sum))
+func knownConnection(v version, sum bool) grammar.Connection {
+	pod, peer := v.ends()
+	c := grammar.Connection{Pod: pod, Peer: peer, Front: peer, MAC: knownMAC, Gateway: gateway, MTU: 1450}
+	copy(c.Outer[:], head(v, sum))
 	own := make(net.HardwareAddr, 6)
 	copy(c.Outer[:], slices.Concat(own, gateway))
 	copy(c.Outer[grammar.Overhead:], slices.Concat(own, gateway))
 	return c
 }
 
-func outPacket(protocol uint8) grammar.Packet { return knownConnection(false).Out(protocol) }
-func inPacket(protocol uint8) grammar.Packet  { return knownConnection(false).In(protocol) }
+func outPacket(v version, protocol uint8) grammar.Packet {
+	return knownConnection(v, false).Out(protocol)
+}
+func inPacket(v version, protocol uint8) grammar.Packet {
+	return knownConnection(v, false).In(protocol)
+}
 
 // run has a program see a packet, and tells what it counted. The packet is to go on as
 // it came.
@@ -157,6 +185,12 @@ func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint3
 	if !bytes.Equal(opts.DataOut, b) {
 		t.Errorf("the packet was changed\nfrom %x\nto   %x", b, opts.DataOut)
 	}
+	return f.since(t, before)
+}
+
+// since is what was counted.
+func (f *Fastpath) since(t *testing.T, before map[string]uint64) string {
+	t.Helper()
 	after, err := f.Counts()
 	if err != nil {
 		t.Fatal(err)
@@ -175,9 +209,22 @@ func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint3
 // that is not odd. That one ends at the last question: prog.Run has no packet whose
 // checksum a device vouches for.
 func TestOdd(t *testing.T) {
+	t.Run("IPv4", func(t *testing.T) { testOdd(t, four) })
+	t.Run("IPv6", func(t *testing.T) { testOdd(t, six) })
+}
+
+func testOdd(t *testing.T, v version) {
 	f := loadForTest(t, nil)
 	if n := len(fastpathCpu{}.Whys); len(reasons) != n {
 		t.Fatalf("there are names for %d reasons, want %d", len(reasons), n)
+	}
+	multicast := netip.MustParseAddr("224.0.0.5")
+	if v {
+		multicast = netip.MustParseAddr("ff02::5")
+	}
+	twins := "unsummed" // IPv4 has none: its keys are whole
+	if v {
+		twins = "unlike"
 	}
 	type test struct {
 		name string
@@ -208,10 +255,11 @@ func TestOdd(t *testing.T) {
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1)
 		}, want: "unknown"},
 		{name: "multicast", odd: func(p *grammar.Packet) {
-			p.Target = netip.AddrPortFrom(netip.MustParseAddr("224.0.0.5"), p.Target.Port())
+			p.Target = netip.AddrPortFrom(multicast, p.Target.Port())
 		}, want: "unknown"},
 		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
 		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
+		{name: "a twin's packet", flow: func(e *fastpathFlow) { e.Pod6[1]++; e.Peer6[0]++ }, want: twins},
 		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Place, v.In.Place = 2, 2 }, want: "unlike"},
 		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "unlike"},
 	}
@@ -230,7 +278,7 @@ func TestOdd(t *testing.T) {
 	for _, way := range []struct {
 		name    string
 		program *ebpf.Program
-		base    func(uint8) grammar.Packet
+		base    func(version, uint8) grammar.Packet
 		own     []test
 	}{
 		{"leave", f.Leave, outPacket, []test{
@@ -248,8 +296,8 @@ func TestOdd(t *testing.T) {
 		}{{"TCP", unix.IPPROTO_TCP, tcp}, {"UDP", unix.IPPROTO_UDP, udp}} {
 			for _, tt := range slices.Concat(both, way.own, of.own) {
 				t.Run(way.name+" "+of.name+" "+tt.name, func(t *testing.T) {
-					f.know(t, of.protocol, tt.flow)
-					p := way.base(of.protocol)
+					f.know(t, v, of.protocol, tt.flow)
+					p := way.base(v, of.protocol)
 					if tt.odd != nil {
 						tt.odd(&p)
 					}
@@ -270,7 +318,7 @@ func TestOdd(t *testing.T) {
 			} {
 				for _, side := range []string{"leave", "arrive"} {
 					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
-						f.know(t, of.protocol, func(v *fastpathFlow) {
+						f.know(t, v, of.protocol, func(v *fastpathFlow) {
 							if side == "leave" {
 								tt.change(&v.Out.Seen, &v.Out.Generation)
 							} else {
@@ -281,26 +329,35 @@ func TestOdd(t *testing.T) {
 						if of.protocol == unix.IPPROTO_UDP && side != way.name {
 							want = "[unsummed]"
 						}
-						if got := f.run(t, way.program, way.base(of.protocol).Bytes(), 0); got != want {
+						if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != want {
 							t.Errorf("counted %s, want %s", got, want)
 						}
 					})
 				}
 			}
+			// Of IPv6 the header has none, and UDP must have one.
+			at, want := 24, "[malformed]"
+			if v {
+				at, want = 14+40+6, "[unsummed]"
+				if of.protocol == unix.IPPROTO_UDP {
+					want = "[malformed]"
+				}
+			}
 			t.Run(way.name+" "+of.name+" wrong sum", func(t *testing.T) {
-				f.know(t, of.protocol, nil)
-				b := way.base(of.protocol).Bytes()
-				b[24]++
-				if got := f.run(t, way.program, b, 0); got != "[malformed]" {
-					t.Errorf("counted %s, want [malformed]", got)
+				f.know(t, v, of.protocol, nil)
+				b := way.base(v, of.protocol).Bytes()
+				b[at]++
+				b[at+1]++ // of 0xffff that makes 0
+				if got := f.run(t, way.program, b, 0); got != want {
+					t.Errorf("counted %s, want %s", got, want)
 				}
 			})
 			t.Run(way.name+" "+of.name+" nobody alive", func(t *testing.T) {
-				f.know(t, of.protocol, nil)
+				f.know(t, v, of.protocol, nil)
 				if err := f.Beat(monotonic(t)); err != nil {
 					t.Fatal(err)
 				}
-				if got := f.run(t, way.program, way.base(of.protocol).Bytes(), 0); got != "[dead]" {
+				if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != "[dead]" {
 					t.Errorf("counted %s, want [dead]", got)
 				}
 			})
@@ -329,30 +386,56 @@ func TestLand(t *testing.T) {
 		{name: "arrive would not carry it", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }},
 		{name: "time to ask", flow: func(v *fastpathFlow) { v.In.Seen -= 500e6 }},
 		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
-		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.Far++ }},
+		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.Far++; v.Peer6[1]++ }},
 		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.In.Place = 2 }},
 	} {
-		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			f.know(t, protocol, tt.flow)
-			if err := f.objects.Outers.Put(uint32(2), landedForTest()); err != nil {
+		for i := range 4 {
+			v, protocol := version(i&1 != 0), []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[i/2]
+			f.know(t, v, protocol, tt.flow)
+			if err := f.objects.Outers.Put(uint32(2), landedForTest(v)); err != nil {
 				t.Fatal(err)
 			}
-			inner := inPacket(protocol)
+			inner := inPacket(v, protocol)
 			if tt.full {
 				inner.Payload = 1400
 			}
-			b := knownConnection(false).Wrap(inner.Bytes())
+			b := knownConnection(v, false).Wrap(inner.Bytes())
 			lands := tt.lands || tt.full && protocol == unix.IPPROTO_UDP
 			if !lands {
 				if got := f.run(t, f.Land, b, 0); got != "[]" {
-					t.Errorf("%s: counted %s, want nothing", tt.name, got)
+					t.Errorf("%s %s: counted %s, want nothing", v, tt.name, got)
 				}
 			} else if code, _, err := f.Land.Test(b); err != nil || code != redirect {
-				t.Errorf("%s: it returns %d, error %v, want it redirected", tt.name, int32(code), err)
+				t.Errorf("%s %s: it returns %d, error %v, want it redirected", v, tt.name, int32(code), err)
 			}
 			// A full one holds up the stream's others.
 			if tt.full && !lands {
-				f.run(t, f.Land, knownConnection(false).Wrap(inPacket(protocol).Bytes()), 0)
+				f.run(t, f.Land, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
+			}
+		}
+	}
+}
+
+// TestSegments has a packet that is to be cut be as long as the longest of its parts.
+func TestSegments(t *testing.T) {
+	f := loadForTest(t, nil)
+	for _, v := range []version{four, six} {
+		for over, want := range []string{"[unsummed]", "[large]"} {
+			f.know(t, v, unix.IPPROTO_TCP, nil)
+			p := outPacket(v, unix.IPPROTO_TCP)
+			p.Payload = 3000
+			skb := make([]byte, 192) // struct __sk_buff, and in it how many parts, and their length
+			binary.NativeEndian.PutUint32(skb[164:], 3)
+			binary.NativeEndian.PutUint32(skb[176:], uint32(1450-v.header()-20+over))
+			before, err := f.Counts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.Leave.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
+				t.Fatal(err)
+			}
+			if got := f.since(t, before); got != want {
+				t.Errorf("%s, %d more than fit: counted %s, want %s", v, over, got, want)
 			}
 		}
 	}
@@ -383,9 +466,9 @@ func TestPlaces(t *testing.T) {
 	if err := o.OutersUsed.Set(full); err != nil {
 		t.Fatal(err)
 	}
-	f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
-	p := inPacket(unix.IPPROTO_UDP).Bytes()
-	f.run(t, f.Land, knownConnection(false).Wrap(p), 0)
+	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
+	p := inPacket(four, unix.IPPROTO_UDP).Bytes()
+	f.run(t, f.Land, knownConnection(four, false).Wrap(p), 0)
 	if got := f.run(t, f.Arrive, p, 0); got != "[asked full]" {
 		t.Errorf("counted %s, want [asked full]", got)
 	}
@@ -399,13 +482,13 @@ func TestPlaces(t *testing.T) {
 // went on, as they do where the kernel receives packets in lists.
 func TestLists(t *testing.T) {
 	f := loadForTest(t, nil)
-	f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Seen -= 1e9 })
+	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Seen -= 1e9 })
 	if err := f.SetOwners([]Owner{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
 		t.Fatal(err)
 	}
-	other := inPacket(unix.IPPROTO_UDP)
+	other := inPacket(four, unix.IPPROTO_UDP)
 	other.Source = netip.AddrPortFrom(other.Source.Addr(), 1)
-	delivered := inPacket(unix.IPPROTO_UDP)
+	delivered := inPacket(four, unix.IPPROTO_UDP)
 	delivered.To, delivered.From, delivered.TTL = knownMAC, gateway, 63
 	elsewhere := delivered
 	elsewhere.To = gateway
@@ -416,7 +499,7 @@ func TestLists(t *testing.T) {
 		want    string
 	}{
 		{"nothing was let go", f.Deliver, delivered, "[]"},
-		{"one is let go", f.Arrive, inPacket(unix.IPPROTO_UDP), "[stale]"},
+		{"one is let go", f.Arrive, inPacket(four, unix.IPPROTO_UDP), "[stale]"},
 		{"another comes", f.Arrive, other, "[unknown]"},
 		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
 		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
@@ -434,10 +517,10 @@ func TestCloseForgets(t *testing.T) {
 	f := loadForTest(t, nil)
 	for name, program := range map[string]*ebpf.Program{"leave": f.Leave, "arrive": f.Arrive} {
 		for _, flag := range []byte{tcpFIN, tcpRST, tcpSYN} {
-			f.know(t, unix.IPPROTO_TCP, nil)
-			p := outPacket(unix.IPPROTO_TCP)
+			f.know(t, four, unix.IPPROTO_TCP, nil)
+			p := outPacket(four, unix.IPPROTO_TCP)
 			if name == "arrive" {
-				p = inPacket(unix.IPPROTO_TCP)
+				p = inPacket(four, unix.IPPROTO_TCP)
 			}
 			p.Flags |= flag
 			f.run(t, program, p.Bytes(), 0)
@@ -454,9 +537,16 @@ func TestCloseForgets(t *testing.T) {
 
 // TestFlows has what is known told by its ends, and forgotten by them.
 func TestFlows(t *testing.T) {
+	for _, v := range []version{four, six} {
+		t.Run(v.String(), func(t *testing.T) { testFlows(t, v) })
+	}
+}
+
+func testFlows(t *testing.T, v version) {
 	f := loadForTest(t, nil)
-	f.know(t, unix.IPPROTO_UDP, nil)
-	want := Flow{knownPod, knownPeer, unix.IPPROTO_UDP}
+	f.know(t, v, unix.IPPROTO_UDP, nil)
+	pod, peer := v.ends()
+	want := Flow{pod, peer, unix.IPPROTO_UDP}
 	flows, err := f.Flows()
 	if err != nil {
 		t.Fatal(err)
@@ -468,7 +558,7 @@ func TestFlows(t *testing.T) {
 		device, place uint32
 		want          int
 	}{{5, 1, 5}, {0, 1, lo}, {5, 0, 5}, {0, 0, 0}} {
-		f.know(t, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Place = link.device, link.place })
+		f.know(t, v, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Place = link.device, link.place })
 		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].At == 0 {
 			t.Errorf("seen %+v, error %v, want link %d", flows[want], err, link.want)
 		}
@@ -494,7 +584,7 @@ func TestFlows(t *testing.T) {
 // over the VXLAN device: anybody can send what looks like it.
 func TestForged(t *testing.T) {
 	f := loadForTest(t, nil)
-	inner := outPacket(unix.IPPROTO_UDP)
+	inner := outPacket(four, unix.IPPROTO_UDP)
 	sent := inner.Bytes()
 	inner.TTL--
 	arrived := inner.Bytes()
@@ -514,7 +604,7 @@ func TestForged(t *testing.T) {
 		"it has not been asked about": {stage: 2, odd: func(c *fastpathCpu) { c.Out.Key.PodPort++ }, want: "[untracked]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f.know(t, unix.IPPROTO_UDP, nil)
+			f.know(t, four, unix.IPPROTO_UDP, nil)
 			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
 			for i := range each {
 				p := &each[i].Out
@@ -567,7 +657,7 @@ func BenchmarkSlow(b *testing.B) {
 	}
 	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Land, f.Arrive, f.Deliver} {
 		b.Run(p.String(), func(b *testing.B) {
-			_, took, err := p.Benchmark(outPacket(unix.IPPROTO_UDP).Bytes(), b.N, nil)
+			_, took, err := p.Benchmark(outPacket(four, unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

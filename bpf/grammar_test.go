@@ -22,38 +22,72 @@ import (
 var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
 
 // carried tells whether a packet is one for the fast path, by the words of docs/fastpath.md.
-func carried(b []byte, out bool, front netip.AddrPort) bool {
-	if len(b) < 14+20+8 || b[12] != 0x08 || b[13] != 0 {
+func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
+	kind, size := []byte{0x08, 0x00}, v.header()
+	if v {
+		kind = []byte{0x86, 0xdd}
+	}
+	if len(b) < 14+size+8 || !bytes.Equal(b[12:14], kind) {
 		return false
 	}
 	ip := b[14:]
 	half := func(at int) int { return int(binary.BigEndian.Uint16(ip[at:])) }
-	l4, want := ip[20:], inPacket(0)
+	l4, want := ip[size:], inPacket(v, 0)
 	if out {
-		want = outPacket(0)
+		want = outPacket(v, 0)
 		want.Target = front
 	}
+	ends := slices.Concat(want.Source.Addr().AsSlice(), want.Target.Addr().AsSlice())
 	switch {
 	case out && (!bytes.Equal(b[:6], gateway) || !bytes.Equal(b[6:12], knownMAC)),
 		!out && !bytes.Equal(b[:6], want.To),
-		ip[0] != 0x45, half(2) != len(ip), half(2) > 1450, grammar.Sum(0, ip[:20]) != 0xffff,
-		half(6)&^0x4000 != 0, ip[8] != 64, ip[1]>>2 != 0,
-		!bytes.Equal(ip[12:16], want.Source.Addr().AsSlice()), !bytes.Equal(ip[16:20], want.Target.Addr().AsSlice()),
-		half(20) != int(want.Source.Port()), half(22) != int(want.Target.Port()):
+		len(ip) > 1450, grammar.TOS(ip)>>2 != 0, !bytes.Equal(ip[size-len(ends):size], ends),
+		half(size) != int(want.Source.Port()), half(size+2) != int(want.Target.Port()):
 		return false
 	}
-	switch ip[9] {
+	if v {
+		if ip[0]>>4 != 6 || half(4) != len(ip)-40 || ip[7] != 64 {
+			return false
+		}
+	} else if ip[0] != 0x45 || half(2) != len(ip) || grammar.Sum(0, ip[:20]) != 0xffff || half(6)&^0x4000 != 0 || ip[8] != 64 {
+		return false
+	}
+	switch v.protocol(b) {
 	case unix.IPPROTO_TCP:
 		return len(l4) >= 20 && l4[12]>>4 >= 5 && int(l4[12]>>4)*4 <= len(l4) && l4[12]&0xf == 0 && l4[13]&0x37 == tcpACK
 	case unix.IPPROTO_UDP:
-		return half(24) == len(l4)
+		return half(size+4) == len(l4) && (v == four || half(size+6) != 0)
 	}
 	return false
+}
+
+// header is the length of IP's.
+func (v version) header() int {
+	if v {
+		return 40
+	}
+	return 20
+}
+
+// protocol is what is in a packet, if it is long enough.
+func (v version) protocol(b []byte) byte {
+	at := 14 + 9
+	if v {
+		at = 14 + 6
+	}
+	if len(b) <= at {
+		return 0
+	}
+	return b[at]
 }
 
 // hopped is an IP packet one hop on.
 func hopped(ip []byte) []byte {
 	ip = bytes.Clone(ip)
+	if ip[0]>>4 == 6 {
+		ip[7]--
+		return ip
+	}
 	ip[8]--
 	ip[10], ip[11] = 0, 0
 	binary.BigEndian.PutUint16(ip[10:], ^grammar.Sum(0, ip[:20]))
@@ -87,11 +121,14 @@ func led(ip []byte, at int, to netip.AddrPort) []byte {
 }
 
 // head is in front of all that the known connection sends.
-func head(sum bool) []byte {
+func head(v version, sum bool) []byte {
 	raw := slices.Concat([]byte{2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 0x08, 0x00}, // Ethernet
 		[]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2}, // IP
 		[]byte{0, 0, 0x21, 0x18, 0, 0, 0, 0}, []byte{0x08, 0, 0, 0, 0, 0, 1, 0},       // UDP, VXLAN
 		[]byte{2, 0, 0, 0, 2, 1, 2, 0, 0, 0, 2, 2, 0x08, 0x00})
+	if v {
+		raw[62], raw[63] = 0x86, 0xdd
+	}
 	if sum {
 		raw[40], raw[41] = 0xff, 0xff
 	}
@@ -107,25 +144,25 @@ func outerOf(head []byte) (o fastpathOuter) {
 	return o
 }
 
-func outerForTest(sum bool) fastpathOuter { return outerOf(head(sum)) }
+func outerForTest(v version, sum bool) fastpathOuter { return outerOf(head(v, sum)) }
 
 // landedForTest is what the outer header had of what came out of the tunnel last, its sum left out.
-func landedForTest() fastpathOuter {
-	known := knownConnection(false)
+func landedForTest(v version) fastpathOuter {
+	known := knownConnection(v, false)
 	return outerOf(known.Outer[:])
 }
 
 // lands tells whether a packet is one that is taken out of the tunnel, by the words of
 // docs/fastpath.md.
-func lands(b []byte, front netip.AddrPort) bool {
-	if len(b) < 64+28 || !carried(b[50:], false, front) {
+func lands(b []byte, v version, front netip.AddrPort) bool {
+	if len(b) < 64+28 || !carried(b[50:], v, false, front) {
 		return false
 	}
-	known := knownConnection(false)
+	known := knownConnection(v, false)
 	want := known.Outer[:]
 	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
 	if b[14] != 0x45 || grammar.Sum(0, b[14:34]) != 0xffff || half(16) != len(b)-14 || half(38) != len(b)-34 ||
-		b[15]&3 != []byte{0, 1, 2, 2}[b[65]&3] || b[73] == unix.IPPROTO_TCP && len(b) >= 1450 {
+		b[15]&3 != []byte{0, 1, 2, 2}[grammar.TOS(b[64:])&3] || v.protocol(b[50:]) == unix.IPPROTO_TCP && len(b) >= 1450 {
 		return false
 	}
 	is := bytes.Clone(b[:64])
@@ -135,22 +172,32 @@ func lands(b []byte, front netip.AddrPort) bool {
 	return bytes.Equal(is, want)
 }
 
+// flow is what packets of the known connection can differ in and have another hash.
+type flow struct {
+	protocol byte
+	label    uint32
+}
+
 // encapsulated checks that what leaves is what the kernel would send of a packet.
-func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports map[byte]uint16) {
+func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated bool, ports map[flow]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
 		t.Fatalf("%d bytes became %d, want 50 more", len(b), len(got))
 	}
-	want := head(sum)
-	want[15] = []byte{0, 1, 2, 2}[b[15]&3] // RFC 6040
+	want := head(v, sum)
+	want[15] = []byte{0, 1, 2, 2}[grammar.TOS(b[14:])&3] // RFC 6040
 	binary.BigEndian.PutUint16(want[16:], uint16(len(got)-14))
 	copy(want[18:20], got[18:20]) // the identification is anything
 	binary.BigEndian.PutUint16(want[24:], ^grammar.Sum(0, want[14:34]))
 	port := binary.BigEndian.Uint16(got[34:])
-	if first, known := ports[b[23]]; known && first != port || port < 32768 || port >= 60999 {
+	of := flow{protocol: v.protocol(b)}
+	if v {
+		of.label = binary.BigEndian.Uint32(b[14:]) & 0xfffff
+	}
+	if first, known := ports[of]; known && first != port || port < 32768 || port >= 60999 {
 		t.Fatalf("the source port is %d, and was %d", port, first)
 	}
-	ports[b[23]] = port
+	ports[of] = port
 	copy(want[34:36], got[34:36])
 	binary.BigEndian.PutUint16(want[38:], uint16(len(got)-34))
 	inner := b[14:]
@@ -169,13 +216,14 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports 
 		return
 	}
 	// The device makes the inner segment's sum the complement of what its field held.
-	at := 84 + 6
-	if b[23] == unix.IPPROTO_TCP {
-		at = 84 + 16
+	l4 := 64 + v.header()
+	at := l4 + 6
+	if v.protocol(b) == unix.IPPROTO_TCP {
+		at = l4 + 16
 	}
 	field := binary.BigEndian.Uint16(got[at:])
 	got[at], got[at+1] = 0, 0
-	rest := grammar.Sum(0, got[84:])
+	rest := grammar.Sum(0, got[l4:])
 	binary.BigEndian.PutUint16(got[at:], grammar.Sum(uint32(^field)+uint32(^rest), nil))
 	pseudo := uint32(grammar.Sum(0, got[26:34])) + unix.IPPROTO_UDP + uint32(len(got)-34)
 	if s := grammar.Sum(pseudo, got[34:]); s != 0xffff {
@@ -189,27 +237,32 @@ func encapsulated(t *testing.T, b, got []byte, sum bool, translated bool, ports 
 func TestGrammar(t *testing.T) {
 	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
 	g := grammar.Grammar{Rand: rand.New(rand.NewPCG(1, 2))}
-	ports := make(map[byte]uint16)
+	ports := make(map[flow]uint16)
 	skb := make([]byte, 192)
 	var fast, slow int
+	of := make(map[version]int)
 	var known time.Time
-	sum := false
+	sum, v := false, four
 	for range *packets {
 		if time.Since(known) > 100*time.Millisecond { // or it would be time to go and see
 			sum = !sum
 			front := g.Front
-			g.Connection = knownConnection(sum)
-			g.Front = front
 			if sum {
-				g.Front = []netip.AddrPort{knownPeer, knownFront}[g.IntN(2)]
+				v = version(g.IntN(2) > 0)
+				_, front = v.ends()
+				if !v && g.IntN(2) > 0 {
+					front = knownFront
+				}
 				clear(ports)
 			}
+			g.Connection = knownConnection(v, sum)
+			g.Front = front
 			if err := f.forgetAll(); err != nil {
 				t.Fatal(err)
 			}
-			f.knowAs(t, Flow{knownPod, g.Front, unix.IPPROTO_TCP}, nil)
-			f.knowAs(t, Flow{knownPod, g.Front, unix.IPPROTO_UDP}, nil)
-			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(sum)), f.objects.Outers.Put(uint32(2), landedForTest())); err != nil {
+			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, nil)
+			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_UDP}, nil)
+			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(v, sum)), f.objects.Outers.Put(uint32(2), landedForTest(v))); err != nil {
 				t.Fatal(err)
 			}
 			known = time.Now()
@@ -220,11 +273,11 @@ func TestGrammar(t *testing.T) {
 		var want bool
 		if program == f.Land {
 			b = g.Wrapped()
-			want = lands(b, g.Front)
+			want = lands(b, v, g.Front)
 			inner = b[grammar.Overhead:]
 		} else {
 			b = g.Packet(out)
-			want = carried(b, out, g.Front)
+			want = carried(b, v, out, g.Front)
 			inner = b
 		}
 		mark := uint32(0)
@@ -240,7 +293,7 @@ func TestGrammar(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%x: %v", b, err)
 		}
-		translated := g.Front != knownPeer
+		translated := g.Front != g.Peer
 		want = want && mark == 0
 		switch {
 		case code != redirect && int32(code) != -1:
@@ -255,9 +308,11 @@ func TestGrammar(t *testing.T) {
 			}
 		case out:
 			fast++
-			encapsulated(t, b, o.DataOut, sum, translated, ports)
+			encapsulated(t, b, o.DataOut, v, sum, translated, ports)
+			of[v]++
 		default:
 			fast++
+			of[v]++
 			ip := inner[14:]
 			if translated {
 				ip = led(ip, 12, knownFront)
@@ -275,12 +330,12 @@ func TestGrammar(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if code != redirect && len(b) > 23 && b[23] == unix.IPPROTO_TCP && program != f.Land {
+		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.Land {
 			known = time.Time{} // it may have been its end
 		}
 	}
-	t.Logf("%d were carried, %d went the slow way", fast, slow)
-	if fast < *packets/10 || slow < *packets/10 {
+	t.Logf("%d were carried, %v, %d went the slow way", fast, of, slow)
+	if min(of[four], of[six]) < *packets/20 || slow < *packets/10 {
 		t.Error("these are not enough of each")
 	}
 }

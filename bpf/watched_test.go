@@ -20,10 +20,17 @@ import (
 // apart or more, and not when one has the same ports after the other. They look at it once it
 // is watched, and no sooner.
 func TestWatched(t *testing.T) {
+	for _, v := range []version{four, six} {
+		t.Run(v.String(), func(t *testing.T) { testWatched(t, v) })
+	}
+}
+
+func testWatched(t *testing.T, v version) {
+	pod, peer := v.ends()
 	for _, way := range []struct {
 		name    string
 		program func(*Fastpath) *ebpf.Program
-		packet  func(uint8) grammar.Packet
+		packet  func(version, uint8) grammar.Packet
 		link    int
 		// others are watched too, and do not matter.
 		pod    Pod
@@ -31,9 +38,9 @@ func TestWatched(t *testing.T) {
 		stage  func(fastpathCpu) uint8
 	}{
 		{"leave", func(f *Fastpath) *ebpf.Program { return f.Leave }, outPacket, lo,
-			Pod{Link: lo}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{knownPod.Addr()}}}, func(c fastpathCpu) uint8 { return c.OutStage }},
+			Pod{Link: lo}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{pod.Addr()}}}, func(c fastpathCpu) uint8 { return c.OutStage }},
 		{"arrive", func(f *Fastpath) *ebpf.Program { return f.Arrive }, inPacket, 0,
-			Pod{Link: lo + 1, Addresses: []netip.Addr{knownPeer.Addr(), knownPod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{knownPeer.Addr()}}}, func(c fastpathCpu) uint8 { return c.InStage }},
+			Pod{Link: lo + 1, Addresses: []netip.Addr{peer.Addr(), pod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{peer.Addr()}}}, func(c fastpathCpu) uint8 { return c.InStage }},
 	} {
 		f := loadForTest(t, nil)
 		if err := errors.Join(f.SetWatched(way.others), f.Beat(1<<62)); err != nil {
@@ -53,7 +60,11 @@ func TestWatched(t *testing.T) {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return false
 			}
-			if want := (News{Flow{knownPod, knownPeer, protocol}, true, way.link}); err != nil || news != want {
+			want := News{Watch: true, Link: way.link}
+			if v == four { // of IPv6 the addresses are known of connections that are known
+				want.Flow = Flow{pod, peer, protocol}
+			}
+			if err != nil || news != want {
 				t.Fatalf("%s: told of %v, %v, want %v", way.name, news, err, want)
 			}
 			return true
@@ -78,7 +89,7 @@ func TestWatched(t *testing.T) {
 				if time.Since(start) > 20*time.Second {
 					t.Fatalf("%s: never told of protocol %d", way.name, protocol)
 				}
-				show(way.packet(protocol), some)
+				show(way.packet(v, protocol), some)
 			}
 			if took := time.Since(start); took < 40*time.Millisecond {
 				t.Errorf("%s: told after %v", way.name, took)
@@ -88,7 +99,7 @@ func TestWatched(t *testing.T) {
 			t.Errorf("%s: looked at what nobody would see delivered", way.name)
 		}
 
-		opening := way.packet(unix.IPPROTO_TCP)
+		opening := way.packet(v, unix.IPPROTO_TCP)
 		opening.Flags = 0x02
 		for try := 1; ; try++ {
 			var longest time.Duration
@@ -96,7 +107,7 @@ func TestWatched(t *testing.T) {
 			for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
 				began := time.Now()
 				show(opening, 1)
-				show(way.packet(unix.IPPROTO_TCP), some)
+				show(way.packet(v, unix.IPPROTO_TCP), some)
 				longest = max(longest, time.Since(began))
 				woken = told(unix.IPPROTO_TCP) || woken
 			}
@@ -117,7 +128,7 @@ func TestWatched(t *testing.T) {
 			if time.Since(start) > 20*time.Second {
 				t.Fatalf("%s: never looked at what is watched", way.name)
 			}
-			show(way.packet(unix.IPPROTO_UDP), 1)
+			show(way.packet(v, unix.IPPROTO_UDP), 1)
 		}
 		if told(unix.IPPROTO_UDP) {
 			t.Errorf("%s: told of a pod that is watched", way.name)
@@ -130,7 +141,7 @@ func TestWatched(t *testing.T) {
 			if time.Since(start) > 20*time.Second {
 				t.Fatalf("%s: never told of a pod that is watched no more", way.name)
 			}
-			show(way.packet(unix.IPPROTO_UDP), some)
+			show(way.packet(v, unix.IPPROTO_UDP), some)
 		}
 		if looked() {
 			t.Errorf("%s: looked at what is watched no more", way.name)
@@ -148,7 +159,7 @@ func TestWishes(t *testing.T) {
 	start := time.Now()
 	for time.Since(start) < 500*time.Millisecond {
 		for port := range uint16(500) {
-			p := outPacket(unix.IPPROTO_UDP)
+			p := outPacket(four, unix.IPPROTO_UDP)
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1000+port)
 			if _, err := f.Leave.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
 				t.Fatal(err)
@@ -175,8 +186,9 @@ func FuzzNews(f *testing.F) {
 	whole := binary.NativeEndian.AppendUint32(make([]byte, 16), 1)
 	f.Add(binary.NativeEndian.AppendUint32(whole, 7))
 	f.Add(whole)
+	known := fastpathFlow{Pod6: [2]uint64{1, 2}, Peer6: [2]uint64{3, 4}}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		news, err := decodeNews(b)
+		news, err := decodeNews(b, func(fastpathKey) (fastpathFlow, error) { return known, nil })
 		if len(b) < 24 {
 			if err == nil {
 				t.Errorf("%d bytes are %v", len(b), news)
@@ -186,8 +198,13 @@ func FuzzNews(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if k := news.Flow.key(); news.Flow != k.flow() || news.Link != int(binary.NativeEndian.Uint32(b[20:])) || news.Watch != (binary.NativeEndian.Uint32(b[16:]) != 0) {
+		k := news.Flow.key()
+		if news.Flow != k.flow(known) || news.Link != int(binary.NativeEndian.Uint32(b[20:])) || news.Watch != (binary.NativeEndian.Uint32(b[16:]) != 0) {
 			t.Errorf("%x is %v", b, news)
+		}
+		unknown, err := decodeNews(b, func(fastpathKey) (fastpathFlow, error) { return known, ebpf.ErrKeyNotExist })
+		if err != nil || (unknown.Flow == Flow{}) != (k.Six != 0) && unknown.Flow != news.Flow {
+			t.Errorf("%x is %v, error %v, when it is gone", b, unknown, err)
 		}
 	})
 }

@@ -22,7 +22,7 @@ const (
 
 const tcp, udp = 6, 17
 
-// Packet is one of TCP or UDP over IPv4, and what is odd about it.
+// Packet is one of TCP or UDP over IP, of the version of its addresses, and what is odd about it.
 type Packet struct {
 	To, From       net.HardwareAddr
 	Source, Target netip.AddrPort
@@ -30,7 +30,7 @@ type Packet struct {
 	TOS, TTL       byte
 	// Flags are TCP's.
 	Flags byte
-	// Fragment is that field of the IP header: flags and offset.
+	// Fragment is that field of the IPv4 header: flags and offset.
 	Fragment uint16
 	// Options are so many bytes, a multiple of 4.
 	Options int
@@ -41,32 +41,79 @@ type Packet struct {
 	UDPLength int
 }
 
-// Bytes are the packet on Ethernet. The sums of TCP and UDP are 0: they are left to a device.
+// Six tells whether it is one of IPv6.
+func (p Packet) Six() bool { return p.Source.Addr().Is6() }
+
+// Bytes are the packet on Ethernet. The sums of TCP and UDP are 0: they are left to a device;
+// but of UDP over IPv6, which must have one, 0xffff.
 func (p Packet) Bytes() []byte {
 	l4 := 8
 	if p.Protocol == tcp {
 		l4 = 20
 	}
-	b := append(slices.Concat(p.To, p.From), 0x08, 0x00)
+	b := append(slices.Clone(p.To), p.From...)
+	if p.Six() {
+		b = append(append(b, 0x86, 0xdd), p.header6(l4+p.Payload)...)
+	} else {
+		b = append(append(b, 0x08, 0x00), p.header4(l4+p.Payload)...)
+	}
+	b = binary.BigEndian.AppendUint16(b, p.Source.Port())
+	b = binary.BigEndian.AppendUint16(b, p.Target.Port())
+	switch {
+	case l4 == 20:
+		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.Flags, 1, 0, 0, 0, 0, 0)
+	case p.Six():
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
+		b = append(b, 0xff, 0xff)
+	default:
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
+		b = append(b, 0, 0)
+	}
+	return append(b, make([]byte, p.Payload+p.Trailing)...)
+}
+
+// header4 is that of IPv4 in front of so many bytes.
+func (p Packet) header4(length int) []byte {
 	header := make([]byte, 20+p.Options)
 	header[0], header[1] = 0x40|byte(len(header)/4), p.TOS
-	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+l4+p.Payload))
+	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+length))
 	binary.BigEndian.PutUint16(header[4:], 4711)
 	binary.BigEndian.PutUint16(header[6:], p.Fragment)
 	header[8], header[9] = p.TTL, p.Protocol
 	copy(header[12:], p.Source.Addr().AsSlice())
 	copy(header[16:], p.Target.Addr().AsSlice())
 	binary.BigEndian.PutUint16(header[10:], ^Sum(0, header))
-	b = append(b, header...)
-	b = binary.BigEndian.AppendUint16(b, p.Source.Port())
-	b = binary.BigEndian.AppendUint16(b, p.Target.Port())
-	if l4 == 20 {
-		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.Flags, 1, 0, 0, 0, 0, 0)
-	} else {
-		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
-		b = append(b, 0, 0)
+	return header
+}
+
+// header6 is that of IPv6. Options and a fragment's place are in headers of their own (RFC
+// 8200, section 4).
+func (p Packet) header6(length int) []byte {
+	next := p.Protocol
+	var between []byte
+	if p.Fragment&^0x4000 != 0 {
+		between = binary.BigEndian.AppendUint16([]byte{next, 0}, p.Fragment<<3|p.Fragment>>13&1)
+		between = append(between, 0, 0, 0, 1)
+		next = 44
 	}
-	return append(b, make([]byte, p.Payload+p.Trailing)...)
+	if n := (p.Options + 7) / 8 * 8; n > 0 {
+		options := make([]byte, n)
+		options[0], options[1], options[2], options[3] = next, byte(n/8-1), 1, byte(n-4) // padding
+		between = append(options, between...)
+		next = 60
+	}
+	header := []byte{0x60 | p.TOS>>4, p.TOS << 4, 0, 0}
+	header = binary.BigEndian.AppendUint16(header, uint16(len(between)+length))
+	header = append(header, next, p.TTL)
+	return slices.Concat(header, p.Source.Addr().AsSlice(), p.Target.Addr().AsSlice(), between)
+}
+
+// TOS is the type of service of an IP packet, of IPv6 its traffic class.
+func TOS(ip []byte) byte {
+	if ip[0]>>4 == 6 {
+		return ip[0]<<4 | ip[1]>>4
+	}
+	return ip[1]
 }
 
 // Sum is the Internet checksum before its complement, of bytes and what was added up before
@@ -114,7 +161,9 @@ func (c Connection) In(protocol uint8) Packet {
 // Wrap puts a packet into the tunnel as the peer's node does.
 func (c Connection) Wrap(b []byte) []byte {
 	b = append(c.Outer[:Overhead:Overhead], b...)
-	b[15] = []byte{0, 1, 2, 2}[b[(Head+1)%len(b)]&3] // RFC 6040
+	if len(b) > Head+1 {
+		b[15] = []byte{0, 1, 2, 2}[TOS(b[Head:])&3] // RFC 6040
+	}
 	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
 	binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
 	return mend(b)
@@ -130,6 +179,14 @@ type Grammar struct {
 
 func (g Grammar) often() bool { return g.IntN(4) > 0 }
 
+// headers are those of UDP's packets.
+func (g Grammar) headers() int {
+	if g.Pod.Addr().Is6() {
+		return 48
+	}
+	return 28
+}
+
 func (g Grammar) base(out bool) Packet {
 	p := g.In(udp)
 	if out {
@@ -141,7 +198,7 @@ func (g Grammar) base(out bool) Packet {
 	}
 	p.TOS = byte(g.IntN(4))
 	p.Fragment = uint16(g.IntN(2)) << 14
-	most := g.MTU - 28 // of UDP
+	most := g.MTU - g.headers() // of UDP
 	p.Payload = []int{0, 1, 64, 99, most - 22, most - 20, most - 12, most - 11, most, most + 1}[g.IntN(10)]
 	if g.Large && out && g.IntN(16) == 0 {
 		p.Payload = 2*most + g.IntN(4*most)
@@ -155,9 +212,10 @@ func (g Grammar) bend(p *Packet) {
 	// Other bits of what it is from than of what it is to: else what comes to an address that
 	// nobody has, and what is from there, would be of one connection now and then.
 	address := func(a netip.AddrPort, odd int) netip.AddrPort {
-		raw := a.Addr().As4()
-		raw[g.IntN(4)] ^= 1 << (2*g.IntN(4) + odd)
-		return netip.AddrPortFrom(netip.AddrFrom4(raw), a.Port())
+		raw := a.Addr().AsSlice()
+		raw[g.IntN(len(raw))] ^= 1 << (2*g.IntN(4) + odd)
+		other, _ := netip.AddrFromSlice(raw)
+		return netip.AddrPortFrom(other, a.Port())
 	}
 	mac := func() net.HardwareAddr {
 		return []net.HardwareAddr{g.MAC, g.Gateway, {2, 0, 0, 0, 0, byte(g.IntN(4))}, bytes.Repeat([]byte{0xff}, 6)}[g.IntN(4)]
@@ -185,7 +243,7 @@ func (g Grammar) bend(p *Packet) {
 			p.Target = g.Front
 		}
 	case 7:
-		p.Protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132}[g.IntN(9)]
+		p.Protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132, 0, 43, 44, 51, 58, 60}[g.IntN(15)]
 	case 8:
 		p.TOS = byte(g.Uint32())
 	case 9:
@@ -220,13 +278,16 @@ func (g Grammar) damage(b []byte) []byte {
 // flip turns bits of the headers.
 func (g Grammar) flip(b []byte) []byte {
 	for range 1 + g.IntN(3) {
-		b[g.IntN(min(len(b), 60))] ^= 1 << g.IntN(8)
+		b[g.IntN(min(len(b), g.headers()+32))] ^= 1 << g.IntN(8)
 	}
 	return b
 }
 
-// mend makes the sum of an IP header right again.
+// mend makes the sum of an IPv4 header right again.
 func mend(b []byte) []byte {
+	if b[14]>>4 == 6 {
+		return b
+	}
 	if n := 14 + int(b[14]&0xf)*4; n >= 34 && len(b) >= n {
 		b[24], b[25] = 0, 0
 		binary.BigEndian.PutUint16(b[24:], ^Sum(0, b[14:n]))
@@ -248,9 +309,10 @@ func (g Grammar) nest(b []byte, out bool) []byte {
 		p.Target = netip.AddrPortFrom(node(30), binary.BigEndian.Uint16(g.Outer[36:]))
 	}
 	whole := p.Bytes()
-	copy(whole[42:], g.Outer[42:50])
-	whole[48] ^= byte(g.IntN(3))
-	copy(whole[50:], b)
+	at := len(whole) - p.Payload
+	copy(whole[at:], g.Outer[42:50])
+	whole[at+6] ^= byte(g.IntN(3))
+	copy(whole[at+8:], b)
 	return whole
 }
 
@@ -268,13 +330,14 @@ func (g Grammar) Packet(out bool) []byte {
 		g.bend(&p)
 	}
 	b := p.Bytes()
-	for i := 14 + 28; i < len(b); i++ {
-		if p.Protocol == udp || i >= 14+40 {
+	end := 14 + g.headers()
+	for i := end; i < len(b); i++ {
+		if p.Protocol == udp || i >= end+12 {
 			b[i] = byte(i)
 		}
 	}
-	if p.Protocol == udp && len(b) >= 42 {
-		binary.BigEndian.PutUint16(b[40:], uint16(g.Uint32())) // what stands for the sum is anything
+	if p.Protocol == udp && len(b) >= end {
+		binary.BigEndian.PutUint16(b[end-2:], uint16(g.Uint32())) // what stands for the sum is anything
 	}
 	if g.IntN(8) == 0 {
 		b = g.nest(b, out)

@@ -53,6 +53,7 @@ var groups = []byte{0x01, 0x00, 0x5e, 0, 0, 22}
 const (
 	needsSum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
 	gsoTCP   = 1 // VIRTIO_NET_HDR_GSO_TCPV4
+	gsoTCP6  = 4 // VIRTIO_NET_HDR_GSO_TCPV6
 )
 
 // shot is a packet that is put in at an end of a node.
@@ -74,13 +75,15 @@ type alone struct {
 	sockets [3]int
 	links   [2]net.HardwareAddr
 	like    grammar.Connection
-	buf     []byte
+	// four is one of IPv4, whatever the others are of.
+	four grammar.Connection
+	buf  []byte
 	mark    uint64
 }
 
-func newAlone(t *testing.T, shape, offload string) *alone {
+func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 	t.Helper()
-	a := &alone{world: newWorld(t, shape, offload), buf: make([]byte, 1<<17)}
+	a := &alone{world: newWorldOf(t, shape, offload, six), buf: make([]byte, 1<<17)}
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
 	}})
@@ -157,7 +160,7 @@ func newAlone(t *testing.T, shape, offload string) *alone {
 	}
 	a.in("n0", func() error { return a.settle(index, nics[1]) })
 	a.asThemselves()
-	a.like = grammar.Connection{
+	a.four = grammar.Connection{
 		Peer: netip.AddrPortFrom(pod(1, 0), 5000), Front: netip.AddrPortFrom(pod(1, 0), 5000),
 		MAC: a.links[0], Gateway: a.gateway(index[0]), MTU: 1450,
 	}
@@ -167,7 +170,13 @@ func newAlone(t *testing.T, shape, offload string) *alone {
 		{0x45, 0, 0, 0, 0, 0, 0, 0, 64, udp, 0, 0, 198, 18, 0, 2, 198, 18, 0, 1},
 		{0, 0}, port, {0, 0, 0, 0}, {0x08, 0, 0, 0}, vni,
 		vteps[0], vteps[1], {0x08, 0x00}}, nil)
-	copy(a.like.Outer[:], head)
+	copy(a.four.Outer[:], head)
+	a.like = a.four
+	if six {
+		a.like.Peer = netip.AddrPortFrom(pod6(1, 0), 5000)
+		a.like.Front = a.like.Peer
+		copy(a.like.Outer[grammar.Head-2:], []byte{0x86, 0xdd})
+	}
 	return a
 }
 
@@ -201,6 +210,9 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 2), nic),
 		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 254), nic), // the default route's
 	}
+	if a.six {
+		errs = append(errs, know(eth0.Attrs().Index, net.ParseIP("fd73:6c69:7000::fe"), nic))
+	}
 	asks := []string{"eth0"}
 	for i, index := range index {
 		l, err := netlink.LinkByIndex(index)
@@ -222,19 +234,31 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 			asks = append(asks, bridge.Attrs().Name)
 		}
 		errs = append(errs, know(device, pod(0, i).AsSlice(), a.links[i]))
+		if a.six {
+			errs = append(errs, know(device, pod6(0, i).AsSlice(), a.links[i]))
+		}
 	}
 	set := func(key, value string) {
 		errs = append(errs, os.WriteFile("/proc/sys/net/"+key, []byte(value), 0))
 	}
 	for _, device := range asks {
 		set("ipv4/neigh/"+device+"/mcast_solicit", "0") // nobody else is there
+		set("ipv6/neigh/"+device+"/mcast_solicit", "0")
 		set("ipv4/conf/"+device+"/send_redirects", "0")
 	}
 	set("ipv4/conf/all/send_redirects", "0")
 	set("ipv4/icmp_ratemask", "0")
 	set("ipv4/ipfrag_time", "3600")
 	set("ipv4/ipfrag_high_thresh", fmt.Sprint(1<<30))
-	set("ipv6/conf/all/disable_ipv6", "1")
+	if a.six {
+		set("ipv6/icmp/ratelimit", "0")
+		set("ipv6/ip6frag_time", "3600")
+		set("ipv6/ip6frag_high_thresh", fmt.Sprint(1<<30))
+		set("netfilter/nf_conntrack_frag6_timeout", "3600")
+		set("netfilter/nf_conntrack_frag6_high_thresh", fmt.Sprint(1<<30))
+	} else {
+		set("ipv6/conf/all/disable_ipv6", "1")
+	}
 	// As the fast path has it with its connections.
 	set("netfilter/nf_conntrack_tcp_be_liberal", "1")
 	set("netfilter/nf_conntrack_tcp_ignore_invalid_rst", "1")
@@ -246,7 +270,9 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 func (a *alone) asThemselves() {
 	a.Helper()
 	a.rules("n0", func(conn *nftables.Conn) {
-		conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "slipstream"}, Name: "postrouting"})
+		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+			conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: family, Name: "slipstream"}, Name: "postrouting"})
+		}
 	})
 }
 
@@ -268,7 +294,7 @@ func (a *alone) put(s shot) bool {
 // put in behind it has.
 func (a *alone) take(see func(end int, frame []byte)) {
 	a.Helper()
-	c := a.like
+	c := a.four
 	c.Pod = netip.AddrPortFrom(pod(0, 0), 9)
 	c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 9)
 	c.Front = c.Peer
@@ -303,12 +329,19 @@ func (a *alone) take(see func(end int, frame []byte)) {
 				if bytes.HasSuffix(b, last) {
 					break
 				}
-				if !bytes.Contains(b, last[:8]) && !bytes.Equal(b[10:16], groups) {
+				if !bytes.Contains(b, last[:8]) && !bytes.Equal(b[10:16], groups) && !ownMatter(b[10:]) {
 					see(end, b)
 				}
 			}
 		}
 	}
+}
+
+// ownMatter tells whether a frame is of what a node says by itself, when it likes: to all
+// that speak IPv6, or that there is a shorter way (once a second).
+func ownMatter(frame []byte) bool {
+	return frame[0] == 0x33 && frame[1] == 0x33 ||
+		len(frame) > 54 && frame[12] == 0x86 && frame[14]>>4 == 6 && frame[20] == unix.IPPROTO_ICMPV6 && frame[54] == 137
 }
 
 // alike is a captured frame without what is to differ: identifications of the kernel's own
@@ -339,8 +372,12 @@ func alike(end int, b []byte, port uint16) string {
 		}
 		// Of what is from no open connection two may be one on the wire by chance, and the kernel
 		// has one be from a port at random.
-		if own := pod(0, 0).As4(); len(b) > inner+40 && (!bytes.Equal(b[inner+12:inner+16], own[:]) || binary.BigEndian.Uint16(b[inner+20:])-port >= connections) {
-			for _, i := range []int{outer + 20, outer + 26, inner + 20, inner + 26, inner + 36} {
+		own, from, ends := pod(0, 0).AsSlice(), inner+12, inner+20
+		if b[inner]>>4 == 6 {
+			own, from, ends = pod6(0, 0).AsSlice(), inner+8, inner+40
+		}
+		if len(b) > ends+20 && (!bytes.Equal(b[from:from+len(own)], own) || binary.BigEndian.Uint16(b[ends:])-port >= connections) {
+			for _, i := range []int{outer + 20, outer + 26, ends, ends + 6, ends + 16} {
 				b[i], b[i+1] = 0, 0
 			}
 		}
@@ -350,13 +387,26 @@ func alike(end int, b []byte, port uint16) string {
 	return string(b)
 }
 
+// inside is where TCP or UDP begins in a packet at an offset and which it is, and what of its sum
+// is from the IP header.
+func inside(b []byte, at int) (l4 int, protocol byte, pseudo uint32, ok bool) {
+	switch {
+	case len(b) >= at+20+18 && b[at] == 0x45:
+		l4, protocol, pseudo = at+20, b[at+9], uint32(grammar.Sum(0, b[at+12:at+20]))
+	case len(b) >= at+40+18 && b[at]>>4 == 6:
+		l4, protocol, pseudo = at+40, b[at+6], uint32(grammar.Sum(0, b[at+8:at+40]))
+	}
+	return l4, protocol, uint32(grammar.Sum(pseudo+uint32(protocol)+uint32(len(b)-l4), nil)), protocol == tcp || protocol == udp
+}
+
 // left is a packet's sum being left to a device, as a pod's stack does.
 func left(b []byte, at int) vnet {
-	if len(b) < at+20+18 || b[at] != 0x45 || b[at+9] != tcp && b[at+9] != udp {
+	l4, protocol, _, ok := inside(b, at)
+	if !ok {
 		return vnet{}
 	}
-	v := vnet{Flags: needsSum, SumStart: uint16(at + 20), SumAt: 6}
-	if b[at+9] == tcp {
+	v := vnet{Flags: needsSum, SumStart: uint16(l4), SumAt: 6}
+	if protocol == tcp {
 		v.SumAt = 16
 	}
 	return v
@@ -364,16 +414,16 @@ func left(b []byte, at int) vnet {
 
 // summed has the sums of TCP or UDP in a packet at an offset be right.
 func summed(b []byte, at int) {
-	if len(b) < at+20+18 || b[at] != 0x45 {
+	l4, protocol, pseudo, ok := inside(b, at)
+	if !ok {
 		return
 	}
-	field := at + 26
-	if b[at+9] == tcp {
-		field = at + 36
+	field := l4 + 6
+	if protocol == tcp {
+		field = l4 + 16
 	}
 	b[field], b[field+1] = 0, 0
-	pseudo := uint32(grammar.Sum(uint32(b[at+9])+uint32(len(b)-at-20), b[at+12:at+20]))
-	s := ^grammar.Sum(pseudo, b[at+20:])
+	s := ^grammar.Sum(pseudo, b[l4:])
 	if s == 0 {
 		s = 0xffff
 	}
@@ -383,10 +433,25 @@ func summed(b []byte, at int) {
 // unreset has a packet, at an offset, not be a reset. What conntrack makes of one depends on all
 // that it saw of the connection, which is less where the fast path is (see TestReset).
 func unreset(b []byte, at int) []byte {
-	if len(b) < at+20 || b[at+9] != tcp {
-		return b
+	flags := 0
+	switch {
+	case len(b) < at+20:
+	case b[at]>>4 != 6 && b[at+9] == tcp:
+		flags = at + int(b[at]&0xf)*4 + 13
+	case b[at]>>4 == 6:
+		next, l4 := b[at+6], at+40
+		for len(b) > l4+8 && (next == 0 || next == 43 || next == 44 || next == 60) {
+			size := 8
+			if next != 44 {
+				size += int(b[l4+1]) * 8
+			}
+			next, l4 = b[l4], l4+size
+		}
+		if next == tcp {
+			flags = l4 + 13
+		}
 	}
-	if flags := at + int(b[at]&0xf)*4 + 13; len(b) > flags {
+	if flags > 0 && len(b) > flags {
 		b[flags] &^= 0x04
 	}
 	return b
@@ -406,8 +471,11 @@ func shoot(g grammar.Grammar) shot {
 		default:
 			s.vnet = left(s.frame, 14)
 		}
-		if g.Large && s.SumStart == 34 && s.SumAt == 16 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
-			s.GSO, s.Headers, s.Segment = gsoTCP, 54, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
+		if g.Large && s.SumStart <= 54 && s.SumAt == 16 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
+			s.GSO, s.Headers, s.Segment = gsoTCP, s.SumStart+20, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
+			if s.SumStart == 54 {
+				s.GSO, s.Segment = gsoTCP6, s.Segment-20
+			}
 		}
 		return s
 	}
@@ -437,8 +505,8 @@ func open(c grammar.Connection, byPod bool) (all []shot) {
 		p.Flags = flags
 		b := p.Bytes()
 		s.vnet = left(b, 14)
-		pseudo := grammar.Sum(uint32(protocol)+uint32(len(b)-34), b[26:34])
-		binary.BigEndian.PutUint16(b[s.SumStart+s.SumAt:], pseudo)
+		_, _, pseudo, _ := inside(b, 14)
+		binary.BigEndian.PutUint16(b[s.SumStart+s.SumAt:], uint16(pseudo))
 		if s.frame = b; !out {
 			s.frame = c.Wrap(b)
 			s.vnet = left(s.frame, grammar.Head)
@@ -466,23 +534,27 @@ func TestBeside(t *testing.T) {
 		t.Skip("needs root")
 	}
 	warned := kernelLog(t)
-	for i, shape := range shapes {
-		t.Run(shape, func(t *testing.T) {
-			sides := [2]*alone{newAlone(t, shape, offloads[i]), newAlone(t, shape, offloads[i])}
+	kinds := []struct {
+		shape, offload string
+		six            bool
+	}{{shapes[0], offloads[0], false}, {shapes[1], offloads[1], false}, {shapes[0], offloads[1], true}, {shapes[1], offloads[0], true}}
+	for _, kind := range kinds {
+		t.Run(fmt.Sprintf("%s IPv6 %t", kind.shape, kind.six), func(t *testing.T) {
+			sides := [2]*alone{newAlone(t, kind.shape, kind.offload, kind.six), newAlone(t, kind.shape, kind.offload, kind.six)}
 			fast := sides[0]
 			for _, a := range sides {
-				a.lead(service, a.like.Peer, tcp, udp)
+				a.lead(service, a.four.Peer, tcp, udp)
 			}
 			fast.start()
 			pin(t)
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: offloads[i] == v1alpha1.OffloadFull}
+			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == v1alpha1.OffloadFull}
 			var known []grammar.Connection
 			var made, shown, refused, differ int
 			var carried, large uint64
 			sum := func() uint64 { c := fast.counts(0); return c["fast-out"] + c["fast-in"] }
-			for n := 0; n < *packets/len(shapes); n += volley {
+			for n := 0; n < *packets/len(kinds); n += volley {
 				if n%round == 0 {
 					known = known[:0]
 					for range connections {
@@ -543,8 +615,8 @@ func TestBeside(t *testing.T) {
 // other is the nth connection that none of the last 200 rounds had: to the peer, or by way of the service.
 func (a *alone) other(n int) grammar.Connection {
 	c := a.like
-	c.Pod = netip.AddrPortFrom(pod(0, 0), uint16(20_000+n%(200*connections)))
-	if n%2 == 0 {
+	c.Pod = netip.AddrPortFrom(a.pod(0, 0), uint16(20_000+n%(200*connections)))
+	if n%2 == 0 && !a.six { // of IPv6 none to a service is carried
 		c.Front = service
 	} else { // no two are one on the wire, or the kernel would make one another at random
 		c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 7000)

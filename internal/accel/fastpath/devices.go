@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
@@ -27,8 +28,8 @@ type node struct {
 	overlays    map[int]bpf.Overlay
 	nics, veths []int
 	names       map[int]string
-	// owners are the Ethernet addresses behind the veths, behind says by which of these the
-	// addresses of IPv4 are reached.
+	// owners are the Ethernet addresses behind the veths, behind says by which of these which
+	// addresses of IP are reached.
 	owners []bpf.Owner
 	behind map[netip.Addr]int
 	// filtered says of devices where they have filters of classic tc. These run behind the
@@ -88,7 +89,7 @@ func look(h *netlink.Handle) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
+	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return node{}, err
 	}
@@ -103,7 +104,7 @@ func look(h *netlink.Handle) (node, error) {
 	// What bridges and VXLAN devices forward to where, and whom the node speaks to by a link
 	// of its own.
 	var neighbours []netlink.Neigh
-	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4} {
+	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
 		if err != nil {
 			return node{}, err
@@ -116,6 +117,9 @@ func look(h *netlink.Handle) (node, error) {
 	}
 	var pathMTU int
 	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
+		return node{}, err
+	}
+	if err := narrowBy6(links); err != nil {
 		return node{}, err
 	}
 	n := understand(links, routes, qdiscs, filters, neighbours)
@@ -160,6 +164,23 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 		all[index] = filtered{ingress, egress}
 	}
 	return all, nil
+}
+
+// narrowBy6 has devices be as narrow as they are to IPv6, which has an MTU of its own of each.
+func narrowBy6(links []netlink.Link) error {
+	for _, l := range links {
+		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
+			continue
+		}
+		a := l.Attrs()
+		mtu := a.MTU
+		// A device that is too narrow for IPv6 has none; so has one that is gone.
+		if err := scan("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		a.MTU = min(a.MTU, mtu)
+	}
+	return nil
 }
 
 // scan reads numbers of a sysctl.
@@ -263,13 +284,13 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 		linksOf[o.MAC] = append(linksOf[o.MAC], o.Link)
 	}
 	for _, at := range neighbours {
-		address, ok := netip.AddrFromSlice(at.IP.To4())
-		if !ok || at.Family != netlink.FAMILY_V4 || len(at.HardwareAddr) != 6 {
+		address, ok := netip.AddrFromSlice(at.IP)
+		if !ok || at.Family == unix.AF_BRIDGE || len(at.HardwareAddr) != 6 {
 			continue
 		}
 		for _, link := range linksOf[[6]byte(at.HardwareAddr)] {
 			if link == at.LinkIndex || byIndex[link].Attrs().MasterIndex == at.LinkIndex {
-				n.behind[address] = link
+				n.behind[address.Unmap()] = link
 			}
 		}
 	}

@@ -414,7 +414,7 @@ func (f *Fastpath) follow() error {
 			f.watch(news.Link)
 			continue
 		}
-		if err == nil {
+		if err == nil && news.Flow != (bpf.Flow{}) { // else it has ended
 			err = relax(news.Flow)
 		}
 		if err != nil {

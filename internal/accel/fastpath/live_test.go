@@ -63,6 +63,8 @@ type world struct {
 	*testing.T
 	name  string
 	paths [2]*fastpath.Fastpath
+	// six has its connections be of IPv6.
+	six bool
 }
 
 func newWorld(t *testing.T, shape, offload string) *world {
@@ -172,6 +174,56 @@ func (w *world) eventually(what string, step func(), holds func() bool) {
 
 func pod(node, n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(n + 2)}) }
 
+func pod6(node, n int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfd, 0x73, 0x6c, 0x69, 0x70, 0x01, 7: byte(node), 15: byte(n + 2)})
+}
+
+// pod is the address of a pod that its connections are to and from.
+func (w *world) pod(node, n int) netip.Addr {
+	if w.six {
+		return pod6(node, n)
+	}
+	return pod(node, n)
+}
+
+// versions of IP, that of the tunnel being 4.
+var versions = map[string]bool{"IPv4": false, "IPv6": true}
+
+// newWorldOf is a world of a version of IP. The shapes have a tunnel of IPv6 for it; here it
+// goes by that of IPv4.
+func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
+	t.Helper()
+	w := newWorld(t, shape, offload)
+	w.six = six
+	if !six {
+		return w
+	}
+	var tunnels [2]netlink.Link
+	for i := range tunnels {
+		w.in(fmt.Sprintf("n%d", i), func() error {
+			links, err := netlink.LinkList()
+			for _, l := range links {
+				if v, ok := l.(*netlink.Vxlan); ok && v.SrcAddr.To4() != nil {
+					tunnels[i] = l
+				}
+			}
+			return err
+		})
+	}
+	for i, l := range tunnels {
+		w.in(fmt.Sprintf("n%d", i), func() error {
+			index, first := l.Attrs().Index, net.IP(pod6(1-i, -2).AsSlice())
+			to := &net.IPNet{IP: first, Mask: net.CIDRMask(64, 128)}
+			return errors.Join(
+				netlink.RouteDel(&netlink.Route{Dst: to}),
+				netlink.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: first, HardwareAddr: tunnels[1-i].Attrs().HardwareAddr}),
+				netlink.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to, Gw: first, Flags: int(netlink.FLAG_ONLINK)}),
+			)
+		})
+	}
+	return w
+}
+
 // front makes what stands in front of a server, and is its address.
 type front func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort
 
@@ -201,11 +253,23 @@ func (w *world) rules(node string, change func(*nftables.Conn)) {
 	}
 }
 
+// family is what nftables calls an address's version of IP, and where such an address is in a
+// header as what a packet goes to.
+func family(a netip.Addr) (f nftables.TableFamily, destination *expr.Payload) {
+	p := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
+	if a.Is4() {
+		return nftables.TableFamilyIPv4, p
+	}
+	p.Offset, p.Len = 24, 16
+	return nftables.TableFamilyIPv6, p
+}
+
 // lead is byService of an address and some protocols.
 func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
 	w.Helper()
 	w.rules("n0", func(conn *nftables.Conn) {
-		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "service"})
+		family, destination := family(from.Addr())
+		table := conn.AddTable(&nftables.Table{Family: family, Name: "service"})
 		conn.FlushTable(table)
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
@@ -214,13 +278,13 @@ func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrP
 		}
 		for _, protocol := range protocols {
 			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(
-				is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, from.Addr().AsSlice()),
+				is(destination, from.Addr().AsSlice()),
 				is(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{protocol}),
 				is(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, binary.BigEndian.AppendUint16(nil, from.Port())),
 				[]expr.Any{
 					&expr.Immediate{Register: 1, Data: server.Addr().AsSlice()},
 					&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
-					&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+					&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(family), RegAddrMin: 1, RegProtoMin: 2},
 				})})
 		}
 	})
@@ -231,11 +295,12 @@ func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrP
 func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
 	w.rules("n0", func(conn *nftables.Conn) {
-		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "masquerade"})
+		family, destination := family(server.Addr())
+		table := conn.AddTable(&nftables.Table{Family: family, Name: "masquerade"})
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "postrouting", Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			destination,
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: server.Addr().AsSlice()},
 			&expr.Masq{},
 		}})
@@ -266,13 +331,13 @@ func (w *world) connectOf(n int, front front) echo {
 	var e echo
 	var listener net.Listener
 	w.in(fmt.Sprintf("n1p%d", n), func() (err error) {
-		listener, err = net.Listen("tcp4", ":0")
+		listener, err = net.Listen("tcp", ":0")
 		return err
 	})
 	defer listener.Close()
-	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, n), uint16(listener.Addr().(*net.TCPAddr).Port)))
+	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(w.pod(1, n), uint16(listener.Addr().(*net.TCPAddr).Port)))
 	w.in(fmt.Sprintf("n0p%d", n), func() (err error) {
-		e.Conn, err = net.DialTimeout("tcp4", to.String(), patience)
+		e.Conn, err = net.DialTimeout("tcp", to.String(), patience)
 		return err
 	})
 	var err error
@@ -330,30 +395,34 @@ func (w *world) warm(e echo) {
 	})
 }
 
-// stream sends so much that most of it takes the fast path, and holds what arrives against it.
+// stream sends until much of it has taken the fast path, and holds what arrives against it.
 func (w *world) stream(e echo) {
 	w.Helper()
 	const size = 64 << 20
-	sum := make(chan [20]byte, 1)
-	go func() {
-		h := sha1.New()
-		_, _ = io.CopyN(h, e.far, size)
-		sum <- [20]byte(h.Sum(nil))
-	}()
-	h := sha1.New()
 	block := make([]byte, 1<<16)
-	for i := range size / len(block) {
-		for j := range 64 {
-			binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
+	var before uint64
+	w.eventually("much of the stream takes the fast path", func() {
+		before = w.counts(0)["fast-out"]
+		sum := make(chan [20]byte, 1)
+		go func() {
+			h := sha1.New()
+			_, _ = io.CopyN(h, e.far, size)
+			sum <- [20]byte(h.Sum(nil))
+		}()
+		h := sha1.New()
+		for i := range size / len(block) {
+			for j := range 64 {
+				binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
+			}
+			h.Write(block)
+			if _, err := e.Write(block); err != nil {
+				w.Fatal(err)
+			}
 		}
-		h.Write(block)
-		if _, err := e.Write(block); err != nil {
-			w.Fatal(err)
+		if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
+			w.Fatal("what arrived is not what was sent")
 		}
-	}
-	if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
-		w.Error("what arrived is not what was sent")
-	}
+	}, func() bool { return before > 0 && w.counts(0)["fast-out"]-before > size/(1<<16)/2 })
 }
 
 // carrying is a world and a connection in it that takes the fast path.
@@ -376,22 +445,24 @@ var (
 func TestCarries(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
-			t.Run(shape+" "+offload, func(t *testing.T) {
-				w := newWorld(t, shape, offload)
-				w.start()
-				e := w.connect()
-				w.stream(e)
-				w.warm(e.back())
-				for i := range w.paths {
-					c := w.counts(i)
-					t.Logf("node%d: %v", i, c)
-					for _, why := range []string{"no-room", "full", "rewritten", "unsummed", "large"} {
-						if c[why] > 0 {
-							t.Errorf("node%d: %d packets were %s", i, c[why], why)
+			for version, six := range versions {
+				t.Run(shape+" "+offload+" "+version, func(t *testing.T) {
+					w := newWorldOf(t, shape, offload, six)
+					w.start()
+					e := w.connect()
+					w.stream(e)
+					w.warm(e.back())
+					for i := range w.paths {
+						c := w.counts(i)
+						t.Logf("node%d: %v", i, c)
+						for _, why := range []string{"no-room", "full", "rewritten", "unsummed", "large"} {
+							if c[why] > 0 {
+								t.Errorf("node%d: %d packets were %s", i, c[why], why)
+							}
 						}
 					}
-				}
-			})
+				})
+			}
 		}
 	}
 }
@@ -499,49 +570,76 @@ func TestService(t *testing.T) {
 			t.Errorf("%d left by the fast path", n)
 		}
 	})
-	t.Run("masqueraded", func(t *testing.T) {
-		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-		w.start()
-		e := w.connectBy(masqueraded).back()
-		w.eventually("it is looked at", func() {
-			if err := e.trip(patience); err != nil {
-				t.Fatal(err)
+	// What is in another's name, and of IPv6 what is to a service.
+	for name, tt := range map[string]struct {
+		six   bool
+		front front
+	}{
+		"masqueraded":      {false, masqueraded},
+		"masqueraded IPv6": {true, masqueraded},
+		"IPv6": {true, func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
+			return w.lead(netip.MustParseAddrPort("[fd73:6c69:7002::9]:80"), server, protocol)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			w.start()
+			e := w.connectBy(tt.front).back()
+			w.eventually("it is looked at", func() {
+				if err := e.trip(patience); err != nil {
+					t.Fatal(err)
+				}
+			}, func() bool { c := w.counts(0); return c["translated"]+c["rewritten"]+c["untracked"] > 5 })
+			c := w.counts(0)
+			t.Log(c)
+			if c["fast-out"]+c["fast-in"] > 0 {
+				t.Errorf("it took the fast path: %v", c)
 			}
-		}, func() bool { c := w.counts(0); return c["translated"]+c["rewritten"]+c["untracked"] > 5 })
-		if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
-			t.Errorf("it took the fast path: %v", c)
-		}
-	})
+		})
+	}
 }
 
 // untracked has node0 not track datagrams from a length on: they go as they are, whatever it
 // makes of their connection's others.
 func (w *world) untracked(length uint16) {
 	w.Helper()
+	family, at := nftables.TableFamilyIPv4, uint32(2)
+	if w.six {
+		family, at = nftables.TableFamilyIPv6, 4
+	}
 	w.rules("n0", func(conn *nftables.Conn) {
-		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "untracked"})
+		table := conn.AddTable(&nftables.Table{Family: family, Name: "untracked"})
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 2, Len: 2},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: 2},
 			&expr.Cmp{Op: expr.CmpOpGte, Register: 1, Data: binary.BigEndian.AppendUint16(nil, length)},
 			&expr.Notrack{},
 		}})
 	})
 }
 
+// anotherPod is led to the server.
+func anotherPod(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
+	w.Helper()
+	return w.lead(netip.AddrPortFrom(w.pod(1, 1), server.Port()), server, protocol)
+}
+
 // TestUntranslated has datagrams that get through as they are not be taken for what becomes of
 // their connection, whose others are translated: what it says to one pod another would hear.
 func TestUntranslated(t *testing.T) {
-	for name, front := range map[string]front{
-		"to another pod": func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
-			return w.lead(netip.AddrPortFrom(pod(1, 1), server.Port()), server, protocol)
-		},
-		"masqueraded": masqueraded,
+	for name, tt := range map[string]struct {
+		six   bool
+		front front
+	}{
+		"to another pod":      {false, anotherPod},
+		"to another pod IPv6": {true, anotherPod},
+		"masqueraded":         {false, masqueraded},
+		"masqueraded IPv6":    {true, masqueraded},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			near := w.datagramsBy(front)
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			near := w.datagramsBy(tt.front)
 			w.untracked(600)
 			_ = near.SetDeadline(time.Now().Add(patience))
 			if _, err := near.Write([]byte("datagram")); err != nil {
@@ -589,28 +687,30 @@ func (w *world) fromTunnel(node string) (n uint64) {
 func TestLand(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
-			t.Run(shape+" "+offload, func(t *testing.T) {
-				w := newWorld(t, shape, offload)
-				w.start()
-				e := w.connect().back()
-				// Of 100 that come, so many are taken out of the tunnel by the kernel.
-				byKernel := func() uint64 {
-					before := w.fromTunnel("n1")
-					for range 100 {
-						if err := e.trip(patience); err != nil {
-							t.Fatal(err)
+			for version, six := range versions {
+				t.Run(shape+" "+offload+" "+version, func(t *testing.T) {
+					w := newWorldOf(t, shape, offload, six)
+					w.start()
+					e := w.connect().back()
+					// Of 100 that come, so many are taken out of the tunnel by the kernel.
+					byKernel := func() uint64 {
+						before := w.fromTunnel("n1")
+						for range 100 {
+							if err := e.trip(patience); err != nil {
+								t.Fatal(err)
+							}
 						}
+						return w.fromTunnel("n1") - before
 					}
-					return w.fromTunnel("n1") - before
-				}
-				w.eventually("they land", func() {}, func() bool { return byKernel() < 20 })
-				if shape != v1alpha1.ShapeFlannel {
-					return
-				}
-				w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
-				w.eventually("they land no more", func() {}, func() bool { return byKernel() >= 100 })
-				w.warm(e)
-			})
+					w.eventually("they land", func() {}, func() bool { return byKernel() < 20 })
+					if shape != v1alpha1.ShapeFlannel || six {
+						return
+					}
+					w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
+					w.eventually("they land no more", func() {}, func() bool { return byKernel() >= 100 })
+					w.warm(e)
+				})
+			}
 		}
 	}
 }
@@ -618,9 +718,19 @@ func TestLand(t *testing.T) {
 // TestEnds has large packets be taken out of the tunnel at the NIC while nothing is in the pod
 // that could do anything with them but hand them to the socket, and by the kernel otherwise.
 func TestEnds(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for version, six := range versions {
+		t.Run(version, func(t *testing.T) { testEnds(t, six) })
+	}
+}
+
+func testEnds(t *testing.T, six bool) {
+	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
 	w.start()
 	e := w.connect()
+	ip := nftables.TableFamilyIPv4
+	if six {
+		ip = nftables.TableFamilyIPv6
+	}
 	// Of the packets of a stream, this part is taken out of the tunnel by the kernel.
 	byKernel := func() float64 {
 		fast, kernel := w.counts(1)["fast-in"], w.fromTunnel("n1")
@@ -650,8 +760,8 @@ func TestEnds(t *testing.T) {
 		name  string
 		begin func() (end func())
 	}{
-		{"a chain of rules before the route is chosen", table(nftables.TableFamilyIPv4, nftables.Chain{Hooknum: nftables.ChainHookPrerouting})},
-		{"a chain of rules before the socket", table(nftables.TableFamilyIPv4, nftables.Chain{Hooknum: nftables.ChainHookInput})},
+		{"a chain of rules before the route is chosen", table(ip, nftables.Chain{Hooknum: nftables.ChainHookPrerouting})},
+		{"a chain of rules before the socket", table(ip, nftables.Chain{Hooknum: nftables.ChainHookInput})},
 		{"a chain of rules at the device", table(nftables.TableFamilyNetdev, nftables.Chain{Hooknum: nftables.ChainHookIngress, Device: "eth0"})},
 		{"a program of tc", func() func() {
 			var at link.Link
@@ -902,12 +1012,12 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
 	w.in("n1p0", func() (err error) {
-		far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
+		far, err = net.ListenUDP("udp", &net.UDPAddr{IP: w.pod(1, 0).AsSlice()})
 		return err
 	})
 	to := front(w, unix.IPPROTO_UDP, far.LocalAddr().(*net.UDPAddr).AddrPort())
 	w.in("n0p0", func() (err error) {
-		near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+		near, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 		return err
 	})
 	w.Cleanup(func() { near.Close(); far.Close() })
@@ -928,7 +1038,7 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 func (w *world) drop(node string) {
 	w.Helper()
 	w.rules(node, func(conn *nftables.Conn) {
-		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "test"})
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
@@ -943,16 +1053,25 @@ func TestDrop(t *testing.T) {
 		for _, tt := range []struct {
 			name        string
 			shape       string
+			six         bool
 			drop        func(*world)
 			least, most time.Duration
 		}{
-			{"announced", v1alpha1.ShapeFlannel, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
-			{"unannounced", v1alpha1.ShapeCalico, func(w *world) {
+			{"announced IPv6", v1alpha1.ShapeFlannel, true, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
+			{"by a route IPv6", v1alpha1.ShapeCalico, true, func(w *world) {
+				w.in(node, func() error {
+					// The other node's pods, or the own one.
+					to := w.pod(1, 0)
+					return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_BLACKHOLE, Priority: 1})
+				})
+			}, -time.Second, 100 * time.Millisecond},
+			{"announced", v1alpha1.ShapeFlannel, false, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
+			{"unannounced", v1alpha1.ShapeCalico, false, func(w *world) {
 				w.in(node, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
 			}, 100 * time.Millisecond, 1050 * time.Millisecond},
 		} {
 			t.Run(tt.name+" "+node, func(t *testing.T) {
-				w := newWorld(t, tt.shape, v1alpha1.OffloadNone)
+				w := newWorldOf(t, tt.shape, v1alpha1.OffloadNone, tt.six)
 				w.start()
 				near := w.datagrams()
 				var last atomic.Int64
@@ -1245,8 +1364,8 @@ func TestClose(t *testing.T) {
 func TestReset(t *testing.T) {
 	for _, size := range []int64{1 << 20, 3 << 30, 5 << 30} {
 		for _, closed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) {
-				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other of IPv6
+				w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, closed == (size == 3<<30))
 				w.start()
 				e := w.connect()
 				var received atomic.Int64

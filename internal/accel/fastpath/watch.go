@@ -38,8 +38,9 @@ type changes struct {
 func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (*changes, error) {
 	c := &changes{notify: notify, generation: 1, known: make(map[string]string)}
 	for protocol, groups := range map[int][]uint{
-		unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_NEXTHOP},
+		unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_NEXTHOP,
+			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
+			unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE},
 		unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
 		unix.NETLINK_XFRM:      {xfrmSA, xfrmPolicy},
 	} {

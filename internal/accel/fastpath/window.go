@@ -19,6 +19,7 @@ const (
 	ctaTupleOrig, ctaProtoInfo                         = 1, 4
 	ctaTupleIP, ctaTupleProto                          = 1, 2
 	ctaIPv4Src, ctaIPv4Dst                             = 1, 2
+	ctaIPv6Src, ctaIPv6Dst                             = 3, 4
 	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort      = 1, 2, 3
 	ctaProtoInfoTCP                                    = 1
 	ctaProtoInfoTCPFlagsOriginal, ctaInfoTCPFlagsReply = 4, 5
@@ -36,7 +37,11 @@ func relax(f bpf.Flow) error {
 		return nil
 	}
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_ACK) // IPCTNL_MSG_CT_NEW is 0
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	family := uint8(unix.AF_INET)
+	if f.Pod.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	for _, a := range relaxation(f) {
 		request.AddData(a)
 	}
@@ -50,14 +55,17 @@ func relax(f bpf.Flow) error {
 // relaxation is what the message says.
 func relaxation(f bpf.Flow) []*nl.RtAttr {
 	nested := func(parent *nl.RtAttr, kind int) *nl.RtAttr { return parent.AddRtAttr(kind|unix.NLA_F_NESTED, nil) }
-	address := func(a netip.AddrPort) []byte { raw := a.Addr().As4(); return raw[:] }
 	port := func(a netip.AddrPort) []byte { return binary.BigEndian.AppendUint16(nil, a.Port()) }
 
 	// Conntrack finds a connection by the tuple of either direction.
 	tuple := nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, nil)
 	ip := nested(tuple, ctaTupleIP)
-	ip.AddRtAttr(ctaIPv4Src, address(f.Pod))
-	ip.AddRtAttr(ctaIPv4Dst, address(f.Peer))
+	source, destination := ctaIPv4Src, ctaIPv4Dst
+	if f.Pod.Addr().Is6() {
+		source, destination = ctaIPv6Src, ctaIPv6Dst
+	}
+	ip.AddRtAttr(source, f.Pod.Addr().AsSlice())
+	ip.AddRtAttr(destination, f.Peer.Addr().AsSlice())
 	proto := nested(tuple, ctaTupleProto)
 	proto.AddRtAttr(ctaProtoNum, []byte{f.Protocol})
 	proto.AddRtAttr(ctaProtoSrcPort, port(f.Pod))

@@ -34,17 +34,24 @@ type frame struct {
 // take is the frame of a captured packet of the connection to a port, if it is one.
 func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	const outer, inner = 14, 64
-	if len(b) < inner+28 || binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP || b[inner+9] != protocol ||
-		binary.BigEndian.Uint16(b[inner+22:]) != port {
+	if len(b) < inner+28 || binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP {
+		return f, false, nil
+	}
+	six := b[inner]>>4 == 6
+	next, ends := inner+9, inner+20 // its protocol, and where that's header begins
+	if six {
+		next, ends = inner+6, inner+40
+	}
+	if len(b) < ends+8 || b[next] != protocol || binary.BigEndian.Uint16(b[ends+2:]) != port {
 		return f, false, nil
 	}
 	b = bytes.Clone(b)
 	f.size = len(b)
 	l4 := 8
 	if protocol == unix.IPPROTO_TCP {
-		l4 = int(b[inner+32]>>4) * 4
+		l4 = int(b[ends+12]>>4) * 4
 	}
-	f.payload = bytes.Clone(b[inner+20+l4:])
+	f.payload = bytes.Clone(b[ends+l4:])
 	var errs []error
 	check := func(what string, got, want int) {
 		if got != want {
@@ -54,37 +61,51 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
 	check("outer length", half(outer+2), len(b)-outer)
 	check("outer UDP's length", half(outer+24), len(b)-outer-20)
-	check("inner length", half(inner+2), len(b)-inner)
-	check("outer header's sum", int(grammar.Sum(0, b[outer:outer+20])), 0xffff)
-	check("inner header's sum", int(grammar.Sum(0, b[inner:inner+20])), 0xffff)
-	pseudo := func(ip int) uint32 {
-		s := uint32(b[ip+9]) + uint32(half(ip+2)-20)
-		return s + uint32(grammar.Sum(0, b[ip+12:ip+20]))
+	if six {
+		check("inner length", half(inner+4), len(b)-ends)
+	} else {
+		check("inner length", half(inner+2), len(b)-inner)
+		check("inner header's sum", int(grammar.Sum(0, b[inner:inner+20])), 0xffff)
 	}
-	at := inner + 20 + 6
+	check("outer header's sum", int(grammar.Sum(0, b[outer:outer+20])), 0xffff)
+	pseudo := func(protocol byte, l4, from int) uint32 {
+		return uint32(protocol) + uint32(len(b)-l4) + uint32(grammar.Sum(0, b[from:l4]))
+	}
+	inside := func() uint32 {
+		if six {
+			return pseudo(protocol, ends, inner+8)
+		}
+		return pseudo(protocol, ends, inner+12)
+	}
+	at := ends + 6
 	if protocol == unix.IPPROTO_TCP {
-		at = inner + 20 + 16
+		at = ends + 16
 	}
 	f.sum = half(outer+26) != 0
 	if f.sum && protocol == unix.IPPROTO_UDP {
 		// What the device would fill in, which the outer sum counts on.
-		if half(at) == int(grammar.Sum(pseudo(inner), nil)) {
+		if half(at) == int(grammar.Sum(inside(), nil)) {
 			b[at], b[at+1] = 0, 0
-			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(pseudo(inner), b[inner+20:]))
+			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(inside(), b[ends:]))
 		}
-		check("inner sum", int(grammar.Sum(pseudo(inner), b[inner+20:])), 0xffff)
-		check("outer UDP's sum", int(grammar.Sum(pseudo(outer), b[outer+20:])), 0xffff)
+		check("inner sum", int(grammar.Sum(inside(), b[ends:])), 0xffff)
+		check("outer UDP's sum", int(grammar.Sum(pseudo(unix.IPPROTO_UDP, outer+20, outer+12), b[outer+20:])), 0xffff)
 	}
-	own := []int{outer + 2, outer + 4, outer + 10, outer + 24, outer + 26, inner + 2, inner + 4, inner + 10, at}
-	if protocol == unix.IPPROTO_UDP {
-		own = append(own, inner+24)
+	own := []int{outer + 2, outer + 4, outer + 10, outer + 24, outer + 26, at}
+	if six {
+		own = append(own, inner+4)
 	} else {
-		clear(b[inner+24 : inner+20+l4]) // numbers, window, options
+		own = append(own, inner+2, inner+4, inner+10)
+	}
+	if protocol == unix.IPPROTO_UDP {
+		own = append(own, ends+4)
+	} else {
+		clear(b[ends+4 : ends+l4]) // numbers, window, options
 	}
 	for _, at := range own {
 		b[at], b[at+1] = 0, 0
 	}
-	f.headers = fmt.Sprintf("%x", b[:inner+20+l4])
+	f.headers = fmt.Sprintf("%x", b[:ends+l4])
 	return f, true, errors.Join(errs...)
 }
 
@@ -158,13 +179,16 @@ func TestDatagramsOnTheWire(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
-				// One of them by way of a service.
-				front, by := front(direct), ""
-				if tos == 3 && shape == v1alpha1.ShapeFlannel {
+				// One of them by way of a service, two of IPv6.
+				front, by, six := front(direct), "", false
+				switch {
+				case tos == 3 && shape == v1alpha1.ShapeFlannel:
 					front, by = byService, " service"
+				case tos == 2 && shape == v1alpha1.ShapeFlannel, tos == 0x28|1 && shape == v1alpha1.ShapeCalico:
+					six, by = true, " IPv6"
 				}
 				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {
-					w := newWorld(t, shape, offload)
+					w := newWorldOf(t, shape, offload, six)
 					server := uint16(0)
 					near := w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
 						server = to.Port()
@@ -175,11 +199,18 @@ func TestDatagramsOnTheWire(t *testing.T) {
 						t.Fatal(err)
 					}
 					if err := errors.Join(raw.Control(func(fd uintptr) {
-						err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, tos)
+						if six {
+							err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos)
+						} else {
+							err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, tos)
+						}
 					}), err); err != nil {
 						t.Fatal(err)
 					}
 					sizes := []int{0, 1, 2, 63, 64, 1000, 1421, 1422} // the last fills the MTU
+					if six {
+						sizes[6], sizes[7] = 1381, 1382 // of a pod's routes of IPv6
+					}
 					answer := make([]byte, 2048)
 					send := func(rounds int) {
 						t.Helper()
@@ -230,9 +261,10 @@ func TestDatagramsOnTheWire(t *testing.T) {
 
 // TestStreamOnTheWire compares the headers and sizes of a stream.
 func TestStreamOnTheWire(t *testing.T) {
-	for _, offload := range offloads {
-		t.Run(offload, func(t *testing.T) {
-			w := newWorld(t, shapes[0], offload)
+	for i, offload := range slices.Concat(offloads, offloads) {
+		six := i >= len(offloads)
+		t.Run(fmt.Sprintf("%s IPv6 %t", offload, six), func(t *testing.T) {
+			w := newWorldOf(t, shapes[0], offload, six)
 			e := w.connect()
 			go func() { _, _ = e.far.(*net.TCPConn).WriteTo(discard{}) }()
 			send := func() {

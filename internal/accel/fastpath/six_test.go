@@ -1,0 +1,201 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// option sets what an IPv6 socket sends with.
+func option(t *testing.T, c *net.UDPConn, set func(fd int) error) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(raw.Control(func(fd uintptr) { err = set(int(fd)) }), err); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trips makes one round trip of datagrams after another until a condition holds.
+func (w *world) trips(near *net.UDPConn, what string, holds func() bool) {
+	w.Helper()
+	w.eventually(what, func() {
+		_ = near.SetDeadline(time.Now().Add(patience))
+		if _, err := near.Write([]byte("datagram")); err != nil {
+			w.Fatal(err)
+		}
+		if _, err := near.Read(make([]byte, 64)); err != nil {
+			w.Fatal(err)
+		}
+	}, holds)
+}
+
+// TestOddSix has datagrams of a connection that is carried go the slow way, and arrive, when they
+// have a header of options, and end at the node when they have no hop left.
+func TestOddSix(t *testing.T) {
+	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
+	w.start()
+	near := w.datagrams()
+	carried := func() bool {
+		c, d := w.counts(0), w.counts(1)
+		return min(c["fast-out"], c["fast-in"], d["fast-out"], d["fast-in"]) > 100
+	}
+	w.trips(near, "fast path", carried)
+
+	option(t, near, func(fd int) error {
+		// 8 bytes: the next header, the length in units of 8 beyond that, padding (RFC 8200, section 4.2).
+		return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, string([]byte{0, 0, 1, 4, 0, 0, 0, 0}))
+	})
+	before := [2]map[string]uint64{w.counts(0), w.counts(1)}
+	w.trips(near, "options are seen", func() bool { return w.counts(0)["options"] >= before[0]["options"]+200 })
+	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
+		t.Errorf("%d with options left by the fast path", now["fast-out"]-before[0]["fast-out"])
+	}
+	if now := w.counts(1); now["fast-in"] != before[1]["fast-in"] || now["options"] < before[1]["options"]+200 {
+		t.Errorf("%d with options arrived by the fast path, %d by the slow one", now["fast-in"]-before[1]["fast-in"], now["options"]-before[1]["options"])
+	}
+	option(t, near, func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, "") })
+
+	option(t, near, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1) })
+	before[0] = w.counts(0)
+	w.eventually("there is no hop left", func() { _, _ = near.Write([]byte("datagram")) }, func() bool { return w.counts(0)["last-hop"] >= before[0]["last-hop"]+100 })
+	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
+		t.Errorf("%d without a hop left by the fast path", now["fast-out"]-before[0]["fast-out"])
+	}
+}
+
+// twin is another address of a /64 with the same digest in bpf/fastpath.c: that has its steps
+// taken back from what differs in the half that it leaves out.
+func twin(a netip.Addr, n uint64) netip.Addr {
+	const first, second = 0x9e3779b97f4a7c15, 0xd6e8feb86659fd93
+	inverse := uint64(second) // of an odd number, modulo 2 to the 64th, by Newton
+	for range 5 {
+		inverse *= 2 - second*inverse
+	}
+	raw := a.As16()
+	prefix, host := binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
+	h := prefix*first + host
+	h ^= h >> 32
+	h = (h*second ^ n) * inverse
+	h ^= h >> 32
+	binary.NativeEndian.PutUint64(raw[8:], h-prefix*first)
+	return netip.AddrFrom16(raw)
+}
+
+// TestTwins has two pods of one address to the digest that keys have: of what is said to them from
+// one port to one port each hears its own, and only one of both connections is carried.
+func TestTwins(t *testing.T) {
+	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
+	w.start()
+	const port = 5000
+	servers := [2]netip.Addr{w.pod(1, 0), twin(w.pod(1, 0), 1<<20)}
+	t.Log(servers)
+	w.in("n1p1", func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: servers[1].AsSlice(), Mask: net.CIDRMask(64, 128)}})
+	})
+	var near [2]*net.UDPConn
+	var got, wrong [2]atomic.Int64
+	for i, server := range servers {
+		var far *net.UDPConn
+		w.in(fmt.Sprintf("n1p%d", i), func() (err error) {
+			far, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, port)))
+			return err
+		})
+		t.Cleanup(func() { far.Close() })
+		go func() {
+			buf := make([]byte, 64)
+			for {
+				n, from, err := far.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return
+				}
+				if n != 1+i {
+					wrong[i].Add(1)
+				}
+				got[i].Add(1)
+				_, _ = far.WriteToUDPAddrPort(buf[:n], from)
+			}
+		}()
+		w.in("n0p0", func() (err error) {
+			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.pod(0, 0), 6000)), Control: func(_, _ string, c syscall.RawConn) error {
+				var err error
+				return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
+			}}
+			c, err := d.Dial("udp", netip.AddrPortFrom(server, port).String())
+			if err == nil {
+				near[i] = c.(*net.UDPConn)
+			}
+			return err
+		})
+		t.Cleanup(func() { near[i].Close() })
+	}
+	trip := func(i int) {
+		buf := make([]byte, 64)
+		_ = near[i].SetDeadline(time.Now().Add(patience))
+		if _, err := near[i].Write(make([]byte, 1+i)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := near[i].Read(buf); err != nil || n != 1+i {
+			t.Fatalf("%d bytes came back to %d: %v", n, i, err)
+		}
+	}
+	w.eventually("one is on the fast path", func() { trip(0) }, func() bool { return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-in"] > 100 })
+	before := w.counts(0)
+	for range 2000 {
+		trip(1)
+	}
+	now := w.counts(0)
+	if n := now["fast-out"] - before["fast-out"] + now["fast-in"] - before["fast-in"]; n > 0 {
+		t.Errorf("%d of the other took the fast path", n)
+	}
+	if now["unlike"] == before["unlike"] {
+		t.Errorf("the other is not told from the one: have the digests become others? %v", now)
+	}
+	for range 2000 {
+		trip(0)
+		trip(1)
+	}
+	for i := range got {
+		t.Logf("server %d got %d, of them wrong %d", i, got[i].Load(), wrong[i].Load())
+		if n := wrong[i].Load(); n > 0 {
+			t.Errorf("server %d got %d datagrams of the other's", i, n)
+		}
+	}
+}
+
+// TestNarrowSix has what is too large for a device as IPv6 has it go the slow way.
+func TestNarrowSix(t *testing.T) {
+	w := newWorldOf(t, v1alpha1.ShapeCalico, v1alpha1.OffloadNone, true)
+	w.start()
+	near := w.datagrams()
+	message := make([]byte, 1300)
+	send := func() {
+		_ = near.SetDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = near.Write(message)
+		_, _ = near.Read(make([]byte, 2048))
+	}
+	w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
+	w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/vxlan.calico/mtu", []byte("1290"), 0) })
+	w.paths[0].Verify()
+	w.eventually("they are too large", send, func() bool { return w.counts(0)["large"] > 0 })
+}
