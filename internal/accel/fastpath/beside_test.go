@@ -78,7 +78,7 @@ type alone struct {
 	// four is one of IPv4, whatever the others are of.
 	four grammar.Connection
 	buf  []byte
-	mark    uint64
+	mark uint64
 }
 
 func newAlone(t *testing.T, shape, offload string, six bool) *alone {
