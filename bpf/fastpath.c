@@ -1717,9 +1717,6 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
 	return 1;
 }
 
-/* Where an inner packet begins on the wire. */
-static const __u32 at = sizeof(((struct outer *)0)->head);
-
 /*
  * land takes what the kernel would take out of the tunnel by the same steps: packets of
  * connections that arrive carries, with the outer header that was seen to come through to the
@@ -1729,6 +1726,7 @@ static const __u32 at = sizeof(((struct outer *)0)->head);
  */
 static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *data, int six)
 {
+	const __u32 at = sizeof(((struct outer *)0)->head);
 	const struct outer *known;
 	const struct pod *pod;
 	struct outer o = {};
@@ -1802,6 +1800,7 @@ look:
 SEC("tc")
 int land(struct __sk_buff *skb)
 {
+	const __u32 at = sizeof(((struct outer *)0)->head);
 	struct cpu *c = this_cpu();
 	__u8 *data = field(skb, data);
 
