@@ -416,6 +416,33 @@ func TestLand(t *testing.T) {
 	}
 }
 
+// TestLandedKind has nothing be known of how a packet came that the kernel would take for one of
+// the other version of IP.
+func TestLandedKind(t *testing.T) {
+	f := loadForTest(t, nil)
+	for _, v := range []version{four, six} {
+		for _, other := range []bool{false, true} {
+			f.know(t, v, unix.IPPROTO_UDP, func(e *fastpathFlow) { e.Landed = 0 })
+			b := knownConnection(v, false).Wrap(inPacket(v, unix.IPPROTO_UDP).Bytes())
+			if other {
+				copy(b[grammar.Head-2:], head(!v, false)[grammar.Head-2:])
+			}
+			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
+			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
+				t.Fatal(err)
+			}
+			f.run(t, f.Land, b, 0)
+			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+				t.Fatal(err)
+			}
+			lands := slices.ContainsFunc(each, func(c fastpathCpu) bool { return c.Lands != 0 })
+			if lands == other {
+				t.Errorf("%s, said to be of the other version %t: it is kept to be known again %t", v, other, lands)
+			}
+		}
+	}
+}
+
 // TestSegments has a packet that is to be cut be as long as the longest of its parts.
 func TestSegments(t *testing.T) {
 	f := loadForTest(t, nil)

@@ -14,10 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/grammar"
 )
 
 // option sets what an IPv6 socket sends with.
@@ -198,4 +202,99 @@ func TestNarrowSix(t *testing.T) {
 	w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/vxlan.calico/mtu", []byte("1290"), 0) })
 	w.paths[0].Verify()
 	w.eventually("they are too large", send, func() bool { return w.counts(0)["large"] > 0 })
+}
+
+// TestPriority has what is carried wait in a device's queue as what is not: by its type of service
+// where the kernel makes something of that.
+func TestPriority(t *testing.T) {
+	for version, six := range versions {
+		t.Run(version, func(t *testing.T) {
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
+			near := w.datagrams()
+			size := int32(grammar.Head + 28 + 777)
+			if six {
+				size += 20
+			}
+			option(t, near, func(fd int) error {
+				if six {
+					return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10)
+				}
+				return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 0x10)
+			})
+			seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 8})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer seen.Close()
+			program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+				asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its length, of struct __sk_buff
+				asm.JNE.Imm(asm.R2, size, "out"),
+				asm.LoadMem(asm.R2, asm.R1, 32, asm.Word), // its priority
+				asm.And.Imm(asm.R2, 7),
+				asm.StoreMem(asm.R10, -4, asm.R2, asm.Word),
+				asm.Mov.Reg(asm.R2, asm.R10),
+				asm.Add.Imm(asm.R2, -4),
+				asm.LoadMapPtr(asm.R1, seen.FD()),
+				asm.FnMapLookupElem.Call(),
+				asm.JEq.Imm(asm.R0, 0, "out"),
+				asm.Mov.Imm(asm.R1, 1),
+				asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+				asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+				asm.Return(),
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer program.Close()
+			w.in("n0", func() error {
+				l, err := netlink.LinkByName("eth0")
+				if err != nil {
+					return err
+				}
+				at, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: ebpf.AttachTCXEgress})
+				if err == nil {
+					t.Cleanup(func() { at.Close() })
+				}
+				return err
+			})
+			message := make([]byte, 777)
+			trip := func() {
+				_ = near.SetDeadline(time.Now().Add(patience))
+				if _, err := near.Write(message); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := near.Read(make([]byte, 1000)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Of 100 packets, how many had which priority.
+			priorities := func() (all [8]uint64) {
+				for i := range uint32(len(all)) {
+					if err := seen.Put(i, uint64(0)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for range 100 {
+					trip()
+				}
+				for i := range all {
+					if err := seen.Lookup(uint32(i), &all[i]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return all
+			}
+			slow := priorities()
+			w.start()
+			w.eventually("fast path", trip, func() bool { return w.counts(0)["fast-out"] > 100 })
+			before := w.counts(0)["fast-out"]
+			fast := priorities()
+			if n := w.counts(0)["fast-out"] - before; n < 90 {
+				t.Fatalf("%d of 100 took the fast path", n)
+			}
+			if t.Log(slow); slow != fast {
+				t.Errorf("of 100 packets each priority had, on the slow path, %v, on the fast one %v", slow, fast)
+			}
+		})
+	}
 }
