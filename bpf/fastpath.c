@@ -1433,6 +1433,24 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
+/* meet takes the key and the headers of a packet that may be of a known connection, or is
+ * looked at though it is not. It returns 0, or why the packet is not for the fast path. */
+static __always_inline int meet(struct __sk_buff *skb, struct cpu *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int six)
+{
+	const __u8 *data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	int why;
+
+	if (unlikely(!data))
+		return OTHER;
+	why = peek(skb, data, ETH_HLEN, k, out, six);
+	if (unlikely(why))
+		return why;
+	*hash = mix(k);
+	if (likely(!hinted(*hash)) && !noticed(skb, c, ETH_HLEN, k, *hash, six))
+		return UNKNOWN;
+	return parse(skb, ETH_HLEN, k->protocol, h, check, six);
+}
+
 static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
 	const struct outer *outer;
@@ -1445,18 +1463,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 	__u8 *data;
 	int why;
 
-	why = OTHER;
-	data = start(skb, ETH_HLEN + IP_HLEN + 8);
-	if (unlikely(!data))
-		goto slow;
-	why = peek(skb, data, ETH_HLEN, &k, 1, six);
-	if (unlikely(why))
-		goto slow;
-	why = UNKNOWN;
-	hash = mix(&k);
-	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash, six))
-		goto slow;
-	why = parse(skb, ETH_HLEN, k.protocol, &h, &check, six);
+	why = meet(skb, c, &k, &hash, &h, &check, 1, six);
 	if (why) {
 		if (why == ODD_FLAGS)
 			close(&k, hash, bpf_map_lookup_elem(&flows, &k));
@@ -1821,21 +1828,10 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
-	__u8 *data, sum;
+	__u8 sum;
 	int why;
 
-	why = OTHER;
-	data = start(skb, ETH_HLEN + IP_HLEN + 8);
-	if (unlikely(!data))
-		goto slow;
-	why = peek(skb, data, ETH_HLEN, &k, 0, six);
-	if (unlikely(why))
-		goto slow;
-	why = UNKNOWN;
-	hash = mix(&k);
-	if (likely(!hinted(hash)) && !noticed(skb, c, ETH_HLEN, &k, hash, six))
-		goto slow;
-	why = parse(skb, ETH_HLEN, k.protocol, &h, &check, six);
+	why = meet(skb, c, &k, &hash, &h, &check, 0, six);
 	if (why) {
 		if (why == ODD_FLAGS) {
 			f = find(&k, &own, six);
