@@ -455,6 +455,8 @@ struct cpu {
 	struct landing landing;
 	/* When the agent was last asked to watch a pod. */
 	__u64 wished;
+	/* One that becomes known, which has no room on the stack. */
+	struct flow fresh;
 };
 
 struct {
@@ -1076,7 +1078,7 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 {
 	__u64 hash = mix(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
-	struct flow fresh = {};
+	struct flow *fresh = &c->fresh;
 	__u32 again;
 	int why;
 
@@ -1086,14 +1088,15 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 			count(c, why);
 			return 0;
 		}
-		fresh.key = p->key;
-		fresh.hint = hash % HINTS;
-		fresh.far = p->far;
+		__builtin_memset(fresh, 0, sizeof(*fresh));
+		fresh->key = p->key;
+		fresh->hint = hash % HINTS;
+		fresh->far = p->far;
 		if (six) {
-			copy(fresh.pod6, end_of(&p->headers, out), sizeof(fresh.pod6));
-			copy(fresh.peer6, end_of(&p->headers, !out), sizeof(fresh.peer6));
+			copy(fresh->pod6, end_of(&p->headers, out), sizeof(fresh->pod6));
+			copy(fresh->peer6, end_of(&p->headers, !out), sizeof(fresh->peer6));
 		}
-		if (bpf_map_update_elem(&flows, &p->key, &fresh, BPF_NOEXIST)) {
+		if (bpf_map_update_elem(&flows, &p->key, fresh, BPF_NOEXIST)) {
 			count(c, FULL);
 			return 0;
 		}

@@ -73,6 +73,7 @@ type fastpathCpu struct {
 		_     [4]byte
 	}
 	Wished uint64
+	Fresh  fastpathFlow
 }
 
 type fastpathFlow struct {
