@@ -737,14 +737,6 @@ func testEnds(t *testing.T, six bool) {
 		w.stream(e)
 		return float64(w.fromTunnel("n1")-kernel) / float64(w.counts(1)["fast-in"]-fast)
 	}
-	pass := func(kind ebpf.ProgramType, verdict int32) *ebpf.Program {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { p.Close() })
-		return p
-	}
 	table := func(family nftables.TableFamily, c nftables.Chain) func() func() {
 		return func() func() {
 			t := &nftables.Table{Family: family, Name: "test"}
@@ -766,7 +758,7 @@ func testEnds(t *testing.T, six bool) {
 		{"a program of tc", func() func() {
 			var at link.Link
 			w.in("n1p0", func() (err error) {
-				at, err = link.AttachTCX(link.TCXOptions{Interface: eth0(), Program: pass(ebpf.SchedCLS, -1), Attach: ebpf.AttachTCXIngress})
+				at, err = link.AttachTCX(link.TCXOptions{Interface: eth0(), Program: program(t, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, -1)), Attach: ebpf.AttachTCXIngress})
 				return err
 			})
 			return func() { at.Close() }
@@ -788,7 +780,7 @@ func testEnds(t *testing.T, six bool) {
 
 	// A pod's XDP would be passed by: then nothing is put into it.
 	w.in("n1p0", func() error {
-		at, err := link.AttachXDP(link.XDPOptions{Interface: eth0(), Program: pass(ebpf.XDP, 2), Flags: link.XDPDriverMode}) // XDP_PASS
+		at, err := link.AttachXDP(link.XDPOptions{Interface: eth0(), Program: program(t, ebpf.XDP, asm.Mov.Imm(asm.R0, 2)), Flags: link.XDPDriverMode}) // XDP_PASS
 		if err == nil {
 			t.Cleanup(func() { at.Close() })
 		}
@@ -874,16 +866,43 @@ func eth0() int {
 	return l.Attrs().Index
 }
 
+// program loads one of eBPF that ends with what was put into R0.
+func program(t *testing.T, kind ebpf.ProgramType, does ...asm.Instruction) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL", Instructions: append(does, asm.Return())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// counting is a program that counts packets, by what was put into R2, and lets them pass, from
+// "out" on without having counted.
+func counting(t *testing.T, kinds uint32, kind ...asm.Instruction) (*ebpf.Map, *ebpf.Program) {
+	t.Helper()
+	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: kinds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { seen.Close() })
+	return seen, program(t, ebpf.SchedCLS, append(kind,
+		asm.StoreMem(asm.R10, -4, asm.R2, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, seen.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+	)...)
+}
+
 // filter gives a device of a node a filter of tc that lets all pass.
 func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	w.Helper()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.Mov.Imm(asm.R0, -1), asm.Return(),
-	}})
-	if err != nil {
-		w.Fatal(err)
-	}
-	defer program.Close()
+	pass := program(w.T, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, -1))
 	w.in(node, func() error {
 		links, err := netlink.LinkList()
 		if err != nil {
@@ -902,7 +921,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 		}
 		return netlink.FilterAdd(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
-			Fd:          program.FD(), Name: "pass", DirectAction: true,
+			Fd:          pass.FD(), Name: "pass", DirectAction: true,
 		})
 	})
 }
@@ -911,27 +930,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 // have been verified: so these see all that is carried.
 func TestLast(t *testing.T) {
 	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer seen.Close()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.StoreImm(asm.R10, -4, 0, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.R10),
-		asm.Add.Imm(asm.R2, -4),
-		asm.LoadMapPtr(asm.R1, seen.FD()),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
-		asm.Return(),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
+	seen, counter := counting(t, 1, asm.Mov.Imm(asm.R2, 0))
 	w.in("n0", func() error {
 		links, err := netlink.LinkList()
 		if err != nil {
@@ -941,7 +940,7 @@ func TestLast(t *testing.T) {
 			if l.Type() != "veth" || l.Attrs().Name == "eth0" {
 				continue
 			}
-			at, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress})
+			at, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: counter, Attach: ebpf.AttachTCXIngress})
 			if err != nil {
 				return err
 			}
