@@ -540,7 +540,7 @@ static __always_inline __u16 fold(__u32 sum)
 	return sum + (sum >> 16);
 }
 
-/* words adds up 16-bit words that come in twos. */
+/* add adds two 16-bit words to a sum. */
 static __always_inline __u32 add(__u32 sum, __u32 two)
 {
 	return sum + (two & 0xffff) + (two >> 16);
@@ -1454,6 +1454,14 @@ static __always_inline int meet(struct __sk_buff *skb, struct cpu *c, struct key
 	return parse(skb, ETH_HLEN, k->protocol, h, check, six);
 }
 
+/* priority is what ip_forward gives a packet by its type of service (rt_tos2prio in
+ * include/net/route.h), and ip6_forward does not. */
+static __always_inline __u32 priority(__u8 tos)
+{
+	/* Best effort, bulk, interactive, interactive bulk: four bits each, from the lowest. */
+	return 0x4620 >> 4 * (tos >> 3 & 3) & 7;
+}
+
 static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
 	const struct outer *outer;
@@ -1519,22 +1527,8 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		return DROP;
 	if (why)
 		goto slow;
-	/* As ip_forward does (rt_tos2prio in include/net/route.h), and ip6_forward does not. */
-	switch (six ? -1 : TOS(&h, 0) >> 3 & 3) {
-	case -1:
-		break;
-	case 0:
-		skb->priority = 0;
-		break;
-	case 1:
-		skb->priority = 2;
-		break;
-	case 2:
-		skb->priority = 6;
-		break;
-	default:
-		skb->priority = 4;
-	}
+	if (!six)
+		skb->priority = priority(TOS(&h, 0));
 	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
