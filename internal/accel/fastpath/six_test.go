@@ -215,12 +215,14 @@ func TestPriority(t *testing.T) {
 			if six {
 				size += 20
 			}
-			option(t, near, func(fd int) error {
-				if six {
-					return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10)
-				}
-				return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 0x10)
-			})
+			of := func(tos int) {
+				option(t, near, func(fd int) error {
+					if six {
+						return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos)
+					}
+					return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, tos)
+				})
+			}
 			seen, counter := counting(t, 8,
 				asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its length, of struct __sk_buff
 				asm.JNE.Imm(asm.R2, size, "out"),
@@ -264,19 +266,27 @@ func TestPriority(t *testing.T) {
 				}
 				return all
 			}
-			slow := priorities()
-			if slow == [8]uint64{} {
-				t.Fatal("no packet was counted")
+			slow := map[int][8]uint64{}
+			for tos := 0; tos < 32; tos += 8 {
+				of(tos)
+				slow[tos] = priorities()
+				if slow[tos] == [8]uint64{} {
+					t.Fatal("no packet was counted")
+				}
 			}
 			w.start()
-			w.eventually("fast path", trip, func() bool { return w.counts(0)["fast-out"] > 100 })
-			before := w.counts(0)["fast-out"]
-			fast := priorities()
-			if n := w.counts(0)["fast-out"] - before; n < 90 {
-				t.Fatalf("%d of 100 took the fast path", n)
-			}
-			if t.Log(slow); slow != fast {
-				t.Errorf("of 100 packets each priority had, on the slow path, %v, on the fast one %v", slow, fast)
+			for tos := 0; tos < 32; tos += 8 {
+				of(tos)
+				before := w.counts(0)["fast-out"]
+				w.eventually("fast path", trip, func() bool { return w.counts(0)["fast-out"] > before+100 })
+				before = w.counts(0)["fast-out"]
+				fast := priorities()
+				if n := w.counts(0)["fast-out"] - before; n < 90 {
+					t.Fatalf("of type of service %#x %d of 100 took the fast path", tos, n)
+				}
+				if fast != slow[tos] {
+					t.Errorf("of 100 packets with type of service %#x each priority had, on the slow path, %v, on the fast one %v", tos, slow[tos], fast)
+				}
 			}
 		})
 	}
