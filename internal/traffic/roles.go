@@ -127,7 +127,7 @@ func (s Spec) ask(c *conn, r *run) error {
 		case errors.Is(err, errOver):
 			return nil
 		case err != nil:
-			return fmt.Errorf("round trip: %w", err)
+			return c.ended(r, fmt.Errorf("round trip: %w", err))
 		default:
 			if sent >= r.From && now <= r.To {
 				// Beyond the histogram's range there is nothing but a stall,
@@ -248,8 +248,9 @@ func (s Spec) echo(c *conn, r *run) error {
 	}
 }
 
-// ended is the error of a server's connection. After the window it is none: a
-// client that stops with a message under way resets the connection.
+// ended is the error of a connection. After the window it is none: the other end
+// may stop first, a client with a message under way, which resets the connection,
+// and a server where one was lost.
 func (c *conn) ended(r *run, err error) error {
 	now := r.now()
 	if now < r.To {

@@ -270,6 +270,25 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// TestClosed has a server close its connection: after the window a client that waits
+// for a message, of which a part was lost, has that for its end.
+func TestClosed(t *testing.T) {
+	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
+	for _, within := range []bool{false, true} {
+		client, server := ends(t, spec)
+		defer client.Close()
+		server.Close()
+		now := Now()
+		r := &run{Window: Window{From: 1, To: now - 1}, base: time.Now(), mono: now}
+		if within {
+			r.To = now + int64(time.Minute)
+		}
+		if err := spec.ask(client.conns[0], r); within != (err != nil) {
+			t.Errorf("within the window %t: got %v", within, err)
+		}
+	}
+}
+
 // TestUnderLoadCountsTheWait has a server stand still for a while: each message
 // that was due meanwhile has waited, although a sender that waits for replies, or
 // one whose buffer is full, would have sent few of them.
