@@ -2,6 +2,9 @@ package experiment
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -14,24 +17,35 @@ const (
 	leadInCluster = 100 * time.Millisecond
 )
 
-// barrier holds everyone who takes part in a trial until all are ready.
+// barrier holds everyone who takes part in a trial until all are ready, and knows
+// who is awaited.
 type barrier struct {
-	ctx     context.Context
-	lead    time.Duration
-	mu      sync.Mutex
-	missing int
-	open    chan struct{}
-	start   time.Time
+	ctx  context.Context
+	lead time.Duration
+	open chan struct{}
+
+	mu    sync.Mutex
+	start time.Time
+	// unready and running are names of those who take part.
+	unready, running map[string]bool
 }
 
-func newBarrier(ctx context.Context, parties int, lead time.Duration) *barrier {
-	return &barrier{ctx: ctx, lead: lead, missing: parties, open: make(chan struct{})}
+func newBarrier(ctx context.Context, lead time.Duration) *barrier {
+	return &barrier{ctx: ctx, lead: lead, open: make(chan struct{}), unready: make(map[string]bool), running: make(map[string]bool)}
 }
+
+// expect adds one who takes part. All are there before the first is ready.
+func (b *barrier) expect(who string) { b.unready[who] = true }
 
 // ready says that one more is ready, waits for the rest, and returns the start.
-func (b *barrier) ready() (time.Time, error) {
+func (b *barrier) ready(who string) (time.Time, error) {
+	if b.ctx.Err() != nil {
+		return time.Time{}, context.Cause(b.ctx)
+	}
 	b.mu.Lock()
-	if b.missing--; b.missing == 0 {
+	delete(b.unready, who)
+	b.running[who] = true
+	if len(b.unready) == 0 {
 		b.start = time.Now().Add(b.lead)
 		close(b.open)
 	}
@@ -42,4 +56,23 @@ func (b *barrier) ready() (time.Time, error) {
 	case <-b.ctx.Done():
 		return time.Time{}, context.Cause(b.ctx)
 	}
+}
+
+// done says that one has ended. Those whom the end of the context ends stay.
+func (b *barrier) done(who string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ctx.Err() == nil {
+		delete(b.running, who)
+	}
+}
+
+// awaited says who has kept the others waiting.
+func (b *barrier) awaited() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.unready) > 0 {
+		return "not ready: " + strings.Join(slices.Sorted(maps.Keys(b.unready)), ", ")
+	}
+	return "still at it: " + strings.Join(slices.Sorted(maps.Keys(b.running)), ", ")
 }

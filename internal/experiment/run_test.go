@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,8 +31,10 @@ type fakeTarget struct {
 	workers int            // that are open
 	started int
 	open    int // networks
-	// fail is asked before each call of a worker.
+	// fail is asked before each call of a worker; where hang says so one never ends, serve
+	// before it is ready.
 	fail func(call, place string) error
+	hang func(call string) bool
 	all  []*fakeWorker
 	// unprivileged kinds of places, as a cluster has them, and what workers were
 	// started for.
@@ -39,7 +43,7 @@ type fakeTarget struct {
 }
 
 func newFake(nodes int) *fakeTarget {
-	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }}
+	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
 }
 
 func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int, _ target.Served) (Network, error) {
@@ -109,15 +113,18 @@ func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error
 	return record.Node{Name: w.place, Boot: "one"}, w.call("describe")
 }
 
-func (w *fakeWorker) Serve(_ context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
 	if err := w.call("serve"); err != nil {
 		return record.Endpoint{}, err
+	}
+	if w.hang("serve") {
+		<-ctx.Done()
 	}
 	_, err := ready(4242)
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Drive(_ context.Context, t target.Traffic, ready target.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
+func (w *fakeWorker) Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
 	if err := w.call("drive"); err != nil {
 		return record.Endpoint{}, err
 	}
@@ -126,6 +133,10 @@ func (w *fakeWorker) Drive(_ context.Context, t target.Traffic, ready target.Rea
 	}
 	progress(1, 1)
 	_, err := ready(0)
+	if w.hang("drive") {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
 }
 
@@ -379,6 +390,28 @@ func TestFailedTrialIsTriedAgain(t *testing.T) {
 	}
 	if again == nil || again.Order != 7 || again.Status != record.StatusOK || again.Variant != bad.Variant || again.Pairs != bad.Pairs {
 		t.Errorf("tried again as %+v", again)
+	}
+}
+
+// TestHangs has one who takes part be awaited, before the trial's start and after it: the record
+// says who, and who waits for him to become ready.
+func TestHangs(t *testing.T) {
+	for call, want := range map[string]string{
+		"serve": "the trial takes 30s longer than its traffic; not ready: PLACE (client of pair 0), PLACE (server 0 of pair 0)",
+		"drive": "the trial takes 30s longer than its traffic; still at it: PLACE (client of pair 0)",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, out := newFake(2), new(memory)
+			f.hang = func(c string) bool { return c == call }
+			_, _ = measure(t, t.Context(), f, parse(t, "spec.runs=1", "spec.pairs=[1]"), out, nil)
+			if len(out.trials) == 0 {
+				t.Fatalf("%s hangs: nothing is on record", call)
+			}
+			got := regexp.MustCompile(`node\d(/pod0)?`).ReplaceAllString(out.trials[0].Error, "PLACE")
+			if got != want {
+				t.Errorf("%s hangs: the record says %q, want %q", call, got, want)
+			}
+		})
 	}
 }
 

@@ -168,7 +168,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	out.PerPair = make([]record.Pair, c.Pairs)
 	ends := make([][]record.Endpoint, c.Pairs) // servers, by pair
 	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
-	gate := newBarrier(ctx, c.Pairs*(1+max(1, c.Backends))+len(sampled), n.lead)
+	gate := newBarrier(ctx, n.lead)
 	progress := newProgress(c.Pairs, moved)
 
 	spec := c.Workload.Traffic()
@@ -182,12 +182,15 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 
 	var mu sync.Mutex // of what is sampled
 	var tasks []func() error
-	add := func(s seated, do func(Worker) error) {
+	add := func(s seated, role string, do func(w Worker, ready target.Ready) error) {
+		who := s.place.Name + " (" + role + ")"
+		gate.expect(who)
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
 			if err == nil {
-				err = do(w)
+				err = do(w, func(uint16) (time.Time, error) { return gate.ready(who) })
 			}
+			gate.done(who)
 			if err != nil && ctx.Err() == nil {
 				// The first failure is the trial's; it stops the others.
 				cancel(fmt.Errorf("%s: %w", s.place.Name, err))
@@ -211,14 +214,14 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			serveCtx, clientDone = context.WithCancel(ctx)
 		}
 		for j, server := range servers {
-			add(server, func(w Worker) (err error) {
+			add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
 				t := target.Traffic{
 					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl,
 					Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
 				}
 				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 					ports <- p
-					return gate.ready()
+					return ready(p)
 				})
 				if serveCtx.Err() != nil && ctx.Err() == nil {
 					return nil
@@ -226,7 +229,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 				return err
 			})
 		}
-		add(client, func(w Worker) (err error) {
+		add(client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
 			defer func() {
 				clientDone()
 				if driving.Add(-1) == 0 && early != nil {
@@ -242,14 +245,13 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 					return context.Cause(ctx)
 				}
 			}
-			out.PerPair[i].Client, err = w.Drive(ctx, t, func(uint16) (time.Time, error) { return gate.ready() }, progress.of(i))
+			out.PerPair[i].Client, err = w.Drive(ctx, t, ready, progress.of(i))
 			return err
 		})
 	}
 	for _, node := range sampled {
-		add(seated{node, controlOf(node)}, func(w Worker) error {
-			sample, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early,
-				func(uint16) (time.Time, error) { return gate.ready() })
+		add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
+			sample, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early, ready)
 			mu.Lock()
 			defer mu.Unlock()
 			if sample.Host != nil {
@@ -263,6 +265,9 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		})
 	}
 	if err := inParallel(tasks); err != nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return fmt.Errorf("%w; %s", context.Cause(ctx), gate.awaited())
+		}
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	for i, of := range ends {
