@@ -132,6 +132,23 @@ func look(h *netlink.Handle) (node, error) {
 	return n, nil
 }
 
+// routed is the pod's link that the node's routes lead to an address by, or 0.
+func (n node) routed(h *netlink.Handle, address netip.Addr) int {
+	routes, err := h.RouteGet(address.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0 // nowhere
+	}
+	if via, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+		if link := n.behind[via.Unmap()]; link != 0 {
+			return link
+		}
+	}
+	if slices.Contains(n.veths, routes[0].LinkIndex) {
+		return routes[0].LinkIndex
+	}
+	return 0
+}
+
 // filtersOf finds the devices that have filters of tc.
 func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (map[int]filtered, error) {
 	all := make(map[int]filtered)

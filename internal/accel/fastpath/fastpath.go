@@ -92,7 +92,7 @@ type attachment struct {
 func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), names: make(map[int]string), pods: pods{used: make(map[int]time.Time)},
+		attached: make(map[attachment]link.Link), names: make(map[int]string), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
 	}
 	defer func() {
 		if err != nil {
@@ -409,7 +409,10 @@ func (f *Fastpath) follow() error {
 		}
 		if err == nil && news.Watch {
 			if news.Link == 0 {
-				news.Link = f.pods.linkOf(news.Flow.Pod.Addr())
+				var anew bool
+				if news.Link, anew = f.pods.linkOf(news.Flow.Pod.Addr()); anew {
+					poke(f.resync)
+				}
 			}
 			f.watch(news.Link)
 			continue
@@ -455,6 +458,15 @@ func (f *Fastpath) sync() error {
 		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
+	verify := f.verify.Swap(false)
+	if verify {
+		f.pods.forget()
+	}
+	for _, address := range f.pods.wanted() {
+		if link := node.routed(f.links, address); link != 0 {
+			node.behind[address] = link
+		}
+	}
 	links, watched := f.pods.follow(node)
 	attachments := node.attachments(links)
 	want := make(map[attachment]bool)
@@ -462,7 +474,6 @@ func (f *Fastpath) sync() error {
 		want[a] = true
 	}
 	var errs []error
-	verify := f.verify.Swap(false)
 	changed := false
 	for a, l := range f.attached {
 		// The kernel takes its time with each, and there may be hundreds.

@@ -723,10 +723,33 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// segmentOf is how long an end of a connection takes the segments to be that it receives.
+func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
+	t.Helper()
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if controlled := raw.Control(func(fd uintptr) {
+		var info *unix.TCPInfo
+		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			bytes = info.Rcv_mss
+		}
+	}); controlled != nil || err != nil {
+		t.Fatal(controlled, err)
+	}
+	return bytes
+}
+
 func testEnds(t *testing.T, six bool) {
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
-	w.start()
 	e := w.connect()
+	go func() { _, _ = e.Write(make([]byte, 1<<20)) }()
+	if _, err := io.CopyN(io.Discard, e.far, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	segment := segmentOf(t, e.far)
+	w.start()
 	ip := nftables.TableFamilyIPv4
 	if six {
 		ip = nftables.TableFamilyIPv6
@@ -773,6 +796,9 @@ func testEnds(t *testing.T, six bool) {
 		}},
 	} {
 		w.eventually("they land", func() {}, func() bool { return byKernel() < 0.1 })
+		if now := segmentOf(t, e.far); now != segment {
+			t.Errorf("their receiver takes segments to have %d bytes, it was %d on the slow path", now, segment)
+		}
 		end := tt.begin()
 		w.eventually("the kernel takes them: "+tt.name, func() {}, func() bool { return byKernel() > 0.9 })
 		end()
@@ -1108,13 +1134,25 @@ func TestDrop(t *testing.T) {
 // TestOneWay has datagrams that go one way take the fast path once one was answered, and
 // never before: to rules each of them is of a new connection. A rule ends them at once.
 func TestOneWay(t *testing.T) {
-	for i, shape := range slices.Concat(shapes, shapes) {
-		answered := i < len(shapes)
-		t.Run(fmt.Sprintf("%s answered %t", shape, answered), func(t *testing.T) {
+	for i, shape := range slices.Concat(shapes, shapes, shapes) {
+		answered, routed := i < 2*len(shapes), i < len(shapes)
+		t.Run(fmt.Sprintf("%s answered %t routed %t", shape, answered, routed), func(t *testing.T) {
 			w := newWorld(t, shape, v1alpha1.OffloadFull)
+			address := pod(1, 0)
+			if routed {
+				address = netip.AddrFrom4([4]byte{10, 244, 1, 77})
+				w.route("n1", address, pod(1, 0))
+				w.in("n1p0", func() error {
+					lo, err := netlink.LinkByName("lo")
+					if err != nil {
+						return err
+					}
+					return netlink.AddrAdd(lo, &netlink.Addr{IPNet: prefix(address, 32)})
+				})
+			}
 			var near, far *net.UDPConn
 			w.in("n1p0", func() (err error) {
-				far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: pod(1, 0).AsSlice()})
+				far, err = net.ListenUDP("udp4", &net.UDPAddr{IP: address.AsSlice()})
 				return err
 			})
 			w.in("n0p0", func() (err error) {
@@ -1167,6 +1205,18 @@ func TestOneWay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// route has a node send what is for an address to a pod of its own, which has another.
+func (w *world) route(node string, address, pod netip.Addr) {
+	w.Helper()
+	w.in(node, func() error {
+		to, err := netlink.RouteGet(pod.AsSlice())
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{Dst: prefix(address, 32), Gw: pod.AsSlice(), LinkIndex: to[0].LinkIndex, Flags: int(netlink.FLAG_ONLINK)})
+	})
 }
 
 // TestGeneration has a change that does not matter to the connection let it through, and

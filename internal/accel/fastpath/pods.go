@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -16,6 +17,8 @@ type pods struct {
 	mu sync.Mutex
 	// behind are the links by the addresses that are known to be there.
 	behind map[netip.Addr]int
+	// asked are addresses that were not: a route may lead to them.
+	asked map[netip.Addr]bool
 	// used says when there was a connection worth it last.
 	used map[int]time.Time
 }
@@ -23,6 +26,9 @@ type pods struct {
 // doubt is how long a pod that is watched no more keeps its programs: it may have a connection
 // that never becomes known, to somewhere else, and would have it watched again at once.
 const doubt = lookAfter * beat
+
+// askedMost bounds the addresses that are looked up at each look at the devices.
+const askedMost = 256
 
 // resting tells whether a pod has had no connection for so long that it is not watched.
 func resting(used time.Time) bool { return time.Since(used) >= time.Duration(sleepAfter)*beat }
@@ -36,11 +42,31 @@ func (p *pods) use(link int) (anew bool) {
 	return anew
 }
 
-// linkOf is where an address is, or 0.
-func (p *pods) linkOf(address netip.Addr) int {
+// linkOf is where an address is, or 0, and whether that is asked for the first time: then the
+// next look at the devices tells where a route leads to it.
+func (p *pods) linkOf(address netip.Addr) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.behind[address]
+	link = p.behind[address]
+	if link != 0 || !address.IsValid() || p.asked[address] || len(p.asked) == askedMost {
+		return link, false
+	}
+	p.asked[address] = true
+	return 0, true
+}
+
+// wanted are the addresses that were asked for.
+func (p *pods) wanted() []netip.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.asked))
+}
+
+// forget has addresses that lead to no pod which is watched be asked for anew.
+func (p *pods) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[a]].IsZero() })
 }
 
 // rest tells whether any are resting.

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -13,7 +14,7 @@ import (
 func TestPods(t *testing.T) {
 	const pod, other = 3, 4
 	idle := time.Duration(sleepAfter) * beat
-	p := pods{used: make(map[int]time.Time)}
+	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
 	n := node{veths: []int{other, pod}}
 	want := func(what string, all, watched []int) {
 		t.Helper()
@@ -55,4 +56,38 @@ func TestPods(t *testing.T) {
 	n.veths = []int{other}
 	want("it has gone", nil, nil)
 	uses("it has gone", true)
+}
+
+// An address that leads nowhere is asked for once, and anew only after it was forgotten; as many
+// as there may be.
+func TestAsked(t *testing.T) {
+	const pod = 3
+	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
+	want := func(what string, a netip.Addr, link int, anew bool) {
+		t.Helper()
+		if gotLink, gotAnew := p.linkOf(a); gotLink != link || gotAnew != anew {
+			t.Errorf("%s: link %d, anew %t, want %d, %t", what, gotLink, gotAnew, link, anew)
+		}
+	}
+	here, nowhere := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	want("no address", netip.Addr{}, 0, false)
+	want("at first", here, 0, true)
+	want("at first", nowhere, 0, true)
+	want("again", nowhere, 0, false)
+	if got := p.wanted(); len(got) != 2 {
+		t.Errorf("%v are wanted", got)
+	}
+	p.follow(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod}})
+	want("a route leads there", here, pod, false)
+	p.use(pod)
+	p.forget()
+	if got := p.wanted(); !slices.Equal(got, []netip.Addr{here}) {
+		t.Errorf("%v are wanted still", got)
+	}
+	want("forgotten", nowhere, 0, true)
+	for a := nowhere; len(p.asked) < askedMost; {
+		a = a.Next()
+		want("another", a, 0, true)
+	}
+	want("too many", netip.MustParseAddr("10.1.0.0"), 0, false)
 }
