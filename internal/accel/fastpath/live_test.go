@@ -743,6 +743,14 @@ func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
 
 func testEnds(t *testing.T, six bool) {
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
+	// The other end would take longer segments than this one sends.
+	w.in("n0p0", func() error {
+		l, err := netlink.LinkByIndex(eth0())
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 1300)
+	})
 	e := w.connect()
 	go func() { _, _ = e.Write(make([]byte, 1<<20)) }()
 	if _, err := io.CopyN(io.Discard, e.far, 1<<20); err != nil {
