@@ -726,18 +726,13 @@ func TestEnds(t *testing.T) {
 // segmentOf is how long an end of a connection takes the segments to be that it receives.
 func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
 	t.Helper()
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if controlled := raw.Control(func(fd uintptr) {
-		var info *unix.TCPInfo
-		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+	option(t, c.(*net.TCPConn), func(fd int) error {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil {
 			bytes = info.Rcv_mss
 		}
-	}); controlled != nil || err != nil {
-		t.Fatal(controlled, err)
-	}
+		return err
+	})
 	return bytes
 }
 

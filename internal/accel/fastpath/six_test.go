@@ -24,15 +24,16 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// option sets what an IPv6 socket sends with.
-func option(t *testing.T, c *net.UDPConn, set func(fd int) error) {
+// option sets or gets options of a connection's socket.
+func option(t *testing.T, c syscall.Conn, do func(fd int) error) {
 	t.Helper()
 	raw, err := c.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(raw.Control(func(fd uintptr) { err = set(int(fd)) }), err); err != nil {
-		t.Fatal(err)
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = do(int(fd)) }); err != nil || failed != nil {
+		t.Fatal(err, failed)
 	}
 }
 
@@ -143,7 +144,8 @@ func TestTwins(t *testing.T) {
 		w.in("n0p0", func() (err error) {
 			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.pod(0, 0), 6000)), Control: func(_, _ string, c syscall.RawConn) error {
 				var err error
-				return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
+				controlled := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+				return errors.Join(controlled, err)
 			}}
 			c, err := d.Dial("udp", netip.AddrPortFrom(server, port).String())
 			if err == nil {
