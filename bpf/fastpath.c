@@ -26,6 +26,9 @@
  * the other's in it. Of IPv6 nothing is translated.
  *
  * What a program has no reason to carry goes on to the kernel as it came.
+ *
+ * leave and deliver are at the links of such pods alone as have a connection that is worth
+ * it: tunnel and arrive find those, and tell the agent.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -466,7 +469,7 @@ struct {
 	__type(value, struct cpu);
 } cpus SEC(".maps");
 
-/* Pods whose links have a deliver: by the device that their packets come from, and by the
+/* Pods whose links have all programs: by the device that their packets come from, and by the
  * addresses that are known to be there. The other is 0. Told by the agent: what no deliver
  * would see is not looked at. */
 struct watch {
@@ -483,11 +486,10 @@ struct {
 } watched SEC(".maps");
 
 /* What the agent is told: of a connection whose window conntrack is to stop checking, or, if
- * watch is 1, of one that is worth it and whose pod is not watched: by the device that it
- * comes from, or 0 if it comes from the other side. fastpath.go decodes it. */
+ * watch is 1, of one that is worth it and whose pod is not watched. fastpath.go decodes it. */
 struct told {
 	struct key key;
-	__u32 watch, device;
+	__u32 watch;
 };
 
 struct {
@@ -801,40 +803,49 @@ static __always_inline int worth(__u64 hash, __u64 now)
 	return same;
 }
 
+/* opens tells whether a packet that was peeked at opens a connection. */
+static __always_inline int opens(struct __sk_buff *skb, __u32 at, const struct key *k, int six)
+{
+	const __u8 *data = field(skb, data);
+
+	return k->protocol == TCP && (void *)data + at + HLEN(six) + 14 <= field(skb, data_end) && (data[at + HLEN(six) + 13] & TCP_SYN);
+}
+
 /* noticed tells whether a packet that was peeked at, of a connection that is not known, is to
  * be looked at. */
 static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash, int six)
 {
-	const __u8 *data = field(skb, data);
-
-	if (k->protocol == TCP && (void *)data + at + HLEN(six) + 14 <= field(skb, data_end) && (data[at + HLEN(six) + 13] & TCP_SYN)) {
+	if (opens(skb, at, k, six)) {
 		unpick(hash);
 		return 0;
 	}
 	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
 }
 
-static __always_inline void report(const struct key *k, __u32 watch, __u32 device)
+static __always_inline void report(const struct key *k, __u32 watch)
 {
-	struct told told = {.key = *k, .watch = watch, .device = device};
+	struct told told = {.key = *k, .watch = watch};
 
 	bpf_ringbuf_output(&news, &told, sizeof(told), 0);
 }
 
-/* is_watched tells whether a packet of a connection that is worth it, and not known, would be
- * seen all its way: from a pod's device, or, if that is 0, to the pod. If not it is for the
- * agent to see to that, who is not asked by every packet of a flood. */
-static __always_inline int is_watched(struct cpu *c, const struct key *k, __u32 device, __u64 now)
+/* is_watched tells whether a packet would be seen all its way: from a pod's device, or to a
+ * pod's address, the other being 0. */
+static __always_inline int is_watched(__u32 device, __be32 pod)
 {
-	struct watch w = {.device = device, .pod = device ? 0 : k->pod};
+	struct watch w = {.device = device, .pod = pod};
 
-	if (bpf_map_lookup_elem(&watched, &w))
-		return 1;
-	if (now - c->wished >= MS) {
-		c->wished = now;
-		report(k, 1, device);
-	}
-	return 0;
+	return bpf_map_lookup_elem(&watched, &w) != 0;
+}
+
+/* wish has the agent watch the pod of a connection, which is not asked by every packet of a
+ * flood. */
+static __always_inline void wish(struct cpu *c, const struct key *k, __u64 now)
+{
+	if (now - c->wished < MS)
+		return;
+	c->wished = now;
+	report(k, 1);
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
@@ -1066,7 +1077,7 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 			*again = AGAIN_SOON;
 		/* Out of date by far more than a window. */
 		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(p->headers.l4[1]) - maxack > (16 << 20))))
-			report(k, 0, 0);
+			report(k, 0);
 	}
 	bpf_ct_release(ct);
 	return why;
@@ -1493,7 +1504,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if ((!hinted(hash) || worth(hash, now)) && is_watched(c, &k, skb->ifindex, now))
+		if ((!hinted(hash) || worth(hash, now)) && is_watched(skb->ifindex, 0))
 			goto look;
 		goto slow;
 	}
@@ -1590,14 +1601,40 @@ static __always_inline int tunnel_of(struct __sk_buff *skb, struct cpu *c, int s
 	return NEXT;
 }
 
+/* scout finds connections of pods that are not watched and that are worth it. */
+static __always_inline int scout(struct __sk_buff *skb, struct cpu *c, int six)
+{
+	const __u8 *data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	struct key k;
+	__u64 hash, now;
+
+	if (!data || peek(skb, data, ETH_HLEN, &k, 1, six))
+		return NEXT;
+	hash = mix(&k);
+	if (opens(skb, ETH_HLEN, &k, six)) {
+		unpick(hash);
+	} else if (pick(c) && !is_watched(0, k.pod)) { /* else it is for leave to find it worth it */
+		now = bpf_ktime_get_coarse_ns();
+		if (worth(hash, now))
+			wish(c, &k, now);
+	}
+	return NEXT;
+}
+
 SEC("tc")
 int tunnel(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 
-	if (!c || c->out_stage != 1)
+	if (!c)
 		return NEXT;
-	return c->out.key.six ? tunnel_of(skb, c, 1) : tunnel_of(skb, c, 0);
+	if (c->out_stage == 1)
+		return c->out.key.six ? tunnel_of(skb, c, 1) : tunnel_of(skb, c, 0);
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return scout(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return scout(skb, c, 1);
+	return NEXT;
 }
 
 /* ours tells whether an outer header is one that a VXLAN device writes that is
@@ -1852,8 +1889,11 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 		goto slow;
 	if (!f) {
 		why = UNKNOWN;
-		if ((!hinted(hash) || worth(hash, now)) && is_watched(c, &k, 0, now))
+		if (hinted(hash) && !worth(hash, now))
+			goto slow;
+		if (is_watched(0, k.pod))
 			goto look;
+		wish(c, &k, now);
 		goto slow;
 	}
 	if (skb->gso_size && now - f->gso >= BEHIND)

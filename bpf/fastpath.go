@@ -184,15 +184,14 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// SetWatched tells which pods' links have all programs, or, with these, Leave alone: new
-// connections of these pods are looked at, and of the others News tells. It is not to be
-// called more than once at a time.
+// SetWatched tells which pods' links have all programs: new connections of these pods are
+// looked at, and of the others News tells. It is not to be called more than once at a time.
 func (f *Fastpath) SetWatched(all []Pod) error {
 	want := make(map[fastpathWatch]bool)
 	for _, p := range all {
 		want[fastpathWatch{Device: uint32(p.Link)}] = true
 		for _, a := range p.Addresses {
-			want[fastpathWatch{Pod: number(a)}] = true
+			want[fastpathWatch{Pod: ShortOf(a).number}] = true
 		}
 	}
 	return follow(f.objects.Watched, f.watched, want)
@@ -228,12 +227,37 @@ func follow[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 
 // News is what the programs ask for.
 type News struct {
-	Flow Flow
-	// Watch: the flow's pod has a connection that is worth it, and is not watched. Else
-	// conntrack is to stop checking the flow's window.
+	// Watch: the address is of a pod that has a connection which is worth it, and is not
+	// watched; of another host maybe.
 	Watch bool
-	// Link is the pod's, by its index, if it is known.
-	Link int
+	Pod   Short
+	// Flow, if not Watch, is one whose window conntrack is to stop checking; zero if it has ended.
+	Flow Flow
+}
+
+// Short is what keys have of an address: all of IPv4's, a digest of IPv6's.
+type Short struct {
+	number uint32
+	six    bool
+}
+
+// ShortOf is that of an address.
+func ShortOf(a netip.Addr) Short {
+	if a.Is6() {
+		return Short{digest(words(a)), true}
+	}
+	ip := a.As4()
+	return Short{binary.NativeEndian.Uint32(ip[:]), false}
+}
+
+// Addr is the address, if it is known: one of IPv4.
+func (s Short) Addr() (a netip.Addr, known bool) {
+	if s.six {
+		return a, false
+	}
+	var ip [4]byte
+	binary.NativeEndian.PutUint32(ip[:], s.number)
+	return netip.AddrFrom4(ip), true
 }
 
 // News waits, until Close, for something to be done; the same may come more than once.
@@ -249,29 +273,30 @@ func (f *Fastpath) News() (News, error) {
 }
 
 // decodeNews reads struct told of fastpath.c. It looks up connections that are known for the
-// addresses of IPv6, of which keys have digests; of others and of those that are gone the flow is zero.
+// addresses of IPv6, of which keys have digests.
 func decodeNews(b []byte, look func(fastpathKey) (fastpathFlow, error)) (News, error) {
 	var told struct {
-		Key           fastpathKey
-		Watch, Device uint32
+		Key   fastpathKey
+		Watch uint32
 	}
 	if _, err := binary.Decode(b, binary.NativeEndian, &told); err != nil {
 		return News{}, fmt.Errorf("read news of the fast path: %w", err)
 	}
-	news := News{Watch: told.Watch != 0, Link: int(told.Device)}
+	if told.Watch != 0 {
+		return News{Watch: true, Pod: Short{told.Key.Pod, told.Key.Six != 0}}, nil
+	}
 	var v fastpathFlow
 	if told.Key.Six != 0 {
 		var err error
 		v, err = look(told.Key)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return news, nil
+			return News{}, nil
 		}
 		if err != nil {
 			return News{}, fmt.Errorf("look up a connection of the fast path: %w", err)
 		}
 	}
-	news.Flow = told.Key.flow(v)
-	return news, nil
+	return News{Flow: told.Key.flow(v)}, nil
 }
 
 // flow is the connection of an entry.
@@ -386,19 +411,10 @@ func (f *Fastpath) Forget(flow Flow) error {
 	return nil
 }
 
-// number is an address as keys have it.
-func number(a netip.Addr) uint32 {
-	if a.Is6() {
-		return digest(words(a))
-	}
-	ip := a.As4()
-	return binary.NativeEndian.Uint32(ip[:])
-}
-
 func (f Flow) key() fastpathKey {
 	half := func(a netip.AddrPort) (uint32, uint16) {
 		port := binary.BigEndian.AppendUint16(nil, a.Port())
-		return number(a.Addr()), binary.NativeEndian.Uint16(port)
+		return ShortOf(a.Addr()).number, binary.NativeEndian.Uint16(port)
 	}
 	k := fastpathKey{Protocol: f.Protocol}
 	if f.Pod.Addr().Is6() {

@@ -134,7 +134,9 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 type FastpathState struct {
 	// Wanted: all else is empty if not.
 	Wanted bool
-	// Hooks are programs that are attached.
+	// Overlays are the VXLAN devices whose packets it may carry.
+	Overlays []string
+	// Hooks are programs that are attached: none while it sleeps.
 	Hooks []fastpath.Hook
 	// LeftAlone says, a sentence each, which devices are left to the slow path, and why.
 	LeftAlone []string
@@ -148,7 +150,7 @@ func (s *Session) FastpathState() FastpathState {
 	defer s.mu.Unlock()
 	state := FastpathState{Wanted: s.fast.wanted, Err: s.fast.err}
 	if f := s.fast.path; f != nil {
-		state.Hooks, state.LeftAlone, state.Err = f.Hooks(), f.Refused(), f.Problem()
+		state.Overlays, state.Hooks, state.LeftAlone, state.Err = f.Overlays(), f.Hooks(), f.Refused(), f.Problem()
 	}
 	return state
 }
@@ -169,7 +171,7 @@ type Fastpath struct {
 	// Place is what the holder calls it.
 	Place  string `json:"place"`
 	Holder Holder `json:"holder"`
-	// Hooks are "DEVICE/PROGRAM".
+	// Hooks are "DEVICE/PROGRAM": none while no connection is worth it.
 	Hooks []string `json:"hooks"`
 	// LeftAlone says which devices are left to the slow path, and why; Problem why all
 	// packets are, if so.

@@ -29,10 +29,10 @@ type Status struct {
 
 // FastpathStatus is how the fast path of the node fares.
 type FastpathStatus struct {
-	// On: programs are attached, and work. Reason is one of v1alpha1's.
+	// On: it works, or sleeps until there is something for it. Reason is one of v1alpha1's.
 	On              bool
 	Reason, Message string
-	// Hooks are programs that are attached; LeftAlone says of devices why they are not on it.
+	// Hooks are programs that are attached, none while it sleeps; LeftAlone says of devices why they are not on it.
 	Hooks     int
 	LeftAlone []string
 }
@@ -78,15 +78,18 @@ func (a *Agent) observeFastpath() *FastpathStatus {
 	}
 	f := &FastpathStatus{On: true, Reason: v1alpha1.ReasonAttached, Hooks: len(state.Hooks), LeftAlone: state.LeftAlone}
 	f.Message = fmt.Sprintf("%d programs are attached", f.Hooks)
+	if f.Hooks == 0 {
+		f.Message = "it sleeps, as no pod has a connection that is worth it"
+	}
 	alone := strings.Join(f.LeftAlone, "; ")
 	switch {
 	case errors.Is(state.Err, accel.ErrHeld):
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonHeld, state.Err.Error()
-	case state.Err != nil && f.Hooks == 0:
+	case state.Err != nil && len(state.Overlays) == 0:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, state.Err.Error()
 	case state.Err != nil:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonError, state.Err.Error()
-	case f.Hooks == 0:
+	case len(state.Overlays) == 0:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "no VXLAN device of the node is of a kind that the fast path knows: "+alone
 	case alone != "":
 		f.Reason = v1alpha1.ReasonLeftAlone
@@ -237,7 +240,7 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 	}
 	if o.State == "" {
 		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, fmt.Sprintf("%d settings read back", o.Verified)
-		if p.ofFastpath() && fast != nil && len(fast.LeftAlone) > 0 {
+		if p.ofFastpath() && fast != nil && (len(fast.LeftAlone) > 0 || fast.Hooks == 0) {
 			o.Message += "; fast path: " + fast.Message
 		}
 	}

@@ -174,11 +174,11 @@ func printFastpath(w io.Writer, f accel.Fastpath) error {
 		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
 	}
 	fmt.Fprintf(w, "  connections: %d known, %d of them on it\n", f.Connections, f.Fast)
-	asleep := ""
-	if !slices.ContainsFunc(f.Hooks, func(h string) bool { return strings.HasSuffix(h, "/wire") }) {
-		asleep = " (no connection is worth more yet)"
+	programs := "none, it sleeps, as no connection is worth it"
+	if len(f.Hooks) > 0 {
+		programs = strings.Join(f.Hooks, " ")
 	}
-	fmt.Fprintf(w, "  programs: %s%s\n", strings.Join(f.Hooks, " "), asleep)
+	fmt.Fprintf(w, "  programs: %s\n", programs)
 	for _, why := range f.LeftAlone {
 		fmt.Fprintf(w, "  not on it: %s\n", why)
 	}

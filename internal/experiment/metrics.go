@@ -269,11 +269,17 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			warn(record.WarnReadback, "%s of %s reads %q, not %q", s.Path, s.Place, s.Got, s.Want)
 		}
 	}
+	met := uint64(0)
 	for _, f := range t.Fastpath {
-		if fast, all, most := carried(f); all > strays && fast < all/2 {
+		fast, all, most := carried(f)
+		met += all
+		if all > strays && fast < all/2 {
 			warn(record.WarnSlowPath, "the fast path of %s carried %.0f %% of %d packets; most others were %s (docs/fastpath.md)",
 				f.Place, 100*float64(fast)/float64(all), all, most)
 		}
+	}
+	if len(t.Fastpath) > 0 && met == 0 {
+		warn(record.WarnSlowPath, "the fast path met no packet: no connection was worth it (docs/fastpath.md)")
 	}
 	return out
 }

@@ -87,6 +87,7 @@ func TestSlowPath(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{
 		"": {record.FastOut: 30, record.FastIn: 30, "unknown": 50},
+		"the fast path met no packet: no connection was worth it (docs/fastpath.md)":                        {"unknown": 0},
 		"the fast path of node0 carried 25 % of 80 packets; most others were translated (docs/fastpath.md)": {record.FastOut: 20, "unknown": 29, "translated": 31},
 		"the fast path of node0 carried 0 % of 20 packets; most others were asked (docs/fastpath.md)":       {"unknown": 10, "asked": 10},
 	} {

@@ -48,36 +48,34 @@ type filtered struct{ ingress, egress bool }
 
 const hasFilters = "it has filters of tc, which packets would jump"
 
-// attachments are the programs of each device, those that see a packet last first. Only some
-// pods' links have the one that sees what is delivered; if none has, the fast path sleeps: it
-// has the programs alone that tell when there is a pod to watch.
-func (n node) attachments(links []int) []attachment {
-	var all []attachment
+// attachments are the programs of each device, those that see a packet last first, where
+// some pods' links have them. If none has, the fast path sleeps: it has the scouts alone, or
+// nothing.
+func (n node) attachments(links []int, scouts bool) (all []attachment) {
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
-			needed := len(links) > 0
-			switch p {
-			case "deliver":
-				needed = slices.Contains(links, device)
-			case "arrive", "leave":
-				needed = true
-			}
-			if needed {
-				all = append(all, attachment{device, p})
-			}
+			all = append(all, attachment{device, p})
 		}
 	}
+	awake := len(links) > 0
 	for _, device := range n.nics {
+		if !awake {
+			break
+		}
 		add(device, "wire")
 		if !n.filtered[device].ingress {
 			add(device, "land")
 		}
 	}
 	for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
-		add(device, "tunnel", "arrive")
+		if awake || scouts {
+			add(device, "tunnel", "arrive")
+		}
 	}
 	for _, device := range n.veths {
-		add(device, "deliver", "leave")
+		if slices.Contains(links, device) {
+			add(device, "deliver", "leave")
+		}
 	}
 	return all
 }
@@ -130,6 +128,15 @@ func look(h *netlink.Handle) (node, error) {
 		n.refused = append(n.refused, "all devices: net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own")
 	}
 	return n, nil
+}
+
+// tunnels are the names of the overlays.
+func (n node) tunnels() (names []string) {
+	for index := range n.overlays {
+		names = append(names, n.names[index])
+	}
+	slices.Sort(names)
+	return names
 }
 
 // routed is the pod's link that the node's routes lead to an address by, or 0.

@@ -9,6 +9,16 @@ func SleepAfter(beats int) (before int) {
 	return before
 }
 
+// WatchAll has it watch all pods, as if each had a connection.
+func (f *Fastpath) WatchAll() {
+	f.mu.Lock()
+	veths := f.node.veths
+	f.mu.Unlock()
+	for _, link := range veths {
+		f.watch(link)
+	}
+}
+
 // Sleep has it fall asleep now, whatever it carries.
 func (f *Fastpath) Sleep() {
 	f.pods.mu.Lock()

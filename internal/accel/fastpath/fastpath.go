@@ -74,8 +74,10 @@ type Fastpath struct {
 
 	// mu guards what follows.
 	mu       sync.Mutex
+	node     node
+	scouts   scouts
+	awake    bool
 	attached map[attachment]link.Link
-	names    map[int]string
 	refused  []string
 	repaired int
 	problem  error
@@ -92,7 +94,7 @@ type attachment struct {
 func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), names: make(map[int]string), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
+		attached: make(map[attachment]link.Link), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
 	}
 	defer func() {
 		if err != nil {
@@ -136,7 +138,7 @@ func Plan(ns netns.NsHandle) (all []Hook, err error) {
 		}
 		defer h.Close()
 		n, err := look(h)
-		for _, a := range n.attachments(n.veths) {
+		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
 		return err
@@ -252,18 +254,29 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// Hooks are where programs are attached now.
+// Hooks are where programs are attached now. There are none while no pod has a connection
+// that is worth it, though scouts may look for one.
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.awake {
+		return nil
+	}
 	var all []Hook
 	for at := range f.attached {
-		all = append(all, Hook{f.names[at.device], at.program})
+		all = append(all, Hook{f.node.names[at.device], at.program})
 	}
 	slices.SortFunc(all, func(a, b Hook) int {
 		return strings.Compare(a.Device+" "+a.Program, b.Device+" "+b.Program)
 	})
 	return all
+}
+
+// Overlays are the VXLAN devices whose packets it may carry.
+func (f *Fastpath) Overlays() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.node.tunnels()
 }
 
 // Refused says, a sentence each, which devices are left to the slow path, and why.
@@ -295,7 +308,7 @@ func (f *Fastpath) run(started chan<- error) error {
 		return err
 	}
 	started <- nil
-	ticker := time.NewTicker(beat)
+	ticker := time.NewTicker(glance)
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
 	var synced error
@@ -312,14 +325,20 @@ func (f *Fastpath) run(started chan<- error) error {
 				}
 			}
 			f.setProblem(synced)
-		case <-ticker.C:
+		case now := <-ticker.C:
+			if err := f.scout(now); err != nil {
+				f.log.Warn("look for connections worth the fast path", "error", err)
+			}
+			if n++; n%int(beat/glance) > 0 {
+				continue
+			}
 			if err := f.beat(); err != nil {
 				f.log.Error("keep the fast path alive", "error", err)
 				f.setProblem(err)
 			} else {
 				f.setProblem(synced)
 			}
-			if n++; n%lookAfter > 0 {
+			if n%int(lookAfter*beat/glance) > 0 {
 				continue
 			}
 			if err := f.forget(unseen); err != nil {
@@ -408,13 +427,11 @@ func (f *Fastpath) follow() error {
 			return nil
 		}
 		if err == nil && news.Watch {
-			if news.Link == 0 {
-				var anew bool
-				if news.Link, anew = f.pods.linkOf(news.Flow.Pod.Addr()); anew {
-					poke(f.resync)
-				}
+			link, anew := f.pods.linkOf(news.Pod)
+			if anew {
+				poke(f.resync)
 			}
-			f.watch(news.Link)
+			f.watch(link)
 			continue
 		}
 		if err == nil && news.Flow != (bpf.Flow{}) { // else it has ended
@@ -426,7 +443,29 @@ func (f *Fastpath) follow() error {
 	}
 }
 
-// sync attaches the programs to the devices that are there, and tells them of these.
+// scout has the programs at the VXLAN devices look for connections, or not.
+func (f *Fastpath) scout(now time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.awake {
+		f.scouts = scouts{}
+		return nil
+	}
+	if f.closing() {
+		return nil
+	}
+	n, err := packets(f.links, f.node)
+	if err != nil {
+		poke(f.resync) // what is wrong it will say
+		return nil
+	}
+	if !f.scouts.look(now, n) {
+		return nil
+	}
+	return f.fit(false)
+}
+
+// sync looks at the devices that are there, tells the programs of them, and attaches these.
 func (f *Fastpath) sync() error {
 	node, err := look(f.links)
 	if err != nil {
@@ -434,10 +473,8 @@ func (f *Fastpath) sync() error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	select {
-	case <-f.quit:
-		return nil // what is attached now would stay
-	default:
+	if f.closing() {
+		return nil
 	}
 	if err := errors.Join(
 		f.programs.SetOverlays(node.overlays),
@@ -446,6 +483,34 @@ func (f *Fastpath) sync() error {
 	); err != nil {
 		return err
 	}
+	verify := f.verify.Swap(false)
+	if verify {
+		f.pods.forget()
+	}
+	for _, address := range f.pods.wanted() {
+		if link := node.routed(f.links, address); link != 0 {
+			node.behind[address] = link
+		}
+	}
+	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
+		poke(f.news)
+	}
+	f.node = node
+	return f.fit(verify)
+}
+
+// closing tells whether it is being closed: what is attached now would stay.
+func (f *Fastpath) closing() bool {
+	select {
+	case <-f.quit:
+		return true
+	default:
+		return false
+	}
+}
+
+// fit has those programs be attached that are needed at the devices of the node.
+func (f *Fastpath) fit(verify bool) error {
 	type hook struct {
 		program *ebpf.Program
 		at      ebpf.AttachType
@@ -458,22 +523,17 @@ func (f *Fastpath) sync() error {
 		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
-	verify := f.verify.Swap(false)
-	if verify {
-		f.pods.forget()
-	}
-	for _, address := range f.pods.wanted() {
-		if link := node.routed(f.links, address); link != 0 {
-			node.behind[address] = link
-		}
-	}
+	node := f.node
+	refused := slices.Clone(node.refused)
 	links, watched := f.pods.follow(node)
-	attachments := node.attachments(links)
+	attachments := node.attachments(links, f.scouts.on)
 	want := make(map[attachment]bool)
 	for _, a := range attachments {
 		want[a] = true
 	}
 	var errs []error
+	// Of scouts that come and go there is no news.
+	quiet := !f.awake && len(links) == 0
 	changed := false
 	for a, l := range f.attached {
 		// The kernel takes its time with each, and there may be hundreds.
@@ -494,7 +554,7 @@ func (f *Fastpath) sync() error {
 		delete(f.attached, a)
 		changed = true
 	}
-	f.names = node.names
+	f.awake = len(links) > 0
 	errs = append(errs, f.tellWatched(node, watched))
 	for _, a := range attachments {
 		if f.attached[a] != nil {
@@ -508,7 +568,7 @@ func (f *Fastpath) sync() error {
 		}
 		if err != nil {
 			// The others do without it: nothing is believed that has not passed all hooks.
-			node.refused = append(node.refused, fmt.Sprintf("%s: attach %s: %v", node.names[a.device], a.program, err))
+			refused = append(refused, fmt.Sprintf("%s: attach %s: %v", node.names[a.device], a.program, err))
 			continue
 		}
 		f.attached[a] = l
@@ -517,15 +577,15 @@ func (f *Fastpath) sync() error {
 			errs = append(errs, f.tellWatched(node, watched))
 		}
 	}
-	for _, r := range node.refused {
+	for _, r := range refused {
 		if !slices.Contains(f.refused, r) {
 			f.log.Info("not on the fast path: " + r)
 		}
 	}
-	if changed || !slices.Equal(node.refused, f.refused) {
+	if changed && !quiet || !slices.Equal(refused, f.refused) {
 		poke(f.news)
 	}
-	f.refused = node.refused
+	f.refused = refused
 	return errors.Join(errs...)
 }
 

@@ -8,15 +8,17 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"slipstream.dev/bpf"
 )
 
-// pods are the links of pods that have connections worth it, and so all programs: a short
+// pods are the links of pods that have connections worth it, and so programs: a short
 // connection pays for each that it meets. They are told of while programs are being attached,
 // and do not wait for that.
 type pods struct {
 	mu sync.Mutex
 	// behind are the links by the addresses that are known to be there.
-	behind map[netip.Addr]int
+	behind map[bpf.Short]int
 	// asked are addresses that were not: a route may lead to them.
 	asked map[netip.Addr]bool
 	// used says when there was a connection worth it last.
@@ -44,11 +46,12 @@ func (p *pods) use(link int) (anew bool) {
 
 // linkOf is where an address is, or 0, and whether that is asked for the first time: then the
 // next look at the devices tells where a route leads to it.
-func (p *pods) linkOf(address netip.Addr) (link int, anew bool) {
+func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	link = p.behind[address]
-	if link != 0 || !address.IsValid() || p.asked[address] || len(p.asked) == askedMost {
+	link = p.behind[pod]
+	address, known := pod.Addr()
+	if link != 0 || !known || p.asked[address] || len(p.asked) == askedMost {
 		return link, false
 	}
 	p.asked[address] = true
@@ -66,7 +69,7 @@ func (p *pods) wanted() []netip.Addr {
 func (p *pods) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[a]].IsZero() })
+	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.ShortOf(a)]].IsZero() })
 }
 
 // rest tells whether any are resting.
@@ -86,7 +89,10 @@ func (p *pods) rest() bool {
 func (p *pods) follow(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.behind = n.behind
+	p.behind = make(map[bpf.Short]int)
+	for address, link := range n.behind {
+		p.behind[bpf.ShortOf(address)] = link
+	}
 	for link, at := range p.used {
 		switch {
 		case !slices.Contains(n.veths, link) || resting(at.Add(doubt)):

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"slipstream.dev/bpf"
 )
 
 // A pod is watched while it has connections, has its programs for a while after that, and is
@@ -65,20 +67,22 @@ func TestAsked(t *testing.T) {
 	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
-		if gotLink, gotAnew := p.linkOf(a); gotLink != link || gotAnew != anew {
+		if gotLink, gotAnew := p.linkOf(bpf.ShortOf(a)); gotLink != link || gotAnew != anew {
 			t.Errorf("%s: link %d, anew %t, want %d, %t", what, gotLink, gotAnew, link, anew)
 		}
 	}
 	here, nowhere := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	want("no address", netip.Addr{}, 0, false)
+	six := netip.MustParseAddr("fd00::1")
+	want("IPv6", six, 0, false)
 	want("at first", here, 0, true)
 	want("at first", nowhere, 0, true)
 	want("again", nowhere, 0, false)
 	if got := p.wanted(); len(got) != 2 {
 		t.Errorf("%v are wanted", got)
 	}
-	p.follow(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod}})
+	p.follow(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod, six: pod}})
 	want("a route leads there", here, pod, false)
+	want("IPv6 of a neighbour", six, pod, false)
 	p.use(pod)
 	p.forget()
 	if got := p.wanted(); !slices.Equal(got, []netip.Addr{here}) {

@@ -3,6 +3,7 @@
 package fastpath_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -11,24 +12,52 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// programs are the kinds of programs that are attached on a node.
+// programs are the kinds of programs that are attached on a node, as the kernel has it.
 func (w *world) programs(node int) string {
+	w.Helper()
 	var kinds []string
-	for _, h := range w.paths[node].Hooks() {
-		kinds = append(kinds, h.Program)
-	}
+	w.in(fmt.Sprintf("n%d", node), func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				for _, a := range q.Programs {
+					p, err := ebpf.NewProgramFromID(a.ID)
+					if errors.Is(err, os.ErrNotExist) {
+						continue // it went
+					}
+					if err != nil {
+						return err
+					}
+					info, err := p.Info()
+					p.Close()
+					if err != nil {
+						return err
+					}
+					kinds = append(kinds, info.Name)
+				}
+			}
+		}
+		return err
+	})
 	slices.Sort(kinds)
 	return fmt.Sprint(slices.Compact(kinds))
 }
 
-const asleep, awake = "[arrive leave]", "[arrive deliver land leave tunnel wire]"
+const asleep, scouting, awake = "[]", "[arrive tunnel]", "[arrive deliver land leave tunnel wire]"
 
-// While no connection is worth it there are only the programs that see when one is.
+// While no connection is worth it there are no programs, but for those that look for one, now
+// and then, where there are packets.
 func TestSleep(t *testing.T) {
 	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
 	w := newWorld(t, "flannel", "full")
@@ -38,8 +67,31 @@ func TestSleep(t *testing.T) {
 		w.eventually("programs "+programs, func() {}, func() bool { return w.programs(0) == programs && w.programs(1) == programs })
 	}
 	want(asleep)
-	for range 3 {
-		w.short(0)
+	seen := map[string]int{}
+	port := 20000
+	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(10 * time.Millisecond) { // the rate
+		w.in("n0p0", func() error {
+			for range 10 { // each is one of its own
+				port++
+				s, err := net.DialUDP("udp4", &net.UDPAddr{Port: port}, &net.UDPAddr{IP: pod(1, 0).AsSlice(), Port: 9})
+				if err != nil {
+					return err
+				}
+				_, err = s.Write([]byte("datagram"))
+				if err := errors.Join(err, s.Close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		seen[w.programs(0)]++
+		if hooks := w.paths[0].Hooks(); hooks != nil {
+			t.Fatalf("it is awake: %v", hooks)
+		}
+	}
+	t.Log(seen)
+	if seen[scouting] == 0 || seen[scouting] > seen[asleep] || seen[awake] > 0 {
+		t.Errorf("programs were %v, of short connections", seen)
 	}
 	want(asleep)
 	for range 2 {
@@ -102,8 +154,8 @@ func (w *world) having(node int, program string) (devices []string) {
 	return devices
 }
 
-// Only pods that have a connection worth it have the program that sees what is delivered; the
-// others get it when they have one, and lose it some time after the last.
+// Only pods that have a connection worth it have programs at their links; the others get them
+// when they have one, and lose them some time after the last.
 func TestWatched(t *testing.T) {
 	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
 	for _, shape := range shapes {
@@ -119,8 +171,10 @@ func TestWatched(t *testing.T) {
 							links = append(links, w.link(node, n))
 						}
 						slices.Sort(links)
-						if !slices.Equal(w.having(node, "deliver"), links) {
-							return false
+						for _, program := range []string{"deliver", "leave"} {
+							if !slices.Equal(w.having(node, program), links) {
+								return false
+							}
 						}
 					}
 					return true
@@ -157,14 +211,11 @@ func TestWatched(t *testing.T) {
 			second.far.Close()
 			want(goesOn, 0)
 			w.warm(first)
-			if got := w.having(0, "leave"); len(got) != 2 {
-				t.Errorf("leave is at %v", got)
-			}
 			first.Close()
 			first.far.Close()
 			want(func() {})
 			for node := range w.paths {
-				if got := w.programs(node); got != asleep {
+				if got := w.programs(node); got != asleep && got != scouting {
 					t.Errorf("node%d has %s", node, got)
 				}
 			}
@@ -172,9 +223,35 @@ func TestWatched(t *testing.T) {
 	}
 }
 
-// A pod whose connections stay on their node, or go elsewhere, is asked for as well. It is not
-// to lose its program and get it back all the time, and is watched on.
+// A pod that has a connection over the overlay which never becomes known is asked for again and
+// again. It is not to lose its programs and get them back all the time, and is watched on.
 func TestNeverKnown(t *testing.T) {
+	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
+	w := newWorld(t, "flannel", "full")
+	w.untracked(0)
+	w.start()
+	e := w.connect().back()
+	trip := func() {
+		if err := e.trip(patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func() bool { return slices.Contains(w.having(0, "deliver"), w.link(0, 0)) }
+	w.eventually("it is watched", trip, has)
+	for began := time.Now(); time.Since(began) < 15*time.Second; trip() {
+		if !has() {
+			t.Fatalf("it is watched no more after %v", time.Since(began))
+		}
+	}
+	if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 || c["untracked"] == 0 {
+		t.Errorf("it became known: %v", c)
+	}
+	e.Close()
+	w.eventually("it is not watched", func() {}, func() bool { return len(w.having(0, "deliver")) == 0 })
+}
+
+// Connections that stay on their node, or go elsewhere, are no reason to watch a pod.
+func TestNear(t *testing.T) {
 	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
 	w := newWorld(t, "flannel", "full")
 	w.start()
@@ -199,23 +276,11 @@ func TestNeverKnown(t *testing.T) {
 	defer near.Close()
 	defer far.Close()
 	e := echo{near, far}.back()
-	trip := func() {
+	w.eventually("it is not watched", func() {
 		if err := e.trip(patience); err != nil {
 			t.Fatal(err)
 		}
-	}
-	has := func() bool { return slices.Contains(w.having(0, "deliver"), w.link(0, 0)) }
-	w.eventually("it is watched", trip, has)
-	for began := time.Now(); time.Since(began) < 15*time.Second; trip() {
-		if !has() {
-			t.Fatalf("it is watched no more after %v", time.Since(began))
-		}
-	}
-	other := w.connect().back()
-	w.warm(other)
-	other.Close()
-	near.Close()
-	w.eventually("it is not watched", func() {}, func() bool { return len(w.having(0, "deliver")) == 0 })
+	}, func() bool { return len(w.paths[0].Hooks()) == 0 })
 }
 
 // A node's many pods may take longer to attach programs to than the heart beats without: the
@@ -227,10 +292,6 @@ func TestBeatsOn(t *testing.T) {
 	w.start()
 	e := w.connect().back()
 	w.warm(e)
-	pmtu := func(value string) {
-		w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward_use_pmtu", []byte(value), 0) })
-		w.paths[0].Verify()
-	}
 	hooks := func() int { return len(w.paths[0].Hooks()) } // waits while programs are attached
 	for pods, more := 0, 300; ; more = pods {
 		w.in("n0", func() error {
@@ -244,14 +305,12 @@ func TestBeatsOn(t *testing.T) {
 			}
 			return nil
 		})
-		// All off, and on again.
-		pmtu("1")
+		w.paths[0].Sleep()
 		w.eventually("all is off", func() {}, func() bool { return hooks() == 0 })
 		before := w.counts(0)["dead"]
 		ended := make(chan error, 1)
 		var stop atomic.Bool
 		began := time.Now()
-		pmtu("0")
 		go func() {
 			for !stop.Load() {
 				if err := e.trip(patience); err != nil {
@@ -261,7 +320,7 @@ func TestBeatsOn(t *testing.T) {
 			}
 			ended <- nil
 		}()
-		w.eventually("all is on", func() {}, func() bool { return hooks() >= pods })
+		w.eventually("all is on", w.paths[0].WatchAll, func() bool { return hooks() >= 2*pods })
 		took := time.Since(began)
 		stop.Store(true)
 		if err := <-ended; err != nil {

@@ -1,0 +1,48 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"testing"
+	"time"
+)
+
+// Scouts look when there are packets, for a while, more and more rarely as long as there are.
+func TestScouts(t *testing.T) {
+	var s scouts
+	now, sum := time.Now(), uint64(1000)
+	var turns []time.Duration
+	began := now
+	pass := func(d time.Duration, perGlance uint64) {
+		for end := now.Add(d); now.Before(end); now = now.Add(glance) {
+			sum += perGlance
+			if s.look(now, sum) {
+				turns = append(turns, now.Sub(began))
+			}
+		}
+	}
+	want := func(what string, at ...time.Duration) {
+		t.Helper()
+		if len(turns) != len(at) {
+			t.Fatalf("%s: turned at %v, want %v", what, turns, at)
+		}
+		for i := range at {
+			if turns[i] != at[i] {
+				t.Fatalf("%s: turned at %v, want %v", what, turns, at)
+			}
+		}
+		turns, began = nil, now
+	}
+	const on, off = scoutFor, scoutAgain
+	pass(glance, 0)
+	want("what was before does not count")
+	pass(time.Minute, busy-1)
+	want("few packets")
+	pass(34*time.Second, busy)
+	want("many packets", 0, on, on+off, 2*on+off, 2*on+3*off, 3*on+3*off, 3*on+7*off, 4*on+7*off,
+		4*on+15*off, 5*on+15*off, 5*on+23*off, 6*on+23*off, 6*on+31*off, 7*on+31*off)
+	pass(time.Minute, 0)
+	want("none")
+	pass(2*time.Second, busy)
+	want("many again", 0, on, on+off, 2*on+off)
+}
