@@ -63,7 +63,7 @@ func TestTime(t *testing.T) {
 		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
-		"fastpath": 105 * time.Minute,
+		"fastpath": 112 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration

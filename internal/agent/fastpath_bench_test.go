@@ -136,7 +136,7 @@ func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 	}
 	for kill := range kills {
 		c := p.child(time.Hour, fastPolicy.Accelerate)
-		c.until(t, 7)
+		c.until(t, 6)
 		eventually(t, "packets are carried", func() string {
 			if n := carried(); n < 500 {
 				return fmt.Sprint(n)

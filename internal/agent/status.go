@@ -239,10 +239,15 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace, or the folder where the runtime pins them", missing))
 	}
 	if o.State == "" {
-		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, fmt.Sprintf("%d settings read back", o.Verified)
-		if p.ofFastpath() && fast != nil && (len(fast.LeftAlone) > 0 || fast.Hooks == 0) {
-			o.Message += "; fast path: " + fast.Message
+		o.State, o.Reason = v1alpha1.StateApplied, v1alpha1.ReasonApplied
+		var is []string
+		if o.Verified > 0 {
+			is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
 		}
+		if p.ofFastpath() && fast != nil && (len(fast.LeftAlone) > 0 || fast.Hooks == 0) {
+			is = append(is, "fast path: "+fast.Message)
+		}
+		o.Message = strings.Join(is, "; ")
 	}
 	return o
 }
