@@ -211,6 +211,32 @@ func (p *place) shipped(policy string) *child {
 	return c
 }
 
+const shippedPolicy = `{apiVersion: slipstream.dev/v1alpha1, kind: AccelerationPolicy, metadata: {name: fast}, spec: {accelerate: [{fastpath: {}}]}}`
+
+// BenchmarkFastpathAsleep is what an agent costs whose fast path has nothing to carry: its CPU
+// time. -benchtime 1x.
+func BenchmarkFastpathAsleep(b *testing.B) {
+	const window = time.Minute
+	p := newOverlay(b)
+	c := p.shipped(shippedPolicy)
+	eventually(b, "it is held", func() string {
+		held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
+		must(b, err)
+		if len(held) != 1 || held[0].Problem != "" {
+			return fmt.Sprintf("%+v", held)
+		}
+		return ""
+	})
+	var used time.Duration
+	for b.Loop() {
+		before, _ := c.usage(b)
+		time.Sleep(window)
+		after, _ := c.usage(b)
+		used += after - before
+	}
+	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
+}
+
 // BenchmarkFastpathFlows is what an agent costs that has 10,000 connections on the fast
 // path: its memory (all that is resident, at most in the window and at most ever, the
 // pages of its program among it; and what is its own), that of the kernel's maps, and CPU
@@ -218,7 +244,7 @@ func (p *place) shipped(policy string) *child {
 func BenchmarkFastpathFlows(b *testing.B) {
 	const flows, window = 10_000, 20 * time.Second
 	p := newOverlay(b)
-	c := p.shipped(`{apiVersion: slipstream.dev/v1alpha1, kind: AccelerationPolicy, metadata: {name: fast}, spec: {accelerate: [{fastpath: {}}]}}`)
+	c := p.shipped(shippedPolicy)
 
 	var server *net.UDPConn
 	var err error
