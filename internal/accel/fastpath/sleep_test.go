@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath"
 )
@@ -108,6 +109,55 @@ func TestSleep(t *testing.T) {
 		e.Close()
 		e.far.Close()
 		want(asleep)
+	}
+}
+
+// One that lasts is found among many that do not, also by scouts that come rarely.
+func TestAmongShort(t *testing.T) {
+	w := newWorld(t, "flannel", "full")
+	w.start()
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	var sent atomic.Int64
+	near := w.ns("n0p1")
+	defer near.Close()
+	go func() {
+		ended <- fastpath.Within(near, func() error {
+			// Not of the net package, which takes its time to make a socket.
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(s)
+			tick := time.NewTicker(time.Millisecond) // conntrack remembers each of them
+			defer tick.Stop()
+			for n := uint32(0); ; n++ {
+				if n%10 == 0 {
+					select {
+					case <-stop:
+						return nil
+					case <-tick.C:
+					}
+				}
+				datagram := []byte{byte(n >> 8), byte(n), 9, byte(n >> 16), 0, 8, 0, 0} // from port, to port, length, no sum
+				if err := unix.Sendto(s, datagram, 0, &unix.SockaddrInet4{Addr: pod(1, 1).As4()}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+					return err
+				}
+				sent.Add(1)
+			}
+		})
+	}()
+	for turns, was := 0, asleep; turns < 6; { // they have come for the third time, and gone
+		if now := w.programs(0); now != was && (now == asleep || now == scouting) {
+			turns, was = turns+1, now
+		}
+	}
+	e := w.connect().back()
+	began, before := time.Now(), sent.Load()
+	w.warm(e)
+	t.Logf("carried after %v, in which %d datagrams were sent", time.Since(began), sent.Load()-before)
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
 	}
 }
 
