@@ -82,8 +82,8 @@
 #define CHECKSUM_PARTIAL 3
 
 #define MS 1000000ULL
-/* How long what was seen of the slow path is believed: no second is over by then, as the
- * coarse clock has it or any other. */
+/* How long what was seen of the slow path is believed: less than a second by any clock, as
+ * the coarse one may be a tick behind. */
 #define EVIDENCE (1000 * MS - SOON)
 /* After how long one packet goes the slow way to see it anew; the shorter one
  * while conntrack follows a connection's numbers (see numbers). */
