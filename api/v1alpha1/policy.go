@@ -174,7 +174,7 @@ const (
 	ReasonNotVerified = "NotVerified"
 	// ReasonError: something on the node failed.
 	ReasonError = "Error"
-	// ReasonAttached: the programs of the fast path are at all devices that they are for.
+	// ReasonAttached: the programs of the fast path are at all devices that they are for, or would be if a connection were worth it.
 	ReasonAttached = "Attached"
 	// ReasonLeftAlone: some devices are of a kind that the fast path leaves alone; the
 	// others are on it.
