@@ -26,27 +26,53 @@ func Shrink() error {
 // are the file's pages: what is used again comes back from the page cache, in a
 // millisecond or two.
 func ReleaseProgram() error {
-	maps, err := os.Open("/proc/self/maps")
-	if err != nil {
-		return fmt.Errorf("release program: %w", err)
-	}
-	defer maps.Close()
-	program, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		return fmt.Errorf("release program: %w", err)
-	}
-	ranges, err := readOnly(maps, program)
+	ranges, err := program()
 	if err != nil {
 		return fmt.Errorf("release program: %w", err)
 	}
 	for _, r := range ranges {
 		// madvise(2) takes an address; there is no Go object behind it.
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, r.from, r.to-r.from, unix.MADV_DONTNEED)
-		if errno != 0 {
+		if errno != 0 && errno != unix.EINVAL { // EINVAL: this process keeps it
 			return fmt.Errorf("release program: madvise: %w", errno)
 		}
 	}
 	return nil
+}
+
+// KeepProgram has the pages of the program itself stay in memory for as long as this process
+// is there, for every process that runs it. A kernel may take back pages that nobody has
+// used for a while, however much memory is free (DAMON_RECLAIM). A worker that comes back to
+// one in the midst of traffic waits for the disk, and its runtime's other threads turn about
+// for it, ahead of what the kernel has to do to end the wait: that took a minute and more.
+//
+// Who may not lock as much memory as that (setrlimit(2)) has the error, and is as before.
+func KeepProgram() error {
+	ranges, err := program()
+	if err != nil {
+		return fmt.Errorf("keep program: %w", err)
+	}
+	for _, r := range ranges {
+		// As madvise.
+		if _, _, errno := unix.Syscall(unix.SYS_MLOCK, r.from, r.to-r.from, 0); errno != 0 {
+			return fmt.Errorf("keep program: mlock: %w", errno)
+		}
+	}
+	return nil
+}
+
+// program is where the program itself is in memory, but for what can be written.
+func program() ([]addresses, error) {
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return nil, err
+	}
+	defer maps.Close()
+	program, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	return readOnly(maps, program)
 }
 
 type addresses struct{ from, to uintptr }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestShrink(t *testing.T) {
@@ -40,13 +41,47 @@ func TestShrink(t *testing.T) {
 	}
 }
 
+// What is kept is not given back.
+func TestKeepProgram(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	ranges, err := program()
+	if err != nil || len(ranges) == 0 {
+		t.Fatal(ranges, err)
+	}
+	size := 0
+	for _, r := range ranges {
+		size += int(r.to-r.from) >> 10
+	}
+	if err := KeepProgram(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, r := range ranges { // others give it back
+			if _, _, errno := unix.Syscall(unix.SYS_MUNLOCK, r.from, r.to-r.from, 0); errno != 0 {
+				t.Error(errno)
+			}
+		}
+	}()
+	if locked, there := status(t, "VmLck"), resident(t); locked < size || there < size {
+		t.Errorf("%d KiB are locked and %d resident, of %d", locked, there, size)
+	}
+}
+
 // resident is how much of the files that this process maps is in its memory, KiB.
 func resident(t *testing.T) (kib int) {
-	status, err := os.ReadFile("/proc/self/status")
+	t.Helper()
+	return status(t, "RssFile")
+}
+
+func status(t *testing.T, key string) (kib int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, line, _ := strings.Cut(string(status), "\nRssFile:")
+	_, line, _ := strings.Cut(string(text), "\n"+key+":")
 	if _, err := fmt.Sscanf(line, "%d kB", &kib); err != nil {
 		t.Fatal(err)
 	}

@@ -7,14 +7,18 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"sync"
 	"time"
 
+	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/traffic"
 )
 
 // exitTime is how long a worker may take to put things right and exit once its
 // stream has ended.
 const exitTime = 20 * time.Second
+
+var keepProgram = sync.OnceFunc(func() { _ = process.KeepProgram() })
 
 // Spawn starts this program as a worker, in the place that start puts a command
 // in, and connects to it. What the worker logs goes to log. Closing the client
@@ -24,6 +28,9 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
+	// Workers give back what of the program they do not need at once, and find it again here.
+	// Who may not keep it does without.
+	keepProgram()
 	cmd := exec.Command(self, "worker")
 	cmd.Stderr = log
 	in, err := cmd.StdinPipe()
