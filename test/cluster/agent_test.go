@@ -281,8 +281,13 @@ func TestAgent(t *testing.T) {
 	apply(accelerationPolicy("all", policyForAll))
 	apply(accelerationPolicy("fast", fastForAll))
 	wantPods(t, c, "on again", 4, true)
+	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
+	trip := talk(t, near, listen(t, far, "4001"), net.JoinHostPort(far.ip, "4001"))
 	for n := range before {
 		until(t, "programs on "+n, func() string {
+			for range 200 {
+				trip()
+			}
 			if slices.Equal(programs[n], programsOn(t, c.Node(n))) {
 				return "none"
 			}

@@ -59,6 +59,19 @@ func webPodOn(t testing.TB, c *Cluster, node string) webPod {
 	return webPod{}
 }
 
+// listen has a pod take connections at a port, until the test ends.
+func listen(t testing.TB, at webPod, port string) (l net.Listener) {
+	t.Helper()
+	if err := onNetns(at.netns, func() (err error) {
+		l, err = net.Listen("tcp4", net.JoinHostPort(at.ip, port))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 // talk connects from one pod's namespace to an address at which the other listens, and
 // returns what sends a line and waits for it to come back.
 func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
@@ -109,14 +122,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 		before[n] = programsOn(t, c.Node(n))
 	}
 	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
-	var listener net.Listener
-	if err := onNetns(far.netns, func() (err error) {
-		listener, err = net.Listen("tcp4", far.ip+":4000")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
+	listener := listen(t, far, "4000")
 	kubectl(t, c, nil, "label", "-n", "default", "pod", far.name, "fast=far")
 	kubectl(t, c, strings.NewReader(`{apiVersion: v1, kind: Service, metadata: {name: fast, namespace: default},
 		spec: {selector: {fast: far}, ports: [{port: 80, targetPort: 4000}]}}`), "apply", "-f", "-")
