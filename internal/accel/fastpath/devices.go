@@ -58,17 +58,16 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 		}
 	}
 	awake := len(links) > 0
-	for _, device := range n.nics {
-		if !awake {
-			break
-		}
-		add(device, "wire")
-		if !n.filtered[device].ingress {
-			add(device, "land")
+	if awake {
+		for _, device := range n.nics {
+			add(device, "wire")
+			if !n.filtered[device].ingress {
+				add(device, "land")
+			}
 		}
 	}
-	for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
-		if awake || scouts {
+	if awake || scouts {
+		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
 			add(device, "tunnel", "arrive")
 		}
 	}

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -23,13 +24,8 @@ func TestScouts(t *testing.T) {
 	}
 	want := func(what string, at ...time.Duration) {
 		t.Helper()
-		if len(turns) != len(at) {
+		if !slices.Equal(turns, at) {
 			t.Fatalf("%s: turned at %v, want %v", what, turns, at)
-		}
-		for i := range at {
-			if turns[i] != at[i] {
-				t.Fatalf("%s: turned at %v, want %v", what, turns, at)
-			}
 		}
 		turns, began = nil, now
 	}
