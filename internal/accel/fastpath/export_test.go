@@ -9,6 +9,9 @@ func SleepAfter(beats int) (before int) {
 	return before
 }
 
+// Look is the time from one look at all connections to the next.
+const Look = lookAfter * beat
+
 // Within is within.
 var Within = within
 
