@@ -66,6 +66,10 @@ func fill(c Cell, t *record.Trial) error {
 		if udp {
 			m[record.Loss] = ratio(lost, sent)
 		}
+		if c.Workload.Connect != nil && lost > 0 {
+			t.Warnings = append(t.Warnings, record.Warning{Code: record.WarnErrors, Message: fmt.Sprintf(
+				"%.0f of %.0f connections were reset or not answered: the latencies are those of the others", lost, sent)})
+		}
 	}
 	var busy, softirq float64
 	for _, h := range t.Hosts {

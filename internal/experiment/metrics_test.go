@@ -52,6 +52,19 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
+// TestLostConnections are told of, as the latencies do not have them.
+func TestLostConnections(t *testing.T) {
+	for lost, want := range map[uint64]bool{0: false, 1: true} {
+		trial := record.Trial{PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 1, Messages: 9, Lost: lost}}}}
+		if err := fill(Cell{Workload: v1alpha1.Workload{Connect: &v1alpha1.Traffic{}}}, &trial); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(trial.Warnings) == 1 && trial.Warnings[0].Code == record.WarnErrors; got != want {
+			t.Errorf("%d lost: %v", lost, trial.Warnings)
+		}
+	}
+}
+
 // TestSkew warns of a window that is off at an end whose figures are reported: both of a
 // stream, the client of round trips, and of another tool neither.
 func TestSkew(t *testing.T) {

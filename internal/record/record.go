@@ -262,7 +262,7 @@ const (
 	WarnThrottled      = "cpu-throttled"    // a cgroup's CPU limit held a place back
 	WarnRetransmits    = "retransmits"      // TCP sent a notable share again
 	WarnDrops          = "drops"            // a device or backlog dropped packets
-	WarnErrors         = "request-errors"   // HTTP requests failed
+	WarnErrors         = "request-errors"   // HTTP requests, or connections of connect, failed
 	WarnDrift          = "drift"            // the baseline moved over the run
 	WarnFewBlocks      = "few-blocks"       // too few blocks for the interval wished for
 	WarnNoRatio        = "no-ratio"         // a comparison is left out: a value is 0, or no block has both

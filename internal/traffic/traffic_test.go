@@ -434,6 +434,51 @@ func TestConnectFaults(t *testing.T) {
 	}
 }
 
+// TestConnectReset has a server reset connections: all of them is a fault, some are lost.
+func TestConnectReset(t *testing.T) {
+	for name, every := range map[string]int{"all": 1, "some": 3} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp4", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				for n := 1; ; n++ {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = io.CopyN(c, c, 64)
+					if n%every == 0 {
+						_ = c.(*net.TCPConn).SetLinger(0)
+					}
+					_ = c.Close()
+				}
+			}()
+			client, err := Dial(t.Context(), Spec{Kind: Connect, Size: 64, Connections: 1}, l.Addr().(*net.TCPAddr).AddrPort())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			now := Now()
+			out, err := client.Run(t.Context(), Window{now, now, now + int64(100*time.Millisecond)}, func(Progress) {})
+			if every == 1 {
+				if !errors.Is(err, unix.ECONNRESET) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if out.Lost == 0 || out.Messages < out.Lost || out.Messages > 3*out.Lost {
+				t.Errorf("%d messages, %d lost, want twice as many", out.Messages, out.Lost)
+			}
+		})
+	}
+}
+
 // TestMark takes each edge of the window once, and asks the kernel for nothing in between.
 func TestMark(t *testing.T) {
 	var c conn
