@@ -345,8 +345,8 @@ func ownMatter(frame []byte) bool {
 }
 
 // alike is a captured frame without what is to differ: identifications of the kernel's own
-// packets, the outer sum of one that is to be cut, and how much of it lies in one piece. The
-// open connections are of ports from one on.
+// packets and what time it tells who asks for that, the outer sum of a packet that is to be cut,
+// and how much of it lies in one piece. The open connections are of ports from one on.
 func alike(end int, b []byte, port uint16) string {
 	b[2], b[3] = 0, 0
 	header := func(at int) {
@@ -361,6 +361,14 @@ func alike(end int, b []byte, port uint16) string {
 			b[at+i] = 0
 		}
 	}
+	icmp := func(at int) {
+		header(at)
+		const timestampReply = 14
+		if l4 := at + int(b[at]&0xf)*4; b[at]>>4 == 4 && len(b) >= l4+20 && b[l4] == timestampReply {
+			clear(b[l4+2 : l4+4])   // the sum
+			clear(b[l4+12 : l4+20]) // when the request came, when this goes
+		}
+	}
 	const outer, inner = 10 + 14, 10 + grammar.Head
 	if end == onWire && len(b) >= inner+20 && b[outer-2] == 0x08 && b[outer+9] == udp {
 		header(outer)
@@ -368,7 +376,7 @@ func alike(end int, b []byte, port uint16) string {
 			b[outer+26], b[outer+27] = 0, 0
 		}
 		if b[inner+9] == unix.IPPROTO_ICMP {
-			header(inner)
+			icmp(inner)
 		}
 		// Of what is from no open connection two may be one on the wire by chance, and the kernel
 		// has one be from a port at random.
@@ -382,7 +390,7 @@ func alike(end int, b []byte, port uint16) string {
 			}
 		}
 	} else if len(b) > outer+20 && b[outer+9] == unix.IPPROTO_ICMP {
-		header(outer)
+		icmp(outer)
 	}
 	return string(b)
 }
