@@ -78,6 +78,8 @@ type Fastpath struct {
 	scouts   scouts
 	awake    bool
 	attached map[attachment]link.Link
+	// failed says why the last try to attach did, for as long as there is the device.
+	failed   map[attachment]error
 	refused  []string
 	repaired int
 	problem  error
@@ -94,7 +96,7 @@ type attachment struct {
 func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
+		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
 	}
 	defer func() {
 		if err != nil {
@@ -524,7 +526,6 @@ func (f *Fastpath) fit(verify bool) error {
 		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
 	}
 	node := f.node
-	refused := slices.Clone(node.refused)
 	links, watched := f.pods.follow(node)
 	attachments := node.attachments(links, f.scouts.on)
 	want := make(map[attachment]bool)
@@ -568,15 +569,26 @@ func (f *Fastpath) fit(verify bool) error {
 		}
 		if err != nil {
 			// The others do without it: nothing is believed that has not passed all hooks.
-			refused = append(refused, fmt.Sprintf("%s: attach %s: %v", node.names[a.device], a.program, err))
+			f.failed[a] = err
 			continue
 		}
+		delete(f.failed, a)
 		f.attached[a] = l
 		changed = true
 		if a.program == "deliver" {
 			errs = append(errs, f.tellWatched(node, watched))
 		}
 	}
+	var failed []string
+	for a, err := range f.failed {
+		if name, there := node.names[a.device]; there {
+			failed = append(failed, fmt.Sprintf("%s: attach %s: %v", name, a.program, err))
+		} else {
+			delete(f.failed, a)
+		}
+	}
+	slices.Sort(failed)
+	refused := slices.Concat(node.refused, failed)
 	for _, r := range refused {
 		if !slices.Contains(f.refused, r) {
 			f.log.Info("not on the fast path: " + r)

@@ -8,11 +8,13 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -55,6 +57,24 @@ func (w *world) programs(node int) string {
 	return fmt.Sprint(slices.Compact(kinds))
 }
 
+// strays are ten datagrams, each one of its own: from ports that follow one.
+func (w *world) strays(port int) {
+	w.Helper()
+	w.in("n0p0", func() error {
+		for n := range 10 {
+			s, err := net.DialUDP("udp4", &net.UDPAddr{Port: port + n}, &net.UDPAddr{IP: pod(1, 0).AsSlice(), Port: 9})
+			if err != nil {
+				return err
+			}
+			_, err = s.Write([]byte("datagram"))
+			if err := errors.Join(err, s.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 const asleep, scouting, awake = "[]", "[arrive tunnel]", "[arrive deliver land leave tunnel wire]"
 
 // While no connection is worth it there are no programs, but for those that look for one, now
@@ -71,20 +91,8 @@ func TestSleep(t *testing.T) {
 	seen := map[string]int{}
 	port := 20000
 	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(10 * time.Millisecond) { // the rate
-		w.in("n0p0", func() error {
-			for range 10 { // each is one of its own
-				port++
-				s, err := net.DialUDP("udp4", &net.UDPAddr{Port: port}, &net.UDPAddr{IP: pod(1, 0).AsSlice(), Port: 9})
-				if err != nil {
-					return err
-				}
-				_, err = s.Write([]byte("datagram"))
-				if err := errors.Join(err, s.Close()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		w.strays(port)
+		port += 10
 		seen[w.programs(0)]++
 		if hooks := w.paths[0].Hooks(); hooks != nil {
 			t.Fatalf("it is awake: %v", hooks)
@@ -109,6 +117,49 @@ func TestSleep(t *testing.T) {
 		e.Close()
 		e.far.Close()
 		want(asleep)
+	}
+}
+
+// Where a scout finds no room that is said once, not whenever they come.
+func TestNoRoom(t *testing.T) {
+	w := newWorld(t, "flannel", "full")
+	w.in("n0", func() error {
+		l, err := netlink.LinkByName("flannel.1")
+		for err == nil {
+			next := program(t, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, -1))
+			var at link.Link
+			if at, err = link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: next, Attach: ebpf.AttachTCXIngress}); err == nil {
+				t.Cleanup(func() { at.Close() })
+			}
+		}
+		if errors.Is(err, unix.ERANGE) {
+			return nil // there is no room for more
+		}
+		return err
+	})
+	w.start()
+	port := 20000
+	scouts := func(they string, there bool) {
+		w.Helper()
+		w.eventually("scouts "+they, func() { w.strays(port); port += 10 }, func() bool { return strings.Contains(w.programs(0), "tunnel") == there })
+	}
+	scouts("come", true)
+	scouts("go", false)
+	refused := w.paths[0].Refused()
+	if !slices.ContainsFunc(refused, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach arrive: ") }) {
+		t.Errorf("refused %q", refused)
+	}
+	select {
+	case <-w.paths[0].News():
+	default:
+		t.Error("it is no news")
+	}
+	scouts("come again", true)
+	scouts("go again", false)
+	select {
+	case <-w.paths[0].News():
+		t.Errorf("it is news again: %q", w.paths[0].Refused())
+	default:
 	}
 }
 
