@@ -174,6 +174,8 @@ func testFastpath(t *testing.T, c *Cluster) {
 		return ""
 	})
 
+	testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
+
 	// Off: nothing of it is left, and connections go on.
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 	for _, n := range nodes {

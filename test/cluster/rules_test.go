@@ -1,0 +1,159 @@
+//go:build linux
+
+package cluster
+
+import (
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var rules = flag.Int("rules", 8, "how many rules TestAgent has come and go while packets take the fast path")
+
+// datagrams are flows of UDP between two pods, one every two milliseconds each, that come back.
+type datagrams struct {
+	began time.Time
+	sent  atomic.Uint64
+	// delivered is when the last one of each that came was sent, since began.
+	delivered [16]atomic.Int64
+}
+
+func newDatagrams(t testing.TB, near, far webPod) *datagrams {
+	t.Helper()
+	d := &datagrams{began: time.Now()}
+	var echo *net.UDPConn
+	to := &net.UDPAddr{IP: net.ParseIP(far.ip), Port: 4001}
+	if err := onNetns(far.netns, func() (err error) {
+		echo, err = net.ListenUDP("udp4", to)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { echo.Close() })
+	go func() {
+		for message := make([]byte, 64); ; {
+			n, from, err := echo.ReadFromUDPAddrPort(message)
+			if err != nil {
+				return
+			}
+			last := &d.delivered[binary.NativeEndian.Uint64(message)]
+			last.Store(max(last.Load(), int64(binary.NativeEndian.Uint64(message[8:]))))
+			_, _ = echo.WriteToUDPAddrPort(message[:n], from)
+		}
+	}()
+	var flows [len(d.delivered)]net.Conn
+	if err := onNetns(near.netns, func() (err error) {
+		for i := range flows {
+			if flows[i], err = net.DialUDP("udp4", nil, to); err != nil {
+				return err
+			}
+			t.Cleanup(func() { flows[i].Close() })
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(quit); <-done })
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for message := make([]byte, 64); ; {
+			for i, f := range flows {
+				binary.NativeEndian.PutUint64(message, uint64(i))
+				binary.NativeEndian.PutUint64(message[8:], uint64(d.now()))
+				_, _ = f.Write(message)
+			}
+			d.sent.Add(uint64(len(flows)))
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return d
+}
+
+func (d *datagrams) now() time.Duration { return time.Since(d.began) }
+
+// last and least are when the latest that was delivered was sent, of any flow and of each.
+func (d *datagrams) last() time.Duration  { return slices.Max(d.times()) }
+func (d *datagrams) least() time.Duration { return slices.Min(d.times()) }
+
+func (d *datagrams) times() (all []time.Duration) {
+	for i := range d.delivered {
+		all = append(all, time.Duration(d.delivered[i].Load()))
+	}
+	return all
+}
+
+// lateAt inserts a rule until nothing is delivered any more, and tells how much later than that
+// the last was sent that was.
+func (d *datagrams) lateAt(t *testing.T, node *Node, insert, remove string) time.Duration {
+	t.Helper()
+	do := func(command string) {
+		t.Helper()
+		if _, err := output(node.Command(t.Context(), "sh", "-c", command)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(insert)
+	defer do(remove)
+	at := d.now()
+	until(t, "nothing is delivered", func() string {
+		if quiet := d.now() - d.last(); quiet < 200*time.Millisecond {
+			return fmt.Sprintf("something was %v ago", quiet)
+		}
+		return ""
+	})
+	return max(0, d.last()-at)
+}
+
+// testRules has rules that drop what goes to a pod come and go on either node, beside those of
+// kube-proxy: none of what is sent after the bound may arrive. carried counts the packets that took
+// the fast path.
+func testRules(t *testing.T, c *Cluster, near, far webPod, carried func() float64) {
+	kinds := []struct {
+		name, insert, remove string
+		bound                time.Duration
+	}{
+		{"nftables", "nft 'add table ip deny; add chain ip deny drops { type filter hook forward priority 0; }; add rule ip deny drops ip daddr POD drop'",
+			"nft delete table ip deny", 200 * time.Millisecond},
+		{"iptables", "iptables-nft -w -I FORWARD -d POD -j DROP", "iptables-nft -w -D FORWARD -d POD -j DROP", 200 * time.Millisecond},
+		{"a verdict map", "nft 'add table ip deny; add map ip deny pods { type ipv4_addr : verdict; }; add chain ip deny drops { type filter hook forward priority 0; };" +
+			" add rule ip deny drops ip daddr vmap @pods; add element ip deny pods { POD : drop }'", "nft delete table ip deny", 200 * time.Millisecond},
+		{"legacy iptables", "iptables-legacy -w -I FORWARD -d POD -j DROP", "iptables-legacy -w -D FORWARD -d POD -j DROP", time.Second},
+	}
+	d := newDatagrams(t, near, far)
+	longest, times := map[string]time.Duration{}, map[string]int{}
+	for n := range *rules {
+		kind, node := kinds[n%len(kinds)], c.Node(fmt.Sprint("node", n/len(kinds)%2))
+		began, sent, fast := d.now(), d.sent.Load(), carried()
+		until(t, "all that is sent takes the fast path", func() string {
+			before, was := sent, fast
+			sent, fast = d.sent.Load(), carried()
+			if d.least() < began || fast-was < float64(sent-before)*7/8 {
+				return fmt.Sprintf("%.0f of %d", fast-was, sent-before)
+			}
+			return ""
+		})
+		forPod := strings.NewReplacer("POD", far.ip)
+		late := d.lateAt(t, node, forPod.Replace(kind.insert), forPod.Replace(kind.remove))
+		if late > kind.bound {
+			t.Errorf("%s on %s: what was sent %v later was delivered", kind.name, node.name, late)
+		}
+		times[kind.name]++
+		longest[kind.name] = max(longest[kind.name], late)
+	}
+	for _, kind := range kinds {
+		t.Logf("%s: %d times, the last that was delivered was sent %v later", kind.name, times[kind.name], longest[kind.name])
+	}
+}
