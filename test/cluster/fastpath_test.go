@@ -174,7 +174,9 @@ func testFastpath(t *testing.T, c *Cluster) {
 		return ""
 	})
 
-	testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
+	t.Run("rules", func(t *testing.T) {
+		testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
+	})
 
 	// Off: nothing of it is left, and connections go on.
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")

@@ -78,7 +78,7 @@ type Fastpath struct {
 	scouts   scouts
 	awake    bool
 	attached map[attachment]link.Link
-	// failed says why the last try to attach did, for as long as there is the device.
+	// failed says why the last try to attach failed, for as long as there is the device.
 	failed   map[attachment]error
 	refused  []string
 	repaired int
