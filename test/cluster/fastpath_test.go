@@ -63,7 +63,7 @@ func webPodOn(t testing.TB, c *Cluster, node string) webPod {
 func listen(t testing.TB, at webPod, port string) (l net.Listener) {
 	t.Helper()
 	if err := onNetns(at.netns, func() (err error) {
-		l, err = net.Listen("tcp4", net.JoinHostPort(at.ip, port))
+		l, err = (&net.ListenConfig{KeepAlive: -1}).Listen(t.Context(), "tcp4", net.JoinHostPort(at.ip, port))
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -80,7 +80,8 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	// kube-proxy refuses connections to a service until it has heard of its pods.
 	until(t, "connection to "+to, func() string {
 		if err := onNetns(from.netns, func() (err error) {
-			near, err = net.DialTimeout("tcp4", to, 20*time.Second)
+			// No probes: rules that testRules inserts would drop them until it gives up.
+			near, err = (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: -1}).Dial("tcp4", to)
 			return err
 		}); err != nil {
 			return err.Error()
