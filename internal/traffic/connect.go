@@ -13,11 +13,11 @@ import (
 const backlog = 4096
 
 // connect opens a connection, sends a message, reads one back to its end, and
-// closes, over and over; the latency is that of all of it. One that is not answered
-// is lost, and so is one that is reset where others were not: one in some millions is,
-// over plain VXLAN too. The server closes
-// first, so that the ports of the client are free again at once: it is the end
-// that closes first that has to keep an address for TIME_WAIT.
+// closes, over and over; the latency is that of all of it. One that is not
+// answered is lost, and so is one that is reset where others were not: one in
+// some millions is, over the host network too. The server closes first, so that
+// the ports of the client are free again at once: it is the end that closes
+// first that has to keep an address for TIME_WAIT.
 func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	for {

@@ -80,7 +80,7 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	// kube-proxy refuses connections to a service until it has heard of its pods.
 	until(t, "connection to "+to, func() string {
 		if err := onNetns(from.netns, func() (err error) {
-			// No probes: rules that testRules inserts would drop them until it gives up.
+			// No probes: the rules of testRules drop most of them, and nine in a row end it.
 			near, err = (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: -1}).Dial("tcp4", to)
 			return err
 		}); err != nil {
