@@ -116,7 +116,8 @@ func TestTwins(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: servers[1].AsSlice(), Mask: net.CIDRMask(64, 128)}})
+		// Without the flag it is tentative until the kernel's own worker has had its turn.
+		return netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: servers[1].AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD})
 	})
 	var near [2]*net.UDPConn
 	var got, wrong [2]atomic.Int64
