@@ -221,7 +221,7 @@ func (s *Session) FastpathPackets() (map[string]uint64, error) {
 // Fastpaths asks the processes of this machine that hold a fast path, by the names of
 // their places. Of o it needs JournalDir.
 func Fastpaths(o Options) ([]Fastpath, error) {
-	sockets, err := filepath.Glob(filepath.Join(o.JournalDir, fastPrefix+"*"))
+	sockets, err := fastSockets(o.JournalDir)
 	if err != nil {
 		return nil, err
 	}
@@ -246,6 +246,10 @@ func (j *journal) fastSocket(id namespace) string {
 	return filepath.Join(j.dir, fmt.Sprintf("%s%d", fastPrefix, id.Cookie))
 }
 
+func fastSockets(dir string) ([]string, error) {
+	return filepath.Glob(filepath.Join(dir, fastPrefix+"*"))
+}
+
 // fastSocket is what the holder of a fast path listens on.
 type fastSocket struct {
 	*net.UnixListener
@@ -266,6 +270,9 @@ func (s *Session) listenFast() (*fastSocket, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.journal.sweepFast(); err != nil {
+		return nil, err
+	}
 	file := s.journal.fastSocket(s.id)
 	other, held, err := askFast(file)
 	if held {
@@ -273,9 +280,6 @@ func (s *Session) listenFast() (*fastSocket, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask who holds the fast path of %s: %w", o.Place.Name, err)
-	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove what a dead process has left: %w", err)
 	}
 	var l *net.UnixListener
 	err = shortly(file, func(file string) (err error) {
@@ -287,6 +291,29 @@ func (s *Session) listenFast() (*fastSocket, error) {
 	}
 	l.SetUnlinkOnClose(false) // by a name that means something for a moment only
 	return &fastSocket{l, file, holder}, nil
+}
+
+// sweepFast removes the sockets that dead processes have left. The journal is locked, so
+// that nobody begins to listen there meanwhile.
+func (j *journal) sweepFast() error {
+	sockets, err := fastSockets(j.dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range sockets {
+		c, err := dialFast(file)
+		if err == nil {
+			_ = c.Close()
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			continue
+		}
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove the socket of a dead process: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // errFastHeld is an ErrHeld in words that fit.
@@ -325,11 +352,7 @@ func (f *fastSocket) close() error { return errors.Join(os.Remove(f.file), f.Clo
 
 // askFast asks the holder whose socket that is, if there is one.
 func askFast(file string) (f Fastpath, held bool, err error) {
-	var c *net.UnixConn
-	err = shortly(file, func(file string) (err error) {
-		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: file, Net: "unix"})
-		return err
-	})
+	c, err := dialFast(file)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
 		return f, false, nil
 	}
@@ -348,6 +371,14 @@ func askFast(file string) (f Fastpath, held bool, err error) {
 		}
 	}
 	return f, true, nil
+}
+
+func dialFast(file string) (c *net.UnixConn, err error) {
+	err = shortly(file, func(file string) (err error) {
+		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: file, Net: "unix"})
+		return err
+	})
+	return c, err
 }
 
 // shortly calls fn with a name of a file that fits into a socket's address, however long

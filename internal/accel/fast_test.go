@@ -2,6 +2,7 @@ package accel
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -69,12 +70,31 @@ func TestFastpathHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask("who is dead", "", 0)
+	dead := filepath.Join(o.JournalDir, fastPrefix+"2")
+	must(t, os.Rename(file, dead))
 	hold, err = s.listenFast()
 	must(t, err)
+	if _, err := os.Lstat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want what a dead process has left elsewhere to be gone", err)
+	}
 	hold.serve(func() (Fastpath, error) { return Fastpath{Place: "here"}, errors.New("no counters") })
 	ask("who answers", "no counters", 1)
 	must(t, hold.close())
 	ask("who let go", "", 0)
+
+	hold, err = s.listenFast()
+	must(t, err)
+	recovered := func(what string, want error) {
+		t.Helper()
+		_, err := Recover(t.Context(), o)
+		must(t, err)
+		if _, err := os.Lstat(file); !errors.Is(err, want) {
+			t.Errorf("the socket of %s: %v, want %v", what, err, want)
+		}
+	}
+	recovered("who hangs", nil)
+	must(t, hold.Close())
+	recovered("who is dead", fs.ErrNotExist)
 
 	// What is none.
 	must(t, os.WriteFile(filepath.Join(o.JournalDir, fastPrefix+"junk"), nil, 0o600))

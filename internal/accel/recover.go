@@ -16,13 +16,16 @@ import (
 // namespace that the journal names, and restores what nobody else holds. It
 // returns what it wrote back. Settings that somebody changed meanwhile stay as
 // they are, and make the error an ErrChanged; the rest is recovered all the same.
+// Sockets of fast paths that nobody answers at any more go too.
 // Of o it needs JournalDir and Proc.
 func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
 	o = o.withDefaults()
-	err = eachBook(ctx, o, func(b *book) error {
-		settings, err := b.releaseDead()
-		restored = append(restored, settings...)
-		return errors.Join(err, b.save())
+	err = withJournal(o, func(j *journal) error {
+		return errors.Join(j.eachBook(ctx, func(b *book) error {
+			settings, err := b.releaseDead()
+			restored = append(restored, settings...)
+			return errors.Join(err, b.save())
+		}), j.sweepFast())
 	})
 	if err != nil {
 		return restored, fmt.Errorf("recover accelerators: %w", err)
@@ -41,21 +44,23 @@ type Held struct {
 // Status lists what is held on this machine. Of o it needs JournalDir and Proc.
 func Status(ctx context.Context, o Options) (held []Held, err error) {
 	o = o.withDefaults()
-	err = eachBook(ctx, o, func(b *book) error {
-		for _, e := range b.Entries {
-			got, err := b.store.read(e.Path)
-			if e.Link != 0 && gone(err) {
-				continue
+	err = withJournal(o, func(j *journal) error {
+		return j.eachBook(ctx, func(b *book) error {
+			for _, e := range b.Entries {
+				got, err := b.store.read(e.Path)
+				if e.Link != 0 && gone(err) {
+					continue
+				}
+				if err != nil {
+					return fmt.Errorf("read %s of %s: %w", e.Path, b.Place, err)
+				}
+				held = append(held, Held{
+					Setting: record.Setting{Place: b.Place, Path: e.Path, Want: e.Want, Got: got, Was: e.Was},
+					Holders: e.Holders,
+				})
 			}
-			if err != nil {
-				return fmt.Errorf("read %s of %s: %w", e.Path, b.Place, err)
-			}
-			held = append(held, Held{
-				Setting: record.Setting{Place: b.Place, Path: e.Path, Want: e.Want, Got: got, Was: e.Was},
-				Holders: e.Holders,
-			})
-		}
-		return nil
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list accelerators: %w", err)
@@ -116,10 +121,8 @@ func InForce(o Options) (all []string, err error) {
 	return all, err
 }
 
-// eachBook calls fn on every ledger, the machine's last, in the network
-// namespace it is of; if that cannot be found it is gone, and its settings with
-// it. One failure does not keep fn from the other ledgers.
-func eachBook(ctx context.Context, o Options, fn func(*book) error) error {
+// withJournal calls fn alone on the machine, if there is a journal.
+func withJournal(o Options, fn func(*journal) error) error {
 	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -132,6 +135,13 @@ func eachBook(ctx context.Context, o Options, fn func(*book) error) error {
 		return err
 	}
 	defer unlock()
+	return fn(j)
+}
+
+// eachBook calls fn on every ledger, the machine's last, in the network
+// namespace it is of; if that cannot be found it is gone, and its settings with
+// it. One failure does not keep fn from the other ledgers.
+func (j *journal) eachBook(ctx context.Context, fn func(*book) error) error {
 	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
 	if err != nil {
 		return err
