@@ -163,8 +163,12 @@ func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 				continue // it is going, or has no address yet
 			}
 			seen++
+			netns, err := findPod(c.Node(f[0]), f[1])
+			if err != nil {
+				return err.Error()
+			}
 			var mask []byte
-			if err := onNetns(podNetns(t, c.Node(f[0]), f[1]), func() error {
+			if err := onNetns(netns, func() error {
 				sys, err := accel.MountSys()
 				if err != nil {
 					return err

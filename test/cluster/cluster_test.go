@@ -247,27 +247,38 @@ func reach(netns, addr string) error {
 }
 
 // podNetns finds the network namespace that has an address, on a node.
-func podNetns(t testing.TB, n *Node, ip string) (path string) {
+func podNetns(t testing.TB, n *Node, ip string) string {
 	t.Helper()
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/run/netns/*", n.PID()))
+	path, err := findPod(n, ip)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// findPod is podNetns while pods come and go: one that goes has a file that is no
+// namespace any more, or none.
+func findPod(n *Node, ip string) (path string, err error) {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/run/netns/*", n.PID()))
+	if err != nil {
+		return "", err
+	}
 	for _, p := range all {
-		if err := onNetns(p, func() error {
+		err := onNetns(p, func() error {
 			addrs, err := netlink.AddrList(nil, unix.AF_INET)
 			if slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.String() == ip }) {
 				path = p
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) {
+			return "", err
 		}
 	}
 	if path == "" {
-		t.Fatalf("no namespace of %s has %s: %v", n.name, ip, all)
+		return "", fmt.Errorf("no namespace of %s has %s: %v", n.name, ip, all)
 	}
-	return path
+	return path, nil
 }
 
 func TestDownLeavesNothing(t *testing.T) {
