@@ -53,8 +53,8 @@ func (l Limits) Snapshot() (s Snapshot, err error) {
 func (l Limits) Warnings(before, after Snapshot) (out []record.Warning) {
 	for i, limit := range l {
 		if t := after.throttled[i].since(before.throttled[i]); t.times > 0 {
-			out = append(out, record.Warning{Code: record.WarnThrottled, Message: fmt.Sprintf(
-				"the CPU limit of cgroup %s stopped it %d times, its threads for %.2g s in all", limit.cgroup, t.times, seconds(int64(t.ns)))})
+			out = append(out, record.Warnf(record.WarnThrottled,
+				"the CPU limit of cgroup %s stopped it %d times, its threads for %.2g s in all", limit.cgroup, t.times, seconds(int64(t.ns))))
 		}
 	}
 	return out

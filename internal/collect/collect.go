@@ -178,8 +178,8 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 	}
 	h.Warnings = c.limits.Warnings(before, after)
 	if c.exact == nil {
-		h.Warnings = append(h.Warnings, record.Warning{Code: record.WarnNoEBPF, Message: fmt.Sprintf(
-			"softirq time is from clock ticks, which lose most of it on idle cores: %v", c.reason)})
+		h.Warnings = append(h.Warnings, record.Warnf(record.WarnNoEBPF,
+			"softirq time is from clock ticks, which lose most of it on idle cores: %v", c.reason))
 	}
 	return h
 }

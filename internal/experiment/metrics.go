@@ -67,8 +67,8 @@ func fill(c Cell, t *record.Trial) error {
 			m[record.Loss] = ratio(lost, sent)
 		}
 		if c.Workload.Connect != nil && lost > 0 {
-			t.Warnings = append(t.Warnings, record.Warning{Code: record.WarnErrors, Message: fmt.Sprintf(
-				"%.0f of %.0f connections were reset or not answered: the latencies are those of the others", lost, sent)})
+			t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
+				"%.0f of %.0f connections were reset or not answered: the latencies are those of the others", lost, sent))
 		}
 	}
 	var busy, softirq float64
@@ -145,8 +145,8 @@ func requests(c Cell, t *record.Trial, m map[string]float64) error {
 	}
 	m[record.Errors] = ratio(failed, failed+done)
 	if failed > 0 {
-		t.Warnings = append(t.Warnings, record.Warning{Code: record.WarnErrors, Message: fmt.Sprintf(
-			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, list(kinds))})
+		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
+			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, list(kinds)))
 	}
 	if done == 0 {
 		return fmt.Errorf("every request failed: %s", list(kinds))
@@ -223,7 +223,7 @@ const (
 func warnings(c Cell, t *record.Trial) []record.Warning {
 	var out []record.Warning
 	warn := func(code, format string, args ...any) {
-		out = append(out, record.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+		out = append(out, record.Warnf(code, format, args...))
 	}
 	var retransmits, bytes uint64
 	var skew float64

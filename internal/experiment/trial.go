@@ -51,8 +51,8 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 func (n *network) heldWarnings() (all []record.Warning) {
 	for _, f := range n.facts {
 		for _, what := range f.Held {
-			all = append(all, record.Warning{Code: record.WarnHeld, Message: fmt.Sprintf(
-				"%s has %s in force: every variant is measured with it, the baseline too (take the policy off, or `slipstream accel revert`)", f.Name, what)})
+			all = append(all, record.Warnf(record.WarnHeld,
+				"%s has %s in force: every variant is measured with it, the baseline too (take the policy off, or `slipstream accel revert`)", f.Name, what))
 		}
 	}
 	return all
@@ -71,8 +71,8 @@ func (n *network) interruptWarnings() []record.Warning {
 	if worst < slowInterrupt.Seconds() {
 		return nil
 	}
-	return []record.Warning{{Code: record.WarnInterrupts, Message: fmt.Sprintf(
-		"an interrupt from one CPU to another takes %.0f µs there and back, which steering pays for each batch that it moves (bare metal: 1 to 3 µs)", worst*1e6)}}
+	return []record.Warning{record.Warnf(record.WarnInterrupts,
+		"an interrupt from one CPU to another takes %.0f µs there and back, which steering pays for each batch that it moves (bare metal: 1 to 3 µs)", worst*1e6)}
 }
 
 // steered are the places of a cell that its accelerators act in, with the

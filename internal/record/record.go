@@ -5,7 +5,10 @@
 // (see internal/collect and internal/stats), and reads old results anywhere.
 package record
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Status of a trial.
 type Status string
@@ -253,6 +256,11 @@ type Warning struct {
 	Code string `json:"code"`
 	// Message is a sentence for a person, with the figures.
 	Message string `json:"message"`
+}
+
+// Warnf makes one of a code and a format of fmt.
+func Warnf(code, format string, args ...any) Warning {
+	return Warning{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
 // Codes of warnings.

@@ -195,7 +195,7 @@ func judge(family []*Row, margin float64) {
 }
 
 func (r *Row) warn(code, format string, args ...any) {
-	r.Warnings = append(r.Warnings, record.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+	r.Warnings = append(r.Warnings, record.Warnf(code, format, args...))
 }
 
 const (

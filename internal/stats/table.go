@@ -225,8 +225,8 @@ func (c *cell) warnings() []record.Warning {
 		warnings[i].Message = fmt.Sprintf("in %d of %d trials: %s", count[w.Code], good, w.Message)
 	}
 	if c.failed > 0 {
-		warnings = append(warnings, record.Warning{Code: record.WarnFailedTrials,
-			Message: fmt.Sprintf("%d of %d attempts failed; %d blocks have a trial that succeeded", c.failed, c.failed+good, good)})
+		warnings = append(warnings, record.Warnf(record.WarnFailedTrials,
+			"%d of %d attempts failed; %d blocks have a trial that succeeded", c.failed, c.failed+good, good))
 	}
 	return warnings
 }

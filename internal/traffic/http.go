@@ -382,8 +382,8 @@ func (w *webResult) fill(e *End, out *record.Endpoint) error {
 		out.Completion = out.Seconds
 	}
 	if share := float64(w.late) / float64(max(1, w.due)); share > lateShare {
-		out.Warnings = append(out.Warnings, record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
-			"%.1f %% of the users began more than %s late: this machine cannot make so many", 100*share, lateBy)})
+		out.Warnings = append(out.Warnings, record.Warnf(record.WarnGeneratorBound,
+			"%.1f %% of the users began more than %s late: this machine cannot make so many", 100*share, lateBy))
 	}
 	return nil
 }

@@ -151,9 +151,9 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 	if share <= behindShare {
 		return nil
 	}
-	w := record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
+	w := record.Warnf(record.WarnGeneratorBound,
 		"the rate that was set was not reached: %.1f %% of the messages due in the window were not sent by its end, "+
-			"and the latencies are those of a sender that was behind", 100*share)}
+			"and the latencies are those of a sender that was behind", 100*share)
 	if full := p.full.Seconds() / seconds; full > 0.5*share {
 		w.Code = record.WarnSaturated
 		w.Message += fmt.Sprintf("; the connection took nothing for %.0f %% of the window: the path does not carry so much", 100*full)

@@ -143,8 +143,8 @@ func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 		e.BitsPerSecond = float64(e.Bytes) * 8 / e.Seconds
 	}
 	if t := w.UnderLoad; t != nil && float64(p.sent) < sockperfReached*float64(t.Rate)*e.Seconds {
-		e.Warnings = append(e.Warnings, record.Warning{Code: record.WarnGeneratorBound, Message: fmt.Sprintf(
-			"the rate that was set was not reached: sockperf sent %.0f messages a second, not %d", float64(p.sent)/e.Seconds, t.Rate)})
+		e.Warnings = append(e.Warnings, record.Warnf(record.WarnGeneratorBound,
+			"the rate that was set was not reached: sockperf sent %.0f messages a second, not %d", float64(p.sent)/e.Seconds, t.Rate))
 	}
 	return e, plausible(e)
 }
