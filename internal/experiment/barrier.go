@@ -2,6 +2,7 @@ package experiment
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -72,7 +73,18 @@ func (b *barrier) awaited() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.unready) > 0 {
-		return "not ready: " + strings.Join(slices.Sorted(maps.Keys(b.unready)), ", ")
+		return "not ready: " + some(b.unready)
 	}
-	return "still at it: " + strings.Join(slices.Sorted(maps.Keys(b.running)), ", ")
+	return "still at it: " + some(b.running)
+}
+
+// some names the first few, and counts the rest.
+func some(all map[string]bool) string {
+	names := slices.Sorted(maps.Keys(all))
+	shown := names[:min(4, len(names))]
+	text := strings.Join(shown, ", ")
+	if n := len(names) - len(shown); n > 0 {
+		text += fmt.Sprintf(", and %d more", n)
+	}
+	return text
 }

@@ -396,18 +396,20 @@ func TestFailedTrialIsTriedAgain(t *testing.T) {
 // TestHangs has one who takes part be awaited, before the trial's start and after it: the record
 // says who, and who waits for him to become ready.
 func TestHangs(t *testing.T) {
-	for call, want := range map[string]string{
-		"serve": "the trial takes 30s longer than its traffic; not ready: PLACE (client of pair 0), PLACE (server 0 of pair 0)",
-		"drive": "the trial takes 30s longer than its traffic; still at it: PLACE (client of pair 0)",
+	for _, tt := range []struct{ call, pairs, want string }{
+		{"serve", "1", "not ready: PLACE (client of pair 0), PLACE (server 0 of pair 0)"},
+		{"drive", "1", "still at it: PLACE (client of pair 0)"},
+		{"serve", "4", "not ready: PLACE (client of pair 0), PLACE (client of pair 1), PLACE (client of pair 2), PLACE (client of pair 3), and 4 more"},
 	} {
+		call, want := tt.call, "the trial takes 30s longer than its traffic; "+tt.want
 		synctest.Test(t, func(t *testing.T) {
 			f, out := newFake(2), new(memory)
 			f.hang = func(c string) bool { return c == call }
-			_, _ = measure(t, t.Context(), f, parse(t, "spec.runs=1", "spec.pairs=[1]"), out, nil)
+			_, _ = measure(t, t.Context(), f, parse(t, "spec.runs=1", "spec.pairs=["+tt.pairs+"]"), out, nil)
 			if len(out.trials) == 0 {
 				t.Fatalf("%s hangs: nothing is on record", call)
 			}
-			got := regexp.MustCompile(`node\d(/pod0)?`).ReplaceAllString(out.trials[0].Error, "PLACE")
+			got := regexp.MustCompile(`node\d(/pod\d)?`).ReplaceAllString(out.trials[0].Error, "PLACE")
 			if got != want {
 				t.Errorf("%s hangs: the record says %q, want %q", call, got, want)
 			}

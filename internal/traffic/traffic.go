@@ -182,6 +182,51 @@ func (c *conn) fail(err error) {
 	c.failed[kindOfError(err)]++
 }
 
+// engine is what Go's runtime does for all the runs of this process: on the host
+// network a node's worker has one for each pair.
+var engine = &scheduler{}
+
+// scheduler is Go's, as runs need it. A thread that blocks in the kernel holds its P,
+// and would hold up a collection for as long as it blocks: there are more Ps than such
+// threads, and no collection while there are any: it would wait for them, and yield to
+// others all the time meanwhile.
+type scheduler struct {
+	mu sync.Mutex
+	// threads and blocking are of the runs under way: all, and runs whose threads block.
+	threads, blocking int
+	// procs and percent are GOMAXPROCS and GOGC as they were before.
+	procs, percent int
+}
+
+// begin makes room for a run's threads until the function that it returns is called.
+func (s *scheduler) begin(threads int, collect bool) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.threads == 0 {
+		s.procs = runtime.GOMAXPROCS(0)
+	}
+	s.threads += threads
+	runtime.GOMAXPROCS(max(s.threads+3, s.procs))
+	if !collect {
+		if s.blocking == 0 {
+			s.percent = debug.SetGCPercent(-1)
+		}
+		s.blocking++
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.threads -= threads; s.threads == 0 {
+			runtime.GOMAXPROCS(s.procs)
+		}
+		if !collect {
+			if s.blocking--; s.blocking == 0 {
+				debug.SetGCPercent(s.percent)
+			}
+		}
+	}
+}
+
 // Progress is what an end has moved since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
@@ -194,17 +239,12 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
 	}
-	// A thread that blocks in the kernel holds its P, and would hold up a
-	// collection for as long as it blocks: there is one P more than threads
-	// that block, and no collection while they do.
 	threads := len(e.conns)
 	if e.spec.Kind == UnderLoad {
 		threads *= 2
 	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(threads+3, runtime.GOMAXPROCS(0))))
-	if users := e.spec.Page && e.listening < 0; !users { // their threads do not block
-		defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	}
+	users := e.spec.Page && e.listening < 0 // their threads do not block
+	defer engine.begin(threads, users)()
 
 	r := &run{Window: w, ctx: ctx}
 	r.base, r.mono = Instant()

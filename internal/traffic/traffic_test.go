@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"runtime/metrics"
 	"slices"
 	"testing"
 	"time"
@@ -480,6 +481,50 @@ func TestConnectReset(t *testing.T) {
 }
 
 // TestMark takes each edge of the window once, and asks the kernel for nothing in between.
+// TestRunsShareTheRuntime has two runs of one process begin and end one after the other: no
+// garbage is collected from the first one's begin to the last one's end, and each thread has a P.
+func TestRunsShareTheRuntime(t *testing.T) {
+	percent := func() int32 {
+		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		metrics.Read(sample)
+		return int32(sample[0].Value.Uint64())
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !is(); runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: not within 10 s", what)
+			}
+		}
+	}
+	procs, collects := runtime.GOMAXPROCS(0), percent()
+	spec := Spec{Kind: PingPong, Size: 64, Connections: procs}
+	ends := func(d time.Duration) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := pair(t, t.Context(), spec, "127.0.0.1", d)
+			done <- err
+		}()
+		return done
+	}
+	short := ends(300 * time.Millisecond)
+	await("the first begins", func() bool { return runtime.GOMAXPROCS(0) > 2*procs })
+	long := ends(time.Second)
+	await("the second begins", func() bool { return runtime.GOMAXPROCS(0) > 4*procs })
+	if err := <-short; err != nil {
+		t.Error(err)
+	}
+	if p := percent(); p != -1 {
+		t.Errorf("garbage is collected at %d %% while one runs", p)
+	}
+	if err := <-long; err != nil {
+		t.Error(err)
+	}
+	if p, n := percent(), runtime.GOMAXPROCS(0); p != collects || n != procs {
+		t.Errorf("GOGC is %d and GOMAXPROCS %d, were %d and %d", p, n, collects, procs)
+	}
+}
+
 func TestMark(t *testing.T) {
 	var c conn
 	r := &run{Window: Window{From: 100, To: 200}}
