@@ -31,6 +31,9 @@ func ReleaseProgram() error {
 		return fmt.Errorf("release program: %w", err)
 	}
 	for _, r := range ranges {
+		if r.written {
+			continue
+		}
 		// madvise(2) takes an address; there is no Go object behind it.
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, r.from, r.to-r.from, unix.MADV_DONTNEED)
 		if errno != 0 && errno != unix.EINVAL { // EINVAL: this process keeps it
@@ -52,7 +55,24 @@ func KeepProgram() error {
 	if err != nil {
 		return fmt.Errorf("keep program: %w", err)
 	}
+	file, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return fmt.Errorf("keep program: %w", err)
+	}
+	defer file.Close()
 	for _, r := range ranges {
+		if r.written {
+			// To lock these would copy them, and keep the copies. What another process has not
+			// written yet is still to come from the file.
+			data, err := unix.Mmap(int(file.Fd()), r.offset, int(r.to-r.from), unix.PROT_READ, unix.MAP_SHARED)
+			if err == nil {
+				err = unix.Mlock(data)
+			}
+			if err != nil {
+				return fmt.Errorf("keep program: lock its data: %w", err)
+			}
+			continue
+		}
 		// As madvise.
 		if _, _, errno := unix.Syscall(unix.SYS_MLOCK, r.from, r.to-r.from, 0); errno != 0 {
 			return fmt.Errorf("keep program: mlock: %w", errno)
@@ -61,8 +81,8 @@ func KeepProgram() error {
 	return nil
 }
 
-// program is where the program itself is in memory, but for what can be written.
-func program() ([]addresses, error) {
+// program is where the program itself is in memory.
+func program() ([]mapping, error) {
 	maps, err := os.Open("/proc/self/maps")
 	if err != nil {
 		return nil, err
@@ -72,28 +92,32 @@ func program() ([]addresses, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readOnly(maps, program)
+	return mappings(maps, program)
 }
 
-type addresses struct{ from, to uintptr }
+// mapping is a range of addresses that a file is mapped at, privately.
+type mapping struct {
+	from, to uintptr
+	offset   int64
+	// written is one that may hold what the file does not.
+	written bool
+}
 
-// readOnly lists the mappings of a file that nothing was ever written to, of
-// proc_pid_maps(5): a private mapping that can be written may hold what the file
-// does not.
-func readOnly(maps io.Reader, file string) ([]addresses, error) {
-	var out []addresses
+// mappings lists those of a file, of proc_pid_maps(5).
+func mappings(maps io.Reader, file string) ([]mapping, error) {
+	var out []mapping
 	for s := bufio.NewScanner(maps); ; {
 		if !s.Scan() {
 			return out, s.Err()
 		}
 		f := bytes.Fields(s.Bytes())
-		if len(f) != 6 || string(f[5]) != file || (string(f[1]) != "r-xp" && string(f[1]) != "r--p") {
+		if len(f) != 6 || string(f[5]) != file || len(f[1]) != 4 || f[1][0] != 'r' || f[1][3] != 'p' {
 			continue
 		}
-		var a addresses
-		if n, err := fmt.Sscanf(string(f[0]), "%x-%x", &a.from, &a.to); n != 2 || err != nil || a.to <= a.from {
+		m := mapping{written: f[1][1] == 'w'}
+		if n, err := fmt.Sscanf(string(f[0])+" "+string(f[2]), "%x-%x %x", &m.from, &m.to, &m.offset); n != 3 || err != nil || m.to <= m.from {
 			return nil, fmt.Errorf("addresses %q of %s make no sense", f[0], file)
 		}
-		out = append(out, a)
+		out = append(out, m)
 	}
 }

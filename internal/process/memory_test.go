@@ -3,10 +3,13 @@
 package process
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -16,15 +19,17 @@ func TestShrink(t *testing.T) {
 	const maps = `00400000-016a3000 r-xp 00000000 fe:00 1234 /slipstream
 016a3000-03a00000 r--p 012a3000 fe:00 1234 /slipstream
 03a00000-03b00000 rw-p 03600000 fe:00 1234 /slipstream
+03d00000-03e00000 r--s 00000000 fe:00 1234 /slipstream
 03b00000-03c00000 rw-p 00000000 00:00 0
 7f0000000000-7f0000001000 r--p 00000000 fe:00 99 /usr/lib/other
 7f0000001000-7f0000002000 r-xp 00000000 00:00 0 [vdso]
 `
-	got, err := readOnly(strings.NewReader(maps), "/slipstream")
-	if d := cmp.Diff([]addresses{{0x400000, 0x16a3000}, {0x16a3000, 0x3a00000}}, got, cmp.AllowUnexported(addresses{})); d != "" || err != nil {
+	got, err := mappings(strings.NewReader(maps), "/slipstream")
+	want := []mapping{{0x400000, 0x16a3000, 0, false}, {0x16a3000, 0x3a00000, 0x12a3000, false}, {0x3a00000, 0x3b00000, 0x3600000, true}}
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(mapping{})); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
 	}
-	if got, err := readOnly(strings.NewReader("beef-dead r-xp 0 fe:00 1 /slipstream\nbeef-bad r-xp 0 fe:00 1 /slipstream\n"), "/slipstream"); err == nil {
+	if got, err := mappings(strings.NewReader("beef-dead r-xp 0 fe:00 1 /slipstream\nbeef-bad r-xp 0 fe:00 1 /slipstream\n"), "/slipstream"); err == nil {
 		t.Errorf("addresses that make no sense: %v", got)
 	}
 	// What was given back comes back: this very code, and what was written before.
@@ -41,7 +46,7 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// What is kept is not given back.
+// What is kept is not given back, not even what this process has no page of.
 func TestKeepProgram(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -50,22 +55,44 @@ func TestKeepProgram(t *testing.T) {
 	if err != nil || len(ranges) == 0 {
 		t.Fatal(ranges, err)
 	}
-	size := 0
-	for _, r := range ranges {
-		size += int(r.to-r.from) >> 10
-	}
 	if err := KeepProgram(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		for _, r := range ranges { // others give it back
-			if _, _, errno := unix.Syscall(unix.SYS_MUNLOCK, r.from, r.to-r.from, 0); errno != 0 {
-				t.Error(errno)
-			}
+		if err := unix.Munlockall(); err != nil { // others give it back
+			t.Error(err)
 		}
 	}()
-	if locked, there := status(t, "VmLck"), resident(t); locked < size || there < size {
-		t.Errorf("%d KiB are locked and %d resident, of %d", locked, there, size)
+	file, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	// What is not on the disk yet would stay for that.
+	if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for _, r := range ranges {
+		size += int(r.to-r.from) >> 10
+		data, err := unix.Mmap(int(file.Fd()), r.offset, int(r.to-r.from), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		there := make([]byte, (len(data)+os.Getpagesize()-1)/os.Getpagesize())
+		_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(data))), uintptr(len(data)), uintptr(unsafe.Pointer(unsafe.SliceData(there))))
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+		if err := unix.Munmap(data); err != nil {
+			t.Error(err)
+		}
+		if gone := bytes.Count(there, []byte{0}); gone > 0 {
+			t.Errorf("%d of %d pages at %#x of the program are not in memory", gone, len(there), r.offset)
+		}
+	}
+	if locked := status(t, "VmLck"); locked < size {
+		t.Errorf("%d KiB are locked, of %d", locked, size)
 	}
 }
 
