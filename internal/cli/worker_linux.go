@@ -53,6 +53,7 @@ func workerCommand(p Process) *cobra.Command {
 			if err := process.Quiet(); err != nil {
 				return err
 			}
+			process.CollectAtRest()
 			// A worker whose controller died must not die of telling it: it has
 			// things to put right. Go ends a process that writes to a closed
 			// standard output unless told otherwise.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"unsafe"
@@ -45,6 +47,64 @@ func TestShrink(t *testing.T) {
 		t.Error("memory was lost")
 	}
 }
+
+// Garbage is collected at rest, once there is some, or when there is very much of it.
+func TestCollectAtRest(t *testing.T) {
+	percent, limit := debug.SetGCPercent(100), debug.SetMemoryLimit(-1)
+	defer func() {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}()
+	collections := func() uint32 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.NumGC
+	}
+	discard := func(mib int) {
+		for range mib {
+			garbage = make([]byte, 1<<20)
+		}
+	}
+	rest := func() {
+		if err := Rest(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	discard(16)
+	runtime.GC()
+	CollectAtRest()
+	before := collections()
+	rest()
+	discard(16)
+	if n := collections() - before; n != 0 {
+		t.Errorf("%d collections of little, or in the midst of things", n)
+	}
+	rest()
+	rest()
+	if n := collections() - before; n != 1 {
+		t.Errorf("%d collections at rest, want 1", n)
+	}
+	discard(256)
+	if n := collections() - before; n < 2 {
+		t.Error("no collection of 256 MiB")
+	}
+
+	before = collections()
+	end := Collecting()
+	discard(16)
+	if n := collections() - before; n < 2 {
+		t.Errorf("%d collections of what makes 16 MiB of garbage", n)
+	}
+	end()
+	before = collections()
+	rest()
+	discard(16)
+	if n := collections() - before; n != 0 {
+		t.Errorf("%d collections at rest of what had been collected, or in the midst of things again", n)
+	}
+}
+
+var garbage []byte
 
 // What is kept is not given back, not even what this process has no page of.
 func TestKeepProgram(t *testing.T) {

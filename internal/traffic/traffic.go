@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -194,8 +195,9 @@ type scheduler struct {
 	mu sync.Mutex
 	// threads and blocking are of the runs under way: all, and runs whose threads block.
 	threads, blocking int
-	// procs and percent are GOMAXPROCS and GOGC as they were before.
+	// procs, percent and limit are GOMAXPROCS, GOGC and GOMEMLIMIT as they were before.
 	procs, percent int
+	limit          int64
 }
 
 // begin makes room for a run's threads until the function that it returns is called.
@@ -209,7 +211,7 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	runtime.GOMAXPROCS(max(s.threads+3, s.procs))
 	if !collect {
 		if s.blocking == 0 {
-			s.percent = debug.SetGCPercent(-1)
+			s.percent, s.limit = debug.SetGCPercent(-1), debug.SetMemoryLimit(math.MaxInt64)
 		}
 		s.blocking++
 	}
@@ -222,6 +224,7 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 		if !collect {
 			if s.blocking--; s.blocking == 0 {
 				debug.SetGCPercent(s.percent)
+				debug.SetMemoryLimit(s.limit)
 			}
 		}
 	}

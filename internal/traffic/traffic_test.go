@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"runtime/metrics"
 	"slices"
 	"testing"
@@ -480,7 +482,6 @@ func TestConnectReset(t *testing.T) {
 	}
 }
 
-// TestMark takes each edge of the window once, and asks the kernel for nothing in between.
 // TestRunsShareTheRuntime has two runs of one process begin and end one after the other: no
 // garbage is collected from the first one's begin to the last one's end, and each thread has a P.
 func TestRunsShareTheRuntime(t *testing.T) {
@@ -497,7 +498,8 @@ func TestRunsShareTheRuntime(t *testing.T) {
 			}
 		}
 	}
-	procs, collects := runtime.GOMAXPROCS(0), percent()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 40)) // none is what it is set to
+	procs, collects, limit := runtime.GOMAXPROCS(0), percent(), debug.SetMemoryLimit(-1)
 	spec := Spec{Kind: PingPong, Size: 64, Connections: procs}
 	ends := func(d time.Duration) <-chan error {
 		done := make(chan error, 1)
@@ -514,17 +516,18 @@ func TestRunsShareTheRuntime(t *testing.T) {
 	if err := <-short; err != nil {
 		t.Error(err)
 	}
-	if p := percent(); p != -1 {
-		t.Errorf("garbage is collected at %d %% while one runs", p)
+	if p, l := percent(), debug.SetMemoryLimit(-1); p != -1 || l != math.MaxInt64 {
+		t.Errorf("garbage is collected at %d %%, or at %d bytes, while one runs", p, l)
 	}
 	if err := <-long; err != nil {
 		t.Error(err)
 	}
-	if p, n := percent(), runtime.GOMAXPROCS(0); p != collects || n != procs {
-		t.Errorf("GOGC is %d and GOMAXPROCS %d, were %d and %d", p, n, collects, procs)
+	if p, n, l := percent(), runtime.GOMAXPROCS(0), debug.SetMemoryLimit(-1); p != collects || n != procs || l != limit {
+		t.Errorf("GOGC, GOMAXPROCS and GOMEMLIMIT are %d, %d and %d, were %d, %d and %d", p, n, l, collects, procs, limit)
 	}
 }
 
+// TestMark takes each edge of the window once, and asks the kernel for nothing in between.
 func TestMark(t *testing.T) {
 	var c conn
 	r := &run{Window: Window{From: 100, To: 200}}

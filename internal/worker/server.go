@@ -71,7 +71,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 // shrinkFirst gives back, before a trial's part begins, what came before it; while it
 // lasts, this process has little more than it uses.
 func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := process.ReleaseProgram(); err != nil {
+	if err := process.Rest(); err != nil {
 		return err
 	}
 	return handle(s, stream)
@@ -96,6 +96,7 @@ func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
 }
 
 func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+	defer process.Collecting()()
 	place := placeOf(q.GetPlace())
 	sys, err := accel.MountSys()
 	if err != nil {
@@ -339,7 +340,10 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	}
 	request := command.GetRequest()
 	if s.sampler == nil {
-		if s.sampler, err = collect.New(collect.Options{CPUs: request.GetCpus()}); err != nil {
+		end := process.Collecting()
+		s.sampler, err = collect.New(collect.Options{CPUs: request.GetCpus()})
+		end()
+		if err != nil {
 			return err
 		}
 	}
@@ -401,6 +405,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 }
 
 func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyResponse, error) {
+	defer process.Collecting()()
 	if s.applied != nil {
 		return nil, errors.New("apply accelerators: others are still in force here")
 	}
