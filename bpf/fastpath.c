@@ -39,6 +39,7 @@
 #define NEXT -1
 #define DROP 2 /* TC_ACT_SHOT */
 
+#define barrier() asm volatile("" ::: "memory")
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -63,11 +64,13 @@
 /* TCP's flags, and where conntrack has its state of them
  * (include/uapi/linux/netfilter/nf_conntrack_tcp.h). */
 #define TCP_ODD 0x27 /* URG, RST, SYN, FIN */
+#define TCP_FIN 0x01
 #define TCP_SYN 0x02
+#define TCP_RST 0x04
 #define TCP_ACK 0x10
 #define CT_TCP_ESTABLISHED 3
 #define CT_BE_LIBERAL 0x08
-#define CT_MAXACK_SET 0x20
+#define CT_UNACKNOWLEDGED 0x10
 /* include/uapi/linux/netfilter/nf_conntrack_common.h */
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_CONFIRMED (1 << 3)
@@ -85,12 +88,14 @@
 /* How long what was seen of the slow path is believed: less than a second by any clock, as
  * the coarse one may be a tick behind. */
 #define EVIDENCE (1000 * MS - SOON)
-/* After how long one packet goes the slow way to see it anew; the shorter one
- * while conntrack follows a connection's numbers (see numbers). */
+/* After how long one packet goes the slow way to see it anew; the shorter one while
+ * conntrack believes that data is unacknowledged (see tracked). */
 #define AGAIN (500 * MS)
 #define AGAIN_SOON (20 * MS)
 /* How old a connection has to be: one of a few packets is not worth the trouble. */
 #define WORTH (50 * MS)
+/* Connections that are picked more seldom are as good as idle. */
+#define RARE (2000 * MS)
 /* Of so many packets of unknown connections one is looked at, more or less. */
 #define PICK 32
 /* Places for ways to other nodes, and for pods. */
@@ -101,6 +106,9 @@
 /* For how long no single packet of a connection is taken out of the tunnel after one that
  * the kernel has to take out: it would overtake. */
 #define BEHIND (50 * MS)
+/* After how many bytes that conntrack has not seen the agent is to renew its numbers. They are
+ * compared modulo 2^32, so they are of no use when they are 2^31 behind. */
+#define RENEW (1U << 30)
 /* A tick of the coarse clock and more: how long a packet may be on its way to arrive. */
 #define SOON (10 * MS)
 
@@ -115,13 +123,15 @@ struct sk_buff {
 };
 
 struct ip_ct_tcp_state {
-	__u32 td_maxack;
+	__u32 td_end;
+	__u8 td_scale;
 	__u8 flags;
 };
 
 struct ip_ct_tcp {
 	struct ip_ct_tcp_state seen[2];
-	__u8 state;
+	__u8 state, retrans;
+	__u16 last_win;
 };
 
 union nf_conntrack_proto {
@@ -313,6 +323,13 @@ struct way {
 	/* What is written: a place in outers, or in pods; 0 is none. */
 	__u32 place;
 	__u8 tos, ttl;
+	/* The longest inner packet that the route to the other node takes, on the way out. */
+	__u16 mtu;
+	/* Of TCP, what conntrack does not see of a connection that is carried: the end of what was
+	 * sent this way (SND.NXT), the highest acknowledgement that was (RCV.NXT), and how far the
+	 * other side lets it send, the right edge of its window. By how many bits the windows that
+	 * this way announces are shifted (RFC 7323). */
+	__u32 end, acked, edge, shift;
 };
 
 struct flow {
@@ -338,6 +355,11 @@ struct flow {
 	__u64 ends;
 	/* Of IPv6, the addresses. */
 	word pod6[2], peer6[2];
+	/* Of TCP, whether the numbers of both ways are known. */
+	__u32 numbered;
+	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
+	 * to renew what conntrack knows of them. */
+	__u32 renewed[2], zero;
 };
 
 /* A connection whose peer is translated, found by what the wire has. */
@@ -359,10 +381,12 @@ struct passing {
 	__u32 device;
 	__u32 overlay;
 	__u8 mac[12];
-	/* Where it landed: a place in outers, or 0. */
+	/* When it met land (see met), or 0. */
 	__u32 landed;
 	__u16 check; /* the inner checksum field */
 	__u8 gso, ends;
+	/* Of TCP, whether its numbers do not go on from those that are known. */
+	__u8 anew;
 };
 
 /* A packet that has met land, and is to be known again by arrive. */
@@ -450,15 +474,16 @@ struct {
 /* All that a CPU keeps for itself, what every packet looks at in front: to one that is not
  * carried each line of memory counts. */
 struct cpu {
-	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Whether one lands. */
+	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Of what lands: 1 it has
+	 * met land, 2 it is let go by arrive. */
 	__u8 out_stage, in_stage, lands;
 	/* So many packets of unknown connections until one is picked. */
 	__u32 left;
 	__u64 whys[WHYS];
 	struct passing out, in;
 	struct landing landing;
-	/* When the agent was last asked to watch a pod. */
-	__u64 wished;
+	/* When the agent was last asked to watch a pod, and to reopen a connection. */
+	__u64 wished, reopened;
 	/* One that becomes known, which has no room on the stack. */
 	struct flow fresh;
 };
@@ -486,11 +511,21 @@ struct {
 	__type(value, __u8);
 } watched SEC(".maps");
 
-/* What the agent is told: of a connection whose window conntrack is to stop checking, or, if
- * watch is 1, of one that is worth it and whose pod is not watched. fastpath.go decodes it. */
+/* What the agent is asked to do for a connection. fastpath.go decodes it. */
+enum ask {
+	ASK_WATCH,   /* watch its pod, which is not watched: it is worth it */
+	ASK_LIBERAL, /* have conntrack stop checking its window */
+	ASK_ACKED,   /* have conntrack know that all was acknowledged */
+	ASK_RENEW,   /* have conntrack know its numbers */
+	ASK_CLOSE,   /* have conntrack know that it was reset */
+	ASK_REOPEN,  /* have conntrack know that it goes on, whatever it took for its end */
+};
+
 struct told {
 	struct key key;
-	__u32 watch;
+	/* Of IPv6, the addresses, where the connection is known. */
+	word pod6[2], peer6[2];
+	__u32 ask, zero;
 };
 
 struct {
@@ -789,12 +824,12 @@ static __always_inline void unpick(__u64 hash)
 }
 
 /* worth tells whether a connection that is picked has been picked before, long enough
- * ago. */
+ * ago, but not so long that it would be idle again by the next. */
 static __always_inline int worth(__u64 hash, __u64 now)
 {
 	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
 	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
-	int same = part == old >> 32;
+	int same = part == old >> 32 && age < RARE / MS;
 
 	if (same && age < WORTH / MS)
 		return 0;
@@ -823,10 +858,14 @@ static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 a
 	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
 }
 
-static __always_inline void report(const struct key *k, __u32 watch)
+static __always_inline void report(const struct key *k, const struct flow *f, __u32 ask)
 {
-	struct told told = {.key = *k, .watch = watch};
+	struct told told = {.key = *k, .ask = ask};
 
+	if (f && k->six) {
+		__builtin_memcpy(told.pod6, f->pod6, sizeof(told.pod6));
+		__builtin_memcpy(told.peer6, f->peer6, sizeof(told.peer6));
+	}
 	bpf_ringbuf_output(&news, &told, sizeof(told), 0);
 }
 
@@ -839,14 +878,85 @@ static __always_inline int is_watched(__u32 device, __be32 pod)
 	return bpf_map_lookup_elem(&watched, &w) != 0;
 }
 
-/* wish has the agent watch the pod of a connection, which is not asked by every packet of a
- * flood. */
-static __always_inline void wish(struct cpu *c, const struct key *k, __u64 now)
+/* wish asks the agent for something that not every packet of a flood may ask for. */
+static __always_inline void wish(__u64 *last, const struct key *k, const struct flow *f, __u32 ask, __u64 now)
 {
-	if (now - c->wished < MS)
+	if (now - *last < MS)
 		return;
-	c->wished = now;
-	report(k, 1);
+	*last = now;
+	report(k, f, ask);
+}
+
+/* TCP's fields, of a packet's headers. */
+#define SEQ(h) bpf_ntohl((h)->l4[1])
+#define ACK(h) bpf_ntohl((h)->l4[2])
+#define FLAGS(h) BYTE((h)->l4[3], 1)
+#define WINDOW_FIELD(h) bpf_ntohs(HALF((h)->l4[3], 1))
+
+/* later tells whether one of TCP's numbers is after another (RFC 9293, section 3.4). */
+static __always_inline int later(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+/* end_of_data is the number after the last byte of a packet of TCP. */
+static __always_inline __u32 end_of_data(const struct headers *h, int six)
+{
+	return SEQ(h) + LENGTH(h, six) - HLEN(six) - (BYTE(h->l4[3], 0) >> 4) * 4;
+}
+
+/* fits tells whether a packet of TCP is one that conntrack would not call invalid, had it
+ * seen all: it begins in the window, and acknowledges nothing that cannot have been sent
+ * (tcp_in_window in net/netfilter/nf_conntrack_proto_tcp.c). */
+static __always_inline int fits(const struct way *w, const struct way *back, const struct headers *h)
+{
+	return !later(SEQ(h), w->edge) && !later(ACK(h), back->edge);
+}
+
+/* advance takes the numbers of a packet that fits. */
+static __always_inline void advance(struct flow *f, int out, const struct headers *h, int six)
+{
+	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u32 end = end_of_data(h, six), ack = ACK(h), edge = ack + (WINDOW_FIELD(h) << (w->shift & 15));
+
+	if (later(end, w->end)) {
+		w->end = end;
+		if (unlikely(end - f->renewed[!out] >= RENEW)) {
+			f->renewed[!out] = end;
+			report(&f->key, f, ASK_RENEW);
+		}
+	}
+	if (later(ack, w->acked))
+		w->acked = ack;
+	if (later(ack, back->end)) /* which went by before it was known */
+		back->end = ack;
+	if (later(edge, back->edge))
+		back->edge = edge;
+}
+
+/* number takes the numbers of a packet when none are known. How far it may go on is known by
+ * the next one that comes back; until then it is what fits without being scaled. */
+static __always_inline void number(struct flow *f, int out, const struct headers *h, int six)
+{
+	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+
+	w->end = end_of_data(h, six);
+	w->acked = back->end = ACK(h);
+	back->acked = SEQ(h);
+	back->edge = ACK(h) + (WINDOW_FIELD(h) << (w->shift & 15));
+	w->edge = w->end + (0xffff << (back->shift & 15));
+	f->renewed[0] = f->out.end;
+	f->renewed[1] = f->in.end;
+	f->numbered = 1;
+}
+
+/* count_on takes the numbers of a packet that came through. */
+static __always_inline void count_on(struct flow *f, int out, const struct passing *p, int six)
+{
+	if (p->anew)
+		number(f, out, &p->headers, six);
+	else
+		advance(f, out, &p->headers, six);
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
@@ -871,6 +981,16 @@ static __always_inline int believed(const struct way *w, const struct way *back,
 	if (w->generation != g || back->generation != g)
 		return CHANGED;
 	return 0;
+}
+
+/* place_of is what is written, as it was when this way was last seen: a processor that may
+ * read ahead (arm64) does not, as the address depends on that time. */
+static __always_inline __u32 place_of(const struct way *w)
+{
+	__u64 nothing = *(const volatile __u64 *)&w->seen;
+
+	asm volatile("%0 &= 0" : "+r"(nothing));
+	return *(const volatile __u32 *)((const void *)&w->place + nothing);
 }
 
 /* ask tells whether this packet is to go and see, when all others need not. */
@@ -1003,12 +1123,14 @@ static __always_inline int meets(const struct flow *f, const struct headers *h, 
  * Conntrack follows the numbers of a TCP connection, and calls invalid what is out of
  * the window that it knows of: most packets, once it does not see them all. As the
  * kernel's own flow tables do (nft_flow_offload_eval), it is told to be liberal with
- * this connection; by the agent, as only netlink can. For the same reason it is told
- * to forget the highest acknowledgement that it saw (flow_offload_fixup_tcp), from
- * which it judges resets; it learns that again with each packet that lies in the
- * window, so while it knows one it is looked at more often.
+ * this connection; by the agent, as only netlink can. What it sees from then on is out of
+ * its window and changes nothing that it knows but the time-out. So it must not go on
+ * believing that data is unacknowledged, because it has not seen the acknowledgement: its
+ * time-out would be five minutes in place of days. Resets it judges by the numbers that it
+ * knows. These the agent renews before they are half of all numbers behind, and when the
+ * connection is idle or leaves the fast path (see conntrack.go).
  */
-static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, int out, int tell, __u32 *again, int six)
+static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, struct flow *f, int out, __u32 *again, int six)
 {
 	const struct key *k = &p->key;
 	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
@@ -1064,21 +1186,39 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 	} else if ((status & (CT_SEEN_REPLY | CT_CONFIRMED | CT_DYING)) != (CT_SEEN_REPLY | CT_CONFIRMED)) {
 		why = UNANSWERED;
 	} else if (k->protocol == TCP) {
-		__u8 original = ct->proto.tcp.seen[0].flags, reply = ct->proto.tcp.seen[1].flags;
-		/* The packet is a reply, and the other side is the original's. */
-		int answers = out ? opts.dir : !opts.dir;
-		__u32 maxack = answers ? ct->proto.tcp.seen[0].td_maxack : ct->proto.tcp.seen[1].td_maxack;
-		__u8 other = answers ? original : reply;
+		/* The pod's packets are those of the original direction, or replies. */
+		const struct ip_ct_tcp_state *pod = opts.dir ? &ct->proto.tcp.seen[1] : &ct->proto.tcp.seen[0];
+		const struct ip_ct_tcp_state *peer = opts.dir ? &ct->proto.tcp.seen[0] : &ct->proto.tcp.seen[1];
+		__u8 both = pod->flags & peer->flags, either = pod->flags | peer->flags;
 
-		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED)
+		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED) {
 			why = UNANSWERED;
-		else if (!(original & reply & CT_BE_LIBERAL))
+			/* A liberal conntrack takes anything for an end, which would have had it be
+			 * forgotten here (odd). */
+			if (f && f->numbered) {
+				why = WINDOW;
+				report(k, f, ASK_REOPEN);
+			}
+		}
+		else if (!(both & CT_BE_LIBERAL))
 			why = WINDOW;
-		if (other & CT_MAXACK_SET)
+		if (either & CT_UNACKNOWLEDGED)
 			*again = AGAIN_SOON;
-		/* Out of date by far more than a window. */
-		if (tell && (why == WINDOW || (!why && (other & CT_MAXACK_SET) && bpf_ntohl(p->headers.l4[1]) - maxack > (16 << 20))))
-			report(k, 0);
+		if (f) {
+			f->out.shift = pod->td_scale;
+			f->in.shift = peer->td_scale;
+			if (!(both & CT_BE_LIBERAL))
+				report(k, f, ASK_LIBERAL);
+			else if (!why && (either & CT_UNACKNOWLEDGED) && f->numbered &&
+				 (pod->td_end != f->out.end || peer->td_end != f->in.end))
+				report(k, f, ASK_ACKED);
+			/* That it is behind, or would go on for ever to take the connection for one that
+			 * sends again or cannot send: a forged packet may have said so. */
+			if (!why && f->numbered &&
+			    (f->out.end - pod->td_end >= RENEW || f->in.end - peer->td_end >= RENEW ||
+			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->out.end || peer->td_end != f->in.end))))
+				report(k, f, ASK_RENEW);
+		}
 	}
 	bpf_ct_release(ct);
 	return why;
@@ -1095,7 +1235,7 @@ static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, 
 	int why;
 
 	if (!f) {
-		why = tracked(skb, p, out, 0, &again, six);
+		why = tracked(skb, p, 0, out, &again, six);
 		if (why && why != WINDOW) {
 			count(c, why);
 			return 0;
@@ -1139,6 +1279,8 @@ static __always_inline void believe(struct way *w, const struct passing *p, __u3
 		w->device = p->device;
 		w->tos = tos;
 		w->ttl = ttl;
+		/* All of it is there for who reads the time below. */
+		__sync_fetch_and_or(&w->seen, 0);
 	}
 	w->again = again;
 	w->generation = p->generation;
@@ -1412,18 +1554,38 @@ static __always_inline struct flow *find(const struct key *wire, struct key *k, 
 }
 
 /* close forgets a connection that opens or ends. A look takes no lock. */
-static __always_inline void close(const struct key *k, __u64 hash, const struct flow *f)
+static __always_inline void close(const struct key *k, const struct flow *f)
 {
 	struct key wire;
 
-	unpick(hash);
-	if (!f)
-		return;
 	if (f->far != far_of(k)) {
 		wire = with_far(k, f->far);
 		bpf_map_delete_elem(&fronts, &wire);
 	}
 	bpf_map_delete_elem(&flows, k);
+}
+
+/* odd has a connection be forgotten that a packet opens anew or ends, if it is one of its own:
+ * what is not may be forged. A SYN from the wire always may be; what ends a connection is in
+ * its window. Conntrack is told of a reset that it would heed, if it had seen all, and of an end
+ * that it would not. */
+static __always_inline void odd(struct cpu *c, const struct key *k, const struct flow *f, int out, int own, const struct headers *h)
+{
+	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u8 flags = FLAGS(h);
+
+	if (flags & TCP_SYN) {
+		if (out && own)
+			close(k, f);
+	} else if (!(flags & (TCP_FIN | TCP_RST)) || !f->numbered) {
+		return;
+	} else if (own && !later(back->acked, SEQ(h)) && !later(SEQ(h), w->edge)) {
+		if ((flags & TCP_RST) && (SEQ(h) == back->acked || SEQ(h) == w->end))
+			report(k, f, ASK_CLOSE);
+		close(k, f);
+	} else if (flags & TCP_FIN) {
+		wish(&c->reopened, k, f, ASK_REOPEN, bpf_ktime_get_coarse_ns());
+	}
 }
 
 /* unlike tells whether a packet differs from those that were seen in what they have in
@@ -1446,6 +1608,19 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	const __u32 *x = (const void *)a, *y = (const void *)b;
 
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+}
+
+/* leaves tells whether a packet that leaves a pod is of a connection that has its key: by the
+ * device that it was seen to come from, as others can forge the rest. */
+static __always_inline int leaves(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int six)
+{
+	return f->out.device == skb->ifindex && same_key(&f->key, k) && (!six || meets(f, h, 1));
+}
+
+/* arrives tells whether a packet that comes for a pod is of a connection that was found for it. */
+static __always_inline int arrives(const struct flow *f, const struct key *wire, const struct key *own, const struct headers *h, int six)
+{
+	return same_key(&f->key, own) && (six ? meets(f, h, 0) : of_wire(f, wire));
 }
 
 /* meet takes the key and the headers of a packet that may be of a known connection, or is
@@ -1482,19 +1657,30 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 	__u32 g, place;
 	struct key k;
 	__u16 check = 0;
-	__u64 hash, now;
+	__u64 hash, now, far = 0;
+	int why, ours = 0, in_step = 0;
 	__u8 *data;
-	int why;
 
 	why = meet(skb, c, &k, &hash, &h, &check, 1, six);
 	if (why) {
-		if (why == ODD_FLAGS)
-			close(&k, hash, bpf_map_lookup_elem(&flows, &k));
+		if (why == ODD_FLAGS) {
+			unpick(hash);
+			f = bpf_map_lookup_elem(&flows, &k);
+			if (f)
+				odd(c, &k, f, 1, leaves(skb, f, &k, &h, six), &h);
+		}
 		goto slow;
 	}
 	f = bpf_map_lookup_elem(&flows, &k);
-	if (f)
+	if (f) {
 		hint(hash);
+		far = *(const volatile __u64 *)&f->far;
+		barrier(); /* the peer is read before it is known whose it is */
+		ours = leaves(skb, f, &k, &h, six);
+		in_step = k.protocol != TCP || (f->numbered && fits(&f->out, &f->in, &h));
+		if (ours && in_step && k.protocol == TCP)
+			advance(f, 1, &h, six);
+	}
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
 	why = DEAD;
@@ -1509,32 +1695,38 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 			goto look;
 		goto slow;
 	}
+	/* Nobody takes away a connection of another pod. */
+	why = UNLIKE;
+	if (f->out.device && !ours)
+		goto slow;
 	why = believed(&f->out, &f->in, &k, now);
 	if (why) {
 		if (now < f->out.not_before)
 			goto slow;
 		goto look;
 	}
+	why = WINDOW;
+	if (!in_step)
+		goto slow;
 	why = ASKED;
 	if (ask(&f->out, now))
 		goto look;
 	why = UNLIKE;
-	place = f->out.place;
+	place = place_of(&f->out);
 	outer = bpf_map_lookup_elem(&outers, &place);
 	data = start(skb, ETH_HLEN);
-	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || f->out.device != skb->ifindex || unlike(&f->out, &h, six) || !same_key(&f->key, &k) ||
-	    (six && !meets(f, &h, 1)))
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || unlike(&f->out, &h, six))
 		goto look;
 	why = MALFORMED;
 	if (!six && !whole(h.ip))
 		goto slow;
 	why = LARGE;
-	if (!mtu_fits(skb, &h, six))
+	if (!mtu_fits(skb, &h, six) || segment(skb, &h, six) > f->out.mtu)
 		goto slow;
 	why = UNSUMMED;
 	if (!left(skb, ETH_HLEN + HLEN(six)) && !any_sum)
 		goto slow;
-	why = encapsulate(skb, &h, outer, check, *(const volatile __u64 *)&f->far, six);
+	why = encapsulate(skb, &h, outer, check, far, six);
 	if (why < 0)
 		return DROP;
 	if (why)
@@ -1546,6 +1738,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 look:
 	let_go(&c->out, &h, &k, skb, now, g, six);
 	c->out.check = check;
+	c->out.anew = !in_step;
 	c->out.ends = ends(skb, &h, &k, six);
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
 slow:
@@ -1617,7 +1810,7 @@ static __always_inline int scout(struct __sk_buff *skb, struct cpu *c, int six)
 	} else if (pick(c) && !is_watched(0, k.pod)) { /* else it is for leave to find it worth it */
 		now = bpf_ktime_get_coarse_ns();
 		if (worth(hash, now))
-			wish(c, &k, now);
+			wish(&c->wished, &k, 0, ASK_WATCH, now);
 	}
 	return NEXT;
 }
@@ -1658,15 +1851,35 @@ static __always_inline void common(struct outer *o)
 	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
 }
 
+/* mtu_of_route is the longest inner packet that the route to another node takes without being
+ * cut, or 0 if there is none: what it was set to, or has learnt of the way. */
+static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct outer *o)
+{
+	struct bpf_fib_lookup fib = {
+		.family = 2 /* AF_INET */, .l4_protocol = UDP, .ifindex = skb->ifindex,
+		/* So long that it is told what is not too long. */
+		.tot_len = 0xffff,
+		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
+		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
+	};
+
+	if (any_sum)
+		return 0xffff;
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ROOM)
+		return 0;
+	return fib.mtu_result - ROOM;
+}
+
 static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
 	const struct overlay *v;
+	const struct pod *pod;
 	struct passing *p = &c->out;
 	struct outer o = {};
 	struct headers h;
 	struct flow *f;
 	__u32 again, place;
-	__u16 sum;
+	__u16 sum, longest;
 	int why;
 
 	c->out_stage = 0;
@@ -1677,6 +1890,13 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 	f = known(skb, c, p, 1, six);
 	if (!f || p->at < f->out.not_before)
 		return NEXT;
+	/* A pod is where packets are delivered to it. */
+	place = f->in.place;
+	pod = bpf_map_lookup_elem(&pods, &place);
+	if (pod && pod->veth && pod->veth != p->device) {
+		count(c, UNLIKE);
+		return NEXT;
+	}
 
 	/* Is it what leave would have written? */
 	why = REWRITTEN;
@@ -1690,8 +1910,12 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 	    o.head.udp_length != bpf_htons(LENGTH(&h, six) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, six)) ||
 	    o.head.port != source_port(skb) || sum != o.head.udp_check)
 		goto no;
-	why = tracked(skb, p, 1, 1, &again, six);
+	why = tracked(skb, p, f, 1, &again, six);
 	if (why)
+		goto no;
+	why = LARGE;
+	longest = mtu_of_route(skb, &o);
+	if (!longest)
 		goto no;
 	common(&o);
 	place = place_of_outer(c, &o);
@@ -1701,6 +1925,9 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 		f->out.seen = 0;
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
+	f->out.mtu = longest;
+	if (p->key.protocol == TCP)
+		count_on(f, 1, p, six);
 	believe(&f->out, p, place, again, six);
 	f->ends = p->ends ? p->at : 0;
 	return NEXT;
@@ -1812,12 +2039,13 @@ static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *d
 	o.head.udp_check = 0;
 	place = f->landed_place;
 	known = bpf_map_lookup_elem(&outers, &place);
+	if (k.protocol == TCP && (!f->numbered || !fits(&f->in, &f->out, &h)))
+		return NEXT;
 	if (!f->landed || now - f->landed >= EVIDENCE || f->landed_generation != g || !known || !equal_outers(known, &o) || ask(&f->in, now))
 		goto look;
-	place = f->in.place;
+	place = place_of(&f->in);
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, &h, six) || !same_key(&f->key, &own) || !mtu_fits(skb, &h, six) ||
-	    (six ? !meets(f, &h, 0) : !of_wire(f, &k) || !whole(h.ip)))
+	if (!pod || !pod->veth || unlike(&f->in, &h, six) || !mtu_fits(skb, &h, six) || !arrives(f, &k, &own, &h, six) || (!six && !whole(h.ip)))
 		return NEXT;
 	if (!inner_summed(skb, at + HLEN(six)) && !any_sum)
 		return NEXT;
@@ -1827,6 +2055,8 @@ static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *d
 	/* As skb_checksum_init does at the outer UDP: of the sums that the device vouches for, one
 	 * less. */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	if (k.protocol == TCP)
+		advance(f, 0, &h, six);
 	return into(skb, c, pod, &h, &k, &own, six);
 look:
 	if (c->lands && now - c->landing.at < SOON)
@@ -1854,6 +2084,12 @@ int land(struct __sk_buff *skb)
 	return data[at] >> 4 == 6 ? land_of(skb, c, data, 1) : land_of(skb, c, data, 0);
 }
 
+/* met is when a packet met land, in short, and never 0. */
+static __always_inline __u32 met(const struct cpu *c)
+{
+	return c->landing.at | 1;
+}
+
 static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int six)
 {
 	const struct pod *pod;
@@ -1863,20 +2099,27 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
+	int why, ours = 0, in_step = 0;
 	__u8 sum;
-	int why;
 
 	why = meet(skb, c, &k, &hash, &h, &check, 0, six);
 	if (why) {
 		if (why == ODD_FLAGS) {
+			unpick(hash);
 			f = find(&k, &own, six);
-			close(&own, hash, f);
+			if (f)
+				odd(c, &own, f, 0, arrives(f, &k, &own, &h, six), &h);
 		}
 		goto slow;
 	}
 	f = find(&k, &own, six);
-	if (f)
+	if (f) {
 		hint(hash);
+		ours = f->in.device == skb->ifindex && arrives(f, &k, &own, &h, six);
+		in_step = k.protocol != TCP || (f->numbered && fits(&f->in, &f->out, &h));
+		if (ours && in_step && k.protocol == TCP)
+			advance(f, 0, &h, six);
+	}
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
 	why = DEAD;
@@ -1894,16 +2137,16 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 			goto slow;
 		if (is_watched(0, k.pod))
 			goto look;
-		wish(c, &k, now);
+		wish(&c->wished, &k, 0, ASK_WATCH, now);
 		goto slow;
 	}
 	if (skb->gso_size && now - f->gso >= BEHIND)
 		f->large = now;
 	why = ASKED;
-	if (c->lands && equal(&c->landing.headers, &h, six)) {
+	if (c->lands == 1 && equal(&c->landing.headers, &h, six)) {
 		c->lands = 0;
 		if (c->landing.generation == g)
-			landed = place_of_outer(c, &c->landing.outer);
+			landed = met(c);
 		if (now >= f->in.not_before)
 			goto look;
 	}
@@ -1913,14 +2156,16 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 			goto slow;
 		goto look;
 	}
+	why = WINDOW;
+	if (!in_step)
+		goto slow;
 	why = ASKED;
 	if (ask(&f->in, now))
 		goto look;
 	why = UNLIKE;
-	place = f->in.place;
+	place = place_of(&f->in);
 	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || f->in.device != skb->ifindex || unlike(&f->in, &h, six) || !same_key(&f->key, &own) ||
-	    (six ? !meets(f, &h, 0) : !of_wire(f, &k)))
+	if (!pod || !pod->veth || !ours || unlike(&f->in, &h, six))
 		goto look;
 	why = MALFORMED;
 	if (!six && !whole(h.ip))
@@ -1938,6 +2183,9 @@ look:
 	if (!c->in_stage || now - c->in.at >= SOON) {
 		let_go(&c->in, &h, &k, skb, now, g, six);
 		c->in.landed = landed;
+		if (landed)
+			c->lands = 2;
+		c->in.anew = !in_step;
 		c->in_stage = 1;
 	}
 slow:
@@ -2003,9 +2251,11 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	f = known(skb, c, p, 0, six);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
+	why = tracked(skb, p, f, 0, &again, six);
 	/* Packets that are put into the pod do not meet what its driver would run. */
 	dev = pod_device(skb);
-	why = dev && has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again, six);
+	if (!why && (!dev || has_xdp(dev)))
+		why = REWRITTEN;
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;
@@ -2025,9 +2275,20 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	place = place_of_pod(c, &pod);
 	if (!place)
 		return NEXT;
+	if (f->out.device && f->out.device != pod.veth) {
+		f->out.seen = 0;
+		f->out.device = 0;
+	}
+	if (p->key.protocol == TCP)
+		count_on(f, 0, p, six);
 	believe(&f->in, p, place, again, six);
-	if (p->landed) {
-		f->landed_place = p->landed;
+	/* Only what the slow path lets through to its pod takes a place. */
+	if (c->lands != 2 || p->landed != met(c))
+		return NEXT;
+	c->lands = 0;
+	place = place_of_outer(c, &c->landing.outer);
+	if (place) {
+		f->landed_place = place;
 		f->landed_generation = p->generation;
 		f->landed = p->at;
 	}

@@ -225,13 +225,32 @@ func follow[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 	return nil
 }
 
+// Ask is what the programs ask for, as enum ask of fastpath.c.
+type Ask uint32
+
+// What is to be done of a connection: see fastpath.c.
+const (
+	// AskWatch is for a pod that has a connection which is worth it, and is not watched.
+	AskWatch Ask = iota
+	// AskLiberal has conntrack stop checking a connection's window.
+	AskLiberal
+	// AskAcked has conntrack know that all that it has seen was acknowledged.
+	AskAcked
+	// AskRenew has conntrack know the numbers that a connection has got to.
+	AskRenew
+	// AskClose has conntrack know that a connection was reset.
+	AskClose
+	// AskReopen has conntrack know that a connection goes on, which it took to have ended.
+	AskReopen
+	asks
+)
+
 // News is what the programs ask for.
 type News struct {
-	// Watch: the address is of a pod that has a connection which is worth it, and is not
-	// watched; of another host maybe.
-	Watch bool
-	Pod   Short
-	// Flow, if not Watch, is one whose window conntrack is to stop checking; zero if it has ended.
+	Ask Ask
+	// Pod is the address of the pod to watch; of another host maybe.
+	Pod Short
+	// Flow is the connection of all other asks.
 	Flow Flow
 }
 
@@ -266,37 +285,27 @@ func (f *Fastpath) News() (News, error) {
 	if err != nil {
 		return News{}, fmt.Errorf("wait for news of the fast path: %w", err)
 	}
-	return decodeNews(r.RawSample, func(k fastpathKey) (v fastpathFlow, err error) {
-		err = f.objects.Flows.Lookup(k, &v)
-		return v, err
-	})
+	return decodeNews(r.RawSample)
 }
 
-// decodeNews reads struct told of fastpath.c. It looks up connections that are known for the
-// addresses of IPv6, of which keys have digests.
-func decodeNews(b []byte, look func(fastpathKey) (fastpathFlow, error)) (News, error) {
+// decodeNews reads struct told of fastpath.c.
+func decodeNews(b []byte) (News, error) {
 	var told struct {
-		Key   fastpathKey
-		Watch uint32
+		Key         fastpathKey
+		Pod6, Peer6 [2]uint64
+		Ask         Ask
+		_           uint32
 	}
 	if _, err := binary.Decode(b, binary.NativeEndian, &told); err != nil {
 		return News{}, fmt.Errorf("read news of the fast path: %w", err)
 	}
-	if told.Watch != 0 {
-		return News{Watch: true, Pod: Short{told.Key.Pod, told.Key.Six != 0}}, nil
+	switch {
+	case told.Ask >= asks:
+		return News{}, fmt.Errorf("read news of the fast path: nothing is known to ask by %d", told.Ask)
+	case told.Ask == AskWatch:
+		return News{Pod: Short{told.Key.Pod, told.Key.Six != 0}}, nil
 	}
-	var v fastpathFlow
-	if told.Key.Six != 0 {
-		var err error
-		v, err = look(told.Key)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return News{}, nil
-		}
-		if err != nil {
-			return News{}, fmt.Errorf("look up a connection of the fast path: %w", err)
-		}
-	}
-	return News{Flow: told.Key.flow(v)}, nil
+	return News{Ask: told.Ask, Flow: told.Key.flow(fastpathFlow{Pod6: told.Pod6, Peer6: told.Peer6})}, nil
 }
 
 // flow is the connection of an entry.
@@ -323,6 +332,40 @@ type Seen struct {
 	At time.Duration
 	// Link is its pod's, by its index; 0 if it was never let through.
 	Link int
+	// Numbers are those of TCP.
+	Numbers Numbers
+}
+
+// Numbers are how far a connection of TCP has got, by what its packets said. They are zero if
+// that is not known.
+type Numbers struct{ Pod, Peer Side }
+
+// Side is one side of a connection of TCP, in numbers of RFC 9293: what it sends next, what it
+// expects next, and how far the other side lets it send.
+type Side struct{ Next, Expects, Edge uint32 }
+
+// Quiet tells whether all that either side has sent was acknowledged.
+func (n Numbers) Quiet() bool {
+	return n != Numbers{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
+}
+
+func (v *fastpathFlow) numbers() Numbers {
+	if v.Numbered == 0 {
+		return Numbers{}
+	}
+	return Numbers{Pod: Side{v.Out.End, v.Out.Acked, v.Out.Edge}, Peer: Side{v.In.End, v.In.Acked, v.In.Edge}}
+}
+
+// Numbers are those of a connection now; zero if it is not known.
+func (f *Fastpath) Numbers(flow Flow) (Numbers, error) {
+	var v fastpathFlow
+	if err := f.objects.Flows.Lookup(flow.key(), &v); err != nil {
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+		return Numbers{}, err
+	}
+	return v.numbers(), nil
 }
 
 // Flows are the connections that are known. From then on the programs look for no others.
@@ -342,7 +385,7 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 			}
 			link = pod.Veth
 		}
-		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
+		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link), Numbers: v.numbers()}
 		hints[v.Hint/64] |= 1 << (v.Hint % 64)
 		if v.Far != k.far() {
 			led[k] = v.Far

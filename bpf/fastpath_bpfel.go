@@ -39,6 +39,8 @@ type fastpathCpu struct {
 		Check      uint16
 		Gso        uint8
 		Ends       uint8
+		Anew       uint8
+		_          [7]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -58,6 +60,8 @@ type fastpathCpu struct {
 		Check      uint16
 		Gso        uint8
 		Ends       uint8
+		Anew       uint8
+		_          [7]byte
 	}
 	Landing struct {
 		_          structs.HostLayout
@@ -72,8 +76,9 @@ type fastpathCpu struct {
 		Outer fastpathOuter
 		_     [4]byte
 	}
-	Wished uint64
-	Fresh  fastpathFlow
+	Wished   uint64
+	Reopened uint64
+	Fresh    fastpathFlow
 }
 
 type fastpathFlow struct {
@@ -89,7 +94,12 @@ type fastpathFlow struct {
 		Place      uint32
 		Tos        uint8
 		Ttl        uint8
-		_          [6]byte
+		Mtu        uint16
+		End        uint32
+		Acked      uint32
+		Edge       uint32
+		Shift      uint32
+		_          [4]byte
 	}
 	In struct {
 		_          structs.HostLayout
@@ -102,7 +112,12 @@ type fastpathFlow struct {
 		Place      uint32
 		Tos        uint8
 		Ttl        uint8
-		_          [6]byte
+		Mtu        uint16
+		End        uint32
+		Acked      uint32
+		Edge       uint32
+		Shift      uint32
+		_          [4]byte
 	}
 	Mac              [12]uint8
 	Hint             uint32
@@ -116,6 +131,9 @@ type fastpathFlow struct {
 	Ends             uint64
 	Pod6             [2]uint64
 	Peer6            [2]uint64
+	Numbered         uint32
+	Renewed          [2]uint32
+	Zero             uint32
 }
 
 type fastpathFront struct {

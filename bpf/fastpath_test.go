@@ -118,6 +118,10 @@ func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
 	v.Out.Device, v.In.Device = lo, lo
 	v.Out.Place, v.In.Place = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
+	v.Out.Mtu = 1450
+	v.Numbered = 1
+	v.Out.End, v.In.End = 1000, 1000
+	v.Out.Edge, v.In.Edge = 70000, 70000
 	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
@@ -489,19 +493,28 @@ func TestPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	full := o.Outers.MaxEntries()
-	if err := o.OutersUsed.Set(full); err != nil {
-		t.Fatal(err)
-	}
+}
+
+// TestInjected has packets of VXLAN that nobody has let through to a pod take no place for their
+// outer headers, of which there are only so many.
+func TestInjected(t *testing.T) {
+	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
 	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
 	p := inPacket(four, unix.IPPROTO_UDP).Bytes()
-	f.run(t, f.Land, knownConnection(four, false).Wrap(p), 0)
-	if got := f.run(t, f.Arrive, p, 0); got != "[asked full]" {
-		t.Errorf("counted %s, want [asked full]", got)
+	for n := range byte(10) {
+		c := knownConnection(four, false)
+		c.Outer[grammar.Overhead+11] = n // who says to have sent it
+		f.run(t, f.Land, c.Wrap(p), 0)
+		if got := f.run(t, f.Arrive, p, 0); got != "[asked]" {
+			t.Errorf("counted %s, want [asked]", got)
+		}
+		if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var used uint32
-	if err := o.OutersUsed.Get(&used); err != nil || used != full {
-		t.Errorf("%d places are used, error %v, want %d", used, err, full)
+	if err := f.objects.OutersUsed.Get(&used); err != nil || used != 0 {
+		t.Errorf("%d places are used, error %v, want none", used, err)
 	}
 }
 
@@ -539,26 +552,150 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestCloseForgets has a connection that closes be unknown from then on.
+// TestCloseForgets has a connection be unknown from then on that opens anew or closes, and stay
+// known where somebody else may have said so: by another device, out of its window, or by a SYN
+// from the wire. Conntrack is told of a reset that is exactly the next.
 func TestCloseForgets(t *testing.T) {
 	f := loadForTest(t, nil)
-	for name, program := range map[string]*ebpf.Program{"leave": f.Leave, "arrive": f.Arrive} {
-		for _, flag := range []byte{tcpFIN, tcpRST, tcpSYN} {
-			f.know(t, four, unix.IPPROTO_TCP, nil)
-			p := outPacket(four, unix.IPPROTO_TCP)
-			if name == "arrive" {
-				p = inPacket(four, unix.IPPROTO_TCP)
+	const acked, end, edge = 900, 1000, 70000
+	for _, tt := range []struct {
+		name    string
+		flags   byte
+		seq     uint32
+		device  uint32
+		in      bool
+		forgets bool
+		closes  bool
+	}{
+		{name: "the pod opens it", flags: tcpSYN, seq: 1 << 31, forgets: true},
+		{name: "the pod lets it be opened", flags: tcpSYN | tcpACK, seq: 1 << 31, forgets: true},
+		{name: "another pod opens it", flags: tcpSYN, device: lo + 1},
+		{name: "it is said to open", flags: tcpSYN, in: true, seq: end},
+		{name: "the pod ends it", flags: tcpFIN | tcpACK, seq: end, forgets: true},
+		{name: "its peer ends it", flags: tcpFIN | tcpACK, seq: end, in: true, forgets: true},
+		{name: "another pod ends it", flags: tcpFIN | tcpACK, seq: end, device: lo + 1},
+		{name: "an end out of the window", flags: tcpFIN | tcpACK, seq: edge + 1},
+		{name: "an end before the window", flags: tcpFIN | tcpACK, seq: acked - 1, in: true},
+		{name: "the pod resets it", flags: tcpRST, seq: end, forgets: true, closes: true},
+		{name: "its peer resets it", flags: tcpRST | tcpACK, seq: end, in: true, forgets: true, closes: true},
+		{name: "a reset of what is acknowledged", flags: tcpRST, seq: acked, in: true, forgets: true, closes: true},
+		{name: "a reset in the window", flags: tcpRST, seq: end + 1, forgets: true},
+		{name: "a reset out of the window", flags: tcpRST, seq: edge + 1, in: true},
+		{name: "a reset before the window", flags: tcpRST, seq: acked - 1},
+		{name: "another pod resets it", flags: tcpRST, seq: end, device: lo + 1},
+		{name: "something urgent", flags: tcpURG | tcpACK, seq: end},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
+				v.Out.Device += tt.device
+				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = acked, acked, end, end, edge, edge
+			})
+			p, program := outPacket(four, unix.IPPROTO_TCP), f.Leave
+			if tt.in {
+				p, program = inPacket(four, unix.IPPROTO_TCP), f.Arrive
 			}
-			p.Flags |= flag
-			f.run(t, program, p.Bytes(), 0)
+			p.Flags = tt.flags
+			b := p.Bytes()
+			binary.BigEndian.PutUint32(b[14+20+4:], tt.seq)
+			f.run(t, program, b, 0)
 			flows, err := f.Flows()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(flows) != 0 {
-				t.Errorf("%s, flag %#x: %v is known", name, flag, slices.Collect(maps.Keys(flows)))
+			if forgets := len(flows) == 0; forgets != tt.forgets {
+				t.Errorf("it is forgotten: %t, want %t", forgets, tt.forgets)
+			}
+			f.news.SetDeadline(time.Now())
+			news, err := f.News()
+			if told := err == nil && news.Ask == AskClose; told != tt.closes {
+				t.Errorf("conntrack is to be told: %t, want %t (%+v, %v)", told, tt.closes, news, err)
+			}
+		})
+	}
+}
+
+// TestNumbers has packets of a connection be carried as long as they fit its numbers, and these
+// go on with them.
+func TestNumbers(t *testing.T) {
+	for _, v := range []version{four, six} {
+		f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+		for _, tt := range []struct {
+			name      string
+			seq, ack  uint32
+			in        bool
+			carried   bool
+			out, back Side // afterwards
+		}{
+			{"the next", 1000, 900, false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
+			{"the next but a few", 5000, 1000, false, true, Side{5100, 1000, 70000}, Side{1000, 900, 70000}},
+			{"once more", 900, 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"the last that fits", 70000, 900, false, true, Side{70100, 900, 70000}, Side{1000, 900, 70000}},
+			{"out of the window", 70001, 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"an acknowledgement of what was not seen yet", 1000, 1200, false, true, Side{1100, 1200, 70000}, Side{1200, 900, 70000}},
+			{"an acknowledgement of what cannot have been sent", 1000, 70001, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"what opens the window", 1000, 70000, false, true, Side{1100, 70000, 70000}, Side{70000, 900, 70000 + 256}},
+			{"the peer's next", 1000, 900, true, true, Side{1000, 900, 70000}, Side{1100, 900, 70000}},
+			{"the peer's, out of the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+		} {
+			f.know(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
+				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = 900, 900, 1000, 1000, 70000, 70000
+			})
+			p, program := outPacket(v, unix.IPPROTO_TCP), f.Leave
+			if tt.in {
+				p, program = inPacket(v, unix.IPPROTO_TCP), f.Arrive
+			}
+			b := p.Bytes()
+			binary.BigEndian.PutUint32(b[14+v.header()+4:], tt.seq)
+			binary.BigEndian.PutUint32(b[14+v.header()+8:], tt.ack)
+			code, err := program.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
+			if err != nil || code == redirect != tt.carried {
+				t.Errorf("%s, %s: it returns %d, error %v; carried %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.carried)
+			}
+			pod, peer := v.ends()
+			if n, err := f.Numbers(Flow{pod, peer, unix.IPPROTO_TCP}); err != nil || n != (Numbers{tt.out, tt.back}) {
+				t.Errorf("%s, %s: numbers are %+v, error %v, want %+v", v, tt.name, n, err, Numbers{tt.out, tt.back})
 			}
 		}
+	}
+}
+
+// TestRenew has the agent be asked once for each gigabyte that conntrack has not seen.
+func TestRenew(t *testing.T) {
+	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	const step = 1 << 28
+	f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.Edge, v.In.Edge = step, step })
+	b := outPacket(four, unix.IPPROTO_TCP).Bytes()
+	asked := 0
+	for n := range uint32(16) { // 4 GiB
+		pod, peer := four.ends()
+		var v fastpathFlow
+		if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &v); err != nil {
+			t.Fatal(err)
+		}
+		v.Out.Seen, v.In.Seen, v.Out.Edge = uint64(monotonic(t)), uint64(monotonic(t)), (n+1)*step
+		if err := f.objects.Flows.Put(v.Key, v); err != nil {
+			t.Fatal(err)
+		}
+		binary.BigEndian.PutUint32(b[14+20+4:], n*step+1000)
+		for range 3 {
+			if code, err := f.Leave.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
+				t.Fatalf("it returns %d, error %v", int32(code), err)
+			}
+		}
+		f.news.SetDeadline(time.Now())
+		for {
+			news, err := f.News()
+			if err != nil {
+				break
+			}
+			if news.Ask != AskRenew {
+				t.Errorf("asked for %+v, want a renewal", news)
+			}
+			asked++
+		}
+	}
+	if asked != 3 {
+		t.Errorf("asked %d times in 4 GiB, the first 256 MiB of which begin at 0; want 3", asked)
 	}
 }
 

@@ -272,6 +272,12 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 	if len(n.overlays) == 0 {
 		return n
 	}
+	// What the way to another node has learnt of itself the programs ask for (mtu_of_route).
+	for _, r := range routes {
+		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
+			narrow(r.MTU - overhead)
+		}
+	}
 	shaped := make(map[int]string)
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "noqueue" && t != "clsact" && t != "ingress" {

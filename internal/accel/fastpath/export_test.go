@@ -2,10 +2,19 @@
 
 package fastpath
 
+import "slipstream.dev/bpf"
+
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
 // after how many it did.
 func SleepAfter(beats int) (before int) {
 	before, sleepAfter = sleepAfter, beats
+	return before
+}
+
+// ForgetAfter has every fast path forget a connection that is idle for so many beats, and
+// returns after how many it did.
+func ForgetAfter(beats int) (before int) {
+	before, forgetAfter = forgetAfter, beats
 	return before
 }
 
@@ -31,4 +40,21 @@ func (f *Fastpath) Sleep() {
 	clear(f.pods.used)
 	f.pods.mu.Unlock()
 	poke(f.resync)
+}
+
+// Tracked is what conntrack knows of a connection.
+type Tracked struct {
+	State uint8
+	// Flags are those of the original direction and of the reply, Timeout is in seconds.
+	Flags   [2]uint8
+	Timeout uint32
+}
+
+// Conntrack asks for a connection in the calling thread's network namespace.
+func Conntrack(f bpf.Flow) (Tracked, error) {
+	t, err := lookUp(f)
+	if err != nil || t == nil {
+		return Tracked{}, err
+	}
+	return Tracked{t.state, t.flags, t.timeout}, nil
 }

@@ -9,8 +9,9 @@
 // one is applied, that of internal/accel. docs/fastpath.md tells the path of a packet.
 //
 // Nothing of it outlives the process: programs, maps and attachments go with it, and
-// there is nothing to put back. What does stay is with connections that are open then:
-// conntrack goes on not to check their window, as it has missed too much of them.
+// there is nothing to put back. What conntrack knows of connections that are open then is
+// renewed (conntrack.go); if the process is killed, conntrack goes on not to check their window,
+// until they have been idle on the fast path of the next.
 package fastpath
 
 import (
@@ -41,12 +42,16 @@ const Life = 2 * time.Second
 
 const (
 	beat = Life / 4
-	// forgetAfter is how many beats a connection may be idle until it is forgotten,
-	// forgetSoon where there is little room: it is not on the fast path by then.
-	forgetAfter, forgetSoon = 20, 4
+	// forgetSoon is how many beats a connection may be idle where there is little room: it is
+	// not on the fast path by then.
+	forgetSoon = 4
 	// lookAfter is how many beats pass from one look at all connections to the next.
 	lookAfter = 8
 )
+
+// forgetAfter is how many beats a connection may be idle until it is forgotten; tests have less
+// patience.
+var forgetAfter = 20
 
 // sleepAfter is how many beats a pod is watched without a connection; tests have less patience.
 var sleepAfter = 64
@@ -67,8 +72,11 @@ type Fastpath struct {
 	changes  *changes
 
 	quit, resync, news chan struct{}
-	running            sync.WaitGroup
-	pods               pods
+	// beating is what keeps the programs alive, running is what ends with them.
+	beating, running sync.WaitGroup
+	renewals         renewals
+	cannotRenew      sync.Once
+	pods             pods
 	// verify has the next look at the devices ask the kernel for every attachment too.
 	verify atomic.Bool
 
@@ -118,7 +126,7 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 		return f, err
 	}
 	started := make(chan error, 1)
-	f.running.Go(func() {
+	f.beating.Go(func() {
 		if err := within(ns, func() error { return f.run(started) }); err != nil {
 			started <- err
 		}
@@ -158,6 +166,11 @@ func (f *Fastpath) Close() error {
 	if f.changes != nil {
 		f.changes.close()
 	}
+	f.beating.Wait()
+	// Without a beat they carry nothing, and go on to follow what conntrack is to know.
+	if f.programs != nil {
+		errs = append(errs, f.programs.Beat(0), f.letGo())
+	}
 	f.mu.Lock()
 	for at, l := range f.attached {
 		errs = append(errs, l.Close())
@@ -165,30 +178,79 @@ func (f *Fastpath) Close() error {
 	}
 	f.mu.Unlock()
 	if f.programs != nil {
-		errs = append(errs, f.letGo(), f.programs.Close())
+		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
+	errs = append(errs, f.renewals.close())
 	if f.links != nil {
 		f.links.Close()
 	}
 	return errors.Join(errs...)
 }
 
-// letGo prepares connections for the slow path alone: what conntrack believes of their
-// resets is out of date.
+// letGo has conntrack check the windows of all connections again.
 func (f *Fastpath) letGo() error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
 	}
 	return within(f.ns, func() error {
+		// Those that never pause are given so long in all.
+		until := time.Now().Add(letGoFor)
 		for flow := range flows {
-			if err := relax(flow); err != nil {
+			if err := f.release(flow, 0, until); err != nil {
 				f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
 			}
 		}
 		return nil
 	})
+}
+
+// letGoFor bounds what Close does for connections that are busy.
+const letGoFor = 2 * time.Second
+
+// release has conntrack check the window of a connection again, which has been idle for some
+// time, or if it has not, as soon as it pauses. If it does not until then, conntrack goes on to be
+// liberal with it, as with what the kernel's own flow tables let go (flow_offload_fixup_tcp).
+func (f *Fastpath) release(flow bpf.Flow, idle time.Duration, until time.Time) error {
+	if flow.Protocol != unix.IPPROTO_TCP {
+		return nil
+	}
+	for {
+		n, err := f.programs.Numbers(flow)
+		if err != nil || n == (bpf.Numbers{}) {
+			return err
+		}
+		if n.Quiet() {
+			if err := f.renew(flow, n, idle, false); err != nil {
+				return errors.Join(err, abandon(flow))
+			}
+			after, err := f.programs.Numbers(flow)
+			if err != nil || after == n {
+				return err
+			}
+			// Conntrack has missed some of what came meanwhile.
+			if err := liberal(flow); err != nil || idle > 0 {
+				return err
+			}
+		} else if idle > 0 {
+			return unacknowledged(flow, idle)
+		}
+		if time.Now().After(until) {
+			return abandon(flow)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// renew has conntrack know a connection's numbers, if this kernel can.
+func (f *Fastpath) renew(flow bpf.Flow, n bpf.Numbers, idle time.Duration, carried bool) error {
+	err := f.renewals.do(func(r *renewer) error { return r.renew(flow, n, idle, carried) })
+	if errors.Is(err, errCannotRenew) {
+		f.cannotRenew.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
+		return abandon(flow)
+	}
+	return err
 }
 
 // Counts tells what became of packets: see bpf.Fastpath.
@@ -350,6 +412,9 @@ func (f *Fastpath) run(started chan<- error) error {
 			if f.pods.rest() {
 				poke(f.resync)
 			}
+			if err := f.renewals.rest(); err != nil {
+				f.log.Warn("stop renewing what conntrack knows", "error", err)
+			}
 		}
 	}
 }
@@ -396,7 +461,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	if err != nil {
 		return err
 	}
-	idle := forgetAfter * beat
+	idle := time.Duration(forgetAfter) * beat
 	if len(flows) > f.programs.Room()/4*3 {
 		idle = forgetSoon * beat
 	}
@@ -410,6 +475,13 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 		}
 		if now-since > idle {
 			delete(unseen, flow)
+			// There may be thousands.
+			if err := f.beat(); err != nil {
+				return err
+			}
+			if err := f.release(flow, now-since, time.Time{}); err != nil {
+				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
+			}
 			if err := f.programs.Forget(flow); err != nil {
 				return err
 			}
@@ -420,29 +492,48 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	return nil
 }
 
-// follow does as the programs ask: watches pods, and has conntrack stop checking the windows
-// of connections that are about to take the fast path.
+// follow does as the programs ask, until they are closed.
 func (f *Fastpath) follow() error {
 	for {
 		news, err := f.programs.News()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
-		if err == nil && news.Watch {
-			link, anew := f.pods.linkOf(news.Pod)
-			if anew {
-				poke(f.resync)
-			}
-			f.watch(link)
-			continue
-		}
-		if err == nil && news.Flow != (bpf.Flow{}) { // else it has ended
-			err = relax(news.Flow)
+		if err == nil {
+			err = f.heed(news)
 		}
 		if err != nil {
-			f.log.Warn("tell conntrack of a connection", "connection", news.Flow, "error", err)
+			f.log.Warn("do as the programs of the fast path ask", "connection", news.Flow, "error", err)
 		}
 	}
+}
+
+// heed does what the programs ask for: watches a pod, or tells conntrack of a connection.
+func (f *Fastpath) heed(news bpf.News) error {
+	flow := news.Flow
+	switch {
+	case news.Ask == bpf.AskWatch:
+		link, anew := f.pods.linkOf(news.Pod)
+		if anew {
+			poke(f.resync)
+		}
+		f.watch(link)
+		return nil
+	case news.Ask == bpf.AskLiberal:
+		return liberal(flow)
+	case news.Ask == bpf.AskAcked:
+		return acked(flow)
+	case news.Ask == bpf.AskClose:
+		return reset(flow)
+	}
+	n, err := f.programs.Numbers(flow)
+	if err != nil || n == (bpf.Numbers{}) {
+		return err
+	}
+	if news.Ask == bpf.AskReopen {
+		return reopen(flow)
+	}
+	return f.renew(flow, n, 0, true)
 }
 
 // scout has the programs at the VXLAN devices look for connections, or not.

@@ -1429,6 +1429,8 @@ func TestReset(t *testing.T) {
 			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other of IPv6
 				w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, closed == (size == 3<<30))
 				w.start()
+				w.dropInvalid("n0")
+				w.dropInvalid("n1")
 				e := w.connect()
 				var received atomic.Int64
 				ended := make(chan error, 1)
@@ -1469,6 +1471,10 @@ func TestReset(t *testing.T) {
 				case <-time.After(patience):
 					t.Error("the reset did not arrive")
 				}
+				w.eventually("conntrack to know of the reset", func() {}, func() bool {
+					a, b := w.conntrack("n0", e), w.conntrack("n1", e)
+					return a.State == stateClose && b.State == stateClose && a.Timeout <= closeTimeout && b.Timeout <= closeTimeout
+				})
 			})
 		}
 	}

@@ -1,0 +1,448 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"encoding/binary"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/grammar"
+)
+
+const (
+	// What conntrack's defaults are (nf_conntrack_proto_tcp.c), s.
+	establishedTimeout, closeTimeout = 432_000, 10
+	// Its states and flags (nf_conntrack_tcp.h).
+	stateEstablished, stateClose     = 3, 8
+	flagLiberal, flagUnacknowledged  = 0x08, 0x10
+	tcpRST, tcpSYN                   = 0x04, 0x02
+	settled                          = 300 * time.Millisecond // longer than an acknowledgement is delayed
+	sysctlUnacknowledged, sysctlPMTU = "netfilter/nf_conntrack_tcp_timeout_unacknowledged", "ipv4/route/mtu_expires"
+)
+
+// conntrack is what a node's conntrack knows of a connection that the pod of n0 opened.
+func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
+	w.Helper()
+	near := e.Conn
+	if node == "n1" {
+		near = e.far
+	}
+	end := func(a net.Addr) netip.AddrPort {
+		ap := a.(*net.TCPAddr).AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	flow := bpf.Flow{Pod: end(near.LocalAddr()), Peer: end(near.RemoteAddr()), Protocol: unix.IPPROTO_TCP}
+	w.in(node, func() (err error) {
+		t, err = fastpath.Conntrack(flow)
+		return err
+	})
+	return t
+}
+
+// sysctl sets one of a node.
+func (w *world) sysctl(node, key, value string) {
+	w.Helper()
+	w.in(node, func() error { return os.WriteFile("/proc/sys/net/"+key, []byte(value), 0) })
+}
+
+// trips makes so many round trips.
+func (w *world) trip(e echo, n int) {
+	w.Helper()
+	for range n {
+		if err := e.trip(patience); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// TestConntrackIsAsWithout has conntrack know of a connection what it knew before the fast path
+// carried it: how long it is remembered at any time, all else once it is idle, or left.
+func TestConntrackIsAsWithout(t *testing.T) {
+	before := fastpath.ForgetAfter(4)
+	t.Cleanup(func() { fastpath.ForgetAfter(before) })
+	for _, tt := range []struct {
+		name  string
+		front front
+		six   bool
+		talk  func(*world, echo)
+	}{
+		{name: "round trips", front: direct, talk: func(w *world, e echo) { w.trip(e, 2000) }},
+		{name: "round trips to a service", front: byService, talk: func(w *world, e echo) { w.trip(e, 2000) }},
+		{name: "round trips of IPv6", front: direct, six: true, talk: func(w *world, e echo) { w.trip(e, 2000) }},
+		{name: "more than a gigabyte", front: direct, talk: func(w *world, e echo) {
+			w.transfer(e, 3<<29)
+			w.trip(e, 10) // or the last acknowledgement may be one of an old window
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			e := w.connectBy(tt.front).back()
+			e.quiet(t)
+			w.trip(e, 100)
+			time.Sleep(settled)
+			nodes := []string{"n0", "n1"}
+			was := map[string]fastpath.Tracked{}
+			for _, node := range nodes {
+				was[node] = w.conntrack(node, e)
+				if was[node].State != stateEstablished || was[node].Flags[0]&flagUnacknowledged != 0 {
+					t.Fatalf("%s knows %+v without the fast path", node, was[node])
+				}
+			}
+			same := func(when string) {
+				t.Helper()
+				for _, node := range nodes {
+					is := w.conntrack(node, e)
+					if is.State != was[node].State || is.Flags != was[node].Flags {
+						t.Errorf("%s, %s knows %+v, and without the fast path %+v", when, node, is, was[node])
+					}
+				}
+			}
+			remembered := func(when string, since time.Time) {
+				t.Helper()
+				for _, node := range nodes {
+					is := w.conntrack(node, e)
+					at := establishedTimeout - int(time.Since(since)/time.Second)
+					if int(is.Timeout) < at-2 || int(is.Timeout) > at+1 || (is.Flags[0]|is.Flags[1])&flagUnacknowledged != 0 {
+						t.Errorf("%s, %s remembers it for %d s, want %d: %+v", when, node, is.Timeout, at, is)
+					}
+				}
+			}
+			w.start()
+			w.warm(e)
+			tt.talk(w, e)
+			last := time.Now()
+			if fast := w.counts(0)["fast-out"]; fast < 1000 {
+				t.Fatalf("only %d packets were carried", fast)
+			}
+			time.Sleep(settled)
+			remembered("carried", last)
+			w.eventually("conntrack to check windows", func() {}, func() bool {
+				return w.conntrack("n0", e).Flags[0]&flagLiberal == 0 && w.conntrack("n1", e).Flags[0]&flagLiberal == 0
+			})
+			same("idle")
+			remembered("idle", last)
+
+			// It goes on, is carried anew, and ends well.
+			w.warm(e)
+			tt.talk(w, e)
+			last = time.Now()
+			w.stop(0)
+			w.stop(1)
+			same("left")
+			remembered("left", last)
+			w.trip(e, 100)
+			time.Sleep(settled)
+			same("on the slow path again")
+		})
+	}
+}
+
+// quiet has nothing be sent of a connection while it is idle.
+func (e echo) quiet(t *testing.T) {
+	t.Helper()
+	for _, c := range []net.Conn{e.Conn, e.far} {
+		if err := c.(*net.TCPConn).SetKeepAlive(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// transfer sends so many bytes from the pod of n0, and gets them back.
+func (w *world) transfer(e echo, size int64) {
+	w.Helper()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(e.Conn, zeros{}, size)
+		sent <- err
+	}()
+	if err := e.SetDeadline(time.Now().Add(2 * patience)); err != nil {
+		w.Fatal(err)
+	}
+	if _, err := io.CopyN(io.Discard, e.Conn, size); err != nil {
+		w.Fatal(err)
+	}
+	if err := <-sent; err != nil {
+		w.Fatal(err)
+	}
+}
+
+// zeros has no end.
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+
+// TestIdleConnectionOutlivesHolder has a connection to a service, whose entry is forgotten soon
+// if data is unacknowledged, be remembered when the process is killed that carried it.
+func TestIdleConnectionOutlivesHolder(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for _, node := range []string{"n0", "n1"} {
+		w.sysctl(node, sysctlUnacknowledged, "2")
+	}
+	holder := w.hold("n0")
+	e := w.connectBy(byService).back()
+	w.eventually("it to be carried", func() {}, func() bool {
+		before := w.forwarded("n0")
+		w.trip(e, 100)
+		return w.forwarded("n0")-before < 20
+	})
+	w.trip(e, 2000)
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait()
+	time.Sleep(settled)
+	w.trip(e, 100)
+	// What is new goes to another backend, where nobody knows of this connection.
+	byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
+	time.Sleep(4 * time.Second)
+	if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
+		t.Errorf("conntrack knows %+v", is)
+	}
+	if err := e.trip(3 * time.Second); err != nil {
+		t.Errorf("a message after 4 s: %v", err)
+	}
+}
+
+// packet is one of TCP without data, to be sent by a raw socket.
+func packet(from, to netip.AddrPort, seq uint32, flags byte) []byte {
+	b := make([]byte, 40)
+	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(b[2:], 40)
+	copy(b[12:], from.Addr().AsSlice())
+	copy(b[16:], to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(b[20:], from.Port())
+	binary.BigEndian.PutUint16(b[22:], to.Port())
+	binary.BigEndian.PutUint32(b[24:], seq)
+	b[32], b[33] = 5<<4, flags
+	binary.BigEndian.PutUint16(b[36:], ^grammar.Sum(uint32(unix.IPPROTO_TCP+20)+uint32(grammar.Sum(0, b[12:20])), b[20:]))
+	return b
+}
+
+// forger sends packets from a place as if they were a connection's.
+func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
+	w.Helper()
+	fd := -1
+	w.in(place, func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
+	})
+	w.Cleanup(func() { _ = unix.Close(fd) })
+	from, to := e.LocalAddr().(*net.TCPAddr).AddrPort(), e.RemoteAddr().(*net.TCPAddr).AddrPort()
+	return func(seq uint32, flags byte) {
+		w.Helper()
+		if err := unix.Sendto(fd, packet(from, to, seq, flags), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// TestBlindResets has conntrack go on to hold a connection as established that another pod
+// resets, which knows its ports and none of its numbers, however much it has carried.
+func TestBlindResets(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		talk func(*world, echo)
+	}{
+		{"round trips", func(w *world, e echo) { w.trip(e, 2000) }},
+		{"two gigabytes", func(w *world, e echo) { w.transfer(e, 2<<30) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.start()
+			e := w.connect().back()
+			w.warm(e)
+			tt.talk(w, e)
+			reset := w.forger("n0p1", e)
+			for range 64 {
+				reset(rand.Uint32(), tcpRST)
+			}
+			w.eventually("the resets to get there", func() {}, func() bool {
+				return w.conntrack("n0", e).Timeout <= 300 // as without the fast path
+			})
+			for _, node := range []string{"n0", "n1"} {
+				if is := w.conntrack(node, e); is.State != stateEstablished {
+					t.Errorf("%s knows %+v, want it established", node, is)
+				}
+			}
+			w.trip(e, 100)
+		})
+	}
+}
+
+// TestForgedPackets has a connection go on to be carried, and conntrack hold it as established,
+// though another pod says fifty times a second that it opens, ends, is reset, or goes on.
+func TestForgedPackets(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		flags byte
+		share float64
+	}{
+		{"it opens", tcpSYN, 0.95},
+		{"it is reset", tcpRST, 0.95},
+		{"it ends", 0x11, 0}, // which a liberal conntrack believes until it is told, a moment later
+		{"it goes on", 0x10, 0.95},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			// All programs are at the other pod's veth too.
+			w.warm(w.connectFrom(1, 1, direct).back())
+			forge := w.forger("n0p1", e)
+			before, n := w.counts(0), 0
+			pause := time.NewTicker(20 * time.Millisecond)
+			defer pause.Stop()
+			for range 50 {
+				<-pause.C
+				forge(rand.Uint32(), tt.flags)
+				w.trip(e, 20)
+				n += 20
+			}
+			after := w.counts(0)
+			if share := float64(after["fast-out"]-before["fast-out"]) / float64(n); share < tt.share {
+				t.Errorf("%.3f of the packets were carried meanwhile: %v, then %v", share, before, after)
+			}
+			w.eventually("conntrack to hold it as established", func() { w.trip(e, 1) }, func() bool {
+				is := w.conntrack("n0", e)
+				return is.State == stateEstablished && is.Timeout > 300
+			})
+		})
+	}
+}
+
+// TestMTUOfRoute has nothing be carried that the kernel would cut: the route to the other node
+// has an MTU of its own, from the start, or since something on the way said so.
+func TestMTUOfRoute(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		narrow func(*netlink.Route) error
+	}{
+		{"route", netlink.RouteReplace},
+		{"learnt", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.start()
+			near := w.datagrams()
+			go func() { _, _ = io.Copy(io.Discard, near) }()
+			small, large := make([]byte, 64), make([]byte, 1390)
+			send := func(b []byte, n int) (carried uint64) {
+				t.Helper()
+				before := w.counts(0)["fast-out"]
+				for range n {
+					if _, err := near.Write(b); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return w.counts(0)["fast-out"] - before
+			}
+			w.eventually("large ones to be carried", func() { send(small, 20) }, func() bool { return send(large, 20) >= 19 })
+			_ = tt.narrow
+			if tt.narrow != nil {
+				w.in("n0", func() error { return narrowRoutes(1300) })
+			} else {
+				w.learn("n0", 1300)
+			}
+			w.eventually("small ones to be carried", func() { send(small, 20) }, func() bool { return send(small, 20) >= 19 })
+			time.Sleep(600 * time.Millisecond) // the kernel is asked twice a second
+			send(small, 20)
+			cut := w.cut("n0")
+			if n := send(large, 100); n > 0 {
+				t.Errorf("%d of 100 were carried that are larger than the route takes", n)
+			}
+			if n := w.cut("n0") - cut; n < 200 {
+				t.Errorf("the kernel made %d fragments of 100, want 200", n)
+			}
+			if n := send(small, 100); n < 90 {
+				t.Errorf("%d of 100 were carried that fit", n)
+			}
+		})
+	}
+}
+
+// narrowRoutes has the routes of the wire take no more than so many bytes.
+func narrowRoutes(mtu int) error {
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	for _, r := range routes {
+		if r.Dst != nil && r.Dst.String() == "198.18.0.0/24" {
+			r.MTU = mtu
+			return netlink.RouteReplace(&r)
+		}
+	}
+	return err
+}
+
+// learn has a node learn that no more than so many bytes get to the other one: something on the way says so.
+func (w *world) learn(node string, mtu uint16) {
+	w.Helper()
+	// ICMP's "fragmentation needed" quotes what could not be sent (RFC 792, RFC 1191).
+	quoted := make([]byte, 36)
+	quoted[0], quoted[8], quoted[9] = 0x45, 64, unix.IPPROTO_UDP
+	binary.BigEndian.PutUint16(quoted[2:], 1468)
+	copy(quoted[12:], []byte{198, 18, 0, 1})
+	copy(quoted[16:], []byte{198, 18, 0, 2})
+	binary.BigEndian.PutUint16(quoted[20:], 50000)
+	binary.BigEndian.PutUint16(quoted[22:], 8472)
+	binary.BigEndian.PutUint16(quoted[24:], 1448)
+	quoted[28], quoted[34] = 0x08, 1 // VXLAN's network
+	b := append([]byte{3, 4, 0, 0, 0, 0, byte(mtu >> 8), byte(mtu)}, quoted...)
+	binary.BigEndian.PutUint16(b[2:], ^grammar.Sum(0, b))
+	w.in("n1", func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, b, 0, &unix.SockaddrInet4{Addr: [4]byte{198, 18, 0, 1}})
+	})
+}
+
+// cut is how many fragments a node has made.
+func (w *world) cut(node string) (n int) {
+	w.Helper()
+	w.in(node, func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp")
+		var names []string
+		for line := range strings.Lines(string(b)) {
+			fields := strings.Fields(line)
+			if fields[0] == "Ip:" && names == nil {
+				names = fields
+			} else if fields[0] == "Ip:" {
+				n, err = strconv.Atoi(fields[slices.Index(names, "FragCreates")])
+			}
+		}
+		return err
+	})
+	return n
+}
+
+// dropInvalid has a node drop what conntrack calls invalid, as kube-proxy does.
+func (w *world) dropInvalid(node string) {
+	w.rules(node, func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "invalid"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitINVALID), Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+	})
+}
