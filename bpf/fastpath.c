@@ -2003,9 +2003,10 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	f = known(skb, c, p, 0, six);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
-	/* Packets that are put into the pod do not meet what its driver would run. */
+	/* Packets that are put into the pod do not meet what its driver would run; nor is it known
+	 * of a device that is not found. */
 	dev = pod_device(skb);
-	why = dev && has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again, six);
+	why = !dev || has_xdp(dev) ? REWRITTEN : tracked(skb, p, 0, 1, &again, six);
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;
