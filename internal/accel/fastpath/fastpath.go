@@ -14,9 +14,11 @@
 package fastpath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -81,6 +83,8 @@ type Fastpath struct {
 	scouts   scouts
 	awake    bool
 	attached map[attachment]link.Link
+	// inspected is how many sides of devices have been inspected in this round.
+	inspected int
 	// failed says why the last try to attach failed, for as long as there is the device.
 	failed   map[attachment]error
 	refused  []string
@@ -518,9 +522,13 @@ func (f *Fastpath) sync() error {
 	return err
 }
 
+// inspectMost bounds the sides of devices that are asked for in a beat: those of 128 pods that
+// have connections, and of the next ones in the next beat.
+const inspectMost = 256
+
 // inspect has the devices be looked at anew where something has changed that is not announced: a
-// sysctl, a program of XDP or tcx. It asks for VXLAN devices, bridges, and the links of pods that
-// have programs of ours.
+// sysctl, a program of XDP or tcx. It asks for VXLAN devices, bridges, NICs, and the links of pods
+// that have programs of ours.
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -529,26 +537,33 @@ func (f *Fastpath) inspect() error {
 		return err
 	}
 	changed := why != f.node.everywhere
-	for _, device := range f.node.guarded {
-		// One that is gone is announced.
-		l, err := f.links.LinkByIndex(device)
-		changed = changed || err == nil && hasXDP(l) != f.node.observers.xdp[device]
+	hooks := f.hooks()
+	ours := make(map[side]bool)
+	for a := range f.attached {
+		ours[side{a.device, hooks[a.program].egress}] = true
 	}
-	for s, ours := range f.sides() {
-		// The kernel has each wait for its turn, and there may be hundreds.
+	sides := slices.Collect(maps.Keys(ours))
+	for _, device := range f.node.guarded {
+		for _, s := range both(device) {
+			if !ours[s] {
+				sides = append(sides, s)
+			}
+		}
+	}
+	slices.SortFunc(sides, func(a, b side) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
+	})
+	sides, f.inspected = turn(sides, f.inspected)
+	for _, s := range sides {
+		// The kernel has each wait for its turn.
 		if err := f.beat(); err != nil {
 			return err
 		}
-		now, err := programsAt(s)
+		as, err := f.asSeen(s, ours[s])
 		if err != nil {
 			return err
 		}
-		if ours && (len(now) == 0 || !f.own(now[len(now)-1])) {
-			changed = true
-		}
-		if was, asked := f.node.observers.programs[s]; asked && !slices.Equal(slices.DeleteFunc(now, f.own), was) {
-			changed = true
-		}
+		changed = changed || !as
 	}
 	if changed {
 		f.Verify()
@@ -556,19 +571,31 @@ func (f *Fastpath) inspect() error {
 	return nil
 }
 
-// sides are those that packets of the fast path pass by, and whether they have a program of ours.
-func (f *Fastpath) sides() map[side]bool {
-	hooks := f.hooks()
-	all := make(map[side]bool)
-	for _, device := range f.node.guarded {
-		for _, s := range both(device) {
-			all[s] = false
-		}
+// turn is the part of all sides that begins behind so many, and how many are behind it.
+func turn(all []side, from int) (part []side, next int) {
+	if from >= len(all) {
+		from = 0
 	}
-	for a := range f.attached {
-		all[side{a.device, hooks[a.program].egress}] = true
+	next = min(from+inspectMost, len(all))
+	return all[from:next], next
+}
+
+// asSeen tells whether a side has the programs that it had at the last look, and ours behind them
+// if it is to have one.
+func (f *Fastpath) asSeen(s side, ours bool) (bool, error) {
+	all, err := programsAt(s)
+	if err != nil || ours && (len(all) == 0 || !f.own(all[len(all)-1])) {
+		return false, err
 	}
-	return all
+	was, asked := f.node.observers.programs[s]
+	if asked && !slices.Equal(slices.DeleteFunc(all, f.own), was) {
+		return false, nil
+	}
+	if s.egress || !slices.Contains(f.node.guarded, s.device) {
+		return true, nil
+	}
+	l, err := f.links.LinkByIndex(s.device)
+	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // one that is gone is announced
 }
 
 // closing tells whether it is being closed: what is attached now would stay.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -249,12 +250,18 @@ func netdevChains() (all []chain, err error) {
 	return all, nil
 }
 
+// attributes reads those of a message, the last of which may lack its padding, where
+// nl.ParseRouteAttr would read beyond the end.
+func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
+	return nl.ParseRouteAttr(append(slices.Clip(b), make([]byte, -len(b)&3)...))
+}
+
 // chainOf reads a message about a chain, if it is one at devices.
 func chainOf(message []byte) (c chain, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return c, false
 	}
-	attrs, err := nl.ParseRouteAttr(message[nl.SizeofNfgenmsg:])
+	attrs, err := attributes(message[nl.SizeofNfgenmsg:])
 	if err != nil {
 		return c, false
 	}
@@ -284,7 +291,7 @@ func chainOf(message []byte) (c chain, ok bool) {
 // hookOf reads where a chain is: the number of its hook, or less than 0, and its devices.
 func hookOf(b []byte) (number int, devices []string) {
 	number = -1
-	attrs, err := nl.ParseRouteAttr(b)
+	attrs, err := attributes(b)
 	if err != nil {
 		return number, nil
 	}
@@ -297,7 +304,7 @@ func hookOf(b []byte) (number int, devices []string) {
 		case unix.NFTA_HOOK_DEV: // of one device, which newer kernels have in the list too
 			devices = append(devices, unix.ByteSliceToString(a.Value))
 		case nftaHookDevs:
-			list, err := nl.ParseRouteAttr(a.Value)
+			list, err := attributes(a.Value)
 			if err != nil {
 				continue
 			}
@@ -351,7 +358,7 @@ func ipsecPolicies() (n uint32, err error) {
 		return 0, fmt.Errorf("count policies of IPsec: %w", err)
 	}
 	for _, m := range messages {
-		attrs, err := nl.ParseRouteAttr(m[min(4, len(m)):])
+		attrs, err := attributes(m[min(4, len(m)):])
 		if err != nil {
 			return 0, fmt.Errorf("count policies of IPsec: %w", err)
 		}

@@ -107,8 +107,11 @@ func observes(protocol int, m syscall.NetlinkMessage) bool {
 	if protocol != unix.NETLINK_NETFILTER {
 		return true
 	}
-	switch kind := m.Header.Type & 0xff; kind {
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+	switch m.Header.Type & 0xff {
+	case unix.NFT_MSG_NEWCHAIN:
+		_, ok := chainOf(m.Data)
+		return ok
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE: // which do not say where it was
 		return len(m.Data) > 0 && (m.Data[0] == unix.NFPROTO_NETDEV || m.Data[0] == unix.NFPROTO_INET)
 	}
 	return false
