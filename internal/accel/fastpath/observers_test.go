@@ -394,7 +394,7 @@ func TestInside(t *testing.T) {
 }
 
 // beneath has the tunnels of both nodes send by a device that stands on their NICs.
-func (w *world) beneath(make func(nic netlink.Link) netlink.Link) {
+func (w *world) beneath(with func(nic netlink.Link) netlink.Link) {
 	w.Helper()
 	for _, node := range []string{"n0", "n1"} {
 		w.in(node, func() error {
@@ -406,7 +406,7 @@ func (w *world) beneath(make func(nic netlink.Link) netlink.Link) {
 			if err != nil {
 				return err
 			}
-			above := make(nic)
+			above := with(nic)
 			if err := netlink.LinkAdd(above); err != nil {
 				return err
 			}
