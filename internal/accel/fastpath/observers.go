@@ -159,12 +159,12 @@ func programsAt(s side) ([]ebpf.ProgramID, error) {
 func programName(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return fmt.Sprint(id)
+		return fmt.Sprintf("number %d", id)
 	}
 	defer p.Close()
 	info, err := p.Info()
 	if err != nil || info.Name == "" {
-		return fmt.Sprint(id)
+		return fmt.Sprintf("number %d", id)
 	}
 	return info.Name
 }
