@@ -226,8 +226,7 @@ func (f *Fastpath) Worn() bool {
 }
 
 // Verify has the devices looked at anew soon, every program attached again that somebody
-// has taken off, and moved to the end behind which others have come: nothing is announced
-// of that.
+// has taken off, and moved to the end behind which others have come.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
 	poke(f.resync)
