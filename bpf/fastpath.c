@@ -2252,7 +2252,8 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
 	why = tracked(skb, p, f, 0, &again, six);
-	/* Packets that are put into the pod do not meet what its driver would run. */
+	/* Packets that are put into the pod do not meet what its driver would run; nor is it
+	 * known of a device that is not found. */
 	dev = pod_device(skb);
 	if (!why && (!dev || has_xdp(dev)))
 		why = REWRITTEN;

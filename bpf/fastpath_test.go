@@ -543,6 +543,7 @@ func TestLists(t *testing.T) {
 		{"another comes", f.Arrive, other, "[unknown]"},
 		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
 		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
+		// Behind lo no pod's device is found, which might have XDP: that is asked of this one alone.
 		{"it goes on", f.Deliver, delivered, "[untracked]"}, // which is asked of it alone
 		{"it has gone on", f.Deliver, delivered, "[]"},
 	} {

@@ -16,6 +16,9 @@ func (a Accelerator) String() string {
 	case a.RFS != nil:
 		return "RFS on " + strings.Join(a.RFS.Devices, ", ")
 	}
+	if a.Fastpath != nil && len(a.Fastpath.UnseenBy) > 0 {
+		return "the eBPF fast path of VXLAN, unseen by " + strings.Join(a.Fastpath.UnseenBy, ", ")
+	}
 	if a.Fastpath != nil {
 		return "the eBPF fast path of VXLAN"
 	}

@@ -287,8 +287,33 @@ type RFS struct {
 }
 
 // Fastpath lets packets of established connections over a VXLAN overlay past the
-// node's bridge, routing and netfilter by eBPF. It has nothing to choose.
-type Fastpath struct{}
+// node's bridge, routing and netfilter by eBPF.
+type Fastpath struct {
+	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
+	// While a device has one of another kind its packets are left alone.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=5
+	// +kubebuilder:validation:items:Enum=tcx;tc;queue;nftables-netdev;conntrack-accounting
+	UnseenBy []string `json:"unseenBy,omitempty"`
+}
+
+// What packets of the fast path may be unseen by.
+const (
+	// UnseenByTCX are eBPF programs of tcx, at a VXLAN device, a bridge or the egress of a
+	// node's end of a veth.
+	UnseenByTCX = "tcx"
+	// UnseenByTC are filters of tc (clsact, ingress), eBPF programs among them.
+	UnseenByTC = "tc"
+	// UnseenByQueue are queueing disciplines, such as those that limit a rate.
+	UnseenByQueue = "queue"
+	// UnseenByNetdev are chains of nftables at the ingress or egress of a device.
+	UnseenByNetdev = "nftables-netdev"
+	// UnseenByAccounting are conntrack's counters of each connection
+	// (net.netfilter.nf_conntrack_acct).
+	UnseenByAccounting = "conntrack-accounting"
+)
 
 // Tools that a workload can be driven with.
 const (

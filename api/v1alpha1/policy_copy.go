@@ -25,7 +25,9 @@ func (a Accelerator) DeepCopy() Accelerator {
 		a.RFS = &rfs
 	}
 	if a.Fastpath != nil {
-		a.Fastpath = new(Fastpath)
+		fastpath := *a.Fastpath
+		fastpath.UnseenBy = slices.Clone(fastpath.UnseenBy)
+		a.Fastpath = &fastpath
 	}
 	return a
 }

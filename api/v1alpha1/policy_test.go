@@ -47,6 +47,8 @@ func TestParsePolicy(t *testing.T) {
 		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:7:36: spec.accelerate[1].rfs.entries: must be a power of two up to 536870912, is 1000"},
 		"two of them":    {"- rfs:", "- rps: {devices: [pod], cpus: all}\n    rfs:", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps, rfs or fastpath, has rps and rfs"},
 		"fast path":      {"rfs: {devices: [host-veth, pod]}", "fastpath: {}\n  - fastpath: {}", "policy.yaml:8:15: spec.accelerate[2].fastpath: is there already"},
+		"unseen by some": {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [queue, cilium]}", `policy.yaml:7:34: spec.accelerate[1].fastpath.unseenBy[1]: must be tcx, tc, queue, nftables-netdev or conntrack-accounting, is "cilium"`},
+		"unseen twice":   {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [tc, tc]}", `policy.yaml:7:31: spec.accelerate[1].fastpath.unseenBy[1]: must be unique, "tc" is spec.accelerate[1].fastpath.unseenBy[0] too`},
 		"fast and more":  {"- rfs: {devices: [host-veth, pod]}", "- {rfs: {devices: [pod]}, fastpath: {}}", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps, rfs or fastpath, has rfs and fastpath"},
 		"twice":          {"rfs: {devices: [host-veth, pod]}", "rps: {devices: [nic], cpus: all}", `policy.yaml:7:21: spec.accelerate[1].rps.devices[0]: must be unique, "nic" is spec.accelerate[0].rps.devices[0] too`},
 		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
@@ -106,6 +108,7 @@ func fullPolicy() *AccelerationPolicy {
 			Accelerate: []Accelerator{
 				{RPS: &RPS{Devices: []string{"nic"}, CPUs: "all"}},
 				{RFS: &RFS{Devices: []string{"pod"}, CPUs: "0", Entries: 1024}},
+				{Fastpath: &Fastpath{UnseenBy: []string{UnseenByQueue, UnseenByTCX}}},
 			},
 			Pods: &metav1.LabelSelector{
 				MatchLabels:      map[string]string{"app": "web"},

@@ -589,18 +589,24 @@ func (r *reader) accelerators(path string, on Path, list []Accelerator) {
 			entries = a.RFS.Entries
 		}
 		if a.Fastpath != nil {
-			r.fastpath(at+".fastpath", on, list[:i])
+			r.fastpath(at+".fastpath", a.Fastpath, on, list[:i])
 		}
 	}
 }
 
-// fastpath checks that there is an overlay to shorten, once.
-func (r *reader) fastpath(path string, on Path, before []Accelerator) {
+// fastpath checks that there is an overlay to shorten, once, and who may miss its packets.
+func (r *reader) fastpath(path string, f *Fastpath, on Path, before []Accelerator) {
 	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
 		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
 	}
 	if slices.ContainsFunc(before, func(a Accelerator) bool { return a.Fastpath != nil }) {
 		r.fail(path, "is there already")
+	}
+	seen := make(map[string]string)
+	for i, kind := range f.UnseenBy {
+		at := fmt.Sprintf("%s.unseenBy[%d]", path, i)
+		r.oneOf(at, kind, UnseenByTCX, UnseenByTC, UnseenByQueue, UnseenByNetdev, UnseenByAccounting)
+		r.unique(at, kind, seen)
 	}
 }
 

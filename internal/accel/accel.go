@@ -183,8 +183,8 @@ func (s *Session) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	for _, c := range slices.Concat(machine, queues) {
 		settings = append(settings, record.Setting{Place: s.options.Place.Name, Path: c.path, Want: c.want, Got: c.was, Was: c.was})
 	}
-	if p.fastpath {
-		hooks, err := fastpath.Plan(s.ns)
+	if p.fastpath != nil {
+		hooks, err := fastpath.Plan(s.ns, p.fastpath.UnseenBy...)
 		if err != nil {
 			return nil, err
 		}
@@ -250,8 +250,8 @@ func (s *Session) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		updates.close()
 		return nil, err
 	}
-	if p.fastpath {
-		if err := s.startFastpath(); err != nil {
+	if p.fastpath != nil {
+		if err := s.startFastpath(p.fastpath); err != nil {
 			updates.close()
 			_, undone := s.release(context.WithoutCancel(ctx))
 			return nil, errors.Join(err, undone)

@@ -31,6 +31,8 @@ type fast struct {
 	// path is nil where it is not on.
 	path   *fastpath.Fastpath
 	socket *fastSocket
+	// as is what was asked for when it began.
+	as *v1alpha1.Fastpath
 	// wanted by what is kept, and why it is not on; tried is when that was found.
 	wanted   bool
 	err      error
@@ -61,13 +63,14 @@ func (s *Session) canHold(accelerators []v1alpha1.Accelerator) error {
 }
 
 // startFastpath begins to hold the fast path.
-func (s *Session) startFastpath() (err error) {
+func (s *Session) startFastpath(as *v1alpha1.Fastpath) (err error) {
 	if s.fast.socket, err = s.listenFast(); err != nil {
 		return err
 	}
-	if s.fast.path, err = fastpath.Start(s.ns, s.options.Log); err != nil {
+	if s.fast.path, err = fastpath.Start(s.ns, s.options.Log, as.UnseenBy...); err != nil {
 		return errors.Join(err, s.stopFastpath())
 	}
+	s.fast.as = as
 	s.fast.socket.serve(func() (Fastpath, error) { return s.Fastpath() })
 	return nil
 }
@@ -91,10 +94,18 @@ func (s *Session) stopFastpath() error {
 // keepFastpath has the fast path on or off as the plan wants it. That it cannot be had
 // hinders nothing else.
 func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
-	if !s.plan.fastpath {
+	want := s.plan.fastpath
+	if want == nil {
 		return s.stopFastpath()
 	}
 	f := &s.fast
+	if f.path != nil && !slices.Equal(f.as.UnseenBy, want.UnseenBy) {
+		s.options.Log.Info("the fast path begins anew, as others may miss its packets now: connections take the slow path for a moment",
+			"place", s.options.Place.Name, "unseenBy", want.UnseenBy)
+		if err := s.stopFastpath(); err != nil {
+			return err
+		}
+	}
 	if f.path != nil {
 		repaired := f.path.Repaired()
 		kept.Repaired += repaired - f.repaired
@@ -118,7 +129,7 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	}
 	if err == nil {
 		f.probed = true
-		err = s.startFastpath()
+		err = s.startFastpath(want)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()

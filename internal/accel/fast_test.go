@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
 
@@ -137,6 +139,38 @@ func TestFastpathNews(t *testing.T) {
 		}
 		if alone := strings.Join(s.FastpathState().LeftAlone, "; "); strings.Contains(alone, "other: ") {
 			return
+		}
+	}
+}
+
+// TestFastpathUnseenBy has what may miss packets be what is wanted last, and what is planned.
+func TestFastpathUnseenBy(t *testing.T) {
+	node(t, enter(t), 1)
+	nic, err := netlink.LinkByName("eth0")
+	must(t, err)
+	overlay := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "tunnel", Flags: net.FlagUp}, VxlanId: 7, Port: 4790,
+		VtepDevIndex: nic.Attrs().Index, SrcAddr: net.IPv4(192, 0, 2, 1).To4()}
+	must(t, netlink.LinkAdd(overlay))
+	must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: overlay.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+		Rate: 1 << 20, Buffer: 1 << 16, Limit: 1 << 20}))
+	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	must(t, err)
+	defer s.Close()
+	v, err := s.Look()
+	must(t, err)
+	for _, unseenBy := range [][]string{nil, {v1alpha1.UnseenByTC, v1alpha1.UnseenByQueue}, {v1alpha1.UnseenByTC}} {
+		wanted := []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{UnseenBy: unseenBy}}}
+		given := slices.Contains(unseenBy, v1alpha1.UnseenByQueue)
+		_, err = s.Keep(t.Context(), v, wanted)
+		must(t, err)
+		alone := strings.Join(s.FastpathState().LeftAlone, "; ")
+		if strings.Contains(alone, "tunnel: it has a queue (tbf)") == given {
+			t.Errorf("unseen by %q: left alone are %s", unseenBy, alone)
+		}
+		plan, err := s.Plan(t.Context(), wanted)
+		must(t, err)
+		if planned := slices.ContainsFunc(plan, func(p record.Setting) bool { return p.Path == "tcx/tunnel/tunnel" }); planned != given {
+			t.Errorf("unseen by %q: planned is %v", unseenBy, plan)
 		}
 	}
 }

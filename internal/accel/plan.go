@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 
 	"slipstream.dev/api/v1alpha1"
@@ -28,8 +29,8 @@ type plan struct {
 	entries int
 	// queues says what the queues of a class's devices get.
 	queues map[string]queueSettings
-	// fastpath is wanted beside them.
-	fastpath bool
+	// fastpath is nil where it is not wanted beside them.
+	fastpath *v1alpha1.Fastpath
 }
 
 type queueSettings struct {
@@ -55,7 +56,7 @@ func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (Se
 				err = p.addRPS(a.RFS.Devices, a.RFS.CPUs, resolve)
 			}
 		case a.Fastpath != nil && a.RPS == nil && a.RFS == nil:
-			p.fastpath = true
+			err = p.addFastpath(a.Fastpath)
 		default:
 			err = errors.New("want exactly one of rps, rfs and fastpath")
 		}
@@ -96,6 +97,17 @@ func (p *plan) addRFS(rfs *v1alpha1.RFS) error {
 		q.flows = rfs.Entries
 		p.queues[class] = q
 	}
+	return nil
+}
+
+// addFastpath has the fast path be wanted. What may miss its packets is one policy's to say:
+// together two would give up more than either asked for, or less.
+func (p *plan) addFastpath(f *v1alpha1.Fastpath) error {
+	unseenBy := slices.Sorted(slices.Values(f.UnseenBy))
+	if p.fastpath != nil && !slices.Equal(p.fastpath.UnseenBy, unseenBy) {
+		return conflict(fmt.Sprintf("wants the fast path unseenBy %q, another accelerator %q", unseenBy, p.fastpath.UnseenBy))
+	}
+	p.fastpath = &v1alpha1.Fastpath{UnseenBy: unseenBy}
 	return nil
 }
 

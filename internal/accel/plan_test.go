@@ -129,6 +129,10 @@ func TestPlanChanges(t *testing.T) {
 		{"entries no power of two", 2, []v1alpha1.Accelerator{rfs(1000, "", "nic")}, nil, "want a power of two"},
 		{"no entries", 2, []v1alpha1.Accelerator{rfs(0, "", "nic")}, nil, "want a power of two"},
 		{"neither", 2, []v1alpha1.Accelerator{{}}, nil, "want exactly one of rps, rfs and fastpath"},
+		{"fast paths that differ", 2, []v1alpha1.Accelerator{
+			{Fastpath: &v1alpha1.Fastpath{UnseenBy: []string{"tcx", "queue"}}}, {Fastpath: &v1alpha1.Fastpath{UnseenBy: []string{"queue", "tcx"}}},
+			{Fastpath: &v1alpha1.Fastpath{UnseenBy: []string{"queue"}}},
+		}, nil, `accelerator 3: wants the fast path unseenBy ["queue"], another accelerator ["queue" "tcx"]`},
 		{"both in one", 2, []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{}, RFS: &v1alpha1.RFS{}}}, nil, "want exactly one of rps, rfs and fastpath"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (a *Agent) observeFastpath() *FastpathStatus {
 	case state.Err != nil:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonError, state.Err.Error()
 	case len(state.Overlays) == 0:
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "no VXLAN device of the node is of a kind that the fast path knows: "+alone
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "no VXLAN device of the node can be on the fast path: "+alone
 	case alone != "":
 		f.Reason = v1alpha1.ReasonLeftAlone
 		f.Message += "; left to the slow path are " + alone

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/bpf"
 )
 
@@ -32,9 +33,14 @@ type node struct {
 	// addresses of IP are reached.
 	owners []bpf.Owner
 	behind map[netip.Addr]int
-	// filtered says of devices where they have filters of classic tc. These run behind the
-	// programs, and a packet of the fast path would jump them.
-	filtered map[int]filtered
+	// observers are those of all devices. guarded are VXLAN devices and what stands on pods'
+	// links: what comes there would be jumped.
+	observers observers
+	guarded   []int
+	// unlanded are NICs whose ingress has observers behind the place of land.
+	unlanded []int
+	// everywhere is why no device is understood, if so.
+	everywhere string
 	// mtu is that of the narrowest device on any way.
 	mtu int
 	// ports is the range of source ports, the end left out.
@@ -42,11 +48,6 @@ type node struct {
 	// refused says which devices are not understood, and why.
 	refused []string
 }
-
-// filtered is where a device has filters.
-type filtered struct{ ingress, egress bool }
-
-const hasFilters = "it has filters of tc, which packets would jump"
 
 // attachments are the programs of each device, those that see a packet last first, where
 // some pods' links have them. If none has, the fast path sleeps: it has the scouts alone, or
@@ -61,7 +62,7 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 	if awake {
 		for _, device := range n.nics {
 			add(device, "wire")
-			if !n.filtered[device].ingress {
+			if !slices.Contains(n.unlanded, device) {
 				add(device, "land")
 			}
 		}
@@ -80,8 +81,8 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 }
 
 // look finds out what a node's devices are, in the calling thread's network namespace,
-// whose h is.
-func look(h *netlink.Handle) (node, error) {
+// whose h is. Observers of the kinds in unseenBy do not count.
+func look(h *netlink.Handle, unseenBy []string, ours own) (node, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -90,11 +91,7 @@ func look(h *netlink.Handle) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	qdiscs, err := dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
-	if err != nil {
-		return node{}, err
-	}
-	filters, err := filtersOf(h, links, qdiscs)
+	observers, err := observersOf(h, links, unseenBy, ours)
 	if err != nil {
 		return node{}, err
 	}
@@ -112,19 +109,19 @@ func look(h *netlink.Handle) (node, error) {
 	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
 		return node{}, err
 	}
-	var pathMTU int
-	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
+	why, err := everywhere(unseenBy)
+	if err != nil {
 		return node{}, err
 	}
 	if err := narrowBy6(links); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, qdiscs, filters, neighbours)
+	n := understand(links, routes, observers, neighbours)
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
-	if pathMTU != 0 {
+	if n.everywhere = why; why != "" {
 		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
-		n.refused = append(n.refused, "all devices: net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own")
+		n.refused = append(n.refused, "all devices: "+why)
 	}
 	return n, nil
 }
@@ -153,40 +150,6 @@ func (n node) routed(h *netlink.Handle, address netip.Addr) int {
 		return routes[0].LinkIndex
 	}
 	return 0
-}
-
-// filtersOf finds the devices that have filters of tc.
-func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (map[int]filtered, error) {
-	all := make(map[int]filtered)
-	for _, q := range qdiscs {
-		if t := q.Type(); t != "clsact" && t != "ingress" {
-			continue
-		}
-		index := q.Attrs().LinkIndex
-		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index })
-		if i < 0 {
-			continue // it came since; a change will tell
-		}
-		has := func(parent uint32, block *uint32) (bool, error) {
-			if block != nil {
-				return true, nil // shared with other devices
-			}
-			filters, err := dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
-			return len(filters) > 0, err
-		}
-		ingress, err := has(netlink.HANDLE_MIN_INGRESS, q.Attrs().IngressBlock)
-		if err != nil {
-			return nil, err
-		}
-		egress := false
-		if q.Type() == "clsact" {
-			if egress, err = has(netlink.HANDLE_MIN_EGRESS, nil); err != nil {
-				return nil, err
-			}
-		}
-		all[index] = filtered{ingress, egress}
-	}
-	return all, nil
 }
 
 // narrowBy6 has devices be as narrow as they are to IPv6, which has an MTU of its own of each.
@@ -232,75 +195,22 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 }
 
 // understand sorts out what devices are for.
-func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Qdisc, filters map[int]filtered, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]bpf.Overlay), behind: make(map[netip.Addr]int), names: make(map[int]string), filtered: filters}
+func understand(links []netlink.Link, routes []netlink.Route, seen observers, neighbours []netlink.Neigh) node {
+	n := node{overlays: make(map[int]bpf.Overlay), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: seen}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
 		n.names[l.Attrs().Index] = l.Attrs().Name
 	}
-	refuse := func(l netlink.Link, format string, args ...any) {
-		n.refused = append(n.refused, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
-	}
-	narrow := func(mtu int) {
-		if n.mtu == 0 || mtu < n.mtu {
-			n.mtu = mtu
-		}
-	}
-	for _, l := range links {
-		v, ok := l.(*netlink.Vxlan)
-		if !ok {
-			continue
-		}
-		nic := byIndex[v.VtepDevIndex]
-		if why := odd(v, nic, routes, neighbours); why != "" {
-			refuse(l, "%s", why)
-			continue
-		}
-		if filters[v.Index] != (filtered{}) {
-			refuse(l, hasFilters)
-			continue
-		}
-		source, _ := netip.AddrFromSlice(v.SrcAddr)
-		n.overlays[v.Index] = bpf.Overlay{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
-		if !slices.Contains(n.nics, v.VtepDevIndex) {
-			n.nics = append(n.nics, v.VtepDevIndex)
-		}
-		narrow(v.MTU)
-		narrow(nic.Attrs().MTU - overhead)
-	}
+	n.addTunnels(links, byIndex, routes, neighbours)
 	if len(n.overlays) == 0 {
 		return n
 	}
+	n.addPods(links, byIndex)
 	// What the way to another node has learnt of itself the programs ask for (mtu_of_route).
 	for _, r := range routes {
 		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
-			narrow(r.MTU - overhead)
-		}
-	}
-	shaped := make(map[int]string)
-	for _, q := range qdiscs {
-		if t := q.Type(); t != "noqueue" && t != "clsact" && t != "ingress" {
-			shaped[q.Attrs().LinkIndex] = t
-		}
-	}
-	for _, l := range links {
-		a := l.Attrs()
-		if l.Type() != "veth" || a.NetNsID < 0 || slices.Contains(n.nics, a.Index) {
-			continue
-		}
-		if q := shaped[a.Index]; q != "" {
-			refuse(l, "it has a queue (%s), which packets would jump", q)
-			continue
-		}
-		if filters[a.Index] != (filtered{}) {
-			refuse(l, hasFilters)
-			continue
-		}
-		n.veths = append(n.veths, a.Index)
-		narrow(a.MTU)
-		if master := byIndex[a.MasterIndex]; master != nil {
-			narrow(master.Attrs().MTU)
+			n.narrow(r.MTU - overhead)
 		}
 	}
 	for _, at := range neighbours {
@@ -326,9 +236,140 @@ func understand(links []netlink.Link, routes []netlink.Route, qdiscs []netlink.Q
 	return n
 }
 
+// refuse leaves a device to the slow path.
+func (n *node) refuse(l netlink.Link, format string, args ...any) {
+	n.refused = append(n.refused, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
+}
+
+// narrow has packets be no larger than a device on their way takes.
+func (n *node) narrow(mtu int) {
+	if n.mtu == 0 || mtu < n.mtu {
+		n.mtu = mtu
+	}
+}
+
+// jumped is why a device with an observer is left alone.
+const jumped = "it has %s, which packets would jump"
+
+// addTunnels finds the VXLAN devices and the NICs that they send by.
+func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
+	for _, l := range links {
+		v, ok := l.(*netlink.Vxlan)
+		if !ok {
+			continue
+		}
+		nic := byIndex[v.VtepDevIndex]
+		if why := odd(v, nic, byIndex, routes, neighbours); why != "" {
+			n.refuse(l, "%s", why)
+			continue
+		}
+		n.guarded = append(n.guarded, v.Index)
+		if what := n.observers.first(both(v.Index)); what != "" {
+			n.refuse(l, jumped, what)
+			continue
+		}
+		// What a program sends to a NIC meets all that is there but nftables (nf_skip_egress).
+		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
+			n.refuse(l, "it sends by %s, which has %s, which packets would jump", nic.Attrs().Name, what)
+			continue
+		}
+		source, _ := netip.AddrFromSlice(v.SrcAddr)
+		n.overlays[v.Index] = bpf.Overlay{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		n.narrow(v.MTU)
+		n.narrow(nic.Attrs().MTU - overhead)
+		if slices.Contains(n.nics, v.VtepDevIndex) {
+			continue
+		}
+		n.nics = append(n.nics, v.VtepDevIndex)
+		// What comes by a NIC meets programs of tcx there before land, the last of them.
+		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
+			n.unlanded = append(n.unlanded, v.VtepDevIndex)
+			n.refuse(nic, jumped+": the kernel takes them out of the tunnel", what)
+		}
+	}
+}
+
+// addPods finds the links of pods. Those behind a device with an observer are left alone; that
+// is said once.
+func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
+	up := uppers(links)
+	observed := make(map[int]bool)
+	for _, l := range links {
+		a := l.Attrs()
+		if l.Type() != "veth" || a.NetNsID < 0 || slices.Contains(n.nics, a.Index) {
+			continue
+		}
+		above := climb(up, a.Index)
+		if slices.ContainsFunc(above, func(device int) bool { return slices.Contains(n.nics, device) }) {
+			continue // it is of the wire
+		}
+		behind := false
+		for _, device := range above {
+			if _, asked := observed[device]; !asked {
+				n.guarded = append(n.guarded, device)
+				what := n.observers.first(both(device))
+				if observed[device] = what != ""; observed[device] {
+					n.refuse(byIndex[device], "it has %s, which packets of the pods behind it would jump", what)
+				}
+			}
+			behind = behind || observed[device]
+		}
+		if behind {
+			continue
+		}
+		if what := n.observers.first(both(a.Index)); what != "" {
+			n.refuse(l, jumped, what)
+			continue
+		}
+		n.veths = append(n.veths, a.Index)
+		n.narrow(a.MTU)
+		if master := byIndex[a.MasterIndex]; master != nil {
+			n.narrow(master.Attrs().MTU)
+		}
+	}
+}
+
+// uppers are, by a device's index, those that stand on it and take in what it takes in: the
+// bridge that it belongs to, VLANs of it.
+func uppers(links []netlink.Link) map[int][]int {
+	known := make(map[int]bool)
+	for _, l := range links {
+		known[l.Attrs().Index] = true
+	}
+	up := make(map[int][]int)
+	for _, l := range links {
+		a := l.Attrs()
+		if known[a.MasterIndex] {
+			up[a.Index] = append(up[a.Index], a.MasterIndex)
+		}
+		switch l.Type() {
+		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
+			if a.NetNsID < 0 && known[a.ParentIndex] { // else its other device is not of this node
+				up[a.ParentIndex] = append(up[a.ParentIndex], a.Index)
+			}
+		}
+	}
+	return up
+}
+
+// climb lists all devices above one.
+func climb(up map[int][]int, device int) []int {
+	all := []int{device}
+	for i := 0; i < len(all); i++ {
+		for _, d := range up[all[i]] {
+			if !slices.Contains(all, d) {
+				all = append(all, d)
+			}
+		}
+	}
+	return all[1:]
+}
+
 // odd says what is odd about a VXLAN device, if anything: the programs write what
-// flannel's and Calico's write.
-func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
+// flannel's and Calico's write. What it sends by may be a device on top of others, such as a
+// bond, a VLAN or a bridge: their hooks are on the way of all packets. What is on top of that
+// again would be jumped.
+func odd(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
 	switch {
 	case v.FlowBased:
 		return "each packet brings its own tunnel (external)"
@@ -340,6 +381,10 @@ func odd(v *netlink.Vxlan, nic netlink.Link, routes []netlink.Route, neighbours 
 		return "it does not say which device it sends by"
 	case nic.Attrs().Flags&net.FlagUp == 0 || v.Flags&net.FlagUp == 0:
 		return "it, or the device that it sends by, is down"
+	case nic.Attrs().EncapType != "ether":
+		return fmt.Sprintf("it sends by %s, whose packets have no Ethernet header", nic.Attrs().Name)
+	case byIndex[nic.Attrs().MasterIndex] != nil:
+		return fmt.Sprintf("it sends by %s, which belongs to %s: packets that come would jump that", nic.Attrs().Name, byIndex[nic.Attrs().MasterIndex].Attrs().Name)
 	case v.Learning:
 		return "it learns where addresses are from packets"
 	case v.TOS != 0:

@@ -15,9 +15,11 @@
 package fastpath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -70,6 +72,9 @@ type Fastpath struct {
 	ns       netns.NsHandle
 	links    *netlink.Handle
 	changes  *changes
+	// unseenBy are the kinds of observers that packets may jump; ours the programs.
+	unseenBy []string
+	ours     map[ebpf.ProgramID]bool
 
 	quit, resync, news chan struct{}
 	// beating is what keeps the programs alive, running is what ends with them.
@@ -86,6 +91,8 @@ type Fastpath struct {
 	scouts   scouts
 	awake    bool
 	attached map[attachment]link.Link
+	// inspected is how many sides of devices have been inspected in this round.
+	inspected int
 	// failed says why the last try to attach failed, for as long as there is the device.
 	failed   map[attachment]error
 	refused  []string
@@ -100,10 +107,11 @@ type attachment struct {
 
 // Start makes the fast path of a network namespace, which stays open until Close, with
 // the devices that are there and those that come later. What it does not understand
-// stays as it is: see Refused. It fails where the kernel lacks something.
-func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
+// stays as it is, and so does what others observe, but for kinds of v1alpha1's Fastpath that
+// may be unseenBy: see Refused. It fails where the kernel lacks something.
+func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
-		log: log, ns: ns, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
+		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
 	}
 	defer func() {
@@ -113,6 +121,9 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 		}
 	}()
 	if f.programs, err = bpf.LoadFastpath(); err != nil {
+		return f, err
+	}
+	if f.ours, err = idsOf(f.hooks()); err != nil {
 		return f, err
 	}
 	// To load them took all types of the kernel: 10 MiB that an idle process would keep
@@ -140,14 +151,15 @@ func Start(ns netns.NsHandle, log *slog.Logger) (f *Fastpath, err error) {
 }
 
 // Plan tells what is attached where on a fast path that watches all pods.
-func Plan(ns netns.NsHandle) (all []Hook, err error) {
+func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
 	err = within(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		defer h.Close()
-		n, err := look(h)
+		// Those of whoever holds a fast path are told by their names.
+		n, err := look(h, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
 		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -276,8 +288,7 @@ func (f *Fastpath) Worn() bool {
 }
 
 // Verify has the devices looked at anew soon, every program attached again that somebody
-// has taken off, and moved to the end behind which others have come: nothing is announced
-// of that.
+// has taken off, and moved to the end behind which others have come.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
 	poke(f.resync)
@@ -401,6 +412,9 @@ func (f *Fastpath) run(started chan<- error) error {
 				f.setProblem(err)
 			} else {
 				f.setProblem(synced)
+			}
+			if err := f.inspect(); err != nil {
+				f.log.Warn("look for others at devices of the fast path", "error", err)
 			}
 			if n%int(lookAfter*beat/glance) > 0 {
 				continue
@@ -560,7 +574,7 @@ func (f *Fastpath) scout(now time.Time) error {
 
 // sync looks at the devices that are there, tells the programs of them, and attaches these.
 func (f *Fastpath) sync() error {
-	node, err := look(f.links)
+	node, err := look(f.links, f.unseenBy, f.own)
 	if err != nil {
 		return err
 	}
@@ -588,8 +602,90 @@ func (f *Fastpath) sync() error {
 	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
 		poke(f.news)
 	}
+	refused := f.refused
 	f.node = node
-	return f.fit(verify)
+	err = f.fit(verify)
+	if slices.ContainsFunc(f.refused, func(why string) bool { return !slices.Contains(refused, why) }) {
+		// What was seen at a device that is left alone now is void.
+		f.changes.change(false)
+	}
+	return err
+}
+
+// inspectMost bounds the sides of devices that are asked for in a beat: those of 128 pods that
+// have connections, and of the next ones in the next beat.
+const inspectMost = 256
+
+// inspect has the devices be looked at anew where something has changed that is not announced: a
+// sysctl, a program of XDP or tcx. It asks for VXLAN devices, bridges, NICs, and the links of pods
+// that have programs of ours.
+func (f *Fastpath) inspect() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	why, err := everywhere(f.unseenBy)
+	if err != nil {
+		return err
+	}
+	changed := why != f.node.everywhere
+	hooks := f.hooks()
+	ours := make(map[side]bool)
+	for a := range f.attached {
+		ours[side{a.device, hooks[a.program].egress}] = true
+	}
+	sides := slices.Collect(maps.Keys(ours))
+	for _, device := range f.node.guarded {
+		for _, s := range both(device) {
+			if !ours[s] {
+				sides = append(sides, s)
+			}
+		}
+	}
+	slices.SortFunc(sides, func(a, b side) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
+	})
+	sides, f.inspected = turn(sides, f.inspected)
+	for _, s := range sides {
+		// The kernel has each wait for its turn.
+		if err := f.beat(); err != nil {
+			return err
+		}
+		as, err := f.asSeen(s, ours[s])
+		if err != nil {
+			return err
+		}
+		changed = changed || !as
+	}
+	if changed {
+		f.Verify()
+	}
+	return nil
+}
+
+// turn is the part of all sides that begins behind so many, and how many are behind it.
+func turn(all []side, from int) (part []side, next int) {
+	if from >= len(all) {
+		from = 0
+	}
+	next = min(from+inspectMost, len(all))
+	return all[from:next], next
+}
+
+// asSeen tells whether a side has the programs that it had at the last look, and ours behind them
+// if it is to have one.
+func (f *Fastpath) asSeen(s side, ours bool) (bool, error) {
+	all, err := programsAt(s)
+	if err != nil || ours && (len(all) == 0 || !f.own(all[len(all)-1])) {
+		return false, err
+	}
+	was, asked := f.node.observers.programs[s]
+	if asked && !slices.Equal(slices.DeleteFunc(all, f.own), was) {
+		return false, nil
+	}
+	if s.egress || !slices.Contains(f.node.guarded, s.device) {
+		return true, nil
+	}
+	l, err := f.links.LinkByIndex(s.device)
+	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // one that is gone is announced
 }
 
 // closing tells whether it is being closed: what is attached now would stay.
@@ -602,20 +698,45 @@ func (f *Fastpath) closing() bool {
 	}
 }
 
+// programs are their names.
+var programs = []string{"wire", "land", "tunnel", "arrive", "leave", "deliver"}
+
+// hook is a program and the side of a device that it is for.
+type hook struct {
+	program *ebpf.Program
+	egress  bool
+}
+
+func (f *Fastpath) hooks() map[string]hook {
+	return map[string]hook{
+		"wire":    {f.programs.Wire, true},
+		"land":    {f.programs.Land, false},
+		"tunnel":  {f.programs.Tunnel, true},
+		"arrive":  {f.programs.Arrive, false},
+		"leave":   {f.programs.Leave, false},
+		"deliver": {f.programs.Deliver, true},
+	}
+}
+
+// idsOf are the kernel's numbers of programs.
+func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
+	ids := make(map[ebpf.ProgramID]bool)
+	for name, h := range hooks {
+		info, err := h.program.Info()
+		if err != nil {
+			return nil, fmt.Errorf("ask for the number of program %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		ids[id] = true
+	}
+	return ids, nil
+}
+
+func (f *Fastpath) own(id ebpf.ProgramID) bool { return f.ours[id] }
+
 // fit has those programs be attached that are needed at the devices of the node.
 func (f *Fastpath) fit(verify bool) error {
-	type hook struct {
-		program *ebpf.Program
-		at      ebpf.AttachType
-	}
-	hooks := map[string]hook{
-		"wire":    {f.programs.Wire, ebpf.AttachTCXEgress},
-		"land":    {f.programs.Land, ebpf.AttachTCXIngress},
-		"tunnel":  {f.programs.Tunnel, ebpf.AttachTCXEgress},
-		"arrive":  {f.programs.Arrive, ebpf.AttachTCXIngress},
-		"leave":   {f.programs.Leave, ebpf.AttachTCXIngress},
-		"deliver": {f.programs.Deliver, ebpf.AttachTCXEgress},
-	}
+	hooks := f.hooks()
 	node := f.node
 	links, watched := f.pods.follow(node)
 	attachments := node.attachments(links, f.scouts.on)
@@ -637,7 +758,7 @@ func (f *Fastpath) fit(verify bool) error {
 			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
 			errs = append(errs, l.Close())
 			f.repaired++
-		case verify && !last(hooks[a.program].program, a.device, hooks[a.program].at):
+		case verify && !f.last(side{a.device, hooks[a.program].egress}):
 			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
 			errs = append(errs, l.Close())
 		default:
@@ -654,7 +775,7 @@ func (f *Fastpath) fit(verify bool) error {
 		}
 		errs = append(errs, f.beat())
 		h := hooks[a.program]
-		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: h.at})
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
 		if errors.Is(err, unix.ENODEV) {
 			continue // it went; a change will tell
 		}
@@ -707,19 +828,11 @@ func (f *Fastpath) tellWatched(n node, watched []int) error {
 	return f.programs.SetWatched(all)
 }
 
-// last tells whether a program is the last of its kind at a device, as far as the kernel
-// says: those behind it would not see what it carries.
-func last(program *ebpf.Program, device int, at ebpf.AttachType) bool {
-	info, err := program.Info()
-	if err != nil {
-		return true
-	}
-	id, _ := info.ID()
-	all, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: at})
-	if err != nil || len(all.Programs) == 0 {
-		return true
-	}
-	return all.Programs[len(all.Programs)-1].ID == id
+// last tells whether one of ours is the last program at a side, as far as the kernel says: those
+// behind it would not see what it carries.
+func (f *Fastpath) last(s side) bool {
+	all, err := programsAt(s)
+	return err != nil || len(all) == 0 || f.ours[all[len(all)-1]]
 }
 
 // holds tells whether a program is at its device still, as far as the kernel says.

@@ -123,11 +123,11 @@ func (w *world) in(place string, f func() error) {
 }
 
 // start has the nodes' fast paths begin, until the test ends or stop.
-func (w *world) start() {
+func (w *world) start(unseenBy ...string) {
 	w.Helper()
 	for i := range w.paths {
 		ns := w.ns(fmt.Sprintf("n%d", i))
-		f, err := fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil)))
+		f, err := fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil)), unseenBy...)
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -965,45 +965,6 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	})
 }
 
-// TestLast has the fast path's programs be behind those that others attach later, once they
-// have been verified: so these see all that is carried.
-func TestLast(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	seen, counter := counting(t, 1, asm.Mov.Imm(asm.R2, 0))
-	w.in("n0", func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
-			return err
-		}
-		for _, l := range links {
-			if l.Type() != "veth" || l.Attrs().Name == "eth0" {
-				continue
-			}
-			at, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: counter, Attach: ebpf.AttachTCXIngress})
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { at.Close() })
-		}
-		return nil
-	})
-	w.paths[0].Verify()
-	w.eventually("it sees what is carried", func() {}, func() bool {
-		var before, after uint64
-		if err := seen.Lookup(uint32(0), &before); err != nil {
-			t.Fatal(err)
-		}
-		w.warm(e)
-		if err := seen.Lookup(uint32(0), &after); err != nil {
-			t.Fatal(err)
-		}
-		return after-before >= 10
-	})
-	if n := w.paths[0].Repaired(); n > 0 {
-		t.Errorf("%d programs count as taken off", n)
-	}
-}
-
 // TestCopies leaves a VXLAN device alone that sends copies of what it knows no destination of:
 // one of them alone would take the fast path.
 func TestCopies(t *testing.T) {
@@ -1019,24 +980,6 @@ func TestCopies(t *testing.T) {
 	w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool {
 		return slices.Contains(w.paths[0].Refused(), "flannel.1: it sends copies of what it knows no destination of")
 	})
-}
-
-// TestFilters leaves devices alone whose filters packets would jump.
-func TestFilters(t *testing.T) {
-	for _, kind := range []string{"veth", "vxlan"} {
-		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-			t.Run(fmt.Sprintf("%s %x", kind, parent), func(t *testing.T) {
-				w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-				w.filter("n0", parent, func(l netlink.Link) bool {
-					return l.Type() == kind && l.Attrs().Name != "eth0"
-				})
-				refused := func() bool {
-					return slices.ContainsFunc(w.paths[0].Refused(), func(r string) bool { return strings.HasSuffix(r, "it has filters of tc, which packets would jump") })
-				}
-				w.eventually("it is refused", func() { _ = e.trip(patience) }, refused)
-			})
-		}
-	}
 }
 
 // datagrams are a UDP socket in node0/pod0, of which one in node1/pod0 sends all back.

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 )
 
@@ -137,7 +138,7 @@ func TestNoRoom(t *testing.T) {
 		}
 		return err
 	})
-	w.start()
+	w.start(v1alpha1.UnseenByTCX)
 	port := 20000
 	scouts := func(they string, there bool) {
 		w.Helper()

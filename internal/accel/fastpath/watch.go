@@ -88,6 +88,7 @@ func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
 		for _, m := range messages {
 			if protocol != unix.NETLINK_ROUTE {
 				changed = true
+				devices = devices || observes(protocol, m)
 				continue
 			}
 			if c.says(m) {
@@ -98,6 +99,22 @@ func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
 			c.change(devices)
 		}
 	}
+}
+
+// observes tells whether a message that is not of devices may be of what looks at their packets:
+// chains of nftables at devices, IPsec.
+func observes(protocol int, m syscall.NetlinkMessage) bool {
+	if protocol != unix.NETLINK_NETFILTER {
+		return true
+	}
+	switch m.Header.Type & 0xff {
+	case unix.NFT_MSG_NEWCHAIN:
+		_, ok := chainOf(m.Data)
+		return ok
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE: // which do not say where it was
+		return len(m.Data) > 0 && (m.Data[0] == unix.NFPROTO_NETDEV || m.Data[0] == unix.NFPROTO_INET)
+	}
+	return false
 }
 
 func (c *changes) change(devices bool) {

@@ -1,0 +1,375 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Packets of the fast path pass some sides of a node's devices by. What is there on the slow
+// path, and would miss them, is an observer: one that counts, one that limits a rate, one that
+// filters. A device with an observer is left alone, unless a policy names its kind.
+
+// side is where a device takes packets in, or where it sends them out.
+type side struct {
+	device int
+	egress bool
+}
+
+func (s side) String() string {
+	if s.egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+func (s side) attach() ebpf.AttachType {
+	if s.egress {
+		return ebpf.AttachTCXEgress
+	}
+	return ebpf.AttachTCXIngress
+}
+
+// observer is one at a side of a device.
+type observer struct {
+	// kind is one of v1alpha1's; empty where no policy may have packets be unseen by it.
+	kind string
+	name string
+}
+
+// observers are those of a node's devices, but for the kinds that may miss packets.
+type observers struct {
+	at map[side][]observer
+	// programs are those of tcx at the sides that were asked for them, but for our own; xdp says
+	// which devices have an XDP program. They come and go unannounced.
+	programs map[side][]ebpf.ProgramID
+	xdp      map[int]bool
+}
+
+// first names an observer at some sides, of some kinds only if any are given; "" if there is
+// none.
+func (o observers) first(sides []side, kinds ...string) string {
+	for _, s := range sides {
+		for _, other := range o.at[s] {
+			if len(kinds) == 0 || slices.Contains(kinds, other.kind) {
+				return other.name
+			}
+		}
+	}
+	return ""
+}
+
+// both are the sides of a device.
+func both(device int) []side { return []side{{device, false}, {device, true}} }
+
+// own tells whether a program is one of the fast path's.
+type own func(ebpf.ProgramID) bool
+
+// observersOf finds the observers of devices that are not of the kinds in unseenBy.
+func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, ours own) (observers, error) {
+	o := observers{at: make(map[side][]observer), programs: make(map[side][]ebpf.ProgramID), xdp: make(map[int]bool)}
+	add := func(s side, kind, format string, args ...any) {
+		if !slices.Contains(unseenBy, kind) {
+			o.at[s] = append(o.at[s], observer{kind, fmt.Sprintf(format, args...)})
+		}
+	}
+	qdiscs, err := dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
+	if err != nil {
+		return o, err
+	}
+	for _, q := range qdiscs {
+		if t := q.Type(); t != "noqueue" && t != "clsact" && t != "ingress" {
+			add(side{q.Attrs().LinkIndex, true}, v1alpha1.UnseenByQueue, "a queue (%s)", t)
+		}
+	}
+	filtered, err := filtersOf(h, links, qdiscs)
+	if err != nil {
+		return o, err
+	}
+	for _, s := range filtered {
+		add(s, v1alpha1.UnseenByTC, "filters of tc at its %s", s)
+	}
+	chains, err := netdevChains()
+	if err != nil {
+		return o, err
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		o.xdp[a.Index] = hasXDP(l)
+		for _, c := range chains {
+			if s := (side{a.Index, c.egress}); c.at(a.Name) {
+				add(s, v1alpha1.UnseenByNetdev, "a chain of nftables at its %s (%s)", s, c.name)
+			}
+		}
+		for _, s := range both(a.Index) {
+			// What comes from a pod meets XDP and programs of tcx before ours.
+			if !s.egress && l.Type() == "veth" {
+				continue
+			}
+			if !s.egress && o.xdp[a.Index] {
+				add(s, "", "an XDP program")
+			}
+			all, err := programsAt(s)
+			if err != nil {
+				return o, err
+			}
+			o.programs[s] = slices.DeleteFunc(all, ours)
+			for _, id := range o.programs[s] {
+				add(s, v1alpha1.UnseenByTCX, "a program of tcx at its %s (%s)", s, programName(id))
+			}
+		}
+	}
+	return o, nil
+}
+
+func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
+
+// programsAt are the programs of tcx at a side, in their order. One that is gone has none, nor
+// has one of a kernel without tcx.
+func programsAt(s side) ([]ebpf.ProgramID, error) {
+	all, err := link.QueryPrograms(link.QueryOptions{Target: s.device, Attach: s.attach()})
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list programs of tcx: %w", err)
+	}
+	var ids []ebpf.ProgramID
+	for _, p := range all.Programs {
+		ids = append(ids, p.ID)
+	}
+	return ids, nil
+}
+
+// programName is what a program is called, or its number where nobody may ask.
+func programName(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return fmt.Sprintf("number %d", id)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil || info.Name == "" {
+		return fmt.Sprintf("number %d", id)
+	}
+	return info.Name
+}
+
+// filtersOf finds the sides of devices that have filters of tc.
+func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []side, err error) {
+	for _, q := range qdiscs {
+		if t := q.Type(); t != "clsact" && t != "ingress" {
+			continue
+		}
+		index := q.Attrs().LinkIndex
+		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index })
+		if i < 0 {
+			continue // it came since; a change will tell
+		}
+		for s, parent := range map[side]uint32{{index, false}: netlink.HANDLE_MIN_INGRESS, {index, true}: netlink.HANDLE_MIN_EGRESS} {
+			if s.egress && q.Type() == "ingress" {
+				continue
+			}
+			if !s.egress && q.Attrs().IngressBlock != nil { // shared with other devices
+				all = append(all, s)
+				continue
+			}
+			filters, err := dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
+			if err != nil {
+				return nil, err
+			}
+			if len(filters) > 0 {
+				all = append(all, s)
+			}
+		}
+	}
+	return all, nil
+}
+
+// chain is one of nftables that devices have at their ingress or egress.
+type chain struct {
+	// name is what nft lists it by: family, table and chain.
+	name   string
+	egress bool
+	// devices are names, and the beginnings of names with a * behind.
+	devices []string
+}
+
+// at tells whether a device has it.
+func (c chain) at(device string) bool {
+	return slices.ContainsFunc(c.devices, func(d string) bool {
+		start, wild := strings.CutSuffix(d, "*")
+		return d == device || wild && strings.HasPrefix(device, start)
+	})
+}
+
+// Numbers of nftables (include/uapi/linux/netfilter/nf_tables.h, include/uapi/linux/netfilter.h)
+// that package unix lacks.
+const (
+	nftaHookDevs     = 4
+	nftaDevicePrefix = 2
+	nfInetIngress    = 5
+)
+
+// netdevChains lists the chains at devices in the thread's network namespace: of the family
+// netdev, and of inet, which has them at an ingress. The other families' are not asked for, of
+// which a cluster may have thousands.
+func netdevChains() (all []chain, err error) {
+	for _, family := range []uint8{unix.NFPROTO_NETDEV, unix.NFPROTO_INET} {
+		messages, err := dump("chains of nftables", func() ([][]byte, error) {
+			request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
+			request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+			return request.Execute(unix.NETLINK_NETFILTER, 0)
+		})
+		if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+			return nil, nil // the kernel has no nftables
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range messages {
+			if c, ok := chainOf(m); ok {
+				all = append(all, c)
+			}
+		}
+	}
+	return all, nil
+}
+
+// attributes reads those of a message, the last of which may lack its padding, where
+// nl.ParseRouteAttr would read beyond the end.
+func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
+	return nl.ParseRouteAttr(append(slices.Clip(b), make([]byte, -len(b)&3)...))
+}
+
+// chainOf reads a message about a chain, if it is one at devices.
+func chainOf(message []byte) (c chain, ok bool) {
+	if len(message) < nl.SizeofNfgenmsg {
+		return c, false
+	}
+	attrs, err := attributes(message[nl.SizeofNfgenmsg:])
+	if err != nil {
+		return c, false
+	}
+	var table, name string
+	hook := -1
+	for _, a := range attrs {
+		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+		case unix.NFTA_CHAIN_TABLE:
+			table = unix.ByteSliceToString(a.Value)
+		case unix.NFTA_CHAIN_NAME:
+			name = unix.ByteSliceToString(a.Value)
+		case unix.NFTA_CHAIN_HOOK:
+			hook, c.devices = hookOf(a.Value)
+		}
+	}
+	switch family := message[0]; {
+	case family == unix.NFPROTO_NETDEV && (hook == unix.NF_NETDEV_INGRESS || hook == unix.NF_NETDEV_EGRESS):
+		c.name, c.egress = fmt.Sprintf("netdev %s %s", table, name), hook == unix.NF_NETDEV_EGRESS
+	case family == unix.NFPROTO_INET && hook == nfInetIngress:
+		c.name = fmt.Sprintf("inet %s %s", table, name)
+	default:
+		return c, false
+	}
+	return c, true
+}
+
+// hookOf reads where a chain is: the number of its hook, or less than 0, and its devices.
+func hookOf(b []byte) (number int, devices []string) {
+	number = -1
+	attrs, err := attributes(b)
+	if err != nil {
+		return number, nil
+	}
+	for _, a := range attrs {
+		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+		case unix.NFTA_HOOK_HOOKNUM:
+			if len(a.Value) == 4 {
+				number = int(binary.BigEndian.Uint32(a.Value))
+			}
+		case unix.NFTA_HOOK_DEV: // of one device, which newer kernels have in the list too
+			devices = append(devices, unix.ByteSliceToString(a.Value))
+		case nftaHookDevs:
+			list, err := attributes(a.Value)
+			if err != nil {
+				continue
+			}
+			for _, d := range list {
+				name := unix.ByteSliceToString(d.Value)
+				if d.Attr.Type&^unix.NLA_F_NESTED == nftaDevicePrefix {
+					name += "*"
+				}
+				devices = append(devices, name)
+			}
+		}
+	}
+	return number, devices
+}
+
+// everywhere says why no packet in the thread's network namespace may take the fast path, or
+// nothing. Some of it the kernel does not announce.
+func everywhere(unseenBy []string) (string, error) {
+	var pathMTU, accounting int
+	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
+		return "", err
+	}
+	if err := scan("net/netfilter/nf_conntrack_acct", &accounting); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	policies, err := ipsecPolicies()
+	switch {
+	case err != nil:
+		return "", err
+	case policies > 0:
+		return "there are policies of IPsec (ip xfrm policy), which packets would jump", nil
+	case accounting != 0 && !slices.Contains(unseenBy, v1alpha1.UnseenByAccounting):
+		return "net.netfilter.nf_conntrack_acct is set, so conntrack counts the packets of each connection, and would miss most of them", nil
+	case pathMTU != 0:
+		return "net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own", nil
+	}
+	return "", nil
+}
+
+// ipsecPolicies counts the policies of IPsec in the thread's network namespace, without those of
+// single sockets.
+func ipsecPolicies() (n uint32, err error) {
+	const spdInfo = 1 // XFRMA_SPD_INFO
+	request := nl.NewNetlinkRequest(nl.XFRM_MSG_GETSPDINFO, 0)
+	request.AddRawData(make([]byte, 4)) // flags
+	messages, err := request.Execute(unix.NETLINK_XFRM, nl.XFRM_MSG_NEWSPDINFO)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return 0, nil // the kernel has no IPsec
+	}
+	if err != nil {
+		return 0, fmt.Errorf("count policies of IPsec: %w", err)
+	}
+	for _, m := range messages {
+		attrs, err := attributes(m[min(4, len(m)):])
+		if err != nil {
+			return 0, fmt.Errorf("count policies of IPsec: %w", err)
+		}
+		for _, a := range attrs {
+			// struct xfrmu_spdinfo: of what comes in, goes out, is forwarded.
+			if a.Attr.Type == spdInfo && len(a.Value) >= 12 {
+				for i := range 3 {
+					n += binary.NativeEndian.Uint32(a.Value[4*i:])
+				}
+			}
+		}
+	}
+	return n, nil
+}

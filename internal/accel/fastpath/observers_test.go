@@ -1,0 +1,604 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// noticed is how soon a program of tcx is seen that comes to a device of the fast path: it is
+// looked for twice a second.
+const noticed = 2 * time.Second
+
+// device finds one of a node: by its name, or as the link of its first pod.
+func (w *world) device(node, name string) (found netlink.Link) {
+	w.Helper()
+	index := 0
+	if name == "pod" {
+		w.in(node+"p0", func() error {
+			l, err := netlink.LinkByName("eth0")
+			if err == nil {
+				index = l.Attrs().ParentIndex
+			}
+			return err
+		})
+	}
+	w.in(node, func() (err error) {
+		if index != 0 {
+			found, err = netlink.LinkByIndex(index)
+		} else {
+			found, err = netlink.LinkByName(name)
+		}
+		return err
+	})
+	return found
+}
+
+// observe puts something at a device of a node that counts what it sees there, and returns the
+// count, if it has one, and how it is taken away.
+type observe func(w *world, node string, l netlink.Link) (count func() uint64, end func())
+
+func programOfTCX(at ebpf.AttachType) observe {
+	return func(w *world, node string, l netlink.Link) (func() uint64, func()) {
+		seen, counter := counting(w.T, 1, asm.Mov.Imm(asm.R2, 0))
+		var attached link.Link
+		w.in(node, func() (err error) {
+			attached, err = link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: counter, Attach: at})
+			return err
+		})
+		w.Cleanup(func() { attached.Close() })
+		return counted(w, seen), func() { attached.Close() }
+	}
+}
+
+func counted(w *world, seen *ebpf.Map) func() uint64 {
+	return func() (n uint64) {
+		if err := seen.Lookup(uint32(0), &n); err != nil {
+			w.Fatal(err)
+		}
+		return n
+	}
+}
+
+func filterOfTC(parent uint32) observe {
+	return func(w *world, node string, l netlink.Link) (func() uint64, func()) {
+		seen, counter := counting(w.T, 1, asm.Mov.Imm(asm.R2, 0))
+		index := l.Attrs().Index
+		clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+		filter := &netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 7},
+			Fd:          counter.FD(), Name: "count", DirectAction: true,
+		}
+		w.in(node, func() error {
+			if err := netlink.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return netlink.FilterAdd(filter)
+		})
+		return counted(w, seen), func() { w.in(node, func() error { return netlink.FilterDel(filter) }) }
+	}
+}
+
+func chainOfNftables(family nftables.TableFamily, hook *nftables.ChainHook) observe {
+	return func(w *world, node string, l netlink.Link) (func() uint64, func()) {
+		table := &nftables.Table{Family: family, Name: "test"}
+		chain := &nftables.Chain{Table: table, Name: "count", Type: nftables.ChainTypeFilter, Hooknum: hook,
+			Priority: nftables.ChainPriorityFilter, Device: l.Attrs().Name}
+		w.rules(node, func(conn *nftables.Conn) {
+			conn.AddTable(table)
+			conn.AddChain(chain)
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
+		})
+		return func() (n uint64) {
+				w.rules(node, func(conn *nftables.Conn) {
+					rules, err := conn.GetRules(table, chain)
+					if err != nil {
+						w.Fatal(err)
+					}
+					n = rules[0].Exprs[0].(*expr.Counter).Packets
+				})
+				return n
+			}, func() {
+				w.rules(node, func(conn *nftables.Conn) { conn.DelTable(table) })
+			}
+	}
+}
+
+func queue(w *world, node string, l netlink.Link) (func() uint64, func()) {
+	q := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+		Rate: 20e6 / 8, Buffer: 100000, Limit: 400000}
+	w.in(node, func() error { return netlink.QdiscAdd(q) })
+	return func() (n uint64) {
+			w.in(node, func() error {
+				all, err := netlink.QdiscList(l)
+				for _, q := range all {
+					if q.Type() == "tbf" {
+						n = uint64(q.Attrs().Statistics.Basic.Packets)
+					}
+				}
+				return err
+			})
+			return n
+		}, func() {
+			w.in(node, func() error { return netlink.QdiscDel(q) })
+		}
+}
+
+func xdp(w *world, node string, l netlink.Link) (func() uint64, func()) {
+	var attached link.Link
+	w.in(node, func() (err error) {
+		attached, err = link.AttachXDP(link.XDPOptions{Interface: l.Attrs().Index, Flags: link.XDPGenericMode,
+			Program: program(w.T, ebpf.XDP, asm.Mov.Imm(asm.R0, 2))}) // XDP_PASS
+		return err
+	})
+	w.Cleanup(func() { attached.Close() })
+	return nil, func() { attached.Close() }
+}
+
+var (
+	tcxIn, tcxOut       = programOfTCX(ebpf.AttachTCXIngress), programOfTCX(ebpf.AttachTCXEgress)
+	tcIn, tcOut         = filterOfTC(netlink.HANDLE_MIN_INGRESS), filterOfTC(netlink.HANDLE_MIN_EGRESS)
+	netdevIn, netdevOut = chainOfNftables(nftables.TableFamilyNetdev, nftables.ChainHookIngress), chainOfNftables(nftables.TableFamilyNetdev, netdevEgress)
+	inetIn              = chainOfNftables(nftables.TableFamilyINet, inetIngress)
+	netdevEgress        = nftables.ChainHookRef(unix.NF_NETDEV_EGRESS)
+	inetIngress         = nftables.ChainHookRef(5) // NF_INET_INGRESS
+)
+
+// refuses tells whether a node leaves something alone for a reason.
+func (w *world) refuses(node int, why string) bool {
+	return slices.ContainsFunc(w.paths[node].Refused(), func(r string) bool { return strings.Contains(r, why) })
+}
+
+// trips makes round trips, and returns how many packets of a node took the fast path meanwhile.
+func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
+	w.Helper()
+	before := w.counts(node)
+	for range n {
+		if err := e.trip(patience); err != nil {
+			w.Fatal(err)
+		}
+	}
+	after := w.counts(node)
+	return after["fast-out"] + after["fast-in"] - before["fast-out"] - before["fast-in"]
+}
+
+// TestObservers has whatever sees packets on the slow path, or holds them back, see all of them
+// when it comes to a device while a connection is carried: that is left alone, with a reason, as
+// long as it is there.
+func TestObservers(t *testing.T) {
+	for _, shape := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			w, e := carrying(t, shape, v1alpha1.OffloadFull)
+			type place struct {
+				name, device string
+				observe
+				why string
+			}
+			tunnel := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}[shape]
+			places := []place{
+				{"queue of the tunnel", tunnel, queue, tunnel + ": it has a queue (tbf), which packets would jump"},
+				{"tcx where it takes in", tunnel, tcxIn, tunnel + ": it has a program of tcx at its ingress ("},
+				{"tcx where it sends", tunnel, tcxOut, tunnel + ": it has a program of tcx at its egress ("},
+				{"queue of the pod", "pod", queue, ": it has a queue (tbf), which packets would jump"},
+				{"tcx to the pod", "pod", tcxOut, ": it has a program of tcx at its egress ("},
+				{"nftables where the NIC sends", "eth0", netdevOut, tunnel + ": it sends by eth0, which has a chain of nftables at its egress (netdev test count), which packets would jump"},
+			}
+			if shape == v1alpha1.ShapeFlannel {
+				const behind = ", which packets of the pods behind it would jump"
+				places = append(places,
+					place{"tc where it takes in", tunnel, tcIn, tunnel + ": it has filters of tc at its ingress, which packets would jump"},
+					place{"tc where it sends", tunnel, tcOut, tunnel + ": it has filters of tc at its egress, which packets would jump"},
+					place{"nftables where it takes in", tunnel, netdevIn, tunnel + ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
+					place{"nftables (inet) where it takes in", tunnel, inetIn, tunnel + ": it has a chain of nftables at its ingress (inet test count), which packets would jump"},
+					place{"nftables where it sends", tunnel, netdevOut, tunnel + ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
+					place{"XDP of the tunnel", tunnel, xdp, tunnel + ": it has an XDP program, which packets would jump"},
+					place{"queue of the bridge", "cni0", queue, "cni0: it has a queue (tbf)" + behind},
+					place{"tcx from the bridge", "cni0", tcxIn, "cni0: it has a program of tcx at its ingress ("},
+					place{"tcx into the bridge", "cni0", tcxOut, "cni0: it has a program of tcx at its egress ("},
+					place{"tc from the bridge", "cni0", tcIn, "cni0: it has filters of tc at its ingress" + behind},
+					place{"tc into the bridge", "cni0", tcOut, "cni0: it has filters of tc at its egress" + behind},
+					place{"nftables from the bridge", "cni0", netdevIn, "cni0: it has a chain of nftables at its ingress (netdev test count)" + behind},
+					place{"nftables into the bridge", "cni0", netdevOut, "cni0: it has a chain of nftables at its egress (netdev test count)" + behind},
+					place{"XDP of the bridge", "cni0", xdp, "cni0: it has an XDP program" + behind},
+					place{"tc from the pod", "pod", tcIn, ": it has filters of tc at its ingress, which packets would jump"},
+					place{"tc to the pod", "pod", tcOut, ": it has filters of tc at its egress, which packets would jump"},
+					place{"nftables from the pod", "pod", netdevIn, ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
+					place{"nftables to the pod", "pod", netdevOut, ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
+				)
+			}
+			for _, p := range places {
+				count, end := p.observe(w, "n0", w.device("n0", p.device))
+				came := time.Now()
+				w.eventually(p.name+": it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(0, p.why) })
+				if took := time.Since(came); took > noticed {
+					t.Errorf("%s: it was refused after %s", p.name, took)
+				}
+				before := uint64(0)
+				if count != nil {
+					before = count()
+				}
+				if fast := w.roundTrips(e, 0, 100); fast > 0 {
+					t.Errorf("%s: of 200 packets %d took the fast path", p.name, fast)
+				}
+				if count != nil && count()-before < 100 {
+					t.Errorf("%s: of 100 packets it saw %d", p.name, count()-before)
+				}
+				end()
+				w.warm(e)
+			}
+		})
+	}
+}
+
+// TestObserversOfNIC has packets be taken out of the tunnel by the kernel where a NIC's ingress
+// has what would miss them.
+func TestObserversOfNIC(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for _, p := range []struct {
+		observe
+		why string
+	}{
+		{tcIn, "eth0: it has filters of tc at its ingress, which packets would jump: the kernel takes them out of the tunnel"},
+		{netdevIn, "eth0: it has a chain of nftables at its ingress (netdev test count), which packets would jump: the kernel takes them out of the tunnel"},
+	} {
+		count, end := p.observe(w, "n1", w.device("n1", "eth0"))
+		w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(1, p.why) })
+		w.warm(e)
+		before := count()
+		if fast := w.roundTrips(e, 1, 100); fast < 180 {
+			t.Errorf("of 200 packets %d took the fast path", fast)
+		}
+		if n := count() - before; n < 100 {
+			t.Errorf("%s: it saw %d of 100 packets", p.why, n)
+		}
+		end()
+		w.warm(e)
+	}
+}
+
+// TestEverywhere has nothing be carried where a whole node has what would miss packets.
+func TestEverywhere(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	sysctl := func(key string) (begin, end func()) {
+		set := func(value string) func() {
+			return func() { w.in("n0", func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0) }) }
+		}
+		return set("1"), set("0")
+	}
+	policy := &netlink.XfrmPolicy{
+		Src: &net.IPNet{IP: net.IPv4(192, 0, 2, 0).To4(), Mask: net.CIDRMask(24, 32)}, Dst: &net.IPNet{IP: net.IPv4(198, 51, 100, 0).To4(), Mask: net.CIDRMask(24, 32)},
+		Dir: netlink.XFRM_DIR_OUT, Action: netlink.XFRM_POLICY_BLOCK,
+	}
+	account, unaccount := sysctl("net/netfilter/nf_conntrack_acct")
+	perPath, perDevice := sysctl("net/ipv4/ip_forward_use_pmtu")
+	for _, tt := range []struct {
+		why        string
+		begin, end func()
+	}{
+		{"all devices: net.netfilter.nf_conntrack_acct is set", account, unaccount},
+		{"all devices: net.ipv4.ip_forward_use_pmtu is set", perPath, perDevice},
+		{"all devices: there are policies of IPsec",
+			func() { w.in("n0", func() error { return netlink.XfrmPolicyAdd(policy) }) },
+			func() { w.in("n0", func() error { return netlink.XfrmPolicyDel(policy) }) }},
+	} {
+		tt.begin()
+		came := time.Now()
+		w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(0, tt.why) })
+		if took := time.Since(came); took > noticed {
+			t.Errorf("%s: after %s", tt.why, took)
+		}
+		if fast := w.roundTrips(e, 0, 100); fast > 0 {
+			t.Errorf("%s: of 200 packets %d took the fast path", tt.why, fast)
+		}
+		tt.end()
+		w.warm(e)
+	}
+}
+
+// TestUnseenBy has packets be carried past what may miss them, by its kind, and by no other.
+func TestUnseenBy(t *testing.T) {
+	type kind struct {
+		name, why string
+		begin     func(w *world)
+	}
+	at := func(device string, o observe) func(w *world) {
+		return func(w *world) { o(w, "n0", w.device("n0", device)) }
+	}
+	kinds := []kind{
+		{v1alpha1.UnseenByTCX, "cni0: it has a program of tcx", at("cni0", tcxIn)},
+		{v1alpha1.UnseenByTC, "flannel.1: it has filters of tc", at("flannel.1", tcOut)},
+		{v1alpha1.UnseenByQueue, "flannel.1: it has a queue", at("flannel.1", queue)},
+		{v1alpha1.UnseenByNetdev, "flannel.1: it sends by eth0, which has a chain of nftables", at("eth0", netdevOut)},
+		{v1alpha1.UnseenByAccounting, "all devices: net.netfilter.nf_conntrack_acct is set", func(w *world) {
+			w.in("n0", func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0) })
+		}},
+	}
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	var all []string
+	for _, k := range kinds {
+		k.begin(w)
+		all = append(all, k.name)
+	}
+	for _, k := range kinds {
+		w.start(slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == k.name })...)
+		if !w.refuses(0, k.why) {
+			t.Errorf("all but %s may miss packets, and of that it says %q", k.name, w.paths[0].Refused())
+		}
+		w.stop(0)
+		w.stop(1)
+	}
+	w.start(all...)
+	w.warm(w.connect().back())
+}
+
+// TestComesBehind has a program of tcx that comes behind one of ours, where those ahead of it see
+// all, soon see all as well.
+func TestComesBehind(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for _, at := range []struct{ node, device string }{{"n0", "pod"}, {"n1", "eth0"}} {
+		node := int(at.node[1] - '0')
+		count, _ := tcxIn(w, at.node, w.device(at.node, at.device))
+		came := time.Now()
+		w.eventually("it sees what is carried", func() {}, func() bool {
+			before := count()
+			return w.roundTrips(e, node, 50) > 90 && count()-before >= 50
+		})
+		if took := time.Since(came); took > noticed {
+			t.Errorf("%s: it saw all after %s", at.device, took)
+		}
+		if n := w.paths[node].Repaired(); n > 0 {
+			t.Errorf("%d programs count as taken off", n)
+		}
+	}
+}
+
+// TestSeesAll has what is in a pod, and what is at a node's sides that packets of the fast path do
+// not jump, see all that is carried.
+func TestSeesAll(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for _, tt := range []struct {
+		place, device, name string
+		observe
+	}{
+		{"n0p0", "eth0", "tcx in", tcxIn},
+		{"n0p0", "eth0", "tcx out", tcxOut},
+		{"n0p0", "eth0", "tc in", tcIn},
+		{"n0p0", "eth0", "tc out", tcOut},
+		{"n0p0", "eth0", "nftables in", netdevIn},
+		{"n0p0", "eth0", "nftables out", netdevOut},
+		{"n0p0", "eth0", "queue", queue},
+		{"n0", "pod", "tcx in", tcxIn},
+		{"n0", "eth0", "tcx in", tcxIn},
+		{"n0", "eth0", "tcx out", tcxOut},
+		{"n0", "eth0", "tc in", tcIn},
+		{"n0", "eth0", "tc out", tcOut},
+		{"n0", "eth0", "nftables in", netdevIn},
+	} {
+		count, end := tt.observe(w, tt.place, w.device(tt.place, tt.device))
+		name := tt.place + " " + tt.device + " " + tt.name
+		var saw, fast uint64
+		w.eventually(name+": it sees all that is carried", func() {
+			before := count()
+			fast = w.roundTrips(e, 0, 100)
+			saw = count() - before
+		}, func() bool { return saw >= 100 && fast >= 180 })
+		end()
+	}
+}
+
+// tap begins to capture at a device, as tcpdump does, and returns how many packets came in and
+// went out.
+func (w *world) tap(place string, l netlink.Link) func() (in, out int) {
+	w.Helper()
+	fd := -1
+	w.in(place, func() (err error) {
+		every := int(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL)))
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, every); err != nil {
+			return err
+		}
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: uint16(every), Ifindex: l.Attrs().Index}))
+	})
+	w.Cleanup(func() { unix.Close(fd) })
+	return func() (in, out int) {
+		for {
+			_, from, err := unix.Recvfrom(fd, make([]byte, 64), 0)
+			if errors.Is(err, unix.EAGAIN) {
+				return in, out
+			}
+			if err != nil {
+				w.Fatal(err)
+			}
+			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
+				out++
+			} else {
+				in++
+			}
+		}
+	}
+}
+
+// TestTaps has a capture see what docs/fastpath.md says.
+func TestTaps(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	const n = 500
+	few, all := [2]int{0, n / 10}, [2]int{n, n * 11 / 10}
+	type tap struct {
+		where   string
+		in, out [2]int
+		count   func() (in, out int)
+	}
+	taps := []tap{
+		{"the pod's device", all, all, w.tap("n0p0", w.device("n0p0", "eth0"))},
+		{"the pod's link", all, few, w.tap("n0", w.device("n0", "pod"))},
+		{"the bridge", few, few, w.tap("n0", w.device("n0", "cni0"))},
+		{"the VXLAN device", few, few, w.tap("n0", w.device("n0", "flannel.1"))},
+		{"the NIC", all, all, w.tap("n0", w.device("n0", "eth0"))},
+	}
+	w.warm(e)
+	for _, tap := range taps {
+		tap.count()
+	}
+	if fast := w.roundTrips(e, 0, n); fast < 2*n*9/10 {
+		t.Fatalf("of %d packets %d took the fast path", 2*n, fast)
+	}
+	for _, tap := range taps {
+		in, out := tap.count()
+		if in < tap.in[0] || in > tap.in[1] || out < tap.out[0] || out > tap.out[1] {
+			t.Errorf("a capture at %s saw %d of %d in and %d out, want %v and %v", tap.where, in, n, out, tap.in, tap.out)
+		}
+	}
+}
+
+// beneath has the tunnels of both nodes send by a device that stands on their NICs.
+func (w *world) beneath(with func(nic netlink.Link) netlink.Link) {
+	w.Helper()
+	for _, node := range []string{"n0", "n1"} {
+		w.in(node, func() error {
+			nic, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			addresses, err := netlink.AddrList(nic, netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			above := with(nic)
+			if err := netlink.LinkAdd(above); err != nil {
+				return err
+			}
+			if _, bridge := above.(*netlink.Bridge); bridge {
+				if err := netlink.LinkSetMaster(nic, above); err != nil {
+					return err
+				}
+			}
+			if err := netlink.LinkSetUp(above); err != nil {
+				return err
+			}
+			for _, a := range addresses {
+				if err := errors.Join(netlink.AddrDel(nic, &a), netlink.AddrAdd(above, &netlink.Addr{IPNet: a.IPNet})); err != nil {
+					return err
+				}
+			}
+			return remake("flannel.1", above.Attrs().Index)
+		})
+	}
+}
+
+// remake has a VXLAN device of the thread's namespace send by another device.
+func remake(name string, nic int) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	old := l.(*netlink.Vxlan)
+	addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	entries, err := netlink.NeighList(old.Index, unix.AF_BRIDGE)
+	if err != nil {
+		return err
+	}
+	neighbours, err := netlink.NeighList(old.Index, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = old.Name, old.MTU, old.HardwareAddr
+	again := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: old.VxlanId, SrcAddr: old.SrcAddr, VtepDevIndex: nic, Port: old.Port, UDPCSum: old.UDPCSum}
+	if err := errors.Join(netlink.LinkDel(old), netlink.LinkAdd(again), netlink.LinkSetUp(again)); err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		if err := netlink.AddrReplace(again, &netlink.Addr{IPNet: a.IPNet, Scope: a.Scope}); err != nil {
+			return err
+		}
+	}
+	for _, n := range append(entries, neighbours...) {
+		n.LinkIndex, n.State = again.Index, netlink.NUD_PERMANENT
+		if err := netlink.NeighSet(&n); err != nil {
+			return fmt.Errorf("neighbour %v: %w", n, err)
+		}
+	}
+	for _, r := range routes {
+		r.LinkIndex = again.Index
+		if err := netlink.RouteReplace(&r); err != nil {
+			return fmt.Errorf("route %v: %w", r, err)
+		}
+	}
+	return nil
+}
+
+// TestLower has a tunnel be carried that sends by a device on top of the NIC, and one be left
+// alone that sends by a device beneath another, whose hooks it would jump.
+func TestLower(t *testing.T) {
+	attrs := func(nic netlink.Link) netlink.LinkAttrs {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.MTU = "above", nic.Attrs().MTU
+		return a
+	}
+	for name, above := range map[string]func(netlink.Link) netlink.Link{
+		"bridge": func(nic netlink.Link) netlink.Link {
+			return &netlink.Bridge{LinkAttrs: attrs(nic)}
+		},
+		"macvlan": func(nic netlink.Link) netlink.Link {
+			a := attrs(nic)
+			a.ParentIndex = nic.Attrs().Index
+			return &netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.beneath(above)
+			w.start()
+			e := w.connect().back()
+			if name != "bridge" {
+				w.warm(e)
+				return
+			}
+			// A bridge has sums of what is encapsulated made before its ports: those that arrive
+			// from a wire without a NIC nobody vouches for.
+			w.eventually("they leave by the fast path, and arrive", func() { w.roundTrips(e, 0, 10) }, func() bool {
+				return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-out"] > 100
+			})
+			for i := range w.paths {
+				if w.refuses(i, "eth0") {
+					t.Errorf("the NIC is taken for a pod's: %q", w.paths[i].Refused())
+				}
+			}
+			w.in("n0", func() error {
+				nic, err := netlink.LinkByName("eth0")
+				if err == nil {
+					err = remake("flannel.1", nic.Attrs().Index)
+				}
+				return err
+			})
+			w.eventually("it is refused", func() { time.Sleep(10 * time.Millisecond) }, func() bool {
+				return w.refuses(0, "flannel.1: it sends by eth0, which belongs to above: packets that come would jump that")
+			})
+		})
+	}
+}
