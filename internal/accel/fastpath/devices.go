@@ -32,6 +32,10 @@ type node struct {
 	// addresses of IP are reached.
 	owners []bpf.Owner
 	behind map[netip.Addr]int
+	// near are the devices that pods may be behind: all by which no packet leaves the node; own
+	// are the Ethernet addresses of all devices.
+	near map[int]bool
+	own  map[mac]bool
 	// filtered says of devices where they have filters of classic tc. These run behind the
 	// programs, and a packet of the fast path would jump them.
 	filtered map[int]filtered
@@ -79,9 +83,9 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 	return all
 }
 
-// look finds out what a node's devices are, in the calling thread's network namespace,
-// whose h is.
-func look(h *netlink.Handle) (node, error) {
+// look finds out what a node's devices are, in the calling thread's network namespace, whose h
+// is, and which of its neighbours, of those that are known, are behind them.
+func look(h *netlink.Handle, known []netlink.Neigh) (node, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -98,15 +102,9 @@ func look(h *netlink.Handle) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	// What bridges and VXLAN devices forward to where, and whom the node speaks to by a link
-	// of its own.
-	var neighbours []netlink.Neigh
-	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
-		if err != nil {
-			return node{}, err
-		}
-		neighbours = append(neighbours, some...)
+	forwarded, err := learned(h, links, known)
+	if err != nil {
+		return node{}, err
 	}
 	var low, high uint16
 	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
@@ -119,7 +117,15 @@ func look(h *netlink.Handle) (node, error) {
 	if err := narrowBy6(links); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, qdiscs, filters, neighbours)
+	n := understand(links, routes, qdiscs, filters, slices.Concat(known, forwarded))
+	n.near, n.own = make(map[int]bool), make(map[mac]bool)
+	for _, l := range links {
+		a := l.Attrs()
+		n.near[a.Index] = l.Type() != "vxlan" && !slices.Contains(n.nics, a.Index)
+		if address, ok := macOf(a.HardwareAddr); ok {
+			n.own[address] = true
+		}
+	}
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if pathMTU != 0 {
@@ -136,6 +142,18 @@ func (n node) tunnels() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// speaksTo lists whom a node speaks to by a link of its own.
+func speaksTo(h *netlink.Handle) (all []netlink.Neigh, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
 }
 
 // routed is the pod's link that the node's routes lead to an address by, or 0.

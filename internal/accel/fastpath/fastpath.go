@@ -46,6 +46,9 @@ const (
 	forgetAfter, forgetSoon = 20, 4
 	// lookAfter is how many beats pass from one look at all connections to the next.
 	lookAfter = 8
+	// lookShare is how much longer than a look at the devices took there is none, whatever is
+	// announced meanwhile.
+	lookShare = 10
 )
 
 // sleepAfter is how many beats a pod is watched without a connection; tests have less patience.
@@ -69,6 +72,8 @@ type Fastpath struct {
 	quit, resync, news chan struct{}
 	running            sync.WaitGroup
 	pods               pods
+	// pause is how long there is to be no look at the devices after the last.
+	pause time.Duration
 	// verify has the next look at the devices ask the kernel for every attachment too.
 	verify atomic.Bool
 
@@ -139,7 +144,7 @@ func Plan(ns netns.NsHandle) (all []Hook, err error) {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		defer h.Close()
-		n, err := look(h)
+		n, err := look(h, nil)
 		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -168,6 +173,9 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.letGo(), f.programs.Close())
 	}
 	f.running.Wait()
+	if f.changes != nil {
+		errs = append(errs, f.changes.release())
+	}
 	if f.links != nil {
 		f.links.Close()
 	}
@@ -313,12 +321,15 @@ func (f *Fastpath) run(started chan<- error) error {
 	ticker := time.NewTicker(glance)
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
+	resync, paused := f.resync, make(<-chan time.Time)
 	var synced error
 	for n := 0; ; {
 		select {
 		case <-f.quit:
 			return nil
-		case <-f.resync:
+		case <-paused:
+			resync = f.resync
+		case <-resync:
 			if synced = f.sync(); synced != nil {
 				f.log.Warn("keep devices of the fast path in step", "error", synced)
 				// What is not known is not to be used.
@@ -327,6 +338,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				}
 			}
 			f.setProblem(synced)
+			resync, paused = nil, time.After(f.pause)
 		case now := <-ticker.C:
 			if err := f.scout(now); err != nil {
 				f.log.Warn("look for connections worth the fast path", "error", err)
@@ -347,7 +359,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				f.log.Warn("forget connections of the fast path", "error", err)
 				continue
 			}
-			if f.pods.rest() {
+			if f.pods.rest() || f.changes.restless() {
 				poke(f.resync)
 			}
 		}
@@ -469,7 +481,12 @@ func (f *Fastpath) scout(now time.Time) error {
 
 // sync looks at the devices that are there, tells the programs of them, and attaches these.
 func (f *Fastpath) sync() error {
-	node, err := look(f.links)
+	began := time.Now()
+	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return speaksTo(f.links) })
+	if err != nil {
+		return err
+	}
+	node, err := look(f.links, known)
 	if err != nil {
 		return err
 	}
@@ -478,12 +495,16 @@ func (f *Fastpath) sync() error {
 	if f.closing() {
 		return nil
 	}
+	restless, err := f.changes.own(&node, f.programs.SetOwners)
 	if err := errors.Join(
+		err,
 		f.programs.SetOverlays(node.overlays),
-		f.programs.SetOwners(node.owners),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err
+	}
+	for _, link := range restless {
+		node.refused = append(node.refused, node.names[link]+": where its Ethernet addresses are, or whose, changes too often")
 	}
 	verify := f.verify.Swap(false)
 	if verify {
@@ -494,6 +515,7 @@ func (f *Fastpath) sync() error {
 			node.behind[address] = link
 		}
 	}
+	f.pause = lookShare * time.Since(began)
 	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
 		poke(f.news)
 	}
