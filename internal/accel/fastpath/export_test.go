@@ -2,6 +2,8 @@
 
 package fastpath
 
+import "time"
+
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
 // after how many it did.
 func SleepAfter(beats int) (before int) {
@@ -31,4 +33,18 @@ func (f *Fastpath) Sleep() {
 	clear(f.pods.used)
 	f.pods.mu.Unlock()
 	poke(f.resync)
+}
+
+// Generation counts how often all that was seen became void.
+func (f *Fastpath) Generation() int {
+	f.changes.mu.Lock()
+	defer f.changes.mu.Unlock()
+	return int(f.changes.generation)
+}
+
+// ChangesWithin has links whose owners change too often have none for so long, and returns for how
+// long they had none.
+func ChangesWithin(d time.Duration) (before time.Duration) {
+	before, changesWithin = changesWithin, d
+	return before
 }

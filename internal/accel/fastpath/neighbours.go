@@ -37,7 +37,8 @@ import (
 //
 // What does matter a pod can cause too, by taking another's Ethernet address, say: the kernel
 // then sends it what is for the other, and packets have to follow. A link where that happens
-// again and again has no owners for a while, so that it matters no more.
+// again and again has no owners for a while, so that it matters no more, and an address that is no
+// owner is not heard of for a while.
 
 const (
 	// neighboursMost bounds how many neighbours are known. The kernel keeps 1,024 of a version of
@@ -45,9 +46,13 @@ const (
 	neighboursMost = 32768
 	// ownersMost bounds the owners of a link: no pod is to fill the table.
 	ownersMost = 32
-	// After changesMost changes within changesWithin a link has no owners for as long.
-	changesMost, changesWithin = 8, 10 * time.Second
+	// changesMost is after how many changes within changesWithin a link has no owners for as long,
+	// and an address is not heard of.
+	changesMost = 8
 )
+
+// Tests have less patience.
+var changesWithin = 10 * time.Second
 
 type mac [6]byte
 
@@ -80,18 +85,57 @@ type neighbours struct {
 	// near are the devices that pods may be behind, own the addresses of devices, as of the last look.
 	near map[int]bool
 	own  map[mac]bool
-	// changed counts what has changed of the owners of links.
-	changed map[int]*frequency
+	// changed counts what has changed of the owners of links, and moved what bridges have learned
+	// of addresses that are heard of.
+	changed frequencies[int]
+	moved   frequencies[mac]
 }
 
-// frequency is how often something happened lately.
-type frequency struct {
+// frequencies are how often something happened to each of some things lately, and since when.
+type frequencies[K comparable] map[K]struct {
 	times int
 	since time.Time
 }
 
+func (f frequencies[K]) count(k K, now time.Time) {
+	at := f[k]
+	if at.times == 0 || now.Sub(at.since) > changesWithin {
+		at.times, at.since = 0, now
+	}
+	at.times++
+	if at.times == changesMost+1 {
+		at.since = now
+	}
+	f[k] = at
+}
+
+// often tells whether something happens too often.
+func (f frequencies[K]) often(k K, now time.Time) bool {
+	at := f[k]
+	return at.times > changesMost && now.Sub(at.since) <= changesWithin
+}
+
+// any tells whether it did for anything.
+func (f frequencies[K]) any() bool {
+	for _, at := range f {
+		if at.times > changesMost {
+			return true
+		}
+	}
+	return false
+}
+
+// forget forgets what happened long ago.
+func (f frequencies[K]) forget(now time.Time) {
+	for k, at := range f {
+		if now.Sub(at.since) > changesWithin {
+			delete(f, k)
+		}
+	}
+}
+
 func newNeighbours(h hearing) *neighbours {
-	return &neighbours{hearing: h, usable: make(map[neighbour]string), heard: make(map[mac]bool), changed: make(map[int]*frequency)}
+	return &neighbours{hearing: h, usable: make(map[neighbour]string), heard: make(map[mac]bool), changed: make(frequencies[int]), moved: make(frequencies[mac])}
 }
 
 // says tells of a message about a neighbour whether something that was seen may not be so any
@@ -106,7 +150,14 @@ func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look boo
 		if m.master == 0 || !ok {
 			return true, true // of a VXLAN device
 		}
-		return n.matters(address, now), n.heard[address]
+		if !n.heard[address] {
+			return false, false // the filter was not there yet, or was just told
+		}
+		// Of an owner all is heard, which ends when its link has none.
+		if n.moved.count(address, now); n.moved.often(address, now) && len(n.owners[address]) == 0 {
+			n.ignore(address)
+		}
+		return n.matters(address, now), true
 	}
 	ip, ok := netip.AddrFromSlice(m.destination)
 	if !ok {
@@ -123,7 +174,7 @@ func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look boo
 	case is == "":
 		delete(n.usable, key)
 	default:
-		n.know(key, is)
+		n.know(key, is, now)
 	}
 	near, seen := n.near[m.device]
 	look = near || !seen
@@ -137,41 +188,34 @@ func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look boo
 // matters tells whether there may be an owner of an address, of which something has changed.
 func (n *neighbours) matters(address mac, now time.Time) bool {
 	for _, link := range n.owners[address] {
-		n.count(link, now)
+		n.changed.count(link, now)
 	}
 	return len(n.owners[address]) > 0 || n.own[address]
 }
 
-// count notes that something has changed of a link's owners.
-func (n *neighbours) count(link int, now time.Time) {
-	f := n.changed[link]
-	if f == nil || now.Sub(f.since) > changesWithin {
-		f = &frequency{since: now}
-		n.changed[link] = f
-	}
-	f.times++
-	if f.times == changesMost+1 {
-		f.since = now
-	}
-}
-
-// restless tells whether a link has no owners for now.
-func (n *neighbours) restless(link int, now time.Time) bool {
-	f := n.changed[link]
-	return f != nil && f.times > changesMost && now.Sub(f.since) <= changesWithin
-}
-
 // know notes a neighbour that is usable, if there is room. What bridges learn of its address is
 // heard from then on, before anybody asks them where it is.
-func (n *neighbours) know(key neighbour, address string) {
+func (n *neighbours) know(key neighbour, address string, now time.Time) {
 	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMost {
 		n.complete = false
 		return
 	}
 	n.usable[key] = address
-	m, ok := macOf([]byte(address))
-	if ok && !n.heard[m] && n.hearing.Hear(m) == nil { // else it becomes no owner
+	if m, ok := macOf([]byte(address)); ok {
+		n.hear(m, now)
+	}
+}
+
+// hear has it be heard what bridges learn of an address. If there is no room it becomes no owner.
+func (n *neighbours) hear(m mac, now time.Time) {
+	if !n.heard[m] && !n.moved.often(m, now) && n.hearing.Hear(m) == nil {
 		n.heard[m] = true
+	}
+}
+
+func (n *neighbours) ignore(m mac) {
+	if n.hearing.Ignore(m) == nil {
+		delete(n.heard, m)
 	}
 }
 
@@ -183,19 +227,21 @@ func (n *neighbours) lose() {
 
 // find adds those of a list that are not known. A list may be older than what was heard: what has
 // gone since it has still, and is wrong at its next change about there having been something to change.
-func (n *neighbours) find(all []netlink.Neigh) {
+func (n *neighbours) find(all []netlink.Neigh, now time.Time) {
 	n.complete = true
 	for _, at := range all {
 		ip, ok := netip.AddrFromSlice(at.IP)
 		if key := (neighbour{at.LinkIndex, ip}); ok && at.State&usable != 0 && n.usable[key] == "" {
-			n.know(key, string(at.HardwareAddr))
+			n.know(key, string(at.HardwareAddr), now)
 		}
 	}
 }
 
-// list returns those that are known, in an order that stays.
-func (n *neighbours) list() (all []netlink.Neigh) {
+// list returns those that are known, in an order that stays. Of those that were not heard of for a
+// while it is heard again from then on.
+func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 	for key, address := range n.usable {
+		n.know(key, address, now)
 		family := netlink.FAMILY_V6
 		if key.ip.Is4() {
 			family = netlink.FAMILY_V4
@@ -208,19 +254,21 @@ func (n *neighbours) list() (all []netlink.Neigh) {
 	return all
 }
 
-// admit leaves out owners that are too many for their link, or not heard of, and all of links where
-// they change too often, which it returns.
+// admit leaves out owners that are too many for their link, those that were there before going
+// first, or not heard of, and all of links where they change too often, which it returns.
 func (n *neighbours) admit(owners []bpf.Owner, now time.Time) (admitted []bpf.Owner, restless []int) {
 	seen := make(map[bpf.Owner]bool)
 	of := make(map[int]int)
-	for _, o := range owners {
-		switch {
-		case n.restless(o.Link, now):
-			restless = append(restless, o.Link)
-		case !seen[o] && n.heard[o.MAC] && of[o.Link] < ownersMost:
-			seen[o] = true
-			of[o.Link]++
-			admitted = append(admitted, o)
+	for _, known := range []bool{true, false} {
+		for _, o := range owners {
+			switch {
+			case n.changed.often(o.Link, now):
+				restless = append(restless, o.Link)
+			case slices.Contains(n.owners[o.MAC], o.Link) == known && !seen[o] && n.heard[o.MAC] && of[o.Link] < ownersMost:
+				seen[o] = true
+				of[o.Link]++
+				admitted = append(admitted, o)
+			}
 		}
 	}
 	slices.Sort(restless)
@@ -248,13 +296,11 @@ func (n *neighbours) settle(of node, now time.Time) (void bool) {
 	n.expect(of.owners)
 	for address, links := range before {
 		for _, link := range links {
-			if !slices.Contains(n.owners[address], link) {
-				n.count(link, now)
-				void = true
-			}
+			void = void || !slices.Contains(n.owners[address], link)
 		}
 	}
-	maps.DeleteFunc(n.changed, func(_ int, f *frequency) bool { return now.Sub(f.since) > changesWithin })
+	n.changed.forget(now)
+	n.moved.forget(now)
 	keep := make(map[mac]bool)
 	maps.Copy(keep, of.own)
 	for address := range n.owners {
@@ -266,13 +312,11 @@ func (n *neighbours) settle(of node, now time.Time) (void bool) {
 		}
 	}
 	for address := range keep {
-		if !n.heard[address] && n.hearing.Hear(address) == nil {
-			n.heard[address] = true
-		}
+		n.hear(address, now)
 	}
 	for address := range n.heard {
-		if !keep[address] && n.hearing.Ignore(address) == nil {
-			delete(n.heard, address)
+		if !keep[address] {
+			n.ignore(address)
 		}
 	}
 	return void

@@ -200,7 +200,7 @@ func TestNeighboursBound(t *testing.T) {
 		t.Errorf("%d neighbours are known", len(n.usable))
 	}
 	n.lose()
-	n.find(nil)
+	n.find(nil, time.Time{})
 	if !n.complete || say(1, unix.NUD_FAILED) {
 		t.Error("not complete after a list")
 	}
@@ -216,7 +216,7 @@ func TestFind(t *testing.T) {
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 0}, State: unix.NUD_REACHABLE, HardwareAddr: a[:]},
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 1}, State: unix.NUD_STALE, HardwareAddr: b[:]},
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 2}, State: unix.NUD_FAILED},
-	})
+	}, time.Time{})
 	want := map[neighbour]string{
 		{bridge, netip.MustParseAddr("10.0.0.0")}: string(c[:]),
 		{bridge, netip.MustParseAddr("10.0.0.1")}: string(b[:]),
@@ -224,7 +224,7 @@ func TestFind(t *testing.T) {
 	if d := cmp.Diff(want, n.usable, cmp.AllowUnexported(neighbour{}), cmp.Comparer(func(a, b neighbour) bool { return a == b })); d != "" || !n.complete {
 		t.Errorf("complete %t, usable (-want +got):\n%s", n.complete, d)
 	}
-	list := n.list()
+	list := n.list(time.Time{})
 	if len(list) != 2 || list[0].IP.String() != "10.0.0.0" || list[1].IP.String() != "10.0.0.1" {
 		t.Errorf("listed are %v", list)
 	}
@@ -245,8 +245,13 @@ func TestAdmit(t *testing.T) {
 	owners := slices.Concat(many, []bpf.Owner{other, other, {Link: pod2, MAC: mac{5: 77}}})
 	now := time.Now()
 	got, restless := n.admit(owners, now)
-	if want := append(slices.Clip(many[:ownersMost]), other); !slices.Equal(got, want) || restless != nil {
+	if want := append([]bpf.Owner{other}, many[:ownersMost]...); !slices.Equal(got, want) || restless != nil {
 		t.Errorf("admitted %v, restless %v, want %v", got, restless, want)
+	}
+	crowd := append([]bpf.Owner{{Link: pod1, MAC: a}}, owners...)
+	slices.Reverse(crowd)
+	if got, _ := n.admit(crowd, now); len(got) != ownersMost+1 || got[1] != crowd[len(crowd)-1] {
+		t.Errorf("one that was there before made room: %v", got)
 	}
 	for i := range changesMost {
 		now = now.Add(time.Millisecond)
@@ -266,16 +271,33 @@ func TestAdmit(t *testing.T) {
 	if void, _ := n.says(false, entry(pod2, a), now); void {
 		t.Error("what is at a link without owners matters")
 	}
+	for range 2 * changesMost { // it is heard of as a neighbour's
+		if void, look := n.says(false, entry(pod2, a), now); void || look != n.heard[a] {
+			t.Fatalf("void %t, look %t, heard of %t", void, look, n.heard[a])
+		}
+		n.settle(node{owners: got, near: n.near}, now)
+	}
+	if n.heard[a] {
+		t.Error("an address is heard of that moves all the time and is no owner")
+	}
 	for _, o := range many {
 		n.heard[o.MAC] = true
 	}
+	n.list(now)
+	if n.heard[a] {
+		t.Error("it is heard of again at once")
+	}
 	now = now.Add(changesWithin + 1)
+	n.list(now)
 	if got, restless = n.admit(owners, now); len(got) != ownersMost+1 || restless != nil {
 		t.Errorf("admitted %d, restless %v some time after", len(got), restless)
 	}
 	n.settle(node{owners: got, near: n.near}, now)
-	if len(n.changed) > 0 {
-		t.Errorf("%v are remembered", n.changed)
+	if !n.heard[a] {
+		t.Error("it is not heard of again")
+	}
+	if len(n.changed)+len(n.moved) > 0 {
+		t.Errorf("%v, %v are remembered", n.changed, n.moved)
 	}
 }
 

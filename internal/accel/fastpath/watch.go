@@ -18,6 +18,11 @@ import (
 	"slipstream.dev/bpf"
 )
 
+// Of a socket that announces what pods can cause, by answers of many neighbours, say, no more than
+// hearMost messages are heard in each hearWithin. Then the kernel waits, for as long at most; what
+// it has no room for meanwhile is lost, which has all that was seen be void.
+const hearMost, hearWithin = 500, 50 * time.Millisecond
+
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
@@ -99,7 +104,15 @@ func (c *changes) release() error {
 }
 
 func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
+	heard, since := 0, time.Now()
 	for {
+		if heard == hearMost && protocol == unix.NETLINK_ROUTE {
+			time.Sleep(hearWithin - time.Since(since))
+		}
+		if heard == hearMost || time.Since(since) > hearWithin {
+			heard, since = 0, time.Now()
+		}
+		heard++
 		messages, from, err := s.Receive()
 		switch {
 		case err != nil && c.closed.Load():
@@ -188,10 +201,10 @@ func (c *changes) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !complete {
-		c.neighbours.find(more)
+		c.neighbours.find(more, time.Now())
 		c.neighbours.complete = c.neighbours.complete && c.lost == lost
 	}
-	return c.neighbours.list(), nil
+	return c.neighbours.list(time.Now()), nil
 }
 
 // own has set tell the programs of a node's owners, less those that are not admitted, and returns
@@ -211,16 +224,11 @@ func (c *changes) own(n *node, set func([]bpf.Owner) error) (restless []int, err
 	return restless, nil
 }
 
-// restless tells whether any links have no owners for now.
+// restless tells whether any links have no owners for now, or addresses are not heard of.
 func (c *changes) restless() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range c.neighbours.changed {
-		if f.times > changesMost {
-			return true
-		}
-	}
-	return false
+	return c.neighbours.changed.any() || c.neighbours.moved.any()
 }
 
 // linkOf says of a message about a link which it is, and all of it that matters to a packet. Of
