@@ -2,7 +2,10 @@
 
 package fastpath
 
-import "time"
+import (
+	"reflect"
+	"time"
+)
 
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
 // after how many it did.
@@ -47,4 +50,14 @@ func (f *Fastpath) Generation() int {
 func ChangesWithin(d time.Duration) (before time.Duration) {
 	before, changesWithin = changesWithin, d
 	return before
+}
+
+// Look has the devices be looked at, as if something had changed.
+func (f *Fastpath) Look() { poke(f.resync) }
+
+// Looked tells the last look at the devices from others, and how long there is to be none after it.
+func (f *Fastpath) Looked() (which uintptr, pause time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return reflect.ValueOf(f.node.names).Pointer(), f.pause
 }

@@ -125,6 +125,18 @@ func (w *world) entries(node string) (n int) {
 	return n
 }
 
+// slow counts the packets of some round trips that node0 forwarded by its own stack.
+func (w *world) slow(e echo, trips int) int {
+	w.Helper()
+	before := w.forwarded("n0")
+	for range trips {
+		if err := e.trip(patience); err != nil {
+			w.Fatal(err)
+		}
+	}
+	return w.forwarded("n0") - before
+}
+
 // TestMadeUp has a pod send from Ethernet addresses that it makes up: the process that holds the
 // fast path takes neither CPU nor memory for them, and another pod's connection stays on it. One
 // that begins when bridges have learned them all takes it too.
@@ -134,23 +146,14 @@ func TestMadeUp(t *testing.T) {
 	hostile := w.tap("n0p1", "eth0")
 	holder := w.hold("n0")
 	e := w.connect().back()
-	slow := func(n int) (slow int) {
-		before := w.forwarded("n0")
-		for range n {
-			if err := e.trip(patience); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return w.forwarded("n0") - before
-	}
-	w.eventually("fast path", func() {}, func() bool { return slow(100) < 20 })
+	w.eventually("fast path", func() {}, func() bool { return w.slow(e, 100) < 20 })
 	cpu, memory := usage(t, holder.Process.Pid)
 	var over atomic.Bool
 	began := time.Now()
 	go func() { hostile.floods(addresses); over.Store(true) }()
 	trips, slows := 0, 0
 	for ; !over.Load(); trips += 100 {
-		slows += slow(100)
+		slows += w.slow(e, 100)
 	}
 	took := time.Since(began)
 	cpuNow, memoryNow := usage(t, holder.Process.Pid)
@@ -382,22 +385,71 @@ func TestOverrides(t *testing.T) {
 		binary.BigEndian.PutUint16(says[2:], ^grammar.Sum(uint32(unix.IPPROTO_ICMPV6+len(says))+uint32(grammar.Sum(0, head[8:])), says))
 		advertisements[i] = slices.Concat(head, says)
 	}
-	w.start()
+	holder := w.hold("n0")
 	e := w.connect().back()
-	w.warm(e)
-	f := w.paths[0]
-	before := f.Generation()
+	w.eventually("fast path", func() {}, func() bool { return w.slow(e, 100) < 20 })
+	cpu, _ := usage(t, holder.Process.Pid)
+	var over atomic.Bool
 	var sent int
 	began := time.Now()
-	share := w.during(e, func() {
+	go func() {
+		defer over.Store(true)
 		for ; time.Since(began) < 3*time.Second; sent++ {
 			hostile.from(madeUp(sent%2), unix.ETH_P_IPV6, advertisements[sent%2]...)
 		}
-	})
-	voids := f.Generation() - before
-	t.Logf("%d advertisements, all was void %d times, %.2f set out by the fast path", sent, voids, share)
-	if voids == 0 || voids > 2000 || share < 0.5 {
-		t.Error("want some to matter, few of all, and most round trips to set out by it")
+	}()
+	trips, slows := 0, 0
+	for ; !over.Load(); trips++ {
+		slows += w.slow(e, 1)
+		time.Sleep(500 * time.Microsecond) // the rate, at which each change costs some
 	}
-	w.warm(e)
+	took := time.Since(began)
+	cpuNow, _ := usage(t, holder.Process.Pid)
+	t.Logf("%d advertisements in %v: %v of CPU; %d of %d packets went the slow way", sent, took, cpuNow-cpu, slows, 2*trips)
+	if cpuNow-cpu > took/3 {
+		t.Errorf("it took %v of CPU in %v", cpuNow-cpu, took)
+	}
+	if slows > 2*trips/3 {
+		t.Errorf("%d of %d packets went the slow way", slows, 2*trips)
+	}
+	w.eventually("fast path again", func() {}, func() bool { return w.slow(e, 100) < 20 })
+}
+
+// TestPaced has a fast path look at its devices at once when it is asked to, and however often it is
+// asked, for a tenth of the time at most.
+func TestPaced(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	far := w.ns("n0p1")
+	defer far.Close()
+	w.in("n0", func() error {
+		for n := range 100 { // so that it has something to look at
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = fmt.Sprintf("many%d", n)
+			if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far" + attrs.Name, PeerNamespace: netlink.NsFd(far)}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	w.start()
+	f := w.paths[0]
+	var looks int
+	var pauses, longest time.Duration
+	last, _ := f.Looked()
+	began := time.Now()
+	for time.Since(began) < 2*time.Second {
+		f.Look()
+		if which, pause := f.Looked(); which != last {
+			last = which
+			looks++
+			pauses += pause
+			longest = max(longest, pause)
+		}
+		time.Sleep(100 * time.Microsecond) // or it does nothing else
+	}
+	took := time.Since(began)
+	t.Logf("%d looks in %v, to be %v apart together", looks, took, pauses)
+	if looks < 2 || pauses-longest > took {
+		t.Error("want some, and no more than there is time for")
+	}
 }
