@@ -504,7 +504,7 @@ func (f *Fastpath) sync() error {
 		return err
 	}
 	for _, link := range restless {
-		node.refused = append(node.refused, node.names[link]+": where its Ethernet addresses are, or whose, changes too often")
+		node.refused = append(node.refused, node.names[link]+": which Ethernet addresses are behind it changes too often; another pod may be taking them")
 	}
 	verify := f.verify.Swap(false)
 	if verify {

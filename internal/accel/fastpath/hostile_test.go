@@ -158,7 +158,7 @@ func TestMadeUp(t *testing.T) {
 	took := time.Since(began)
 	cpuNow, memoryNow := usage(t, holder.Process.Pid)
 	t.Logf("%d addresses in %v: %v of CPU and %d KiB more; %d of %d packets went the slow way", addresses, took, cpuNow-cpu, (memoryNow-memory)>>10, slows, 2*trips)
-	if cpuNow-cpu > took/10+50*time.Millisecond {
+	if cpuNow-cpu > took/40+30*time.Millisecond {
 		t.Errorf("it took %v of CPU in %v", cpuNow-cpu, took)
 	}
 	if memoryNow-memory > 8<<20 {
@@ -301,23 +301,29 @@ func TestTaken(t *testing.T) {
 		t.Errorf("that was when it had been taken %d times", sent)
 	}
 	restless := func() bool {
-		return slices.ContainsFunc(f.Refused(), func(r string) bool { return strings.HasSuffix(r, "changes too often") })
+		return slices.ContainsFunc(f.Refused(), func(r string) bool {
+			return strings.Contains(r, ": which Ethernet addresses are behind it changes too often")
+		})
 	}
 	w.warm(e)
 	before = f.Generation()
+	times := 0
 	share := w.during(e, func() {
 		for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(100 * time.Microsecond) {
 			one.from(taken, 0x88b5)
 			other.from(taken, 0x88b5)
+			if restless() {
+				times++
+			}
 		}
 	})
 	voids := f.Generation() - before
-	t.Logf("all was void %d times, %.2f set out by the fast path, refused %q", voids, share, f.Refused())
+	t.Logf("all was void %d times, %.2f set out by the fast path", voids, share)
 	if voids < 4 || voids > 2000 || share < 0.7 {
 		t.Error("a pod suffers of what others do to each other")
 	}
-	if !restless() {
-		t.Errorf("refused are %q", f.Refused())
+	if times == 0 {
+		t.Error("nobody is told why the two are left to the slow path")
 	}
 	w.warm(e)
 	began := time.Now()
@@ -406,7 +412,7 @@ func TestOverrides(t *testing.T) {
 	took := time.Since(began)
 	cpuNow, _ := usage(t, holder.Process.Pid)
 	t.Logf("%d advertisements in %v: %v of CPU; %d of %d packets went the slow way", sent, took, cpuNow-cpu, slows, 2*trips)
-	if cpuNow-cpu > took/3 {
+	if cpuNow-cpu > took/5 {
 		t.Errorf("it took %v of CPU in %v", cpuNow-cpu, took)
 	}
 	if slows > 2*trips/3 {

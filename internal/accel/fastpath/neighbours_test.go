@@ -167,6 +167,37 @@ func TestHeard(t *testing.T) {
 	want("it is none", b, c, own)
 }
 
+// While the programs are told of owners what is announced of any matters that they have had, or
+// may have; when they have been told, what was seen of those that went is void.
+func TestOwn(t *testing.T) {
+	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
+	var generation uint32
+	ch := &changes{neighbours: told(a, b), notify: func(g uint32, _ bool) { generation = g }}
+	ch.neighbours.says(false, ipNeighbour(bridge, 9, unix.NUD_REACHABLE, c), time.Time{})
+	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []bpf.Owner{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
+	set := func(owners []bpf.Owner) error {
+		if want := of.owners[:2]; !slices.Equal(owners, want) {
+			t.Errorf("told of %v, want %v", owners, want)
+		}
+		for _, m := range []mac{a, b, c} {
+			before := generation
+			ch.hear(unix.NETLINK_ROUTE, []syscall.NetlinkMessage{{Header: syscall.NlMsghdr{Type: unix.RTM_NEWNEIGH}, Data: entry(pod2, m)}}, time.Now())
+			if generation == before {
+				t.Errorf("that %v moved meanwhile is not void", m)
+			}
+		}
+		generation = 0
+		return nil
+	}
+	if _, err := ch.own(&of, set); err != nil || generation == 0 {
+		t.Errorf("generation %d though one went, error %v", generation, err)
+	}
+	generation = 0
+	if _, err := ch.own(&of, func([]bpf.Owner) error { return nil }); err != nil || generation != 0 {
+		t.Errorf("generation %d though none went, error %v", generation, err)
+	}
+}
+
 // However many addresses there are, few are kept; what finds no room is not taken for what was
 // never there.
 func TestNeighboursBound(t *testing.T) {
