@@ -2251,12 +2251,10 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	f = known(skb, c, p, 0, six);
 	if (!f || p->at < f->in.not_before)
 		return NEXT;
-	why = tracked(skb, p, f, 0, &again, six);
 	/* Packets that are put into the pod do not meet what its driver would run; nor is it
 	 * known of a device that is not found. */
 	dev = pod_device(skb);
-	if (!why && (!dev || has_xdp(dev)))
-		why = REWRITTEN;
+	why = !dev || has_xdp(dev) ? REWRITTEN : tracked(skb, p, f, 0, &again, six);
 	if (why) {
 		turn_down(c, &f->in, why, p->at);
 		return NEXT;

@@ -544,7 +544,7 @@ func TestLists(t *testing.T) {
 		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
 		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
 		// Behind lo no pod's device is found, which might have XDP: that is asked of this one alone.
-		{"it goes on", f.Deliver, delivered, "[untracked]"}, // which is asked of it alone
+		{"it goes on", f.Deliver, delivered, "[rewritten]"},
 		{"it has gone on", f.Deliver, delivered, "[]"},
 	} {
 		if got := f.run(t, step.program, step.packet.Bytes(), 0); got != step.want {

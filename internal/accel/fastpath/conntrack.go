@@ -248,18 +248,15 @@ func parseTuple(b []byte) (from, to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(ends[0], ports[0]), netip.AddrPortFrom(ends[1], ports[1]), err
 }
 
-// each reads attributes of netlink.
+// each reads attributes of netlink, until one cannot be read.
 func each(b []byte, read func(kind uint16, b []byte) error) error {
-	attrs, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return err
-	}
-	for _, a := range attrs {
-		if err := read(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value); err != nil {
-			return err
+	var first error
+	err := attributes(b, func(kind uint16, b []byte) {
+		if first == nil {
+			first = read(kind, b)
 		}
-	}
-	return nil
+	})
+	return errors.Join(first, err)
 }
 
 // renewer has conntrack know the numbers of connections, in the network namespace of the

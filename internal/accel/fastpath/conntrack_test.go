@@ -35,7 +35,7 @@ const (
 	flagLiberal, flagUnacknowledged  = 0x08, 0x10
 	tcpRST, tcpSYN                   = 0x04, 0x02
 	settled                          = 300 * time.Millisecond // longer than an acknowledgement is delayed
-	sysctlUnacknowledged, sysctlPMTU = "netfilter/nf_conntrack_tcp_timeout_unacknowledged", "ipv4/route/mtu_expires"
+	sysctlUnacknowledged, sysctlPMTU = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "ipv4/route/mtu_expires"
 )
 
 // conntrack is what a node's conntrack knows of a connection that the pod of n0 opened.
@@ -57,13 +57,7 @@ func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
 	return t
 }
 
-// sysctl sets one of a node.
-func (w *world) sysctl(node, key, value string) {
-	w.Helper()
-	w.in(node, func() error { return os.WriteFile("/proc/sys/net/"+key, []byte(value), 0) })
-}
-
-// trips makes so many round trips.
+// trip makes so many round trips.
 func (w *world) trip(e echo, n int) {
 	w.Helper()
 	for range n {

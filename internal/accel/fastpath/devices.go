@@ -41,6 +41,10 @@ type node struct {
 	unlanded []int
 	// everywhere is why no device is understood, if so.
 	everywhere string
+	// near are the devices that pods may be behind: all by which no packet leaves the node; own
+	// are the Ethernet addresses of all devices.
+	near map[int]bool
+	own  map[mac]bool
 	// mtu is that of the narrowest device on any way.
 	mtu int
 	// ports is the range of source ports, the end left out.
@@ -80,9 +84,10 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 	return all
 }
 
-// look finds out what a node's devices are, in the calling thread's network namespace,
-// whose h is. Observers of the kinds in unseenBy do not count.
-func look(h *netlink.Handle, unseenBy []string, ours own) (node, error) {
+// look finds out what a node's devices are, in the calling thread's network namespace, whose h
+// is, and which of its neighbours, of those that are known, are behind them. Observers of the kinds
+// in unseenBy do not count.
+func look(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours own) (node, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -95,15 +100,9 @@ func look(h *netlink.Handle, unseenBy []string, ours own) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	// What bridges and VXLAN devices forward to where, and whom the node speaks to by a link
-	// of its own.
-	var neighbours []netlink.Neigh
-	for _, family := range []int{unix.AF_BRIDGE, netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
-		if err != nil {
-			return node{}, err
-		}
-		neighbours = append(neighbours, some...)
+	forwarded, err := learned(h, links, known)
+	if err != nil {
+		return node{}, err
 	}
 	var low, high uint16
 	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
@@ -116,7 +115,15 @@ func look(h *netlink.Handle, unseenBy []string, ours own) (node, error) {
 	if err := narrowBy6(links); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, observers, neighbours)
+	n := understand(links, routes, observers, slices.Concat(known, forwarded))
+	n.near, n.own = make(map[int]bool), make(map[mac]bool)
+	for _, l := range links {
+		a := l.Attrs()
+		n.near[a.Index] = l.Type() != "vxlan" && !slices.Contains(n.nics, a.Index)
+		if address, ok := macOf(a.HardwareAddr); ok {
+			n.own[address] = true
+		}
+	}
 	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
 	n.ports = [2]uint16{low, high}
 	if n.everywhere = why; why != "" {
@@ -133,6 +140,18 @@ func (n node) tunnels() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// speaksTo lists whom a node speaks to by a link of its own.
+func speaksTo(h *netlink.Handle) (all []netlink.Neigh, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
 }
 
 // routed is the pod's link that the node's routes lead to an address by, or 0.

@@ -2,7 +2,12 @@
 
 package fastpath
 
-import "slipstream.dev/bpf"
+import (
+	"reflect"
+	"time"
+
+	"slipstream.dev/bpf"
+)
 
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
 // after how many it did.
@@ -57,4 +62,28 @@ func Conntrack(f bpf.Flow) (Tracked, error) {
 		return Tracked{}, err
 	}
 	return Tracked{t.state, t.flags, t.timeout}, nil
+}
+
+// Generation counts how often all that was seen became void.
+func (f *Fastpath) Generation() int {
+	f.changes.mu.Lock()
+	defer f.changes.mu.Unlock()
+	return int(f.changes.generation)
+}
+
+// ChangesWithin has links whose owners change too often have none for so long, and returns for how
+// long they had none.
+func ChangesWithin(d time.Duration) (before time.Duration) {
+	before, changesWithin = changesWithin, d
+	return before
+}
+
+// Look has the devices be looked at, as if something had changed.
+func (f *Fastpath) Look() { poke(f.resync) }
+
+// Looked tells the last look at the devices from others, and how long there is to be none after it.
+func (f *Fastpath) Looked() (which uintptr, pause time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return reflect.ValueOf(f.node.names).Pointer(), f.pause
 }

@@ -49,6 +49,9 @@ const (
 	forgetSoon = 4
 	// lookAfter is how many beats pass from one look at all connections to the next.
 	lookAfter = 8
+	// lookShare is how much longer than a look at the devices took there is none, whatever is
+	// announced meanwhile.
+	lookShare = 10
 )
 
 // forgetAfter is how many beats a connection may be idle until it is forgotten; tests have less
@@ -82,6 +85,8 @@ type Fastpath struct {
 	renewals         renewals
 	cannotRenew      sync.Once
 	pods             pods
+	// pause is how long there is to be no look at the devices after the last.
+	pause time.Duration
 	// verify has the next look at the devices ask the kernel for every attachment too.
 	verify atomic.Bool
 
@@ -159,7 +164,7 @@ func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
 		}
 		defer h.Close()
 		// Those of whoever holds a fast path are told by their names.
-		n, err := look(h, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
+		n, err := look(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
 		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -194,6 +199,9 @@ func (f *Fastpath) Close() error {
 	}
 	f.running.Wait()
 	errs = append(errs, f.renewals.close())
+	if f.changes != nil {
+		errs = append(errs, f.changes.release())
+	}
 	if f.links != nil {
 		f.links.Close()
 	}
@@ -386,12 +394,15 @@ func (f *Fastpath) run(started chan<- error) error {
 	ticker := time.NewTicker(glance)
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
+	resync, paused := f.resync, make(<-chan time.Time)
 	var synced error
 	for n := 0; ; {
 		select {
 		case <-f.quit:
 			return nil
-		case <-f.resync:
+		case <-paused:
+			resync = f.resync
+		case <-resync:
 			if synced = f.sync(); synced != nil {
 				f.log.Warn("keep devices of the fast path in step", "error", synced)
 				// What is not known is not to be used.
@@ -400,6 +411,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				}
 			}
 			f.setProblem(synced)
+			resync, paused = nil, time.After(f.pause)
 		case now := <-ticker.C:
 			if err := f.scout(now); err != nil {
 				f.log.Warn("look for connections worth the fast path", "error", err)
@@ -423,7 +435,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				f.log.Warn("forget connections of the fast path", "error", err)
 				continue
 			}
-			if f.pods.rest() {
+			if f.pods.rest() || f.changes.restless() {
 				poke(f.resync)
 			}
 			if err := f.renewals.rest(); err != nil {
@@ -574,7 +586,12 @@ func (f *Fastpath) scout(now time.Time) error {
 
 // sync looks at the devices that are there, tells the programs of them, and attaches these.
 func (f *Fastpath) sync() error {
-	node, err := look(f.links, f.unseenBy, f.own)
+	began := time.Now()
+	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return speaksTo(f.links) })
+	if err != nil {
+		return err
+	}
+	node, err := look(f.links, known, f.unseenBy, f.own)
 	if err != nil {
 		return err
 	}
@@ -583,12 +600,16 @@ func (f *Fastpath) sync() error {
 	if f.closing() {
 		return nil
 	}
+	restless, err := f.changes.own(&node, f.programs.SetOwners)
 	if err := errors.Join(
+		err,
 		f.programs.SetOverlays(node.overlays),
-		f.programs.SetOwners(node.owners),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err
+	}
+	for _, link := range restless {
+		node.refused = append(node.refused, node.names[link]+": which Ethernet addresses are behind it changes too often; another pod may be taking them")
 	}
 	verify := f.verify.Swap(false)
 	if verify {
@@ -599,6 +620,7 @@ func (f *Fastpath) sync() error {
 			node.behind[address] = link
 		}
 	}
+	f.pause = lookShare * time.Since(began)
 	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
 		poke(f.news)
 	}
@@ -607,7 +629,7 @@ func (f *Fastpath) sync() error {
 	err = f.fit(verify)
 	if slices.ContainsFunc(f.refused, func(why string) bool { return !slices.Contains(refused, why) }) {
 		// What was seen at a device that is left alone now is void.
-		f.changes.change(false)
+		f.changes.void()
 	}
 	return err
 }

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -250,32 +249,24 @@ func netdevChains() (all []chain, err error) {
 	return all, nil
 }
 
-// attributes reads those of a message, the last of which may lack its padding, where
-// nl.ParseRouteAttr would read beyond the end.
-func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
-	return nl.ParseRouteAttr(append(slices.Clip(b), make([]byte, -len(b)&3)...))
-}
-
 // chainOf reads a message about a chain, if it is one at devices.
 func chainOf(message []byte) (c chain, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return c, false
 	}
-	attrs, err := attributes(message[nl.SizeofNfgenmsg:])
-	if err != nil {
-		return c, false
-	}
 	var table, name string
 	hook := -1
-	for _, a := range attrs {
-		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+	if attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
+		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
-			table = unix.ByteSliceToString(a.Value)
+			table = unix.ByteSliceToString(is)
 		case unix.NFTA_CHAIN_NAME:
-			name = unix.ByteSliceToString(a.Value)
+			name = unix.ByteSliceToString(is)
 		case unix.NFTA_CHAIN_HOOK:
-			hook, c.devices = hookOf(a.Value)
+			hook, c.devices = hookOf(is)
 		}
+	}) != nil {
+		return c, false
 	}
 	switch family := message[0]; {
 	case family == unix.NFPROTO_NETDEV && (hook == unix.NF_NETDEV_INGRESS || hook == unix.NF_NETDEV_EGRESS):
@@ -291,32 +282,25 @@ func chainOf(message []byte) (c chain, ok bool) {
 // hookOf reads where a chain is: the number of its hook, or less than 0, and its devices.
 func hookOf(b []byte) (number int, devices []string) {
 	number = -1
-	attrs, err := attributes(b)
-	if err != nil {
-		return number, nil
-	}
-	for _, a := range attrs {
-		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+	// What is cut short is read as far as it goes.
+	_ = attributes(b, func(kind uint16, is []byte) {
+		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
-			if len(a.Value) == 4 {
-				number = int(binary.BigEndian.Uint32(a.Value))
+			if len(is) == 4 {
+				number = int(binary.BigEndian.Uint32(is))
 			}
 		case unix.NFTA_HOOK_DEV: // of one device, which newer kernels have in the list too
-			devices = append(devices, unix.ByteSliceToString(a.Value))
+			devices = append(devices, unix.ByteSliceToString(is))
 		case nftaHookDevs:
-			list, err := attributes(a.Value)
-			if err != nil {
-				continue
-			}
-			for _, d := range list {
-				name := unix.ByteSliceToString(d.Value)
-				if d.Attr.Type&^unix.NLA_F_NESTED == nftaDevicePrefix {
+			_ = attributes(is, func(kind uint16, is []byte) {
+				name := unix.ByteSliceToString(is)
+				if kind == nftaDevicePrefix {
 					name += "*"
 				}
 				devices = append(devices, name)
-			}
+			})
 		}
-	}
+	})
 	return number, devices
 }
 
@@ -358,17 +342,15 @@ func ipsecPolicies() (n uint32, err error) {
 		return 0, fmt.Errorf("count policies of IPsec: %w", err)
 	}
 	for _, m := range messages {
-		attrs, err := attributes(m[min(4, len(m)):])
-		if err != nil {
-			return 0, fmt.Errorf("count policies of IPsec: %w", err)
-		}
-		for _, a := range attrs {
+		if err := attributes(m[min(4, len(m)):], func(kind uint16, is []byte) {
 			// struct xfrmu_spdinfo: of what comes in, goes out, is forwarded.
-			if a.Attr.Type == spdInfo && len(a.Value) >= 12 {
+			if kind == spdInfo && len(is) >= 12 {
 				for i := range 3 {
-					n += binary.NativeEndian.Uint32(a.Value[4*i:])
+					n += binary.NativeEndian.Uint32(is[4*i:])
 				}
 			}
+		}); err != nil {
+			return 0, fmt.Errorf("count policies of IPsec: %w", err)
 		}
 	}
 	return n, nil

@@ -404,9 +404,9 @@ func TestSeesAll(t *testing.T) {
 	}
 }
 
-// tap begins to capture at a device, as tcpdump does, and returns how many packets came in and
+// sees begins to capture at a device, as tcpdump does, and returns how many packets came in and
 // went out.
-func (w *world) tap(place string, l netlink.Link) func() (in, out int) {
+func (w *world) sees(place string, l netlink.Link) func() (in, out int) {
 	w.Helper()
 	fd := -1
 	w.in(place, func() (err error) {
@@ -447,11 +447,11 @@ func TestTaps(t *testing.T) {
 		count   func() (in, out int)
 	}
 	taps := []tap{
-		{"the pod's device", all, all, w.tap("n0p0", w.device("n0p0", "eth0"))},
-		{"the pod's link", all, few, w.tap("n0", w.device("n0", "pod"))},
-		{"the bridge", few, few, w.tap("n0", w.device("n0", "cni0"))},
-		{"the VXLAN device", few, few, w.tap("n0", w.device("n0", "flannel.1"))},
-		{"the NIC", all, all, w.tap("n0", w.device("n0", "eth0"))},
+		{"the pod's device", all, all, w.sees("n0p0", w.device("n0p0", "eth0"))},
+		{"the pod's link", all, few, w.sees("n0", w.device("n0", "pod"))},
+		{"the bridge", few, few, w.sees("n0", w.device("n0", "cni0"))},
+		{"the VXLAN device", few, few, w.sees("n0", w.device("n0", "flannel.1"))},
+		{"the NIC", all, all, w.sees("n0", w.device("n0", "eth0"))},
 	}
 	w.warm(e)
 	for _, tap := range taps {

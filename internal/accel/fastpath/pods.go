@@ -29,7 +29,9 @@ type pods struct {
 // that never becomes known, to somewhere else, and would have it watched again at once.
 const doubt = lookAfter * beat
 
-// askedMost bounds the addresses that are looked up at each look at the devices.
+// askedMost bounds the addresses that are looked up at each look at the devices. Where there are
+// more, others make room, whichever they are: a pod that sends in the name of many addresses has
+// as many be asked for.
 const askedMost = 256
 
 // resting tells whether a pod has had no connection for so long that it is not watched.
@@ -51,11 +53,25 @@ func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
 	defer p.mu.Unlock()
 	link = p.behind[pod]
 	address, known := pod.Addr()
-	if link != 0 || !known || p.asked[address] || len(p.asked) == askedMost {
+	if link != 0 || !known || p.asked[address] {
 		return link, false
+	}
+	if len(p.asked) >= askedMost {
+		p.makeRoom()
 	}
 	p.asked[address] = true
 	return 0, true
+}
+
+// makeRoom has some address be asked for no more, one that leads nowhere if there is any.
+func (p *pods) makeRoom() {
+	var some netip.Addr
+	for some = range p.asked { // in no order
+		if p.behind[bpf.ShortOf(some)] == 0 {
+			break
+		}
+	}
+	delete(p.asked, some)
 }
 
 // wanted are the addresses that were asked for.

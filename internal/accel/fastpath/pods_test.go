@@ -60,8 +60,8 @@ func TestPods(t *testing.T) {
 	uses("it has gone", true)
 }
 
-// An address that leads nowhere is asked for once, and anew only after it was forgotten; as many
-// as there may be.
+// An address that leads nowhere is asked for once, and anew only after it was forgotten. Others that
+// are asked for take its place, and of those that lead to pods no more than they have to.
 func TestAsked(t *testing.T) {
 	const pod = 3
 	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
@@ -89,9 +89,19 @@ func TestAsked(t *testing.T) {
 		t.Errorf("%v are wanted still", got)
 	}
 	want("forgotten", nowhere, 0, true)
-	for a := nowhere; len(p.asked) < askedMost; {
+	for a := nowhere; a != netip.MustParseAddr("10.0.8.0"); {
 		a = a.Next()
 		want("another", a, 0, true)
+		if len(p.asked) > askedMost {
+			t.Fatalf("%d are asked for", len(p.asked))
+		}
 	}
-	want("too many", netip.MustParseAddr("10.1.0.0"), 0, false)
+	want("others were asked for", here, pod, false)
+	if !slices.Contains(p.wanted(), here) {
+		t.Errorf("%v, which leads to a pod, made room", here)
+	}
+	want("many were asked for", netip.MustParseAddr("10.1.0.0"), 0, true)
+	if !slices.Contains(p.wanted(), netip.MustParseAddr("10.1.0.0")) {
+		t.Error("the last is not wanted")
+	}
 }

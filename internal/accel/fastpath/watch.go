@@ -3,24 +3,34 @@
 package fastpath
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/bpf"
 )
+
+// Of a socket that announces what pods can cause, by answers of many neighbours, say, no more than
+// hearMost messages are heard in each hearWithin. Then the kernel waits, for as long at most; what
+// it has no room for meanwhile is lost, which has all that was seen be void.
+const hearMost, hearWithin = 500, 50 * time.Millisecond
 
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
-// changes are what the kernel announces of what could send a packet elsewhere, or end
-// it. What each says does not matter: all that was seen before is void.
+// changes are what the kernel announces of what could send a packet elsewhere, or end it. Of
+// neighbours and links it matters what is said; of all else that something is: all that was seen
+// before is void.
 type changes struct {
+	filter  *bpf.Neighbours
 	sockets []*nl.NetlinkSocket
 	closed  atomic.Bool
 	running sync.WaitGroup
@@ -28,15 +38,29 @@ type changes struct {
 
 	mu         sync.Mutex
 	generation uint32
-	// known is the last of what is announced again and again without having changed:
-	// neighbours that were confirmed, devices that count.
-	known map[string]string
+	// links is the last of what was announced of each, as they are announced again and again
+	// without having changed, when a device counts for one.
+	links      map[string]string
+	neighbours *neighbours
+	// lost counts how often more was announced than could be heard.
+	lost int
 }
 
 // listen calls notify, until closed, with a new generation for each change in a network
 // namespace, and whether it may be one of devices.
-func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (*changes, error) {
-	c := &changes{notify: notify, generation: 1, known: make(map[string]string)}
+func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c *changes, err error) {
+	c = &changes{notify: notify, generation: 1, links: make(map[string]string)}
+	defer func() {
+		if err != nil {
+			c.close()
+			err = fmt.Errorf("listen to what changes: %w", errors.Join(err, c.release()))
+			c = nil
+		}
+	}()
+	if c.filter, err = bpf.LoadNeighbours(); err != nil {
+		return c, err
+	}
+	c.neighbours = newNeighbours(c.filter)
 	for protocol, groups := range map[int][]uint{
 		unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_NEXTHOP,
 			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
@@ -49,16 +73,20 @@ func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (*c
 			continue // what the kernel has not cannot change
 		}
 		if err != nil {
-			c.close()
-			return nil, fmt.Errorf("listen to what changes (netlink protocol %d): %w", protocol, err)
+			return c, fmt.Errorf("netlink protocol %d: %w", protocol, err)
 		}
 		c.sockets = append(c.sockets, s)
-		c.running.Add(1)
-		go c.follow(s, protocol)
+		if protocol == unix.NETLINK_ROUTE {
+			if err := c.filter.Filter(s.GetFd()); err != nil {
+				return c, err
+			}
+		}
+		c.running.Go(func() { c.follow(s, protocol) })
 	}
 	return c, nil
 }
 
+// close has it listen no more.
 func (c *changes) close() {
 	c.closed.Store(true)
 	for _, s := range c.sockets {
@@ -67,38 +95,101 @@ func (c *changes) close() {
 	c.running.Wait()
 }
 
+// release comes after close, and after the last look.
+func (c *changes) release() error {
+	if c.filter == nil {
+		return nil
+	}
+	return c.filter.Close()
+}
+
 func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
-	defer c.running.Done()
+	heard, since := 0, time.Now()
 	for {
+		if heard == hearMost && protocol == unix.NETLINK_ROUTE {
+			time.Sleep(hearWithin - time.Since(since))
+		}
+		if heard == hearMost || time.Since(since) > hearWithin {
+			heard, since = 0, time.Now()
+		}
+		heard++
 		messages, from, err := s.Receive()
 		switch {
 		case err != nil && c.closed.Load():
 			return
 		case err != nil:
 			// More came than there was room for: anything may have changed.
-			c.mu.Lock()
-			clear(c.known)
-			c.mu.Unlock()
-			c.change(true)
+			c.lose(protocol)
 			continue
 		case from.Pid != nl.PidKernel:
 			continue
 		}
-		changed, devices := false, false
-		for _, m := range messages {
-			if protocol != unix.NETLINK_ROUTE {
-				changed = true
-				devices = devices || observes(protocol, m)
-				continue
-			}
-			if c.says(m) {
-				changed, devices = true, true
-			}
+		c.hear(protocol, messages, time.Now())
+	}
+}
+
+// hear goes by what is announced.
+func (c *changes) hear(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var void, devices bool
+	for _, m := range messages {
+		v, d := c.says(protocol, m, now)
+		void, devices = void || v, devices || d
+	}
+	c.tell(void, devices)
+}
+
+// lose does without what was announced and not heard.
+func (c *changes) lose(protocol int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if protocol == unix.NETLINK_ROUTE {
+		c.lost++
+		clear(c.links)
+		c.neighbours.lose()
+	}
+	c.tell(true, protocol == unix.NETLINK_ROUTE)
+}
+
+// void makes void all that was seen.
+func (c *changes) void() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tell(true, false)
+}
+
+func (c *changes) tell(void, devices bool) {
+	if void {
+		c.generation++
+	}
+	if void || devices {
+		c.notify(c.generation, devices)
+	}
+}
+
+// says tells whether by a message something that was seen may not be so any more, and whether the
+// devices are to be looked at.
+func (c *changes) says(protocol int, m syscall.NetlinkMessage, now time.Time) (void, devices bool) {
+	if protocol != unix.NETLINK_ROUTE {
+		return true, observes(protocol, m)
+	}
+	switch m.Header.Type {
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		return c.neighbours.says(m.Header.Type == unix.RTM_DELNEIGH, m.Data, now)
+	case unix.RTM_GETNEIGH:
+		return false, false // the kernel asks whether anybody knows one
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		key, value := linkOf(m.Data)
+		if before, known := c.links[key]; known && before == value && m.Header.Type == unix.RTM_NEWLINK {
+			return false, false
 		}
-		if changed {
-			c.change(devices)
+		delete(c.links, key)
+		if key != "" && m.Header.Type == unix.RTM_NEWLINK {
+			c.links[key] = value
 		}
 	}
+	return true, true
 }
 
 // observes tells whether a message that is not of devices may be of what looks at their packets:
@@ -117,95 +208,72 @@ func observes(protocol int, m syscall.NetlinkMessage) bool {
 	return false
 }
 
-func (c *changes) change(devices bool) {
+// known are the neighbours that packets are sent to at once. Where not all were heard of, list
+// tells of them.
+func (c *changes) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
+	c.mu.Lock()
+	complete, lost := c.neighbours.complete, c.lost
+	c.mu.Unlock()
+	var more []netlink.Neigh
+	if !complete {
+		var err error
+		if more, err = list(); err != nil {
+			return nil, err
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.generation++
-	c.notify(c.generation, devices)
+	if !complete {
+		c.neighbours.find(more, time.Now())
+		c.neighbours.complete = c.neighbours.complete && c.lost == lost
+	}
+	return c.neighbours.list(time.Now()), nil
 }
 
-// says tells whether a message has something new.
-func (c *changes) says(m syscall.NetlinkMessage) bool {
-	key, value, gone := digest(m.Header.Type, m.Data)
-	if key == "" {
-		return true
+// own has set tell the programs of a node's owners, less those that are not admitted, and returns
+// the links that have none for now. All that is announced of owners before, after and meanwhile is
+// gone by: what was seen of those that are taken back is void, as it is not heard of them again.
+func (c *changes) own(n *node, set func([]bpf.Owner) error) (restless []int, err error) {
+	c.mu.Lock()
+	n.owners, restless = c.neighbours.admit(n.owners, time.Now())
+	c.neighbours.expect(n.owners)
+	c.mu.Unlock()
+	if err := set(n.owners); err != nil {
+		return restless, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before, known := c.known[key]
-	switch {
-	case gone:
-		delete(c.known, key)
-		return true
-	case known && before == value:
-		return false
-	}
-	c.known[key] = value
-	return true
+	c.tell(c.neighbours.settle(*n, time.Now()), false)
+	return restless, nil
 }
 
-// States of a neighbour in which packets are sent to it at once (NUD_VALID in
-// include/net/neighbour.h, less those without an address).
-const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
+// restless tells whether any links have no owners for now, or addresses are not heard of.
+func (c *changes) restless() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.neighbours.changed.any() || c.neighbours.moved.any()
+}
 
-// digest says of a message about a neighbour or a link what it is about, and all of it
-// that matters to a packet. Of any other message, and one that is cut short, the key is empty.
-func digest(kind uint16, data []byte) (key, value string, gone bool) {
-	switch kind {
-	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		// struct ndmsg: family, 3 of padding, index, state, flags, type.
-		if len(data) < unix.SizeofNdMsg {
-			return "", "", true
-		}
-		attrs, err := nl.ParseRouteAttr(data[unix.SizeofNdMsg:])
-		if err != nil {
-			return "", "", true
-		}
-		state := binary.NativeEndian.Uint16(data[8:])
-		var destination, address, rest string
-		for _, a := range attrs {
-			switch a.Attr.Type &^ unix.NLA_F_NESTED {
-			case unix.NDA_DST:
-				destination = string(a.Value)
-			case unix.NDA_LLADDR:
-				address = string(a.Value)
-			case unix.NDA_CACHEINFO, unix.NDA_PROBES:
-			default:
-				rest += fmt.Sprintf(" %d=%x", a.Attr.Type, a.Value)
-			}
-		}
-		key, value = destination, address
-		if data[0] == unix.AF_BRIDGE {
-			key, value = address, destination
-		}
-		// By family, device and flags: entries of a bridge and of its port are two.
-		key = fmt.Sprintf("neighbour %d %x %x %x %s", data[0], data[4:8], data[10], key, rest)
-		value = fmt.Sprintf("%x %t", value, state&usable != 0 || data[0] == unix.AF_BRIDGE)
-		return key, value, kind == unix.RTM_DELNEIGH
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		// struct ifinfomsg: family, padding, type, index, flags, change.
-		if len(data) < unix.SizeofIfInfomsg {
-			return "", "", true
-		}
-		attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfInfomsg:])
-		if err != nil {
-			return "", "", true
-		}
-		key = fmt.Sprintf("link %d %x", data[0], data[4:8])
-		value = fmt.Sprintf("%x", data[8:12])
-		for _, a := range attrs {
-			switch a.Attr.Type &^ unix.NLA_F_NESTED {
-			case unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_LINK, unix.IFLA_MASTER, unix.IFLA_OPERSTATE,
-				unix.IFLA_LINK_NETNSID, unix.IFLA_XDP, unix.IFLA_QDISC, unix.IFLA_PROTO_DOWN:
-				value += fmt.Sprintf(" %d=%x", a.Attr.Type, a.Value)
-			case unix.IFLA_PROTINFO, unix.IFLA_AF_SPEC:
-				// Of a bridge's port: its state, its VLANs.
-				if data[0] == unix.AF_BRIDGE {
-					return "", "", true
-				}
-			}
-		}
-		return key, value, kind == unix.RTM_DELLINK
+// linkOf says of a message about a link which it is, and all of it that matters to a packet. Of
+// one that is cut short, and one of a bridge's port, its VLANs and its state, it does not say which.
+func linkOf(data []byte) (key, value string) {
+	// struct ifinfomsg: family, padding, type, index, flags, change.
+	if len(data) < unix.SizeofIfInfomsg {
+		return "", ""
 	}
-	return "", "", false
+	value = fmt.Sprintf("%x", data[8:12])
+	port := false
+	err := attributes(data[unix.SizeofIfInfomsg:], func(kind uint16, is []byte) {
+		switch kind {
+		case unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_LINK, unix.IFLA_MASTER, unix.IFLA_OPERSTATE,
+			unix.IFLA_LINK_NETNSID, unix.IFLA_XDP, unix.IFLA_QDISC, unix.IFLA_PROTO_DOWN:
+			value += fmt.Sprintf(" %d=%x", kind, is)
+		case unix.IFLA_PROTINFO, unix.IFLA_AF_SPEC:
+			port = port || data[0] == unix.AF_BRIDGE
+		}
+	})
+	if err != nil || port {
+		return "", ""
+	}
+	return fmt.Sprintf("%d %x", data[0], data[4:8]), value
 }
