@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -188,6 +189,12 @@ func TestRolloutInSteps(t *testing.T) {
 	all := s.group(t, 6)
 	s.put(policyPath+"rolled", rolled(1, "0", object{}))
 	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
+	// A step looks at all nodes, however many pages of the list they take.
+	seen := 0
+	must(t, all[0].eachNode(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}}, func(*corev1.Node) { seen++ }))
+	if seen != len(all) {
+		t.Errorf("of %d nodes a step looks at %d", len(all), seen)
+	}
 	r, _ := s.rollout()
 	first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
 	if first < 0 {
