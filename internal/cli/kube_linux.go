@@ -12,6 +12,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/kube"
 	"slipstream.dev/internal/worker"
@@ -154,7 +155,7 @@ slipstream but not a name and a form that only a run gives.`,
 				return err
 			}
 			for _, f := range foreign {
-				fmt.Fprintf(p.Out, "left alone: %s\n", f)
+				fmt.Fprintf(p.Out, "left alone: %s\n", report.PlainLine(f.String()))
 			}
 			if len(runs) == 0 {
 				fmt.Fprintln(p.Out, "nothing of slipstream's is in the cluster")
@@ -163,7 +164,7 @@ slipstream but not a name and a form that only a run gives.`,
 			for _, r := range runs {
 				switch {
 				case r.Alive && !all:
-					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, r.Holder)
+					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, report.PlainLine(r.Holder))
 					continue
 				case dryRun:
 					fmt.Fprintf(p.Out, "would remove: %s\n", r)
