@@ -40,7 +40,7 @@ func TestChart(t *testing.T) {
 		"all": {
 			"--set", "image.repository=example.test/slipstream,image.tag=1.2.3,image.pullPolicy=Always,image.pullSecrets[0].name=key",
 			"--set", "nodeSelector.fast=yes,metrics.port=9000,priorityClassName=",
-			"--set-json", `tolerations=[]`, "--set-json", `policies={"rps":{"nodeSelector":{"fast":"yes"},"accelerate":[{"rps":{"devices":["nic","pod"],"cpus":"all"}}],"pods":{"matchLabels":{"app":"web"}}}}`,
+			"--set-json", `tolerations=[]`, "--set-json", `policies={"rps":{"nodeSelector":{"fast":"yes"},"rollout":{"stepPercent":20,"pauseSeconds":30},"accelerate":[{"rps":{"devices":["nic","pod"],"cpus":"all"}}],"pods":{"matchLabels":{"app":"web"}}}}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,6 +73,11 @@ func TestChartRefuses(t *testing.T) {
 		"metrics.port=0":                "/metrics/port",
 		"policies.rps.acelerate=x":      "acelerate",
 		"policies.Rps.accelerate[0].x=": "policies",
+		// A policy says which nodes, in one way.
+		"policies.rps.accelerate[0].fastpath.x=1":                                                          "/policies/rps",
+		"policies.rps.accelerate[0].fastpath.x=1,policies.rps.all=false":                                   "/policies/rps",
+		"policies.rps.accelerate[0].fastpath.x=1,policies.rps.all=true,policies.rps.nodeSelector.a=b":      "/policies/rps",
+		"policies.rps.accelerate[0].fastpath.x=1,policies.rps.all=true,policies.rps.rollout.stepPercent=0": "stepPercent",
 	} {
 		if out, err := render(t, "--set", set); err == nil || !strings.Contains(out, want) {
 			t.Errorf("--set %s: %v, no %q in %s", set, err, want, out)

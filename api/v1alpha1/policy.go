@@ -3,7 +3,12 @@
 package v1alpha1
 
 import (
+	"cmp"
+	"errors"
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -33,6 +38,8 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=ap
 // +kubebuilder:printcolumn:name="Selected",type=string,JSONPath=`.status.conditions[?(@.type=="Selected")].status`
+// +kubebuilder:printcolumn:name="Rollout",type=string,JSONPath=`.status.conditions[?(@.type=="RolledOut")].reason`
+// +kubebuilder:printcolumn:name="Percent",type=integer,JSONPath=`.status.rollout.percent`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type AccelerationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -44,11 +51,19 @@ type AccelerationPolicy struct {
 }
 
 // AccelerationPolicySpec says what is kept on, and where.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.nodeSelector) && self.nodeSelector.size() > 0) != (has(self.all) && self.all)",message="say which nodes: either nodeSelector with labels that they have, or all: true for every node"
 type AccelerationPolicySpec struct {
-	// NodeSelector are labels that a node must have; every node if there are none.
+	// NodeSelector are labels that a node must have.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// All is true for a policy of every node, in place of NodeSelector.
+	// +optional
+	All bool `json:"all,omitempty"`
+	// Rollout is how fast the policy, and every change of it, comes to its nodes.
+	// +optional
+	Rollout *Rollout `json:"rollout,omitempty"`
 	// Accelerate are accelerators as an experiment's variant has them.
 	//
 	// +kubebuilder:validation:MinItems=1
@@ -65,6 +80,44 @@ type AccelerationPolicySpec struct {
 	Pods *metav1.LabelSelector `json:"pods,omitempty"`
 }
 
+// Nodes are those that the policy selects. A policy that does not say which, as one
+// may that a schema without this check let pass, is an error and no node's.
+func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
+	switch {
+	case s.All && len(s.NodeSelector) > 0:
+		return labels.Nothing(), errors.New("spec has both nodeSelector and all: true; take one of them out")
+	case !s.All && len(s.NodeSelector) == 0:
+		return labels.Nothing(), errors.New("spec does not say which nodes: write nodeSelector with labels that they have, or all: true for every node")
+	}
+	return labels.SelectorFromSet(s.NodeSelector), nil
+}
+
+// Rollout is how a policy comes to its nodes: to one of them first, then, after each
+// pause without trouble, to as many more as a step has.
+type Rollout struct {
+	// StepPercent is how many of the nodes a step has, in percent, 10 if absent; 100 is
+	// every node at once, with no first one.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	StepPercent int `json:"stepPercent,omitempty"`
+	// PauseSeconds is how long the nodes that have it are watched before the next
+	// step, 60 if absent.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=86400
+	PauseSeconds int `json:"pauseSeconds,omitempty"`
+}
+
+// Steps are the policy's rollout with every default.
+func (s *AccelerationPolicySpec) Steps() (percent int, pause time.Duration) {
+	var r Rollout
+	if s.Rollout != nil {
+		r = *s.Rollout
+	}
+	return cmp.Or(r.StepPercent, 10), time.Duration(cmp.Or(r.PauseSeconds, 60)) * time.Second
+}
+
 // Conditions of an AccelerationPolicy, and their reasons.
 const (
 	// ConditionSelected tells whether the policy is any node's.
@@ -73,15 +126,54 @@ const (
 	ReasonNodes = "Nodes"
 	// ReasonNoNode: no agent's node has the labels.
 	ReasonNoNode = "NoNode"
+	// ReasonNoSelector: it has neither nodeSelector nor all: true, or both.
+	ReasonNoSelector = "NoSelector"
+
+	// ConditionRolledOut tells whether the policy's generation is on all its nodes.
+	ConditionRolledOut = "RolledOut"
+	// ReasonProgressing: it is on some, and goes on.
+	ReasonProgressing = "Progressing"
+	// ReasonHalted: it goes to no further node, as one had trouble.
+	ReasonHalted = "Halted"
+	// ReasonComplete: the last of them were watched for a pause as well.
+	ReasonComplete = "Complete"
 )
 
 // AccelerationPolicyStatus is what can be said of a policy without counting
 // nodes: how it fares on each is in the NodeAccelerations.
 type AccelerationPolicyStatus struct {
+	// Rollout is how far the policy has come.
+	// +optional
+	Rollout *RolloutStatus `json:"rollout,omitempty"`
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MaxFailedNodes bounds RolloutStatus.FailedNodes.
+const MaxFailedNodes = 64
+
+// RolloutStatus is how far one generation of a policy has come. No field is left out when
+// it is written: a patch that merges has to take back what an earlier generation set.
+type RolloutStatus struct {
+	Generation int64 `json:"generation"`
+	// Started is when the first node got it, by the clock of the API server.
+	Started metav1.Time `json:"started"`
+	// First is the node that got it before the others; empty if all got it at once.
+	// +optional
+	First string `json:"first"`
+	// Percent of the nodes that have it now, besides the first.
+	Percent int `json:"percent"`
+	// FailedNodes had trouble after they got it, and gave it up. If there is any, the
+	// rollout is halted.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	FailedNodes []string `json:"failedNodes"`
+	// Complete: the last of the nodes were watched for a pause as well.
+	// +optional
+	Complete bool `json:"complete"`
 }
 
 // AccelerationPolicyList is a list of them.
@@ -161,6 +253,10 @@ const (
 	// ReasonNoDevice: the node has no device of the classes named, or no pod that
 	// is selected.
 	ReasonNoDevice = "NoDevice"
+	// ReasonWaiting: the policy's rollout has not come to the node.
+	ReasonWaiting = "Waiting"
+	// ReasonRolledBack: the node had trouble after it got the policy, and gave it up.
+	ReasonRolledBack = "RolledBack"
 	// ReasonConflict: an earlier policy wants the same setting at another value.
 	ReasonConflict = "Conflict"
 	// ReasonInvalid: the policy contradicts itself.

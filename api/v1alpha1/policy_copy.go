@@ -37,8 +37,17 @@ func (p *AccelerationPolicy) DeepCopy() *AccelerationPolicy {
 	out := *p
 	p.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
 	out.Spec.NodeSelector = maps.Clone(p.Spec.NodeSelector)
+	if p.Spec.Rollout != nil {
+		rollout := *p.Spec.Rollout
+		out.Spec.Rollout = &rollout
+	}
 	out.Spec.Accelerate = copies(p.Spec.Accelerate, Accelerator.DeepCopy)
 	out.Spec.Pods = p.Spec.Pods.DeepCopy()
+	if p.Status.Rollout != nil {
+		rollout := *p.Status.Rollout
+		rollout.FailedNodes = slices.Clone(rollout.FailedNodes)
+		out.Status.Rollout = &rollout
+	}
 	out.Status.Conditions = copyConditions(p.Status.Conditions)
 	return &out
 }

@@ -29,6 +29,12 @@ type policyMetadata struct {
 // only. An error is of type Errors and holds all problems that were found.
 func ParsePolicy(file string, data []byte) (*AccelerationPolicy, error) {
 	p, r := parsePolicy(file, data)
+	if r.has("spec.all") {
+		r.fail("spec.all", "selects nodes, and a file is for the one that has it; leave it out")
+	}
+	if r.has("spec.rollout") {
+		r.fail("spec.rollout", "is from node to node, and a file is for the one that has it; leave it out")
+	}
 	const noLabels = "selects by labels, which only a cluster has; leave it out"
 	if p.Spec.NodeSelector != nil {
 		r.fail("spec.nodeSelector", noLabels)
@@ -115,6 +121,12 @@ func (r *reader) policy(f *policyFile) {
 		if a.RFS != nil {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
 		}
+	}
+	if r.set("spec.rollout.stepPercent") {
+		r.between("spec.rollout.stepPercent", f.Spec.Rollout.StepPercent, 1, 100)
+	}
+	if r.set("spec.rollout.pauseSeconds") {
+		r.between("spec.rollout.pauseSeconds", f.Spec.Rollout.PauseSeconds, 1, 24*60*60)
 	}
 	r.accelerators("spec", Path{}, f.Spec.Accelerate)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -54,6 +55,8 @@ func TestParsePolicy(t *testing.T) {
 		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
 		"node selector":  {"spec:\n", "spec:\n  nodeSelector: {zone: a}\n", "policy.yaml:5:17: spec.nodeSelector: selects by labels, which only a cluster has; leave it out"},
 		"pods":           {"spec:\n", "spec:\n  pods: {matchLabels: {app: web}}\n", "policy.yaml:5:9: spec.pods: selects by labels, which only a cluster has; leave it out"},
+		"all":            {"spec:\n", "spec:\n  all: true\n", "policy.yaml:5:8: spec.all: selects nodes, and a file is for the one that has it; leave it out"},
+		"rollout":        {"spec:\n", "spec:\n  rollout: {stepPercent: 5}\n", "policy.yaml:5:12: spec.rollout: is from node to node, and a file is for the one that has it; leave it out"},
 		"no spec at all": {goodPolicy[strings.Index(goodPolicy, "spec:"):], "", "policy.yaml:1:1: spec.accelerate: is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,12 +92,53 @@ func TestCompletePolicy(t *testing.T) {
 		t.Error(d)
 	}
 	p.Spec.Accelerate[0].RPS.CPUs = "3-1"
+	p.Spec.Rollout.StepPercent = 101
 	p.Spec.Pods.MatchExpressions[0].Operator = "Near"
 	_, err = p.Complete()
-	want := "spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is \"3-1\"\n" +
+	want := "spec.rollout.stepPercent: must be at most 100, is 101\n" +
+		"spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is \"3-1\"\n" +
 		"spec.pods: \"Near\" is not a valid label selector operator"
 	if err == nil || err.Error() != want {
 		t.Errorf("error\n%v\nwant\n%s", err, want)
+	}
+}
+
+func TestPolicyNodes(t *testing.T) {
+	for _, tt := range []struct {
+		spec    AccelerationPolicySpec
+		a, b    bool
+		problem string
+	}{
+		{AccelerationPolicySpec{NodeSelector: map[string]string{"zone": "a"}}, true, false, ""},
+		{AccelerationPolicySpec{All: true}, true, true, ""},
+		{AccelerationPolicySpec{}, false, false, "write nodeSelector with labels that they have, or all: true for every node"},
+		{AccelerationPolicySpec{NodeSelector: map[string]string{}}, false, false, "does not say which nodes"},
+		{AccelerationPolicySpec{NodeSelector: map[string]string{"zone": "a"}, All: true}, false, false, "both nodeSelector and all: true"},
+	} {
+		s, err := tt.spec.Nodes()
+		if a, b := s.Matches(labels.Set{"zone": "a"}), s.Matches(labels.Set{"zone": "b"}); a != tt.a || b != tt.b {
+			t.Errorf("%+v selects a: %v, b: %v", tt.spec, a, b)
+		}
+		if (err == nil) != (tt.problem == "") || err != nil && !strings.Contains(err.Error(), tt.problem) {
+			t.Errorf("%+v: %v, want %q", tt.spec, err, tt.problem)
+		}
+	}
+}
+
+func TestPolicySteps(t *testing.T) {
+	for _, tt := range []struct {
+		rollout *Rollout
+		percent int
+		pause   time.Duration
+	}{
+		{nil, 10, time.Minute},
+		{&Rollout{StepPercent: 50}, 50, time.Minute},
+		{&Rollout{PauseSeconds: 5}, 10, 5 * time.Second},
+	} {
+		s := AccelerationPolicySpec{Rollout: tt.rollout}
+		if percent, pause := s.Steps(); percent != tt.percent || pause != tt.pause {
+			t.Errorf("%+v: %d %%, %s", tt.rollout, percent, pause)
+		}
 	}
 }
 
@@ -105,6 +149,7 @@ func fullPolicy() *AccelerationPolicy {
 		ObjectMeta: metav1.ObjectMeta{Name: "full", Labels: map[string]string{"a": "b"}, Generation: 3, CreationTimestamp: at},
 		Spec: AccelerationPolicySpec{
 			NodeSelector: map[string]string{"zone": "a"},
+			Rollout:      &Rollout{StepPercent: 20},
 			Accelerate: []Accelerator{
 				{RPS: &RPS{Devices: []string{"nic"}, CPUs: "all"}},
 				{RFS: &RFS{Devices: []string{"pod"}, CPUs: "0", Entries: 1024}},
@@ -115,7 +160,7 @@ func fullPolicy() *AccelerationPolicy {
 				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "tier", Operator: "In", Values: []string{"x"}}},
 			},
 		},
-		Status: AccelerationPolicyStatus{Conditions: []metav1.Condition{{Type: "Selected", Status: "True", LastTransitionTime: at, Reason: "Nodes"}}},
+		Status: AccelerationPolicyStatus{Rollout: &RolloutStatus{FailedNodes: []string{"node7"}}, Conditions: []metav1.Condition{{Type: "Selected", Status: "True", LastTransitionTime: at, Reason: "Nodes"}}},
 	}
 }
 

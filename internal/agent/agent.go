@@ -104,7 +104,14 @@ type Policy struct {
 	Selector string
 	// Invalid is what is wrong with the policy itself.
 	Invalid error
+	// Withheld says why it is not on here, though it selects this node; the zero value
+	// is that it is.
+	Withheld Withheld
 }
+
+// Withheld is why a node does not have a policy that selects it: its rollout has not
+// come there, or the node gave it up. Reason is one of v1alpha1's.
+type Withheld struct{ Reason, Message string }
 
 // Pod is a pod with a network namespace of its own.
 type Pod struct {

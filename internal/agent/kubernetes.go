@@ -40,7 +40,9 @@ type ClusterOptions struct {
 	// DaemonSet is NAMESPACE/NAME of what the agent is of. Empty where it is of none;
 	// then it never takes itself to be uninstalled.
 	DaemonSet string
-	Log       *slog.Logger
+	// Proc is the host's /proc if empty.
+	Proc string
+	Log  *slog.Logger
 }
 
 // Cluster has the policies of an agent from a cluster, and writes there what becomes
@@ -64,6 +66,12 @@ type Cluster struct {
 	// deleted: the DaemonSet was seen to go.
 	deleted bool
 	dirty   chan struct{}
+	// turns are the policies that select the node, by UID.
+	turns map[types.UID]*turn
+	clock serverClock
+	pace  pace
+	// losses reads the node's counters.
+	losses func() losses
 }
 
 // ConnectCluster is NewCluster by a kubeconfig file, or in a pod if that is empty.
@@ -90,13 +98,17 @@ func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
 			return nil, err
 		}
 	}
-	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
-		c := rest.CopyConfig(config)
-		c.GroupVersion, c.APIPath = &gv, path
-		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-		return rest.RESTClientFor(c)
+	c := &Cluster{
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan Event, 32), turns: make(map[types.UID]*turn), pace: rolloutPace,
 	}
-	c := &Cluster{options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan Event, 32)}
+	c.losses = c.readLosses
+	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
+		config := rest.CopyConfig(config)
+		config.Wrap(c.clock.follow)
+		config.GroupVersion, config.APIPath = &gv, path
+		config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+		return rest.RESTClientFor(config)
+	}
 	var err error
 	if c.core, err = client(corev1.SchemeGroupVersion, "/api"); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
@@ -153,7 +165,11 @@ func poke(ch chan struct{}) {
 
 func slimNode(o any) (any, error) {
 	if n, ok := o.(*corev1.Node); ok {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ResourceVersion: n.ResourceVersion}}, nil
+		slim := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, ResourceVersion: n.ResourceVersion}}
+		if at := readyCondition(n); at != nil {
+			slim.Status.Conditions = []corev1.NodeCondition{{Type: at.Type, Status: at.Status}}
+		}
+		return slim, nil
 	}
 	return o, nil
 }
@@ -253,6 +269,7 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 	all.Go(func() { c.writeStatus(ctx) })
 	all.Go(func() { c.writeEvents(ctx) })
 	all.Go(func() { c.markPolicies(ctx) })
+	all.Go(func() { c.rollOut(ctx) })
 	var last *Desired
 	for {
 		if d := c.desired(); last == nil || !same(*last, d) {
@@ -270,7 +287,7 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 // same tells whether two desires ask for the same.
 func same(a, b Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q Policy) bool {
-		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector &&
+		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
 }
@@ -300,13 +317,16 @@ func (c *Cluster) policies() []*v1alpha1.AccelerationPolicy {
 }
 
 func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
-	return n != nil && labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels))
+	selector, err := p.Spec.Nodes()
+	return err == nil && n != nil && selector.Matches(labels.Set(n.Labels))
 }
 
 func (c *Cluster) desired() Desired {
 	var d Desired
 	node, wantsPods := c.node(), false
-	for _, p := range c.policies() {
+	all := c.policies()
+	c.forget(all, node)
+	for _, p := range all {
 		if !selects(p, node) {
 			continue
 		}
@@ -323,9 +343,10 @@ func (c *Cluster) desired() Desired {
 			if err == nil {
 				policy.Selector = s.String()
 				policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
-				wantsPods = true
 			}
 		}
+		policy = c.atItsTurn(p, policy)
+		wantsPods = wantsPods || policy.Pods != nil
 		d.Policies = append(d.Policies, policy)
 	}
 	if !wantsPods {
@@ -523,15 +544,18 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 			at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
 			current := at != nil && at.ObservedGeneration == p.Generation
 			is := selects(p, node)
+			_, unclear := p.Spec.Nodes()
 			was := mine[p.Name]
 			key := fmt.Sprintf("%s@%d", p.Name, p.Generation)
 			var err error
 			switch {
 			case is && (!current || at.Status != metav1.ConditionTrue):
 				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "an agent's node has the labels; NodeAccelerations say how it fares on each")
-			case !is && was && current && at.Status == metav1.ConditionTrue:
+			case !is && was && unclear == nil && current && at.Status == metav1.ConditionTrue:
 				// Others that it selects will say so.
 				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode)
+			case !is && unclear != nil && (!current || at.Reason != v1alpha1.ReasonNoSelector):
+				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoSelector, unclear.Error())
 			case !is && !current:
 				if since[key].IsZero() {
 					since[key] = time.Now()
@@ -555,16 +579,22 @@ const noNode = "no agent has found its node to have the labels of nodeSelector; 
 
 // mark writes the condition, unless somebody else was first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
-	conditions := p.DeepCopy().Status.Conditions
-	meta.SetStatusCondition(&conditions, metav1.Condition{
+	return c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation,
-	})
+	}, p.Status.Rollout).Error()
+}
+
+// patchPolicy writes a policy's status with a condition, unless somebody else has written
+// since.
+func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) rest.Result {
+	conditions := p.DeepCopy().Status.Conditions
+	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": p.ResourceVersion},
-		"status":   map[string]any{"conditions": conditions},
+		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Conditions: conditions},
 	})
 	if err != nil {
-		return err
+		panic(err) // of strings and numbers
 	}
-	return c.ours.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx).Error()
+	return c.ours.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx)
 }

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -35,6 +36,8 @@ type api struct {
 	watchers map[chan object]func(path string) bool
 	// refuse answers with a status where it is not 0.
 	refuse func(verb, path string) int
+	// prune is what a schema that does not know fields does, where it is not nil.
+	prune func(object)
 	// asked are the verbs and paths of requests.
 	asked map[string]bool
 }
@@ -66,6 +69,9 @@ func (s *api) store(path string, o object) {
 	kind := "ADDED"
 	if s.objects[path] != nil {
 		kind = "MODIFIED"
+	}
+	if s.prune != nil {
+		s.prune(o)
 	}
 	s.version++
 	metadata, _ := o["metadata"].(object)
@@ -143,7 +149,11 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		list := maps.Clone(lists[path[strings.LastIndexByte(path, '/')+1:]])
-		list["metadata"], list["items"] = object{"resourceVersion": fmt.Sprint(s.version)}, items
+		metadata := object{"resourceVersion": fmt.Sprint(s.version)}
+		if r.URL.Query().Get("labelSelector") != "" || r.URL.Query().Get("limit") != "" && r.URL.Query().Get("fieldSelector") == "" {
+			items, metadata["continue"] = s.page(items, r.URL.Query().Get("continue"))
+		}
+		list["metadata"], list["items"] = metadata, items
 		b, _ := json.Marshal(list)
 		s.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
@@ -187,6 +197,19 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.remove(path)
 		reply(object{"kind": "Status", "apiVersion": "v1", "status": "Success"})
 	}
+}
+
+// page is one of those that a list has, two items long: few, so that there are several.
+func (s *api) page(items []any, from string) (page []any, next string) {
+	slices.SortFunc(items, func(a, b any) int {
+		return strings.Compare(fmt.Sprint(a.(object)["metadata"].(object)["name"]), fmt.Sprint(b.(object)["metadata"].(object)["name"]))
+	})
+	at, _ := strconv.Atoi(from)
+	end := min(at+2, len(items))
+	if end < len(items) {
+		next = strconv.Itoa(end)
+	}
+	return items[at:end], next
 }
 
 // lists are the kinds of what is listed, by the last of their paths.
@@ -260,8 +283,11 @@ func daemonSet() object {
 }
 
 func policyObject(name string, second, generation int, spec object) object {
+	if spec["nodeSelector"] == nil {
+		spec["all"] = true
+	}
 	return object{"apiVersion": v1alpha1.APIVersion, "kind": "AccelerationPolicy", "spec": spec, "metadata": object{
-		"name": name, "generation": generation, "creationTimestamp": fmt.Sprintf("2026-01-01T00:00:%02dZ", second),
+		"name": name, "uid": name, "generation": generation, "creationTimestamp": fmt.Sprintf("2026-01-01T00:00:%02dZ", second),
 	}}
 }
 
@@ -274,6 +300,7 @@ func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
 	t.Helper()
 	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
+	c.pace = hurry
 	ctx, cancel := context.WithCancel(context.Background())
 	desired := make(chan Desired, 100)
 	ended := make(chan struct{})

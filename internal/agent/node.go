@@ -85,7 +85,7 @@ func (a *Agent) take() (changed bool) {
 			a.node.pods[ip] = &d.Pods[i]
 		}
 	}
-	same := func(p policy, q Policy) bool { return p.key() == (policy{Policy: q}).key() }
+	same := func(p policy, q Policy) bool { return p.key() == (policy{Policy: q}).key() && p.Withheld == q.Withheld }
 	if changed = a.policies == nil || !slices.EqualFunc(a.policies, d.Policies, same); changed {
 		a.policies = make([]policy, len(d.Policies))
 		for i, p := range d.Policies {

@@ -73,6 +73,8 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 		p := &policies[i]
 		p.reason, p.problem, p.against = "", "", make(map[string]bool)
 		switch err := check(p.Accelerate); {
+		case p.Withheld != Withheld{}:
+			p.reason, p.problem = p.Withheld.Reason, p.Withheld.Message
 		case p.Invalid != nil:
 			p.reason, p.problem = v1alpha1.ReasonInvalid, p.Invalid.Error()
 		case errors.Is(err, accel.ErrConflict):

@@ -165,6 +165,9 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
 	if p.reason != "" {
 		o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
+		if p.reason == v1alpha1.ReasonWaiting {
+			o.State = v1alpha1.StatePending
+		}
 		return o
 	}
 	ofTable := slices.ContainsFunc(p.Accelerate, func(x v1alpha1.Accelerator) bool { return x.RFS != nil })

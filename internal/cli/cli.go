@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/report"
 )
 
 // Exit codes.
@@ -50,7 +52,7 @@ func Main(ctx context.Context, p Process) int {
 		exit = exitError{code: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(exit.err.Error(), "\n", "\nslipstream: "))
+		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(report.Plain(exit.err.Error()), "\n", "\nslipstream: "))
 	}
 	return exit.code
 }

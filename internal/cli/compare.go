@@ -44,7 +44,7 @@ code is 3 where a primary metric is slower, 4 where one cannot be told, else 0.`
 				if !row.Primary || row.Versus == nil {
 					continue
 				}
-				fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%.3f (%.3f–%.3f)\t%s\n", row.Variant, row.Workload, row.Pairs, row.Metric,
+				fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%.3f (%.3f–%.3f)\t%s\n", report.PlainLine(row.Variant), report.PlainLine(row.Workload), row.Pairs, row.Metric,
 					report.Quantity(row.Before, row.Metric), report.Quantity(row.Mean, row.Metric),
 					row.Versus.Ratio, row.Versus.CI95[0], row.Versus.CI95[1], row.Versus.Verdict)
 			}
@@ -52,7 +52,7 @@ code is 3 where a primary metric is slower, 4 where one cannot be told, else 0.`
 				return err
 			}
 			for _, missing := range comparison.Missing {
-				fmt.Fprintln(p.Out, "missing:", missing)
+				fmt.Fprintln(p.Out, "missing:", report.PlainLine(missing))
 			}
 			if !gate {
 				return nil

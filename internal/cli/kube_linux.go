@@ -12,6 +12,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/kube"
 	"slipstream.dev/internal/worker"
@@ -136,9 +137,10 @@ func cleanupCommand(p Process) *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove from a cluster what runs that died have left",
 		Long: `Remove from a cluster what runs that died have left: namespaces, pods, services
-and leases with the labels of slipstream. The pods' end restores what they had
-set on their nodes. A run whose process is alive is left alone: one that has
-renewed its lease within the last minute, by this machine's clock.`,
+and leases. The pods' end restores what they had set on their nodes. A run whose
+process is alive is left alone: one that has renewed its lease within the last
+minute, by this machine's clock. So is, and it is named, what has the labels of
+slipstream but not a name and a form that only a run gives.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        what there is, and what would be removed
   slipstream cleanup --all            runs that are alive too`,
@@ -148,9 +150,12 @@ renewed its lease within the last minute, by this machine's clock.`,
 			if err != nil {
 				return err
 			}
-			runs, err := cluster.Runs(c.Context())
+			runs, foreign, err := cluster.Runs(c.Context())
 			if err != nil {
 				return err
+			}
+			for _, f := range foreign {
+				fmt.Fprintf(p.Out, "left alone: %s\n", report.PlainLine(f.String()))
 			}
 			if len(runs) == 0 {
 				fmt.Fprintln(p.Out, "nothing of slipstream's is in the cluster")
@@ -159,7 +164,7 @@ renewed its lease within the last minute, by this machine's clock.`,
 			for _, r := range runs {
 				switch {
 				case r.Alive && !all:
-					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, r.Holder)
+					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, report.PlainLine(r.Holder))
 					continue
 				case dryRun:
 					fmt.Fprintf(p.Out, "would remove: %s\n", r)

@@ -87,7 +87,7 @@ func (p *progress) end() {
 func (p *progress) print(text string) {
 	status := p.line
 	p.status("")
-	fmt.Fprintln(p.w, text)
+	fmt.Fprintln(p.w, report.Plain(text))
 	p.status(status)
 }
 
@@ -95,6 +95,6 @@ func (p *progress) status(text string) {
 	if !p.terminal || text == p.line {
 		return
 	}
-	fmt.Fprint(p.w, "\r\x1b[K"+text)
+	fmt.Fprint(p.w, "\r\x1b[K"+report.PlainLine(text))
 	p.line = text
 }

@@ -3,6 +3,7 @@ package experiment
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -172,6 +173,8 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	progress := newProgress(c.Pairs, moved)
 
 	spec := c.Workload.Traffic()
+	var secret [16]byte
+	_, _ = rand.Read(secret[:]) // it ends the program rather than fail
 	// A number of requests is done when it is done: then the window ends.
 	var early chan struct{}
 	if spec.Requests > 0 {
@@ -216,7 +219,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 		for j, server := range servers {
 			add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
 				t := target.Traffic{
-					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl,
+					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl, Secret: secret,
 					Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
 				}
 				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
@@ -236,7 +239,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 					close(early)
 				}
 			}()
-			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl}
+			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl, Secret: secret}
 			for range servers {
 				select {
 				case p := <-ports:

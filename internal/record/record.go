@@ -283,6 +283,7 @@ const (
 	WarnNoCPUs         = "cpus-not-sampled" // nothing is known of the nodes' CPUs
 	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
 	WarnHeld           = "held"             // others keep the nodes accelerated, the baseline too
+	WarnStrangers      = "strangers"        // somebody else than the client came to a server
 	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
 )
 

@@ -41,8 +41,17 @@ func HTML(w io.Writer, m *Model) error {
 	if err != nil {
 		return fmt.Errorf("report as html: %w", err)
 	}
-	if err := t.Execute(w, m); err != nil {
+	var b strings.Builder
+	if err := t.Execute(&b, m); err != nil {
 		return fmt.Errorf("report as html: %w", err)
+	}
+	return put(w, b.String(), "html")
+}
+
+// put writes a report, the only one to do so.
+func put(w io.Writer, text, format string) error {
+	if _, err := io.WriteString(w, Plain(text)); err != nil {
+		return fmt.Errorf("report as %s: %w", format, err)
 	}
 	return nil
 }
@@ -76,10 +85,11 @@ func Markdown(w io.Writer, m *Model) error {
 	if err != nil {
 		return fmt.Errorf("report as markdown: %w", err)
 	}
-	if err := t.Execute(w, m); err != nil {
+	var b strings.Builder
+	if err := t.Execute(&b, m); err != nil {
 		return fmt.Errorf("report as markdown: %w", err)
 	}
-	return nil
+	return put(w, b.String(), "markdown")
 }
 
 // escapeMarkdown keeps a string from being read as markup or ending a table's
@@ -93,19 +103,21 @@ func escapeMarkdown(s string) string {
 
 // JSON writes summary.json: the summary as it is.
 func JSON(w io.Writer, m *Model) error {
-	e := json.NewEncoder(w)
+	var b strings.Builder
+	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
 	if err := e.Encode(m.summary); err != nil {
 		return fmt.Errorf("report as json: %w", err)
 	}
-	return nil
+	return put(w, b.String(), "json")
 }
 
 // CSV writes the rows of the summary flat, in its units and full precision.
 // Columns of a comparison are empty on a baseline's rows; warnings are codes,
 // separated by spaces.
 func CSV(w io.Writer, m *Model) error {
-	c := csv.NewWriter(w)
+	var b strings.Builder
+	c := csv.NewWriter(&b)
 	records := [][]string{{
 		"variant", "workload", "pairs", "metric", "unit", "n", "mean", "ci95_lo", "ci95_hi",
 		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings",
@@ -113,11 +125,11 @@ func CSV(w io.Writer, m *Model) error {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	for _, r := range m.summary.Rows {
 		row := []string{
-			r.Variant, r.Workload, strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
+			plainCell(r.Variant), plainCell(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
 			number(r.Mean), number(r.CI95[0]), number(r.CI95[1]),
 		}
 		if v := r.Versus; v != nil {
-			row = append(row, v.Baseline, number(v.Ratio), number(v.CI95[0]), number(v.CI95[1]), number(v.P), string(v.Verdict))
+			row = append(row, plainCell(v.Baseline), number(v.Ratio), number(v.CI95[0]), number(v.CI95[1]), number(v.P), string(v.Verdict))
 		} else {
 			row = append(row, "", "", "", "", "", "")
 		}
@@ -127,12 +139,12 @@ func CSV(w io.Writer, m *Model) error {
 				codes = append(codes, w.Code)
 			}
 		}
-		records = append(records, append(row, strings.Join(codes, " ")))
+		records = append(records, append(row, plainCell(strings.Join(codes, " "))))
 	}
 	if err := c.WriteAll(records); err != nil {
 		return fmt.Errorf("report as csv: %w", err)
 	}
-	return nil
+	return put(w, b.String(), "csv")
 }
 
 // Terminal writes the verdicts as plain text, 80 columns wide where names
@@ -179,10 +191,7 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 		b.WriteString(wrap(text, 80, "  "))
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("report as text: %w", err)
-	}
-	return nil
+	return put(w, b.String(), "text")
 }
 
 func terminalTable(b *strings.Builder, t Table) {

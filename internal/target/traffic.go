@@ -15,6 +15,8 @@ type Traffic struct {
 	// Address to bind (a server; with port 0 one is chosen for it) or to connect to.
 	Address           netip.AddrPort
 	CongestionControl string
+	// Secret of the trial, by which a server knows its clients.
+	Secret [16]byte
 }
 
 // Steering is what accelerators are asked to do in one place.

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ const backlog = 4096
 // the ports of the client are free again at once: it is the end that closes
 // first that has to keep an address for TIME_WAIT.
 func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
-	buf := make([]byte, s.Size)
+	buf := s.message()
 	for {
 		began := r.now()
 		err := s.exchange(to, buf)
@@ -94,10 +95,12 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
 
 // answer takes connections that come to the listening socket fd, one at a time,
 // sends back what each sent, and closes them.
-func (s Spec) answer(fd int, c *conn, r *run) error {
+func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
+	h := &hall{door: d}
+	defer h.close()
 	for {
-		got, err := s.answerOne(fd, buf, r)
+		got, err := s.answerOne(fd, h, buf, r)
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled), errors.Is(err, errOver):
@@ -116,21 +119,27 @@ func (s Spec) answer(fd int, c *conn, r *run) error {
 }
 
 // answerOne serves one connection; got tells whether there was one.
-func (s Spec) answerOne(listening int, buf []byte, r *run) (got bool, err error) {
-	fd, _, err := unix.Accept4(listening, unix.SOCK_CLOEXEC)
-	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED) {
-		return false, errStalled
-	}
+func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, err error) {
+	fd, err := h.accept(listening)
 	if err != nil {
 		return false, err
 	}
-	defer closeSocket(fd)
+	defer func() {
+		if fd >= 0 {
+			closeSocket(fd)
+		}
+	}()
 	if err := setOptions(fd, s); err != nil {
 		return true, err
 	}
 	for have := 0; have < len(buf); {
 		n, err := receive(fd, buf[have:])
 		switch {
+		case errors.Is(err, errStalled) && have == 0:
+			// Of an address that is known. Others are not to wait for it.
+			h.seat(fd, netip.Addr{})
+			fd = -1
+			return false, errStalled
 		case errors.Is(err, errStalled):
 			if r.over(r.now()) {
 				return true, errOver
@@ -141,6 +150,10 @@ func (s Spec) answerOne(listening int, buf []byte, r *run) (got bool, err error)
 			return true, io.ErrUnexpectedEOF
 		}
 		have += n
+	}
+	if !bytes.HasPrefix(buf, h.secret[:h.first]) { // of an address that is known
+		h.strangers.Add(1)
+		return false, errStalled
 	}
 	return true, sendAll(fd, buf, r)
 }

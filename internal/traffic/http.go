@@ -240,12 +240,12 @@ const (
 // site is what a server of spec has.
 func (s Spec) site() map[string]*object {
 	if !s.Page {
-		return map[string]*object{pageIndex: newObject("text/plain", bytes.Repeat([]byte("x"), s.Size), false)}
+		return map[string]*object{s.Secret.Path() + pageIndex: newObject("text/plain", bytes.Repeat([]byte("x"), s.Size), false)}
 	}
 	return map[string]*object{
-		pageIndex:  newObject("text/html", prose(indexSize, 1), true),
-		pageScript: newObject("text/javascript", prose(s.Size, 2), true),
-		pageStyles: newObject("text/css", prose(stylesSize, 3), true),
+		s.Secret.Path() + pageIndex:  newObject("text/html", prose(indexSize, 1), true),
+		s.Secret.Path() + pageScript: newObject("text/javascript", prose(s.Size, 2), true),
+		s.Secret.Path() + pageStyles: newObject("text/css", prose(stylesSize, 3), true),
 	}
 }
 
@@ -293,12 +293,12 @@ var (
 	responseBad      = []byte("HTTP/1.1 400 Bad Request\r\nServer: slipstream\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 )
 
-// response is what a request is answered with, and whether the connection ends
-// with it.
-func respond(site map[string]*object, h head) (out []byte, last bool) {
+// respond is what a request is answered with, whether the connection ends with it,
+// and whether it was one of the trial's.
+func respond(site map[string]*object, h head) (out []byte, last, found bool) {
 	o, ok := site[string(h.target)]
 	if !ok {
-		return responseNotFound, true
+		return responseNotFound, true, false
 	}
 	connection := keptSilently
 	switch {
@@ -311,7 +311,7 @@ func respond(site map[string]*object, h head) (out []byte, last bool) {
 	if h.gzip {
 		compressed = 1
 	}
-	return o.responses[compressed][connection], h.last
+	return o.responses[compressed][connection], h.last, true
 }
 
 // errStatus is a response other than 2xx.

@@ -89,7 +89,7 @@ func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, 
 	defer closeSocket(epoll)
 	h := &httpClient{
 		spec: s, address: sockaddr(to), family: unix.AF_INET, left: left, c: c, r: r, epoll: epoll,
-		request: fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nConnection: %s\r\n\r\n", pageIndex, to, connection),
+		request: fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nConnection: %s\r\n\r\n", s.Secret.Path()+pageIndex, to, connection),
 		byFD:    make(map[int32]*browser), body: make([]byte, 64<<10),
 	}
 	if to.Addr().Is6() {

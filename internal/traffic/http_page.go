@@ -21,6 +21,7 @@ const lateBy = time.Millisecond
 // takes a hundred times what waking them does.
 type visitors struct {
 	spec    Spec
+	root    string // what paths begin with
 	to      netip.AddrPort
 	dialer  net.Dialer
 	working sync.WaitGroup
@@ -35,7 +36,7 @@ type visitors struct {
 // a user takes counts from when it was due, so that a stall is seen by all whom it
 // kept waiting (coordinated omission).
 func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
-	v := &visitors{spec: s, to: to, readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
+	v := &visitors{spec: s, to: to, root: s.Secret.Path(), readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
 	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		return joinControl(raw, func(fd int) error { return setCongestionControl(fd, s) })
 	}
@@ -103,8 +104,8 @@ func (v *visitors) load(ctx context.Context) (n int, err error) {
 		if one.last {
 			connection = "close"
 		}
-		if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nAccept-Encoding: gzip\r\nConnection: %s\r\n\r\n",
-			one.target, v.to, connection); err != nil {
+		if _, err := fmt.Fprintf(conn, "GET %s%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nAccept-Encoding: gzip\r\nConnection: %s\r\n\r\n",
+			v.root, one.target, v.to, connection); err != nil {
 			return 0, err
 		}
 		took, err := in.object(one.size)

@@ -17,6 +17,8 @@ type session struct {
 	// out is what is still to be sent; last, that the connection ends after it.
 	out  []byte
 	last bool
+	// ours: it has asked for something of the trial's.
+	ours bool
 	// watched is what the poller looks for on it, 0 as long as it looks for nothing.
 	watched uint32
 }
@@ -25,10 +27,12 @@ type session struct {
 // so that there may be any number of them. The threads share the listening socket.
 type httpServer struct {
 	site      map[string]*object
+	door      *door
 	spec      Spec
 	listening int
 	epoll     int
 	sessions  map[int32]*session
+	ours      int // of the sessions
 	free      []*session
 }
 
@@ -41,13 +45,13 @@ func (s Spec) httpThreads() int {
 }
 
 // serveHTTP answers requests until the run is over and its clients are gone.
-func (s Spec) serveHTTP(listening int, site map[string]*object, c *conn, r *run) error {
+func (s Spec) serveHTTP(listening int, site map[string]*object, d *door, c *conn, r *run) error {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("wait for connections: %w", err)
 	}
 	defer closeSocket(epoll)
-	h := &httpServer{site: site, spec: s, listening: listening, epoll: epoll, sessions: make(map[int32]*session)}
+	h := &httpServer{site: site, door: d, spec: s, listening: listening, epoll: epoll, sessions: make(map[int32]*session)}
 	defer func() {
 		for _, one := range h.sessions {
 			closeSocket(one.fd)
@@ -81,7 +85,7 @@ func (s Spec) serveHTTP(listening int, site map[string]*object, c *conn, r *run)
 		}
 		now := r.now()
 		c.mark(r, now)
-		if r.stopped.Load() || now >= end && len(h.sessions) == 0 || now >= end+int64(answerLimit) {
+		if r.stopped.Load() || now >= end && h.ours == 0 || now >= end+int64(answerLimit) {
 			return nil
 		}
 	}
@@ -126,6 +130,9 @@ func (h *httpServer) accept(c *conn) error {
 		one = &session{in: make([]byte, 0, headLimit)}
 	}
 	*one = session{fd: int(fd), in: one.in[:0]}
+	if len(h.sessions)-h.ours >= maxGuests {
+		h.refuseOne()
+	}
 	h.sessions[int32(fd)] = one
 	return h.serve(one, c)
 }
@@ -156,10 +163,19 @@ func (h *httpServer) serve(one *session, c *conn) error {
 		got, err := parseRequest(one.in)
 		switch {
 		case err != nil:
+			h.door.strangers.Add(1)
 			one.out, one.last = responseBad, true
 			continue
 		case got.size > 0:
-			one.out, one.last = respond(h.site, got)
+			found := false
+			one.out, one.last, found = respond(h.site, got)
+			switch {
+			case !found:
+				h.door.strangers.Add(1)
+			case !one.ours:
+				one.ours = true
+				h.ours++
+			}
 			one.in = one.in[:copy(one.in, one.in[got.size:])]
 			continue
 		}
@@ -190,7 +206,21 @@ func (h *httpServer) watch(one *session, what uint32) error {
 	return nil
 }
 
+// refuseOne ends a session that has asked for nothing yet, to make room.
+func (h *httpServer) refuseOne() {
+	for _, one := range h.sessions {
+		if !one.ours {
+			h.door.strangers.Add(1)
+			h.close(one)
+			return
+		}
+	}
+}
+
 func (h *httpServer) close(one *session) {
+	if one.ours {
+		h.ours--
+	}
 	closeSocket(one.fd) // and the poller forgets it
 	delete(h.sessions, int32(one.fd))
 	h.free = append(h.free, one)

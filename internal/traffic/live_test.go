@@ -250,7 +250,7 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 		case from == to:
 			send(msg, client)
 			continue
-		case isHello(msg):
+		case string(msg) == Spec{}.hello():
 			client = from
 			send(msg, to)
 			continue

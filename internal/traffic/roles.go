@@ -86,7 +86,7 @@ func (s Spec) sink(c *conn, r *run) error {
 // until nothing has come for stallCheck: what was sent within the window may be
 // under way.
 func (s Spec) collect(c *conn, r *run) error {
-	buf := make([]byte, max(s.Size, 64<<10))
+	buf, hello := make([]byte, max(s.Size, 64<<10)), s.hello()
 	for {
 		n, err := receive(c.fd, buf)
 		now := r.now()
@@ -95,7 +95,7 @@ func (s Spec) collect(c *conn, r *run) error {
 		case quiet:
 		case err != nil:
 			return c.ended(r, fmt.Errorf("receive: %w", err))
-		case n < datagramHeader || isHello(buf[:n]):
+		case n < datagramHeader || string(buf[:n]) == hello:
 		case c.arrivals.take(buf, now):
 			c.bytes.Add(uint64(n))
 			c.messages.Add(1)
@@ -209,7 +209,7 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 
 // echo sends back what it receives, message by message.
 func (s Spec) echo(c *conn, r *run) error {
-	buf := make([]byte, s.Size)
+	buf, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {
 		n, err := receive(c.fd, buf[got:])
 		switch {
@@ -225,7 +225,7 @@ func (s Spec) echo(c *conn, r *run) error {
 		case n == 0 && !s.UDP:
 			c.mark(r, max(r.now(), r.To))
 			return nil
-		case s.UDP && isHello(buf[:n]):
+		case s.UDP && string(buf[:n]) == hello:
 			continue
 		}
 		if got += n; got < len(buf) && !s.UDP {

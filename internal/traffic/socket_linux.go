@@ -191,8 +191,10 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 }
 
 // acceptAll takes the connections of a pair.
-func acceptAll(spec Spec, fd int, at netip.AddrPort, stop *atomic.Bool) ([]*conn, error) {
+func acceptAll(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
 	peers := make(map[netip.AddrPort]bool)
+	h := &hall{door: d}
+	defer h.close()
 	var conns []*conn
 	for len(conns) < spec.Connections {
 		if stop.Load() {
@@ -201,12 +203,12 @@ func acceptAll(spec Spec, fd int, at netip.AddrPort, stop *atomic.Bool) ([]*conn
 		var got int
 		var err error
 		if spec.UDP {
-			got, err = acceptUDP(spec, fd, at, peers)
+			got, err = acceptUDP(spec, fd, at, d, peers)
 		} else {
-			got, err = acceptTCP(spec, fd)
+			got, err = acceptTCP(spec, fd, h)
 		}
 		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case errors.Is(err, errStalled), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
 			return conns, err
 		default:
@@ -216,32 +218,34 @@ func acceptAll(spec Spec, fd int, at netip.AddrPort, stop *atomic.Bool) ([]*conn
 	return conns, nil
 }
 
-func acceptTCP(spec Spec, fd int) (int, error) {
-	got, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+func acceptTCP(spec Spec, fd int, h *hall) (int, error) {
+	got, err := h.accept(fd)
 	if err != nil {
 		return -1, err
 	}
-	if err := setOptions(got, spec); err != nil {
+	_, err = unix.Read(got, make([]byte, h.first)) // it is all there
+	if err == nil {
+		err = setOptions(got, spec)
+	}
+	if err != nil {
 		closeSocket(got)
 		return -1, err
 	}
 	return got, nil
 }
 
-// hello opens a UDP flow: the client sends it until the server answers with the
-// same from a socket that is connected to the client, which from then on gets
-// all of the flow. So every flow has a socket and a thread of its own at both
-// ends, as it has over TCP. The server's is bound to the address that was asked, which
-// may be one of many: the client takes answers from there alone.
-var hello = []byte("slipstream hello")
-
-func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bool) (int, error) {
+func acceptUDP(spec Spec, fd int, at netip.AddrPort, d *door, peers map[netip.AddrPort]bool) (int, error) {
+	hello := spec.hello()
 	buf, control := make([]byte, len(hello)+1), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	n, controls, _, peer, err := unix.Recvmsg(fd, buf, control, 0)
 	if err != nil {
 		return -1, err
 	}
-	if !isHello(buf[:n]) || peers[addrPort(peer)] {
+	if peers[addrPort(peer)] {
+		return -1, unix.EAGAIN // a hello that was sent twice, or what follows it
+	}
+	if string(buf[:n]) != hello {
+		d.strangers.Add(1)
 		return -1, unix.EAGAIN
 	}
 	peers[addrPort(peer)] = true
@@ -258,7 +262,7 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, peers map[netip.AddrPort]bo
 		err = unix.Connect(got, peer)
 	}
 	if err == nil {
-		_, err = unix.Write(got, hello)
+		_, err = unix.Write(got, []byte(hello))
 	}
 	if err != nil {
 		closeSocket(got)
@@ -296,9 +300,6 @@ func askedOf(control []byte) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the kernel does not tell the address of a datagram")
 }
 
-// isHello tells a hello, which may have been sent twice, from a message.
-func isHello(b []byte) bool { return string(b) == string(hello) }
-
 // dialTimeout is for a handshake between two ends that are known to be up.
 const dialTimeout = 5 * time.Second
 
@@ -308,7 +309,7 @@ func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) 
 		return -1, err
 	}
 	if spec.UDP {
-		err = dialUDP(ctx, fd, to)
+		err = dialUDP(ctx, fd, to, spec.hello())
 	} else {
 		err = dialTCP(fd, to)
 	}
@@ -343,13 +344,13 @@ func connectSocket(fd int, to netip.AddrPort) error {
 	}
 }
 
-func dialUDP(ctx context.Context, fd int, to netip.AddrPort) error {
+func dialUDP(ctx context.Context, fd int, to netip.AddrPort, hello string) error {
 	if err := unix.Connect(fd, sockaddr(to)); err != nil {
 		return err
 	}
 	buf := make([]byte, len(hello)+1)
 	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline) && ctx.Err() == nil; {
-		if _, err := unix.Write(fd, hello); err != nil {
+		if _, err := unix.Write(fd, []byte(hello)); err != nil {
 			return err
 		}
 		n, err := unix.Read(fd, buf)
@@ -357,7 +358,7 @@ func dialUDP(ctx context.Context, fd int, to netip.AddrPort) error {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
 			return err
-		case isHello(buf[:n]):
+		case string(buf[:n]) == hello:
 			return nil
 		}
 	}

@@ -59,6 +59,8 @@ type Spec struct {
 	KeepAlive bool
 	Requests  int
 	Page      bool
+	// Secret of the trial, by which a server knows its clients.
+	Secret Secret
 	// CongestionControl of TCP; empty leaves the kernel's default.
 	CongestionControl string
 }
@@ -88,6 +90,8 @@ type End struct {
 	role func(*conn, *run) error
 	// listening is the socket that a server of Connect keeps, -1 elsewhere.
 	listening int
+	// door of a server, nil at a client.
+	door *door
 }
 
 // conn is a connection and what its thread counts.
@@ -280,7 +284,11 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 			if err := errors.Join(errs...); err != nil {
 				return record.Endpoint{}, fmt.Errorf("run %s: %w", e.spec.Kind, err)
 			}
-			return e.result()
+			out, err := e.result()
+			if e.door != nil {
+				out.Warnings = append(out.Warnings, e.door.warnings()...)
+			}
+			return out, err
 		case <-tick.C:
 			var p Progress
 			for _, c := range e.conns {
@@ -367,6 +375,7 @@ type Server struct {
 	addr   netip.AddrPort
 	accept chan acceptance
 	stop   atomic.Bool
+	door   *door
 }
 
 type acceptance struct {
@@ -381,7 +390,7 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1)}
+	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), door: newDoor(spec.Secret, len(spec.Secret), false)}
 	switch spec.Kind {
 	case HTTP:
 		if err := unix.SetNonblock(fd, true); err != nil {
@@ -390,10 +399,11 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 		}
 		return s, nil
 	case Connect: // its connections come and go while it runs, too
+		s.door = newDoor(spec.Secret, spec.Size, true)
 		return s, nil
 	}
 	go func() {
-		conns, err := acceptAll(spec, fd, bound, &s.stop)
+		conns, err := acceptAll(spec, fd, bound, s.door, &s.stop)
 		s.accept <- acceptance{conns, err}
 	}()
 	return s, nil
@@ -406,14 +416,14 @@ func (s *Server) Addr() netip.AddrPort { return s.addr }
 // no more after it, whatever it returns.
 func (s *Server) Accept(ctx context.Context) (*End, error) {
 	if s.spec.Kind == Connect {
-		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections)}
-		end.role = func(c *conn, r *run) error { return s.spec.answer(s.fd, c, r) }
+		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), door: s.door}
+		end.role = func(c *conn, r *run) error { return s.spec.answer(s.fd, s.door, c, r) }
 		return end, nil
 	}
 	if s.spec.Kind == HTTP {
-		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads())}
+		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
 		site := s.spec.site()
-		end.role = func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, c, r) }
+		end.role = func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) }
 		return end, nil
 	}
 	defer closeSocket(s.fd)
@@ -431,7 +441,7 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		closeAll(a.conns)
 		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
 	}
-	end := &End{spec: s.spec, conns: a.conns, listening: -1}
+	end := &End{spec: s.spec, conns: a.conns, listening: -1, door: s.door}
 	switch {
 	case s.spec.Kind == Stream && s.spec.UDP:
 		for _, c := range end.conns {
@@ -458,8 +468,14 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	case UnderLoad:
 		end.role = spec.load
 	case Connect, HTTP:
-		// One connection tells a server that is not there from one that is slow.
+		// One connection tells a server that is not there from one that is slow, and a
+		// server of connect the address of its client.
 		fd, err := dialSocket(ctx, spec, to)
+		if err == nil && spec.Kind == Connect {
+			if _, err = unix.Write(fd, spec.Secret[:]); err != nil {
+				closeSocket(fd)
+			}
+		}
 		if err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
@@ -493,6 +509,13 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
 		c := &conn{fd: fd}
+		if !spec.UDP { // it is a new connection's first bytes, for which there is room
+			if _, err := unix.Write(fd, spec.Secret[:]); err != nil {
+				closeSocket(fd)
+				end.Close()
+				return nil, fmt.Errorf("connect to %s: %w", to, err)
+			}
+		}
 		if spec.Kind != Stream {
 			c.hdr = record.NewHistogram()
 		}

@@ -53,6 +53,11 @@ func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Durati
 		t.Fatal(err)
 	}
 	defer se.Close()
+	return runPair(ctx, ce, se, d)
+}
+
+// runPair runs both ends for a window of d.
+func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server record.Endpoint, err error) {
 	start := Now() + int64(5*time.Millisecond)
 	from := start + int64(50*time.Millisecond)
 	w := Window{Start: start, From: from, To: from + int64(d)}
@@ -164,7 +169,7 @@ func TestCollect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deliver(hello)
+	deliver([]byte(Spec{}.hello()))
 	msg := make([]byte, 64)
 	for _, number := range []uint64{1, 2, 5, 4, 4, 9} {
 		putHeader(msg, number, true, 1)
@@ -309,6 +314,9 @@ func TestUnderLoadCountsTheWait(t *testing.T) {
 		}
 		defer c.Close()
 		buf := make([]byte, size)
+		if _, err := io.ReadFull(c, buf[:len(Secret{})]); err != nil {
+			return
+		}
 		for n := 0; ; n++ {
 			if _, err := io.ReadFull(c, buf); err != nil {
 				return

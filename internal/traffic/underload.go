@@ -168,7 +168,7 @@ func ratio(a, b uint64) float64 { return float64(a) / float64(max(1, b)) }
 // replies takes what comes back until all has that was due in the window and sent,
 // or lostAfter has passed since, and returns how many of those came.
 func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, err error) {
-	in := make([]byte, s.Size)
+	in, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {
 		n, err := receive(c.fd, in[got:])
 		now := r.now()
@@ -182,7 +182,7 @@ func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, er
 			}
 			c.mark(r, max(now, r.To))
 			return answered, nil
-		case s.UDP && (isHello(in[:n]) || n < len(in)):
+		case s.UDP && (string(in[:n]) == hello || n < len(in)):
 		default:
 			if got += n; got < len(in) {
 				continue

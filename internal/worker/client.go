@@ -212,7 +212,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}
 	if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Traffic{Traffic: &pb.Traffic{
 		Workload: workload, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()),
-		CongestionControl: t.CongestionControl, Place: t.Place,
+		CongestionControl: t.CongestionControl, Place: t.Place, Secret: t.Secret[:],
 	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
 		return end, c.plain(err)
 	}

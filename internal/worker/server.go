@@ -178,7 +178,7 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			// as it goes on.
 			grace = toolGrace
 		}
-		server, err := traffic.Listen(engineSpec(w, t.GetCongestionControl()), at)
+		server, err := traffic.Listen(engineSpec(w, t), at)
 		if err != nil {
 			return nil, err
 		}
@@ -193,9 +193,9 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 			return nil, err
 		}
 		if w.Traffic().Tool != v1alpha1.ToolNative {
-			return driveTool(w, to, t.GetCongestionControl())
+			return driveTool(w, to, t.GetCongestionControl(), secretOf(t).Path())
 		}
-		client, err := traffic.Dial(ctx, engineSpec(w, t.GetCongestionControl()), to)
+		client, err := traffic.Dial(ctx, engineSpec(w, t), to)
 		if err != nil {
 			return nil, err
 		}
@@ -203,13 +203,18 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 	})
 }
 
-func engineSpec(w v1alpha1.Workload, congestionControl string) traffic.Spec {
+func engineSpec(w v1alpha1.Workload, c *pb.Traffic) traffic.Spec {
 	t := w.Traffic()
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
-		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: congestionControl,
+		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
 		KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page,
 	}
+}
+
+func secretOf(t *pb.Traffic) (s traffic.Secret) {
+	copy(s[:], t.GetSecret())
+	return s
 }
 
 type nativeClient struct{ *traffic.End }

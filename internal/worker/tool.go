@@ -93,12 +93,12 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 }
 
 // driveTool prepares a tool's client; the process starts with the traffic.
-func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl string) (end, error) {
+func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path string) (end, error) {
 	tool, err := lookupTool(w)
 	if err != nil {
 		return nil, err
 	}
-	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl)
+	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl, path)
 	return &toolEnd{tool: tool, workload: w, argv: argv, output: new(capture)}, nil
 }
 

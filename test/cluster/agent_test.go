@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -190,7 +191,10 @@ func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 	})
 }
 
-const policyForAll = "{accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
+// policies for every node at once: how they come in steps is the test's of rollouts.
+const everywhere = "all: true, rollout: {stepPercent: 100, pauseSeconds: 1}, "
+
+const policyForAll = "{" + everywhere + "accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
 
 // startAgent has an agent run on every node until the test ends.
 func startAgent(t testing.TB, c *Cluster) {
@@ -248,9 +252,23 @@ func TestAgent(t *testing.T) {
 		}
 	}
 
+	// One that does not say which nodes.
+	for spec, want := range map[string]string{
+		"{accelerate: [{fastpath: {}}]}":                                       "either nodeSelector with labels that they have, or all: true",
+		"{nodeSelector: {}, accelerate: [{fastpath: {}}]}":                     "either nodeSelector with labels that they have, or all: true",
+		"{nodeSelector: {a: b}, all: true, accelerate: [{fastpath: {}}]}":      "either nodeSelector with labels that they have, or all: true",
+		"{all: true, rollout: {stepPercent: 0}, accelerate: [{fastpath: {}}]}": "spec.rollout.stepPercent",
+	} {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(c.parts, "kubectl"), "--kubeconfig", c.Kubeconfig(), "apply", "-f", "-")
+		cmd.Stdin = strings.NewReader(accelerationPolicy("unclear", spec))
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v, no %q in %s", spec, err, want, out)
+		}
+	}
+
 	// One that an earlier one contradicts, one that no node can do, one for no node.
-	apply(accelerationPolicy("later", "{accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
-	apply(accelerationPolicy("impossible", "{accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
+	apply(accelerationPolicy("later", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
+	apply(accelerationPolicy("impossible", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
 	apply(accelerationPolicy("nowhere", "{nodeSelector: {no: where}, accelerate: [{rps: {devices: [nic], cpus: all}}]}"))
 	until(t, "reasons", func() string {
 		reasons := make(map[string]string)
@@ -261,7 +279,7 @@ func TestAgent(t *testing.T) {
 	})
 	until(t, "conditions", func() string {
 		return cmp.Diff("all True\nimpossible True\nlater True\nnowhere False", kubectl(t, c, nil, "get", "accelerationpolicies",
-			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[0].status}{"\n"}{end}`))
+			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Selected")].status}{"\n"}{end}`))
 	})
 	until(t, "events", func() string {
 		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all goes first") {

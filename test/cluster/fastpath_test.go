@@ -111,7 +111,7 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	}
 }
 
-const fastForAll = "{accelerate: [{fastpath: {}}]}"
+const fastForAll = "{" + everywhere + "accelerate: [{fastpath: {}}]}"
 
 // testFastpath has the agents of a cluster hold the fast path: packets between pods of
 // two nodes are carried, those by a service's address too, and afterwards there is

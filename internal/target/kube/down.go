@@ -32,7 +32,7 @@ const (
 // beat takes the lease that says that this run is alive, and keeps it until Close.
 func (p *Pods) beat(ctx context.Context) error {
 	api := p.cluster.api.Leases(p.namespace)
-	lease, err := api.Create(ctx, p.lease(holder(), p.spec.ClientNode, p.spec.ServerNode, int32(leaseTime.Seconds()), metav1.NowMicro()), metav1.CreateOptions{})
+	lease, err := api.Create(ctx, p.lease(holder(), p.spec.ClientNode, p.spec.ServerNode, int32(leaseTime.Seconds()), metav1.NowMicro()), creation)
 	if err != nil {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
@@ -102,56 +102,49 @@ func (r Run) String() string {
 }
 
 // Runs are all that runs have in the cluster, or in the one namespace that Access
-// names.
-func (c *Cluster) Runs(ctx context.Context) ([]Run, error) {
-	byID := make(map[string]*Run)
-	of := func(m metav1.ObjectMeta) *Run {
-		id := m.Labels[labelRun]
-		if byID[id] == nil {
-			byID[id] = &Run{ID: id}
-		}
-		return byID[id]
-	}
+// names, and what has their labels but is somebody else's.
+func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
+	f := finding{byID: make(map[string]*Run)}
 	list := metav1.ListOptions{LabelSelector: selector}
 	if c.namespace == "" {
 		namespaces, err := c.api.Namespaces().List(ctx, list)
 		if err != nil {
-			return nil, fmt.Errorf("list namespaces: %w", explain(err))
+			return nil, nil, fmt.Errorf("list namespaces: %w", explain(err))
 		}
-		for _, n := range namespaces.Items {
-			r := of(n.ObjectMeta)
-			r.Own = append(r.Own, n.Name)
-			// One that was made just now has no lease yet.
-			r.Alive = r.Alive || n.DeletionTimestamp == nil && time.Since(n.CreationTimestamp.Time) < leaseTime
+		for i := range namespaces.Items {
+			n := &namespaces.Items[i]
+			if r := f.of("namespace", n.ObjectMeta, foreignNamespace(n)); r != nil {
+				r.Own = append(r.Own, n.Name)
+				// One that was made just now has no lease yet.
+				r.Alive = r.Alive || n.DeletionTimestamp == nil && time.Since(n.CreationTimestamp.Time) < leaseTime
+			}
 		}
-	}
-	within := func(m metav1.ObjectMeta) *Run {
-		r := of(m)
-		if !slices.Contains(r.Own, m.Namespace) && !slices.Contains(r.Within, m.Namespace) {
-			r.Within = append(r.Within, m.Namespace)
-		}
-		return r
 	}
 	pods, err := c.api.Pods(c.namespace).List(ctx, list)
 	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", explain(err))
+		return nil, nil, fmt.Errorf("list pods: %w", explain(err))
 	}
-	for _, p := range pods.Items {
-		within(p.ObjectMeta).Pods++
+	for i := range pods.Items {
+		if r := f.of("pod", pods.Items[i].ObjectMeta, foreignPod(&pods.Items[i])); r != nil {
+			r.Pods++
+		}
 	}
 	services, err := c.api.Services(c.namespace).List(ctx, list)
 	if err != nil {
-		return nil, fmt.Errorf("list services: %w", explain(err))
+		return nil, nil, fmt.Errorf("list services: %w", explain(err))
 	}
-	for _, s := range services.Items {
-		within(s.ObjectMeta)
+	for i := range services.Items {
+		f.of("service", services.Items[i].ObjectMeta, foreignService(&services.Items[i]))
 	}
 	leases, err := c.api.Leases(c.namespace).List(ctx, list)
 	if err != nil {
-		return nil, fmt.Errorf("list leases: %w", explain(err))
+		return nil, nil, fmt.Errorf("list leases: %w", explain(err))
 	}
 	for _, l := range leases.Items {
-		r := within(l.ObjectMeta)
+		r := f.of("lease", l.ObjectMeta, foreignLease(l.ObjectMeta))
+		if r == nil {
+			continue
+		}
 		r.Nodes = strings.Split(l.Annotations[annotationNodes], ",")
 		if l.Spec.HolderIdentity != nil {
 			r.Holder = *l.Spec.HolderIdentity
@@ -159,87 +152,181 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, error) {
 		r.Alive = l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < leaseTime
 	}
 	var all []Run
-	for _, r := range byID {
+	for _, r := range f.byID {
 		all = append(all, *r)
 	}
 	slices.SortFunc(all, func(a, b Run) int { return cmp.Compare(a.ID, b.ID) })
-	return all, nil
+	return all, f.foreign, nil
+}
+
+// finding is what Runs has found so far.
+type finding struct {
+	byID    map[string]*Run
+	foreign []Foreign
+}
+
+// of returns the run that has an object, nil where it is none's.
+func (f *finding) of(kind string, m metav1.ObjectMeta, foreign string) *Run {
+	if foreign != "" {
+		f.foreign = append(f.foreign, Foreign{kind, strings.TrimPrefix(m.Namespace+"/"+m.Name, "/"), foreign})
+		return nil
+	}
+	id := m.Labels[labelRun]
+	if f.byID[id] == nil {
+		f.byID[id] = &Run{ID: id}
+	}
+	r := f.byID[id]
+	if m.Namespace != "" && !slices.Contains(r.Own, m.Namespace) && !slices.Contains(r.Within, m.Namespace) {
+		r.Within = append(r.Within, m.Namespace)
+	}
+	return r
 }
 
 // Remove removes what a run has: the pods first, whose end restores what they had
-// set on their nodes, and the lease last.
+// set on their nodes, and the lease last. What has its labels and is somebody else's
+// stays, and so does a namespace of the run's in which somebody else has pods.
 func (c *Cluster) Remove(ctx context.Context, r Run) error {
-	if r.ID == "" {
-		return errors.New("remove a run: it has no name") // every object would be its
+	if !runID.MatchString(r.ID) {
+		return fmt.Errorf("remove a run: %q is no run's name", r.ID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, downTime)
 	defer cancel()
-	list := metav1.ListOptions{LabelSelector: labelRun + "=" + r.ID}
-	if err := c.removePods(ctx, slices.Concat(r.Own, r.Within), list); err != nil {
+	own, err := c.ownNamespaces(ctx, r)
+	if err != nil {
 		return err
 	}
-	for _, n := range r.Own {
-		err := c.api.Namespaces().Delete(ctx, n, metav1.DeleteOptions{})
+	if err := c.removePods(ctx, r); err != nil {
+		return err
+	}
+	for _, n := range own {
+		if err := c.onlyOurs(ctx, n.Name); err != nil {
+			return err
+		}
+		err := c.api.Namespaces().Delete(ctx, n.Name, only(n.ObjectMeta))
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete namespace %s: %w", n, explain(err))
+			return fmt.Errorf("delete namespace %s: %w", n.Name, explain(err))
 		}
 	}
-	for _, n := range r.Own {
-		for {
-			_, err := c.api.Namespaces().Get(ctx, n, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				break
-			}
-			if err != nil && !unreachable(err) {
-				return fmt.Errorf("look at namespace %s: %w", n, explain(err))
-			}
-			if pause(ctx) != nil {
-				return fmt.Errorf("namespace %s is still being deleted", n)
-			}
+	for _, n := range own {
+		if err := c.waitGone(ctx, n); err != nil {
+			return err
 		}
 	}
 	for _, n := range r.Within {
-		services, err := c.api.Services(n).List(ctx, list)
-		if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the right
-			return fmt.Errorf("list services of %s: %w", n, explain(err))
-		}
-		if err == nil {
-			for _, s := range services.Items {
-				if err := c.api.Services(n).Delete(ctx, s.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-					return fmt.Errorf("delete service %s/%s: %w", n, s.Name, explain(err))
-				}
-			}
-		}
-		leases, err := c.api.Leases(n).List(ctx, list)
-		if err != nil {
-			return fmt.Errorf("list leases of %s: %w", n, explain(err))
-		}
-		for _, l := range leases.Items {
-			if err := c.api.Leases(n).Delete(ctx, l.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("delete lease %s/%s: %w", n, l.Name, explain(err))
-			}
+		if err := c.removeRest(ctx, n, r.ID); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// removePods deletes pods and waits until they are gone.
-func (c *Cluster) removePods(ctx context.Context, namespaces []string, list metav1.ListOptions) error {
+// ownNamespaces are those of the run's namespaces that are still there.
+func (c *Cluster) ownNamespaces(ctx context.Context, r Run) (own []*corev1.Namespace, err error) {
+	for _, name := range r.Own {
+		n, err := c.api.Namespaces().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("look at namespace %s: %w", name, explain(err))
+		}
+		if why := foreignNamespace(n); why != "" || n.Labels[labelRun] != r.ID {
+			return nil, fmt.Errorf("namespace %s is not run %s's, and is left: %s", name, r.ID, cmp.Or(why, "it has another's label"))
+		}
+		own = append(own, n)
+	}
+	return own, nil
+}
+
+// onlyOurs fails where somebody else's pods are in a namespace that is to be deleted
+// with all that is in it.
+func (c *Cluster) onlyOurs(ctx context.Context, namespace string) error {
+	pods, err := c.api.Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list pods of %s: %w", namespace, explain(err))
+	}
+	var others []string
+	for i := range pods.Items {
+		if why := foreignPod(&pods.Items[i]); why != "" {
+			others = append(others, fmt.Sprintf("%s (%s)", pods.Items[i].Name, why))
+		}
+	}
+	if len(others) > 0 {
+		return fmt.Errorf("namespace %s is left, as pods are in it that no run made: %s; delete it when they are gone", namespace, strings.Join(others, ", "))
+	}
+	return nil
+}
+
+func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
+	for {
+		now, err := c.api.Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && now.UID != n.UID {
+			return nil
+		}
+		if err != nil && !unreachable(err) {
+			return fmt.Errorf("look at namespace %s: %w", n.Name, explain(err))
+		}
+		if pause(ctx) != nil {
+			return fmt.Errorf("namespace %s is still being deleted", n.Name)
+		}
+	}
+}
+
+// removeRest removes what is left of a run, its pods aside, from a namespace that is
+// not its own.
+func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
+	list := metav1.ListOptions{LabelSelector: labelRun + "=" + id}
+	services, err := c.api.Services(namespace).List(ctx, list)
+	if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the right
+		return fmt.Errorf("list services of %s: %w", namespace, explain(err))
+	}
+	if err == nil {
+		for i := range services.Items {
+			s := &services.Items[i]
+			if foreignService(s) != "" {
+				continue
+			}
+			if err := c.api.Services(namespace).Delete(ctx, s.Name, only(s.ObjectMeta)); err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("delete service %s/%s: %w", namespace, s.Name, explain(err))
+			}
+		}
+	}
+	leases, err := c.api.Leases(namespace).List(ctx, list)
+	if err != nil {
+		return fmt.Errorf("list leases of %s: %w", namespace, explain(err))
+	}
+	for _, l := range leases.Items {
+		if foreignLease(l.ObjectMeta) != "" {
+			continue
+		}
+		if err := c.api.Leases(namespace).Delete(ctx, l.Name, only(l.ObjectMeta)); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete lease %s/%s: %w", namespace, l.Name, explain(err))
+		}
+	}
+	return nil
+}
+
+// removePods deletes a run's pods and waits until they are gone.
+func (c *Cluster) removePods(ctx context.Context, r Run) error {
 	told := make(map[string]bool)
 	for {
 		var left []string
-		for _, n := range namespaces {
-			pods, err := c.api.Pods(n).List(ctx, list)
+		for _, n := range slices.Concat(r.Own, r.Within) {
+			pods, err := c.api.Pods(n).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + r.ID})
 			if err != nil {
 				return fmt.Errorf("list pods of %s: %w", n, explain(err))
 			}
-			for _, p := range pods.Items {
+			for i := range pods.Items {
+				p := &pods.Items[i]
+				if foreignPod(p) != "" {
+					continue
+				}
 				name := n + "/" + p.Name
 				left = append(left, fmt.Sprintf("%s on node %s", name, p.Spec.NodeName))
 				if told[name] || p.DeletionTimestamp != nil {
 					continue
 				}
-				if err := c.api.Pods(n).Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				if err := c.api.Pods(n).Delete(ctx, p.Name, only(p.ObjectMeta)); err != nil && !apierrors.IsNotFound(err) {
 					return fmt.Errorf("delete pod %s: %w", name, explain(err))
 				}
 				told[name] = true

@@ -5,7 +5,7 @@
 // what is run in the places internal/experiment's.
 //
 // All that it makes carries labels, by which Runs finds what a run that died has
-// left.
+// left; own.go says how it is told from what somebody else has labelled so.
 package kube
 
 import (
@@ -79,7 +79,8 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	}
 	id := strings.ToLower(rand.Text())[:8]
 	image, pull := imageOf(config.Spec.Image, config.Version)
-	p.run = run{id: id, spec: config.Spec, image: image, pull: pull, namespace: "slipstream-" + id, nodes: "slipstream-" + id + "-nodes"}
+	p.run = *newRun(id)
+	p.spec, p.image, p.pull = config.Spec, image, pull
 	if c.namespace != "" {
 		p.namespace, p.nodes, p.theirs = c.namespace, c.namespace, true
 	}
@@ -127,7 +128,7 @@ func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
 
 // alone fails where another run measures on the same nodes.
 func (p *Pods) alone(ctx context.Context) error {
-	runs, err := p.cluster.Runs(ctx)
+	runs, _, err := p.cluster.Runs(ctx)
 	if err != nil {
 		return nil // it takes rights that a run does not: what cannot be seen is no reason to stop
 	}
@@ -213,7 +214,7 @@ func (p *Pods) makeNamespaces(ctx context.Context) error {
 		namespaces = append(namespaces, p.namespaceObject(p.nodes, "privileged"))
 	}
 	for _, n := range namespaces {
-		if _, err := p.cluster.api.Namespaces().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+		if _, err := p.cluster.api.Namespaces().Create(ctx, n, creation); err != nil {
 			return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
 		}
 	}
@@ -229,7 +230,7 @@ func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 		}
 		pods[i].UID = made.UID
 		if slices.Contains(pod.Spec.Containers[0].Args, "--listen") {
-			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), metav1.CreateOptions{}); err != nil {
+			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), creation); err != nil {
 				return fmt.Errorf("create service %s/%s: %w", pod.Namespace, pod.Name, explain(err))
 			}
 		}
@@ -257,7 +258,7 @@ func refused(err error) bool { return errors.As(err, new(*refusedError)) }
 
 func (p *Pods) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for {
-		made, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		made, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, creation)
 		switch {
 		case err == nil:
 			return made, nil

@@ -319,8 +319,8 @@ func TestUp(t *testing.T) {
 	if p.System("a") != "An OS" {
 		t.Errorf("system %q", p.System("a"))
 	}
-	runs, err := c.Runs(t.Context())
-	if err != nil || len(runs) != 1 || !runs[0].Alive || runs[0].Pods != 10 || !slices.Equal(runs[0].Nodes, []string{"a", "b"}) || len(runs[0].Own) != 2 {
+	runs, foreign, err := c.Runs(t.Context())
+	if err != nil || foreign != nil || len(runs) != 1 || !runs[0].Alive || runs[0].Pods != 10 || !slices.Equal(runs[0].Nodes, []string{"a", "b"}) || len(runs[0].Own) != 2 {
 		t.Errorf("runs %+v, %v", runs, err)
 	}
 	// A second run on one of the nodes would measure the first.
@@ -579,39 +579,46 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+const aliveID, deadID = "alive222", "dead2345"
+
+// leave has a run's objects in the cluster, as the run has made them.
+func leave(t *testing.T, c *Cluster, id string, renewed time.Time) *run {
+	t.Helper()
+	r := newRun(id)
+	for _, n := range []*corev1.Namespace{r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged")} {
+		n.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+		make1(t, c.api.Namespaces(), n)
+	}
+	make1(t, c.api.Pods(r.nodes), r.nodePod(r.name("client", "node"), "a"))
+	make1(t, c.api.Leases(r.namespace), r.lease(id, "a", "b", 60, metav1.NewMicroTime(renewed)))
+	return r
+}
+
+// make1 makes an object as a run does, or another program.
+func make1[T, L any](t *testing.T, all objects[T, L], object T, writer ...string) {
+	t.Helper()
+	options := creation
+	if len(writer) > 0 {
+		options.FieldManager = writer[0]
+	}
+	if _, err := all.Create(t.Context(), object, options); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestCleanup leaves alone who is alive, and what is somebody else's.
 func TestCleanup(t *testing.T) {
 	api, c := fakeCluster(t, nil)
-	old := metav1.NewTime(time.Now().Add(-time.Hour))
-	for _, id := range []string{"alive", "dead"} {
-		r := &run{id: id, namespace: "slipstream-" + id, nodes: "slipstream-" + id + "-nodes"}
-		renewed := metav1.NowMicro()
-		if id == "dead" {
-			renewed = metav1.NewMicroTime(old.Time)
-		}
-		pod := r.nodePod("client-node-"+id, "a")
-		for _, o := range []runtime.Object{
-			r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
-			pod, r.lease(id, "a", "b", 60, renewed),
-		} {
-			if n, ok := o.(*corev1.Namespace); ok {
-				n.CreationTimestamp = old
-			}
-			if err := api.Tracker().Add(o); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "slipstream-other"}}); err != nil {
-		t.Fatal(err)
-	}
-	runs, err := c.Runs(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	leave(t, c, aliveID, time.Now())
+	leave(t, c, deadID, time.Now().Add(-time.Hour))
+	make1(t, c.api.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "slipstream-other"}})
+	runs, foreign, err := c.Runs(t.Context())
+	if err != nil || foreign != nil {
+		t.Fatal(err, foreign)
 	}
 	want := []Run{
-		{ID: "alive", Own: []string{"slipstream-alive", "slipstream-alive-nodes"}, Pods: 1, Holder: "alive", Nodes: []string{"a", "b"}, Alive: true},
-		{ID: "dead", Own: []string{"slipstream-dead", "slipstream-dead-nodes"}, Pods: 1, Holder: "dead", Nodes: []string{"a", "b"}},
+		{ID: aliveID, Own: []string{"slipstream-alive222", "slipstream-alive222-nodes"}, Pods: 1, Holder: aliveID, Nodes: []string{"a", "b"}, Alive: true},
+		{ID: deadID, Own: []string{"slipstream-dead2345", "slipstream-dead2345-nodes"}, Pods: 1, Holder: deadID, Nodes: []string{"a", "b"}},
 	}
 	if diff := cmp.Diff(want, runs); diff != "" {
 		t.Fatalf("runs (-want +got):\n%s", diff)
@@ -619,11 +626,131 @@ func TestCleanup(t *testing.T) {
 	if err := c.Remove(t.Context(), runs[1]); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"slipstream-alive", "slipstream-alive-nodes", "slipstream-other", "slipstream-alive-nodes/client-node-alive", "slipstream-alive/run-alive"}, left(t, api)); diff != "" {
+	if diff := cmp.Diff([]string{"slipstream-alive222", "slipstream-alive222-nodes", "slipstream-other", "slipstream-alive222-nodes/client-node-alive222", "slipstream-alive222/run-alive222"}, left(t, api)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
 	}
-	if err := c.Remove(t.Context(), Run{}); err == nil {
-		t.Error("a run without a name is removed")
+	for _, id := range []string{"", "system", "../pods"} {
+		if err := c.Remove(t.Context(), Run{ID: id, Own: []string{"slipstream-other"}}); err == nil {
+			t.Errorf("a run called %q is removed", id)
+		}
+	}
+}
+
+// TestCleanupOfWhatOnlyHasTheLabels: somebody labels what is theirs like a dead run's,
+// with all that a label or an annotation can say. Nothing of it goes, and each is named.
+func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	dead := leave(t, c, deadID, time.Now().Add(-time.Hour))
+	system := newRun("system")
+	namespace := func(r *run, name string) *corev1.Namespace { return r.namespaceObject(name, "restricted") }
+	pod := func(r *run, namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
+		p := r.pod(namespace, name, "a")
+		change(p)
+		return p
+	}
+	as := func(p *corev1.Pod) {}
+	service := func(name string, selector map[string]string) *corev1.Service {
+		s := dead.service(name)
+		s.Namespace, s.Spec.Selector = "shop", selector
+		return s
+	}
+	lease := dead.lease("x", "a", "b", 60, metav1.NowMicro())
+	lease.Namespace, lease.Name = "shop", "leader"
+
+	make1(t, c.api.Namespaces(), namespace(dead, "shop"), "kubectl-create")
+	make1(t, c.api.Namespaces(), namespace(dead, "slipstream-dead2345-more"), manager)
+	make1(t, c.api.Namespaces(), namespace(system, "slipstream-system"), "helm")
+	make1(t, c.api.Namespaces(), namespace(newRun("bbbbbbbb"), "slipstream-bbbbbbbb"), "kubectl-create")
+	// Pods: of another name, of another program, written by another, of another run.
+	make1(t, c.api.Pods("shop"), pod(dead, "shop", "web-0", as))
+	make1(t, c.api.Pods("shop"), pod(dead, "shop", "client-0-dead2345", func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/nginx"} }))
+	make1(t, c.api.Pods("shop"), pod(dead, "shop", "client-1-dead2345", as), "kubectl-create")
+	make1(t, c.api.Pods("shop"), pod(dead, "shop", "client-0-cccccccc", as))
+	make1(t, c.api.Services("shop"), service("web", map[string]string{"app": "web"}))
+	make1(t, c.api.Services("shop"), service("server-0-dead2345", map[string]string{"app": "web"}))
+	make1(t, c.api.Leases("shop"), lease)
+
+	runs, foreign, err := c.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(runs) != 1 || runs[0].ID != deadID || runs[0].Within != nil || runs[0].Alive {
+		t.Errorf("runs %+v", runs)
+	}
+	var names []string
+	for _, f := range foreign {
+		names = append(names, f.Kind+" "+f.Name)
+	}
+	slices.Sort(names)
+	if diff := cmp.Diff([]string{
+		"lease shop/leader", "namespace shop", "namespace slipstream-bbbbbbbb", "namespace slipstream-dead2345-more", "namespace slipstream-system",
+		"pod shop/client-0-cccccccc", "pod shop/client-0-dead2345", "pod shop/client-1-dead2345", "pod shop/web-0",
+		"service shop/server-0-dead2345", "service shop/web",
+	}, names); diff != "" {
+		t.Errorf("foreign (-want +got):\n%s", diff)
+	}
+	before := left(t, api)
+	// Even if somebody hands the namespaces in.
+	for _, r := range []Run{
+		{ID: deadID, Own: []string{"shop"}}, {ID: deadID, Own: []string{"slipstream-system"}}, {ID: deadID, Own: []string{"slipstream-dead2345-more"}}, {ID: "bbbbbbbb", Own: []string{"slipstream-bbbbbbbb"}},
+	} {
+		if err := c.Remove(t.Context(), r); err == nil || !strings.Contains(err.Error(), "and is left") {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+	if err := c.Remove(t.Context(), Run{ID: deadID, Within: []string{"shop"}}); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, left(t, api)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+	if err := c.Remove(t.Context(), runs[0]); err != nil {
+		t.Error(err)
+	}
+	for _, name := range left(t, api) {
+		if strings.HasPrefix(name, "slipstream-dead2345/") || name == "slipstream-dead2345" || name == "slipstream-dead2345-nodes" {
+			t.Errorf("%s is left", name)
+		}
+	}
+}
+
+// TestCleanupOfANamespaceWithOthersPods: what somebody else has put into a run's
+// namespace would go with it.
+func TestCleanupOfANamespaceWithOthersPods(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	dead := leave(t, c, deadID, time.Now().Add(-time.Hour))
+	make1(t, c.api.Pods(dead.namespace), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: dead.namespace, Name: "web"}}, "kubectl-create")
+	runs, _, err := c.Runs(t.Context())
+	if err != nil || len(runs) != 1 {
+		t.Fatal(runs, err)
+	}
+	if err := c.Remove(t.Context(), runs[0]); err == nil || !strings.Contains(err.Error(), "namespace slipstream-dead2345 is left, as pods are in it that no run made: web (") {
+		t.Errorf("%v", err)
+	}
+	if diff := cmp.Diff([]string{"slipstream-dead2345", "slipstream-dead2345-nodes", "slipstream-dead2345/web", "slipstream-dead2345/run-dead2345"}, left(t, api)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestDeletionNamesTheObject: one that takes the name of what was looked at is not it.
+func TestDeletionNamesTheObject(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	leave(t, c, deadID, time.Now().Add(-time.Hour))
+	runs, _, err := c.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	deletions := 0
+	api.PrependReactor("delete", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		deletions++
+		o := action.(clienttesting.DeleteActionImpl).DeleteOptions
+		if o.Preconditions == nil || o.Preconditions.UID == nil {
+			t.Errorf("%s %s is deleted by its name alone", action.GetResource().Resource, action.(clienttesting.DeleteAction).GetName())
+		}
+		return false, nil, nil
+	})
+	if err := c.Remove(t.Context(), runs[0]); err != nil || deletions != 3 {
+		t.Errorf("%d deletions, %v", deletions, err)
 	}
 }
 

@@ -56,6 +56,10 @@ type run struct {
 	theirs bool
 }
 
+func newRun(id string) *run {
+	return &run{id: id, namespace: "slipstream-" + id, nodes: "slipstream-" + id + "-nodes"}
+}
+
 func (r *run) labels() map[string]string {
 	return map[string]string{labelName: appName, labelComponent: runComponent, labelRun: r.id}
 }

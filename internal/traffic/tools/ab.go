@@ -44,7 +44,7 @@ func (ab) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string { return ni
 func (ab) ServerReady([]byte) bool { return true }
 
 // ClientArgv has no use for cc: ab cannot set a congestion control.
-func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, path string) []string {
 	t := w.HTTP
 	// Errors are counted, and do not end it; an answer has as long as in the engine.
 	argv := []string{"ab", "-q", "-r", "-s", "5", "-c", strconv.Itoa(t.Connections)}
@@ -57,7 +57,7 @@ func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string
 		argv = append(argv, "-t", strconv.FormatInt(seconds, 10))
 		n = int(seconds) * abMost // behind -t, which sets it too
 	}
-	return append(argv, "-n", strconv.Itoa(n), "-e", "/dev/stdout", fmt.Sprintf("http://%s/", netip.AddrPortFrom(addr, port)))
+	return append(argv, "-n", strconv.Itoa(n), "-e", "/dev/stdout", fmt.Sprintf("http://%s%s/", netip.AddrPortFrom(addr, port), path))
 }
 
 func (ab) Lead(v1alpha1.Workload) time.Duration { return 0 }

@@ -42,7 +42,7 @@ func (iperf3) ServerReady(line []byte) bool {
 	return bytes.HasPrefix(line, []byte("Server listening on "))
 }
 
-func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc string) []string {
+func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
 	// Interval 0: the sums are all that is read, and reports of 1000
 	// connections a second add up.

@@ -48,7 +48,7 @@ func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []s
 func (latte) ServerReady(line []byte) bool { return bytes.HasPrefix(line, []byte("Protocol ")) }
 
 // ClientArgv has no use for cc: latte cannot set a congestion control.
-func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return append(l.argv(w, addr, port), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 

@@ -43,7 +43,7 @@ func (qperf) ServerReady(line []byte) bool {
 }
 
 // ClientArgv has no use for cc: qperf cannot set a congestion control.
-func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	return []string{
 		"qperf", "--listen_port", strconv.Itoa(int(port)),

@@ -53,7 +53,7 @@ func (sockperf) ServerReady(line []byte) bool {
 }
 
 // ClientArgv has no use for cc: sockperf cannot set a congestion control.
-func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ string) []string {
+func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	run := time.Duration(t.Duration)
 	if w.Stream == nil {

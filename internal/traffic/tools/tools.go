@@ -34,8 +34,9 @@ type Tool interface {
 	// ClientArgv makes the traffic and ends by itself. Tools take whole
 	// seconds only, so the window is as long as was asked for or a little longer.
 	// cc is the congestion control of TCP, empty for the kernel's own choice; a
-	// tool that cannot set it runs with the namespace's.
-	ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc string) []string
+	// tool that cannot set it runs with the namespace's. path is what those of the
+	// engine's own server begin with, for a tool that is answered by it.
+	ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, path string) []string
 	// Lead is the time from the start of the client's process to its measured
 	// window, connection set-up left out: a client that starts so long before a
 	// window measures that window.

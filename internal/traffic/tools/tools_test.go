@@ -148,11 +148,11 @@ func TestArgv(t *testing.T) {
 			seconds(2.5, 1)(t)
 			t.Connections = 8
 		}),
-		client: "ab -q -r -s 5 -c 8 -t 3 -n 600000 -e /dev/stdout http://10.0.0.2:5001/",
+		client: "ab -q -r -s 5 -c 8 -t 3 -n 600000 -e /dev/stdout http://10.0.0.2:5001/secret/",
 	}, {
 		name: "a number, kept alive, over IPv6", tool: "ab", addr: v6,
 		workload: workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.KeepAlive = 50_000, true }),
-		client:   "ab -q -r -s 5 -c 1 -k -n 50000 -e /dev/stdout http://[fd00::2]:5001/",
+		client:   "ab -q -r -s 5 -c 1 -k -n 50000 -e /dev/stdout http://[fd00::2]:5001/secret/",
 	}, {
 		name: "tcp", tool: "latte", addr: v4,
 		workload: workload("pingpong", func(t *v1alpha1.Traffic) {
@@ -175,7 +175,7 @@ func TestArgv(t *testing.T) {
 			if got := strings.Join(tool.ServerArgv(tt.workload, tt.addr, 5001), " "); got != tt.server {
 				t.Errorf("server:\n got %s\nwant %s", got, tt.server)
 			}
-			if got := strings.Join(tool.ClientArgv(tt.workload, tt.addr, 5001, tt.cc), " "); got != tt.client {
+			if got := strings.Join(tool.ClientArgv(tt.workload, tt.addr, 5001, tt.cc, "/secret"), " "); got != tt.client {
 				t.Errorf("client:\n got %s\nwant %s", got, tt.client)
 			}
 			if got := tool.Lead(tt.workload); got != tt.lead {
@@ -545,7 +545,7 @@ func TestLive(t *testing.T) {
 			t.Parallel()
 			tool, addr := lookup(t, tt.tool), netip.MustParseAddr(tt.addr)
 			port := serve(t, tool, tt.workload, addr)
-			argv := tool.ClientArgv(tt.workload, addr, port, "cubic")
+			argv := tool.ClientArgv(tt.workload, addr, port, "cubic", "")
 			started := time.Now()
 			output, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
 			took := time.Since(started)

@@ -339,8 +339,10 @@ type Traffic struct {
 	Port              uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	CongestionControl string `protobuf:"bytes,4,opt,name=congestion_control,json=congestionControl,proto3" json:"congestion_control,omitempty"`
 	Place             string `protobuf:"bytes,5,opt,name=place,proto3" json:"place,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What both ends of a trial know, and nobody else.
+	Secret        []byte `protobuf:"bytes,6,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Traffic) Reset() {
@@ -406,6 +408,13 @@ func (x *Traffic) GetPlace() string {
 		return x.Place
 	}
 	return ""
+}
+
+func (x *Traffic) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
 }
 
 type TrafficCommand struct {
@@ -1218,13 +1227,14 @@ const file_worker_proto_rawDesc = "" +
 	"\x06Window\x12\x19\n" +
 	"\bstart_ns\x18\x01 \x01(\x03R\astartNs\x12\x17\n" +
 	"\afrom_ns\x18\x02 \x01(\x03R\x06fromNs\x12\x13\n" +
-	"\x05to_ns\x18\x03 \x01(\x03R\x04toNs\"\x98\x01\n" +
+	"\x05to_ns\x18\x03 \x01(\x03R\x04toNs\"\xb0\x01\n" +
 	"\aTraffic\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\fR\bworkload\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12-\n" +
 	"\x12congestion_control\x18\x04 \x01(\tR\x11congestionControl\x12\x14\n" +
-	"\x05place\x18\x05 \x01(\tR\x05place\"\x8b\x01\n" +
+	"\x05place\x18\x05 \x01(\tR\x05place\x12\x16\n" +
+	"\x06secret\x18\x06 \x01(\fR\x06secret\"\x8b\x01\n" +
 	"\x0eTrafficCommand\x129\n" +
 	"\atraffic\x18\x01 \x01(\v2\x1d.slipstream.worker.v1.TrafficH\x00R\atraffic\x126\n" +
 	"\x06window\x18\x02 \x01(\v2\x1c.slipstream.worker.v1.WindowH\x00R\x06windowB\x06\n" +

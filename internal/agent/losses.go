@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+)
+
+// losses are a node's counters of packets, and of those that were dropped or damaged.
+type losses struct {
+	links   map[int]counts // by index
+	backlog uint64         // dropped before any device's stack saw them
+}
+
+type counts struct{ packets, lost uint64 }
+
+// readLosses reads the devices of the calling thread's network namespace, and the
+// machine's backlog queues.
+func readLosses(proc string) (losses, error) {
+	l := losses{links: make(map[int]counts)}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return l, fmt.Errorf("list devices: %w", err)
+	}
+	for _, link := range links {
+		if s := link.Attrs().Statistics; s != nil {
+			l.links[link.Attrs().Index] = counts{s.RxPackets + s.TxPackets, s.RxDropped + s.TxDropped + s.RxErrors + s.TxErrors}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(proc, "net/softnet_stat"))
+	if err != nil {
+		return l, fmt.Errorf("read the backlog queues: %w", err)
+	}
+	l.backlog, err = backlogDrops(text)
+	return l, err
+}
+
+// backlogDrops sums the second column of softnet_stat, which is one line a CPU
+// (softnet_seq_show, net/core/net-procfs.c).
+func backlogDrops(text []byte) (sum uint64, err error) {
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		columns := bytes.Fields(lines.Bytes())
+		if len(columns) < 2 {
+			return 0, fmt.Errorf("read softnet_stat: a line has %d columns, want two at least", len(columns))
+		}
+		n, err := strconv.ParseUint(string(columns[1]), 16, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read softnet_stat: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// since is what went by after an earlier reading, at the devices that are in both.
+func (l losses) since(before losses) (all counts) {
+	for index, now := range l.links {
+		if was, ok := before.links[index]; ok && now.packets >= was.packets && now.lost >= was.lost {
+			all.packets += now.packets - was.packets
+			all.lost += now.lost - was.lost
+		}
+	}
+	if l.backlog > before.backlog {
+		all.lost += l.backlog - before.backlog
+	}
+	return all
+}
+
+func (c counts) share() float64 { return float64(c.lost) / float64(max(1, c.packets, c.lost)) }
+
+// Losses have risen where a tenth of a percent of the packets more are lost than twice
+// as many as before: twice, as packets that take a shorter way pass fewer devices that
+// count them. A handful is no sign of anything.
+const (
+	lossRise  = 0.001
+	lossFewer = 100
+)
+
+func risen(before, after counts) bool {
+	return after.lost >= lossFewer && after.share() > 2*before.share()+lossRise
+}

@@ -1,0 +1,526 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+const rolledUID = "11111111-2222-3333-4444-555555555555"
+
+// hurry is the pace of a rollout in tests.
+var hurry = pace{look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 200 * time.Millisecond, silence: time.Second}
+
+// member is one node's agent of a cluster in a rollout.
+type member struct {
+	*Cluster
+	name string
+	stop func()
+
+	mu     sync.Mutex
+	has    Desired
+	losing uint64 // packets it loses, of each thousand
+	from   time.Time
+	times  map[string]time.Time // when a version was first on, by policy@generation
+}
+
+func nodeNamed(name string, ready bool) object {
+	status := map[bool]string{true: "True", false: "False"}[ready]
+	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name, "uid": name, "labels": object{"zone": "a"}, "creationTimestamp": "2020-01-01T00:00:00Z"},
+		"status": object{"conditions": []any{object{"type": "Ready", "status": status, "lastTransitionTime": time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)}}}}
+}
+
+func rolled(generation int, cpus string, spec object) object {
+	o := policyObject("rolled", 1, generation, spec)
+	o["metadata"].(object)["uid"] = rolledUID
+	spec["accelerate"] = accelerate(cpus, "nic")
+	if spec["rollout"] == nil {
+		spec["rollout"] = object{"stepPercent": 50, "pauseSeconds": 1}
+	}
+	return o
+}
+
+// update changes a policy's spec as an API server does: its status stays.
+func (s *api) update(path string, o object) {
+	if was := s.get(path); was["status"] != nil {
+		o["status"] = was["status"]
+	}
+	s.put(path, o)
+}
+
+// join has an agent of a node take part.
+func (s *api) join(t *testing.T, name string) *member {
+	t.Helper()
+	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: name, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
+	c.pace = hurry
+	c.losses = func() losses {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		n := uint64(time.Since(m.from).Microseconds())
+		lost := n / 10_000 // one of ten thousand, always
+		if m.losing > 0 {
+			lost += m.losing * n / 1000
+		}
+		return losses{links: map[int]counts{1: {n, lost}}}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Run(ctx, m.set)
+	}()
+	m.stop = func() {
+		cancel()
+		<-ended
+	}
+	t.Cleanup(m.stop)
+	return m
+}
+
+// set does what an agent does: it publishes what became of what is desired.
+func (m *member) set(d Desired) {
+	status := Status{Ready: true}
+	m.mu.Lock()
+	m.has = d
+	for _, p := range d.Policies {
+		o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied}
+		if (p.Withheld == Withheld{}) {
+			if at := fmt.Sprintf("%s@%d", p.Name, p.Generation); m.times[at].IsZero() {
+				m.times[at] = time.Now()
+			}
+		} else {
+			o.State, o.Reason = v1alpha1.StatePending, p.Withheld.Reason
+		}
+		status.Policies = append(status.Policies, o)
+	}
+	m.mu.Unlock()
+	m.Publish(status)
+}
+
+// on is the generation of the policy that a node has, 0 for none, -1 where it gave it up.
+func (m *member) on() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.has.Policies {
+		switch p.Withheld.Reason {
+		case "":
+			return p.Generation
+		case v1alpha1.ReasonRolledBack:
+			return -1
+		}
+	}
+	return 0
+}
+
+func (m *member) tookAt(version string) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.times[version]
+}
+
+// group of nodes whose positions are in both halves of the policy's order, the node
+// first in it first.
+func (s *api) group(t *testing.T, n int) []*member {
+	t.Helper()
+	var names []string
+	for i := range n {
+		names = append(names, fmt.Sprintf("node%d", i))
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return percentOf(rolledUID, a) - percentOf(rolledUID, b)
+	})
+	var all []*member
+	for _, name := range names {
+		s.put("/api/v1/nodes/"+name, nodeNamed(name, true))
+		all = append(all, s.join(t, name))
+	}
+	return all
+}
+
+func versions(all []*member) []int64 {
+	var out []int64
+	for _, m := range all {
+		out = append(out, m.on())
+	}
+	return out
+}
+
+func (s *api) rollout() (r object, condition string) {
+	status, _ := s.get(policyPath + "rolled")["status"].(object)
+	r, _ = status["rollout"].(object)
+	conditions, _ := status["conditions"].([]any)
+	for _, c := range conditions {
+		if c := c.(object); c["type"] == v1alpha1.ConditionRolledOut {
+			condition = fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
+		}
+	}
+	return r, condition
+}
+
+func (s *api) wantRollout(t *testing.T, all []*member, condition string, want ...int64) {
+	t.Helper()
+	eventually(t, "rollout", func() string {
+		_, got := s.rollout()
+		if !strings.Contains(got, condition) || !slices.Equal(versions(all), want) {
+			return fmt.Sprintf("condition %q, versions %v; want %q, %v", got, versions(all), condition, want)
+		}
+		return ""
+	})
+}
+
+// One node gets a policy first, the others a step at a time, a pause apart.
+func TestRolloutInSteps(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 6)
+	s.put(policyPath+"rolled", rolled(1, "0", object{}))
+	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
+	// A step looks at all nodes, however many pages of the list they take.
+	seen := 0
+	must(t, all[0].eachNode(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}}, func(*corev1.Node) { seen++ }))
+	if seen != len(all) {
+		t.Errorf("of %d nodes a step looks at %d", len(all), seen)
+	}
+	r, _ := s.rollout()
+	first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
+	if first < 0 {
+		t.Fatalf("first is %v", r["first"])
+	}
+	at := func(m *member) time.Time { return m.tookAt("rolled@1") }
+	began := at(all[first])
+	halves := map[bool]time.Time{}
+	for i, m := range all {
+		half := percentOf(rolledUID, m.name) < 50
+		switch since := at(m).Sub(began); {
+		case i == first:
+		case half && since < time.Second:
+			t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
+		case !half && since < 2*time.Second:
+			t.Errorf("%s of the second half got it %s after the first, want two pauses", m.name, since)
+		}
+		if halves[half].IsZero() {
+			halves[half] = at(m)
+		}
+	}
+	if len(halves) != 2 {
+		t.Fatalf("all nodes are in one half: %v", versions(all))
+	}
+
+	// One that comes later has it at once.
+	s.put("/api/v1/nodes/late", nodeNamed("late", true))
+	late := s.join(t, "late")
+	s.wantRollout(t, []*member{late}, "True Complete", 1)
+
+	// A change comes in steps again, and until then a node keeps what it has.
+	s.update(policyPath+"rolled", rolled(2, "1", object{}))
+	eventually(t, "a first node of the second generation", func() string {
+		got := versions(all)
+		slices.Sort(got)
+		if !slices.Equal(got, []int64{1, 1, 1, 1, 1, 2}) {
+			return fmt.Sprint(got)
+		}
+		return ""
+	})
+	s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2, 2)
+	s.remove(policyPath + "rolled")
+	s.wantRollout(t, all, "", 0, 0, 0, 0, 0, 0)
+}
+
+// stepPercent: 100 asks for no steps.
+func TestRolloutAtOnce(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 3)
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.wantRollout(t, all, "False Progressing every node", 1, 1, 1)
+	s.wantRollout(t, all, "True Complete", 1, 1, 1)
+}
+
+// A node that has trouble gives the policy up, and no further one gets it, whatever the
+// trouble is.
+func TestRolloutHalts(t *testing.T) {
+	for name, tt := range map[string]struct {
+		trouble func(*api, *member)
+		says    string
+	}{
+		"not ready": {func(s *api, m *member) { s.put("/api/v1/nodes/"+m.name, nodeNamed(m.name, false)) }, "is not Ready since it has it"},
+		"losses": {func(_ *api, m *member) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.losing = 20
+		}, "loses more packets since it has it"},
+		"failure": {func(_ *api, m *member) {
+			m.Publish(Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 2, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonNotVerified, Message: "something else"}}})
+		}, "could not keep it: something else"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newAPI(t)
+			all := s.group(t, 3)
+			at := object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}
+			s.put(policyPath+"rolled", rolled(1, "0", at))
+			s.wantRollout(t, all, "True Complete", 1, 1, 1)
+			s.update(policyPath+"rolled", rolled(2, "1", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 30}}))
+			var first *member
+			eventually(t, "a first node", func() string {
+				for _, m := range all {
+					if m.on() == 2 {
+						first = m
+						return ""
+					}
+				}
+				return fmt.Sprint(versions(all))
+			})
+			tt.trouble(s, first)
+			// It is back at what it had before; the others have that still.
+			s.wantRollout(t, all, "False Halted node "+first.name+" "+tt.says, 1, 1, 1)
+			if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != fmt.Sprint([]any{first.name}) {
+				t.Errorf("failed nodes are %v", r["failedNodes"])
+			}
+			// An agent that begins anew does not try again, and knows no version before.
+			first.stop()
+			again := s.join(t, first.name)
+			s.wantRollout(t, []*member{again}, "False Halted", -1)
+			// A change of the policy does.
+			s.put("/api/v1/nodes/"+first.name, nodeNamed(first.name, true))
+			s.update(policyPath+"rolled", rolled(3, "0", at))
+			all[slices.Index(all, first)] = again
+			s.wantRollout(t, all, "True Complete", 3, 3, 3)
+		})
+	}
+}
+
+// What an agent cannot say itself, as its node cannot reach the API server, the node
+// that makes the next step sees; and the agent, which cannot reach it, gives up too.
+func TestRolloutOfNodesThatFallSilent(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 3)
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	eventually(t, "on", func() string {
+		if got := versions(all); !slices.Equal(got, []int64{1, 1, 1}) {
+			return fmt.Sprint(got)
+		}
+		return ""
+	})
+	silent := all[1]
+	silent.stop() // as if its messages went nowhere
+	s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
+	s.wantRollout(t, nil, "False Halted node "+silent.name+" is not Ready since it has it")
+}
+
+// A first node whose agent is heard of no more halts the rollout.
+func TestRolloutWithoutProgress(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 2)
+	s.put(policyPath+"rolled", rolled(1, "0", object{}))
+	var first string
+	eventually(t, "a first node", func() string {
+		r, _ := s.rollout()
+		if first, _ = r["first"].(string); first == "" {
+			return "none"
+		}
+		return ""
+	})
+	i := slices.IndexFunc(all, func(m *member) bool { return m.name == first })
+	all[i].stop()
+	s.wantRollout(t, []*member{all[1-i]}, "False Halted no node that has it has made the next step", 0)
+	if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != "["+first+"]" {
+		t.Errorf("failed nodes are %v", r["failedNodes"])
+	}
+}
+
+// An agent that cannot reach the API server any more, once its node has the policy, gives
+// it up.
+func TestRolloutOutOfReach(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 1)
+	s.put(policyPath+"rolled", rolled(1, "0", object{}))
+	eventually(t, "on", func() string {
+		if all[0].on() != 1 {
+			return "off"
+		}
+		return ""
+	})
+	s.mu.Lock()
+	s.refuse = func(string, string) int { return http.StatusInternalServerError }
+	s.mu.Unlock()
+	eventually(t, "given up", func() string {
+		if got := all[0].on(); got != -1 {
+			return fmt.Sprint(got)
+		}
+		return ""
+	})
+	s.mu.Lock()
+	s.refuse = nil
+	s.mu.Unlock()
+	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it has it", -1)
+}
+
+// While a policy is rolled out, a node that is not Ready waits. That it was not before is
+// no sign of anything.
+func TestRolloutWaitsForReady(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 2)
+	down := nodeNamed(all[0].name, false)
+	down["status"].(object)["conditions"].([]any)[0].(object)["lastTransitionTime"] = "2020-01-01T00:00:00Z"
+	s.put("/api/v1/nodes/"+all[0].name, down)
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.wantRollout(t, all, "False Progressing", 0, 1)
+	never(t, func() bool { return all[0].on() != 0 })
+	s.put("/api/v1/nodes/"+all[0].name, nodeNamed(all[0].name, true))
+	s.wantRollout(t, all, "True Complete", 1, 1)
+}
+
+// never looks for a while.
+func never(t *testing.T, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if is() {
+			t.Fatal("it has happened")
+		}
+	}
+}
+
+// A policy that does not say which nodes is no node's, and says so.
+func TestPolicyWithoutSelector(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 1)
+	neither := rolled(1, "0", object{})
+	delete(neither["spec"].(object), "all")
+	s.put(policyPath+"rolled", neither)
+	selected := func() string {
+		status, _ := s.get(policyPath + "rolled")["status"].(object)
+		conditions, _ := status["conditions"].([]any)
+		for _, c := range conditions {
+			if c := c.(object); c["type"] == v1alpha1.ConditionSelected {
+				return fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
+			}
+		}
+		return ""
+	}
+	eventually(t, "condition", func() string {
+		if got := selected(); got != "False NoSelector spec does not say which nodes: write nodeSelector with labels that they have, or all: true for every node" {
+			return "it is " + got
+		}
+		return ""
+	})
+	if got := all[0].on(); got != 0 {
+		t.Errorf("it is on: %d", got)
+	}
+	s.update(policyPath+"rolled", rolled(2, "0", object{"nodeSelector": object{"zone": "a"}, "all": true}))
+	eventually(t, "condition", func() string {
+		if got := selected(); got != "False NoSelector spec has both nodeSelector and all: true; take one of them out" {
+			return "it is " + got
+		}
+		return ""
+	})
+}
+
+// A cluster whose kind does not know rollouts would have agents wait for ever.
+func TestRolloutUnknownToTheCluster(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 1)
+	o := rolled(1, "0", object{})
+	s.put(policyPath+"rolled", o)
+	s.mu.Lock()
+	s.prune = func(o object) {
+		if status, ok := o["status"].(object); ok {
+			delete(status, "rollout")
+		}
+	}
+	s.mu.Unlock()
+	var p v1alpha1.AccelerationPolicy
+	must(t, all[0].ours.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
+	eventually(t, "an error", func() string {
+		err := all[0].begin(t.Context(), &p, 10)
+		if err == nil || !strings.Contains(err.Error(), "apply the files in charts/slipstream/crds") {
+			_ = all[0].ours.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p)
+			return fmt.Sprint(err)
+		}
+		return ""
+	})
+}
+
+// The order differs from policy to policy, and spreads nodes evenly.
+func TestPosition(t *testing.T) {
+	first := make(map[string]bool)
+	var tenths [10]int
+	for policy := range 50 {
+		uid := types.UID(fmt.Sprint("policy", policy))
+		best := "node0"
+		for n := range 100 {
+			name := fmt.Sprint("node", n)
+			if position(uid, name) < position(uid, best) {
+				best = name
+			}
+			tenths[percentOf(uid, name)/10]++
+		}
+		first[best] = true
+	}
+	if len(first) < 30 {
+		t.Errorf("of 50 policies %d nodes are first", len(first))
+	}
+	for i, n := range tenths {
+		if n < 400 || n > 600 {
+			t.Errorf("of 5000 nodes %d are in tenth %d", n, i)
+		}
+	}
+}
+
+func TestLossesRisen(t *testing.T) {
+	for _, tt := range []struct {
+		before, after counts
+		want          bool
+	}{
+		{counts{}, counts{1000, 99}, false},
+		{counts{10_000, 0}, counts{100_000, 100}, false},
+		{counts{10_000, 0}, counts{100_000, 101}, true},
+		{counts{10_000, 100}, counts{100_000, 2000}, false},
+		{counts{10_000, 100}, counts{100_000, 2200}, true},
+		{counts{}, counts{0, 200}, true},
+	} {
+		if got := risen(tt.before, tt.after); got != tt.want {
+			t.Errorf("%v, then %v: risen is %v", tt.before, tt.after, got)
+		}
+	}
+	before := losses{links: map[int]counts{1: {100, 1}, 2: {50, 0}, 4: {7, 7}}, backlog: 3}
+	after := losses{links: map[int]counts{1: {300, 2}, 3: {900, 90}, 4: {1, 1}}, backlog: 5}
+	if got, want := after.since(before), (counts{200, 3}); got != want {
+		t.Errorf("since: %v, want %v: devices that came, went or began anew do not count", got, want)
+	}
+}
+
+func FuzzBacklogDrops(f *testing.F) {
+	f.Add([]byte("00000001 00000002 0\n0000000a 0000000b 0\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		n, err := backlogDrops(text)
+		if err != nil && errors.Unwrap(err) == nil && !strings.Contains(err.Error(), "columns") {
+			t.Error(err)
+		}
+		if string(text) == "00000001 00000002 0\n0000000a 0000000b 0\n" && (n != 13 || err != nil) {
+			t.Errorf("%d, %v", n, err)
+		}
+	})
+}
+
+// The machine that runs the tests has counters too.
+func TestReadLosses(t *testing.T) {
+	l, err := readLosses("/proc")
+	must(t, err)
+	if len(l.links) == 0 {
+		t.Error("no devices")
+	}
+}

@@ -1,0 +1,269 @@
+package traffic
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+func newSecret() (s Secret) {
+	_, _ = rand.Read(s[:])
+	return s
+}
+
+// pester has strangers come to a server, of every sort, until the test ends: who say
+// nothing and stay, who say something else, and who are nearly right.
+func pester(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
+	began = make(chan struct{})
+	// Of another address than the client's, as another pod.
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	if spec.UDP {
+		dialer.LocalAddr = nil
+	}
+	ended := make(chan struct{})
+	network := "tcp"
+	if spec.UDP {
+		network = "udp"
+	}
+	nearly := slices.Clone(spec.Secret[:])
+	nearly[len(nearly)-1]++
+	says := [][]byte{nil, []byte("GET / HTTP/1.1\r\nHost: a\r\n\r\n"), nearly, make([]byte, len(Secret{}))}
+	if spec.UDP {
+		says = [][]byte{[]byte("slipstream hello"), append([]byte("slipstream hello"), nearly...), []byte("x")}
+	}
+	if spec.Kind == HTTP {
+		path := spec.Secret.Path()
+		says = append(says, fmt.Appendf(nil, "GET %s/ HTTP/1.1\r\nHost: a\r\n\r\n", path[:len(path)-1]+"x"))
+	}
+	go func() {
+		defer close(ended)
+		var open []net.Conn
+		defer func() {
+			for _, c := range open {
+				_ = c.Close()
+			}
+		}()
+		for i := 0; t.Context().Err() == nil && i < 3000; i++ {
+			c, err := dialer.Dial(network, to.String())
+			if err != nil {
+				break // the server is gone
+			}
+			_, _ = c.Write(says[i%len(says)])
+			if open = append(open, c); len(open) > 500 {
+				_ = open[0].Close()
+				open = open[1:]
+			}
+			if i == 20 {
+				close(began)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	t.Cleanup(func() { <-ended })
+	return began
+}
+
+// Whoever comes first, and however many come: a server serves its trial's client alone,
+// and the result says that there were others.
+func TestStrangers(t *testing.T) {
+	for _, spec := range []Spec{
+		{Kind: Stream, Size: 1 << 14, Connections: 2},
+		{Kind: Stream, Size: 1200, Connections: 2, UDP: true},
+		{Kind: PingPong, Size: 64, Connections: 1},
+		{Kind: PingPong, Size: 64, Connections: 1, UDP: true},
+		{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000},
+		{Kind: Connect, Size: 1, Connections: 2},
+		{Kind: Connect, Size: 64, Connections: 1},
+		{Kind: HTTP, Size: 1000, Connections: 2},
+		{Kind: HTTP, Size: 1000, Connections: 2, KeepAlive: true},
+		{Kind: HTTP, Size: 1000, Connections: 1, Rate: 20, Page: true},
+	} {
+		t.Run(fmt.Sprintf("%s/udp=%t/%d/%t", spec.Kind, spec.UDP, spec.Size, spec.Page || spec.KeepAlive), func(t *testing.T) {
+			spec.Secret = newSecret()
+			spec.Secret[0] |= 1 // none whose first byte is what strangers say
+			server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-pester(t, spec, server.Addr())
+			client, err := Dial(t.Context(), spec, server.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			accepted, err := server.Accept(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer accepted.Close()
+			start := time.Now()
+			sent, got, err := runPair(t.Context(), client, accepted, 300*time.Millisecond)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); took > 3*time.Second {
+				t.Errorf("strangers kept the server for %s", took)
+			}
+			i := slices.IndexFunc(got.Warnings, func(w record.Warning) bool { return w.Code == record.WarnStrangers })
+			if i < 0 || !strings.Contains(got.Warnings[i].Message, "refused them") {
+				t.Errorf("warnings %v", got.Warnings)
+			}
+			if sent.Messages == 0 || len(sent.Errors) > 0 {
+				t.Errorf("the client's: %d messages, %d lost, errors %v", sent.Messages, sent.Lost, sent.Errors)
+			}
+			switch {
+			case spec.Kind == Connect:
+				if got.Messages > sent.Messages+sent.Messages/100+10 { // the edges differ
+					t.Errorf("the server answered %d, the client asked %d", got.Messages, sent.Messages)
+				}
+			case spec.Kind == Stream && spec.UDP && got.Messages > sent.Messages+100: // the edges differ
+				t.Errorf("%d of %d datagrams arrived", got.Messages, sent.Messages)
+			}
+		})
+	}
+}
+
+// A stranger of the client's own address, as behind a NAT, is not known by that: one that
+// says nothing holds nobody up for long, and one that says something else gets no answer.
+func TestStrangersOfTheClientsAddress(t *testing.T) {
+	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
+	server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := Dial(t.Context(), spec, server.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	accepted, err := server.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	answered := make(chan error, 1)
+	go func() {
+		for !(*server.door.known.Load())[netip.MustParseAddr("127.0.0.1")] && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		for i := range 4 {
+			c, err := net.Dial("tcp", server.Addr().String())
+			if err != nil {
+				answered <- err
+				return
+			}
+			defer c.Close()
+			if i == 3 {
+				_, _ = c.Write(make([]byte, 64))
+				_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				n, err := c.Read(make([]byte, 64))
+				if n > 0 {
+					err = fmt.Errorf("%d bytes", n)
+				}
+				answered <- err
+			}
+		}
+	}()
+	sent, got, err := runPair(t.Context(), client, accepted, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sent.Messages < 1000 {
+		t.Errorf("%d messages, %d lost", sent.Messages, sent.Lost)
+	}
+	if err := <-answered; err == nil || strings.Contains(err.Error(), "bytes") || strings.Contains(err.Error(), "timeout") {
+		t.Errorf("who does not say the secret gets %v", err)
+	}
+	if len(got.Warnings) != 1 {
+		t.Errorf("warnings %v", got.Warnings)
+	}
+}
+
+// Nobody else, no warning.
+func TestNoStrangers(t *testing.T) {
+	for _, spec := range []Spec{
+		{Kind: Stream, Size: 1200, Connections: 2}, {Kind: Stream, Size: 1200, Connections: 2, UDP: true}, {Kind: Connect, Size: 64, Connections: 2},
+		{Kind: HTTP, Size: 1000, Connections: 2}, {Kind: HTTP, Size: 1000, Connections: 2, Rate: 20, Page: true},
+	} {
+		spec.Secret = newSecret()
+		_, server, err := pair(t, t.Context(), spec, "127.0.0.1", 100*time.Millisecond)
+		if err != nil || len(server.Warnings) > 0 {
+			t.Errorf("%s: %v, %v", spec.Kind, server.Warnings, err)
+		}
+	}
+}
+
+// Silent strangers are let wait, but not for ever, and no more than there is room for.
+func TestGuestsAreBounded(t *testing.T) {
+	spec := Spec{Kind: PingPong, Size: 64, Connections: 1, Secret: newSecret()}
+	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeSocket(fd)
+	h := &hall{door: newDoor(spec.Secret, len(spec.Secret), false)}
+	defer h.close()
+	var first net.Conn
+	for i := range maxGuests + 50 {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i == 0 {
+			first = c
+		}
+		if got, err := h.accept(fd); got >= 0 {
+			t.Fatalf("a silent one was let in: %v", err)
+		}
+	}
+	if n, refused := len(h.guests), h.strangers.Load(); n != maxGuests || refused != 50 {
+		t.Errorf("%d wait and %d were refused, want %d and 50", n, refused, maxGuests)
+	}
+	_ = first.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the first is still there: %v", err)
+	}
+	h.dismiss(time.Now().Add(guestTime + time.Second))
+	if len(h.guests) != 0 {
+		t.Errorf("%d wait for ever", len(h.guests))
+	}
+	// A client that says its secret in two parts comes in all the same, its message whole.
+	c, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, _ := h.accept(fd); got >= 0 {
+		t.Fatal("let in before it said anything")
+	}
+	for _, part := range [][]byte{spec.Secret[:5], spec.Secret[5:]} {
+		if _, err := c.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		got, err := h.accept(fd)
+		if got >= 0 {
+			defer closeSocket(got)
+			said := make([]byte, 32)
+			if n, err := receive(got, said); err != nil || !bytes.Equal(said[:n], spec.Secret[:]) {
+				t.Errorf("read %x, %v", said[:n], err)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
