@@ -330,6 +330,8 @@ struct way {
 	 * other side lets it send, the right edge of its window. By how many bits the windows that
 	 * this way announces are shifted (RFC 7323). */
 	__u32 end, acked, edge, shift;
+	/* In which epoch a packet was seen that went this way. */
+	__u32 epoch;
 };
 
 struct flow {
@@ -359,7 +361,9 @@ struct flow {
 	__u32 numbered;
 	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
 	 * to renew what conntrack knows of them. */
-	__u32 renewed[2], zero;
+	__u32 renewed[2];
+	/* When the last packet was seen, ms. */
+	__u32 last;
 };
 
 /* A connection whose peer is translated, found by what the wire has. */
@@ -537,6 +541,8 @@ struct {
  * something has changed, the least MTU on the way, and the range of source ports. */
 volatile __u64 alive_until = 0;
 volatile __u32 generation = 0;
+/* How often programs were taken off that see all packets of connections. */
+volatile __u32 epoch = 0;
 volatile __u32 mtu = 0;
 volatile __u32 port_from = 0, port_to = 0;
 
@@ -914,9 +920,10 @@ static __always_inline int fits(const struct way *w, const struct way *back, con
 }
 
 /* advance takes the numbers of a packet that fits. */
-static __always_inline void advance(struct flow *f, int out, const struct headers *h, int six)
+static __always_inline void advance(struct flow *f, int out, const struct headers *h, __u64 now, int six)
 {
 	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u32 is = epoch, ms = now / MS;
 	__u32 end = end_of_data(h, six), ack = ACK(h), edge = ack + (WINDOW_FIELD(h) << (w->shift & 15));
 
 	if (later(end, w->end)) {
@@ -932,6 +939,10 @@ static __always_inline void advance(struct flow *f, int out, const struct header
 		back->end = ack;
 	if (later(edge, back->edge))
 		back->edge = edge;
+	if (w->epoch != is)
+		w->epoch = is;
+	if (f->last != ms)
+		f->last = ms;
 }
 
 /* number takes the numbers of a packet when none are known. How far it may go on is known by
@@ -947,6 +958,7 @@ static __always_inline void number(struct flow *f, int out, const struct headers
 	w->edge = w->end + (0xffff << (back->shift & 15));
 	f->renewed[0] = f->out.end;
 	f->renewed[1] = f->in.end;
+	w->epoch = back->epoch = epoch;
 	f->numbered = 1;
 }
 
@@ -955,8 +967,7 @@ static __always_inline void count_on(struct flow *f, int out, const struct passi
 {
 	if (p->anew)
 		number(f, out, &p->headers, six);
-	else
-		advance(f, out, &p->headers, six);
+	advance(f, out, &p->headers, p->at, six);
 }
 
 /* segment is how long the longest packet is that this one, of TCP, will be cut into. */
@@ -1569,7 +1580,7 @@ static __always_inline void close(const struct key *k, const struct flow *f)
  * what is not may be forged. A SYN from the wire always may be; what ends a connection is in
  * its window. Conntrack is told of a reset that it would heed, if it had seen all, and of an end
  * that it would not. */
-static __always_inline void odd(struct cpu *c, const struct key *k, const struct flow *f, int out, int own, const struct headers *h)
+static __always_inline void odd(struct cpu *c, const struct key *k, struct flow *f, int out, int own, const struct headers *h)
 {
 	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
@@ -1577,7 +1588,10 @@ static __always_inline void odd(struct cpu *c, const struct key *k, const struct
 	if (flags & TCP_SYN) {
 		if (out && own)
 			close(k, f);
-	} else if (!(flags & (TCP_FIN | TCP_RST)) || !f->numbered) {
+	} else if (!(flags & (TCP_FIN | TCP_RST))) {
+		if (own)
+			f->numbered = 0; /* its numbers are not taken */
+	} else if (!f->numbered) {
 		return;
 	} else if (own && !later(back->acked, SEQ(h)) && !later(SEQ(h), w->edge)) {
 		if ((flags & TCP_RST) && (SEQ(h) == back->acked || SEQ(h) == w->end))
@@ -1611,10 +1625,10 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 }
 
 /* leaves tells whether a packet that leaves a pod is of a connection that has its key: by the
- * device that it was seen to come from, as others can forge the rest. */
+ * device that it was seen to come from, if it was, as others can forge the rest. */
 static __always_inline int leaves(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int six)
 {
-	return f->out.device == skb->ifindex && same_key(&f->key, k) && (!six || meets(f, h, 1));
+	return (f->out.device == skb->ifindex || !f->out.device) && same_key(&f->key, k) && (!six || meets(f, h, 1));
 }
 
 /* arrives tells whether a packet that comes for a pod is of a connection that was found for it. */
@@ -1671,6 +1685,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		}
 		goto slow;
 	}
+	now = bpf_ktime_get_coarse_ns();
 	f = bpf_map_lookup_elem(&flows, &k);
 	if (f) {
 		hint(hash);
@@ -1679,10 +1694,9 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		ours = leaves(skb, f, &k, &h, six);
 		in_step = k.protocol != TCP || (f->numbered && fits(&f->out, &f->in, &h));
 		if (ours && in_step && k.protocol == TCP)
-			advance(f, 1, &h, six);
+			advance(f, 1, &h, now, six);
 	}
 	g = generation;
-	now = bpf_ktime_get_coarse_ns();
 	why = DEAD;
 	if (now >= alive_until)
 		goto slow;
@@ -2056,7 +2070,7 @@ static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *d
 	 * less. */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	if (k.protocol == TCP)
-		advance(f, 0, &h, six);
+		advance(f, 0, &h, now, six);
 	return into(skb, c, pod, &h, &k, &own, six);
 look:
 	if (c->lands && now - c->landing.at < SOON)
@@ -2112,16 +2126,16 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 		}
 		goto slow;
 	}
+	now = bpf_ktime_get_coarse_ns();
 	f = find(&k, &own, six);
 	if (f) {
 		hint(hash);
-		ours = f->in.device == skb->ifindex && arrives(f, &k, &own, &h, six);
+		ours = (f->in.device == skb->ifindex || !f->in.device) && arrives(f, &k, &own, &h, six);
 		in_step = k.protocol != TCP || (f->numbered && fits(&f->in, &f->out, &h));
 		if (ours && in_step && k.protocol == TCP)
-			advance(f, 0, &h, six);
+			advance(f, 0, &h, now, six);
 	}
 	g = generation;
-	now = bpf_ktime_get_coarse_ns();
 	why = DEAD;
 	if (now >= alive_until)
 		goto slow;

@@ -332,13 +332,14 @@ type Seen struct {
 	At time.Duration
 	// Link is its pod's, by its index; 0 if it was never let through.
 	Link int
-	// Numbers are those of TCP.
-	Numbers Numbers
 }
 
-// Numbers are how far a connection of TCP has got, by what its packets said. They are zero if
-// that is not known.
-type Numbers struct{ Pod, Peer Side }
+// Numbers are how far a connection of TCP has got, by what its packets said, and when the last one
+// was seen, to the millisecond (CLOCK_MONOTONIC). They are zero if not all of it is known.
+type Numbers struct {
+	Pod, Peer Side
+	Last      time.Duration
+}
 
 // Side is one side of a connection of TCP, in numbers of RFC 9293: what it sends next, what it
 // expects next, and how far the other side lets it send.
@@ -349,23 +350,38 @@ func (n Numbers) Quiet() bool {
 	return n != Numbers{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
-func (v *fastpathFlow) numbers() Numbers {
-	if v.Numbered == 0 {
-		return Numbers{}
+// Numbers are those of a connection now, at a time of CLOCK_MONOTONIC.
+func (f *Fastpath) Numbers(flow Flow, now time.Duration) (Numbers, error) {
+	var epoch uint32
+	var v fastpathFlow
+	err := f.objects.Flows.Lookup(flow.key(), &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Numbers{}, nil
 	}
-	return Numbers{Pod: Side{v.Out.End, v.Out.Acked, v.Out.Edge}, Peer: Side{v.In.End, v.In.Acked, v.In.Edge}}
+	if err = errors.Join(err, f.objects.Epoch.Get(&epoch)); err != nil {
+		return Numbers{}, fmt.Errorf("look up a connection of the fast path: %w", err)
+	}
+	if v.Numbered == 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+		return Numbers{}, nil
+	}
+	ago := uint32(now/time.Millisecond) - v.Last
+	return Numbers{
+		Pod: Side{v.Out.End, v.Out.Acked, v.Out.Edge}, Peer: Side{v.In.End, v.In.Acked, v.In.Edge},
+		Last: (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
+	}, nil
 }
 
-// Numbers are those of a connection now; zero if it is not known.
-func (f *Fastpath) Numbers(flow Flow) (Numbers, error) {
-	var v fastpathFlow
-	if err := f.objects.Flows.Lookup(flow.key(), &v); err != nil {
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-		return Numbers{}, err
+// Miss has numbers of connections not be believed until another packet of each way was seen:
+// programs that see all are about to be taken off, and attached again.
+func (f *Fastpath) Miss() error {
+	var epoch uint32
+	if err := f.objects.Epoch.Get(&epoch); err != nil {
+		return fmt.Errorf("ask for the epoch of the fast path: %w", err)
 	}
-	return v.numbers(), nil
+	if err := f.objects.Epoch.Set(epoch + 1); err != nil {
+		return fmt.Errorf("begin an epoch of the fast path: %w", err)
+	}
+	return nil
 }
 
 // Flows are the connections that are known. From then on the programs look for no others.
@@ -373,6 +389,10 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 	all := make(map[Flow]Seen)
 	led := make(map[fastpathKey]uint64)
 	hints := make([]uint64, f.objects.Hints.Size()/8)
+	before := make([]uint64, len(hints))
+	if err := f.objects.Hints.Get(before); err != nil {
+		return nil, fmt.Errorf("ask the fast path which connections are known: %w", err)
+	}
 	var k fastpathKey
 	var v fastpathFlow
 	i := f.objects.Flows.Iterate()
@@ -385,7 +405,7 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 			}
 			link = pod.Veth
 		}
-		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link), Numbers: v.numbers()}
+		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
 		hints[v.Hint/64] |= 1 << (v.Hint % 64)
 		if v.Far != k.far() {
 			led[k] = v.Far
@@ -400,6 +420,14 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 	}
 	if err := f.sweepFronts(led, hints); err != nil {
 		return nil, err
+	}
+	// Those that became known meanwhile are left alone.
+	now := make([]uint64, len(hints))
+	if err := f.objects.Hints.Get(now); err != nil {
+		return nil, fmt.Errorf("ask the fast path which connections are known: %w", err)
+	}
+	for i := range hints {
+		hints[i] |= now[i] &^ before[i]
 	}
 	if err := f.objects.Hints.Set(hints); err != nil {
 		return nil, fmt.Errorf("tell the fast path which connections are known: %w", err)

@@ -99,7 +99,7 @@ type fastpathFlow struct {
 		Acked      uint32
 		Edge       uint32
 		Shift      uint32
-		_          [4]byte
+		Epoch      uint32
 	}
 	In struct {
 		_          structs.HostLayout
@@ -117,7 +117,7 @@ type fastpathFlow struct {
 		Acked      uint32
 		Edge       uint32
 		Shift      uint32
-		_          [4]byte
+		Epoch      uint32
 	}
 	Mac              [12]uint8
 	Hint             uint32
@@ -133,7 +133,7 @@ type fastpathFlow struct {
 	Peer6            [2]uint64
 	Numbered         uint32
 	Renewed          [2]uint32
-	Zero             uint32
+	Last             uint32
 }
 
 type fastpathFront struct {
@@ -233,6 +233,7 @@ const (
 	fastpathProgWire       = "wire"
 	fastpathVarAliveUntil  = "alive_until"
 	fastpathVarAnySum      = "any_sum"
+	fastpathVarEpoch       = "epoch"
 	fastpathVarGeneration  = "generation"
 	fastpathVarHints       = "hints"
 	fastpathVarMtu         = "mtu"
@@ -316,6 +317,7 @@ type fastpathMapSpecs struct {
 type fastpathVariableSpecs struct {
 	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
 	AnySum     *ebpf.VariableSpec `ebpf:"any_sum"`
+	Epoch      *ebpf.VariableSpec `ebpf:"epoch"`
 	Generation *ebpf.VariableSpec `ebpf:"generation"`
 	Hints      *ebpf.VariableSpec `ebpf:"hints"`
 	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
@@ -381,6 +383,7 @@ func (m *fastpathMaps) Close() error {
 type fastpathVariables struct {
 	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
 	AnySum     *ebpf.Variable `ebpf:"any_sum"`
+	Epoch      *ebpf.Variable `ebpf:"epoch"`
 	Generation *ebpf.Variable `ebpf:"generation"`
 	Hints      *ebpf.Variable `ebpf:"hints"`
 	Mtu        *ebpf.Variable `ebpf:"mtu"`

@@ -653,8 +653,9 @@ func TestNumbers(t *testing.T) {
 				t.Errorf("%s, %s: it returns %d, error %v; carried %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.carried)
 			}
 			pod, peer := v.ends()
-			if n, err := f.Numbers(Flow{pod, peer, unix.IPPROTO_TCP}); err != nil || n != (Numbers{tt.out, tt.back}) {
-				t.Errorf("%s, %s: numbers are %+v, error %v, want %+v", v, tt.name, n, err, Numbers{tt.out, tt.back})
+			n, err := f.Numbers(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+			if err != nil || n.Pod != tt.out || n.Peer != tt.back {
+				t.Errorf("%s, %s: numbers are %+v, error %v, want %+v and %+v", v, tt.name, n, err, tt.out, tt.back)
 			}
 		}
 	}

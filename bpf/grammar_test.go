@@ -65,7 +65,7 @@ func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
 // other one.
 func (f *Fastpath) inStep(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
-	n, err := f.Numbers(flow)
+	n, err := f.Numbers(flow, monotonic(t))
 	if err != nil {
 		t.Fatal(err)
 	}

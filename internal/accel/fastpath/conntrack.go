@@ -113,16 +113,6 @@ func reset(f bpf.Flow) error {
 	return change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutIs(timeout))
 }
 
-// unacknowledged has conntrack know that a connection has been idle for so long with data that
-// nobody acknowledges.
-func unacknowledged(f bpf.Flow, idle time.Duration) error {
-	var timeout uint32
-	if err := scan("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", &timeout); err != nil {
-		return err
-	}
-	return change(f, tcpInfo(flagsAre(tcpUnacknowledged, tcpUnacknowledged)...), timeoutIs(timeout-min(timeout, uint32(idle/time.Second))))
-}
-
 // abandon has conntrack judge nothing of a connection by numbers that it will never catch up
 // with.
 func abandon(f bpf.Flow) error {
@@ -313,11 +303,16 @@ func (r *renewer) close() error {
 
 // renew has conntrack know the numbers of a connection. If it goes on to be carried conntrack
 // stays liberal; else it checks the window again, and its time-out is as old as the
-// connection has been idle. A connection that has ended is no error.
+// connection has been idle. A connection that has ended is no error; errMissed leaves it as it is.
 func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
 		return err
+	}
+	if missed, err := before.missed(idle); err != nil {
+		return err
+	} else if missed {
+		return errMissed
 	}
 	if before.state != tcpEstablished {
 		// Its end would have had the fast path forget it.
@@ -395,6 +390,19 @@ func (a *renewals) close() error {
 		return nil
 	}
 	return r.close()
+}
+
+var errMissed = errors.New("conntrack has seen more of the connection")
+
+// missed tells whether conntrack has seen a packet of an established connection since the programs
+// saw its last: they have missed some.
+func (t *tracked) missed(idle time.Duration) (bool, error) {
+	var timeout uint32
+	if err := scan("net/netfilter/nf_conntrack_tcp_timeout_established", &timeout); err != nil {
+		return false, err
+	}
+	// Of whole seconds, as conntrack's are.
+	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
 }
 
 // TCP's flags (RFC 9293, section 3.1), and its options (section 3.2; RFC 2018 and 7323).

@@ -218,7 +218,15 @@ func (f *Fastpath) letGo() error {
 		// Those that never pause are given so long in all.
 		until := time.Now().Add(letGoFor)
 		for flow := range flows {
-			if err := f.release(flow, 0, until); err != nil {
+			done, err := f.release(flow)
+			for err == nil && !done && time.Now().Before(until) {
+				time.Sleep(time.Millisecond)
+				done, err = f.release(flow)
+			}
+			if err == nil && !done {
+				err = abandon(flow)
+			}
+			if err != nil {
 				f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
 			}
 		}
@@ -229,43 +237,45 @@ func (f *Fastpath) letGo() error {
 // letGoFor bounds what Close does for connections that are busy.
 const letGoFor = 2 * time.Second
 
-// release has conntrack check the window of a connection again, which has been idle for some
-// time, or if it has not, as soon as it pauses. If it does not until then, conntrack goes on to be
-// liberal with it, as with what the kernel's own flow tables let go (flow_offload_fixup_tcp).
-func (f *Fastpath) release(flow bpf.Flow, idle time.Duration, until time.Time) error {
+// release has conntrack check the window of a connection again, if it pauses. If it does not, or
+// not all of it was seen, conntrack goes on to be liberal with it.
+func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
-		return nil
+		return true, nil
 	}
-	for {
-		n, err := f.programs.Numbers(flow)
-		if err != nil || n == (bpf.Numbers{}) {
-			return err
-		}
-		if n.Quiet() {
-			if err := f.renew(flow, n, idle, false); err != nil {
-				return errors.Join(err, abandon(flow))
-			}
-			after, err := f.programs.Numbers(flow)
-			if err != nil || after == n {
-				return err
-			}
-			// Conntrack has missed some of what came meanwhile.
-			if err := liberal(flow); err != nil || idle > 0 {
-				return err
-			}
-		} else if idle > 0 {
-			return unacknowledged(flow, idle)
-		}
-		if time.Now().After(until) {
-			return abandon(flow)
-		}
-		time.Sleep(time.Millisecond)
+	n, _, err := f.numbers(flow)
+	if err != nil || !n.Quiet() {
+		return false, err
 	}
+	if err := f.renew(flow, n, false); errors.Is(err, errMissed) {
+		return false, nil
+	} else if err != nil {
+		return false, errors.Join(err, abandon(flow))
+	}
+	after, _, err := f.numbers(flow)
+	if err != nil || after == n {
+		return true, err
+	}
+	// Conntrack has missed some of what came meanwhile.
+	return false, liberal(flow)
+}
+
+// numbers are those of a connection, and what time it is.
+func (f *Fastpath) numbers(flow bpf.Flow) (n bpf.Numbers, now time.Duration, err error) {
+	if now, err = monotonic(); err != nil {
+		return n, now, err
+	}
+	n, err = f.programs.Numbers(flow, now)
+	return n, now, err
 }
 
 // renew has conntrack know a connection's numbers, if this kernel can.
-func (f *Fastpath) renew(flow bpf.Flow, n bpf.Numbers, idle time.Duration, carried bool) error {
-	err := f.renewals.do(func(r *renewer) error { return r.renew(flow, n, idle, carried) })
+func (f *Fastpath) renew(flow bpf.Flow, n bpf.Numbers, carried bool) error {
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	err = f.renewals.do(func(r *renewer) error { return r.renew(flow, n, now-n.Last, carried) })
 	if errors.Is(err, errCannotRenew) {
 		f.cannotRenew.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
 		return abandon(flow)
@@ -505,7 +515,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			if err := f.beat(); err != nil {
 				return err
 			}
-			if err := f.release(flow, now-since, time.Time{}); err != nil {
+			if _, err := f.release(flow); err != nil {
 				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
 			}
 			if err := f.programs.Forget(flow); err != nil {
@@ -552,14 +562,17 @@ func (f *Fastpath) heed(news bpf.News) error {
 	case news.Ask == bpf.AskClose:
 		return reset(flow)
 	}
-	n, err := f.programs.Numbers(flow)
+	n, _, err := f.numbers(flow)
 	if err != nil || n == (bpf.Numbers{}) {
 		return err
 	}
 	if news.Ask == bpf.AskReopen {
 		return reopen(flow)
 	}
-	return f.renew(flow, n, 0, true)
+	if err := f.renew(flow, n, true); !errors.Is(err, errMissed) {
+		return err
+	}
+	return nil
 }
 
 // scout has the programs at the VXLAN devices look for connections, or not.
@@ -778,11 +791,11 @@ func (f *Fastpath) fit(verify bool) error {
 			errs = append(errs, l.Close())
 		case verify && !holds(l, a.device):
 			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, l.Close())
+			errs = append(errs, f.programs.Miss(), l.Close())
 			f.repaired++
 		case verify && !f.last(side{a.device, hooks[a.program].egress}):
 			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, l.Close())
+			errs = append(errs, f.programs.Miss(), l.Close())
 		default:
 			continue
 		}
