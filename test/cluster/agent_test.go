@@ -89,7 +89,7 @@ spec:
         env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
         securityContext: {privileged: true, runAsUser: 0, readOnlyRootFilesystem: true}
         resources: {requests: {cpu: 100m, memory: 32Mi}}
-        livenessProbe: {httpGet: {path: /healthz, port: 9469}}
+        livenessProbe: {httpGet: {host: 127.0.0.1, path: /healthz, port: 9470}}
         volumeMounts:
         - {name: journal, mountPath: /run/slipstream}
         - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer, readOnly: true}
