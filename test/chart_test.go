@@ -116,7 +116,11 @@ func TestChartOldCluster(t *testing.T) {
 	if out, err := render(t, "--kube-version", "v1.29.0"); err == nil || !strings.Contains(out, "--set admissionPolicy=false") {
 		t.Errorf("%v, nothing says what to do in %s", err, out)
 	}
-	if out, err := render(t, "--kube-version", "v1.29.0", "--set", "admissionPolicy=false"); err != nil {
+	out, err := render(t, "--kube-version", "v1.29.0", "--set", "admissionPolicy=false")
+	if err != nil {
 		t.Fatalf("%v: %s", err, out)
+	}
+	if strings.Contains(out, "appArmorProfile") || !strings.Contains(out, "container.apparmor.security.beta.kubernetes.io/agent: unconfined") {
+		t.Error("it has a field that the cluster does not know")
 	}
 }

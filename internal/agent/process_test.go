@@ -37,7 +37,8 @@ type childOptions struct {
 	JournalDir, NetnsDir string
 	Verify               time.Duration
 	Accelerate           []v1alpha1.Accelerator
-	Metrics, Health      string // addresses to serve at
+	Metrics, Health      string   // addresses to serve at
+	Deny                 []uint32 // system calls that are not permitted, as by a seccomp profile
 }
 
 func TestMain(m *testing.M) {
@@ -58,9 +59,14 @@ func runChild(text string) error {
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return err
 	}
+	if err := deny(o.Deny); err != nil {
+		return err
+	}
 	a, err := New(Options{
 		Node: "node0", JournalDir: o.JournalDir, NetnsDirs: []string{o.NetnsDir}, Verify: o.Verify,
-		Publish: func(s Status) { fmt.Println(s.Settings, s.Verified, s.Reason) },
+		Publish: func(s Status) {
+			fmt.Printf("%d %d %s missing=%d %q\n", s.Settings, s.Verified, s.Reason, s.Missing, s.Message)
+		},
 	})
 	if err != nil {
 		return err
