@@ -201,7 +201,7 @@ func (p *place) shipped(policy string) *child {
 		p.t.Fatalf("%v: %s", err, out)
 	}
 	must(p.t, os.WriteFile(file, []byte(policy), 0o600))
-	c := &child{Cmd: exec.Command(program, "agent", "--policy", file, "--journal", p.journal, "--listen", "")}
+	c := &child{Cmd: exec.Command(program, "agent", "--policy", file, "--journal", p.journal, "--listen", "", "--health", "")}
 	c.Stderr = os.Stderr
 	must(p.t, c.Start())
 	p.t.Cleanup(func() {
