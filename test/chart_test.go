@@ -2,6 +2,7 @@ package test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -30,6 +31,8 @@ func render(t *testing.T, args ...string) (string, error) {
 	return helm(t, append([]string{"template", "accelerate", chart, "--namespace", "net", "--kube-version", "v1.34.0"}, args...)...)
 }
 
+const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
 // TestChart renders the chart as it is, and with everything set.
 func TestChart(t *testing.T) {
 	if out, err := helm(t, "lint", "--strict", "--kube-version", "v1.34.0", chart); err != nil {
@@ -39,7 +42,9 @@ func TestChart(t *testing.T) {
 		"default": nil,
 		"all": {
 			"--set", "image.repository=example.test/slipstream,image.tag=1.2.3,image.pullPolicy=Always,image.pullSecrets[0].name=key",
+			"--set", "image.digest=" + digest,
 			"--set", "nodeSelector.fast=yes,metrics.port=9000,priorityClassName=",
+			"--set", "metrics.address=2001:db8::1,metrics.auth=true,metrics.tlsSecret=metrics,health.port=9001,admissionPolicy=false",
 			"--set-json", `tolerations=[]`, "--set-json", `policies={"rps":{"nodeSelector":{"fast":"yes"},"rollout":{"stepPercent":20,"pauseSeconds":30},"accelerate":[{"rps":{"devices":["nic","pod"],"cpus":"all"}}],"pods":{"matchLabels":{"app":"web"}}}}`,
 		},
 	} {
@@ -70,7 +75,11 @@ func TestChartRefuses(t *testing.T) {
 	for set, want := range map[string]string{
 		"image.pulPolicy=Always":        "pulPolicy",
 		"image.pullPolicy=Sometimes":    "pullPolicy",
+		"image.digest=sha256:abc":       "/image/digest",
 		"metrics.port=0":                "/metrics/port",
+		"metrics.address=localhost":     "/metrics/address",
+		"health.port=0":                 "/health/port",
+		"admissionPolicy=no":            "/admissionPolicy",
 		"policies.rps.acelerate=x":      "acelerate",
 		"policies.Rps.accelerate[0].x=": "policies",
 		// A policy says which nodes, in one way.
@@ -82,5 +91,41 @@ func TestChartRefuses(t *testing.T) {
 		if out, err := render(t, "--set", set); err == nil || !strings.Contains(out, want) {
 			t.Errorf("--set %s: %v, no %q in %s", set, err, want, out)
 		}
+	}
+}
+
+// TestChartImage has the image that is asked for, and whether it may be pulled.
+func TestChartImage(t *testing.T) {
+	const mine = "image.repository=example.test/slipstream"
+	for _, tt := range []struct{ set, image, pull string }{
+		{"image.tag=v1", "slipstream.dev/slipstream:v1", "Never"},
+		{"image.tag=v1,image.digest=" + digest, "slipstream.dev/slipstream@" + digest, "Never"},
+		{"image.pullPolicy=IfNotPresent", "slipstream.dev/slipstream:devel", "IfNotPresent"},
+		{mine, "example.test/slipstream:devel", "IfNotPresent"},
+		{mine + ",image.tag=v1,image.digest=" + digest, "example.test/slipstream@" + digest, "IfNotPresent"},
+		{mine + ",image.pullPolicy=Always", "example.test/slipstream:devel", "Always"},
+	} {
+		out, err := render(t, "--set", tt.set)
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if want := fmt.Sprintf("image: %q\n        imagePullPolicy: %s\n", tt.image, tt.pull); !strings.Contains(out, want) {
+			t.Errorf("--set %s: no %s", tt.set, want)
+		}
+	}
+}
+
+// TestChartOldCluster has a cluster that cannot bind an agent's token to its node: the chart
+// says so, and does without where it is told to.
+func TestChartOldCluster(t *testing.T) {
+	if out, err := render(t, "--kube-version", "v1.29.0"); err == nil || !strings.Contains(out, "--set admissionPolicy=false") {
+		t.Errorf("%v, nothing says what to do in %s", err, out)
+	}
+	out, err := render(t, "--kube-version", "v1.29.0", "--set", "admissionPolicy=false")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if strings.Contains(out, "appArmorProfile") || !strings.Contains(out, "container.apparmor.security.beta.kubernetes.io/agent: unconfined") {
+		t.Error("it has a field that the cluster does not know")
 	}
 }

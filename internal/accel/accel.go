@@ -91,7 +91,7 @@ func Open(o Options) (s *Session, err error) {
 	s = &Session{options: o, ns: netns.None(), names: -1}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err), s.Close())
+			err = errors.Join(Forbidden(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err)), s.Close())
 			s = nil
 		}
 	}()
@@ -217,7 +217,7 @@ func (s *Session) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		settings, err = s.apply(ctx, accelerators)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("apply accelerators to %s: %w", s.options.Place.Name, err)
+		return nil, Forbidden(fmt.Errorf("apply accelerators to %s: %w", s.options.Place.Name, err))
 	}
 	return settings, nil
 }

@@ -134,7 +134,7 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.wanted, f.err, f.tried = true, err, time.Now() // wanted again, as what did not start was stopped
+	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // wanted again, as what did not start was stopped
 	if err == nil {
 		kept.Set += len(f.path.Hooks())
 	}

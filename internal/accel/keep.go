@@ -183,7 +183,7 @@ func (s *Session) keep(machine, place *book, devices []Device, all bool) (Kept, 
 	}
 	for _, err := range dropped {
 		if err != nil {
-			kept.Refused = append(kept.Refused, Refusal{Err: err})
+			kept.Refused = append(kept.Refused, Refusal{Err: Forbidden(err)})
 		}
 	}
 	if kept.Reverted > 0 {
@@ -224,7 +224,7 @@ func (s *Session) keepChanges(b *book, changes []change, kept *Kept) error {
 	for _, c := range mine {
 		settings, err := b.put([]change{c})
 		if err != nil {
-			kept.Refused = append(kept.Refused, Refusal{settingOf(c), err})
+			kept.Refused = append(kept.Refused, Refusal{settingOf(c), Forbidden(err)})
 		}
 		for _, set := range settings {
 			n := kept.Counts[settingOf(c)]

@@ -286,7 +286,7 @@ func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accel
 		return err
 	})
 	if err != nil {
-		return id, kept, fmt.Errorf("keep accelerators of %s: %w", o.Place.Name, err)
+		return id, kept, Forbidden(fmt.Errorf("keep accelerators of %s: %w", o.Place.Name, err))
 	}
 	return id, kept, nil
 }

@@ -33,7 +33,7 @@ func MountSys() (*os.Root, error) {
 	// The mount takes the namespace of the thread that asks.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	root, err := mountSys()
+	root, err := mountPrivate("sysfs")
 	if err == nil {
 		return root, nil
 	}
@@ -44,8 +44,9 @@ func MountSys() (*os.Root, error) {
 	return root, nil
 }
 
-func mountSys() (*os.Root, error) {
-	ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+// mountPrivate mounts a file system of the kernel's where nobody else sees it.
+func mountPrivate(kind string) (*os.Root, error) {
+	ctx, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("fsopen: %w", err)
 	}
@@ -244,11 +245,25 @@ func (s sysctls) read(path string) (value string, err error) {
 func (s sysctls) write(path, value string) error {
 	return s.at(path, func(file string) error {
 		f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+		if errors.Is(err, unix.EROFS) {
+			f, err = openSysctl(path)
+		}
 		if err != nil {
 			return err
 		}
 		return writeAndClose(f, value)
 	})
+}
+
+// openSysctl opens a sysctl of the calling thread's namespaces past a /proc/sys that is
+// read-only, as a container runtime mounts it for who is not privileged.
+func openSysctl(path string) (*os.File, error) {
+	proc, err := mountPrivate("proc")
+	if err != nil {
+		return nil, fmt.Errorf("/proc/sys is read-only, and a proc of its own cannot be mounted: %w", err)
+	}
+	defer proc.Close()
+	return proc.OpenFile("sys/"+path, os.O_WRONLY|os.O_TRUNC, 0)
 }
 
 // at calls fn where path can be seen. The kernel shows sysctls such as

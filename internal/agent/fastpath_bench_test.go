@@ -201,7 +201,7 @@ func (p *place) shipped(policy string) *child {
 		p.t.Fatalf("%v: %s", err, out)
 	}
 	must(p.t, os.WriteFile(file, []byte(policy), 0o600))
-	c := &child{Cmd: exec.Command(program, "agent", "--policy", file, "--journal", p.journal, "--listen", "")}
+	c := &child{Cmd: exec.Command(program, "agent", "--policy", file, "--journal", p.journal, "--listen", "", "--health", "")}
 	c.Stderr = os.Stderr
 	must(p.t, c.Start())
 	p.t.Cleanup(func() {
@@ -246,63 +246,7 @@ func BenchmarkFastpathFlows(b *testing.B) {
 	p := newOverlay(b)
 	c := p.shipped(shippedPolicy)
 
-	var server *net.UDPConn
-	var err error
-	p.in("n1p0", func() { server, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 244, 1, 2)}) })
-	must(b, err)
-	defer server.Close()
-	go func() {
-		for buf := make([]byte, 64); ; {
-			n, from, err := server.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
-	// Not of the net package: its poller would be woken by each answer, of which none is read.
-	to := &unix.SockaddrInet4{Port: server.LocalAddr().(*net.UDPAddr).Port, Addr: [4]byte{10, 244, 1, 2}}
-	var sockets []int
-	defer func() {
-		for _, s := range sockets {
-			_ = unix.Close(s)
-		}
-	}()
-	p.in("n0p0", func() {
-		for range flows {
-			s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-			must(b, err)
-			sockets = append(sockets, s)
-			must(b, unix.Connect(s, to))
-		}
-	})
-	stop, sent := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(sent)
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for n := 0; ; { // each of them every 100 ms
-			for range flows / 100 {
-				_, _ = unix.Write(sockets[n%flows], []byte("datagram"))
-				n++
-			}
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
-		}
-	}()
-	defer func() { close(stop); <-sent }()
-	var held []accel.Fastpath
-	for deadline := time.Now().Add(2 * time.Minute); len(held) != 1 || held[0].Fast < flows*9/10; {
-		if time.Now().After(deadline) {
-			b.Fatalf("%+v", held)
-		}
-		time.Sleep(500 * time.Millisecond)
-		held, err = accel.Fastpaths(accel.Options{JournalDir: p.journal})
-		must(b, err)
-	}
+	p.flows(flows, 100*time.Millisecond, flows*9/10)
 	var used time.Duration
 	var rss float64
 	for b.Loop() {
@@ -315,7 +259,7 @@ func BenchmarkFastpathFlows(b *testing.B) {
 		after, _ := c.usage(b)
 		used += after - before
 	}
-	held, err = accel.Fastpaths(accel.Options{JournalDir: p.journal})
+	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
 	must(b, err)
 	b.ReportMetric(float64(held[0].Connections), "flows")
 	b.ReportMetric(float64(held[0].Fast), "fast")
@@ -328,6 +272,70 @@ func BenchmarkFastpathFlows(b *testing.B) {
 	b.ReportMetric(own, "own-MiB")
 	b.ReportMetric(float64(c.maps(b))/(1<<20), "maps-MiB")
 	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
+}
+
+// flows has so many connections of a pod talk until the test ends, each so often, and waits
+// until that many are on the fast path.
+func (p *place) flows(flows int, every time.Duration, fast int) {
+	p.t.Helper()
+	var server *net.UDPConn
+	var err error
+	p.in("n1p0", func() { server, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 244, 1, 2)}) })
+	must(p.t, err)
+	p.t.Cleanup(func() { server.Close() })
+	go func() {
+		for buf := make([]byte, 64); ; {
+			n, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	// Not of the net package: its poller would be woken by each answer, of which none is read.
+	to := &unix.SockaddrInet4{Port: server.LocalAddr().(*net.UDPAddr).Port, Addr: [4]byte{10, 244, 1, 2}}
+	var sockets []int
+	p.in("n0p0", func() {
+		for range flows {
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			must(p.t, err)
+			sockets = append(sockets, s)
+			must(p.t, unix.Connect(s, to))
+		}
+	})
+	stop, sent := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(sent)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for n := 0; ; {
+			for range flows / int(every/time.Millisecond) {
+				_, _ = unix.Write(sockets[n%flows], []byte("datagram"))
+				n++
+			}
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	p.t.Cleanup(func() {
+		close(stop)
+		<-sent
+		for _, s := range sockets {
+			_ = unix.Close(s)
+		}
+	})
+	var held []accel.Fastpath
+	for deadline := time.Now().Add(2 * time.Minute); len(held) != 1 || held[0].Fast < fast; {
+		if time.Now().After(deadline) {
+			p.t.Fatalf("%+v", held)
+		}
+		time.Sleep(500 * time.Millisecond)
+		held, err = accel.Fastpaths(accel.Options{JournalDir: p.journal})
+		must(p.t, err)
+	}
 }
 
 // memory of a process that was resident at most, and what is its own and no file's, in MiB.

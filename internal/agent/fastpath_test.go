@@ -170,7 +170,7 @@ func programs(t testing.TB) (names []string) {
 func (r *running) metric(name string) float64 {
 	r.t.Helper()
 	w := httptest.NewRecorder()
-	r.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	r.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(w.Body.String())
 	if m == nil {
 		return -1

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -140,21 +141,21 @@ func TestSystemd(t *testing.T) {
 func TestHealth(t *testing.T) {
 	p := newPlace(t)
 	a := p.start(p.options())
-	get := func(path string) (int, string) {
+	get := func(h http.Handler, path string) (int, string) {
 		w := httptest.NewRecorder()
-		a.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		b, err := io.ReadAll(w.Body)
 		must(t, err)
 		return w.Code, string(b)
 	}
-	if code, text := get("/healthz"); code != 200 {
+	if code, text := get(a.Health(), "/healthz"); code != 200 {
 		t.Errorf("healthz: %d %s", code, text)
 	}
 	p.pod("a")
 	a.Set(one(plus))
 	p.wantMasks("policy on", map[string]string{"/veth-a": "1", "a/eth0": "1"})
 	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	_, text := get("/metrics")
+	_, text := get(a.Metrics(), "/metrics")
 	for _, want := range []string{
 		`slipstream_policy_settings{policy="plus"} 2`, `slipstream_policy_settings_verified{policy="plus"} 2`,
 		`slipstream_policy_state{policy="plus",state="applied"} 1`, `slipstream_policy_state{policy="plus",state="failed"} 0`,
@@ -170,7 +171,7 @@ func TestHealth(t *testing.T) {
 	a.mu.Lock()
 	a.beat = time.Now().Add(-24 * time.Hour)
 	a.mu.Unlock()
-	if code, text := get("/healthz"); code != 503 || !strings.Contains(text, "has not come round") {
+	if code, text := get(a.Health(), "/healthz"); code != 503 || !strings.Contains(text, "has not come round") {
 		t.Errorf("a stuck loop: %d %s", code, text)
 	}
 }

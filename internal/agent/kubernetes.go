@@ -15,6 +15,8 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authentication "k8s.io/api/authentication/v1"
+	authorization "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -60,6 +62,7 @@ type Cluster struct {
 	informers          []cache.Controller
 	changed            chan struct{}
 	events             chan Event
+	reviewer           *reviewer
 
 	mu     sync.Mutex
 	status *Status
@@ -93,7 +96,7 @@ func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
 // NewCluster prepares to watch; it asks nothing yet.
 func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, authentication.AddToScheme, authorization.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -119,6 +122,15 @@ func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
 	if c.apps, err = client(appsv1.SchemeGroupVersion, "/apis"); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
+	authn, err := client(authentication.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	authz, err := client(authorization.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
+	c.reviewer = newReviewer(authn, authz)
 	c.nodes = c.inform(c.core, "nodes", "", fields.OneTermEqualSelector("metadata.name", o.Node), &corev1.Node{}, slimNode)
 	c.pods = c.inform(c.core, "pods", "", fields.OneTermEqualSelector("spec.nodeName", o.Node), &corev1.Pod{}, slimPod)
 	c.rules = c.inform(c.ours, "accelerationpolicies", "", fields.Everything(), &v1alpha1.AccelerationPolicy{}, nil)

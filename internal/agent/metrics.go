@@ -3,10 +3,13 @@ package agent
 import (
 	"fmt"
 	"net/http"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -116,12 +119,25 @@ func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, 
 	}
 }
 
-// Handler serves /metrics and /healthz. The latter says whether a restart would help.
-func (a *Agent) Handler() http.Handler {
+// scrapes at once, and how long what they gather stands for: who asks in a loop has it
+// read again and not worked out again.
+const (
+	scrapes      = 2
+	gatheredLong = time.Second
+)
+
+// Metrics serves /metrics.
+func (a *Agent) Metrics() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(a, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(&lately{from: registry}, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes}))
+	return mux
+}
+
+// Health serves /healthz: whether a restart would help.
+func (a *Agent) Health() http.Handler {
+	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := a.Healthy(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -130,4 +146,25 @@ func (a *Agent) Handler() http.Handler {
 		fmt.Fprintln(w, "ok")
 	})
 	return mux
+}
+
+// lately gathers, but not more often than each gatheredLong.
+type lately struct {
+	from prometheus.Gatherer
+
+	mu   sync.Mutex
+	at   time.Time
+	last []*dto.MetricFamily
+	err  error
+}
+
+// Gather is prometheus.Gatherer's.
+func (l *lately) Gather() ([]*dto.MetricFamily, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at.IsZero() || time.Since(l.at) >= gatheredLong {
+		l.last, l.err = l.from.Gather()
+		l.at = time.Now()
+	}
+	return l.last, l.err
 }

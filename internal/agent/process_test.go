@@ -37,6 +37,8 @@ type childOptions struct {
 	JournalDir, NetnsDir string
 	Verify               time.Duration
 	Accelerate           []v1alpha1.Accelerator
+	Metrics, Health      string   // addresses to serve at
+	Deny                 []uint32 // system calls that are not permitted, as by a seccomp profile
 }
 
 func TestMain(m *testing.M) {
@@ -57,9 +59,14 @@ func runChild(text string) error {
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return err
 	}
+	if err := deny(o.Deny); err != nil {
+		return err
+	}
 	a, err := New(Options{
 		Node: "node0", JournalDir: o.JournalDir, NetnsDirs: []string{o.NetnsDir}, Verify: o.Verify,
-		Publish: func(s Status) { fmt.Println(s.Settings, s.Verified, s.Reason) },
+		Publish: func(s Status) {
+			fmt.Printf("%d %d %s missing=%d %q\n", s.Settings, s.Verified, s.Reason, s.Missing, s.Message)
+		},
 	})
 	if err != nil {
 		return err
@@ -70,11 +77,16 @@ func runChild(text string) error {
 		d.Policies = []Policy{{Name: "child", Generation: 1, Accelerate: o.Accelerate}}
 	}
 	a.Set(d)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
+		cancel(nil)
 	}()
+	servers, err := a.Serve(ServeOptions{Metrics: o.Metrics, Health: o.Health}, cancel)
+	if err != nil {
+		return err
+	}
+	defer servers.Close()
 	return a.Run(ctx)
 }
 
@@ -88,7 +100,13 @@ type child struct {
 
 func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator, by ...string) *child {
 	p.t.Helper()
-	text, err := json.Marshal(childOptions{p.journal, p.netns, verify, accelerate})
+	return p.childWith(childOptions{Verify: verify, Accelerate: accelerate}, by...)
+}
+
+func (p *place) childWith(o childOptions, by ...string) *child {
+	p.t.Helper()
+	o.JournalDir, o.NetnsDir = p.journal, p.netns
+	text, err := json.Marshal(o)
 	must(p.t, err)
 	program, err := os.Executable()
 	must(p.t, err)

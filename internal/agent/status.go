@@ -239,7 +239,7 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 	case o.Verified < o.Settings:
 		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings do not read back what was written; the kernel made something else of it", o.Settings-o.Verified, o.Settings))
 	case missing > 0:
-		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace, or the folder where the runtime pins them", missing))
+		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the runtime pins them", missing))
 	}
 	if o.State == "" {
 		o.State, o.Reason = v1alpha1.StateApplied, v1alpha1.ReasonApplied

@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/internal/accel"
 )
 
 // watch is the kernel's stream of changes to the node's links: one socket for the
@@ -24,7 +26,7 @@ func newWatch() (*watch, error) {
 		ReceiveBufferSize: room, ReceiveBufferForceSize: true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to link changes: %w", err)
+		return nil, accel.Forbidden(fmt.Errorf("subscribe to link changes: %w", err))
 	}
 	return w, nil
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -43,15 +41,20 @@ fast path alone ends with it, and begins with the next.`,
 	f.StringVar(&o.node, "node", "", "this node's name in the cluster")
 	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: once that is deleted, an agent that is stopped puts everything back")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the cluster (default: as a pod of it)")
-	f.StringVar(&o.listen, "listen", ":9469", "where to serve /metrics and /healthz; empty for nowhere")
+	f.StringVar(&o.serve.Metrics, "listen", "127.0.0.1:9469", "the address of /metrics; empty for nowhere")
+	f.StringVar(&o.serve.Health, "health", "127.0.0.1:9470", "the address of /healthz; empty for nowhere")
+	f.BoolVar(&o.auth, "metrics-auth", false, "with --node: answer /metrics over TLS alone, and who has a token that the cluster lets get it (TokenReview, SubjectAccessReview)")
+	f.StringVar(&o.serve.CertFile, "tls-cert", "", "a file with the certificate of /metrics (default with --metrics-auth: one that the agent signs itself)")
+	f.StringVar(&o.serve.KeyFile, "tls-key", "", "a file with its key")
 	f.StringVar(&o.journal, "journal", journalDir, "the folder that says what was changed; one for the whole machine")
 	f.BoolVar(&o.revert, "revert", false, "put back everything that agents have set on this machine, and end")
 	return c
 }
 
 type agentOptions struct {
-	policy, node, daemonSet, kubeconfig, listen, journal string
-	revert                                               bool
+	policy, node, daemonSet, kubeconfig, journal string
+	serve                                        agent.ServeOptions
+	revert, auth                                 bool
 }
 
 func (o agentOptions) check() error {
@@ -63,6 +66,9 @@ func (o agentOptions) check() error {
 	}
 	if modes != 1 {
 		return errors.New("say one of --policy FILE, --node NAME and --revert (see slipstream agent --help)")
+	}
+	if o.auth && o.node == "" {
+		return errors.New("--metrics-auth asks a cluster who may get /metrics, so it needs --node NAME")
 	}
 	return nil
 }
@@ -98,19 +104,15 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 		cancel(nil)
 		all.Wait()
 	}()
-	if o.listen != "" {
-		listener, err := net.Listen("tcp", o.listen)
-		if err != nil {
-			return fmt.Errorf("serve metrics: %w (--listen takes another address)", err)
-		}
-		server := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second}
-		all.Go(func() {
-			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-				cancel(fmt.Errorf("serve metrics: %w", err))
-			}
-		})
-		defer server.Close()
+	o.serve.Log = log
+	if o.auth {
+		o.serve.Authorize = cluster.MayGetMetrics
 	}
+	servers, err := a.Serve(o.serve, cancel)
+	if err != nil {
+		return err
+	}
+	defer servers.Close()
 	if o.policy != "" {
 		file, err := a.OpenPolicy(o.policy)
 		if err != nil {

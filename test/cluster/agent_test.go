@@ -88,9 +88,13 @@ spec:
         imagePullPolicy: Never
         args: [agent, --node, $(NODE_NAME), --daemonset, agents/agent]
         env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
-        securityContext: {privileged: true, runAsUser: 0, readOnlyRootFilesystem: true}
+        securityContext:
+          runAsUser: 0
+          readOnlyRootFilesystem: true
+          capabilities: {drop: [ALL], add: [SYS_ADMIN, NET_ADMIN, SYS_PTRACE, DAC_OVERRIDE]}
+          seccompProfile: {type: RuntimeDefault}
         resources: {requests: {cpu: 100m, memory: 32Mi}}
-        livenessProbe: {httpGet: {path: /healthz, port: 9469}}
+        livenessProbe: {httpGet: {host: 127.0.0.1, path: /healthz, port: 9470}}
         volumeMounts:
         - {name: journal, mountPath: /run/slipstream}
         - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer, readOnly: true}

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // programsOn are the devices of a node that have programs of tcx, one name for each.
@@ -27,6 +29,9 @@ func programsOn(t testing.TB, n *Node) (names []string) {
 		for _, l := range links {
 			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+				if errors.Is(err, unix.ENODEV) {
+					continue // it has gone meanwhile, as a pod's does
+				}
 				if err != nil {
 					return err
 				}

@@ -15,5 +15,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "slipstream.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- /* The default image is nowhere but where it was imported. */ -}}
+{{- define "slipstream.pullPolicy" -}}
+{{ .Values.image.pullPolicy | default (eq .Values.image.repository "slipstream.dev/slipstream" | ternary "Never" "IfNotPresent") }}
+{{- end }}
+
+{{- define "slipstream.https" -}}
+{{ if or .Values.metrics.auth .Values.metrics.tlsSecret }}yes{{ end }}
 {{- end }}

@@ -10,13 +10,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -117,9 +117,9 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
 		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
 		return errors.Join(
-			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
 			netlink.LinkAdd(wire), netlink.LinkAdd(link),
 			tunnel(0),
+			forward("pod"), forward("vx"),
 			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
 			netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
 			track(),
@@ -157,6 +157,28 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 }
 
 func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
+
+// forward has what comes by a device be forwarded. It is told by netlink, as /proc/sys is
+// read-only in a container.
+func forward(device string) error {
+	l, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	// inet_set_link_af in net/ipv4/devinet.c, include/uapi/linux/{if_link,ip}.h.
+	const inetConf, forwarding = 1, 1 // IFLA_INET_CONF, IPV4_DEVCONF_FORWARDING
+	r := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	at := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	at.Index = int32(l.Attrs().Index)
+	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(inetConf, nil).AddRtAttr(forwarding, nl.Uint32Attr(1))
+	r.AddData(at)
+	r.AddData(spec)
+	if _, err := r.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("have %s forward: %w", device, err)
+	}
+	return nil
+}
 
 // track has connections of the thread's network namespace tracked: the kernel does so
 // where a rule asks for it.

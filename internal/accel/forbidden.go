@@ -1,0 +1,91 @@
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// rights are the capabilities that accelerating takes, by their numbers
+// (include/uapi/linux/capability.h). CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON too.
+var rights = []struct {
+	number int
+	name   string
+}{
+	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"},
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"},
+	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
+	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
+}
+
+// Forbidden adds to an error of what the kernel did not permit why it did not, as far as
+// that can be told, and what to do. Any other error, and one that says so already, is
+// returned as it is.
+func Forbidden(err error) error {
+	return explain(err, "/proc/thread-self/status", "/sys/kernel/security/lockdown")
+}
+
+// errForbidden has been explained.
+type errForbidden struct {
+	error
+	why string
+}
+
+func (e errForbidden) Error() string { return e.error.Error() + ": " + e.why }
+func (e errForbidden) Unwrap() error { return e.error }
+
+func explain(err error, status, lockdown string) error {
+	if !errors.Is(err, fs.ErrPermission) { // EPERM and EACCES
+		return err
+	}
+	if errors.As(err, new(errForbidden)) {
+		return err
+	}
+	text, readErr := os.ReadFile(status)
+	if readErr != nil {
+		return err
+	}
+	effective, filtered := parseStatus(string(text))
+	var lacks []string
+	for _, r := range rights {
+		if effective&(1<<r.number) == 0 {
+			lacks = append(lacks, r.name)
+		}
+	}
+	if len(lacks) > 0 {
+		return errForbidden{err, fmt.Sprintf("this process lacks %s: run it as root and give it that (a container's securityContext.capabilities.add, a service's CapabilityBoundingSet)",
+			strings.Join(lacks, " and "))}
+	}
+	why := []string{"this process has the capabilities for it, so something else forbids it"}
+	if filtered {
+		why = append(why, "a seccomp filter is on it, which has to permit bpf, fsopen, fsconfig, fsmount, fspick, setns and unshare, as RuntimeDefault does for a container with CAP_SYS_ADMIN")
+	}
+	if mode, err := os.ReadFile(lockdown); err == nil && strings.Contains(string(mode), "[confidentiality]") {
+		why = append(why, "the kernel is locked down (lockdown=confidentiality), which forbids eBPF programs that read the kernel: boot with lockdown=integrity or without")
+	}
+	if len(why) == 1 {
+		why = append(why, "look in the kernel's log for AppArmor or SELinux")
+	}
+	return errForbidden{err, strings.Join(why, "; ")}
+}
+
+// parseStatus has from proc_pid_status(5) the effective capabilities, and whether there is a
+// seccomp filter.
+func parseStatus(text string) (effective uint64, filtered bool) {
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch key {
+		case "CapEff":
+			effective, _ = strconv.ParseUint(value, 16, 64)
+		case "Seccomp":
+			filtered = value == "2"
+		}
+	}
+	return effective, filtered
+}

@@ -1,0 +1,189 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// chartCapabilities are those that the chart gives an agent.
+func chartCapabilities(t testing.TB) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "charts", "slipstream", "templates", "daemonset.yaml"))
+	must(t, err)
+	m := regexp.MustCompile(`(?m)^ +drop: \[ALL\]\n +add: \[(.*)\]$`).FindSubmatch(text)
+	if m == nil {
+		t.Fatal("the chart lists no capabilities")
+	}
+	return strings.Split(string(m[1]), ", ")
+}
+
+// contained is the command that starts another as a container runtime starts a container
+// that is not privileged: with these capabilities, and without the right to write /proc/sys
+// and /sys.
+func contained(t testing.TB, capabilities ...string) []string {
+	t.Helper()
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		t.Skip("needs setpriv, of util-linux")
+	}
+	set := "-all"
+	for _, c := range capabilities {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	return []string{"unshare", "--mount", "sh", "-ec", `exec 2>&1
+		mount -o bind /proc/sys /proc/sys
+		mount -o remount,bind,ro /proc/sys
+		mount -t sysfs -o ro sysfs /sys
+		exec setpriv --bounding-set "$0" "$@"`, set}
+}
+
+// processPod is a pod whose network namespace no file stands for, only a process, and that
+// is owned by a user namespace if that is asked for.
+func (p *place) processPod(name string, ofUser bool) {
+	p.t.Helper()
+	c := exec.Command("sleep", "1000")
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	if ofUser {
+		c.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: 100000, Size: 65536}}
+		c.SysProcAttr.GidMappings = c.SysProcAttr.UidMappings
+	}
+	must(p.t, c.Start())
+	p.t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	space, err := netns.GetFromPid(c.Process.Pid)
+	must(p.t, err)
+	defer space.Close()
+	must(p.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth-" + name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space)}))
+}
+
+// deny has all threads of this process not permitted some system calls.
+func deny(calls []uint32) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	// struct seccomp_data begins with the number of the call.
+	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}}
+	for _, n := range calls {
+		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: n},
+			unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)})
+	}
+	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("deny system calls: %w", errno)
+	}
+	return nil
+}
+
+// says reads what an agent prints until it matches, or ends; it stays to be read.
+func (c *child) says(t testing.TB, want string) {
+	t.Helper()
+	pattern := regexp.MustCompile(want)
+	late := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() })
+	defer late.Stop()
+	var said []string
+	for c.out.Scan() {
+		if said = append(said, c.out.Text()); pattern.MatchString(c.out.Text()) {
+			return
+		}
+	}
+	t.Errorf("the agent never said %s but\n%s", want, strings.Join(said, "\n"))
+}
+
+// The chart's capabilities are enough for an agent that is not privileged, and none of them
+// can be left out: the agent says which is missing, and what to do.
+func TestContainerCapabilities(t *testing.T) {
+	all := chartCapabilities(t)
+	policy := []v1alpha1.Accelerator{rps("0", "nic", "host-veth", "pod")}
+	const todo = ": run it as root and give it that"
+	for name, tt := range map[string]struct{ without, want string }{
+		"all": {"", `^7 7 Applied missing=0 `},
+		// A sysfs is mounted and network namespaces are entered.
+		"mounts and namespaces": {"SYS_ADMIN", `^0 0 Error .*operation not permitted: this process lacks CAP_SYS_ADMIN` + todo},
+		// The kernel asks for it where a queue's CPUs are written, and for a large buffer of messages.
+		"queues": {"NET_ADMIN", `subscribe to link changes: operation not permitted: this process lacks CAP_NET_ADMIN` + todo},
+		// /proc/PID/ns/net is read of a pod that no file stands for.
+		"processes of pods": {"SYS_PTRACE", `^6 6 Error missing=1 .*CAP_SYS_PTRACE`},
+		// What is written belongs to the root of a pod's user namespace.
+		"pods with user namespaces": {"DAC_OVERRIDE", `^6 6 Error .*permission denied: this process lacks CAP_DAC_OVERRIDE` + todo},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.nic()
+			p.pod("pinned")
+			p.processPod("process", false)
+			p.processPod("user", true)
+			before := p.snapshot()
+			set := slices.DeleteFunc(slices.Clone(all), func(c string) bool { return c == tt.without })
+			if tt.without != "" && len(set) != len(all)-1 {
+				t.Fatalf("the chart has no %s", tt.without)
+			}
+			c := p.childWith(childOptions{Verify: time.Hour, Accelerate: policy}, contained(t, set...)...)
+			c.says(t, tt.want)
+			if tt.without != "" {
+				return
+			}
+			must(t, c.in.Close())
+			for c.out.Scan() { // until it ends
+			}
+			p.childWith(childOptions{Verify: time.Hour}, contained(t, set...)...).says(t, `^0 0 `)
+			if d := cmp.Diff(before, p.snapshot()); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// The machine's flow table is written, and put back, past a /proc/sys that is read-only.
+func TestContainerFlowTable(t *testing.T) {
+	p := newPlace(t)
+	p.nic()
+	run := func(want string, accelerate ...v1alpha1.Accelerator) {
+		c := p.childWith(childOptions{Verify: time.Hour, Accelerate: accelerate}, contained(t, chartCapabilities(t)...)...)
+		c.says(t, want)
+		must(t, c.in.Close())
+		for c.out.Scan() { // until it ends
+		}
+	}
+	run(`^3 3 Applied`, v1alpha1.Accelerator{RFS: &v1alpha1.RFS{CPUs: "0", Entries: 4096, Devices: []string{"nic"}}})
+	run(`^0 0 `)
+	p.wantJournal(0)
+}
+
+// So they are for the fast path, which says why where it is not to be had.
+func TestContainerFastpath(t *testing.T) {
+	all := chartCapabilities(t)
+	for name, tt := range map[string]struct {
+		without string
+		deny    []uint32
+		want    string
+	}{
+		"all":      {"", nil, `^0 0 Applied .*it sleeps`},
+		"programs": {"SYS_ADMIN", nil, `try the fast path: .*operation not permitted: this process lacks CAP_SYS_ADMIN`},
+		"seccomp":  {"", []uint32{unix.SYS_BPF}, `try the fast path: .*operation not permitted.*: this process has the capabilities for it.*a seccomp filter is on it, which has to permit bpf`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newOverlay(t)
+			set := slices.DeleteFunc(slices.Clone(all), func(c string) bool { return c == tt.without })
+			p.childWith(childOptions{Verify: time.Hour, Accelerate: fastPolicy.Accelerate, Deny: tt.deny}, contained(t, set...)...).says(t, tt.want)
+		})
+	}
+}

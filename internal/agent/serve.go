@@ -1,0 +1,280 @@
+package agent
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds of what a server takes from whoever reaches it. A connection that waits for a
+// request costs some 20 KiB, with TLS some 60.
+const (
+	metricsConnections = 32
+	healthConnections  = 8
+	// headerBytes hold a bearer token several times over; net/http adds 4 KiB.
+	headerBytes = 8 << 10
+)
+
+// patience of a server with its clients.
+type timeouts struct{ header, write, idle time.Duration }
+
+// A client that scrapes once a minute can keep its connection.
+var serveTimeouts = timeouts{header: 5 * time.Second, write: 15 * time.Second, idle: 2 * time.Minute}
+
+// ServeOptions say where an agent can be asked, and by whom.
+type ServeOptions struct {
+	// Metrics is the address of /metrics, Health that of /healthz; empty for nowhere.
+	Metrics, Health string
+	// CertFile and KeyFile are a certificate for /metrics. They are read for every
+	// connection, so that they can be replaced.
+	CertFile, KeyFile string
+	// Authorize tells whether a bearer token may read /metrics. If it is set and there is no
+	// certificate, the agent signs one itself: a token is never sent in the clear.
+	Authorize func(ctx context.Context, token string) (bool, error)
+	Log       *slog.Logger
+}
+
+// Servers answer until they are closed.
+type Servers struct {
+	all     []*http.Server
+	running sync.WaitGroup
+}
+
+// Serve answers /metrics and /healthz, each at its own address. A server that ends by
+// itself is told to failed.
+func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error) {
+	s = new(Servers)
+	defer func() {
+		if err != nil {
+			s.Close()
+			s = nil
+		}
+	}()
+	if o.Health != "" {
+		if err := s.start(o.Health, nil, a.Health(), healthConnections, failed); err != nil {
+			return s, fmt.Errorf("serve health: %w (--health takes another address)", err)
+		}
+	}
+	if o.Metrics == "" {
+		return s, nil
+	}
+	secure, err := o.tls()
+	if err != nil {
+		return s, fmt.Errorf("serve metrics: %w", err)
+	}
+	handler := a.Metrics()
+	if o.Authorize != nil {
+		handler = authorized(handler, o.Authorize, o.Log)
+	}
+	if err := s.start(o.Metrics, secure, handler, metricsConnections, failed); err != nil {
+		return s, fmt.Errorf("serve metrics: %w (--listen takes another address)", err)
+	}
+	return s, nil
+}
+
+// Close ends the servers at once.
+func (s *Servers) Close() {
+	for _, server := range s.all {
+		_ = server.Close()
+	}
+	s.running.Wait()
+}
+
+func (s *Servers) start(address string, secure *tls.Config, handler http.Handler, room int, failed func(error)) error {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	server := newServer(handler, serveTimeouts)
+	s.all = append(s.all, server)
+	bounded := net.Listener(&boundedListener{Listener: listener, room: room})
+	if secure != nil {
+		bounded = tls.NewListener(bounded, secure)
+	}
+	s.running.Go(func() {
+		if err := server.Serve(bounded); !errors.Is(err, http.ErrServerClosed) {
+			failed(fmt.Errorf("serve at %s: %w", address, err))
+		}
+	})
+	return nil
+}
+
+// newServer answers requests of what boundedListener lets in. HTTP/1 only: a connection
+// is then one request at a time.
+func newServer(handler http.Handler, t timeouts) *http.Server {
+	var one http.Protocols
+	one.SetHTTP1(true)
+	return &http.Server{
+		Handler: serving(handler), Protocols: &one,
+		ReadHeaderTimeout: t.header, ReadTimeout: t.header, WriteTimeout: t.write, IdleTimeout: t.idle, MaxHeaderBytes: headerBytes,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if s, ok := c.(*tls.Conn); ok {
+				c = s.NetConn()
+			}
+			return context.WithValue(ctx, connKey{}, c)
+		},
+		// Handshakes that fail, and clients that go away, are no news of the agent's.
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+}
+
+type connKey struct{}
+
+// serving marks a connection as one that is being answered.
+func serving(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
+			c.wait(false)
+			defer c.wait(true)
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// boundedListener has room for so many connections. One more closes that which has waited
+// longest without a whole request, so that idle connections and slow clients cannot keep
+// anybody out; where all are being answered it is closed itself.
+type boundedListener struct {
+	net.Listener
+	room int
+
+	mu   sync.Mutex
+	open int
+	// waiting have no whole request, those that have waited longest first.
+	waiting []*boundedConn
+}
+
+type boundedConn struct {
+	net.Conn
+	of *boundedListener
+	// closed is of's to guard.
+	closed bool
+}
+
+// Accept is net.Listener's.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if b := l.admit(c); b != nil {
+			return b, nil
+		}
+		_ = c.Close()
+	}
+}
+
+// admit is nil where there is no room.
+func (l *boundedListener) admit(c net.Conn) *boundedConn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.room && len(l.waiting) > 0 {
+		_ = l.drop(l.waiting[0])
+	}
+	if l.open >= l.room {
+		return nil
+	}
+	b := &boundedConn{Conn: c, of: l}
+	l.open++
+	l.waiting = append(l.waiting, b)
+	return b
+}
+
+// drop closes a connection; mu is locked.
+func (l *boundedListener) drop(c *boundedConn) error {
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.closed = true
+	l.open--
+	l.forget(c)
+	return c.Conn.Close()
+}
+
+func (l *boundedListener) forget(c *boundedConn) {
+	l.waiting = slices.DeleteFunc(l.waiting, func(w *boundedConn) bool { return w == c })
+}
+
+// wait notes that a connection waits for a request, or is being answered.
+func (c *boundedConn) wait(waits bool) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.of.forget(c)
+	if waits && !c.closed {
+		c.of.waiting = append(c.of.waiting, c)
+	}
+}
+
+// Close is net.Conn's.
+func (c *boundedConn) Close() error {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	return c.of.drop(c)
+}
+
+// tls is nil for a server without.
+func (o ServeOptions) tls() (*tls.Config, error) {
+	load := func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+		return &pair, err
+	}
+	switch {
+	case (o.CertFile == "") != (o.KeyFile == ""):
+		return nil, errors.New("a certificate and its key are needed together: --tls-cert and --tls-key")
+	case o.CertFile != "":
+		if _, err := load(); err != nil {
+			return nil, fmt.Errorf("read the certificate: %w", err)
+		}
+	case o.Authorize == nil:
+		return nil, nil
+	default:
+		pair, err := signed()
+		if err != nil {
+			return nil, fmt.Errorf("make a certificate: %w", err)
+		}
+		load = func() (*tls.Certificate, error) { return pair, nil }
+	}
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() },
+	}, nil
+}
+
+// signed is a certificate by nobody but itself. A client cannot verify it: it keeps
+// a token from who listens, not from who stands between.
+func signed() (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "slipstream-agent"}, DNSNames: []string{name},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
