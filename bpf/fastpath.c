@@ -1867,7 +1867,7 @@ static __always_inline void common(struct outer *o)
 
 /* mtu_of_route is the longest inner packet that the route to another node takes without being
  * cut, or 0 if there is none: what it was set to, or has learnt of the way. */
-static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct outer *o)
+static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct outer *o, __u32 overlay)
 {
 	struct bpf_fib_lookup fib = {
 		.family = 2 /* AF_INET */, .l4_protocol = UDP, .ifindex = skb->ifindex,
@@ -1877,9 +1877,17 @@ static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct ou
 		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
 	};
 
+	long result;
+
 	if (any_sum)
 		return 0xffff;
-	if (bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ROOM)
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
+	if (result == BPF_FIB_LKUP_RET_FWD_DISABLED) {
+		/* It asks for forwarding at a device that is only sent by. */
+		fib.ifindex = overlay;
+		result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	}
+	if (result != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ROOM)
 		return 0;
 	return fib.mtu_result - ROOM;
 }
@@ -1928,7 +1936,7 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 	if (why)
 		goto no;
 	why = LARGE;
-	longest = mtu_of_route(skb, &o);
+	longest = mtu_of_route(skb, &o, p->overlay);
 	if (!longest)
 		goto no;
 	common(&o);

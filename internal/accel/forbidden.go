@@ -19,6 +19,7 @@ var rights = []struct {
 }{
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"},
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"},
+	{unix.CAP_NET_RAW, "CAP_NET_RAW"},
 	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
 }

@@ -19,7 +19,7 @@ func TestForbidden(t *testing.T) {
 		want             []string // nothing is added if there are none
 	}{
 		"something else":   {unix.EINVAL, "CapEff:\t0000000000000000\n", "", nil},
-		"no capabilities":  {unix.EPERM, "CapEff:\t0000000000000000\n", "", []string{"lacks CAP_SYS_ADMIN and CAP_NET_ADMIN and CAP_SYS_PTRACE and CAP_DAC_OVERRIDE:", "securityContext.capabilities.add"}},
+		"no capabilities":  {unix.EPERM, "CapEff:\t0000000000000000\n", "", []string{"lacks CAP_SYS_ADMIN and CAP_NET_ADMIN and CAP_NET_RAW and CAP_SYS_PTRACE and CAP_DAC_OVERRIDE:", "securityContext.capabilities.add"}},
 		"one is missing":   {unix.EACCES, "CapEff:\t000001fffffffffd\n", "", []string{"lacks CAP_DAC_OVERRIDE:"}},
 		"a seccomp filter": {unix.EPERM, every + "Seccomp:\t2\n", "", []string{"a seccomp filter is on it, which has to permit bpf"}},
 		"lockdown":         {unix.EPERM, every + "Seccomp:\t0\n", "none integrity [confidentiality]\n", []string{"boot with lockdown=integrity"}},

@@ -91,7 +91,7 @@ spec:
         securityContext:
           runAsUser: 0
           readOnlyRootFilesystem: true
-          capabilities: {drop: [ALL], add: [SYS_ADMIN, NET_ADMIN, SYS_PTRACE, DAC_OVERRIDE]}
+          capabilities: {drop: [ALL], add: [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_OVERRIDE]}
           seccompProfile: {type: RuntimeDefault}
         resources: {requests: {cpu: 100m, memory: 32Mi}}
         livenessProbe: {httpGet: {host: 127.0.0.1, path: /healthz, port: 9470}}

@@ -369,6 +369,9 @@ func (a *renewals) do(renew func(*renewer) error) (err error) {
 	return renew(a.r)
 }
 
+// try tells whether numbers can be renewed.
+func (a *renewals) try() error { return a.do(func(*renewer) error { return nil }) }
+
 // rest ends what was not used since it was called last.
 func (a *renewals) rest() error {
 	a.mu.Lock()

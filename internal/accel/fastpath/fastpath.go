@@ -18,6 +18,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -139,6 +140,10 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 	}
 	// Heard before looked at, so that nothing is missed between.
 	if f.changes, err = listen(ns, f.changed); err != nil {
+		return f, err
+	}
+	// A kernel that cannot is one thing, not to be permitted another.
+	if err := within(ns, f.renewals.try); errors.Is(err, fs.ErrPermission) {
 		return f, err
 	}
 	started := make(chan error, 1)
