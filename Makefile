@@ -71,6 +71,11 @@ test: bin/tools/gotest $(HELM) ## Run every test; as root, those of the network 
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
 	go test -count=1 -timeout=30m ./test/cluster/
 
+SOAK ?= 1h
+.PHONY: soak
+soak: ## Have connections live through kills, rules, floods and forged packets beside a twin node, for SOAK=1h (root)
+	go test -count=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath -soak $(SOAK)
+
 .PHONY: bench
 bench: ## Run the benchmarks (root for those of the network)
 	go test -run '^$$' -bench . -benchmem -count=1 -p=1 -timeout=60m ./...

@@ -55,7 +55,7 @@ const (
 )
 
 // loadForTest loads the programs with constants set by name.
-func loadForTest(t *testing.T, set map[string]any) *Fastpath {
+func loadForTest(t testing.TB, set map[string]any) *Fastpath {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -81,7 +81,7 @@ func loadForTest(t *testing.T, set map[string]any) *Fastpath {
 	return f
 }
 
-func monotonic(t *testing.T) time.Duration {
+func monotonic(t testing.TB) time.Duration {
 	t.Helper()
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
@@ -91,14 +91,14 @@ func monotonic(t *testing.T) time.Duration {
 }
 
 // know has the connection on the fast path, as wire and deliver would, of a protocol.
-func (f *Fastpath) know(t *testing.T, v version, protocol uint8, change func(*fastpathFlow)) {
+func (f *Fastpath) know(t testing.TB, v version, protocol uint8, change func(*fastpathFlow)) {
 	t.Helper()
 	pod, peer := v.ends()
 	f.knowAs(t, Flow{pod, peer, protocol}, change)
 }
 
 // knowAs is know of a connection whose peer the pod has as another.
-func (f *Fastpath) knowAs(t *testing.T, flow Flow, change func(*fastpathFlow)) {
+func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
 	now := monotonic(t)
 	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
