@@ -189,6 +189,50 @@ func TestWishes(t *testing.T) {
 	t.Logf("told %d times in %v", told, took)
 }
 
+// TestRare has a connection that is picked again be taken for one that lasts, unless so much time
+// went by that it is as good as idle.
+func TestRare(t *testing.T) {
+	f := loadForTest(t, nil)
+	if err := f.Beat(1 << 62); err != nil {
+		t.Fatal(err)
+	}
+	packet := outPacket(four, unix.IPPROTO_UDP).Bytes()
+	// show shows so many that some are picked.
+	show := func() {
+		t.Helper()
+		if code, err := f.Tunnel.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
+			t.Fatalf("returns %d, %v", int32(code), err)
+		}
+	}
+	for _, tt := range []struct {
+		ago  time.Duration
+		told bool
+	}{{0, false}, {time.Second, true}, {time.Minute, false}} {
+		young := make([]uint64, f.objects.Young.Size()/8)
+		// Nor was the agent asked just now.
+		if err := errors.Join(f.objects.Young.Set(young), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+			t.Fatal(err)
+		}
+		show()
+		if err := f.objects.Young.Get(young); err != nil {
+			t.Fatal(err)
+		}
+		for i, y := range young {
+			if y != 0 {
+				young[i] = y&^0xffffffff | uint64(uint32(y)-uint32(tt.ago/time.Millisecond))
+			}
+		}
+		if err := f.objects.Young.Set(young); err != nil {
+			t.Fatal(err)
+		}
+		show()
+		f.news.SetDeadline(time.Now())
+		if _, err := f.News(); (err == nil) != tt.told {
+			t.Errorf("picked again after %s it is told of: %t, want %t (%v)", tt.ago, err == nil, tt.told, err)
+		}
+	}
+}
+
 // FuzzNews has whatever the ring holds be read as one thing or refused.
 func FuzzNews(f *testing.F) {
 	const size, at = 56, 48
