@@ -69,6 +69,7 @@
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 #define CT_TCP_ESTABLISHED 3
+#define CT_WINDOW_SCALE 0x01
 #define CT_BE_LIBERAL 0x08
 #define CT_UNACKNOWLEDGED 0x10
 /* include/uapi/linux/netfilter/nf_conntrack_common.h */
@@ -106,6 +107,8 @@
 /* For how long no single packet of a connection is taken out of the tunnel after one that
  * the kernel has to take out: it would overtake. */
 #define BEHIND (50 * MS)
+/* By how many bits windows are shifted at most (RFC 7323, section 2.3). */
+#define SHIFT_MOST 14
 /* After how many bytes that conntrack has not seen the agent is to renew its numbers. They are
  * compared modulo 2^32, so they are of no use when they are 2^31 behind. */
 #define RENEW (1U << 30)
@@ -1216,8 +1219,9 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 		if (either & CT_UNACKNOWLEDGED)
 			*again = AGAIN_SOON;
 		if (f) {
-			f->out.shift = pod->td_scale;
-			f->in.shift = peer->td_scale;
+			/* Of one that it found in the middle it does not know. */
+			f->out.shift = both & CT_WINDOW_SCALE ? pod->td_scale : SHIFT_MOST;
+			f->in.shift = both & CT_WINDOW_SCALE ? peer->td_scale : SHIFT_MOST;
 			if (!(both & CT_BE_LIBERAL))
 				report(k, f, ASK_LIBERAL);
 			else if (!why && (either & CT_UNACKNOWLEDGED) && f->numbered &&

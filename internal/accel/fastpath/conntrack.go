@@ -338,7 +338,13 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	if after.flags[0]&tcpLiberal != 0 {
 		return fmt.Errorf("renew what conntrack knows of %s to %s: it took no notice", f.Pod, f.Peer)
 	}
-	return change(f, tcpInfo(flagsAre(0, tcpLiberal)...), timeoutIs(after.timeout-min(after.timeout, uint32(idle/time.Second))))
+	var flags byte
+	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
+		// Conntrack has found it in the middle, does not know by how much windows are scaled, and was
+		// liberal with it from the start.
+		flags = tcpLiberal
+	}
+	return change(f, tcpInfo(flagsAre(flags, tcpLiberal)...), timeoutIs(after.timeout-min(after.timeout, uint32(idle/time.Second))))
 }
 
 // renewals are there as long as they are needed: to attach the program takes the kernel a while.
@@ -395,7 +401,7 @@ func (a *renewals) close() error {
 	return r.close()
 }
 
-var errMissed = errors.New("conntrack has seen more of the connection")
+var errMissed = errors.New("not all of the connection was seen")
 
 // missed tells whether conntrack has seen a packet of an established connection since the programs
 // saw its last: they have missed some.
