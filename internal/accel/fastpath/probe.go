@@ -92,7 +92,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		for _, step := range []func() error{
 			func() error { return netlink.LinkSetUp(nic) },
 			func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
-			func() error { return netlink.LinkAdd(v) },
+			func() error { return lacking("VXLAN devices", "vxlan", netlink.LinkAdd(v)) },
 			func() error {
 				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
 					IP: probeNodes[other], HardwareAddr: probeMACs[other]})
@@ -118,7 +118,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
 		return errors.Join(
 			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
-			netlink.LinkAdd(wire), netlink.LinkAdd(link),
+			lacking("veth devices", "veth", netlink.LinkAdd(wire)), netlink.LinkAdd(link),
 			tunnel(0),
 			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
 			netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
@@ -156,6 +156,14 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 	return nil
 }
 
+// lacking says of an error, if it is one of a kernel without a kind of device, what to do.
+func lacking(what, module string, err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("this kernel lacks %s (load the module %s)", what, module)
+	}
+	return err
+}
+
 func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
 
 // track has connections of the thread's network namespace tracked: the kernel does so
@@ -172,7 +180,7 @@ func track() error {
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE}, &expr.Verdict{Kind: expr.VerdictAccept},
 	}})
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("add an nftables rule: %w", err)
+		return fmt.Errorf("add a rule of nftables that asks for connection tracking (load the modules nf_conntrack, nf_tables and nft_ct): %w", err)
 	}
 	return nil
 }
