@@ -71,6 +71,11 @@ test: bin/tools/gotest $(HELM) ## Run every test; as root, those of the network 
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
 	go test -count=1 -timeout=30m ./test/cluster/
 
+.PHONY: kernels
+kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)
+	@.ci/deps qemu-system-x86_64=qemu-system-x86 qemu-system-aarch64=qemu-system-arm xz=xz-utils zstd
+	go run ./test/kernels $(KERNELS)
+
 .PHONY: bench
 bench: ## Run the benchmarks (root for those of the network)
 	go test -run '^$$' -bench . -benchmem -count=1 -p=1 -timeout=60m ./...
