@@ -76,6 +76,11 @@ SOAK ?= 1h
 soak: ## Have connections live through kills, rules, floods and forged packets beside a twin node, for SOAK=1h (root)
 	go test -count=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath -soak $(SOAK)
 
+.PHONY: kernels
+kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)
+	@.ci/deps qemu-system-x86_64=qemu-system-x86 qemu-system-aarch64=qemu-system-arm xz=xz-utils zstd
+	go run ./test/kernels $(KERNELS)
+
 .PHONY: bench
 bench: ## Run the benchmarks (root for those of the network)
 	go test -run '^$$' -bench . -benchmem -count=1 -p=1 -timeout=60m ./...

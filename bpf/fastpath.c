@@ -549,6 +549,9 @@ volatile __u32 epoch = 0;
 volatile __u32 mtu = 0;
 volatile __u32 port_from = 0, port_to = 0;
 
+/* Whether the kernel takes source ports from one more (is_source_port). */
+volatile __u32 ports_more = 0;
+
 /* For tests: BPF_PROG_TEST_RUN has no packet whose checksum somebody vouches for. */
 const volatile __u8 any_sum = 0;
 
@@ -1439,14 +1442,28 @@ static __always_inline int ends(struct __sk_buff *skb, const struct headers *h, 
 
 /* source_port is what the kernel gives the flow (udp_flow_src_port in
  * include/net/udp.h), or 0 where it takes other things than the hash. */
-static __always_inline __be16 source_port(struct __sk_buff *skb)
+static __always_inline __be16 source_port(struct __sk_buff *skb, __u32 more)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), from = port_from, to = port_to;
 
 	if (!hash || from >= to)
 		return 0;
 	hash ^= hash << 16;
-	return bpf_htons((((__u64)hash * (to - from)) >> 32) + from);
+	return bpf_htons((((__u64)hash * (to - from + more)) >> 32) + from);
+}
+
+/* is_source_port tells whether a port is what the kernel gives the flow. Linux 7.2 and newer have
+ * the end of the range in it, older ones leave it out: which it is shows where they differ. */
+static __always_inline int is_source_port(struct __sk_buff *skb, __be16 port)
+{
+	__u32 more = ports_more;
+
+	if (port == source_port(skb, more))
+		return 1;
+	if (port != source_port(skb, !more))
+		return 0;
+	ports_more = !more;
+	return 1;
 }
 
 /* outer_tos is RFC 6040's, for a device whose type of service is 0
@@ -1507,7 +1524,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	/* Of a translated packet without a hash the kernel takes it later, from other headers;
 	 * to ask for it now would change that. */
 	if (!translated || skb->hash || any_sum)
-		port = source_port(skb);
+		port = source_port(skb, ports_more);
 	if (!port)
 		return UNLIKE;
 	if (LENGTH(h, six) > 0xffff - ROOM) /* one that GRO made, and the pod forwards */
@@ -1934,7 +1951,7 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, six);
 	if (!v || !ours(&o, v, six) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, six) + ROOM) ||
 	    o.head.udp_length != bpf_htons(LENGTH(&h, six) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, six)) ||
-	    o.head.port != source_port(skb) || sum != o.head.udp_check)
+	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
 		goto no;
 	why = tracked(skb, p, f, 1, &again, six);
 	if (why)

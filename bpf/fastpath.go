@@ -74,7 +74,7 @@ func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
 	f := &Fastpath{owners: make(map[fastpathOwner]bool), watched: make(map[fastpathWatch]bool)}
 	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
-		return nil, fmt.Errorf("load programs of the fast path (they need BTF, connection tracking for eBPF and tcx: Linux 6.6 or newer): %w", errors.Join(err, limitErr))
+		return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
 	}
 	o := &f.objects
 	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire, f.Land = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire, o.Land

@@ -241,6 +241,7 @@ const (
 	fastpathVarPodsUsed    = "pods_used"
 	fastpathVarPortFrom    = "port_from"
 	fastpathVarPortTo      = "port_to"
+	fastpathVarPortsMore   = "ports_more"
 	fastpathVarYoung       = "young"
 )
 
@@ -325,6 +326,7 @@ type fastpathVariableSpecs struct {
 	PodsUsed   *ebpf.VariableSpec `ebpf:"pods_used"`
 	PortFrom   *ebpf.VariableSpec `ebpf:"port_from"`
 	PortTo     *ebpf.VariableSpec `ebpf:"port_to"`
+	PortsMore  *ebpf.VariableSpec `ebpf:"ports_more"`
 	Young      *ebpf.VariableSpec `ebpf:"young"`
 }
 
@@ -391,6 +393,7 @@ type fastpathVariables struct {
 	PodsUsed   *ebpf.Variable `ebpf:"pods_used"`
 	PortFrom   *ebpf.Variable `ebpf:"port_from"`
 	PortTo     *ebpf.Variable `ebpf:"port_to"`
+	PortsMore  *ebpf.Variable `ebpf:"ports_more"`
 	Young      *ebpf.Variable `ebpf:"young"`
 }
 

@@ -92,7 +92,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		for _, step := range []func() error{
 			func() error { return netlink.LinkSetUp(nic) },
 			func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
-			func() error { return netlink.LinkAdd(v) },
+			func() error { return lacking("VXLAN devices", "vxlan", netlink.LinkAdd(v)) },
 			func() error {
 				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
 					IP: probeNodes[other], HardwareAddr: probeMACs[other]})
@@ -117,7 +117,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
 		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
 		return errors.Join(
-			netlink.LinkAdd(wire), netlink.LinkAdd(link),
+			lacking("veth devices", "veth", netlink.LinkAdd(wire)), netlink.LinkAdd(link),
 			tunnel(0),
 			forward("pod"), forward("vx"),
 			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
@@ -154,6 +154,14 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		return fmt.Errorf("make another node: %w", err)
 	}
 	return nil
+}
+
+// lacking says of an error, if it is one of a kernel without a kind of device, what to do.
+func lacking(what, module string, err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("this kernel lacks %s (load the module %s)", what, module)
+	}
+	return err
 }
 
 func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
@@ -194,7 +202,7 @@ func track() error {
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE}, &expr.Verdict{Kind: expr.VerdictAccept},
 	}})
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("add an nftables rule: %w", err)
+		return fmt.Errorf("add a rule of nftables that asks for connection tracking (load the modules nf_conntrack, nf_tables and nft_ct): %w", err)
 	}
 	return nil
 }

@@ -118,9 +118,11 @@ func (s *soaked) trouble() {
 func (s *soaked) settle() {
 	s.Helper()
 	for _, p := range s.pairs {
-		// All that follow a kill become known to the next holder.
-		s.fast.eventually("connection "+p.name+" to be carried", func() { s.talk(p, 50) }, func() bool {
-			return s.fast.conntrack("n0", p.fast).Flags[0]&flagLiberal != 0 && s.fast.conntrack("n1", p.fast).Flags[0]&flagLiberal != 0
+		// To the process that came after a kill too.
+		s.fast.eventually("connection "+p.name+" to be carried", func() {}, func() bool {
+			before := [2]int{s.fast.forwarded("n0"), s.fast.forwarded("n1")}
+			s.talk(p, 100)
+			return s.fast.forwarded("n0")-before[0] < 40 && s.fast.forwarded("n1")-before[1] < 40
 		})
 	}
 	for _, p := range s.pairs {

@@ -1,0 +1,124 @@
+//go:build linux
+
+// Command guest is the init of a virtual machine that package main of test/kernels boots:
+// it loads the modules that its image brings, tries the fast path, runs the tests where
+// that works, tells on the console what came of it, and switches the machine off.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/test/kernels/report"
+)
+
+// tests are those of the image, by the name that the table has for them.
+var tests = []struct {
+	name string
+	argv []string
+}{
+	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
+	{"beside", []string{"/tests/fastpath", "-test.run=^TestBeside$", "-packets=1600"}},
+	{"policy", []string{"/tests/fastpath", "-test.run=^TestPolicy$", "-changes=56"}},
+}
+
+// prepared tells this program that it was begun anew once /proc was there: packages of eBPF
+// look at it before main.
+const prepared = "prepared"
+
+func main() {
+	r, err := run()
+	if err != nil {
+		r.Error = err.Error()
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		line = fmt.Appendf(nil, `{"error": %q}`, err)
+	}
+	fmt.Printf("\n%s%s\n", report.Mark, line)
+	unix.Sync()
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		fmt.Println("power off:", err)
+	}
+}
+
+func run() (r report.Report, err error) {
+	if len(os.Args) < 2 || os.Args[1] != prepared {
+		if err = mount(); err == nil {
+			err = unix.Exec("/proc/self/exe", []string{os.Args[0], prepared}, os.Environ())
+		}
+		return r, err
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return r, fmt.Errorf("ask for the kernel's version: %w", err)
+	}
+	r.Release = unix.ByteSliceToString(name.Release[:])
+	if err := load(); err != nil {
+		return r, err
+	}
+	if err := fastpath.Probe(context.Background()); err != nil {
+		r.Refused = err.Error()
+		return r, nil
+	}
+	for _, t := range tests {
+		fmt.Println("==", t.name)
+		begin := time.Now()
+		cmd := exec.Command(t.argv[0], append(t.argv[1:], "-test.v", "-test.failfast", "-test.timeout=20m")...)
+		cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdout, os.Stderr, "/tmp"
+		cmd.Env = append(os.Environ(), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp")
+		result := report.Test{Name: t.name}
+		if err := cmd.Run(); err != nil {
+			result.Error = err.Error()
+		}
+		result.Seconds = int(time.Since(begin).Seconds())
+		r.Tests = append(r.Tests, result)
+	}
+	return r, nil
+}
+
+// mount makes what programs expect of a machine.
+func mount() error {
+	for _, m := range []struct{ what, where string }{
+		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
+		{"securityfs", "/sys/kernel/security"}, {"tracefs", "/sys/kernel/tracing"}, {"bpf", "/sys/fs/bpf"},
+	} {
+		if err := os.MkdirAll(m.where, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.what, m.where, m.what, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("mount %s at %s: %w", m.what, m.where, err)
+		}
+	}
+	return nil
+}
+
+// load loads the image's modules, in the order of their file.
+func load() error {
+	names, err := os.ReadFile("/modules/order")
+	if err != nil {
+		return err
+	}
+	for name := range strings.FieldsSeq(string(names)) {
+		f, err := os.Open(filepath.Join("/modules", name))
+		if err != nil {
+			return err
+		}
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+		f.Close()
+		if err != nil {
+			fmt.Printf("load module %s: %v\n", name, err) // what lacks it will say
+		}
+	}
+	return nil
+}

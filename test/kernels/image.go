@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// modules are what the fast path and its tests need of the kernel. Those that a kernel has
+// built in, or does not have, are left out.
+var modules = []string{
+	"veth", "bridge", "vxlan", "tun", "dummy",
+	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter",
+	"ip_tables", "iptable_filter", "ip6_tables", "xt_tcpudp", "xt_conntrack",
+	"sch_ingress", "sch_fq", "sch_fq_codel", "sch_tbf", "cls_bpf", "act_bpf", "cls_matchall", "cls_u32",
+}
+
+// libraries are a kernel's modules, by the name that others depend on them by.
+type libraries map[string]string
+
+func findModules(tree string) (libraries, error) {
+	all := make(libraries)
+	return all, filepath.WalkDir(tree, func(path string, _ fs.DirEntry, err error) error {
+		if name, _, is := strings.Cut(filepath.Base(path), ".ko"); is {
+			all[moduleName(name)] = path
+		}
+		return err
+	})
+}
+
+// moduleName is a module's name as the kernel has it, where files and dependencies may not.
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// module is a module as the kernel takes it.
+type module struct {
+	name    string
+	content []byte
+}
+
+// load is some modules and what they depend on, in the order that they are to be loaded in.
+func (l libraries) load(ctx context.Context, names []string) (all []module, err error) {
+	done := make(map[string]bool)
+	var visit func(name string) error
+	visit = func(name string) error {
+		path, there := l[name]
+		if done[name] || !there {
+			return nil
+		}
+		done[name] = true
+		content, err := decompress(ctx, path)
+		if err != nil {
+			return err
+		}
+		needs, err := needed(content)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		for _, n := range needs {
+			if err := visit(n); err != nil {
+				return err
+			}
+		}
+		all = append(all, module{name, content})
+		return nil
+	}
+	for _, name := range names {
+		if err := visit(name); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func decompress(ctx context.Context, path string) ([]byte, error) {
+	for suffix, program := range map[string]string{".xz": "xz", ".zst": "zstd", ".gz": "gzip"} {
+		if strings.HasSuffix(path, suffix) {
+			return command(ctx, "", nil, program, "-dc", path)
+		}
+	}
+	return os.ReadFile(path)
+}
+
+// needed are the modules that a module says it depends on.
+func needed(content []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	section := f.Section(".modinfo")
+	if section == nil {
+		return nil, fmt.Errorf("it is no kernel module: there is no section .modinfo")
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	for entry := range strings.SplitSeq(string(info), "\x00") {
+		if list, is := strings.CutPrefix(entry, "depends="); is && list != "" {
+			return strings.Split(moduleName(list), ","), nil
+		}
+	}
+	return nil, nil
+}
+
+// cpio writes an archive of the form that the kernel takes for its first file system
+// (Documentation/driver-api/early-userspace/buffer-format.rst). Several may follow one
+// another in one file.
+type cpio struct {
+	io.Writer
+	err   error
+	at    int
+	inode int
+	there map[string]bool
+}
+
+func newCPIO(w io.Writer) *cpio { return &cpio{Writer: w, there: make(map[string]bool)} }
+
+// add adds a file, and the folders above that are not there yet.
+func (c *cpio) add(name string, mode fs.FileMode, content []byte) {
+	name = strings.TrimPrefix(filepath.Clean(name), "/")
+	if c.there[name] {
+		return
+	}
+	c.there[name] = true
+	if above := filepath.Dir(name); above != "." {
+		c.add(above, fs.ModeDir|0o755, nil)
+	}
+	c.inode++
+	bits := uint32(mode.Perm())
+	switch mode.Type() {
+	case fs.ModeDir:
+		bits |= 0o040000
+	case fs.ModeSymlink:
+		bits |= 0o120000
+	default:
+		bits |= 0o100000
+	}
+	// magic ino mode uid gid nlink mtime filesize maj min rmaj rmin namesize chksum
+	c.print("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
+		c.inode, bits, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0, name)
+	c.pad()
+	c.print("%s", content)
+	c.pad()
+}
+
+// close ends it.
+func (c *cpio) close() error {
+	c.add("TRAILER!!!", 0, nil)
+	return c.err
+}
+
+func (c *cpio) pad() { c.print("%s", make([]byte, -c.at&3)) }
+
+func (c *cpio) print(format string, args ...any) {
+	if c.err != nil {
+		return
+	}
+	n, err := fmt.Fprintf(c, format, args...)
+	c.at, c.err = c.at+n, err
+}
+
+// addTree adds what is in a folder, but what skip names.
+func (c *cpio) addTree(tree string, skip ...string) error {
+	return filepath.WalkDir(tree, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(tree, path)
+		if err != nil || name == "." {
+			return err
+		}
+		if slices.ContainsFunc(skip, func(s string) bool { ok, _ := filepath.Match(s, name); return ok }) {
+			return fs.SkipDir
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		var content []byte
+		switch info.Mode().Type() {
+		case fs.ModeSymlink:
+			var to string
+			to, err = os.Readlink(path)
+			content = []byte(to)
+		case 0:
+			content, err = os.ReadFile(path)
+		}
+		c.add(name, info.Mode(), content)
+		return err
+	})
+}
+
+// addModules adds a kernel's modules, with the file that says in which order they are loaded.
+func (c *cpio) addModules(ctx context.Context, tree string) error {
+	all, err := findModules(tree)
+	if err != nil {
+		return err
+	}
+	load, err := all.load(ctx, modules)
+	if err != nil {
+		return err
+	}
+	var order strings.Builder
+	for _, m := range load {
+		fmt.Fprintln(&order, m.name)
+		c.add("modules/"+m.name, 0o644, m.content)
+	}
+	c.add("modules/order", 0o644, []byte(order.String()))
+	return nil
+}

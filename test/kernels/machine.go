@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/test/kernels/report"
+)
+
+// architecture is how QEMU runs one of Debian's.
+type architecture struct {
+	program string
+	machine []string
+	console string
+}
+
+// Their CPUs are emulated, so that it works everywhere and on each architecture alike: models
+// that are not slow to emulate. QEMU 7.2 lets cmpxchg16b spoil the processor's flags, of which
+// Linux then spoils its memory: without cx16 it does without.
+var architectures = map[string]architecture{
+	"amd64": {"qemu-system-x86_64", []string{"-machine", "q35", "-cpu", "Nehalem,-cx16"}, "ttyS0"},
+	"arm64": {"qemu-system-aarch64", []string{"-machine", "virt", "-cpu", "neoverse-n1"}, "ttyAMA0"},
+}
+
+// clock has a machine's time go by what it does, a nanosecond an instruction, and not wait
+// where it does nothing. So what tests time does not hang on what else this machine does. A
+// second CPU would only take turns with the first, and old kernels wait for it without end.
+var clock = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-rtc", "clock=vm"}
+
+// boot runs a machine until it switches itself off, and is its report. What it says on its
+// console goes to a file.
+func (a architecture) boot(ctx context.Context, kernel, initramfs, options, console string, limit time.Duration) (r report.Report, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	argv := slices.Concat([]string{"-n", "10", a.program}, a.machine, clock)
+	argv = append(argv, "-smp", "1", "-m", "1024", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
+		"-kernel", kernel, "-initrd", initramfs, "-append", strings.TrimSpace("console="+a.console+" panic=-1 quiet "+options))
+	log, err := os.Create(console)
+	if err != nil {
+		return r, err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(ctx, "nice", argv...)
+	cmd.Stdout, cmd.Stderr = log, log
+	err = cmd.Run()
+	said, readErr := os.ReadFile(console)
+	if readErr != nil {
+		return r, readErr
+	}
+	if ctx.Err() != nil {
+		return r, fmt.Errorf("the machine was still running after %s: see %s", limit, console)
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: %w: %s", a.program, err, bytes.TrimSpace(said))
+	}
+	r, err = report.Find(said)
+	if err == nil && r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: see %s", err, console)
+	}
+	return r, err
+}
+
+// findKernel finds the kernel in what its packages bring.
+func findKernel(tree string) (string, error) {
+	for _, pattern := range []string{"boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz"} {
+		if found, err := filepath.Glob(filepath.Join(tree, pattern)); err != nil || len(found) > 0 {
+			return found[0], err
+		}
+	}
+	return "", fmt.Errorf("there is no kernel in %s", tree)
+}
