@@ -309,6 +309,9 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	if err != nil || before == nil {
 		return err
 	}
+	if (before.flags[0]|before.flags[1])&tcpLiberal == 0 {
+		return nil // it has followed the connection
+	}
 	if missed, err := before.missed(idle); err != nil {
 		return err
 	} else if missed {
