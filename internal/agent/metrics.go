@@ -123,7 +123,7 @@ func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, 
 // read again and not worked out again.
 const (
 	scrapes      = 2
-	gatheredLong = time.Second
+	gatheredLong = 100 * time.Millisecond
 )
 
 // Metrics serves /metrics.

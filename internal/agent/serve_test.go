@@ -254,7 +254,7 @@ func TestServeScrapesInALoop(t *testing.T) {
 	if again := get(); again != first {
 		t.Error("a second scrape at once was worked out anew")
 	}
-	eventually(t, "the next second", func() string {
+	eventually(t, "one that is not at once", func() string {
 		if !strings.Contains(get(), "slipstream_errors_total 1\n") {
 			return "not counted"
 		}
