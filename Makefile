@@ -74,7 +74,7 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 SOAK ?= 1h
 .PHONY: soak
 soak: ## Have connections live through kills, rules, floods and forged packets beside a twin node, for SOAK=1h (root)
-	go test -count=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath -soak $(SOAK)
+	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath -soak $(SOAK)
 
 .PHONY: kernels
 kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)
