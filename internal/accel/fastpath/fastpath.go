@@ -248,7 +248,7 @@ func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
-	n, _, err := f.numbers(flow)
+	n, err := f.numbers(flow)
 	if err != nil || !n.Quiet() {
 		return false, err
 	}
@@ -257,7 +257,7 @@ func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
 	}
-	after, _, err := f.numbers(flow)
+	after, err := f.numbers(flow)
 	if err != nil || after == n {
 		return true, err
 	}
@@ -265,13 +265,13 @@ func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 	return false, liberal(flow)
 }
 
-// numbers are those of a connection, and what time it is.
-func (f *Fastpath) numbers(flow bpf.Flow) (n bpf.Numbers, now time.Duration, err error) {
-	if now, err = monotonic(); err != nil {
-		return n, now, err
+// numbers are the TCP sequence numbers of a connection, zero if not all are known.
+func (f *Fastpath) numbers(flow bpf.Flow) (bpf.Numbers, error) {
+	now, err := monotonic()
+	if err != nil {
+		return bpf.Numbers{}, err
 	}
-	n, err = f.programs.Numbers(flow, now)
-	return n, now, err
+	return f.programs.Numbers(flow, now)
 }
 
 // renew has conntrack know a connection's numbers, if this kernel can.
@@ -567,7 +567,7 @@ func (f *Fastpath) heed(news bpf.News) error {
 	case news.Ask == bpf.AskClose:
 		return reset(flow)
 	}
-	n, _, err := f.numbers(flow)
+	n, err := f.numbers(flow)
 	if err != nil || n == (bpf.Numbers{}) {
 		return err
 	}
