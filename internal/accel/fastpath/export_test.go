@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"fmt"
 	"reflect"
 	"time"
 
@@ -86,4 +87,21 @@ func (f *Fastpath) Looked() (which uintptr, pause time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return reflect.ValueOf(f.node.names).Pointer(), f.pause
+}
+
+// Describe tells all that is known, for a test that fails.
+func (f *Fastpath) Describe() string {
+	counts, err := f.Counts()
+	flows, failed := f.programs.Flows()
+	now, _ := monotonic()
+	f.mu.Lock()
+	veths := len(f.node.veths)
+	f.mu.Unlock()
+	said := fmt.Sprintf("%v %v, generation %d, problem %v, refused %q, %d veths, repaired %d, counts %v",
+		err, failed, f.Generation(), f.Problem(), f.Refused(), veths, f.Repaired(), counts)
+	for flow, seen := range flows {
+		n, err := f.programs.Numbers(flow, now)
+		said += fmt.Sprintf("\n  %v seen %s ago at %d, numbers %v %v", flow, now-seen.At, seen.Link, n, err)
+	}
+	return said
 }

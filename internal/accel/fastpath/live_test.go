@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
@@ -44,14 +45,23 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childHolds) == "" {
 		os.Exit(m.Run())
 	}
+	var f *fastpath.Fastpath
 	ns, err := netns.Get()
 	if err == nil {
-		_, err = fastpath.Start(ns, slog.Default())
+		f, err = fastpath.Start(ns, slog.Default())
 	}
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	// A test that fails asks for what is known.
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, unix.SIGUSR1)
+	go func() {
+		for range asked {
+			fmt.Fprintln(os.Stderr, f.Describe())
+		}
+	}()
 	fmt.Println("holds")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
@@ -118,6 +119,7 @@ func (s *soaked) trouble() {
 func (s *soaked) settle() {
 	s.Helper()
 	for _, p := range s.pairs {
+		s.Logf("connection %s is %v to %v", p.name, p.fast.LocalAddr(), p.fast.RemoteAddr())
 		// To the process that came after a kill too.
 		s.fast.eventually("connection "+p.name+" to be carried", func() {}, func() bool {
 			before := [2]int{s.fast.forwarded("n0"), s.fast.forwarded("n1")}
@@ -163,6 +165,14 @@ func TestSoak(t *testing.T) {
 	}
 	s.hold(0)
 	s.hold(1)
+	defer func() {
+		if t.Failed() {
+			for _, h := range s.holders {
+				_ = h.Process.Signal(unix.SIGUSR1)
+				time.Sleep(time.Second)
+			}
+		}
+	}()
 	for i := range 6 {
 		front := direct
 		if i%3 == 2 {
