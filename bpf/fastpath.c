@@ -360,8 +360,9 @@ struct flow {
 	__u64 ends;
 	/* Of IPv6, the addresses. */
 	word pod6[2], peer6[2];
-	/* Of TCP, whether the numbers of both ways are known. */
-	__u32 numbered;
+	/* Of TCP, whether the numbers of both ways are known, and whether the connection may have
+	 * ended before it became known (see tracked). */
+	__u8 numbered, doubted, zero[2];
 	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
 	 * to renew what conntrack knows of them. */
 	__u32 renewed[2];
@@ -1133,6 +1134,19 @@ static __always_inline int meets(const struct flow *f, const struct headers *h, 
 	return equal_addresses(f->pod6, end_of(h, out)) && equal_addresses(f->peer6, end_of(h, !out));
 }
 
+/* goes_on tells whether a connection of TCP goes on that conntrack took to have ended. A liberal
+ * conntrack takes anything for an end; a true one would have had the connection be forgotten here
+ * (odd), if it was known. One that an agent left liberal as it died, and that became known since,
+ * has not ended if both its sides sent more: nothing follows what ends a side. */
+static __always_inline int goes_on(struct flow *f)
+{
+	if (!f->numbered)
+		f->doubted = 1;
+	else if (f->out.end != f->renewed[0] && f->in.end != f->renewed[1])
+		f->doubted = 0;
+	return !f->doubted;
+}
+
 /*
  * tracked returns 0 if conntrack holds the connection of a packet as established
  * and as it was seen, or why not.
@@ -1208,17 +1222,14 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 		const struct ip_ct_tcp_state *peer = opts.dir ? &ct->proto.tcp.seen[0] : &ct->proto.tcp.seen[1];
 		__u8 both = pod->flags & peer->flags, either = pod->flags | peer->flags;
 
-		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED) {
-			why = UNANSWERED;
-			/* A liberal conntrack takes anything for an end, which would have had it be
-			 * forgotten here (odd). */
-			if (f && f->numbered) {
-				why = WINDOW;
-				report(k, f, ASK_REOPEN);
-			}
-		}
+		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED)
+			why = both & CT_BE_LIBERAL ? WINDOW : UNANSWERED;
 		else if (!(both & CT_BE_LIBERAL))
 			why = WINDOW;
+		if (f && ct->proto.tcp.state == CT_TCP_ESTABLISHED)
+			f->doubted = 0;
+		else if (f && why == WINDOW && goes_on(f))
+			report(k, f, ASK_REOPEN);
 		if (either & CT_UNACKNOWLEDGED)
 			*again = AGAIN_SOON;
 		if (f) {
@@ -1954,6 +1965,10 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
 		goto no;
 	why = tracked(skb, p, f, 1, &again, six);
+	if (why && why != WINDOW)
+		goto no;
+	if (p->key.protocol == TCP)
+		count_on(f, 1, p, six);
 	if (why)
 		goto no;
 	why = LARGE;
@@ -1969,8 +1984,6 @@ static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
 	f->out.mtu = longest;
-	if (p->key.protocol == TCP)
-		count_on(f, 1, p, six);
 	believe(&f->out, p, place, again, six);
 	f->ends = p->ends ? p->at : 0;
 	return NEXT;
@@ -2298,11 +2311,7 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 	 * known of a device that is not found. */
 	dev = pod_device(skb);
 	why = !dev || has_xdp(dev) ? REWRITTEN : tracked(skb, p, f, 0, &again, six);
-	if (why) {
-		turn_down(c, &f->in, why, p->at);
-		return NEXT;
-	}
-	if (translated) {
+	if (translated && (!why || why == WINDOW)) {
 		hash = mix(&wire);
 		front.key = p->key;
 		front.hint = hash % HINTS;
@@ -2311,6 +2320,12 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 			return NEXT;
 		}
 		hint(hash);
+	}
+	if (p->key.protocol == TCP && (!why || why == WINDOW))
+		count_on(f, 0, p, six);
+	if (why) {
+		turn_down(c, &f->in, why, p->at);
+		return NEXT;
 	}
 	__builtin_memcpy(pod.mac, mac, 6);
 	__builtin_memcpy(pod.from, mac + 6, 6);
@@ -2321,8 +2336,6 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 		f->out.seen = 0;
 		f->out.device = 0;
 	}
-	if (p->key.protocol == TCP)
-		count_on(f, 0, p, six);
 	believe(&f->in, p, place, again, six);
 	/* Only what the slow path lets through to its pod takes a place. */
 	if (c->lands != 2 || p->landed != met(c))

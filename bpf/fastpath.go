@@ -361,7 +361,7 @@ func (f *Fastpath) Numbers(flow Flow, now time.Duration) (Numbers, error) {
 	if err = errors.Join(err, f.objects.Epoch.Get(&epoch)); err != nil {
 		return Numbers{}, fmt.Errorf("look up a connection of the fast path: %w", err)
 	}
-	if v.Numbered == 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+	if v.Numbered == 0 || v.Doubted != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
 		return Numbers{}, nil
 	}
 	ago := uint32(now/time.Millisecond) - v.Last

@@ -131,7 +131,9 @@ type fastpathFlow struct {
 	Ends             uint64
 	Pod6             [2]uint64
 	Peer6            [2]uint64
-	Numbered         uint32
+	Numbered         uint8
+	Doubted          uint8
+	Zero             [2]uint8
 	Renewed          [2]uint32
 	Last             uint32
 }

@@ -223,6 +223,59 @@ func TestIdleConnectionOutlivesHolder(t *testing.T) {
 	}
 }
 
+// TestForgedEndBetweenHolders has conntrack hold a connection as established again that another
+// pod said had ended, when the process had died that carried it, and the next had not begun. One
+// whose pod ended it in truth, so that only the peer goes on to send, stays ended.
+func TestForgedEndBetweenHolders(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	holder := w.hold("n0")
+	carried := func(e echo) func() bool {
+		return func() bool {
+			before := w.forwarded("n0")
+			w.trip(e, 100)
+			return w.forwarded("n0")-before < 20
+		}
+	}
+	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
+	for _, e := range forged {
+		w.eventually("a connection to be carried", func() {}, carried(e))
+	}
+	ended := w.connect()
+	go func() { _, _ = io.Copy(ended.far, zeros{}) }()
+	go func() { _, _ = io.Copy(io.Discard, ended) }()
+	w.eventually("a stream to be carried", func() {}, func() bool {
+		is := w.conntrack("n0", ended)
+		return (is.Flags[0]&is.Flags[1])&flagLiberal != 0
+	})
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait()
+	for _, e := range forged {
+		forge := w.forger("n0p1", e)
+		w.eventually("conntrack to believe it", func() { forge(rand.Uint32(), 0x11) }, func() bool {
+			return w.conntrack("n0", e).State != stateEstablished
+		})
+	}
+	if err := ended.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the stream to have one end", func() {}, func() bool {
+		return w.conntrack("n0", ended).State != stateEstablished
+	})
+
+	w.hold("n0")
+	for _, e := range forged {
+		w.eventually("it to be carried again", func() {}, carried(e))
+		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
+			t.Errorf("conntrack knows %+v", is)
+		}
+	}
+	if is := w.conntrack("n0", ended); is.State == stateEstablished {
+		t.Errorf("of a stream that has one end conntrack knows %+v", is)
+	}
+}
+
 // packet is one of TCP without data, to be sent by a raw socket.
 func packet(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 	b := make([]byte, 40)
