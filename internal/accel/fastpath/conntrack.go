@@ -96,12 +96,29 @@ func liberal(f bpf.Flow) error { return change(f, tcpInfo(flagsAre(tcpLiberal, t
 // acked has conntrack know that all that it has seen was acknowledged.
 func acked(f bpf.Flow) error { return change(f, tcpInfo(flagsAre(0, tcpUnacknowledged)...)) }
 
-// reopen has conntrack know that a connection goes on which it took to have ended: somebody
-// forged that, and a liberal conntrack does not look at its numbers. Its time-out is that of an
-// established one with its next packet.
-func reopen(f bpf.Flow) error {
-	is := append(flagsAre(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
-	return change(f, tcpInfo(is...))
+// reopen has conntrack hold a connection as established, idle for so long, that it took to have
+// ended though it has not: somebody forged that, and a liberal conntrack does not look at its
+// numbers. It would soon forget the connection.
+func reopen(f bpf.Flow, idle time.Duration) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
+		return err
+	}
+	timeout, err := establishedTimeout()
+	if err != nil {
+		return err
+	}
+	timeout -= min(timeout, uint32(idle/time.Second))
+	// The state first: the kernel takes the time-out of a message before its state, and a reset that
+	// comes between the two would leave its own time-out to what is established then.
+	state := append(flagsAre(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
+	return errors.Join(change(f, tcpInfo(state...)), change(f, timeoutIs(timeout)))
+}
+
+// establishedTimeout is for how many seconds conntrack remembers a connection that is idle.
+func establishedTimeout() (seconds uint32, err error) {
+	err = scan("net/netfilter/nf_conntrack_tcp_timeout_established", &seconds)
+	return seconds, err
 }
 
 // reset has conntrack know that a connection was reset, for as long as it remembers such.
@@ -319,7 +336,7 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	}
 	if before.state != tcpEstablished {
 		// Its end would have had the fast path forget it.
-		if err := reopen(f); err != nil {
+		if err := reopen(f, idle); err != nil {
 			return err
 		}
 	}
@@ -409,8 +426,8 @@ var errMissed = errors.New("not all of the connection was seen")
 // missed tells whether conntrack has seen a packet of an established connection since the programs
 // saw its last: they have missed some.
 func (t *tracked) missed(idle time.Duration) (bool, error) {
-	var timeout uint32
-	if err := scan("net/netfilter/nf_conntrack_tcp_timeout_established", &timeout); err != nil {
+	timeout, err := establishedTimeout()
+	if err != nil {
 		return false, err
 	}
 	// Of whole seconds, as conntrack's are.

@@ -4,6 +4,7 @@ package fastpath_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -274,6 +275,31 @@ func TestForgedEndBetweenHolders(t *testing.T) {
 	if is := w.conntrack("n0", ended); is.State == stateEstablished {
 		t.Errorf("of a stream that has one end conntrack knows %+v", is)
 	}
+}
+
+// TestForgedEndOfPausingConnection has conntrack hold a connection as established that pauses while
+// another pod, at whose link there is no program, says that it ends and then resets it: a
+// connection that ends conntrack resets whatever the numbers are, and forgets soon.
+func TestForgedEndOfPausingConnection(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	const remembered = 6 // s, of 10
+	for _, node := range []string{"n0", "n1"} {
+		w.sysctl(node, "net/netfilter/nf_conntrack_tcp_timeout_close", fmt.Sprint(remembered))
+	}
+	e.quiet(t)
+	w.trip(e, 100)
+	forge := w.forger("n0p1", e)
+	w.eventually("conntrack to believe it", func() {
+		forge(rand.Uint32(), 0x11)
+		forge(rand.Uint32(), tcpRST)
+	}, func() bool { return w.conntrack("n0", e).State == stateClose })
+	time.Sleep((remembered + 1) * time.Second)
+	for _, node := range []string{"n0", "n1"} {
+		if is := w.conntrack(node, e); is.State != stateEstablished {
+			t.Errorf("%s knows %+v", node, is)
+		}
+	}
+	w.trip(e, 100)
 }
 
 // packet is one of TCP without data, to be sent by a raw socket.

@@ -249,10 +249,15 @@ func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 		return true, nil
 	}
 	n, err := f.numbers(flow)
-	if err != nil || !n.Quiet() {
+	if err != nil {
 		return false, err
 	}
+	if !n.Quiet() {
+		f.log.Debug("conntrack stays liberal with a connection whose data is not acknowledged", "connection", flow, "numbers", n)
+		return false, nil
+	}
 	if err := f.renew(flow, n, false); errors.Is(err, errMissed) {
+		f.log.Debug("conntrack stays liberal with a connection", "connection", flow, "numbers", n, "error", err)
 		return false, nil
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
@@ -528,9 +533,34 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			continue
 		}
+		if now-since > forgerySeen {
+			if err := f.reopen(flow); err != nil {
+				f.log.Warn("tell conntrack of a connection that pauses", "connection", flow, "error", err)
+			}
+		}
 		f.watch(seen.Link)
 	}
 	return nil
+}
+
+// forgerySeen is how long a connection pauses at least whose entry is looked at from here: of one
+// that goes on the programs see within that time whether conntrack takes it to have ended.
+const forgerySeen = time.Second
+
+// reopen has conntrack hold a connection as established, if it took it to have ended and it has not.
+func (f *Fastpath) reopen(flow bpf.Flow) error {
+	if flow.Protocol != unix.IPPROTO_TCP {
+		return nil
+	}
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	n, err := f.programs.Numbers(flow, now)
+	if err != nil || n == (bpf.Numbers{}) {
+		return err
+	}
+	return reopen(flow, now-n.Last)
 }
 
 // follow does as the programs ask, until they are closed.
@@ -567,12 +597,12 @@ func (f *Fastpath) heed(news bpf.News) error {
 	case news.Ask == bpf.AskClose:
 		return reset(flow)
 	}
+	if news.Ask == bpf.AskReopen {
+		return f.reopen(flow)
+	}
 	n, err := f.numbers(flow)
 	if err != nil || n == (bpf.Numbers{}) {
 		return err
-	}
-	if news.Ask == bpf.AskReopen {
-		return reopen(flow)
 	}
 	if err := f.renew(flow, n, true); !errors.Is(err, errMissed) {
 		return err

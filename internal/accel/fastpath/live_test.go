@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	var f *fastpath.Fastpath
 	ns, err := netns.Get()
 	if err == nil {
-		f, err = fastpath.Start(ns, slog.Default())
+		f, err = fastpath.Start(ns, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -137,7 +137,7 @@ func (w *world) start(unseenBy ...string) {
 	w.Helper()
 	for i := range w.paths {
 		ns := w.ns(fmt.Sprintf("n%d", i))
-		f, err := fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil)), unseenBy...)
+		f, err := fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})), unseenBy...)
 		if err != nil {
 			w.Fatal(err)
 		}
