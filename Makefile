@@ -14,15 +14,16 @@ export CGO_ENABLED := 0
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
 HELM  := bin/tools/helm
-export PATH := $(CURDIR)/bin/tools:$(PATH)
+# sudo's secure_path has no Go: it is looked for where its own instructions put it, too.
+export PATH := $(CURDIR)/bin/tools:$(PATH):/usr/local/go/bin
 
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: run-deps build ## Show what an overlay costs here and what helps, in about five minutes (root)
-	bin/slipstream run demo
+demo: build ## Show what an overlay costs here and what helps, in about five minutes (root; RUNS=1 for a first look)
+	bin/slipstream run demo $(if $(RUNS),--runs $(RUNS))
 
 .PHONY: build
 build: ## Build bin/slipstream
@@ -46,26 +47,35 @@ portable: ## Check that results can be read on other systems too
 	GOOS=darwin go vet ./cmd/slipstream
 	GOOS=windows go vet ./cmd/slipstream
 
-.PHONY: run-deps
-run-deps:
-	@.ci/deps iperf3 sockperf
-
 .PHONY: cluster-deps
 cluster-deps:
 	@.ci/deps containerd runc /usr/lib/cni/bridge=containernetworking-plugins iptables nft=nftables nsenter=util-linux \
 		gcc /usr/include/stdlib.h=libc6-dev
 
-.PHONY: deps
-deps: cluster-deps ## Install what runs, tests and generation need and is missing (root, apt)
-	@.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy ethtool clang-19 llvm-strip-19=llvm-19 \
-		/usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+# Without root they cannot be installed, and what needs them is skipped.
+.PHONY: test-deps
+test-deps:
+	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
+		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy ethtool; fi
 
-# One package after another: root tests share the machine's settings, and what
-# they time should have the CPUs to itself.
+.PHONY: generate-deps
+generate-deps:
+	@.ci/deps clang-19 llvm-strip-19=llvm-19 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+
+.PHONY: deps
+deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
+
+# Packages whose tests make network namespaces, or count on a machine of their own, run one after
+# another; all others run before, at once.
+NETWORK := ./bpf ./internal/accel/fastpath ./internal/agent ./internal/collect ./internal/target/lab \
+	./internal/traffic/... ./internal/worker ./test ./test/cluster
+GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
+
 .PHONY: test
-test: bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too. CI=1: no skips
+test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
-	gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -p=1 -timeout=30m ./...
+	$(GOTEST) $$(comm -23 <(go list ./... | sort) <(go list $(NETWORK) | sort))
+	$(GOTEST) -p=1 $(NETWORK)
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
@@ -97,12 +107,12 @@ fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
 	buf format -w
 
 .PHONY: generate
-generate: $(TOOLS) ## Generate the worker's protocol and the eBPF objects
+generate: generate-deps $(TOOLS) ## Generate the worker's protocol and the eBPF objects
 	buf generate
 	BPF2GO_CC=clang-19 BPF2GO_STRIP=llvm-strip-19 go generate ./...
 
 .PHONY: generated
-generated: $(TOOLS) ## Fail if what is generated is not what is in the tree
+generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in the tree
 	.ci/generated
 
 .PHONY: clean

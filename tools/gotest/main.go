@@ -1,7 +1,7 @@
 // Command gotest runs go test, and takes a skipped test for a failed one where
 // the environment variable CI is set: there the machine has all that any test
 // needs, so one that skips has gone unnoticed. It prints what go test does
-// without -v, and the skips.
+// without -v, and in one line how many tests were skipped, and why.
 //
 //	gotest [-allow-skip REGEXP] [go test's arguments]
 //
@@ -9,13 +9,16 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -38,13 +41,39 @@ func main() {
 	if err := cmd.Start(); err != nil {
 		fatal(1, err)
 	}
-	skips, readErr := report(os.Stdout, events, allowed)
+	skips, readErr := report(os.Stdout, events)
 	if err := errors.Join(readErr, cmd.Wait()); err != nil {
 		fatal(1, err)
 	}
-	if len(skips) > 0 && os.Getenv("CI") != "" {
-		fatal(1, fmt.Errorf("%d tests skipped that must not where CI is set:\n\t%s", len(skips), strings.Join(skips, "\n\t")))
+	if len(skips) > 0 {
+		fmt.Println("left out:", reasons(skips))
 	}
+	skips = slices.DeleteFunc(skips, func(s skip) bool { return allowed.MatchString(s.name) })
+	if len(skips) > 0 && os.Getenv("CI") != "" {
+		names := make([]string, len(skips))
+		for i, s := range skips {
+			names[i] = s.name
+		}
+		fatal(1, fmt.Errorf("%d tests skipped that must not where CI is set:\n\t%s", len(skips), strings.Join(names, "\n\t")))
+	}
+}
+
+// skip is a test that was skipped, as PACKAGE.TEST, and what it says of that.
+type skip struct{ name, reason string }
+
+// reasons are how many tests were skipped for each reason, the most frequent first.
+func reasons(skips []skip) string {
+	counts := make(map[string]int)
+	for _, s := range skips {
+		counts[s.reason]++
+	}
+	all := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
+	})
+	for i, reason := range all {
+		all[i] = fmt.Sprintf("%d (%s)", counts[reason], reason)
+	}
+	return strings.Join(all, ", ")
 }
 
 func fatal(status int, err error) {
@@ -57,11 +86,10 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// report shows the events as go test would, with what skipped tests say, and
-// returns the skips that are not allowed. A test that skips ends its
-// surrounding test with a pass, so each counts for itself.
-func report(w io.Writer, events io.Reader, allowed *regexp.Regexp) (skips []string, err error) {
-	// What a test prints is shown if it fails or skips.
+// report shows the events as go test would, and returns the tests that were skipped. A test that
+// skips ends its surrounding test with a pass, so each counts for itself.
+func report(w io.Writer, events io.Reader) (skips []skip, err error) {
+	// What a test prints is shown if it fails.
 	held := make(map[string][]string)
 	lines := json.NewDecoder(events)
 	for {
@@ -80,16 +108,28 @@ func report(w io.Writer, events io.Reader, allowed *regexp.Regexp) (skips []stri
 		case e.Test == "": // the end of a package
 		case e.Action == "pass":
 			delete(held, name)
-		case e.Action == "fail" || e.Action == "skip":
+		case e.Action == "fail":
 			for _, line := range held[name] {
 				if !strings.HasPrefix(line, "=== ") {
 					fmt.Fprint(w, line)
 				}
 			}
 			delete(held, name)
-			if e.Action == "skip" && !allowed.MatchString(name) {
-				skips = append(skips, name)
-			}
+		case e.Action == "skip":
+			skips = append(skips, skip{name, reason(held[name])})
+			delete(held, name)
 		}
 	}
+}
+
+var place = regexp.MustCompile(`^\s+\w+\.go:\d+: `)
+
+// reason is what a test that was skipped says last, without the place.
+func reason(said []string) string {
+	for _, line := range slices.Backward(said) {
+		if place.MatchString(line) {
+			return strings.TrimSpace(place.ReplaceAllString(line, ""))
+		}
+	}
+	return "it does not say why"
 }

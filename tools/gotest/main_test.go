@@ -1,7 +1,6 @@
 package main
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,11 +16,14 @@ func TestReport(t *testing.T) {
 {"Action":"output","Package":"a","Test":"TestBad","Output":"=== RUN   TestBad\n"}
 {"Action":"output","Package":"a","Test":"TestBad","Output":"    broken\n"}
 {"Action":"fail","Package":"a","Test":"TestBad"}
-{"Action":"output","Package":"a","Test":"TestRoot/child","Output":"    needs root\n"}
+{"Action":"output","Package":"a","Test":"TestRoot/child","Output":"    a_test.go:7: needs root\n"}
+{"Action":"output","Package":"a","Test":"TestRoot/child","Output":"--- SKIP: TestRoot/child (0.00s)\n"}
 {"Action":"skip","Package":"a","Test":"TestRoot/child"}
 {"Action":"pass","Package":"a","Test":"TestRoot"}
-{"Action":"output","Package":"a","Test":"TestData","Output":"    no data\n"}
+{"Action":"output","Package":"a","Test":"TestData","Output":"    a_test.go:9: no data\n"}
 {"Action":"skip","Package":"a","Test":"TestData"}
+{"Action":"output","Package":"a","Test":"TestMore","Output":"    a_test.go:7: needs root\n"}
+{"Action":"skip","Package":"a","Test":"TestMore"}
 {"Action":"output","Package":"a","Output":"PASS\n"}
 {"Action":"output","Package":"a","Output":"ok  \ta\t0.1s\n"}
 {"Action":"pass","Package":"a"}
@@ -29,18 +31,21 @@ func TestReport(t *testing.T) {
 {"Action":"skip","Package":"c"}
 `
 	var out strings.Builder
-	skips, err := report(&out, strings.NewReader(events), regexp.MustCompile(`^a\.TestData$`))
+	skips, err := report(&out, strings.NewReader(events))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"a.TestRoot/child"}; !slices.Equal(skips, want) {
+	if want := []skip{{"a.TestRoot/child", "needs root"}, {"a.TestData", "no data"}, {"a.TestMore", "needs root"}}; !slices.Equal(skips, want) {
 		t.Errorf("skips %q, want %q", skips, want)
 	}
-	const want = "    broken\n    needs root\n    no data\nok  \ta\t0.1s\nb.go:1: bad\n"
+	if got, want := reasons(skips), "2 (needs root), 1 (no data)"; got != want {
+		t.Errorf("left out %q, want %q", got, want)
+	}
+	const want = "    broken\nok  \ta\t0.1s\nb.go:1: bad\n"
 	if out.String() != want {
 		t.Errorf("shown:\n%s\nwant:\n%s", out.String(), want)
 	}
-	if _, err := report(&out, strings.NewReader("go: no such flag"), regexp.MustCompile(`^$`)); err == nil {
+	if _, err := report(&out, strings.NewReader("go: no such flag")); err == nil {
 		t.Error("no error at what is no event")
 	}
 }
