@@ -158,7 +158,7 @@ func (r *reader) structure(n *node, v reflect.Value, path string) {
 		if i := slices.Index(names, f.name); i >= 0 {
 			r.decode(f.value, v.Field(i), at)
 		} else {
-			r.problem(f.pos, at, "unknown field; %s", suggest(f.name, names))
+			r.problem(f.pos, at, "unknown field; %s", Suggest(f.name, names))
 		}
 	}
 }
@@ -176,9 +176,9 @@ func (r *reader) number(n *node, err error, path, text string) {
 	}
 }
 
-// suggest names what is allowed: the names nearest to the one given, if any is
+// Suggest names what is allowed: the names nearest to the one given, if any is
 // near, else all.
-func suggest(name string, allowed []string) string {
+func Suggest(name string, allowed []string) string {
 	var near []string
 	limit := max(1, len(name)/2)
 	for _, a := range allowed {

@@ -190,7 +190,7 @@ func (r *reader) reference(path, name string, variants []Variant) *Variant {
 		names = append(names, variants[i].Name)
 	}
 	if !r.malformedNear("spec.variants") && len(names) > 0 {
-		r.fail(path, "no variant has the name %q; %s", name, suggest(name, names))
+		r.fail(path, "no variant has the name %q; %s", name, Suggest(name, names))
 	}
 	return nil
 }
@@ -689,7 +689,7 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 		i := slices.Index(names, name)
 		if i < 0 {
 			if len(names) > 0 && !r.malformedNear("spec.workloads") {
-				r.fail(at, "no workload has the name %q; %s", name, suggest(name, names))
+				r.fail(at, "no workload has the name %q; %s", name, Suggest(name, names))
 			}
 			continue
 		}

@@ -38,12 +38,20 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
-	err := begin()
-	if err == nil {
-		root := rootCommand(p)
-		root.SetArgs(p.Args[1:])
-		err = root.ExecuteContext(ctx)
+	if err := begin(); err != nil {
+		return tell(p, err)
 	}
+	return execute(ctx, p)
+}
+
+func execute(ctx context.Context, p Process) int {
+	root := rootCommand(p)
+	root.SetArgs(p.Args[1:])
+	return tell(p, root.ExecuteContext(ctx))
+}
+
+// tell says what went wrong, and returns the exit code.
+func tell(p Process, err error) int {
 	if err == nil {
 		return exitGood
 	}
@@ -108,7 +116,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(reportCommand(p), compareCommand(p))
+	root.AddCommand(reportCommand(p), compareCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	usageOfArgs(root)
 	return root

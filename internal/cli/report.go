@@ -77,22 +77,28 @@ func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, erro
 
 // model works a folder's report out.
 func model(dir *record.Dir) (*report.Model, error) {
-	exp, trials, err := readExperiment(dir)
+	exp, trials, summary, err := analyze(dir)
 	if err != nil {
 		return nil, err
-	}
-	if len(trials) == 0 {
-		return nil, fmt.Errorf("report %s: no trials are on record yet", dir.Path)
 	}
 	env, err := dir.Environment()
 	if err != nil {
 		return nil, err
 	}
-	summary, err := stats.Analyze(exp, trials)
-	if err != nil {
-		return nil, err
-	}
 	return report.New(exp, summary, trials, env), nil
+}
+
+// analyze reads a folder and judges what is in it.
+func analyze(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, *stats.Summary, error) {
+	exp, trials, err := readExperiment(dir)
+	if err == nil && len(trials) == 0 {
+		err = fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	summary, err := stats.Analyze(exp, trials)
+	return exp, trials, summary, err
 }
 
 // render writes every file of a results folder that follows from its trials, and

@@ -159,7 +159,7 @@ func (m *Model) advice() []Advice {
 						case i > 0:
 						case r.Versus.Verdict == stats.Faster:
 							a.Also = append(a.Also, text)
-							if best == nil || gain(r) > gain(best) {
+							if best == nil || r.Gain() > best.Gain() {
 								best, a.Use = r, text
 							}
 						case r.Versus.Verdict == stats.Same:
@@ -198,19 +198,17 @@ func (m *Model) baselines() []string {
 	return out
 }
 
-// gain is how many times better a variant is, whichever way the metric runs.
-func gain(r *stats.Row) float64 {
-	if record.HigherIsBetter(r.Metric) {
-		return r.Versus.Ratio
-	}
-	return 1 / r.Versus.Ratio
-}
-
 // change is "+12 % (10–14)", of the metric itself: a latency that falls has a
 // minus. From twice on it is a factor, "×2.4 (2.3–2.5)".
 func change(r *stats.Row) string {
 	sign, _, by := moves(r)
 	return sign + by
+}
+
+// Says is what a comparison found, with the metric: "stream throughput +12 % (10–14) at
+// 4 pairs".
+func Says(r *stats.Row) string {
+	return fmt.Sprintf("%s %s %s at %s", r.Workload, quantityOf(r.Metric).name, change(r), pairs(r.Pairs))
 }
 
 // does is change as a sentence.
@@ -323,12 +321,12 @@ func (m *Model) gainClauses(t Table, q question) []string {
 			switch r.Versus.Verdict {
 			case stats.Faster:
 				moved[r.Variant] = true
-				if best == nil || gain(r) > gain(best) {
+				if best == nil || r.Gain() > best.Gain() {
 					best = r
 				}
 			case stats.Slower:
 				moved[r.Variant] = true
-				if worst == nil || gain(r) < gain(worst) {
+				if worst == nil || r.Gain() < worst.Gain() {
 					worst = r
 				}
 			case stats.Same:
