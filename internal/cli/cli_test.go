@@ -195,6 +195,15 @@ func TestPolicyRefuses(t *testing.T) {
 	}
 }
 
+func TestPolicyOfAnUnfinishedRunSaysSo(t *testing.T) {
+	code, stdout, stderr := slipstream(t, "policy", result(t, resultYAML, 5, 1), "fastpath", "--host")
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	has(t, "the note", stderr, "note: the run is unfinished: 50 of 60 trials are done")
+	has(t, "the policy", stdout, "slipstream.dev/unfinished: \"50 of 60 trials are done")
+}
+
 func TestPolicyAnywaySaysWhy(t *testing.T) {
 	dir := result(t, resultYAML, 6, 1)
 	for variant, want := range map[string]string{"rps+": "despite: \"rps+ is slower than vxlan", "rfs": "despite: \"not proven"} {
@@ -206,5 +215,43 @@ func TestPolicyAnywaySaysWhy(t *testing.T) {
 		if strings.Contains(stdout, "--anyway") {
 			t.Errorf("the policy of %s gives advice to who wrote it:\n%s", variant, stdout)
 		}
+	}
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// TestLastLines: a result ends with what was found, and with the command that follows.
+func TestLastLines(t *testing.T) {
+	withoutGain := strings.Replace(resultYAML, "  - {name: fastpath, accelerate: [{fastpath: {}}]}\n", "", 1)
+	cluster := strings.NewReplacer("{lab: {nodes: 2}}", "{kubernetes: {}}", "path: {vxlan: {shape: flannel}}", "path: {pod: {}}").Replace(resultYAML)
+	for name, c := range map[string]struct {
+		yaml   string
+		blocks int
+		want   []string
+	}{
+		"a gain":    {resultYAML, 6, []string{"harms: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
+		"cluster":   {cluster, 6, []string{"Next:   slipstream policy DIR fastpath --node-selector KEY=VALUE | kubectl apply -f -"}},
+		"no gain":   {withoutGain, 6, []string{"rps+ gives the most back, against vxlan: stream throughput +", "but it costs pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
+		"not clear": {resultYAML, 1, []string{"Not clear", "Next:   slipstream run --resume DIR"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := result(t, c.yaml, c.blocks, 1)
+			code, stdout, stderr := slipstream(t, "report", dir)
+			if code != 0 {
+				t.Fatalf("exit %d\n%s", code, stderr)
+			}
+			text := strings.Join(strings.Fields(lastLines(stdout, 10)), " ") // lines are wrapped
+			for _, want := range c.want {
+				if want = strings.Join(strings.Fields(strings.ReplaceAll(want, "DIR", dir)), " "); !strings.Contains(text, want) {
+					t.Errorf("the last lines do not say %q:\n%s", want, lastLines(stdout, 10))
+				}
+			}
+			if unfinished := strings.HasPrefix(stdout, "! This run is unfinished: "); unfinished != (c.blocks < 6) {
+				t.Errorf("it begins:\n%s", strings.SplitAfterN(stdout, "\n", 3)[:2])
+			}
+		})
 	}
 }

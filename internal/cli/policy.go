@@ -85,14 +85,19 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 		return exitError{code: code, err: fmt.Errorf("%s; to write the policy nevertheless, say --anyway", doubt)}
 	}
 	policy.Annotations = annotations(dir, exp, env, proof)
+	notes := o.notes(exp, proof)
 	if doubt != "" {
 		policy.Annotations[annotation+"despite"] = report.PlainLine(doubt)
+	}
+	if summary.Unfinished != "" {
+		policy.Annotations[annotation+"unfinished"] = summary.Unfinished
+		notes = append(notes, "the run is unfinished: "+summary.Unfinished)
 	}
 	text, err := v1alpha1.MarshalPolicy(policy)
 	if err != nil {
 		return err
 	}
-	for _, note := range o.notes(exp, proof) {
+	for _, note := range notes {
 		fmt.Fprintln(p.Err, "note:", report.PlainLine(note))
 	}
 	if o.out == "" {

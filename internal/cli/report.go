@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -34,7 +36,12 @@ func reportCommand(p Process) *cobra.Command {
 				return usage(err)
 			}
 			if format == "" && figures == "" {
-				return render(dir, p.Out)
+				m, err := render(dir, p)
+				if err != nil {
+					return err
+				}
+				tellNext(dir, m, p)
+				return nil
 			}
 			m, err := model(dir)
 			if err != nil {
@@ -101,26 +108,74 @@ func analyze(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, *stats.Summ
 	return exp, trials, summary, err
 }
 
-// render writes every file of a results folder that follows from its trials, and
-// shows the verdicts.
-func render(dir *record.Dir, out io.Writer) error {
+// render writes every file of a results folder that follows from its trials, and shows the
+// verdicts.
+func render(dir *record.Dir, p Process) (*report.Model, error) {
 	m, err := model(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for name, format := range map[string]string{"summary.json": "json", "summary.csv": "csv", "report.html": "html"} {
 		if err := dir.WriteFile(name, func(w io.Writer) error { return formats[format](w, m) }); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := writeFigures(dir, m, "svg"); err != nil {
-		return err
+		return nil, err
 	}
-	if err := report.Terminal(out, m); err != nil {
-		return err
+	if err := report.Terminal(p.Out, m); err != nil {
+		return nil, err
 	}
-	fmt.Fprintf(out, "\nreport: %s\n", filepath.Join(dir.Path, "report.html"))
-	return nil
+	fmt.Fprintf(p.Out, "\nReport: %s\n", filepath.Join(dir.Path, "report.html"))
+	return m, nil
+}
+
+// tellNext says what to do after a result.
+func tellNext(dir *record.Dir, m *report.Model, p Process) {
+	if command := next(dir, m, p.Args[0]); command != "" {
+		fmt.Fprintf(p.Out, "Next:   %s\n", report.PlainLine(command))
+	}
+}
+
+var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
+
+// next is the command that a person wants after a result: to keep on what it has proved,
+// or to learn what it has not.
+func next(dir *record.Dir, m *report.Model, program string) string {
+	if strings.HasPrefix(filepath.Base(program), "kubectl-") {
+		program = "kubectl slipstream"
+	}
+	keep := m.Keep()
+	switch {
+	case m.Unfinished != "":
+		return program + " run --resume " + quote(dir.Path)
+	case keep != "" && m.InCluster():
+		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, quote(dir.Path), keep)
+	case keep != "":
+		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, quote(dir.Path), keep)
+	case m.Unclear() && strings.Contains(m.Environment.Command, " run "):
+		return fmt.Sprintf("%s --runs %d", runsFlag.ReplaceAllString(m.Environment.Command, ""), max(20, 2*m.Blocks))
+	}
+	return ""
+}
+
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// quote is a word as a shell reads it.
+func quote(word string) string {
+	if safeWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// commandLine is what repeats a command.
+func commandLine(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		words[i] = quote(a)
+	}
+	return strings.Join(words, " ")
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {

@@ -17,6 +17,7 @@ import (
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
 )
 
@@ -131,7 +132,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), strings.Join(p.Args, " ")
+		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), commandLine(p.Args)
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, plan, nil, progress, create)
@@ -220,13 +221,18 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		return err
 	default:
 	}
+	var m *report.Model
 	if len(trials) > 0 {
-		if rendered := render(dir, p.Out); rendered != nil {
-			return errors.Join(err, rendered)
+		var failed error
+		if m, failed = render(dir, p); failed != nil {
+			return errors.Join(err, failed)
 		}
 	}
-	if ctx.Err() != nil || errors.Is(err, target.ErrLost) {
+	switch {
+	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
 		progress.note("go on with: slipstream run --resume " + dir.Path)
+	case m != nil:
+		tellNext(dir, m, p)
 	}
 	return err
 }

@@ -18,6 +18,8 @@ import (
 // Summary is summary.json: every cell of the experiment, judged.
 type Summary struct {
 	Experiment string `json:"experiment"`
+	// Unfinished says what the run still lacks, empty for one that is done.
+	Unfinished string `json:"unfinished,omitempty"`
 	Baseline   string `json:"baseline"`
 	// Rows stand in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
@@ -88,6 +90,9 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)
 	}
 	s := &Summary{Experiment: exp.Metadata.Name, Baseline: exp.Spec.Baseline, Rows: []Row{}}
+	if s.Unfinished, err = Unfinished(exp, trials); err != nil {
+		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)
+	}
 	for _, c := range t.cells {
 		for _, metric := range c.metrics() {
 			r := t.row(c, metric)
