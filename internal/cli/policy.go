@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -176,7 +175,7 @@ func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environme
 		place = "kubernetes"
 	}
 	all := map[string]string{
-		"result": filepath.Base(filepath.Clean(dir.Path)), "measured": env.Started.UTC().Format(time.RFC3339), "measured-in": place,
+		"result": folderName(dir), "measured": env.Started.UTC().Format(time.RFC3339), "measured-in": place,
 		"kernel": strings.Join(slices.Compact(kernels), ", "), "variant": p.Variant, "baseline": p.Baseline,
 		"proof": cmp.Or(strings.Join(cells, "; "), "none"),
 	}

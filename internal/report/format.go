@@ -88,7 +88,10 @@ func estimate(v float64, ci interval, decimals int) Estimate {
 	e := Estimate{Value: fixed(v, decimals)}
 	if ci.known() {
 		to := "–"
-		if ci.lo < 0 { // a dash beside a minus is hard to read
+		switch { // a dash beside a minus is hard to read
+		case ci.lo < 0 && ci.hi > 0:
+			to = " to +"
+		case ci.lo < 0:
 			to = " to "
 		}
 		e.Interval = fixed(ci.lo, decimals) + to + fixed(ci.hi, decimals)

@@ -639,11 +639,28 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestChange: a change whose interval holds none may be a rise or a fall, and says so.
+func TestChange(t *testing.T) {
+	for _, c := range []struct {
+		ratio, lo, hi float64
+		want          string
+	}{
+		{1.12, 1.10, 1.14, "+12 % (10–14)"}, {0.92, 0.90, 0.94, "−8 % (6–10)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
+		{0.40, 0.14, 1.13, "−60 % (−86 to +13)"}, {1.34, 0.38, 4.69, "+34 % (−62 to +369)"},
+	} {
+		r := &stats.Row{Versus: &stats.Versus{N: 5, Ratio: c.ratio, CI95: [2]float64{c.lo, c.hi}}}
+		if got := change(r); got != c.want {
+			t.Errorf("%v: %q, want %q", c, got, c.want)
+		}
+	}
+}
+
 func TestFormats(t *testing.T) {
 	all := interval{math.Inf(-1), math.Inf(1)}
 	for got, want := range map[string]string{
 		estimate(0.861, interval{0.84, 0.88}, 2).String(): "0.86 (0.84–0.88)",
 		estimate(0.861, all, 2).String():                  "0.86",
+		estimate(-4.2, interval{-6, 3}, 0).String():       "−4 (−6 to +3)",
 		percent(0.41, interval{0.39, 0.43}).with("%"):     "41 % (39–43)",
 		percent(0.9965, interval{0.994, 0.999}).String():  "99.7 (99.4–99.9)",
 		fixed(-0.001, 2):               "0.00",

@@ -201,6 +201,8 @@ func change(r *stats.Row) string {
 	switch {
 	case ratio >= 2:
 		return "×" + estimate(ratio, ci, 2).String()
+	case ratio < 1 && ci.hi > 1: // it may be a rise as well, so the interval has signs
+		return percent(ratio-1, ci.mapped(func(x float64) float64 { return x - 1 })).with("%")
 	case ratio < 1:
 		return "−" + percent(1-ratio, ci.mapped(func(x float64) float64 { return 1 - x })).with("%")
 	}
