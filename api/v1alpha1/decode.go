@@ -182,6 +182,9 @@ func Suggest(name string, allowed []string) string {
 	var near []string
 	limit := max(1, len(name)/2)
 	for _, a := range allowed {
+		if len(name) > 2 && strings.HasPrefix(a, name) { // half of a word is no misspelling
+			return "did you mean " + a + "?"
+		}
 		switch d := distance(strings.ToLower(name), strings.ToLower(a)); {
 		case d < limit:
 			near, limit = []string{a}, d

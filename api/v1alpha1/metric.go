@@ -8,8 +8,8 @@ func Metrics() []string {
 	}
 }
 
-// metricsOf are those that a workload can give.
-func metricsOf(w Workload) []string {
+// MetricsOf are those that a workload can give.
+func MetricsOf(w Workload) []string {
 	t := w.Traffic()
 	switch {
 	case w.Stream != nil && t.Protocol == "udp":

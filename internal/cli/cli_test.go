@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"html"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -116,7 +118,7 @@ func has(t *testing.T, what, text string, want ...string) {
 	t.Helper()
 	for _, w := range want {
 		if !strings.Contains(text, w) {
-			t.Errorf("%s does not say %q:\n%s", what, w, text)
+			t.Errorf("%s does not say %q:\n%.2000s", what, w, text)
 		}
 	}
 }
@@ -253,5 +255,42 @@ func TestLastLines(t *testing.T) {
 				t.Errorf("it begins:\n%s", strings.SplitAfterN(stdout, "\n", 3)[:2])
 			}
 		})
+	}
+}
+
+// TestExpectations: a run with expectations ends as they do, and every format says so.
+func TestExpectations(t *testing.T) {
+	for expect, code := range map[string]int{
+		"[{variant: fastpath, faster: vxlan}]":                                                    exitGood,
+		"[{variant: rps+, faster: vxlan, metric: throughput}]":                                    exitGood,
+		"[{variant: rps+, faster: vxlan}]":                                                        exitSlower,
+		"[{variant: fastpath, faster: vxlan}, {variant: rfs, notSlower: fastpath}]":               exitSlower,
+		"[{variant: fastpath, faster: vxlan}, {variant: rfs, faster: vxlan, metric: cpu_per_gb}]": exitUnclear,
+	} {
+		dir := result(t, resultYAML+"  expect: "+expect+"\n", 6, 1)
+		opened, err := record.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := model(opened)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := exitGood
+		if exit := new(exitError); errors.As(expected(m), exit) {
+			got = exit.code
+		}
+		if got != code {
+			t.Errorf("%s: exit code %d, want %d", expect, got, code)
+		}
+		for _, format := range []string{"text", "md", "html", "json", "junit"} {
+			_, stdout, _ := slipstream(t, "report", dir, "--format", format)
+			has(t, format, html.UnescapeString(strings.Join(strings.Fields(stdout), " ")), m.Expected[0].Claim)
+			failed := strings.Contains(stdout, "failed; ") || strings.Contains(stdout, "<failure") || strings.Contains(stdout, "| failed |") ||
+				strings.Contains(stdout, "<td>failed</td>") || strings.Contains(stdout, `"outcome": "failed"`)
+			if failed != (code == exitSlower) && format != "junit" {
+				t.Errorf("%s of %s says failed: %t", format, expect, failed)
+			}
+		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // formats of a report, by name.
 var formats = map[string]func(io.Writer, *report.Model) error{
-	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal,
+	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal, "junit": report.JUnit,
 }
 
 func reportCommand(p Process) *cobra.Command {
@@ -58,12 +58,12 @@ func reportCommand(p Process) *cobra.Command {
 			}
 			write, ok := formats[format]
 			if !ok {
-				return usage(fmt.Errorf("no format %q: choose html, md, csv, json or text", format))
+				return usage(fmt.Errorf("--format %s: there is no such format; choose html, md, csv, json, junit or text", format))
 			}
 			return write(p.Out, m)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json or text to standard output")
+	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (of expectations) or text to standard output")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
 	return c
 }
@@ -130,6 +130,23 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	return m, nil
 }
 
+// expected is an error where an expectation of the experiment failed, or where that cannot
+// be told; what it was stands in the report.
+func expected(m *report.Model) error {
+	count := map[stats.Outcome]int{}
+	for _, e := range m.Expected {
+		count[e.Outcome]++
+	}
+	all := len(m.Expected)
+	switch {
+	case count[stats.Failed] > 0:
+		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.Failed], all)}
+	case count[stats.Unclear] > 0:
+		return exitError{code: exitUnclear, err: fmt.Errorf("%d of %d expectations cannot be told: more blocks may (--runs)", count[stats.Unclear], all)}
+	}
+	return nil
+}
+
 // tellNext says what to do after a result.
 func tellNext(dir *record.Dir, m *report.Model, p Process) {
 	if command := next(dir, m, p.Args[0]); command != "" {
@@ -180,7 +197,7 @@ func commandLine(args []string) string {
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {
 	if format != "svg" && format != "png" && format != "pdf" {
-		return usage(fmt.Errorf("no figures as %q: choose svg, png or pdf", format))
+		return usage(fmt.Errorf("--figures %s: there is no such format; choose svg, png or pdf", format))
 	}
 	var errs []error
 	for _, f := range report.Figures(m) {

@@ -233,6 +233,9 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		progress.note("go on with: slipstream run --resume " + dir.Path)
 	case m != nil:
 		tellNext(dir, m, p)
+		if err == nil {
+			err = expected(m)
+		}
 	}
 	return err
 }

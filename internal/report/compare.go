@@ -146,8 +146,11 @@ type (
 		Tests      int         `xml:"tests,attr"`
 		Failures   int         `xml:"failures,attr"`
 		Skipped    int         `xml:"skipped,attr"`
-		Properties []junitProp `xml:"properties>property,omitempty"`
+		Properties *junitProps `xml:"properties"`
 		Cases      []junitCase `xml:"testcase"`
+	}
+	junitProps struct {
+		All []junitProp `xml:"property"`
 	}
 	junitProp struct {
 		Name  string `xml:"name,attr"`
@@ -180,10 +183,21 @@ func (s *junitSuite) add(class, name, out string, failure, unclear string, stric
 	s.Cases = append(s.Cases, one)
 }
 
+func (s *junitSuite) write(w io.Writer) error {
+	text, err := xml.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("report as junit: %w", err)
+	}
+	return put(w, xml.Header+string(text)+"\n", "junit")
+}
+
 func compareJUnit(w io.Writer, c Changes) error {
 	s := junitSuite{Name: PlainLine(fmt.Sprintf("slipstream compare %s %s", c.Before.Name, c.After.Name))}
-	for _, n := range c.Notices() {
-		s.Properties = append(s.Properties, junitProp{"unfinished", PlainLine(n)})
+	if notices := c.Notices(); len(notices) > 0 {
+		s.Properties = &junitProps{}
+		for _, n := range notices {
+			s.Properties.All = append(s.Properties.All, junitProp{"unfinished", PlainLine(n)})
+		}
 	}
 	for _, r := range c.rows() {
 		failure, unclear := "", ""
@@ -198,11 +212,7 @@ func compareJUnit(w io.Writer, c Changes) error {
 	for _, m := range c.Missing {
 		s.add("missing", PlainLine(m), "", "", "missing", c.Strict)
 	}
-	text, err := xml.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return fmt.Errorf("comparison as junit: %w", err)
-	}
-	return put(w, xml.Header+string(text)+"\n", "junit")
+	return s.write(w)
 }
 
 const comparePage = `<!doctype html>

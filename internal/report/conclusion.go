@@ -287,3 +287,31 @@ func (m *Model) Unclear() bool {
 
 // InCluster tells where the result is from.
 func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
+
+// Expected is one expectation and what became of it, with the comparisons that decided.
+type Expected struct {
+	Claim   string
+	Outcome stats.Outcome
+	Why     string
+}
+
+func expectations(all []stats.Expected) []Expected {
+	var out []Expected
+	for _, x := range all {
+		e := Expected{Claim: x.Claim, Outcome: x.Outcome}
+		var rows []*stats.Row
+		for i := range x.Rows {
+			rows = append(rows, &x.Rows[i])
+		}
+		if e.Why = saysAll(worstOfEach(rows)); e.Why == "" {
+			e.Why = "nothing was measured"
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// Text is the outcome in a line: "expected: … (met): …".
+func (e Expected) Text() string {
+	return fmt.Sprintf("Expected that %s: %s; %s.", e.Claim, e.Outcome, e.Why)
+}

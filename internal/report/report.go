@@ -36,6 +36,8 @@ type Model struct {
 	Limits []LimitLine
 	Bounds []string
 	Prices *PriceTable
+	// Expected is what became of the experiment's expectations.
+	Expected []Expected
 	// Variants and Workloads say what was compared and under which traffic.
 	Variants  []Definition
 	Workloads []Definition
@@ -162,6 +164,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Costs = m.costs()
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
+	m.Expected = expectations(summary.Expected)
 	m.Unfinished = unfinished(summary.Unfinished)
 	m.conclusion = m.conclude()
 	short := min(len(m.conclusion), 2)

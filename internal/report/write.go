@@ -179,7 +179,27 @@ func Terminal(w io.Writer, m *Model) error {
 	for _, text := range slices.Concat(said, m.conclusion) {
 		b.WriteString(wrap(text, 80, "  "))
 	}
+	for _, e := range m.Expected {
+		b.WriteString(wrap(e.Text(), 80, "  "))
+	}
 	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
+}
+
+// JUnit writes a test case for each expectation, for a pipeline to show. What cannot be told
+// fails there, as it fails the run.
+func JUnit(w io.Writer, m *Model) error {
+	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
+	if m.Unfinished != "" {
+		s.Properties = &junitProps{[]junitProp{{"unfinished", m.Unfinished}}}
+	}
+	for _, e := range m.Expected {
+		failure := ""
+		if e.Outcome != stats.Met {
+			failure = fmt.Sprintf("%s: %s", e.Outcome, e.Why)
+		}
+		s.add(PlainLine(m.Name), PlainLine(e.Claim), e.Why, failure, "", true)
+	}
+	return s.write(w)
 }
 
 func terminalTable(b *strings.Builder, t Table) {

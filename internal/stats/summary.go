@@ -24,6 +24,8 @@ type Summary struct {
 	// Rows stand in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
 	Rows []Row `json:"rows"`
+	// Expected is what became of the experiment's expectations, in its order.
+	Expected []Expected `json:"expected,omitempty"`
 	// Limits say what held cells back, Prices what one gets for them, in the
 	// experiment's order; they are empty where nothing is capped, or has a price.
 	Limits []Limit `json:"limits,omitempty"`
@@ -114,6 +116,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	for _, rows := range families {
 		judge(rows, exp.Spec.Margin)
 	}
+	s.Expected = t.expected(s)
 	s.Limits, s.Prices = t.limits(), t.prices(s.Rows)
 	return s, nil
 }
