@@ -116,7 +116,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(reportCommand(p), compareCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), policyCommand(p), cleanupCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	usageOfArgs(root)
 	return root

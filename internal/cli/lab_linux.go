@@ -61,6 +61,19 @@ func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
 	return &labTarget{spec: spec, process: p}
 }
 
+// openLab has this process measure in labs of this machine.
+func openLab(ctx context.Context, p Process, spec *v1alpha1.Lab) (*site, error) {
+	release, err := claimMachine(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &site{
+		target:  newLabTarget(spec, p),
+		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
+		release: release,
+	}, nil
+}
+
 func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
 	t.made++
 	config := lab.Config{

@@ -180,15 +180,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 		// The pods on the nodes restore.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
-	release, err := claimMachine(ctx, p)
-	if err != nil {
-		return nil, err
-	}
-	return &site{
-		target:  newLabTarget(exp.Spec.Target.Lab, p),
-		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
-		release: release,
-	}, nil
+	return openLab(ctx, p, exp.Spec.Target.Lab)
 }
 
 // measure runs a plan, restores the machine, and shows what came of it, however
