@@ -179,11 +179,19 @@ func (r *reader) number(n *node, err error, path, text string) {
 // Suggest names what is allowed: the names nearest to the one given, if any is
 // near, else all.
 func Suggest(name string, allowed []string) string {
+	if near := Near(name, allowed); len(near) > 0 {
+		return "did you mean " + either(near) + "?"
+	}
+	return "allowed are " + strings.Join(allowed, ", ")
+}
+
+// Near are the names that one was probably meant for, by a slip or half typed.
+func Near(name string, allowed []string) []string {
 	var near []string
 	limit := max(1, len(name)/2)
 	for _, a := range allowed {
-		if len(name) > 2 && strings.HasPrefix(a, name) { // half of a word is no misspelling
-			return "did you mean " + a + "?"
+		if len(name) > 2 && strings.HasPrefix(a, name) {
+			return []string{a}
 		}
 		switch d := distance(strings.ToLower(name), strings.ToLower(a)); {
 		case d < limit:
@@ -192,10 +200,7 @@ func Suggest(name string, allowed []string) string {
 			near = append(near, a)
 		}
 	}
-	if len(near) > 0 {
-		return "did you mean " + either(near) + "?"
-	}
-	return "allowed are " + strings.Join(allowed, ", ")
+	return near
 }
 
 // either is "a, b or c".

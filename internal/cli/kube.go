@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -39,26 +41,28 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // overrides are what the flags set in the experiment.
-func (o *kubeOptions) overrides() ([]string, error) {
+func (o *kubeOptions) overrides() ([]override, error) {
 	const at = "spec.target.kubernetes."
-	var all []string
-	for _, f := range []struct{ field, value string }{{"clientNode", o.clientNode}, {"serverNode", o.serverNode}, {"image", o.image}} {
+	var all []override
+	for _, f := range []struct{ flag, field, value string }{
+		{"--client-node", "clientNode", o.clientNode}, {"--server-node", "serverNode", o.serverNode}, {"--image", "image", o.image},
+	} {
 		if f.value != "" {
-			all = append(all, at+f.field+"="+f.value)
+			all = append(all, override{f.flag, f.value, fmt.Sprintf("%s%s=%q", at, f.field, f.value)})
 		}
 	}
 	if o.selector == "" {
 		return all, nil
 	}
-	var labels []string
-	for _, label := range strings.Split(o.selector, ",") {
-		key, value, ok := strings.Cut(label, "=")
-		if !ok || strings.ContainsAny(label, `"'{}`) {
-			return nil, fmt.Errorf("--selector: must be KEY=VALUE[,KEY=VALUE…], is %q", o.selector)
-		}
-		labels = append(labels, fmt.Sprintf("%q: %q", key, value))
+	labels, err := v1alpha1.ParseLabels(o.selector)
+	if err != nil {
+		return nil, fmt.Errorf("--selector: %w", err)
 	}
-	return append(all, at+"nodeSelector={"+strings.Join(labels, ", ")+"}"), nil
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		parts = append(parts, fmt.Sprintf("%q: %q", key, labels[key]))
+	}
+	return append(all, override{"--selector", o.selector, at + "nodeSelector={" + strings.Join(parts, ", ") + "}"}), nil
 }
 
 // kubeTarget has an experiment run in pods of a cluster.

@@ -264,7 +264,7 @@ func labExecCommand(p Process) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := lab.Open(lab.DefaultDir, args[0])
 			if err != nil {
-				return err
+				return withLabs(err)
 			}
 			code, err := l.Run(c.Context(), args[1], args[2:], p.In, p.Out, p.Err)
 			if err != nil {
@@ -278,6 +278,14 @@ func labExecCommand(p Process) *cobra.Command {
 	}
 }
 
+// withLabs says how to learn which labs there are, where one is not.
+func withLabs(err error) error {
+	if errors.Is(err, lab.ErrNotFound) {
+		return fmt.Errorf("%w (slipstream lab ls)", err)
+	}
+	return err
+}
+
 func labDownCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
@@ -289,9 +297,7 @@ func labDownCommand(p Process) *cobra.Command {
 				if err == nil {
 					err = l.Down(c.Context())
 				}
-				if errors.Is(err, lab.ErrNotFound) {
-					err = fmt.Errorf("%w (slipstream lab ls)", err)
-				}
+				err = withLabs(err)
 				if err == nil {
 					fmt.Fprintln(p.Out, strings.TrimSpace(name), "is gone")
 				}

@@ -26,9 +26,9 @@ func reportCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Render the report of a results folder again",
-		Example: `  slipstream report results/demo-20260102-150405                 report.html, summary.*, figures/ anew
-  slipstream report results/demo-20260102-150405 --format md      to standard output
-  slipstream report results/demo-20260102-150405 --figures pdf    figures/*.pdf too`,
+		Example: `  slipstream report results/demo-20260102T150405Z                 report.html, summary.*, figures/ anew
+  slipstream report results/demo-20260102T150405Z --format md      to standard output
+  slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			dir, err := record.Open(args[0])

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -39,7 +40,7 @@ func runCommand(p Process) *cobra.Command {
   slipstream run demo --dry-run       what would be done, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
-  slipstream run --resume results/demo-20260102-150405`,
+  slipstream run --resume results/demo-20260102T150405Z`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.list {
@@ -55,18 +56,39 @@ func runCommand(p Process) *cobra.Command {
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes; touch nothing")
 	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
-	f.BoolVar(&o.list, "list", false, "list the presets")
+	f.BoolVar(&o.list, "list", false, "list the presets, and how long each takes")
 	o.kube.addFlags(f)
+	c.ValidArgsFunction = completePresets
 	return c
 }
 
 func listPresets(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "PRESET\tTIME\tWHAT IT SHOWS")
 	for _, name := range examples.Names() {
-		fmt.Fprintf(tw, "%s\t%s\n", name, examples.Description(name))
+		exp, err := runOptions{}.load([]string{name})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
 	}
 	return tw.Flush()
 }
+
+// completePresets completes the name of a preset, or of a file.
+func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var all []string
+	for _, name := range examples.Names() {
+		all = append(all, name+"\t"+examples.Description(name))
+	}
+	return all, cobra.ShellCompDirectiveDefault
+}
+
+// override is one of an experiment's fields that a flag sets.
+type override struct{ flag, value, field string }
 
 // load reads the experiment that a run names.
 func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
@@ -81,25 +103,56 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			if strings.ContainsAny(name, "/.") {
 				return nil, err
 			}
-			return nil, fmt.Errorf("%s is neither a file nor a preset (slipstream run --list)", name)
+			hint := ""
+			if near := v1alpha1.Near(name, examples.Names()); len(near) > 0 {
+				hint = "; did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return nil, fmt.Errorf("%s is neither a file nor a preset%s (slipstream run --list has all)", name, hint)
 		}
 	}
-	overrides, err := o.kube.overrides()
+	cluster, err := o.kube.overrides()
 	if err != nil {
 		return nil, err
 	}
-	overrides = append(overrides, o.set...)
-	if o.runs != "" {
-		overrides = append(overrides, "spec.runs="+o.runs)
+	if len(cluster) > 0 {
+		exp, err := v1alpha1.Parse(name, data, o.set)
+		if err == nil && exp.Spec.Target.Kubernetes == nil {
+			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs in a lab of this machine", cluster[0].flag, name)
+		}
 	}
-	exp, err := v1alpha1.Parse(name, data, overrides)
+	if o.runs != "" {
+		cluster = append(cluster, override{"--runs", o.runs, "spec.runs=" + o.runs})
+	}
+	exp, err := parseWith(name, data, o.set, cluster)
 	if err != nil || o.duration == "" {
 		return exp, err
 	}
 	for _, w := range exp.Spec.Workloads {
-		overrides = append(overrides, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration))
+		cluster = append(cluster, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
 	}
-	return v1alpha1.Parse(name, data, overrides)
+	return parseWith(name, data, o.set, cluster)
+}
+
+// parseWith reads an experiment with what flags set in it. Its errors name the flag that
+// was written, each once.
+func parseWith(name string, data []byte, set []string, flags []override) (*v1alpha1.Experiment, error) {
+	all := slices.Clone(set)
+	for _, f := range flags {
+		all = append(all, f.field)
+	}
+	exp, err := v1alpha1.Parse(name, data, all)
+	var problems v1alpha1.Errors
+	if !errors.As(err, &problems) {
+		return exp, err
+	}
+	for _, p := range problems {
+		for _, f := range flags {
+			if p.Override == f.field {
+				p.Flag = f.flag + " " + f.value
+			}
+		}
+	}
+	return nil, slices.CompactFunc(problems, func(a, b *v1alpha1.Error) bool { return a.Flag != "" && a.Error() == b.Error() })
 }
 
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
