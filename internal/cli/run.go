@@ -54,7 +54,7 @@ func runCommand(p Process) *cobra.Command {
 	f.StringVar(&o.runs, "runs", "", "number of blocks, or auto")
 	f.StringVar(&o.duration, "duration", "", "measured window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes; touch nothing")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes, and ask a cluster what a run would lack; touch nothing")
 	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
 	f.BoolVar(&o.list, "list", false, "list the presets, and how long each takes")
 	o.kube.addFlags(f)
@@ -172,7 +172,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	}
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return plan.Print(p.Out)
+		return dryRun(ctx, p, o, exp, plan)
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -191,6 +191,14 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	return measure(ctx, p, at, exp, plan, nil, progress, create)
 }
 
+// dryRun shows a plan and, of a cluster, whether it could be carried out.
+func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, plan *experiment.Plan) error {
+	if err := plan.Print(p.Out); err != nil || exp.Spec.Target.Kubernetes == nil {
+		return err
+	}
+	return survey(ctx, p, o.kube, exp)
+}
+
 func resume(ctx context.Context, p Process, o runOptions) error {
 	dir, err := record.Resume(o.resume)
 	if err != nil {
@@ -202,7 +210,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	}
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return errors.Join(plan.Print(p.Out), dir.Close())
+		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
