@@ -91,7 +91,7 @@ func TestComparisons(t *testing.T) {
 		},
 		"kubernetes": {
 			"baseline": "", "service": "baseline", "native": "baseline",
-			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline",
+			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline", "fastpath": "baseline",
 		},
 		"service-routing": {
 			"direct":     "iptables/1",
@@ -141,6 +141,8 @@ func TestAsPublished(t *testing.T) {
 				var devices []string
 				cpus := map[bool]string{false: v1alpha1.CPUsAll, true: v1alpha1.CPUsAllButIRQ}[strings.HasPrefix(v.Name, "rps-7")]
 				switch {
+				case a.Fastpath != nil:
+					continue
 				case a.RFS != nil && a.RFS.CPUs == "":
 					devices = a.RFS.Devices
 				case a.RPS != nil && a.RPS.CPUs == cpus:
