@@ -199,8 +199,11 @@ func harms(all []stats.Proof, best stats.Proof) string {
 	for _, r := range worst[:min(len(worst), few)] {
 		out = append(out, fmt.Sprintf("%s harms: %s", r.Variant, Says(r)))
 	}
-	if more := len(worst) - few; more > 0 {
-		out = append(out, fmt.Sprintf("and %d more do", more))
+	switch more := len(worst) - few; {
+	case more == 1:
+		out = append(out, "one more harms too")
+	case more > 1:
+		out = append(out, fmt.Sprintf("%d more harm too", more))
 	}
 	if len(out) == 0 {
 		return ""
