@@ -55,8 +55,8 @@ func TestPresets(t *testing.T) {
 	}
 }
 
-// TestTime holds the descriptions to the time that the trials take, with half a
-// second of dead time each.
+// TestTime holds the presets to the time that they are meant to take, with half a
+// second of dead time for each trial.
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
@@ -91,7 +91,7 @@ func TestComparisons(t *testing.T) {
 		},
 		"kubernetes": {
 			"baseline": "", "service": "baseline", "native": "baseline",
-			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline",
+			"rps": "baseline", "rps+": "baseline", "rfs": "baseline", "rfs+": "baseline", "fastpath": "baseline",
 		},
 		"service-routing": {
 			"direct":     "iptables/1",

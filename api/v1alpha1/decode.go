@@ -158,7 +158,7 @@ func (r *reader) structure(n *node, v reflect.Value, path string) {
 		if i := slices.Index(names, f.name); i >= 0 {
 			r.decode(f.value, v.Field(i), at)
 		} else {
-			r.problem(f.pos, at, "unknown field; %s", suggest(f.name, names))
+			r.problem(f.pos, at, "unknown field; %s", Suggest(f.name, names))
 		}
 	}
 }
@@ -176,12 +176,23 @@ func (r *reader) number(n *node, err error, path, text string) {
 	}
 }
 
-// suggest names what is allowed: the names nearest to the one given, if any is
+// Suggest names what is allowed: the names nearest to the one given, if any is
 // near, else all.
-func suggest(name string, allowed []string) string {
+func Suggest(name string, allowed []string) string {
+	if near := Near(name, allowed); len(near) > 0 {
+		return "did you mean " + either(near) + "?"
+	}
+	return "allowed are " + strings.Join(allowed, ", ")
+}
+
+// Near are the names that one was probably meant for, by a slip or half typed.
+func Near(name string, allowed []string) []string {
 	var near []string
 	limit := max(1, len(name)/2)
 	for _, a := range allowed {
+		if len(name) > 2 && strings.HasPrefix(a, name) {
+			return []string{a}
+		}
 		switch d := distance(strings.ToLower(name), strings.ToLower(a)); {
 		case d < limit:
 			near, limit = []string{a}, d
@@ -189,10 +200,7 @@ func suggest(name string, allowed []string) string {
 			near = append(near, a)
 		}
 	}
-	if len(near) > 0 {
-		return "did you mean " + either(near) + "?"
-	}
-	return "allowed are " + strings.Join(allowed, ", ")
+	return near
 }
 
 // either is "a, b or c".

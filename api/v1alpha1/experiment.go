@@ -2,6 +2,8 @@
 // It reads and checks; it plans and runs nothing (see internal/experiment).
 package v1alpha1
 
+import "cmp"
+
 // Group version and kind that every experiment file carries.
 const (
 	APIVersion     = "slipstream.dev/v1alpha1"
@@ -40,6 +42,48 @@ type Spec struct {
 	Margin float64 `json:"margin,omitempty"`
 	// Seed orders the trials within each block. 0 draws one, which is recorded.
 	Seed uint64 `json:"seed,omitempty"`
+	// Expect is what has to come out, or the run fails.
+	Expect []Expectation `json:"expect,omitempty"`
+}
+
+// Expectation is a claim about one variant and another: exactly one of Faster, NotSlower
+// and Same is set, to the name of the other. It holds for every number of pairs.
+type Expectation struct {
+	Variant string `json:"variant"`
+	// Faster than that variant, beyond doubt and by more than the margin allows to be the
+	// same.
+	Faster string `json:"faster,omitempty"`
+	// NotSlower by more than the margin.
+	NotSlower string `json:"notSlower,omitempty"`
+	// Same within the margin.
+	Same string `json:"same,omitempty"`
+	// Metric is one of Metrics; left out it is each workload's primary one.
+	Metric string `json:"metric,omitempty"`
+	// Workload, left out, is every one that gives the metric.
+	Workload string `json:"workload,omitempty"`
+}
+
+// Than is the variant that an expectation compares with.
+func (x Expectation) Than() string { return cmp.Or(x.Faster, x.NotSlower, x.Same) }
+
+// String is the expectation in words: "fastpath is faster than vxlan in throughput".
+func (x Expectation) String() string {
+	text := x.Variant
+	switch {
+	case x.Faster != "":
+		text += " is faster than " + x.Faster
+	case x.NotSlower != "":
+		text += " is not slower than " + x.NotSlower
+	default:
+		text += " is the same as " + x.Same
+	}
+	if x.Metric != "" {
+		text += " in " + x.Metric
+	}
+	if x.Workload != "" {
+		text += " of " + x.Workload
+	}
+	return text
 }
 
 // Target is where the experiment runs: exactly one field is set.

@@ -11,15 +11,17 @@ import (
 // Marshal writes an experiment as YAML that Parse reads back the same, with
 // every default that Parse filled in. What fits on a line stands on one, as in
 // a file that a person wrote.
-func Marshal(e *Experiment) ([]byte, error) {
-	data, err := json.Marshal(e)
+func Marshal(e *Experiment) ([]byte, error) { return marshal(e) }
+
+func marshal(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
 	if err != nil {
-		return nil, fmt.Errorf("marshal experiment %q: %w", e.Metadata.Name, err)
+		return nil, fmt.Errorf("write as YAML: %w", err)
 	}
 	rd := newReader("")
 	root := rd.parse(data, "")
 	if err := rd.err(); err != nil {
-		return nil, fmt.Errorf("marshal experiment %q: %w", e.Metadata.Name, err)
+		return nil, fmt.Errorf("write as YAML: %w", err)
 	}
 	var b strings.Builder
 	for _, f := range root.fields {

@@ -12,6 +12,9 @@ type Error struct {
 	Line, Column int
 	// Override is the "key=value" that brought the problem; there is no Line then.
 	Override string
+	// Flag is what a person wrote in place of the override, where it was made of a flag
+	// ("--runs 0"); who passes it to Parse sets it.
+	Flag string
 	// Field is the path of the field, "spec.pairs[2]"; empty where the
 	// problem is with the whole file.
 	Field string
@@ -22,6 +25,9 @@ type Error struct {
 // Error is "experiment.yaml:12:7: spec.pairs[2]: must be at least 1, is 0", or
 // begins with the override.
 func (e *Error) Error() string {
+	if e.Flag != "" {
+		return e.Flag + ": " + e.Problem
+	}
 	at := fmt.Sprintf("%s:%d:%d: ", e.File, e.Line, e.Column)
 	if e.Override != "" {
 		at = fmt.Sprintf("--set %s: ", e.Override)

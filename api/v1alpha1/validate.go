@@ -171,6 +171,44 @@ func (r *reader) experiment(e *Experiment) {
 			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
 		}
 	}
+	for i, x := range s.Expect {
+		r.expectation(fmt.Sprintf("spec.expect[%d]", i), s, x)
+	}
+}
+
+func (r *reader) expectation(path string, s *Spec, x Expectation) {
+	if r.given(path + ".variant") {
+		r.reference(path+".variant", x.Variant, s.Variants)
+	}
+	r.exactlyOne(path, choice{"faster", x.Faster != ""}, choice{"notSlower", x.NotSlower != ""}, choice{"same", x.Same != ""})
+	for field, than := range map[string]string{"faster": x.Faster, "notSlower": x.NotSlower, "same": x.Same} {
+		if than == "" {
+			continue
+		}
+		if v := r.reference(path+"."+field, than, s.Variants); v != nil && than == x.Variant {
+			r.fail(path+"."+field, "must be another variant than %s", x.Variant)
+		}
+	}
+	if r.set(path+".metric") && !slices.Contains(Metrics(), x.Metric) {
+		r.fail(path+".metric", "there is no metric %q; %s", x.Metric, Suggest(x.Metric, Metrics()))
+		return
+	}
+	var names, giving []string
+	for _, w := range s.Workloads {
+		names = append(names, w.Name)
+		if w.Traffic() != nil && (x.Metric == "" || slices.Contains(MetricsOf(w), x.Metric)) {
+			giving = append(giving, w.Name)
+		}
+	}
+	switch {
+	case r.malformedNear("spec.workloads") || len(names) == 0:
+	case r.set(path+".workload") && !slices.Contains(names, x.Workload):
+		r.fail(path+".workload", "no workload has the name %q; %s", x.Workload, Suggest(x.Workload, names))
+	case x.Workload != "" && !slices.Contains(giving, x.Workload):
+		r.fail(path+".metric", "%s gives no %s", x.Workload, x.Metric)
+	case len(giving) == 0:
+		r.fail(path+".metric", "no workload gives %s", x.Metric)
+	}
 }
 
 func (r *reader) name(path, name string, seen map[string]string) {
@@ -190,7 +228,7 @@ func (r *reader) reference(path, name string, variants []Variant) *Variant {
 		names = append(names, variants[i].Name)
 	}
 	if !r.malformedNear("spec.variants") && len(names) > 0 {
-		r.fail(path, "no variant has the name %q; %s", name, suggest(name, names))
+		r.fail(path, "no variant has the name %q; %s", name, Suggest(name, names))
 	}
 	return nil
 }
@@ -689,7 +727,7 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 		i := slices.Index(names, name)
 		if i < 0 {
 			if len(names) > 0 && !r.malformedNear("spec.workloads") {
-				r.fail(at, "no workload has the name %q; %s", name, suggest(name, names))
+				r.fail(at, "no workload has the name %q; %s", name, Suggest(name, names))
 			}
 			continue
 		}

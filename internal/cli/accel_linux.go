@@ -66,12 +66,12 @@ that holds it: an agent is such a process, apply is none, and status shows them.
 		&cobra.Command{
 			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
 			Short: "Show what a variant's accelerators would set here; touch nothing",
-			RunE:  set((*accel.Session).Plan),
+			RunE:  set((*accel.Session).Plan), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "apply PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
 			Short: "Set a variant's accelerators here, until revert or a restart of the machine",
-			RunE:  set((*accel.Session).Apply),
+			RunE:  set((*accel.Session).Apply), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "status", Args: cobra.NoArgs,
@@ -127,17 +127,31 @@ func variantAccelerators(file, variant string, pod bool) ([]v1alpha1.Accelerator
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range exp.Spec.Variants {
-		if v.Name != variant {
-			continue
-		}
-		accelerators := v1alpha1.AcceleratorsFor(v.Accelerate, pod)
-		if len(accelerators) == 0 {
-			return nil, fmt.Errorf("variant %s of %s has no accelerators that act here", variant, file)
-		}
-		return accelerators, nil
+	v, err := exp.VariantOf(variant)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return nil, fmt.Errorf("%s has no variant %q", file, variant)
+	accelerators := v1alpha1.AcceleratorsFor(v.Accelerate, pod)
+	if len(accelerators) == 0 {
+		return nil, fmt.Errorf("variant %s of %s has no accelerators that act here", variant, file)
+	}
+	return accelerators, nil
+}
+
+// completeAccelerators completes a preset and then its variants that have accelerators.
+func completeAccelerators(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return completePresets(c, args, typed)
+	}
+	var names []string
+	if exp, err := (runOptions{}).load(args); err == nil {
+		for _, v := range exp.Spec.Variants {
+			if len(v.Accelerate) > 0 {
+				names = append(names, v.Name)
+			}
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func printSettings(w io.Writer, settings []record.Setting) error {

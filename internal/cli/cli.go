@@ -10,10 +10,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/examples"
 	"slipstream.dev/internal/report"
 )
 
@@ -38,12 +42,20 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
-	err := begin()
-	if err == nil {
-		root := rootCommand(p)
-		root.SetArgs(p.Args[1:])
-		err = root.ExecuteContext(ctx)
+	if err := begin(); err != nil {
+		return tell(p, err)
 	}
+	return execute(ctx, p)
+}
+
+func execute(ctx context.Context, p Process) int {
+	root := rootCommand(p)
+	root.SetArgs(p.Args[1:])
+	return tell(p, root.ExecuteContext(ctx))
+}
+
+// tell says what went wrong, and returns the exit code.
+func tell(p Process, err error) int {
 	if err == nil {
 		return exitGood
 	}
@@ -80,6 +92,19 @@ func usage(err error) error {
 	return exitError{code: exitUsage, err: err}
 }
 
+// Groups of the help, in order.
+var groups = []*cobra.Group{
+	{ID: "measure", Title: "Measure:"}, {ID: "keep", Title: "Keep on what was proved:"}, {ID: "play", Title: "Try things out:"}, {ID: "other", Title: "Other:"},
+}
+
+// groupOf every verb that people use.
+var groupOf = map[string]string{
+	"run": "measure", "report": "measure", "compare": "measure", "cleanup": "measure",
+	"policy": "keep", "agent": "keep",
+	"lab": "play", "accel": "play",
+	"version": "other", "completion": "other", "help": "other",
+}
+
 func rootCommand(p Process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipstream",
@@ -97,21 +122,76 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		// kubectl runs it as a plugin, by the name that people typed.
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl slipstream"}
 	}
-	// Without a function of its own cobra prints help for an unknown verb, or
-	// fails with an error that cannot be told from a run's.
-	root.Args = cobra.NoArgs
-	root.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	root.SetIn(p.In)
 	root.SetOut(p.Out)
 	root.SetErr(p.Err)
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if missing := new(pflag.NotExistError); errors.As(err, &missing) {
+			var names []string
+			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+			if near := v1alpha1.Near("--"+missing.GetSpecifiedName(), names); len(near) > 0 && len(near) < 4 {
+				err = fmt.Errorf("%w, %s", err, v1alpha1.Suggest("--"+missing.GetSpecifiedName(), names))
+			}
+		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(reportCommand(p), compareCommand(p))
+	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
+	root.AddCommand(versionCommand(p))
+	cobra.EnableCommandSorting = false // the order of groups is that of use
+	root.AddGroup(groups...)
+	root.SetHelpCommandGroupID("other")
+	root.SetCompletionCommandGroupID("other")
+	for _, c := range root.Commands() {
+		c.GroupID = groupOf[c.Name()]
+	}
+	verbs(root)
 	usageOfArgs(root)
 	return root
+}
+
+// verbs has every command that only has others below it say what is wrong with a name that
+// is none of theirs: cobra prints help instead, as if all were well.
+func verbs(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		verbs(sub)
+	}
+	if c.RunE != nil || c.Run != nil {
+		return
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var names []string
+		for _, sub := range c.Commands() {
+			if !sub.Hidden {
+				names = append(names, sub.Name())
+			}
+		}
+		near := v1alpha1.Near(args[0], names)
+		if len(near) == 0 && !c.HasParent() {
+			for _, preset := range v1alpha1.Near(args[0], examples.Names()) {
+				near = append(near, "run "+preset)
+			}
+		}
+		if len(near) == 0 {
+			return fmt.Errorf("there is no command %q", args[0])
+		}
+		return fmt.Errorf("there is no command %q: did you mean %s %s?", args[0], c.CommandPath(), strings.Join(near, ", or "+c.CommandPath()+" "))
+	}
+}
+
+func versionCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Args: cobra.NoArgs,
+		Short: "Print the version",
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintf(p.Out, "slipstream version %s (%s/%s, %s)\n", p.Version, runtime.GOOS, runtime.GOARCH, runtime.Version())
+			return err
+		},
+	}
 }
 
 // usageOfArgs makes a wrong number of arguments an error of usage.
@@ -119,6 +199,9 @@ func usageOfArgs(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
 			if err := check(c, args); err != nil {
+				if !c.HasSubCommands() {
+					err = fmt.Errorf("%w: %s%s", err, c.CommandPath(), strings.TrimPrefix(c.Use, c.Name()))
+				}
 				return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 			}
 			return nil

@@ -4,68 +4,146 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"text/tabwriter"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/stats"
 )
 
+// Gates of compare.
+const (
+	gateSlower = "slower"
+	gateStrict = "strict"
+)
+
+type compareOptions struct {
+	gate, format string
+	only         []string
+	margin       float64
+}
+
 func compareCommand(p Process) *cobra.Command {
-	var gate bool
+	var o compareOptions
 	c := &cobra.Command{
-		Use:   "compare DIR DIR",
-		Short: "Tell how a second run differs from a first, cell by cell",
-		Long: `Tell how a second run differs from a first, cell by cell. With --gate the exit
-code is 3 where a primary metric is slower, 4 where one cannot be told, else 0.`,
-		Args: cobra.ExactArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			var results [2]stats.Result
-			for i, path := range args {
-				dir, err := record.Open(path)
-				if err != nil {
-					return usage(err)
-				}
-				exp, trials, err := readExperiment(dir)
-				if err != nil {
-					return err
-				}
-				results[i] = stats.Result{Name: filepath.Base(dir.Path), Experiment: exp, Trials: trials}
+		Use:   "compare BEFORE AFTER",
+		Short: "Tell how a second result differs from a first",
+		Long: `Tell how a second result differs from a first, for each variant, workload and
+number of pairs that both have. With --gate the exit code is 3 where the second is
+slower in a primary metric (the throughput of a stream, the median latency of
+everything else). With --gate=strict it is 4 as well where that cannot be told, or
+where something is missing. Both say 4 where there is nothing to compare.`,
+		Example: `  slipstream compare results/demo-20260102T150405Z results/demo-20260109T150405Z
+  slipstream compare BEFORE AFTER --gate --margin 0.05
+  slipstream compare BEFORE AFTER --only variant=fastpath --only metric=throughput,latency_p99
+  slipstream compare BEFORE AFTER --gate=strict --format junit > slipstream.xml`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 3 && (args[2] == gateStrict || args[2] == gateSlower) && c.Flags().Changed("gate") {
+				return fmt.Errorf("write --gate=%s, with =", args[2])
 			}
-			comparison, err := stats.Compare(results[0], results[1])
-			if err != nil {
-				return err
-			}
-			tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(tw, "VARIANT\tWORKLOAD\tPAIRS\tMETRIC\tBEFORE\tAFTER\tRATIO\tVERDICT")
-			for _, row := range comparison.Changes {
-				if !row.Primary || row.Versus == nil {
-					continue
-				}
-				fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%.3f (%.3f–%.3f)\t%s\n", report.PlainLine(row.Variant), report.PlainLine(row.Workload), row.Pairs, row.Metric,
-					report.Quantity(row.Before, row.Metric), report.Quantity(row.Mean, row.Metric),
-					row.Versus.Ratio, row.Versus.CI95[0], row.Versus.CI95[1], row.Versus.Verdict)
-			}
-			if err := tw.Flush(); err != nil {
-				return err
-			}
-			for _, missing := range comparison.Missing {
-				fmt.Fprintln(p.Out, "missing:", report.PlainLine(missing))
-			}
-			if !gate {
-				return nil
-			}
-			switch comparison.Gate {
-			case stats.GateSlower:
-				return exitError{code: exitSlower, err: errors.New("gate: the second run is slower")}
-			case stats.GateUnclear:
-				return exitError{code: exitUnclear, err: errors.New("gate: the runs are too few or too noisy to tell")}
-			}
-			return nil
+			return cobra.ExactArgs(2)(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			return o.run(p, args, c.Flags().Changed("margin"))
 		},
 	}
-	c.Flags().BoolVar(&gate, "gate", false, "exit with 3 where the second run is slower, 4 where it cannot be told")
+	f := c.Flags()
+	f.StringVar(&o.gate, "gate", "", "exit with 3 where the second is slower; =strict: with 4 where it cannot be told")
+	f.Lookup("gate").NoOptDefVal = gateSlower
+	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
+	f.StringArrayVar(&o.only, "only", nil, "compare these alone: variant=NAME,…, workload=NAME,… or metric=NAME,…")
+	f.Float64Var(&o.margin, "margin", 0, "call a ratio within this of 1 the same, such as 0.02 (default the second experiment's)")
 	return c
+}
+
+func (o compareOptions) run(p Process, folders []string, margin bool) error {
+	var results [2]stats.Result
+	for i, path := range folders {
+		dir, err := record.Open(path)
+		if err != nil {
+			return usage(err)
+		}
+		exp, trials, err := readExperiment(dir)
+		if err != nil {
+			return err
+		}
+		results[i] = stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+	}
+	only, err := o.filter(results)
+	if err != nil {
+		return usage(err)
+	}
+	write, ok := report.CompareFormats[o.format]
+	switch {
+	case !ok:
+		return usage(fmt.Errorf("--format %s: there is no such format; choose text, md, json, junit or html", o.format))
+	case o.gate != "" && o.gate != gateSlower && o.gate != gateStrict:
+		return usage(fmt.Errorf("--gate=%s: there is no such gate; choose --gate or --gate=strict", o.gate))
+	case margin && !(o.margin > 0 && o.margin < 0.5):
+		return usage(fmt.Errorf("--margin %g: must be above 0 and below 0.5", o.margin))
+	case margin:
+		results[1].Experiment.Spec.Margin = o.margin
+	}
+	comparison, err := stats.Compare(results[0], results[1], only)
+	if err != nil {
+		return err
+	}
+	changes := report.Changes{Comparison: comparison, Strict: o.gate == gateStrict}
+	if err := write(p.Out, changes); err != nil || o.gate == "" {
+		return err
+	}
+	switch {
+	case comparison.Gate == stats.GateSlower:
+		return exitError{code: exitSlower, err: errors.New("gate: the second result is slower")}
+	case !changes.Decided():
+		return exitError{code: exitUnclear, err: errors.New("gate: there is nothing that both results have")}
+	case comparison.Gate == stats.GateUnclear && o.gate == gateStrict:
+		return exitError{code: exitUnclear, err: errors.New("gate: the results are too few or too noisy to tell, or something is missing")}
+	}
+	return nil
+}
+
+// folderName is the name of a results folder, wherever it was named from.
+func folderName(dir *record.Dir) string {
+	path, err := filepath.Abs(dir.Path)
+	if err != nil {
+		path = dir.Path
+	}
+	return filepath.Base(path)
+}
+
+// filter is what --only says, in names that one of the results has.
+func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err error) {
+	var variants, workloads []string
+	for _, r := range results {
+		for _, v := range r.Experiment.Spec.Variants {
+			variants = append(variants, v.Name)
+		}
+		for _, w := range r.Experiment.Spec.Workloads {
+			workloads = append(workloads, w.Name)
+		}
+	}
+	fields := map[string]struct {
+		to      *[]string
+		allowed []string
+	}{"variant": {&only.Variants, variants}, "workload": {&only.Workloads, workloads}, "metric": {&only.Metrics, v1alpha1.Metrics()}}
+	for _, text := range o.only {
+		name, values, ok := strings.Cut(text, "=")
+		field, known := fields[name]
+		if !ok || !known {
+			return only, fmt.Errorf("--only %s: must be variant=NAME, workload=NAME or metric=NAME", text)
+		}
+		slices.Sort(field.allowed)
+		for _, value := range strings.Split(values, ",") {
+			if !slices.Contains(field.allowed, value) {
+				return only, fmt.Errorf("--only %s: there is no %s %q; %s", text, name, value, v1alpha1.Suggest(value, slices.Compact(field.allowed)))
+			}
+			*field.to = append(*field.to, value)
+		}
+	}
+	return only, nil
 }

@@ -61,6 +61,19 @@ func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
 	return &labTarget{spec: spec, process: p}
 }
 
+// openLab has this process measure in labs of this machine.
+func openLab(ctx context.Context, p Process, spec *v1alpha1.Lab) (*site, error) {
+	release, err := claimMachine(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return &site{
+		target:  newLabTarget(spec, p),
+		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
+		release: release,
+	}, nil
+}
+
 func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
 	t.made++
 	config := lab.Config{
@@ -251,7 +264,7 @@ func labExecCommand(p Process) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := lab.Open(lab.DefaultDir, args[0])
 			if err != nil {
-				return err
+				return withLabs(err)
 			}
 			code, err := l.Run(c.Context(), args[1], args[2:], p.In, p.Out, p.Err)
 			if err != nil {
@@ -265,6 +278,14 @@ func labExecCommand(p Process) *cobra.Command {
 	}
 }
 
+// withLabs says how to learn which labs there are, where one is not.
+func withLabs(err error) error {
+	if errors.Is(err, lab.ErrNotFound) {
+		return fmt.Errorf("%w (slipstream lab ls)", err)
+	}
+	return err
+}
+
 func labDownCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
@@ -276,9 +297,7 @@ func labDownCommand(p Process) *cobra.Command {
 				if err == nil {
 					err = l.Down(c.Context())
 				}
-				if errors.Is(err, lab.ErrNotFound) {
-					err = fmt.Errorf("%w (slipstream lab ls)", err)
-				}
+				err = withLabs(err)
 				if err == nil {
 					fmt.Fprintln(p.Out, strings.TrimSpace(name), "is gone")
 				}

@@ -11,6 +11,7 @@ import (
 // begin is the first thing that the program does.
 func begin() error { return process.Begin() }
 
+// linuxCommands are those that need namespaces, sysfs or netlink.
 func linuxCommands(p Process) []*cobra.Command {
-	return []*cobra.Command{runCommand(p), cleanupCommand(p), labCommand(p), accelCommand(p), workerCommand(p), agentCommand(p), forwardCommand(), balanceCommand()}
+	return []*cobra.Command{labCommand(p), accelCommand(p), workerCommand(p), agentCommand(p), forwardCommand(), balanceCommand()}
 }

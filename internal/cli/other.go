@@ -2,10 +2,37 @@
 
 package cli
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
 
-// linuxCommands need namespaces, sysfs or netlink; elsewhere there are none, and
-// results can still be read.
-func linuxCommands(Process) []*cobra.Command { return nil }
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// linuxCommands need namespaces, sysfs or netlink: elsewhere they say so.
+func linuxCommands(Process) []*cobra.Command {
+	var all []*cobra.Command
+	for _, c := range []struct{ use, short, needs string }{
+		{"lab", "A lab of network namespaces to play in", "network namespaces"},
+		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
+		{"agent", "Keep accelerations on, on this node, as policies say", "settings of the Linux kernel"},
+	} {
+		all = append(all, &cobra.Command{
+			Use: c.use, Short: c.short + " (Linux)", DisableFlagParsing: true,
+			RunE: func(*cobra.Command, []string) error {
+				return usage(fmt.Errorf("slipstream %s needs Linux, for it works with %s; this is %s", c.use, c.needs, runtime.GOOS))
+			},
+		})
+	}
+	return all
+}
+
+func openLab(context.Context, Process, *v1alpha1.Lab) (*site, error) {
+	return nil, usage(errors.New("a lab needs Linux, as it is made of network namespaces; this is " + runtime.GOOS + ": run it on a Linux machine, or in a cluster from here (slipstream run kubernetes)"))
+}
 
 func begin() error { return nil }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +18,7 @@ import (
 
 // formats of a report, by name.
 var formats = map[string]func(io.Writer, *report.Model) error{
-	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal,
+	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal, "junit": report.JUnit,
 }
 
 func reportCommand(p Process) *cobra.Command {
@@ -24,9 +26,9 @@ func reportCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Render the report of a results folder again",
-		Example: `  slipstream report results/demo-20260102-150405                 report.html, summary.*, figures/ anew
-  slipstream report results/demo-20260102-150405 --format md      to standard output
-  slipstream report results/demo-20260102-150405 --figures pdf    figures/*.pdf too`,
+		Example: `  slipstream report results/demo-20260102T150405Z                 report.html, summary.*, figures/ anew
+  slipstream report results/demo-20260102T150405Z --format md      to standard output
+  slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			dir, err := record.Open(args[0])
@@ -34,7 +36,12 @@ func reportCommand(p Process) *cobra.Command {
 				return usage(err)
 			}
 			if format == "" && figures == "" {
-				return render(dir, p.Out)
+				m, err := render(dir, p)
+				if err != nil {
+					return err
+				}
+				tellNext(dir, m, p)
+				return nil
 			}
 			m, err := model(dir)
 			if err != nil {
@@ -51,12 +58,12 @@ func reportCommand(p Process) *cobra.Command {
 			}
 			write, ok := formats[format]
 			if !ok {
-				return usage(fmt.Errorf("no format %q: choose html, md, csv, json or text", format))
+				return usage(fmt.Errorf("--format %s: there is no such format; choose html, md, csv, json, junit or text", format))
 			}
 			return write(p.Out, m)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json or text to standard output")
+	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (of expectations) or text to standard output")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
 	return c
 }
@@ -77,49 +84,120 @@ func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, erro
 
 // model works a folder's report out.
 func model(dir *record.Dir) (*report.Model, error) {
-	exp, trials, err := readExperiment(dir)
+	exp, trials, summary, err := analyze(dir)
 	if err != nil {
 		return nil, err
-	}
-	if len(trials) == 0 {
-		return nil, fmt.Errorf("report %s: no trials are on record yet", dir.Path)
 	}
 	env, err := dir.Environment()
-	if err != nil {
-		return nil, err
-	}
-	summary, err := stats.Analyze(exp, trials)
 	if err != nil {
 		return nil, err
 	}
 	return report.New(exp, summary, trials, env), nil
 }
 
-// render writes every file of a results folder that follows from its trials, and
-// shows the verdicts.
-func render(dir *record.Dir, out io.Writer) error {
+// analyze reads a folder and judges what is in it.
+func analyze(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, *stats.Summary, error) {
+	exp, trials, err := readExperiment(dir)
+	if err == nil && len(trials) == 0 {
+		err = fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	summary, err := stats.Analyze(exp, trials)
+	return exp, trials, summary, err
+}
+
+// render writes every file of a results folder that follows from its trials, and shows the
+// verdicts.
+func render(dir *record.Dir, p Process) (*report.Model, error) {
 	m, err := model(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for name, format := range map[string]string{"summary.json": "json", "summary.csv": "csv", "report.html": "html"} {
 		if err := dir.WriteFile(name, func(w io.Writer) error { return formats[format](w, m) }); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := writeFigures(dir, m, "svg"); err != nil {
-		return err
+		return nil, err
 	}
-	if err := report.Terminal(out, m); err != nil {
-		return err
+	if err := report.Terminal(p.Out, m); err != nil {
+		return nil, err
 	}
-	fmt.Fprintf(out, "\nreport: %s\n", filepath.Join(dir.Path, "report.html"))
+	fmt.Fprintf(p.Out, "\nReport: %s\n", filepath.Join(dir.Path, "report.html"))
+	return m, nil
+}
+
+// expected is an error where an expectation of the experiment failed, or where that cannot
+// be told; what it was stands in the report.
+func expected(m *report.Model) error {
+	count := map[stats.Outcome]int{}
+	for _, e := range m.Expected {
+		count[e.Outcome]++
+	}
+	all := len(m.Expected)
+	switch {
+	case count[stats.Failed] > 0:
+		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.Failed], all)}
+	case count[stats.Unclear] > 0:
+		return exitError{code: exitUnclear, err: fmt.Errorf("%d of %d expectations cannot be told: more blocks may (--runs)", count[stats.Unclear], all)}
+	}
 	return nil
+}
+
+// tellNext says what to do after a result.
+func tellNext(dir *record.Dir, m *report.Model, p Process) {
+	if command := next(dir, m, p.Args[0]); command != "" {
+		fmt.Fprintf(p.Out, "Next:   %s\n", report.PlainLine(command))
+	}
+}
+
+var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
+
+// next is the command that a person wants after a result: to keep on what it has proved,
+// or to learn what it has not.
+func next(dir *record.Dir, m *report.Model, program string) string {
+	if strings.HasPrefix(filepath.Base(program), "kubectl-") {
+		program = "kubectl slipstream"
+	}
+	keep := m.Keep()
+	switch {
+	case m.Unfinished != "":
+		return program + " run --resume " + quote(dir.Path)
+	case keep != "" && m.InCluster():
+		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, quote(dir.Path), keep)
+	case keep != "":
+		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, quote(dir.Path), keep)
+	case m.Unclear() && strings.Contains(m.Environment.Command, " run "):
+		return fmt.Sprintf("%s --runs %d", runsFlag.ReplaceAllString(m.Environment.Command, ""), max(20, 2*m.Blocks))
+	}
+	return ""
+}
+
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// quote is a word as a shell reads it.
+func quote(word string) string {
+	if safeWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// commandLine is what repeats a command.
+func commandLine(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		words[i] = quote(a)
+	}
+	return strings.Join(words, " ")
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {
 	if format != "svg" && format != "png" && format != "pdf" {
-		return usage(fmt.Errorf("no figures as %q: choose svg, png or pdf", format))
+		return usage(fmt.Errorf("--figures %s: there is no such format; choose svg, png or pdf", format))
 	}
 	var errs []error
 	for _, f := range report.Figures(m) {

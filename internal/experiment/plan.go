@@ -241,6 +241,25 @@ func (p *Plan) Time() time.Duration {
 	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime()
 }
 
+// TimeText is Time for people: "4 min", "at most 6 h 31 min".
+func (p *Plan) TimeText() string {
+	most := p.Auto
+	for _, c := range p.Cells {
+		most = most || c.Workload.Traffic().Requests > 0 // which end the window when they are done
+	}
+	text := p.Time().Round(time.Second).String()
+	if minutes := int(p.Time().Round(time.Minute).Minutes()); minutes > 0 {
+		text = fmt.Sprintf("%d min", minutes%60)
+		if hours := minutes / 60; hours > 0 {
+			text = fmt.Sprintf("%d h %s", hours, text)
+		}
+	}
+	if most {
+		return "at most " + text
+	}
+	return text
+}
+
 func (p *Plan) blockTime() time.Duration {
 	var sum time.Duration
 	for _, c := range p.Cells {
@@ -264,7 +283,7 @@ func (p *Plan) Print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "experiment\t%s\n", p.exp.Metadata.Name)
 	fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*len(p.Cells), upTo, p.Blocks, len(p.Cells))
-	fmt.Fprintf(tw, "time\t%s%s\n", upTo, p.Time().Round(time.Second))
+	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
 	for _, f := range p.Fabrics {
 		if s.Target.Kubernetes != nil {
 			fmt.Fprintf(tw, "network\t%d nodes of a cluster, %d pods each\n", p.exp.Nodes(), p.Pods)

@@ -87,7 +87,14 @@ func (c interval) mapped(f func(float64) float64) interval {
 func estimate(v float64, ci interval, decimals int) Estimate {
 	e := Estimate{Value: fixed(v, decimals)}
 	if ci.known() {
-		e.Interval = fixed(ci.lo, decimals) + "–" + fixed(ci.hi, decimals)
+		to := "–"
+		switch { // a dash beside a minus is hard to read
+		case ci.lo < 0 && ci.hi > 0:
+			to = " to +"
+		case ci.lo < 0:
+			to = " to "
+		}
+		e.Interval = fixed(ci.lo, decimals) + to + fixed(ci.hi, decimals)
 	}
 	return e
 }
@@ -110,7 +117,7 @@ func fixed(v float64, decimals int) string {
 	if strings.Trim(s, "-0.") == "" {
 		return strings.TrimPrefix(s, "-")
 	}
-	return s
+	return strings.Replace(s, "-", "−", 1)
 }
 
 // decimalsFor shows three significant digits of v.

@@ -22,8 +22,11 @@ import (
 type Model struct {
 	Name        string
 	Description string
-	// Headline is the result in one sentence.
+	// Unfinished says what the run still lacks, empty where that is nothing.
+	Unfinished string
+	// Headline is the result in a sentence or two, More what else there is to say of it.
 	Headline string
+	More     []string
 	// Blocks is the largest number of blocks that any figure rests on.
 	Blocks int
 	Costs  []Cost
@@ -33,6 +36,8 @@ type Model struct {
 	Limits []LimitLine
 	Bounds []string
 	Prices *PriceTable
+	// Expected is what became of the experiment's expectations.
+	Expected []Expected
 	// Variants and Workloads say what was compared and under which traffic.
 	Variants  []Definition
 	Workloads []Definition
@@ -48,6 +53,8 @@ type Model struct {
 	trials  []record.Trial
 	rows    map[cell]*stats.Row
 	figures []Figure
+	// conclusion is Headline and More, a sentence each.
+	conclusion []string
 }
 
 // Definition is a name and what it stands for.
@@ -157,10 +164,22 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Costs = m.costs()
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
-	m.Headline = m.headline()
+	m.Expected = expectations(summary.Expected)
+	m.Unfinished = unfinished(summary.Unfinished)
+	m.conclusion = m.conclude()
+	short := min(len(m.conclusion), 2)
+	m.Headline, m.More = strings.Join(m.conclusion[:short], " "), m.conclusion[short:]
 	m.Machines = machines(env.Nodes)
 	m.figures = m.drawFigures()
 	return m
+}
+
+// unfinished is a sentence for people of what a summary says.
+func unfinished(text string) string {
+	if text == "" {
+		return ""
+	}
+	return "This run is unfinished: " + text + "."
 }
 
 func (m *Model) pairsOf(w v1alpha1.Workload) []int {

@@ -285,17 +285,17 @@ func TestUnusualResults(t *testing.T) {
 		{
 			name:     "no latency",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[:1] },
-			headline: "VXLAN reaches 42 % ",
+			headline: "Here VXLAN has 42 % ",
 		},
 		{
 			name:     "latency only",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[1:] },
-			headline: "VXLAN's pingpong median latency is 241 % (238–244) of the host network's at 1 pair;",
+			headline: "Here VXLAN has 241 % (238–244) of the host network's pingpong median latency, at 1 pair.",
 		},
 		{
 			name:     "one block has no interval",
 			change:   func(f *fixture) { f.blocks = 1 },
-			headline: "VXLAN reaches 41 % of the host network's stream throughput at 1 pair;",
+			headline: "Here VXLAN has 41 % of the host network's stream throughput and 237 % of its pingpong median latency, at 1 pair. Nothing is proven faster than vxlan.",
 			page:     []string{"inconclusive", "1 block"},
 		},
 		{
@@ -328,7 +328,7 @@ func TestUnusualResults(t *testing.T) {
 				}
 				f.run(t)
 			},
-			headline: "Of the host network's stream throughput at 1 pair, these remain: flannel 42 % ",
+			headline: "Here the overlays have, of the host network's stream throughput at 1 pair: flannel 42 % ",
 			page:     []string{"relative to native", "relative to native/none", "NIC offload none", "slower</span> <span class=\"quiet\">vs native/none"},
 		},
 		{
@@ -338,7 +338,7 @@ func TestUnusualResults(t *testing.T) {
 				f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "engine"}, {Name: "iperf3", Tools: map[string]string{"stream": "iperf3"}}}
 				f.run(t)
 			},
-			headline: "Against engine, ",
+			headline: "Nothing is proven faster than engine.",
 		},
 		{
 			name: "thirty variants",
@@ -348,7 +348,7 @@ func TestUnusualResults(t *testing.T) {
 				}
 				f.run(t)
 			},
-			headline: "VXLAN reaches 4",
+			headline: "Here VXLAN has 4",
 		},
 		{
 			name: "two machines of 64 cores",
@@ -362,7 +362,7 @@ func TestUnusualResults(t *testing.T) {
 					f.trials[i].Hosts = append(f.trials[i].Hosts, other)
 				}
 			},
-			headline: "VXLAN reaches 4",
+			headline: "Here VXLAN has 4",
 			page:     []string{"the mean of 2 neighbouring cores"},
 		},
 		{
@@ -379,7 +379,7 @@ func TestUnusualResults(t *testing.T) {
 		},
 		{
 			name:     "no CPUs recorded, a histogram that cannot be read",
-			headline: "VXLAN reaches 4",
+			headline: "Here VXLAN has 4",
 			change: func(f *fixture) {
 				for i := range f.trials {
 					f.trials[i].Hosts = nil
@@ -440,36 +440,97 @@ func TestUnusualResults(t *testing.T) {
 	}
 }
 
-func TestHeadline(t *testing.T) {
-	row := func(variant string, pairs int, ratio, lo, hi float64, v stats.Verdict) stats.Row {
-		return stats.Row{Variant: variant, Workload: "stream", Pairs: pairs, Metric: record.Throughput, N: 10, Mean: 1e10, CI95: [2]float64{9e9, 11e9},
+// TestConclusion: the sentences at the end name every workload's metric, the largest gain
+// with what it costs, and what harms.
+func TestConclusion(t *testing.T) {
+	row := func(variant, workload, metric string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
+		return stats.Row{Variant: variant, Workload: workload, Pairs: 1, Metric: metric, N: 10, Mean: 1e10, CI95: [2]float64{9e9, 11e9},
 			Versus: &stats.Versus{Baseline: "vxlan", N: 10, Ratio: ratio, CI95: [2]float64{lo, hi}, Verdict: v}}
 	}
-	tests := []struct {
+	stream := func(variant string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
+		return row(variant, "stream", record.Throughput, ratio, lo, hi, v)
+	}
+	latency := func(variant string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
+		return row(variant, "pingpong", record.LatencyP50, ratio, lo, hi, v)
+	}
+	for _, tt := range []struct {
 		name string
 		rows []stats.Row
-		want string
+		want []string
+		keep string
 	}{
 		{"cost, gain, harm and nothing", []stats.Row{
-			row("native", 1, 2.44, 2.33, 2.56, stats.Faster),
-			row("rps", 1, 1.001, 0.99, 1.01, stats.Same), row("rps", 4, 1, 0.99, 1.01, stats.Same),
-			row("rfs", 4, 0.92, 0.90, 0.94, stats.Slower), row("rfs+", 4, 1.12, 1.10, 1.14, stats.Faster),
-		}, "VXLAN reaches 41 % (39–43) of the host network's stream throughput at 1 pair; rfs+ raises stream throughput by 12 % (10–14) at 4 pairs; rfs lowers stream throughput by 8 % (6–10) at 4 pairs; rps changes nothing."},
-		{"a gain of more than twice is a factor", []stats.Row{row("rfs", 1, 2.2, 2.1, 2.3, stats.Faster)},
-			"Against vxlan, rfs multiplies stream throughput by 2.20 (2.10–2.30) at 1 pair."},
-		{"not clear", []stats.Row{row("rfs", 1, 1.1, 0.9, 1.3, stats.Inconclusive)},
-			"Against vxlan, what rfs does is not clear."},
-		{"a narrow interval keeps a decimal", []stats.Row{row("rps", 1, 1.032, 1.030, 1.034, stats.Faster)},
-			"Against vxlan, rps raises stream throughput by 3.2 % (3.0–3.4) at 1 pair."},
-	}
-	for _, tt := range tests {
+			stream("native", 2.44, 2.33, 2.56, stats.Faster), latency("native", 0.5, 0.4, 0.6, stats.Faster),
+			stream("rps", 1.5, 1.4, 1.6, stats.Faster), latency("rps", 1.42, 1.38, 1.46, stats.Slower),
+			stream("rps+", 1.001, 0.99, 1.01, stats.Same), latency("rps+", 1, 0.99, 1.01, stats.Same),
+			stream("rfs+", 1.12, 1.10, 1.14, stats.Faster), latency("rfs+", 0.9, 0.88, 0.92, stats.Faster),
+			stream("rfs", 0.9, 0.5, 1.4, stats.Inconclusive), latency("rfs", 0.9, 0.5, 1.4, stats.Inconclusive),
+		}, []string{
+			"Here VXLAN has 41 % (39–43) of the host network's stream throughput and 200 % (167–250) of its pingpong median latency, at 1 pair.",
+			"rfs+ gives the most back, against vxlan: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (8–12) at 1 pair.",
+			"rps harms: pingpong median latency +42 % (38–46) at 1 pair.",
+			"No difference: rps+.",
+			"Not clear, more blocks may tell: rfs.",
+		}, "rfs+"},
+		{"more harm than a line has room for", []stats.Row{
+			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
+		}, []string{
+			"Nothing is proven faster than vxlan.",
+			"rps+ harms: stream throughput −50 % (40–60) at 1 pair; rfs harms: stream throughput −30 % (20–40) at 1 pair; rfs+ harms: stream throughput −20 % (10–30) at 1 pair; one more harms too.",
+		}, ""},
+		{"the best has its cost", []stats.Row{
+			stream("rps", 1.5, 1.4, 1.6, stats.Faster), latency("rps", 1.42, 1.38, 1.46, stats.Slower),
+		}, []string{"Against vxlan, rps gains the most: stream throughput +50 % (40–60) at 1 pair; but it costs pingpong median latency +42 % (38–46) at 1 pair."}, ""},
+		{"a gain of more than twice is a factor", []stats.Row{stream("rfs", 2.2, 2.1, 2.3, stats.Faster)},
+			[]string{"Against vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
+		{"not clear", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
+			[]string{"Nothing is proven faster than vxlan.", "Not clear, more blocks may tell: rfs."}, ""},
+		{"a narrow interval keeps a decimal", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster)},
+			[]string{"Against vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := demo(t)
 			m := New(f.exp, &stats.Summary{Baseline: "vxlan", Rows: tt.rows}, nil, record.Environment{})
-			if diff := cmp.Diff(tt.want, m.Headline); diff != "" {
-				t.Errorf("headline (-want +got):\n%s", diff)
+			if diff := cmp.Diff(tt.want, m.conclusion); diff != "" {
+				t.Errorf("it concludes (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.want, append([]string{m.Headline}, m.More...)); len(tt.want) == 1 && diff != "" {
+				t.Errorf("headline and more (-want +got):\n%s", diff)
+			}
+			if got := m.Keep(); got != tt.keep {
+				t.Errorf("a policy should keep %q, want %q", got, tt.keep)
+			}
+			text := render(t, Terminal, m)
+			if last := wrap(tt.want[len(tt.want)-1], 80, "  "); !strings.HasSuffix(text, last) {
+				t.Errorf("the terminal's last lines are not %q:\n%s", last, text)
 			}
 		})
+	}
+}
+
+// TestUnfinishedIsSaidFirst: every format says at its top that a run is not done.
+func TestUnfinishedIsSaidFirst(t *testing.T) {
+	const want = "7 of 48 trials are done"
+	f := demo(t)
+	s := f.summary()
+	s.Unfinished = want
+	m := New(f.exp, s, f.trials, f.env)
+	for format, write := range writers() {
+		text := render(t, write, m)
+		at, first := strings.Index(text, want), strings.Index(text, "throughput")
+		if format == "html" {
+			text = text[strings.Index(text, "<body>"):]
+			at, first = strings.Index(text, want), strings.Index(text, "throughput")
+		}
+		if at < 0 || at > first && format != "csv" { // of a table each row says it, in its last column
+			t.Errorf("%s says it at %d, and throughput at %d", format, at, first)
+		}
+	}
+	s.Unfinished = ""
+	for format, write := range writers() {
+		if text := render(t, write, New(f.exp, s, f.trials, f.env)); strings.Contains(text, "unfinished: ") || strings.Contains(text, "is unfinished") {
+			t.Errorf("%s says it of a run that is done", format)
+		}
 	}
 }
 
@@ -584,11 +645,28 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestChange: a change whose interval holds none may be a rise or a fall, and says so.
+func TestChange(t *testing.T) {
+	for _, c := range []struct {
+		ratio, lo, hi float64
+		want          string
+	}{
+		{1.12, 1.10, 1.14, "+12 % (10–14)"}, {0.92, 0.90, 0.94, "−8 % (6–10)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
+		{0.40, 0.14, 1.13, "−60 % (−86 to +13)"}, {1.34, 0.38, 4.69, "+34 % (−62 to +369)"},
+	} {
+		r := &stats.Row{Versus: &stats.Versus{N: 5, Ratio: c.ratio, CI95: [2]float64{c.lo, c.hi}}}
+		if got := change(r); got != c.want {
+			t.Errorf("%v: %q, want %q", c, got, c.want)
+		}
+	}
+}
+
 func TestFormats(t *testing.T) {
 	all := interval{math.Inf(-1), math.Inf(1)}
 	for got, want := range map[string]string{
 		estimate(0.861, interval{0.84, 0.88}, 2).String(): "0.86 (0.84–0.88)",
 		estimate(0.861, all, 2).String():                  "0.86",
+		estimate(-4.2, interval{-6, 3}, 0).String():       "−4 (−6 to +3)",
 		percent(0.41, interval{0.39, 0.43}).with("%"):     "41 % (39–43)",
 		percent(0.9965, interval{0.994, 0.999}).String():  "99.7 (99.4–99.9)",
 		fixed(-0.001, 2):               "0.00",

@@ -5,7 +5,6 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strings"
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -149,17 +148,14 @@ func (m *Model) advice() []Advice {
 							continue
 						}
 						found = true
-						text := v.Name + ": " + change(r)
-						if i > 0 {
-							text = v.Name + ": " + quantityOf(t.Metric).name + " " + change(r)
-						}
+						text := v.Name + ": " + quantityOf(t.Metric).name + " " + change(r)
 						switch {
 						case r.Versus.Verdict == stats.Slower:
 							a.Harms = append(a.Harms, text)
 						case i > 0:
 						case r.Versus.Verdict == stats.Faster:
 							a.Also = append(a.Also, text)
-							if best == nil || gain(r) > gain(best) {
+							if best == nil || r.Gain() > best.Gain() {
 								best, a.Use = r, text
 							}
 						case r.Versus.Verdict == stats.Same:
@@ -198,178 +194,25 @@ func (m *Model) baselines() []string {
 	return out
 }
 
-// gain is how many times better a variant is, whichever way the metric runs.
-func gain(r *stats.Row) float64 {
-	if record.HigherIsBetter(r.Metric) {
-		return r.Versus.Ratio
-	}
-	return 1 / r.Versus.Ratio
-}
-
 // change is "+12 % (10–14)", of the metric itself: a latency that falls has a
 // minus. From twice on it is a factor, "×2.4 (2.3–2.5)".
 func change(r *stats.Row) string {
-	sign, _, by := moves(r)
-	return sign + by
-}
-
-// does is change as a sentence.
-func does(r *stats.Row, what string) string {
-	_, verb, by := moves(r)
-	return fmt.Sprintf("%s %s %s by %s at %s", r.Variant, verb, what, by, pairs(r.Pairs))
-}
-
-func moves(r *stats.Row) (sign, verb, by string) {
 	ratio, ci := r.Versus.Ratio, of(r.Versus.CI95, r.Versus.N)
 	switch {
 	case ratio >= 2:
-		return "×", "multiplies", estimate(ratio, ci, 2).String()
+		return "×" + estimate(ratio, ci, 2).String()
+	case ratio < 1 && ci.hi > 1: // it may be a rise as well, so the interval has signs
+		return percent(ratio-1, ci.mapped(func(x float64) float64 { return x - 1 })).with("%")
 	case ratio < 1:
-		return "−", "lowers", percent(1-ratio, ci.mapped(func(x float64) float64 { return 1 - x })).with("%")
+		return "−" + percent(1-ratio, ci.mapped(func(x float64) float64 { return 1 - x })).with("%")
 	}
-	return "+", "raises", percent(ratio-1, ci.mapped(func(x float64) float64 { return x - 1 })).with("%")
+	return "+" + percent(ratio-1, ci.mapped(func(x float64) float64 { return x - 1 })).with("%")
 }
 
-// headline speaks of the first workload and what it is judged by: what the
-// overlay costs at the fewest pairs, then the largest gain, the largest harm
-// and what makes no difference.
-func (m *Model) headline() string {
-	if len(m.Tables) == 0 || len(m.summary.Rows) == 0 {
-		if len(m.Failures) > 0 {
-			return "No trial gave a result: " + m.Failures[0].Error + "."
-		}
-		return "No trial gave a result."
-	}
-	t := m.Tables[0]
-	var clauses []string
-	if c := m.costClause(t); c != "" {
-		clauses = append(clauses, c)
-	}
-	gains := m.gainClauses(t, choice)
-	if len(clauses)+len(gains) == 0 {
-		gains = m.gainClauses(t, other)
-	}
-	if len(clauses) == 0 && len(gains) > 0 {
-		if b := m.baselines(); len(b) == 1 {
-			gains[0] = "Against " + b[0] + ", " + gains[0]
-		}
-	}
-	if clauses = append(clauses, gains...); len(clauses) > 0 {
-		return strings.Join(clauses, "; ") + "."
-	}
-	for _, row := range t.Rows {
-		for i, l := range row.Cells {
-			if l.Missing == "" {
-				return fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
-					row.Variant, t.Title, l.Estimate.with(t.Unit), pairs(t.Pairs[i]))
-			}
-		}
-	}
-	return "The workload " + t.Workload + " gave no result."
-}
-
-func (m *Model) costClause(t Table) string {
-	type subject struct{ name, path, share string }
-	var subjects []subject
-	natives := map[string]bool{}
-	at := 0
-	for _, c := range m.Costs {
-		if c.What != t.Title || len(m.variant(c.Variant).Accelerate) > 0 {
-			continue
-		}
-		s := c.Shares[0]
-		if at == 0 {
-			at = s.Pairs
-		}
-		if s.Pairs != at {
-			continue
-		}
-		natives[c.Native] = true
-		subjects = append(subjects, subject{c.Variant, pathName(m.path(m.variant(c.Variant))), s.with("%")})
-	}
-	if len(subjects) == 0 {
-		return ""
-	}
-	if len(subjects) == 1 {
-		name := "VXLAN"
-		if !strings.HasPrefix(subjects[0].path, name) {
-			name = subjects[0].name
-		}
-		if t.Better == "lower" {
-			return fmt.Sprintf("%s's %s is %s of the host network's at %s", name, t.Title, subjects[0].share, pairs(at))
-		}
-		return fmt.Sprintf("%s reaches %s of the host network's %s at %s", name, subjects[0].share, t.Title, pairs(at))
-	}
-	words := make([]string, 0, len(subjects))
-	for _, s := range subjects[:min(len(subjects), 4)] {
-		words = append(words, s.name+" "+s.share)
-	}
-	return fmt.Sprintf("Of the host network's %s at %s, these remain: %s", t.Title, pairs(at), list(words))
-}
-
-func (m *Model) gainClauses(t Table, q question) []string {
-	var best, worst *stats.Row
-	var variants []string
-	moved, unclear := map[string]bool{}, map[string]bool{}
-	for _, row := range t.Rows {
-		for _, p := range t.Pairs {
-			r := m.rows[cell{row.Variant, t.Workload, p, t.Metric}]
-			if !m.asks(r, q) {
-				continue
-			}
-			if !slices.Contains(variants, r.Variant) {
-				variants = append(variants, r.Variant)
-			}
-			switch r.Versus.Verdict {
-			case stats.Faster:
-				moved[r.Variant] = true
-				if best == nil || gain(r) > gain(best) {
-					best = r
-				}
-			case stats.Slower:
-				moved[r.Variant] = true
-				if worst == nil || gain(r) < gain(worst) {
-					worst = r
-				}
-			case stats.Same:
-			default:
-				unclear[r.Variant] = true
-			}
-		}
-	}
-	var out, still, open []string
-	if best != nil {
-		out = append(out, does(best, t.Title))
-	}
-	if worst != nil {
-		out = append(out, does(worst, t.Title))
-	}
-	for _, v := range variants {
-		switch {
-		case moved[v]:
-		case unclear[v]:
-			open = append(open, v)
-		default:
-			still = append(still, v)
-		}
-	}
-	const few = 3
-	verb := func(names []string, one, several string) string {
-		if len(names) > few {
-			return fmt.Sprintf("%d variants %s", len(names), several)
-		}
-		if len(names) == 1 {
-			return names[0] + " " + one
-		}
-		return list(names) + " " + several
-	}
-	if len(still) > 0 {
-		out = append(out, verb(still, "changes nothing", "change nothing"))
-	}
-	if len(open) > 0 && len(out) < few {
-		out = append(out, "what "+verb(open, "does", "do")+" is not clear")
-	}
-	return out
+// Says is what a comparison found, with the metric: "stream throughput +12 % (10–14) at
+// 4 pairs".
+func Says(r *stats.Row) string {
+	return fmt.Sprintf("%s %s %s at %s", r.Workload, quantityOf(r.Metric).name, change(r), pairs(r.Pairs))
 }
 
 // smallestAndLargest are the ends of a list of pairs, once where they are one.

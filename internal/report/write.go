@@ -114,13 +114,13 @@ func JSON(w io.Writer, m *Model) error {
 
 // CSV writes the rows of the summary flat, in its units and full precision.
 // Columns of a comparison are empty on a baseline's rows; warnings are codes,
-// separated by spaces.
+// separated by spaces; unfinished is empty for a run that is done.
 func CSV(w io.Writer, m *Model) error {
 	var b strings.Builder
 	c := csv.NewWriter(&b)
 	records := [][]string{{
 		"variant", "workload", "pairs", "metric", "unit", "n", "mean", "ci95_lo", "ci95_hi",
-		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings",
+		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings", "unfinished",
 	}}
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	for _, r := range m.summary.Rows {
@@ -139,7 +139,7 @@ func CSV(w io.Writer, m *Model) error {
 				codes = append(codes, w.Code)
 			}
 		}
-		records = append(records, append(row, plainCell(strings.Join(codes, " "))))
+		records = append(records, append(row, plainCell(strings.Join(codes, " ")), m.summary.Unfinished))
 	}
 	if err := c.WriteAll(records); err != nil {
 		return fmt.Errorf("report as csv: %w", err)
@@ -147,38 +147,18 @@ func CSV(w io.Writer, m *Model) error {
 	return put(w, b.String(), "csv")
 }
 
-// Terminal writes the verdicts as plain text, 80 columns wide where names
-// allow: the headline, a table a workload, what to do, and what to beware of.
+// Terminal writes the verdicts as plain text, 80 columns wide where names allow: a table
+// a workload, what to beware of, and, where a terminal's reader looks first, the sentences
+// that sum it up at the end.
 func Terminal(w io.Writer, m *Model) error {
 	var b strings.Builder
-	b.WriteString(wrap(m.Headline, 80, ""))
+	if m.Unfinished != "" {
+		b.WriteString(wrap("! "+m.Unfinished, 80, "  "))
+	}
 	for _, t := range m.Tables {
 		if t.Judged && t.Metric == m.judgedTables(t.Workload)[0].Metric {
 			terminalTable(&b, t)
 		}
-	}
-	if len(m.Advice) > 0 {
-		b.WriteByte('\n')
-	}
-	for _, a := range m.Advice {
-		parts := []string{"nothing is proven faster than " + a.Versus}
-		if a.Use != "" {
-			parts[0] = "use " + a.Use
-		}
-		if len(a.Harms) > 0 {
-			parts = append(parts, "avoid "+list(a.Harms))
-		}
-		b.WriteString(wrap(fmt.Sprintf("%s, %s: %s", a.Workload, pairs(a.Pairs), strings.Join(parts, "; ")), 80, "  "))
-	}
-	said := slices.Clone(m.Bounds)
-	if m.Prices != nil {
-		said = append(said, m.Prices.Dominated()...)
-	}
-	if len(said) > 0 {
-		b.WriteByte('\n')
-	}
-	for _, text := range said {
-		b.WriteString(wrap(text, 80, "  "))
 	}
 	if len(m.Warnings) > 0 {
 		b.WriteByte('\n')
@@ -191,7 +171,35 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 		b.WriteString(wrap(text, 80, "  "))
 	}
-	return put(w, b.String(), "text")
+	said := slices.Clone(m.Bounds)
+	if m.Prices != nil {
+		said = append(said, m.Prices.Dominated()...)
+	}
+	b.WriteByte('\n')
+	for _, text := range slices.Concat(said, m.conclusion) {
+		b.WriteString(wrap(text, 80, "  "))
+	}
+	for _, e := range m.Expected {
+		b.WriteString(wrap(e.Text(), 80, "  "))
+	}
+	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
+}
+
+// JUnit writes a test case for each expectation, for a pipeline to show. What cannot be told
+// fails there, as it fails the run.
+func JUnit(w io.Writer, m *Model) error {
+	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
+	if m.Unfinished != "" {
+		s.Properties = &junitProps{[]junitProp{{"unfinished", m.Unfinished}}}
+	}
+	for _, e := range m.Expected {
+		failure := ""
+		if e.Outcome != stats.Met {
+			failure = fmt.Sprintf("%s: %s", e.Outcome, e.Why)
+		}
+		s.add(PlainLine(m.Name), PlainLine(e.Claim), e.Why, failure, "", true)
+	}
+	return s.write(w)
 }
 
 func terminalTable(b *strings.Builder, t Table) {

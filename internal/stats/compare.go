@@ -3,6 +3,8 @@ package stats
 import (
 	"fmt"
 	"math"
+	"reflect"
+	"slices"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -16,8 +18,37 @@ type Result struct {
 	Trials     []record.Trial
 }
 
+// Only narrows a comparison down, by names; an empty list is no limit.
+type Only struct{ Variants, Workloads, Metrics []string }
+
+func (o Only) has(c *cell) bool {
+	return among(o.Variants, c.variant.Name) && among(o.Workloads, c.workload.Name)
+}
+
+// decides tells whether a gate looks at a metric of a cell: at what was asked for, or else
+// at the primary one.
+func (o Only) decides(c *cell, metric string) bool {
+	if len(o.Metrics) > 0 {
+		return slices.Contains(o.Metrics, metric)
+	}
+	return metric == Primary(c.workload.Kind())
+}
+
+func among(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }
+
+// Side is one of the two runs.
+type Side struct {
+	Name string `json:"name"`
+	// Unfinished says what the run still lacks, empty for one that is done.
+	Unfinished string `json:"unfinished,omitempty"`
+}
+
 // Comparison sets a second run beside a first, cell by cell.
 type Comparison struct {
+	Before Side `json:"before"`
+	After  Side `json:"after"`
+	// Margin within which a ratio is the same.
+	Margin float64 `json:"margin"`
 	// Changes are the rows that both runs have, in the order of the second.
 	Changes []Change `json:"changes"`
 	// Missing are cells that only one run has numbers of, in words.
@@ -30,7 +61,7 @@ type Change struct {
 	Row
 	// Before is the row's mean in the first run.
 	Before float64 `json:"before"`
-	// Primary rows decide the gate.
+	// Primary rows decide the gate, or those of the metrics that were asked for.
 	Primary bool `json:"primary"`
 }
 
@@ -49,38 +80,46 @@ const (
 // runs have nothing in common, so they are not paired: the interval is Welch's
 // on logs. It knows the scatter within each run, not what changed between them
 // besides what is compared. P is adjusted by Holm over all primary rows, and
-// over all others. The margin is b's.
-func Compare(a, b Result) (*Comparison, error) {
-	before, err := sortTrials(a.Experiment, a.Trials)
-	if err != nil {
-		return nil, fmt.Errorf("compare %s: %w", a.Name, err)
+// over all others. The margin is b's. A run is the same as itself, however noisy.
+func Compare(a, b Result, only Only) (*Comparison, error) {
+	c := &Comparison{Before: Side{Name: a.Name}, After: Side{Name: b.Name}, Margin: b.Experiment.Spec.Margin, Changes: []Change{}, Missing: []string{}, Gate: GateGood}
+	var tables [2]*table
+	for i, r := range []Result{a, b} {
+		t, err := sortTrials(r.Experiment, r.Trials)
+		if err != nil {
+			return nil, fmt.Errorf("compare %s: %w", r.Name, err)
+		}
+		tables[i] = t
+		side := []*Side{&c.Before, &c.After}[i]
+		if side.Unfinished, err = Unfinished(r.Experiment, r.Trials); err != nil {
+			return nil, fmt.Errorf("compare %s: %w", r.Name, err)
+		}
 	}
-	after, err := sortTrials(b.Experiment, b.Trials)
-	if err != nil {
-		return nil, fmt.Errorf("compare %s: %w", b.Name, err)
-	}
-	c := &Comparison{Changes: []Change{}, Missing: []string{}, Gate: GateGood}
+	before, after := tables[0], tables[1]
 	for _, now := range after.cells {
+		if !only.has(now) {
+			continue
+		}
 		was := before.byKey[key{now.variant.Name, now.workload.Name, now.pairs}]
-		primary := Primary(now.workload.Kind())
 		for _, metric := range now.metrics() {
+			decides := only.decides(now, metric)
 			change, ok := compareCell(before, after, was, now, metric)
 			switch {
 			case ok:
-				change.Primary = metric == primary
+				change.Primary = decides
 				change.Versus.Baseline = a.Name
 				c.Changes = append(c.Changes, change)
-			case metric == primary:
+			case decides:
 				c.miss(now, a.Name)
 			}
 		}
 	}
 	for _, was := range before.cells {
-		if after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
+		if only.has(was) && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
 			c.miss(was, b.Name)
 		}
 	}
-	c.judge(b.Experiment.Spec.Margin)
+	c.judge(len(a.Trials) > 0 && reflect.DeepEqual(a.Trials, b.Trials))
 	return c, nil
 }
 
@@ -119,13 +158,18 @@ func (c *Comparison) miss(of *cell, in string) {
 		of.variant.Name, of.workload.Name, of.pairs, in))
 }
 
-func (c *Comparison) judge(margin float64) {
+func (c *Comparison) judge(itself bool) {
 	families := make(map[bool][]*Row)
 	for i := range c.Changes {
 		families[c.Changes[i].Primary] = append(families[c.Changes[i].Primary], &c.Changes[i].Row)
 	}
 	for _, rows := range families {
-		judge(rows, margin)
+		judge(rows, c.Margin)
+		for _, r := range rows {
+			if itself {
+				*r.Versus = Versus{Baseline: r.Versus.Baseline, N: r.Versus.N, Ratio: 1, CI95: [2]float64{1, 1}, P: 1, Verdict: Same}
+			}
+		}
 	}
 	if len(families[true]) == 0 || len(c.Missing) > 0 {
 		c.Gate = GateUnclear

@@ -41,13 +41,14 @@ func TestCompare(t *testing.T) {
 		{"noise", result("a", stream(steady...)), result("b", stream(50, 150, 70, 130)), GateUnclear, nil},
 		{"slower beats noise", result("a", stream(steady...), latency(steady...)), result("b", stream(50, 150, 70, 130), latency(scaled(1.2)...)), GateSlower, nil},
 		{"a tail has no say", result("a", stream(steady...), tail(steady...)), result("b", stream(steady...), tail(scaled(9)...)), GateGood, []string{}},
+		{"itself, however noisy", result("a", stream(50, 150, 70, 130)), result("a", stream(50, 150, 70, 130)), GateGood, nil},
 		{"gone", result("a", stream(steady...), latency(steady...)), result("b", stream(steady...)), GateUnclear,
 			[]string{"base × pingpong × 1: nothing to compare with in b"}},
 		{"new", result("a", stream(steady...)), result("b", stream(steady...), latency(steady...)), GateUnclear,
 			[]string{"base × pingpong × 1: nothing to compare with in a"}},
 		{"nothing", result("a"), result("b"), GateUnclear, nil},
 	} {
-		got, err := Compare(c.a, c.b)
+		got, err := Compare(c.a, c.b, Only{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +60,7 @@ func TestCompare(t *testing.T) {
 		}
 	}
 
-	got, err := Compare(result("a", stream(100, 110)), result("b", stream(200, 220, 200, 220, 210)))
+	got, err := Compare(result("a", stream(100, 110)), result("b", stream(200, 220, 200, 220, 210)), Only{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,5 +71,40 @@ func TestCompare(t *testing.T) {
 	}}
 	if diff := cmp.Diff([]Change{want}, got.Changes, cmpopts.EquateApprox(0, 1e-4)); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+}
+
+// TestCompareOnly: what is not asked for has no say, and a metric that is has one.
+func TestCompareOnly(t *testing.T) {
+	made := func(name string, stream, p50, p99 float64) Result {
+		r := Result{Name: name, Experiment: experiment("base", "rps")}
+		for _, v := range []string{"base", "rps"} {
+			f := map[string]float64{"base": 1, "rps": stream}[v]
+			r.Trials = append(r.Trials, trials(v, "stream", 1, record.Throughput, f*100, f*101, f*99, f*100, f*100, f*101)...)
+			for i, x := range []float64{100, 101, 99, 100, 100, 101} {
+				r.Trials = append(r.Trials, record.Trial{
+					Block: i + 1, Order: i + 1, Attempt: 1, Status: record.StatusOK, Variant: v, Workload: "pingpong", Pairs: 1,
+					Metrics: map[string]float64{record.LatencyP50: x * p50, record.LatencyP99: x * p99},
+				})
+			}
+		}
+		return r
+	}
+	before, after := made("a", 1, 1, 1), made("b", 0.5, 1, 2)
+	for name, c := range map[string]struct {
+		only Only
+		gate Gate
+	}{
+		"all":                    {Only{}, GateSlower},
+		"the variant that fell":  {Only{Variants: []string{"rps"}}, GateSlower},
+		"the other":              {Only{Variants: []string{"base"}}, GateGood},
+		"the other workload":     {Only{Workloads: []string{"pingpong"}}, GateGood},
+		"its tail":               {Only{Workloads: []string{"pingpong"}, Metrics: []string{record.LatencyP99}}, GateSlower},
+		"a metric that none has": {Only{Metrics: []string{record.Completion}}, GateUnclear},
+	} {
+		got, err := Compare(before, after, c.only)
+		if err != nil || got.Gate != c.gate {
+			t.Errorf("%s: gate %s, %v, want %s", name, got.Gate, err, c.gate)
+		}
 	}
 }

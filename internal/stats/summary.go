@@ -18,10 +18,14 @@ import (
 // Summary is summary.json: every cell of the experiment, judged.
 type Summary struct {
 	Experiment string `json:"experiment"`
+	// Unfinished says what the run still lacks, empty for one that is done.
+	Unfinished string `json:"unfinished,omitempty"`
 	Baseline   string `json:"baseline"`
 	// Rows stand in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
 	Rows []Row `json:"rows"`
+	// Expected is what became of the experiment's expectations, in its order.
+	Expected []Expected `json:"expected,omitempty"`
 	// Limits say what held cells back, Prices what one gets for them, in the
 	// experiment's order; they are empty where nothing is capped, or has a price.
 	Limits []Limit `json:"limits,omitempty"`
@@ -88,6 +92,9 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)
 	}
 	s := &Summary{Experiment: exp.Metadata.Name, Baseline: exp.Spec.Baseline, Rows: []Row{}}
+	if s.Unfinished, err = Unfinished(exp, trials); err != nil {
+		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)
+	}
 	for _, c := range t.cells {
 		for _, metric := range c.metrics() {
 			r := t.row(c, metric)
@@ -109,6 +116,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	for _, rows := range families {
 		judge(rows, exp.Spec.Margin)
 	}
+	s.Expected = t.expected(s)
 	s.Limits, s.Prices = t.limits(), t.prices(s.Rows)
 	return s, nil
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package worker is what runs in a place: it makes and takes traffic, samples
 // counters, applies accelerators and takes them back, and does so for whoever
 // is at the other end of its stream. The package is both ends of that protocol:

@@ -70,7 +70,8 @@ type right struct {
 	verb, group, resource, subresource, namespace string
 }
 
-func (r right) String() string {
+// object is what a right is about: "pods/exec", "leases.coordination.k8s.io".
+func (r right) object() string {
 	what := r.resource
 	if r.subresource != "" {
 		what += "/" + r.subresource
@@ -78,6 +79,11 @@ func (r right) String() string {
 	if r.group != "" {
 		what += "." + r.group
 	}
+	return what
+}
+
+func (r right) String() string {
+	what := r.object()
 	switch {
 	case r.resource == "namespaces":
 		return r.verb + " " + what
@@ -105,6 +111,19 @@ func (e *MissingError) Error() string {
 // check asks for all rights at once, so that the answer names all that are
 // missing.
 func (c *Cluster) check(ctx context.Context, rights []right) error {
+	missing, err := c.missing(ctx, rights, func(right, bool) {})
+	if err != nil || len(missing.Needs) == 0 {
+		return err
+	}
+	who, err := c.api.Self(ctx)
+	if err == nil {
+		missing.User = who.Status.UserInfo.Username
+	}
+	return missing
+}
+
+// missing asks for rights, tells of each, and returns those that the user does not have.
+func (c *Cluster) missing(ctx context.Context, rights []right, tell func(r right, allowed bool)) (*MissingError, error) {
 	missing := &MissingError{}
 	for _, r := range rights {
 		review, err := c.api.Allowed(ctx, &authzv1.SelfSubjectAccessReview{
@@ -113,23 +132,17 @@ func (c *Cluster) check(ctx context.Context, rights []right) error {
 			}},
 		})
 		if apierrors.IsForbidden(err) {
-			return nil // not even this; the first thing refused will name itself
+			return missing, nil // not even this; the first thing refused will name itself
 		}
 		if err != nil {
-			return fmt.Errorf("ask the API server what is allowed: %w", explain(err))
+			return nil, fmt.Errorf("ask the API server what is allowed: %w", explain(err))
 		}
 		if !review.Status.Allowed {
 			missing.Needs = append(missing.Needs, r.String())
 		}
+		tell(r, review.Status.Allowed)
 	}
-	if len(missing.Needs) == 0 {
-		return nil
-	}
-	who, err := c.api.Self(ctx)
-	if err == nil {
-		missing.User = who.Status.UserInfo.Username
-	}
-	return missing
+	return missing, nil
 }
 
 // explain says what to do about an answer that is no answer.

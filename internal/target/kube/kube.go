@@ -84,10 +84,10 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if c.namespace != "" {
 		p.namespace, p.nodes, p.theirs = c.namespace, c.namespace, true
 	}
-	if err := c.check(ctx, p.rights()); err != nil {
+	if err := c.check(ctx, c.rights(config)); err != nil {
 		return nil, err
 	}
-	if err := p.alone(ctx); err != nil {
+	if err := c.busy(ctx, config.Spec.ClientNode, config.Spec.ServerNode); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods do not run after %s", upTime))
@@ -104,20 +104,20 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 }
 
 // rights that a run needs.
-func (p *Pods) rights() []right {
+func (c *Cluster) rights(config Config) []right {
 	var all []right
 	need := func(group, resource, subresource string, verbs ...string) {
 		for _, verb := range verbs {
-			all = append(all, right{verb, group, resource, subresource, p.cluster.namespace})
+			all = append(all, right{verb, group, resource, subresource, c.namespace})
 		}
 	}
-	if !p.theirs {
+	if c.namespace == "" {
 		need("", "namespaces", "", "get", "create", "delete")
 	}
 	need("", "pods", "", "get", "list", "create", "delete")
 	need("", "pods", "exec", "create")
 	need("coordination.k8s.io", "leases", "", "list", "create", "patch", "delete")
-	if p.config.Service {
+	if config.Service {
 		need("", "services", "", "list", "create", "delete")
 	}
 	return all
@@ -126,9 +126,9 @@ func (p *Pods) rights() []right {
 // nodePods tells whether pods with privileges are wanted.
 func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
 
-// alone fails where another run measures on the same nodes.
-func (p *Pods) alone(ctx context.Context) error {
-	runs, _, err := p.cluster.Runs(ctx)
+// busy fails where another run measures on the same nodes.
+func (c *Cluster) busy(ctx context.Context, nodes ...string) error {
+	runs, _, err := c.Runs(ctx)
 	if err != nil {
 		return nil // it takes rights that a run does not: what cannot be seen is no reason to stop
 	}
@@ -136,7 +136,7 @@ func (p *Pods) alone(ctx context.Context) error {
 		if !r.Alive {
 			continue
 		}
-		for _, node := range []string{p.spec.ClientNode, p.spec.ServerNode} {
+		for _, node := range nodes {
 			if slices.Contains(r.Nodes, node) {
 				return fmt.Errorf("run %s of %s is under way on node %s, and each would measure the other: wait for it, name other nodes, or end it with slipstream cleanup --all",
 					r.ID, r.Holder, node)
@@ -198,14 +198,7 @@ func (p *Pods) up(ctx context.Context) error {
 
 func (p *Pods) makeNamespaces(ctx context.Context) error {
 	if p.theirs {
-		_, err := p.cluster.api.Namespaces().Get(ctx, p.namespace, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return fmt.Errorf("there is no namespace %s: make it, or leave -n out, and the run makes and removes one of its own", p.namespace)
-		}
-		if err != nil && !apierrors.IsForbidden(err) { // who may use a namespace may not always look at it
-			return fmt.Errorf("look at namespace %s: %w", p.namespace, explain(err))
-		}
-		return nil
+		return p.cluster.namespaceIsThere(ctx, p.namespace)
 	}
 	// Two, so that the API server holds the pods of traffic to the strictest
 	// standard whatever the others need.

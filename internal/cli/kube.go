@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -39,26 +42,28 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // overrides are what the flags set in the experiment.
-func (o *kubeOptions) overrides() ([]string, error) {
+func (o *kubeOptions) overrides() ([]override, error) {
 	const at = "spec.target.kubernetes."
-	var all []string
-	for _, f := range []struct{ field, value string }{{"clientNode", o.clientNode}, {"serverNode", o.serverNode}, {"image", o.image}} {
+	var all []override
+	for _, f := range []struct{ flag, field, value string }{
+		{"--client-node", "clientNode", o.clientNode}, {"--server-node", "serverNode", o.serverNode}, {"--image", "image", o.image},
+	} {
 		if f.value != "" {
-			all = append(all, at+f.field+"="+f.value)
+			all = append(all, override{f.flag, f.value, fmt.Sprintf("%s%s=%q", at, f.field, f.value)})
 		}
 	}
 	if o.selector == "" {
 		return all, nil
 	}
-	var labels []string
-	for _, label := range strings.Split(o.selector, ",") {
-		key, value, ok := strings.Cut(label, "=")
-		if !ok || strings.ContainsAny(label, `"'{}`) {
-			return nil, fmt.Errorf("--selector: must be KEY=VALUE[,KEY=VALUE…], is %q", o.selector)
-		}
-		labels = append(labels, fmt.Sprintf("%q: %q", key, value))
+	labels, err := v1alpha1.ParseLabels(o.selector)
+	if err != nil {
+		return nil, fmt.Errorf("--selector: %w", err)
 	}
-	return append(all, at+"nodeSelector={"+strings.Join(labels, ", ")+"}"), nil
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		parts = append(parts, fmt.Sprintf("%q: %q", key, labels[key]))
+	}
+	return append(all, override{"--selector", o.selector, at + "nodeSelector={" + strings.Join(parts, ", ") + "}"}), nil
 }
 
 // kubeTarget has an experiment run in pods of a cluster.
@@ -79,14 +84,79 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 	if spec.ClientNode, spec.ServerNode, err = cluster.Choose(ctx, *spec); err != nil {
 		return nil, err
 	}
-	config := kube.Config{Spec: *spec, Version: p.Version, Note: note}
+	config := kubeConfig(p, exp)
+	config.Note = note
+	return &kubeTarget{cluster: cluster, config: config, process: p}, nil
+}
+
+// kubeConfig is what an experiment asks of a cluster.
+func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
+	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Steer = config.Steer || len(v.Accelerate) > 0
 		config.Service = config.Service || path.Service != nil
 		config.Native = config.Native || path.Native != nil
 	}
-	return &kubeTarget{cluster: cluster, config: config, process: p}, nil
+	return config
+}
+
+// survey shows what a run would find in the cluster, and fails where something is missing.
+func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment) error {
+	cluster, err := kube.Open(o.access)
+	if err != nil {
+		return err
+	}
+	s, err := cluster.Survey(ctx, kubeConfig(p, exp))
+	if err != nil {
+		return err
+	}
+	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+	row := func(what, format string, args ...any) {
+		fmt.Fprintf(tw, "%s\t%s\n", what, report.PlainLine(fmt.Sprintf(format, args...)))
+	}
+	fmt.Fprintln(tw)
+	if s.User != "" {
+		row("user", "%s", s.User)
+	}
+	if s.Client != "" {
+		row("nodes", "clients would go to %s, servers to %s", s.Client, s.Server)
+		row("image", "%s", s.Image)
+	}
+	for _, i := range s.Images {
+		row("", "on %s: it %s", i.Node, i.Has)
+	}
+	if len(s.Rights) == 0 {
+		row("rights", "cannot be told: you may not ask for them (SelfSubjectAccessReview)")
+	}
+	for _, line := range rightsByResource(s.Rights) {
+		row("rights", "%s", line)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if len(s.Lacks) == 0 {
+		_, err := fmt.Fprintln(p.Out, "\nNothing is missing, as far as the cluster tells without a pod being made.")
+		return err
+	}
+	return fmt.Errorf("a run would fail; what is missing:\n  %s", strings.Join(s.Lacks, "\n  "))
+}
+
+// rightsByResource is a line a resource: "pods: get, list, create (not allowed)".
+func rightsByResource(rights []kube.Right) (lines []string) {
+	last := ""
+	for _, r := range rights {
+		verb := r.Verb
+		if !r.Allowed {
+			verb += " (not allowed)"
+		}
+		if r.Resource == last {
+			lines[len(lines)-1] += ", " + verb
+			continue
+		}
+		lines, last = append(lines, r.Resource+": "+verb), r.Resource
+	}
+	return lines
 }
 
 func (t *kubeTarget) Network(ctx context.Context, _ experiment.Fabric, pods int, _ target.Served) (experiment.Network, error) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
 )
 
@@ -38,7 +40,7 @@ func runCommand(p Process) *cobra.Command {
   slipstream run demo --dry-run       what would be done, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
-  slipstream run --resume results/demo-20260102-150405`,
+  slipstream run --resume results/demo-20260102T150405Z`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.list {
@@ -52,20 +54,41 @@ func runCommand(p Process) *cobra.Command {
 	f.StringVar(&o.runs, "runs", "", "number of blocks, or auto")
 	f.StringVar(&o.duration, "duration", "", "measured window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes; touch nothing")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes, and ask a cluster what a run would lack; touch nothing")
 	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
-	f.BoolVar(&o.list, "list", false, "list the presets")
+	f.BoolVar(&o.list, "list", false, "list the presets, and how long each takes")
 	o.kube.addFlags(f)
+	c.ValidArgsFunction = completePresets
 	return c
 }
 
 func listPresets(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "PRESET\tTIME\tWHAT IT SHOWS")
 	for _, name := range examples.Names() {
-		fmt.Fprintf(tw, "%s\t%s\n", name, examples.Description(name))
+		exp, err := runOptions{}.load([]string{name})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
 	}
 	return tw.Flush()
 }
+
+// completePresets completes the name of a preset, or of a file.
+func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var all []string
+	for _, name := range examples.Names() {
+		all = append(all, name+"\t"+examples.Description(name))
+	}
+	return all, cobra.ShellCompDirectiveDefault
+}
+
+// override is one of an experiment's fields that a flag sets.
+type override struct{ flag, value, field string }
 
 // load reads the experiment that a run names.
 func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
@@ -80,25 +103,56 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			if strings.ContainsAny(name, "/.") {
 				return nil, err
 			}
-			return nil, fmt.Errorf("%s is neither a file nor a preset (slipstream run --list)", name)
+			hint := ""
+			if near := v1alpha1.Near(name, examples.Names()); len(near) > 0 {
+				hint = "; did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return nil, fmt.Errorf("%s is neither a file nor a preset%s (slipstream run --list has all)", name, hint)
 		}
 	}
-	overrides, err := o.kube.overrides()
+	cluster, err := o.kube.overrides()
 	if err != nil {
 		return nil, err
 	}
-	overrides = append(overrides, o.set...)
-	if o.runs != "" {
-		overrides = append(overrides, "spec.runs="+o.runs)
+	if len(cluster) > 0 {
+		exp, err := v1alpha1.Parse(name, data, o.set)
+		if err == nil && exp.Spec.Target.Kubernetes == nil {
+			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs in a lab of this machine", cluster[0].flag, name)
+		}
 	}
-	exp, err := v1alpha1.Parse(name, data, overrides)
+	if o.runs != "" {
+		cluster = append(cluster, override{"--runs", o.runs, "spec.runs=" + o.runs})
+	}
+	exp, err := parseWith(name, data, o.set, cluster)
 	if err != nil || o.duration == "" {
 		return exp, err
 	}
 	for _, w := range exp.Spec.Workloads {
-		overrides = append(overrides, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration))
+		cluster = append(cluster, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
 	}
-	return v1alpha1.Parse(name, data, overrides)
+	return parseWith(name, data, o.set, cluster)
+}
+
+// parseWith reads an experiment with what flags set in it. Its errors name the flag that
+// was written, each once.
+func parseWith(name string, data []byte, set []string, flags []override) (*v1alpha1.Experiment, error) {
+	all := slices.Clone(set)
+	for _, f := range flags {
+		all = append(all, f.field)
+	}
+	exp, err := v1alpha1.Parse(name, data, all)
+	var problems v1alpha1.Errors
+	if !errors.As(err, &problems) {
+		return exp, err
+	}
+	for _, p := range problems {
+		for _, f := range flags {
+			if p.Override == f.field {
+				p.Flag = f.flag + " " + f.value
+			}
+		}
+	}
+	return nil, slices.CompactFunc(problems, func(a, b *v1alpha1.Error) bool { return a.Flag != "" && a.Error() == b.Error() })
 }
 
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
@@ -118,7 +172,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	}
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return plan.Print(p.Out)
+		return dryRun(ctx, p, o, exp, plan)
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -131,10 +185,18 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), strings.Join(p.Args, " ")
+		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), commandLine(p.Args)
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, plan, nil, progress, create)
+}
+
+// dryRun shows a plan and, of a cluster, whether it could be carried out.
+func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, plan *experiment.Plan) error {
+	if err := plan.Print(p.Out); err != nil || exp.Spec.Target.Kubernetes == nil {
+		return err
+	}
+	return survey(ctx, p, o.kube, exp)
 }
 
 func resume(ctx context.Context, p Process, o runOptions) error {
@@ -148,7 +210,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	}
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return errors.Join(plan.Print(p.Out), dir.Close())
+		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -179,15 +241,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 		// The pods on the nodes restore.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
-	release, err := claimMachine(ctx, p)
-	if err != nil {
-		return nil, err
-	}
-	return &site{
-		target:  newLabTarget(exp.Spec.Target.Lab, p),
-		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
-		release: release,
-	}, nil
+	return openLab(ctx, p, exp.Spec.Target.Lab)
 }
 
 // measure runs a plan, restores the machine, and shows what came of it, however
@@ -220,13 +274,21 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		return err
 	default:
 	}
+	var m *report.Model
 	if len(trials) > 0 {
-		if rendered := render(dir, p.Out); rendered != nil {
-			return errors.Join(err, rendered)
+		var failed error
+		if m, failed = render(dir, p); failed != nil {
+			return errors.Join(err, failed)
 		}
 	}
-	if ctx.Err() != nil || errors.Is(err, target.ErrLost) {
+	switch {
+	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
 		progress.note("go on with: slipstream run --resume " + dir.Path)
+	case m != nil:
+		tellNext(dir, m, p)
+		if err == nil {
+			err = expected(m)
+		}
 	}
 	return err
 }

@@ -1,0 +1,82 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// PolicyOf is the policy that keeps the accelerators of a variant on; it does not say
+// where yet. An error says why the variant has nothing that a policy could keep.
+func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
+	v, err := e.VariantOf(name)
+	if err != nil {
+		return nil, err
+	}
+	base, err := e.VariantOf(e.BaselineOf(*v))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s is a baseline, which the others are compared with: there is nothing to keep", name)
+	case !reflect.DeepEqual(e.PathOf(*v), e.PathOf(*base)):
+		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy changes no path: there is nothing to keep", name, e.PathOf(*v), base.Name, e.PathOf(*base))
+	case len(v.Accelerate) == 0:
+		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to keep", name)
+	case !reflect.DeepEqual(e.NICOf(*v), e.NICOf(*base)) || !reflect.DeepEqual(v.Tools, base.Tools):
+		return nil, fmt.Errorf("%s differs from %s in its NIC or its tools too, so what was measured is not what its accelerators do", name, base.Name)
+	}
+	p := &AccelerationPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
+		ObjectMeta: metav1.ObjectMeta{Name: policyName(name)},
+		Spec:       AccelerationPolicySpec{Accelerate: v.Accelerate},
+	}
+	if _, err := p.Complete(); err != nil {
+		return nil, fmt.Errorf("an agent does not take the accelerators of %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// VariantOf is the variant of a name. An error names those that there are.
+func (e *Experiment) VariantOf(name string) (*Variant, error) {
+	var names []string
+	for i := range e.Spec.Variants {
+		if e.Spec.Variants[i].Name == name {
+			return &e.Spec.Variants[i], nil
+		}
+		names = append(names, e.Spec.Variants[i].Name)
+	}
+	return nil, fmt.Errorf("there is no variant %q: %s", name, Suggest(name, names))
+}
+
+var noLabel = regexp.MustCompile(`[^a-z0-9]+`)
+
+// policyName makes a name of Kubernetes of a variant's: rps-plus of rps+.
+func policyName(variant string) string {
+	return strings.Trim(noLabel.ReplaceAllString(strings.ReplaceAll(variant, "+", "-plus"), "-"), "-")
+}
+
+// MarshalPolicy writes a policy as YAML that both kubectl and ParsePolicy read; the
+// latter where it does not say which nodes.
+func MarshalPolicy(p *AccelerationPolicy) ([]byte, error) {
+	return marshal(policyFile{APIVersion, KindAccelerationPolicy, policyMetadata{p.Name, p.Labels, p.Annotations}, p.Spec})
+}
+
+// ParseLabels reads labels as a flag has them: KEY=VALUE[,KEY=VALUE…].
+func ParseLabels(text string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, label := range strings.Split(text, ",") {
+		key, value, ok := strings.Cut(label, "=")
+		if !ok {
+			return nil, fmt.Errorf("must be KEY=VALUE[,KEY=VALUE…], is %q", text)
+		}
+		if faults := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(faults) > 0 {
+			return nil, errors.New(fmt.Sprintf("%q is no label: ", label) + strings.Join(faults, "; "))
+		}
+		all[key] = value
+	}
+	return all, nil
+}

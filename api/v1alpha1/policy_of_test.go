@@ -1,0 +1,80 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+const policyExperiment = `
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  path: {vxlan: {}}
+  baseline: vxlan
+  variants:
+  - {name: vxlan}
+  - {name: calico, path: {vxlan: {shape: calico}}}
+  - {name: plain}
+  - {name: rfs+/none, nic: {offload: none}, accelerate: [{rfs: {devices: [nic]}}]}
+  - {name: rfs+/full, accelerate: [{rfs: {devices: [nic, pod]}}, {fastpath: {unseenBy: [tcx]}}]}
+  workloads:
+  - {name: stream, stream: {duration: 1s}}
+`
+
+// TestPolicyOf: what PolicyOf makes is read by kubectl, whose reader knows no field that
+// is not in the type, and by an agent of a host.
+func TestPolicyOf(t *testing.T) {
+	e, err := Parse("test.yaml", []byte(policyExperiment), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.PolicyOf("rfs+/full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Annotations = map[string]string{"slipstream.dev/proof": "stream: throughput \"+5 %\" (3–7), " + strings.Repeat("x", 200), "slipstream.dev/blocks": "6"}
+	host, err := MarshalPolicy(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := ParsePolicy("policy.yaml", host)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, host)
+	}
+	if diff := cmp.Diff(p, read); diff != "" {
+		t.Errorf("an agent reads (-want +got):\n%s", diff)
+	}
+	p.Spec.NodeSelector = map[string]string{"kubernetes.io/arch": "amd64", "pool": "yes"}
+	cluster, err := MarshalPolicy(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object AccelerationPolicy
+	if err := yaml.UnmarshalStrict(cluster, &object); err != nil {
+		t.Fatalf("%v\n%s", err, cluster)
+	}
+	if diff := cmp.Diff(p, &object); diff != "" {
+		t.Errorf("kubectl reads (-want +got):\n%s", diff)
+	}
+	if p.Name != "rfs-plus-full" {
+		t.Errorf("the policy is called %q", p.Name)
+	}
+}
+
+func TestPolicyOfWhatIsNone(t *testing.T) {
+	e, err := Parse("test.yaml", []byte(policyExperiment), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"vxlan": "is a baseline", "calico": "another path (vxlan/calico)", "plain": "no accelerators", "rfs+/none": "NIC", "rfs+/ful": "did you mean rfs+/full",
+	} {
+		if _, err := e.PolicyOf(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+}

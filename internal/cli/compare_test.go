@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"strings"
+	"testing"
+
+	"slipstream.dev/internal/stats"
+)
+
+func TestCompareGate(t *testing.T) {
+	before := result(t, resultYAML, 6, 1)
+	after := result(t, resultYAML, 6, 2)
+	effects["rfs"] = [3]float64{0.8, 1, 1}
+	slower := result(t, resultYAML, 6, 3)
+	effects["rfs"] = [3]float64{1, 1, 1}
+	few := result(t, resultYAML, 1, 4)
+	fewer := strings.Replace(resultYAML, "  - {name: rfs, accelerate: [{rfs: {devices: [nic]}}]}\n", "", 1)
+	missing := result(t, fewer, 6, 5)
+	for name, c := range map[string]struct {
+		args                  []string
+		plain, gate, strict   int
+		gateSays, alwaysShown string
+	}{
+		"with itself":           {[]string{before, before}, 0, 0, 0, "", "0 slower, 10 the same"},
+		"noisy with itself":     {[]string{few, few}, 0, 0, 0, "", "is unfinished: 10 of 60 trials are done"},
+		"the same again":        {[]string{before, after, "--margin", "0.05"}, 0, 0, 0, "", "10 the same"},
+		"slower":                {[]string{before, slower}, 0, 3, 3, "the second result is slower", "rfs: stream throughput −"},
+		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
+		"cannot be told":        {[]string{before, few}, 0, 0, 4, "too noisy", "10 not clear"},
+		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs × stream × 1"},
+		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "nothing that both", "nothing was compared"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for flag, want := range map[string]int{"": c.plain, "--gate": c.gate, "--gate=strict": c.strict} {
+				args := append([]string{"compare"}, c.args...)
+				if flag != "" {
+					args = append(args, flag)
+				}
+				code, stdout, stderr := slipstream(t, args...)
+				if code != want {
+					t.Errorf("%q: exit %d, want %d\n%s%s", flag, code, want, stdout, stderr)
+				}
+				has(t, "standard output", strings.Join(strings.Fields(stdout), " "), c.alwaysShown)
+				if want != 0 {
+					has(t, "the error", stderr, c.gateSays)
+				}
+			}
+		})
+	}
+}
+
+func TestCompareUsage(t *testing.T) {
+	dir := result(t, resultYAML, 1, 1)
+	for want, args := range map[string][]string{
+		`--only path=x: must be variant=NAME`:                                 {"--only", "path=x"},
+		`--only variant=fastpth: there is no variant "fastpth"; did you mean`: {"--only", "variant=fastpth"},
+		`--only metric=latency: there is no metric "latency"`:                 {"--only", "metric=latency"},
+		`--format pdf: there is no such format`:                               {"--format", "pdf"},
+		`--gate=hard: there is no such gate`:                                  {"--gate=hard"},
+		`--margin 2: must be above 0`:                                         {"--margin", "2"},
+		`write --gate=strict, with =`:                                         {"--gate", "strict"},
+	} {
+		code, _, stderr := slipstream(t, append([]string{"compare", dir, dir}, args...)...)
+		if code != 2 {
+			t.Errorf("%v: exit %d", args, code)
+		}
+		has(t, strings.Join(args, " "), stderr, want)
+	}
+}
+
+// TestCompareFormats: each says what was compared, what is slower, and that a result is
+// unfinished.
+func TestCompareFormats(t *testing.T) {
+	before := result(t, resultYAML, 6, 1)
+	effects["rfs"] = [3]float64{0.8, 1, 1}
+	after := result(t, resultYAML, 5, 2)
+	effects["rfs"] = [3]float64{1, 1, 1}
+	for _, format := range []string{"text", "md", "json", "junit", "html"} {
+		code, stdout, stderr := slipstream(t, "compare", before, after, "--format", format)
+		if code != 0 {
+			t.Fatalf("%s: exit %d\n%s", format, code, stderr)
+		}
+		has(t, format, stdout, "50 of 60 trials are done", "rfs", "slower")
+		switch format {
+		case "json":
+			var c stats.Comparison
+			if err := json.Unmarshal([]byte(stdout), &c); err != nil || c.Gate != stats.GateSlower || len(c.Changes) == 0 {
+				t.Errorf("json: %v, gate %s", err, c.Gate)
+			}
+		case "junit":
+			var s struct {
+				Tests    int `xml:"tests,attr"`
+				Failures int `xml:"failures,attr"`
+				Cases    []struct {
+					Name    string `xml:"name,attr"`
+					Failure *struct {
+						Message string `xml:"message,attr"`
+					} `xml:"failure"`
+				} `xml:"testcase"`
+			}
+			if err := xml.Unmarshal([]byte(stdout), &s); err != nil {
+				t.Fatal(err)
+			}
+			if s.Tests != 10 || len(s.Cases) != 10 || s.Failures != 1 {
+				t.Errorf("junit: %d tests, %d cases, %d failures", s.Tests, len(s.Cases), s.Failures)
+			}
+			for _, c := range s.Cases {
+				if c.Failure != nil {
+					has(t, "the failure", c.Failure.Message, "rfs: stream throughput −")
+				}
+			}
+		}
+	}
+}

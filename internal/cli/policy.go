@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/stats"
+)
+
+type policyOptions struct {
+	out, selector     string
+	all, host, anyway bool
+}
+
+func policyCommand(p Process) *cobra.Command {
+	var o policyOptions
+	c := &cobra.Command{
+		Use:   "policy RESULT VARIANT",
+		Short: "Write the policy that keeps on what a result has proved",
+		Long: `Write the AccelerationPolicy that keeps the accelerators of a variant on, with
+what the result has proved in its annotations. Say where it is for: --host for a
+host without Kubernetes (slipstream agent --policy FILE), or, for a cluster,
+--node-selector or --all.
+
+It writes none for a variant that is slower than its baseline in a primary metric
+of any workload and number of pairs (exit code 3), or that is faster in none
+(exit code 4), unless told --anyway. Primary metrics are the throughput of a
+stream and the median latency of everything else.`,
+		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
+  slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return o.run(p, args[0], args[1])
+		},
+		ValidArgsFunction: completeVariants,
+	}
+	f := c.Flags()
+	f.StringVarP(&o.out, "output", "o", "", "file to write (default standard output)")
+	f.BoolVar(&o.host, "host", false, "for a host without Kubernetes")
+	f.StringVar(&o.selector, "node-selector", "", "for the nodes of a cluster with these labels: KEY=VALUE[,KEY=VALUE…]")
+	f.BoolVar(&o.all, "all", false, "for every node of a cluster")
+	f.BoolVar(&o.anyway, "anyway", false, "write it though the variant is slower somewhere, or not proven faster")
+	return c
+}
+
+func (o policyOptions) run(p Process, folder, variant string) error {
+	dir, err := record.Open(folder)
+	if err != nil {
+		return usage(err)
+	}
+	exp, _, summary, err := analyze(dir)
+	if err != nil {
+		return err
+	}
+	policy, err := exp.PolicyOf(variant)
+	if err != nil {
+		return usage(fmt.Errorf("%s: %w", folder, err))
+	}
+	if err := o.where(policy); err != nil {
+		return usage(err)
+	}
+	env, err := dir.Environment()
+	if err != nil {
+		return err
+	}
+	v, err := exp.VariantOf(variant)
+	if err != nil {
+		return err
+	}
+	proof := summary.Proof(exp, *v)
+	code, doubt := doubts(proof)
+	if doubt != "" && !o.anyway {
+		return exitError{code: code, err: fmt.Errorf("%s; to write the policy nevertheless, say --anyway", doubt)}
+	}
+	policy.Annotations = annotations(dir, exp, env, proof)
+	notes := o.notes(exp, proof)
+	if doubt != "" {
+		policy.Annotations[annotation+"despite"] = report.PlainLine(doubt)
+	}
+	if summary.Unfinished != "" {
+		policy.Annotations[annotation+"unfinished"] = summary.Unfinished
+		notes = append(notes, "the run is unfinished: "+summary.Unfinished)
+	}
+	text, err := v1alpha1.MarshalPolicy(policy)
+	if err != nil {
+		return err
+	}
+	for _, note := range notes {
+		fmt.Fprintln(p.Err, "note:", report.PlainLine(note))
+	}
+	if o.out == "" {
+		_, err := p.Out.Write(text)
+		return err
+	}
+	if err := os.WriteFile(o.out, text, 0o644); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	next := "kubectl apply -f "
+	if o.host {
+		next = "slipstream agent --policy "
+	}
+	fmt.Fprintf(p.Err, "%s is written. Next: %s%s\n", o.out, next, o.out)
+	return nil
+}
+
+// where sets the nodes of a policy.
+func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
+	if said := slices.DeleteFunc([]bool{o.host, o.all, o.selector != ""}, func(b bool) bool { return !b }); len(said) != 1 {
+		return errors.New(`say where the policy is for, by one of
+  --host                       a host without Kubernetes
+  --node-selector KEY=VALUE    the nodes of a cluster that have the label
+  --all                        every node of a cluster`)
+	}
+	p.Spec.All = o.all
+	if o.selector != "" {
+		if p.Spec.NodeSelector, err = v1alpha1.ParseLabels(o.selector); err != nil {
+			return fmt.Errorf("--node-selector: %w", err)
+		}
+	}
+	return nil
+}
+
+// doubts is why a variant should not be kept on, and the exit code that says so; empty
+// where nothing speaks against it.
+func doubts(p stats.Proof) (code int, why string) {
+	switch {
+	case len(p.Slower) > 0:
+		return exitSlower, fmt.Sprintf("%s is slower than %s: %s", p.Variant, p.Baseline, says(p.Slower))
+	case len(p.All) == 0:
+		return exitUnclear, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
+	case len(p.Faster) == 0:
+		best := p.Best()
+		return exitUnclear, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
+			p.Variant, p.Baseline, report.Says(best), verdictWords[best.Versus.Verdict])
+	}
+	return exitGood, ""
+}
+
+var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within the margin", stats.Inconclusive: "not clear"}
+
+func says(rows []*stats.Row) string {
+	var all []string
+	for _, r := range rows {
+		all = append(all, report.Says(r))
+	}
+	return strings.Join(all, ", ")
+}
+
+// annotation is what the names of a policy's proof begin with.
+const annotation = "slipstream.dev/"
+
+// annotations tell whoever meets the policy later what it rests on.
+func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environment, p stats.Proof) map[string]string {
+	var kernels, cells []string
+	for _, n := range env.Nodes {
+		kernels = append(kernels, n.Kernel)
+	}
+	slices.Sort(kernels)
+	for _, r := range p.All {
+		cells = append(cells, fmt.Sprintf("%s (%s)", report.Says(r), r.Versus.Verdict))
+	}
+	place := "lab"
+	if exp.Spec.Target.Kubernetes != nil {
+		place = "kubernetes"
+	}
+	all := map[string]string{
+		"result": folderName(dir), "measured": env.Started.UTC().Format(time.RFC3339), "measured-in": place,
+		"kernel": strings.Join(slices.Compact(kernels), ", "), "variant": p.Variant, "baseline": p.Baseline,
+		"proof": cmp.Or(strings.Join(cells, "; "), "none"),
+	}
+	if r := p.Best(); r != nil {
+		all["workload"] = r.Workload
+		all["pairs"] = strconv.Itoa(r.Pairs)
+		all["metric"] = r.Metric
+		all["ratio"] = fmt.Sprintf("%.3f", r.Versus.Ratio)
+		all["interval"] = fmt.Sprintf("%.3f-%.3f", r.Versus.CI95[0], r.Versus.CI95[1])
+		all["blocks"] = strconv.Itoa(r.Versus.N)
+	}
+	out := make(map[string]string)
+	for name, value := range all {
+		out[annotation+name] = report.PlainLine(value)
+	}
+	return out
+}
+
+// notes are what a person should know who keeps the variant on.
+func (o policyOptions) notes(exp *v1alpha1.Experiment, p stats.Proof) []string {
+	var all []string
+	if len(p.Costs) > 0 {
+		all = append(all, p.Variant+" costs something too: "+says(p.Costs))
+	}
+	if len(p.Missing) > 0 && len(p.All) > 0 {
+		all = append(all, "nothing was measured of "+strings.Join(p.Missing, ", "))
+	}
+	if !o.host && exp.Spec.Target.Lab != nil {
+		all = append(all, "this was measured in a lab, not in your cluster; to measure there: slipstream run kubernetes")
+	}
+	return all
+}
+
+// completeVariants completes a results folder, then its variants.
+func completeVariants(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	dir, err := record.Open(args[0])
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	exp, _, err := readExperiment(dir)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, v := range exp.Spec.Variants {
+		if _, err := exp.PolicyOf(v.Name); err == nil {
+			names = append(names, v.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"slipstream.dev/examples"
+)
+
+// TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that
+// the person wrote, and what was probably meant.
+func TestErrorsNameWhatWasWritten(t *testing.T) {
+	for args, want := range map[string]string{
+		"dem":                             `no command "dem": did you mean slipstream run demo?`,
+		"demo":                            `no command "demo": did you mean slipstream run demo?`,
+		"rum":                             `no command "rum": did you mean slipstream run?`,
+		"comparre a b":                    `no command "comparre": did you mean slipstream compare?`,
+		"xyzzyxyzzy":                      `no command "xyzzyxyzzy" (see slipstream --help)`,
+		"run dem":                         "dem is neither a file nor a preset; did you mean demo?",
+		"run kube":                        "did you mean kubernetes?",
+		"run demo --drry-run":             "unknown flag: --drry-run, did you mean --dry-run?",
+		"run demo --runs 0":               "--runs 0: must be at least 1",
+		"run demo --runs many":            "--runs many: must be a whole number, auto",
+		"run demo --duration 5":           "--duration 5: must be a length of time such as 30s",
+		"run demo --client-node a":        "--client-node is for runs in a cluster, and demo runs in a lab",
+		"run kubernetes --client-node A_": "--client-node A_: must be the name of a node",
+		"run kubernetes --image :":        "--image :: must be a reference to an image",
+		"run kubernetes --selector pool":  "--selector: must be KEY=VALUE",
+		"run kubernetes --selector a_=b!": `--selector: "a_=b!" is no label`,
+		"run demo --set spec.pair=[1]":    "--set spec.pair=[1]: spec.pair: unknown field; did you mean pairs?",
+		"report":                          "accepts 1 arg(s), received 0: slipstream report DIR (see slipstream report --help)",
+		"run":                             "name a preset (slipstream run --list) or a file",
+		"report /nowhere --format x":      "/nowhere",
+	} {
+		code, stdout, stderr := slipstream(t, strings.Fields(args)...)
+		if code != 2 || stdout != "" {
+			t.Errorf("%s: exit %d, standard output %q", args, code, stdout)
+		}
+		has(t, args, stderr, want)
+		if strings.Count(stderr, "slipstream: ") > 1 {
+			t.Errorf("%s: says it more than once:\n%s", args, stderr)
+		}
+	}
+}
+
+// TestListAndDryRunAgree on how long each preset takes.
+func TestListAndDryRunAgree(t *testing.T) {
+	code, list, stderr := slipstream(t, "run", "--list")
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	for _, name := range examples.Names() {
+		if name == "kubernetes" {
+			continue // its dry run asks a cluster
+		}
+		_, plan, _ := slipstream(t, "run", name, "--dry-run")
+		found := regexp.MustCompile(`(?m)^time +(\S.*)$`).FindStringSubmatch(plan)
+		if found == nil {
+			t.Fatalf("%s: the plan has no time:\n%s", name, plan)
+		}
+		if line := regexp.MustCompile(fmt.Sprintf(`(?m)^%s +%s  `, regexp.QuoteMeta(name), regexp.QuoteMeta(found[1]))); !line.MatchString(list) {
+			t.Errorf("%s takes %s by its plan, and the list says:\n%s", name, found[1], list)
+		}
+	}
+	has(t, "the list", list, "at most 6 h 31 min") // requests that end before their time is up
+}
+
+func TestCompletion(t *testing.T) {
+	dir := result(t, resultYAML, 6, 1)
+	for _, c := range []struct {
+		args      []string
+		has, lack string
+	}{
+		{[]string{"run", "serv"}, "service-routing\t", ""},
+		{[]string{"policy", dir, ""}, "fastpath\n", "native\n"},
+	} {
+		_, stdout, _ := slipstream(t, append([]string{"__complete"}, c.args...)...)
+		has(t, strings.Join(c.args, " "), stdout, c.has)
+		if c.lack != "" && strings.Contains(stdout, c.lack) {
+			t.Errorf("%v completes %q", c.args, c.lack)
+		}
+	}
+}
+
+// TestHelp: it begins with run, has every verb in a group, and no verb that is not for
+// people.
+func TestHelp(t *testing.T) {
+	_, help, _ := slipstream(t, "--help")
+	_, list, _ := strings.Cut(help, "Measure:\n")
+	if !strings.HasPrefix(list, "  run ") {
+		t.Errorf("the first verb is not run:\n%s", help)
+	}
+	for _, verb := range []string{"Additional Commands", "  worker ", "  forward "} {
+		if strings.Contains(help, verb) {
+			t.Errorf("the help has %q:\n%s", verb, help)
+		}
+	}
+	code, version, _ := slipstream(t, "version")
+	if code != 0 || !strings.HasPrefix(version, "slipstream version test (") {
+		t.Errorf("exit %d, version %q", code, version)
+	}
+	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
+		t.Errorf("--version says %q", flag) // docs/kubernetes.md takes its third word
+	}
+}

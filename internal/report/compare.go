@@ -1,0 +1,266 @@
+package report
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	htmltemplate "html/template"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"slipstream.dev/internal/stats"
+)
+
+// Changes show a comparison of two runs: the rows that its gate looks at. Strict calls
+// what cannot be told a failure.
+type Changes struct {
+	*stats.Comparison
+	Strict bool
+}
+
+// changed is one row in words.
+type changed struct {
+	Variant, Workload, Metric, Unit string
+	Pairs                           int
+	Before, After, Ratio            string
+	Verdict                         stats.Verdict
+	says                            string
+}
+
+func (c Changes) rows() []changed {
+	var out []changed
+	for i := range c.Comparison.Changes {
+		r := &c.Comparison.Changes[i]
+		if !r.Primary {
+			continue
+		}
+		q := quantityOf(r.Metric)
+		show := func(v float64) string { return fixed(v*q.scale, decimalsFor(v*q.scale)) }
+		out = append(out, changed{
+			Variant: r.Variant, Workload: r.Workload, Metric: q.name, Unit: q.unit, Pairs: r.Pairs,
+			Before: show(r.Before), After: show(r.Mean),
+			Ratio: estimate(r.Versus.Ratio, of(r.Versus.CI95, r.Versus.N), 2).String(), Verdict: r.Versus.Verdict,
+			says: r.Variant + ": " + Says(&r.Row),
+		})
+	}
+	return out
+}
+
+// Notices are what is to be known before anything else.
+func (c Changes) Notices() []string {
+	var out []string
+	for _, side := range []stats.Side{c.Before, c.After} {
+		if side.Unfinished != "" {
+			out = append(out, fmt.Sprintf("%s is unfinished: %s.", side.Name, side.Unfinished))
+		}
+	}
+	return out
+}
+
+// Summary is the comparison in a sentence or two.
+func (c Changes) Summary() string {
+	count := map[stats.Verdict]int{}
+	var slower []string
+	rows := c.rows()
+	for _, r := range rows {
+		count[r.Verdict]++
+		if r.Verdict == stats.Slower {
+			slower = append(slower, r.says)
+		}
+	}
+	if len(rows) == 0 {
+		return "There is nothing that both have, so nothing was compared."
+	}
+	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d not clear.", c.After.Name, c.Before.Name,
+		count[stats.Faster], count[stats.Slower], count[stats.Same], count[stats.Inconclusive])
+	if len(slower) > 0 {
+		text += " Slower: " + strings.Join(slower[:min(len(slower), few)], "; ")
+		if more := len(slower) - few; more > 0 {
+			text += fmt.Sprintf("; and %d more", more)
+		}
+		text += "."
+	}
+	return text
+}
+
+// CompareFormats write a comparison, by name.
+var CompareFormats = map[string]func(io.Writer, Changes) error{
+	"text": compareText, "md": compareMarkdown, "json": compareJSON, "junit": compareJUnit, "html": compareHTML,
+}
+
+func compareText(w io.Writer, c Changes) error {
+	var b strings.Builder
+	for _, n := range c.Notices() {
+		b.WriteString(wrap("! "+n, 80, "  "))
+	}
+	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "VARIANT\tWORKLOAD\tPAIRS\tMETRIC\tBEFORE\tAFTER\tUNIT\tRATIO\tVERDICT")
+	for _, r := range c.rows() {
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s %s\n", PlainLine(r.Variant), PlainLine(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for _, m := range c.Missing {
+		fmt.Fprintln(&b, "missing:", PlainLine(m))
+	}
+	b.WriteString("\n" + wrap(c.Summary(), 80, "  "))
+	return put(w, b.String(), "text")
+}
+
+func compareMarkdown(w io.Writer, c Changes) error {
+	var b strings.Builder
+	for _, n := range c.Notices() {
+		fmt.Fprintf(&b, "> ⚠ **%s**\n\n", escapeMarkdown(n))
+	}
+	fmt.Fprintf(&b, "**%s**\n\n| variant | workload | pairs | metric | before | after | unit | ratio | verdict |\n|---|---|---:|---|---:|---:|---|---|---|\n", escapeMarkdown(c.Summary()))
+	for _, r := range c.rows() {
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %s | %s | %s %s |\n", escapeMarkdown(r.Variant), escapeMarkdown(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
+	}
+	for i, m := range c.Missing {
+		if i == 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "- missing: %s\n", escapeMarkdown(m))
+	}
+	return put(w, b.String(), "markdown")
+}
+
+func compareJSON(w io.Writer, c Changes) error {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	if err := e.Encode(c.Comparison); err != nil {
+		return fmt.Errorf("comparison as json: %w", err)
+	}
+	return put(w, b.String(), "json")
+}
+
+// JUnit's format, as far as it says what a pipeline shows.
+type (
+	junitSuite struct {
+		XMLName    xml.Name    `xml:"testsuite"`
+		Name       string      `xml:"name,attr"`
+		Tests      int         `xml:"tests,attr"`
+		Failures   int         `xml:"failures,attr"`
+		Skipped    int         `xml:"skipped,attr"`
+		Properties *junitProps `xml:"properties"`
+		Cases      []junitCase `xml:"testcase"`
+	}
+	junitProps struct {
+		All []junitProp `xml:"property"`
+	}
+	junitProp struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
+	}
+	junitCase struct {
+		Class   string    `xml:"classname,attr"`
+		Name    string    `xml:"name,attr"`
+		Failure *junitWhy `xml:"failure"`
+		Skipped *junitWhy `xml:"skipped"`
+		Out     string    `xml:"system-out,omitempty"`
+	}
+	junitWhy struct {
+		Message string `xml:"message,attr"`
+	}
+)
+
+func (s *junitSuite) add(class, name, out string, failure, unclear string, strict bool) {
+	one := junitCase{Class: class, Name: name, Out: out}
+	switch {
+	case failure == "" && unclear == "":
+	case failure != "" || strict:
+		one.Failure = &junitWhy{failure + unclear}
+		s.Failures++
+	default:
+		one.Skipped = &junitWhy{unclear}
+		s.Skipped++
+	}
+	s.Tests++
+	s.Cases = append(s.Cases, one)
+}
+
+func (s *junitSuite) write(w io.Writer) error {
+	text, err := xml.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("report as junit: %w", err)
+	}
+	return put(w, xml.Header+string(text)+"\n", "junit")
+}
+
+func compareJUnit(w io.Writer, c Changes) error {
+	s := junitSuite{Name: PlainLine(fmt.Sprintf("slipstream compare %s %s", c.Before.Name, c.After.Name))}
+	if notices := c.Notices(); len(notices) > 0 {
+		s.Properties = &junitProps{}
+		for _, n := range notices {
+			s.Properties.All = append(s.Properties.All, junitProp{"unfinished", PlainLine(n)})
+		}
+	}
+	for _, r := range c.rows() {
+		failure, unclear := "", ""
+		switch r.Verdict {
+		case stats.Slower:
+			failure = r.says + " is slower"
+		case stats.Inconclusive:
+			unclear = r.says + " is not clear: the runs are too few or too noisy to tell"
+		}
+		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, unclear, c.Strict)
+	}
+	for _, m := range c.Missing {
+		s.add("missing", PlainLine(m), "", "", "missing", c.Strict)
+	}
+	return s.write(w)
+}
+
+const comparePage = `<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{.After.Name}} compared with {{.Before.Name}}: slipstream</title>
+<style>
+{{style}}</style>
+</head>
+<body>
+<main>
+{{range .Notices}}<p class="unfinished" role="note"><b>!</b> {{.}}</p>
+{{end}}<h1>{{.Summary}}</h1>
+<div class="scroll" tabindex="0" role="region" aria-labelledby="rows">
+<table>
+<caption id="rows">Ratio of the second run to the first, with its 95 % interval</caption>
+<thead><tr><th scope="col">Variant</th><th scope="col">Workload</th><th scope="col" class="num">Pairs</th><th scope="col">Metric</th><th scope="col" class="num">Before</th><th scope="col" class="num">After</th><th scope="col">Unit</th><th scope="col" class="num">Ratio</th><th scope="col">Verdict</th></tr></thead>
+<tbody>
+{{range rows .}}<tr><th scope="row">{{.Variant}}</th><td>{{.Workload}}</td><td class="num">{{.Pairs}}</td><td>{{.Metric}}</td><td class="num">{{.Before}}</td><td class="num">{{.After}}</td><td>{{.Unit}}</td><td class="num">{{.Ratio}}</td><td><span class="verdict {{.Verdict}}"><i aria-hidden="true">{{mark .Verdict}}</i> {{.Verdict}}</span></td></tr>
+{{end}}</tbody>
+</table>
+</div>
+{{with .Missing}}<h2>Missing</h2>
+<ul>{{range .}}<li>{{.}}</li>{{end}}</ul>
+{{end}}</main>
+</body>
+</html>
+`
+
+func compareHTML(w io.Writer, c Changes) error {
+	t, err := htmltemplate.New("compare").Funcs(htmltemplate.FuncMap{
+		"mark": mark, "rows": Changes.rows,
+		"style": func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
+	}).Parse(comparePage)
+	if err != nil {
+		return fmt.Errorf("comparison as html: %w", err)
+	}
+	var b strings.Builder
+	if err := t.Execute(&b, c); err != nil {
+		return fmt.Errorf("comparison as html: %w", err)
+	}
+	return put(w, b.String(), "html")
+}
+
+// Decided tells whether there was anything for a gate to look at.
+func (c Changes) Decided() bool {
+	return slices.ContainsFunc(c.Comparison.Changes, func(r stats.Change) bool { return r.Primary })
+}

@@ -1,0 +1,320 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"slipstream.dev/internal/stats"
+)
+
+// conclude says what a person wants to know, a sentence each: what the overlay costs,
+// what gains the most against each baseline, what harms, and what is left open. All
+// workloads have a say.
+func (m *Model) conclude() []string {
+	if len(m.Tables) == 0 || len(m.summary.Rows) == 0 {
+		if len(m.Failures) > 0 {
+			return []string{"No trial gave a result: " + m.Failures[0].Error + "."}
+		}
+		return []string{"No trial gave a result."}
+	}
+	costs := m.costSentences()
+	out := costs
+	for _, q := range []question{choice, other} {
+		compared := m.compared(q)
+		if q == other && len(out) > 0 {
+			break
+		}
+		for _, versus := range m.baselines() {
+			if all := compared[versus]; len(all) > 0 {
+				out = append(out, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
+			}
+		}
+	}
+	if len(out) > 0 {
+		return out
+	}
+	t := m.Tables[0]
+	for _, row := range t.Rows {
+		for i, l := range row.Cells {
+			if l.Missing == "" {
+				return []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
+					row.Variant, t.Title, l.Estimate.with(t.Unit), pairs(t.Pairs[i]))}
+			}
+		}
+	}
+	return []string{"The workload " + t.Workload + " gave no result."}
+}
+
+// few is how many of anything a sentence names.
+const few = 3
+
+// costSentences say what each overlay has of the host network, at the fewest pairs: one
+// sentence for one overlay, or else one a workload.
+func (m *Model) costSentences() []string {
+	type part struct{ variant, title, share string }
+	var parts []part
+	at := 0
+	for _, w := range m.exp.Spec.Workloads {
+		judged := m.judgedTables(w.Name)
+		for _, c := range m.Costs {
+			if len(judged) == 0 || c.What != judged[0].Title || len(m.variant(c.Variant).Accelerate) > 0 {
+				continue
+			}
+			if at == 0 {
+				at = c.Shares[0].Pairs
+			}
+			if c.Shares[0].Pairs == at {
+				parts = append(parts, part{c.Variant, c.What, c.Shares[0].with("%")})
+			}
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	several := slices.ContainsFunc(parts, func(p part) bool { return p.variant != parts[0].variant })
+	if !several {
+		var all []string
+		for i, p := range parts[:min(len(parts), few)] {
+			of := "of its"
+			if i == 0 {
+				of = "of the host network's"
+			}
+			all = append(all, fmt.Sprintf("%s %s %s", p.share, of, p.title))
+		}
+		return []string{fmt.Sprintf("Here %s has %s, at %s.", m.overlayName(parts[0].variant), list(all), pairs(at))}
+	}
+	var out []string
+	for len(parts) > 0 && len(out) < few {
+		title := parts[0].title
+		var all []string
+		for _, p := range parts {
+			if p.title == title {
+				all = append(all, p.variant+" "+p.share)
+			}
+		}
+		parts = slices.DeleteFunc(parts, func(p part) bool { return p.title == title })
+		out = append(out, fmt.Sprintf("Here the overlays have, of the host network's %s at %s: %s.", title, pairs(at), list(all[:min(len(all), few+1)])))
+	}
+	return out
+}
+
+func (m *Model) overlayName(variant string) string {
+	switch p := m.path(m.variant(variant)); {
+	case p.VXLAN != nil:
+		return "VXLAN"
+	case p.Pod != nil:
+		return "the pods' network"
+	}
+	return variant
+}
+
+// compared are the proofs of all variants that are compared in a way, by their baselines.
+func (m *Model) compared(q question) map[string][]stats.Proof {
+	out := map[string][]stats.Proof{}
+	for _, v := range m.exp.Spec.Variants {
+		p := m.summary.Proof(m.exp, v)
+		if p.All = slices.DeleteFunc(p.All, func(r *stats.Row) bool { return !m.asks(r, q) }); len(p.All) > 0 {
+			out[p.Baseline] = append(out[p.Baseline], p)
+		}
+	}
+	return out
+}
+
+// gainSentences are about all that is compared with one baseline. Back tells that it is an
+// overlay whose cost stands in the sentence before.
+func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []string {
+	var out []string
+	best, found := largest(all)
+	if found {
+		text := fmt.Sprintf("Against %s, %s gains the most: ", versus, best.Variant)
+		if back {
+			text = fmt.Sprintf("%s gives the most back, against %s: ", best.Variant, versus)
+		}
+		text += saysAll(bestOfEach(best.Faster))
+		if costs := slices.Concat(best.Slower, best.Costs); len(costs) > 0 {
+			text += "; but it costs " + saysAll(worstOfEach(costs))
+		}
+		out = append(out, text+".")
+	} else {
+		out = append(out, fmt.Sprintf("Nothing is proven faster than %s.", versus))
+	}
+	if harm := harms(all, best); harm != "" {
+		out = append(out, harm)
+	}
+	var still, open []string
+	for _, p := range all {
+		switch {
+		case len(p.Faster)+len(p.Slower) > 0:
+		case slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict != stats.Same }):
+			open = append(open, p.Variant)
+		default:
+			still = append(still, p.Variant)
+		}
+	}
+	if len(still) > 0 {
+		out = append(out, fmt.Sprintf("No difference: %s.", some(still)))
+	}
+	if len(open) > 0 {
+		out = append(out, fmt.Sprintf("Not clear, more blocks may tell: %s.", some(open)))
+	}
+	return out
+}
+
+// largest is the proof of the most, over all workloads: of one that is slower nowhere, if
+// there is such.
+func largest(all []stats.Proof) (best stats.Proof, found bool) {
+	for _, good := range []bool{true, false} {
+		for _, p := range all {
+			if len(p.Faster) > 0 && p.Good() == good && (!found || meanGain(p) > meanGain(best)) {
+				best, found = p, true
+			}
+		}
+		if found {
+			break
+		}
+	}
+	return best, found
+}
+
+func meanGain(p stats.Proof) float64 {
+	sum := 0.0
+	for _, r := range p.All {
+		sum += math.Log(r.Gain())
+	}
+	return sum / float64(len(p.All))
+}
+
+// harms names what is slower, each by the worst that it does; the best says so itself.
+func harms(all []stats.Proof, best stats.Proof) string {
+	var worst []*stats.Row
+	for _, p := range all {
+		if rows := slices.Concat(p.Slower, p.Costs); p.Variant != best.Variant && len(rows) > 0 {
+			worst = append(worst, slices.MinFunc(rows, byGain))
+		}
+	}
+	slices.SortStableFunc(worst, byGain)
+	var out []string
+	for _, r := range worst[:min(len(worst), few)] {
+		out = append(out, fmt.Sprintf("%s harms: %s", r.Variant, Says(r)))
+	}
+	switch more := len(worst) - few; {
+	case more == 1:
+		out = append(out, "one more harms too")
+	case more > 1:
+		out = append(out, fmt.Sprintf("%d more harm too", more))
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return strings.Join(out, "; ") + "."
+}
+
+func byGain(a, b *stats.Row) int {
+	switch {
+	case a.Gain() < b.Gain():
+		return -1
+	case a.Gain() > b.Gain():
+		return 1
+	}
+	return 0
+}
+
+// bestOfEach workload, in order; worstOfEach is the reverse of it.
+func bestOfEach(rows []*stats.Row) []*stats.Row {
+	return ofEach(rows, func(a, b *stats.Row) bool { return a.Gain() > b.Gain() })
+}
+
+func worstOfEach(rows []*stats.Row) []*stats.Row {
+	return ofEach(rows, func(a, b *stats.Row) bool { return a.Gain() < b.Gain() })
+}
+
+func ofEach(rows []*stats.Row, before func(a, b *stats.Row) bool) []*stats.Row {
+	var out []*stats.Row
+	for _, r := range rows {
+		i := slices.IndexFunc(out, func(o *stats.Row) bool { return o.Workload == r.Workload })
+		switch {
+		case i < 0:
+			out = append(out, r)
+		case before(r, out[i]):
+			out[i] = r
+		}
+	}
+	return out
+}
+
+func saysAll(rows []*stats.Row) string {
+	var all []string
+	for _, r := range rows[:min(len(rows), few)] {
+		all = append(all, Says(r))
+	}
+	return strings.Join(all, ", ")
+}
+
+// some of the names, and how many there are beside.
+func some(names []string) string {
+	if more := len(names) - few; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
+	}
+	return list(names)
+}
+
+// Keep is the variant that a policy should keep on: what gains the most, is slower nowhere
+// and differs from its baseline in its accelerators alone. It is empty where there is none.
+func (m *Model) Keep() string {
+	var all []stats.Proof
+	for _, proofs := range m.compared(choice) {
+		for _, p := range proofs {
+			if _, err := m.exp.PolicyOf(p.Variant); err == nil && p.Good() {
+				all = append(all, p)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b stats.Proof) int { return strings.Compare(a.Variant, b.Variant) })
+	best, _ := largest(all)
+	return best.Variant
+}
+
+// Unclear tells that more blocks could tell more: of some variant nothing is known yet.
+func (m *Model) Unclear() bool {
+	for _, proofs := range m.compared(choice) {
+		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
+			return slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict == stats.Inconclusive })
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// InCluster tells where the result is from.
+func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
+
+// Expected is one expectation and what became of it, with the comparisons that decided.
+type Expected struct {
+	Claim   string
+	Outcome stats.Outcome
+	Why     string
+}
+
+func expectations(all []stats.Expected) []Expected {
+	var out []Expected
+	for _, x := range all {
+		e := Expected{Claim: x.Claim, Outcome: x.Outcome}
+		var rows []*stats.Row
+		for i := range x.Rows {
+			rows = append(rows, &x.Rows[i])
+		}
+		if e.Why = saysAll(worstOfEach(rows)); e.Why == "" {
+			e.Why = "nothing was measured"
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// Text is the outcome in a line: "expected: … (met): …".
+func (e Expected) Text() string {
+	return fmt.Sprintf("Expected that %s: %s; %s.", e.Claim, e.Outcome, e.Why)
+}

@@ -1,0 +1,114 @@
+package stats
+
+import (
+	"slices"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Outcome of an expectation, or of one comparison that it asks for.
+type Outcome string
+
+// An expectation is met where all its comparisons are, failed where one is, and else
+// unclear.
+const (
+	Met     Outcome = "met"
+	Failed  Outcome = "failed"
+	Unclear Outcome = "unclear"
+)
+
+// Expected is what became of one expectation.
+type Expected struct {
+	// Claim is the expectation in words.
+	Claim   string  `json:"claim"`
+	Outcome Outcome `json:"outcome"`
+	// Rows are the comparisons that it asks for: of the variant with the one that it names.
+	Rows []Row `json:"rows"`
+}
+
+// expected judges every expectation. A comparison that the summary has is taken from there,
+// so that both say the same; any other is judged by itself.
+func (t *table) expected(s *Summary) []Expected {
+	var out []Expected
+	for _, x := range t.exp.Spec.Expect {
+		e := Expected{Claim: x.String(), Outcome: Met, Rows: []Row{}}
+		for _, w := range t.exp.Spec.Workloads {
+			if x.Workload != "" && x.Workload != w.Name {
+				continue
+			}
+			metric := x.Metric
+			if metric == "" {
+				metric = Primary(w.Kind())
+			} else if !slices.Contains(v1alpha1.MetricsOf(w), metric) {
+				continue
+			}
+			for _, pairs := range t.exp.PairsOf(w) {
+				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
+				if !ok {
+					e.Outcome = worse(e.Outcome, Unclear)
+					continue
+				}
+				e.Outcome = worse(e.Outcome, r.meets(x, t.exp.Spec.Margin))
+				e.Rows = append(e.Rows, r)
+			}
+		}
+		if len(e.Rows) == 0 {
+			e.Outcome = Unclear
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+func (t *table) expectedRow(s *Summary, x v1alpha1.Expectation, workload string, pairs int, metric string) (Row, bool) {
+	if r := s.row(x.Variant, workload, pairs, metric); r != nil && r.Versus != nil && r.Versus.Baseline == x.Than() {
+		return *r, true
+	}
+	c, base := t.byKey[key{x.Variant, workload, pairs}], t.byKey[key{x.Than(), workload, pairs}]
+	if c == nil || base == nil {
+		return Row{}, false
+	}
+	blocks, ratios, err := logRatios(c, base, metric)
+	if err != nil {
+		return Row{}, false
+	}
+	r := t.row(c, metric)
+	r.Versus = versus(base.variant.Name, t.mean(blocks, ratios))
+	judge([]*Row{&r}, t.exp.Spec.Margin)
+	return r, true
+}
+
+// meets tells whether a comparison is as expected.
+func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
+	v := r.Versus
+	switch {
+	case v.Verdict == Slower:
+		return Failed
+	case x.NotSlower != "":
+		// Not worse by more than the margin at either end of the interval: more need not
+		// be known.
+		worst := 1 / v.CI95[1]
+		if record.HigherIsBetter(r.Metric) {
+			worst = v.CI95[0]
+		}
+		if v.N > 1 && worst >= 1/(1+margin) {
+			return Met
+		}
+		return Unclear
+	case v.Verdict == Inconclusive:
+		return Unclear
+	case (v.Verdict == Faster) == (x.Faster != ""):
+		return Met
+	}
+	return Failed
+}
+
+func worse(a, b Outcome) Outcome {
+	for _, o := range []Outcome{Failed, Unclear} {
+		if a == o || b == o {
+			return o
+		}
+	}
+	return Met
+}

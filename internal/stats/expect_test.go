@@ -1,0 +1,75 @@
+package stats
+
+import (
+	"slices"
+	"testing"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+func TestExpected(t *testing.T) {
+	exp := experiment("base", "fast", "slow", "noisy", "alike")
+	exp.Spec.Runs.N = 6
+	exp.Spec.Workloads = exp.Spec.Workloads[:1]
+	exp.Spec.Pairs = []int{1}
+	values := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
+	var all []record.Trial
+	for name, f := range map[string]float64{"base": 1, "fast": 1.5, "slow": 0.5, "alike": 1.0001} {
+		all = slices.Concat(all, trials(name, "stream", 1, record.Throughput, values(f)...))
+	}
+	all = slices.Concat(all, trials("noisy", "stream", 1, record.Throughput, 50, 150, 70, 130, 200, 20))
+	for _, c := range []struct {
+		x    v1alpha1.Expectation
+		want Outcome
+	}{
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, Met},
+		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, Failed},
+		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, Failed},
+		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, Unclear},
+		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, Met},
+		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, Met},
+		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, Failed},
+		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, Unclear},
+		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, Met},
+		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, Failed},
+		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, Unclear},
+		// The experiment compares these with base alone.
+		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, Met},
+		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, Failed},
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, Unclear}, // which no workload gives
+	} {
+		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
+		s, err := Analyze(exp, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Expected[0].Outcome; got != c.want {
+			t.Errorf("%s: %s, want %s", c.x, got, c.want)
+		}
+	}
+	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
+	s, err := Analyze(exp, trials("base", "stream", 1, record.Throughput, 1, 2, 3))
+	if err != nil || s.Expected[0].Outcome != Unclear {
+		t.Errorf("nothing measured of the variant: %v, %v, want unclear", s.Expected, err)
+	}
+}
+
+// TestExpectedOfLatency: which end of the interval is the worst depends on the metric.
+func TestExpectedOfLatency(t *testing.T) {
+	for name, c := range map[string]struct {
+		metric string
+		ci     [2]float64
+		want   Outcome
+	}{
+		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, Met},
+		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, Unclear},
+		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, Met},
+		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, Unclear},
+	} {
+		r := Row{Metric: c.metric, Versus: &Versus{N: 6, CI95: c.ci, Verdict: Inconclusive}}
+		if got := r.meets(v1alpha1.Expectation{NotSlower: "base"}, 0.02); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package stats
+
+import (
+	"fmt"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Proof is what an experiment shows of one variant, by the primary metric of each
+// workload and number of pairs.
+type Proof struct {
+	Variant, Baseline string
+	// All rows that were compared, in the experiment's order; the others are those of
+	// each verdict.
+	All, Faster, Slower []*Row
+	// Costs are rows of other metrics that a workload is judged by, such as its p99, in
+	// which the variant is slower.
+	Costs []*Row
+	// Missing are cells without a comparison, in words.
+	Missing []string
+}
+
+// Proof of a variant, which may be good for nothing.
+func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
+	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
+	for _, w := range exp.Spec.Workloads {
+		primary := Primary(w.Kind())
+		for _, pairs := range exp.PairsOf(w) {
+			r := s.row(v.Name, w.Name, pairs, primary)
+			if r == nil || r.Versus == nil {
+				p.Missing = append(p.Missing, fmt.Sprintf("%s × %d", w.Name, pairs))
+				continue
+			}
+			p.All = append(p.All, r)
+			switch r.Versus.Verdict {
+			case Faster:
+				p.Faster = append(p.Faster, r)
+			case Slower:
+				p.Slower = append(p.Slower, r)
+			}
+			for _, metric := range Judged(w) {
+				if r := s.row(v.Name, w.Name, pairs, metric); metric != primary && r != nil && r.Versus != nil && r.Versus.Verdict == Slower {
+					p.Costs = append(p.Costs, r)
+				}
+			}
+		}
+	}
+	return p
+}
+
+// Good tells that the variant is faster somewhere, and slower nowhere.
+func (p Proof) Good() bool { return len(p.Faster) > 0 && len(p.Slower) == 0 }
+
+// Best is the largest gain that is proven, or else the largest one; nil where nothing was
+// compared.
+func (p Proof) Best() *Row {
+	rows := p.Faster
+	if len(rows) == 0 {
+		rows = p.All
+	}
+	var best *Row
+	for _, r := range rows {
+		if best == nil || r.Gain() > best.Gain() {
+			best = r
+		}
+	}
+	return best
+}
+
+func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {
+	for i := range s.Rows {
+		if r := &s.Rows[i]; r.Variant == variant && r.Workload == workload && r.Pairs == pairs && r.Metric == metric {
+			return r
+		}
+	}
+	return nil
+}
+
+// Gain is how many times better a row is than its baseline's, whichever way the metric
+// runs.
+func (r *Row) Gain() float64 {
+	if record.HigherIsBetter(r.Metric) {
+		return r.Versus.Ratio
+	}
+	return 1 / r.Versus.Ratio
+}

@@ -1,0 +1,44 @@
+package stats
+
+import (
+	"fmt"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Unfinished says in words what a run still lacks, as one that was interrupted or is under
+// way; empty for one that is done. A trial that failed twice is done: it is not tried again.
+func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error) {
+	blocks, _, err := BlocksWanted(exp, trials)
+	if err != nil {
+		return "", err
+	}
+	cells := 0
+	for _, w := range exp.Spec.Workloads {
+		cells += len(exp.PairsOf(w)) * len(exp.Spec.Variants)
+	}
+	type trial struct {
+		key
+		block int
+	}
+	attempts, done, whole := map[trial]int{}, map[trial]bool{}, map[int]int{}
+	for _, tr := range trials {
+		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block}
+		attempts[t]++
+		if over := tr.Status == record.StatusOK || attempts[t] > 1; over && !done[t] {
+			done[t] = true
+			whole[tr.Block]++
+		}
+	}
+	if len(done) >= blocks*cells {
+		return "", nil
+	}
+	full := 0
+	for _, n := range whole {
+		if n == cells {
+			full++
+		}
+	}
+	return fmt.Sprintf("%d of %d trials are done, %d of %d blocks are whole", len(done), blocks*cells, full, blocks), nil
+}
