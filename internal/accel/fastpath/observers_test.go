@@ -498,13 +498,14 @@ func (w *world) beneath(with func(nic netlink.Link) netlink.Link) {
 					return err
 				}
 			}
-			return remake("flannel.1", above.Attrs().Index)
+			return remake("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = above.Attrs().Index })
 		})
 	}
 }
 
-// remake has a VXLAN device of the thread's namespace send by another device.
-func remake(name string, nic int) error {
+// remake deletes a VXLAN device of the thread's namespace, and makes one that is like it but for a
+// change.
+func remake(name string, change func(*netlink.Vxlan)) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
@@ -528,7 +529,8 @@ func remake(name string, nic int) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = old.Name, old.MTU, old.HardwareAddr
-	again := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: old.VxlanId, SrcAddr: old.SrcAddr, VtepDevIndex: nic, Port: old.Port, UDPCSum: old.UDPCSum}
+	again := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: old.VxlanId, SrcAddr: old.SrcAddr, VtepDevIndex: old.VtepDevIndex, Port: old.Port, UDPCSum: old.UDPCSum}
+	change(again)
 	if err := errors.Join(netlink.LinkDel(old), netlink.LinkAdd(again), netlink.LinkSetUp(again)); err != nil {
 		return err
 	}
@@ -592,7 +594,7 @@ func TestLower(t *testing.T) {
 			w.in("n0", func() error {
 				nic, err := netlink.LinkByName("eth0")
 				if err == nil {
-					err = remake("flannel.1", nic.Attrs().Index)
+					err = remake("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = nic.Attrs().Index })
 				}
 				return err
 			})
