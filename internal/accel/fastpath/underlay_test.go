@@ -256,3 +256,42 @@ func TestStreamLearnsMTU(t *testing.T) {
 	}
 	w.warm(e)
 }
+
+// TestVLANs has pods be carried whose bridges filter VLANs; and what is put out of its pod's VLAN gets
+// to it no more.
+func TestVLANs(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	for _, node := range []string{"n0", "n1"} {
+		has := true
+		w.set(node, "cni0", func(l netlink.Link) error {
+			err := netlink.BridgeSetVlanFiltering(l, true)
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				has, err = false, nil
+			}
+			return err
+		})
+		if !has {
+			t.Log("this kernel's bridges do not filter VLANs; make kernels boots some whose do")
+			return
+		}
+	}
+	w.start()
+	e, p := w.connect().back(), w.pulse()
+	w.warm(e)
+	p.carried()
+	p.begin()
+	p.through()
+	link := w.link(1, 0)
+	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanDel(l, 1, true, true, false, false) })
+	time.Sleep(soon)
+	back := p.back.Load()
+	time.Sleep(2 * soon)
+	if n := p.back.Load() - back; n > 0 {
+		t.Errorf("%d datagrams came back from a pod that is in no VLAN", n)
+	}
+	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanAdd(l, 1, true, true, false, false) })
+	p.through()
+	p.on.Store(false)
+	w.warm(e)
+	p.carried()
+}
