@@ -609,5 +609,9 @@ func TestHolderIsSuspended(t *testing.T) {
 	if err := holder.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
 	w.eventually("fast path by the new device", func() {}, func() bool { return w.slow(e, 100) < 20 })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s until the process had looked at the new device", took)
+	}
 }

@@ -264,7 +264,10 @@ func TestVLANs(t *testing.T) {
 	for _, node := range []string{"n0", "n1"} {
 		has := true
 		w.set(node, "cni0", func(l netlink.Link) error {
-			err := netlink.BridgeSetVlanFiltering(l, true)
+			on := true
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.Index = l.Attrs().Name, l.Attrs().Index
+			err := netlink.LinkModify(&netlink.Bridge{LinkAttrs: attrs, VlanFiltering: &on})
 			if errors.Is(err, unix.EOPNOTSUPP) {
 				has, err = false, nil
 			}
