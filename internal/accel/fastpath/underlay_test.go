@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -208,11 +209,14 @@ func TestWaysChange(t *testing.T) {
 			}
 		})
 		var first, second bool
+		devices := []string{"eth0", "eth1"}
 		for range 40 {
 			if first && second {
 				break
 			}
-			w.way(0, netlink.Route{}, "eth0", "eth1") // the kernel chooses anew
+			// The kernel chooses anew where the route is not what it was.
+			slices.Reverse(devices)
+			w.way(0, netlink.Route{}, devices...)
 			e := w.connect().back()
 			for began := time.Now(); time.Since(began) < 150*time.Millisecond; {
 				w.trip(e, 10)
