@@ -172,6 +172,9 @@ func newTwins(t *testing.T, shape string) *twins {
 	tw := &twins{fast: newWorld(t, shape, v1alpha1.OffloadFull), slow: newWorld(t, shape, v1alpha1.OffloadFull)}
 	tw.fast.start()
 	for i, w := range []*world{tw.fast, tw.slow} {
+		for node := range 2 { // or a question that is lost is asked again after a second
+			w.sysctl(fmt.Sprintf("n%d", node), "net/ipv4/neigh/eth0/retrans_time_ms", "20")
+		}
 		tw.echoes[i], tw.pulses[i] = w.connect().back(), w.pulse()
 	}
 	tw.strangers = tw.fast.strangers()
