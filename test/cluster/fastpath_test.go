@@ -53,15 +53,24 @@ type webPod struct{ name, ip, netns string }
 
 func webPodOn(t testing.TB, c *Cluster, node string) webPod {
 	t.Helper()
+	all := webPodsOn(t, c, node)
+	if len(all) == 0 {
+		t.Fatalf("no pod of web on %s", node)
+	}
+	return all[0]
+}
+
+// webPodsOn are all that are not about to go.
+func webPodsOn(t testing.TB, c *Cluster, node string) (all []webPod) {
+	t.Helper()
 	out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running,spec.nodeName="+node,
 		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.metadata.deletionTimestamp}{"\n"}{end}`)
 	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) == 2 {
-			return webPod{f[0], f[1], podNetns(t, c.Node(node), f[1])}
+			all = append(all, webPod{f[0], f[1], podNetns(t, c.Node(node), f[1])})
 		}
 	}
-	t.Fatalf("no pod of web on %s: %s", node, out)
-	return webPod{}
+	return all
 }
 
 // listen has a pod take connections at a port, until the test ends.
@@ -183,6 +192,9 @@ func testFastpath(t *testing.T, c *Cluster) {
 
 	t.Run("rules", func(t *testing.T) {
 		testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
+	})
+	t.Run("services", func(t *testing.T) {
+		testServices(t, c, func(node string) float64 { return packets(node, "fast-out") + packets(node, "fast-in") })
 	})
 
 	// Off: nothing of it is left, and connections go on.

@@ -16,7 +16,7 @@ import (
 // modules are what the fast path and its tests need of the kernel. Those that a kernel has
 // built in, or does not have, are left out.
 var modules = []string{
-	"veth", "bridge", "vxlan", "tun", "dummy",
+	"veth", "bridge", "vxlan", "tun", "dummy", "8021q", "bonding", "macvlan",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter",
 	"ip_tables", "iptable_filter", "ip6_tables", "xt_tcpudp", "xt_conntrack",
 	"sch_ingress", "sch_fq", "sch_fq_codel", "sch_tbf", "cls_bpf", "act_bpf", "cls_matchall", "cls_u32",

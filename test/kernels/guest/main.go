@@ -29,6 +29,7 @@ var tests = []struct {
 }{
 	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"beside", []string{"/tests/fastpath", "-test.run=^TestBeside$", "-packets=1600"}},
+	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLower|TestVLANs)$"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^TestPolicy$", "-changes=56"}},
 }
 

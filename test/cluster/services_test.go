@@ -1,0 +1,209 @@
+//go:build linux
+
+package cluster
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// servicesManifest has services of each kind, all at port 80 and of pods that say so by a label, and
+// a pod with a port of its node.
+const servicesManifest = `
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Service, metadata: {name: anywhere, namespace: default}, spec: {type: NodePort, selector: {anywhere: "yes"}, ports: [{port: 80, targetPort: 4002, nodePort: 31001}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: local, namespace: default}, spec: {type: NodePort, externalTrafficPolicy: Local, selector: {local: "yes"}, ports: [{port: 80, targetPort: 4002, nodePort: 31002}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: sticky, namespace: default}, spec: {sessionAffinity: ClientIP, selector: {sticky: "yes"}, ports: [{port: 80, targetPort: 4002}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: own, namespace: default}, spec: {selector: {own: "yes"}, ports: [{port: 80, targetPort: 4002}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: moving, namespace: default}, spec: {selector: {moving: "yes"}, ports: [{port: 80, targetPort: 4002}]}}
+- {apiVersion: v1, kind: Pod, metadata: {name: hosted, namespace: default, labels: {app: hosted}}, spec: {nodeName: node1, terminationGracePeriodSeconds: 1,
+    containers: [{name: web, image: "slipstream.dev/slipstream:test", imagePullPolicy: Never, args: [worker, --hold], ports: [{containerPort: 4002, hostPort: 31003}]}]}}
+`
+
+// serveName has a pod answer each line with its name.
+func serveName(t *testing.T, p webPod) {
+	t.Helper()
+	l := listen(t, p, "4002")
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					if _, err := fmt.Fprintln(conn, p.name); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+}
+
+// asker is a connection to a pod that answers with its name.
+type asker struct {
+	net.Conn
+	answers *bufio.Reader
+}
+
+// dial connects from a network namespace.
+func dial(netns, to string) (asker, error) {
+	var a asker
+	err := onNetns(netns, func() (err error) {
+		a.Conn, err = (&net.Dialer{Timeout: 3 * time.Second, KeepAlive: -1}).Dial("tcp4", to)
+		return err
+	})
+	if err == nil {
+		a.answers = bufio.NewReader(a)
+	}
+	return a, err
+}
+
+func (a asker) ask() (name string, err error) {
+	if err := a.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintln(a, "who"); err != nil {
+		return "", err
+	}
+	name, err = a.answers.ReadString('\n')
+	return strings.TrimSpace(name), err
+}
+
+// asks has a connection ask for half a second, to be answered by a pod each time.
+func (a asker) asks(t *testing.T, pod string) (times float64) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < 500*time.Millisecond; times++ {
+		if name, err := a.ask(); err != nil || name != pod {
+			t.Fatalf("%q answered, want %q: %v", name, pod, err)
+		}
+	}
+	return times
+}
+
+// testServices has connections to services of each kind reach the pods that kube-proxy sends them
+// to, and go on to: they are carried where they go by VXLAN from a pod to a pod of another node, or
+// from another node.
+func testServices(t *testing.T, c *Cluster, carried func(node string) float64) {
+	on0, on1 := webPodsOn(t, c, "node0"), webPodsOn(t, c, "node1")
+	if len(on0) < 2 || len(on1) < 2 {
+		t.Fatalf("there are %d and %d pods on the nodes, want two each", len(on0), len(on1))
+	}
+	near, beside, far, further := on0[0], on0[1], on1[0], on1[1]
+	label := func(p webPod, labels ...string) {
+		t.Helper()
+		kubectl(t, c, nil, append([]string{"label", "--overwrite", "-n", "default", "pod", p.name}, labels...)...)
+	}
+	kubectl(t, c, strings.NewReader(servicesManifest), "apply", "-f", "-")
+	t.Cleanup(func() {
+		kubectl(t, c, strings.NewReader(servicesManifest), "delete", "-f", "-", "--timeout=60s")
+	})
+	label(near, "own=yes")
+	label(beside, "anywhere=yes")
+	label(far, "local=yes", "sticky=yes", "moving=yes")
+	label(further, "sticky=yes")
+	kubectl(t, c, nil, "wait", "--for=condition=Ready", "--timeout=60s", "-n", "default", "pod", "hosted")
+	ip := kubectl(t, c, nil, "get", "-n", "default", "pod", "hosted", "-o", "jsonpath={.status.podIP}")
+	hosted := webPod{"hosted", ip, podNetns(t, c.Node("node1"), ip)}
+	for _, p := range []webPod{near, beside, far, further, hosted} {
+		serveName(t, p)
+	}
+	address := func(service string) string {
+		t.Helper()
+		return net.JoinHostPort(kubectl(t, c, nil, "get", "-n", "default", "service", service, "-o", "jsonpath={.spec.clusterIP}"), "80")
+	}
+	// connect waits until a service has pods of these names, and returns a connection to one.
+	connect := func(t *testing.T, netns, to string, pods ...string) (a asker, pod string) {
+		t.Helper()
+		until(t, "connection to "+to, func() string {
+			var err error
+			if a, err = dial(netns, to); err != nil {
+				return err.Error()
+			}
+			pod, err = a.ask()
+			for _, p := range pods {
+				if err == nil && p == pod {
+					return ""
+				}
+			}
+			a.Close()
+			return fmt.Sprintf("%q answers: %v", pod, err)
+		})
+		t.Cleanup(func() { a.Close() })
+		return a, pod
+	}
+	// isCarried waits until most of what a connection asks is, both ways, on these nodes.
+	isCarried := func(t *testing.T, a asker, pod string, nodes ...string) {
+		t.Helper()
+		for _, n := range nodes {
+			until(t, "it is carried on "+n, func() string {
+				before := carried(n)
+				if times, fast := a.asks(t, pod), carried(n); fast-before < 2*times*3/4 {
+					return fmt.Sprintf("%.0f packets in %.0f round trips", fast-before, times)
+				}
+				return ""
+			})
+		}
+	}
+	port1 := func(port string) string { return net.JoinHostPort(c.Node("node1").Addr(), port) }
+	moving := address("moving")
+	for _, tt := range []struct {
+		name, from, to string
+		pod            webPod
+		carried        []string
+	}{
+		// Which the first node sends on in the second one's name.
+		{"a node's port", near.netns, port1("31001"), beside, []string{"node0"}},
+		{"a node's port from a node", c.Node("node0").Netns(), port1("31001"), beside, []string{"node0"}},
+		{"a node's port of its own pods", c.Node("node0").Netns(), port1("31002"), far, nil},
+		{"a pod's port of its node", c.Node("node0").Netns(), port1("31003"), hosted, nil},
+		{"a pod's port of its node from a pod", near.netns, port1("31003"), hosted, nil},
+		{"a pod's own service", near.netns, address("own"), near, nil},
+		{"a service of a pod beside", beside.netns, address("own"), near, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, pod := connect(t, tt.from, tt.to, tt.pod.name)
+			isCarried(t, a, pod, tt.carried...)
+			if tt.carried != nil {
+				return
+			}
+			before := carried("node0") + carried("node1")
+			times := a.asks(t, pod)
+			if n := carried("node0") + carried("node1") - before; n > times/10 {
+				t.Errorf("%.0f packets were carried in %.0f round trips", n, times)
+			}
+		})
+	}
+	t.Run("session affinity", func(t *testing.T) {
+		to := address("sticky")
+		first, pod := connect(t, near.netns, to, far.name, further.name)
+		isCarried(t, first, pod, "node0", "node1")
+		for range 10 {
+			if _, name := connect(t, near.netns, to, far.name, further.name); name != pod {
+				t.Fatalf("%s answers, and before did %s", name, pod)
+			}
+		}
+		isCarried(t, first, pod, "node0", "node1")
+	})
+	t.Run("pods change", func(t *testing.T) {
+		old, _ := connect(t, near.netns, moving, far.name)
+		isCarried(t, old, far.name, "node0", "node1")
+		before := far
+		for _, next := range []webPod{further, beside} {
+			label(before, "moving-")
+			label(next, "moving=yes")
+			a, _ := connect(t, near.netns, moving, next.name)
+			isCarried(t, old, far.name, "node0", "node1")
+			a.asks(t, next.name)
+			before = next
+		}
+	})
+}
