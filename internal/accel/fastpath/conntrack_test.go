@@ -302,21 +302,6 @@ func TestForgedEndOfPausingConnection(t *testing.T) {
 	w.trip(e, 100)
 }
 
-// packet is one of TCP without data, to be sent by a raw socket.
-func packet(from, to netip.AddrPort, seq uint32, flags byte) []byte {
-	b := make([]byte, 40)
-	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_TCP
-	binary.BigEndian.PutUint16(b[2:], 40)
-	copy(b[12:], from.Addr().AsSlice())
-	copy(b[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(b[20:], from.Port())
-	binary.BigEndian.PutUint16(b[22:], to.Port())
-	binary.BigEndian.PutUint32(b[24:], seq)
-	b[32], b[33] = 5<<4, flags
-	binary.BigEndian.PutUint16(b[36:], ^grammar.Sum(uint32(unix.IPPROTO_TCP+20)+uint32(grammar.Sum(0, b[12:20])), b[20:]))
-	return b
-}
-
 // forger sends packets from a place as if they were a connection's.
 func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
 	w.Helper()
@@ -329,7 +314,7 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 	from, to := e.LocalAddr().(*net.TCPAddr).AddrPort(), e.RemoteAddr().(*net.TCPAddr).AddrPort()
 	return func(seq uint32, flags byte) {
 		w.Helper()
-		if err := unix.Sendto(fd, packet(from, to, seq, flags), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+		if err := unix.Sendto(fd, grammar.Segment(from, to, seq, flags), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
 			w.Fatal(err)
 		}
 	}
