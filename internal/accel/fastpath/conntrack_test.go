@@ -392,6 +392,26 @@ func TestForgedPackets(t *testing.T) {
 	}
 }
 
+// TestForgedResetOfPausingConnection has conntrack remember a connection for as long as ever that
+// pauses while another pod, at whose link there is no program, resets it, with numbers that are
+// wrong. A conntrack that is liberal holds it as established, but forgets it soon (Linux 6.18).
+func TestForgedResetOfPausingConnection(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.quiet(t)
+	w.trip(e, 500)
+	forge := w.forger("n0p1", e)
+	for range 64 {
+		forge(rand.Uint32(), tcpRST)
+	}
+	time.Sleep((closeTimeout + 1) * time.Second)
+	for _, node := range []string{"n0", "n1"} {
+		if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < establishedTimeout-closeTimeout-5 {
+			t.Errorf("%s knows %+v", node, is)
+		}
+	}
+	w.trip(e, 100)
+}
+
 // TestMTUOfRoute has nothing be carried that the kernel would cut: the route to the other node
 // has an MTU of its own, from the start, or since something on the way said so.
 func TestMTUOfRoute(t *testing.T) {
