@@ -83,8 +83,8 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 
 SOAK ?= 1h
 .PHONY: soak
-soak: ## Have connections live through kills, rules, floods and forged packets beside a twin node, for SOAK=1h (root)
-	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath -soak $(SOAK)
+soak: cluster-deps $(HELM) ## Have connections live through kills, floods, forged packets, … beside twins without a fast path: SOAK=1h in namespaces, as long in a cluster (root)
+	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels
 kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)

@@ -365,3 +365,39 @@ func (g Grammar) Wrapped() []byte {
 	}
 	return b
 }
+
+// Segment is a packet of TCP over IPv4 without data, as a raw socket sends it.
+func Segment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
+	b := make([]byte, 40)
+	b[0], b[8], b[9] = 0x45, 64, tcp
+	binary.BigEndian.PutUint16(b[2:], 40)
+	copy(b[12:], from.Addr().AsSlice())
+	copy(b[16:], to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(b[20:], from.Port())
+	binary.BigEndian.PutUint16(b[22:], to.Port())
+	binary.BigEndian.PutUint32(b[24:], seq)
+	b[32], b[33] = 5<<4, flags
+	binary.BigEndian.PutUint16(b[36:], ^Sum(uint32(tcp+20)+uint32(Sum(0, b[12:20])), b[20:]))
+	return b
+}
+
+const arp, ipv6 = 0x0806, 0x86dd
+
+// Frame is one of Ethernet in an address's name, to where its protocol has all hear it, or
+// to an address that nobody has.
+func Frame(source net.HardwareAddr, protocol uint16, payload ...byte) []byte {
+	frame := append([]byte{2, 9, 9, 9, 9, 9}, source...)
+	switch protocol {
+	case arp:
+		copy(frame, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	case ipv6:
+		copy(frame, []byte{0x33, 0x33, 0, 0, 0, 1})
+	}
+	frame = append(binary.BigEndian.AppendUint16(frame, protocol), payload...)
+	return append(frame, make([]byte, max(0, 60-len(frame)))...)
+}
+
+// MadeUp is an Ethernet address that nobody has, another one for each number.
+func MadeUp(n int) net.HardwareAddr {
+	return binary.BigEndian.AppendUint32([]byte{2, 0x77}, uint32(n))
+}

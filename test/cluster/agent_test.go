@@ -4,11 +4,13 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -333,13 +335,29 @@ func TestAgent(t *testing.T) {
 // agentMetrics asks the agent of a node, and returns what gives the value of a metric.
 func agentMetrics(t testing.TB, n *Node) func(metric string) float64 {
 	t.Helper()
-	var text string
-	if err := onNetns(n.Netns(), func() error {
-		conn, err := net.Dial("tcp", "127.0.0.1:9469") // on this thread, which http's own dialler is not
+	text, err := scrape(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(name string) float64 {
+		t.Helper()
+		v, ok := metricIn(text, name)
+		if !ok {
+			t.Fatalf("no %s in\n%s", name, text)
+		}
+		return v
+	}
+}
+
+// scrape is what the agent of a node says of itself.
+func scrape(n *Node) (text string, err error) {
+	err = onNetns(n.Netns(), func() error {
+		conn, err := net.DialTimeout("tcp", "127.0.0.1:9469", 5*time.Second) // on this thread, which http's own dialler is not
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 		request, err := http.NewRequest("GET", "http://127.0.0.1:9469/metrics", nil)
 		if err != nil {
 			return err
@@ -355,20 +373,51 @@ func agentMetrics(t testing.TB, n *Node) func(metric string) float64 {
 		b, err := io.ReadAll(r.Body)
 		text = string(b)
 		return err
-	}); err != nil {
-		t.Fatal(err)
+	})
+	return text, err
+}
+
+// metricIn is the value of a metric, if it is there.
+func metricIn(text, name string) (v float64, ok bool) {
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(text)
+	if m == nil {
+		return 0, false
 	}
-	value := func(name string) float64 {
-		t.Helper()
-		m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(text)
-		if m == nil {
-			t.Fatalf("no %s in\n%s", name, text)
-		}
-		v, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
+	v, err := strconv.ParseFloat(m[1], 64)
+	return v, err == nil
+}
+
+// agentOn is the process of the agent on a node, 0 if there is none.
+func agentOn(n *Node) (pid int, err error) {
+	where, err := os.Readlink(n.Netns())
+	if err != nil {
+		return 0, err
 	}
-	return value
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, err
+	}
+	for _, file := range files {
+		// Or it has ended.
+		cmdline, _ := os.ReadFile(file)
+		netns, _ := os.Readlink(filepath.Join(filepath.Dir(file), "ns/net"))
+		if netns == where && bytes.HasPrefix(cmdline, []byte("/slipstream\x00agent\x00")) {
+			return strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return 0, nil
+}
+
+// residentMiB is the memory of a process.
+func residentMiB(pid int) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	m := regexp.MustCompile(`(?m)^VmRSS:\s+(\d+) kB$`).FindSubmatch(status)
+	if m == nil {
+		return 0, fmt.Errorf("process %d has no memory: it has ended", pid)
+	}
+	kib, err := strconv.ParseFloat(string(m[1]), 64)
+	return kib / 1024, err
 }

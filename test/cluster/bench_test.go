@@ -67,12 +67,10 @@ func BenchmarkAgent(b *testing.B) {
 	kubectl(b, c, strings.NewReader(manifest), "apply", "-f", "-")
 	b.Cleanup(func() { kubectl(b, c, strings.NewReader(manifest), "delete", "-f", "-", "--timeout=120s") })
 	wantPods(b, c, "new pods", 30, true)
-	pid, err := output(n.Command(b.Context(), "sh", "-c", `for p in /proc/[0-9]*; do
-		case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/slipstream agent "*) echo ${p#/proc/};; esac; done`))
-	if err != nil {
-		b.Fatal(err)
+	pid, err := agentOn(n)
+	if err != nil || pid == 0 {
+		b.Fatalf("no agent on node1: %v", err)
 	}
-	pid = strings.TrimSpace(pid)
 	for _, veths := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("pods=30/veths=%d", veths), func(b *testing.B) {
 			if veths > 0 {
@@ -98,7 +96,11 @@ func BenchmarkAgent(b *testing.B) {
 			for b.Loop() {
 				before := agentMetrics(b, n)("process_cpu_seconds_total")
 				for end := time.Now().Add(window); time.Now().Before(end); time.Sleep(5 * time.Second) {
-					rss = max(rss, residentMiB(b, n, pid))
+					now, err := residentMiB(pid)
+					if err != nil {
+						b.Fatal(err)
+					}
+					rss = max(rss, now)
 				}
 				cpu += agentMetrics(b, n)("process_cpu_seconds_total") - before
 			}
@@ -106,20 +108,6 @@ func BenchmarkAgent(b *testing.B) {
 			b.ReportMetric(rss, "resident-MiB")
 		})
 	}
-}
-
-// residentMiB is the memory of a process on a node.
-func residentMiB(t testing.TB, n *Node, pid string) float64 {
-	t.Helper()
-	out, err := output(n.Command(t.Context(), "awk", "/^VmRSS:/ {print $2}", "/proc/"+pid+"/status"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	kib, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kib / 1024
 }
 
 // comparedVariants are run in the lab and in the cluster.

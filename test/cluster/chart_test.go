@@ -33,23 +33,7 @@ const chartNamespace = "chart"
 // node alone, and a scrape takes a token.
 func TestChart(t *testing.T) {
 	c := shared(t)
-	helm, err := exec.LookPath("helm")
-	if err != nil {
-		t.Skip("needs helm: make bin/tools/helm")
-	}
-	root, err := checkout(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	run := func(args ...string) {
-		t.Helper()
-		cmd := exec.Command(helm, append(args, "--namespace", chartNamespace)...)
-		dir := t.TempDir()
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("helm %v: %v: %s", args, err, out)
-		}
-	}
+	run, chart := helm(t, c)
 	kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 	t.Cleanup(func() { kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s") })
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
@@ -59,7 +43,7 @@ func TestChart(t *testing.T) {
 		kubectl(t, c, nil, "delete", "namespace", chartNamespace)
 		kubectl(t, c, nil, "delete", "crd", "accelerationpolicies.slipstream.dev", "nodeaccelerations.slipstream.dev", "--ignore-not-found")
 	})
-	run("install", "slipstream", filepath.Join(root, "charts/slipstream"), "--set", "image.tag=test,metrics.auth=true", "--wait", "--timeout", "2m")
+	run("install", "slipstream", chart, "--set", "image.tag=test,metrics.auth=true", "--wait", "--timeout", "2m")
 	installed := true
 	uninstall := func() {
 		if installed {
@@ -89,6 +73,28 @@ func TestChart(t *testing.T) {
 	until(t, "as before", func() string {
 		return cmp.Diff(before, steering(t, c.Node("node0"))) + cmp.Diff(programs, programsOn(t, c.Node("node0")))
 	})
+}
+
+// helm runs it in the namespace of the chart, and tells where the chart is.
+func helm(t testing.TB, c *Cluster) (run func(args ...string), chart string) {
+	t.Helper()
+	program, err := exec.LookPath("helm")
+	if err != nil {
+		t.Skip("needs helm: make bin/tools/helm")
+	}
+	root, err := checkout(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(program, append(args, "--namespace", chartNamespace)...)
+		dir := t.TempDir()
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("helm %v: %v: %s", args, err, out)
+		}
+	}, filepath.Join(root, "charts/slipstream")
 }
 
 // withToken is a client that has nothing but a token: of a service account, bound to a pod if

@@ -140,13 +140,21 @@ func own(t testing.TB, config Config) *Cluster {
 // used to clean up, too.
 func kubectl(t testing.TB, c *Cluster, stdin io.Reader, args ...string) string {
 	t.Helper()
+	out, err := tryKubectl(c, stdin, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryKubectl(c *Cluster, stdin io.Reader, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
 	cmd.Stdin = stdin
 	out, err := output(cmd)
 	if err != nil {
-		t.Fatalf("kubectl %v: %v", args, err)
+		return "", fmt.Errorf("kubectl %v: %w", args, err)
 	}
-	return out
+	return out, nil
 }

@@ -154,7 +154,9 @@ const containerdConfig = `version = 2
 `
 
 // A kubelet that neither makes nor wants anything of the machine: no control
-// groups but below its own, no eviction as the disk is everybody's.
+// groups but below its own, no eviction as the disk is everybody's. It starts a
+// container that ends again within a second or two, however often that happens: tests
+// kill some all the time.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %q}}
@@ -172,6 +174,8 @@ resolvConf: ""
 clusterDomain: cluster.local
 nodeStatusUpdateFrequency: 5s
 syncFrequency: 5s
+featureGates: {KubeletCrashLoopBackOffMax: true}
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 `
 
 // write makes a file of the node's.

@@ -302,21 +302,6 @@ func TestForgedEndOfPausingConnection(t *testing.T) {
 	w.trip(e, 100)
 }
 
-// packet is one of TCP without data, to be sent by a raw socket.
-func packet(from, to netip.AddrPort, seq uint32, flags byte) []byte {
-	b := make([]byte, 40)
-	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_TCP
-	binary.BigEndian.PutUint16(b[2:], 40)
-	copy(b[12:], from.Addr().AsSlice())
-	copy(b[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(b[20:], from.Port())
-	binary.BigEndian.PutUint16(b[22:], to.Port())
-	binary.BigEndian.PutUint32(b[24:], seq)
-	b[32], b[33] = 5<<4, flags
-	binary.BigEndian.PutUint16(b[36:], ^grammar.Sum(uint32(unix.IPPROTO_TCP+20)+uint32(grammar.Sum(0, b[12:20])), b[20:]))
-	return b
-}
-
 // forger sends packets from a place as if they were a connection's.
 func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
 	w.Helper()
@@ -329,7 +314,7 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 	from, to := e.LocalAddr().(*net.TCPAddr).AddrPort(), e.RemoteAddr().(*net.TCPAddr).AddrPort()
 	return func(seq uint32, flags byte) {
 		w.Helper()
-		if err := unix.Sendto(fd, packet(from, to, seq, flags), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+		if err := unix.Sendto(fd, grammar.Segment(from, to, seq, flags), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -405,6 +390,26 @@ func TestForgedPackets(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestForgedResetOfPausingConnection has conntrack remember a connection for as long as ever that
+// pauses while another pod, at whose link there is no program, resets it, with numbers that are
+// wrong. A conntrack that is liberal holds it as established, but forgets it soon (Linux 6.18).
+func TestForgedResetOfPausingConnection(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.quiet(t)
+	w.trip(e, 500)
+	forge := w.forger("n0p1", e)
+	for range 64 {
+		forge(rand.Uint32(), tcpRST)
+	}
+	time.Sleep((closeTimeout + 1) * time.Second)
+	for _, node := range []string{"n0", "n1"} {
+		if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < establishedTimeout-closeTimeout-5 {
+			t.Errorf("%s knows %+v", node, is)
+		}
+	}
+	w.trip(e, 100)
 }
 
 // TestMTUOfRoute has nothing be carried that the kernel would cut: the route to the other node

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"time"
-
-	"slipstream.dev/bpf"
 )
 
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
@@ -46,23 +44,6 @@ func (f *Fastpath) Sleep() {
 	clear(f.pods.used)
 	f.pods.mu.Unlock()
 	poke(f.resync)
-}
-
-// Tracked is what conntrack knows of a connection.
-type Tracked struct {
-	State uint8
-	// Flags are those of the original direction and of the reply, Timeout is in seconds.
-	Flags   [2]uint8
-	Timeout uint32
-}
-
-// Conntrack asks for a connection in the calling thread's network namespace.
-func Conntrack(f bpf.Flow) (Tracked, error) {
-	t, err := lookUp(f)
-	if err != nil || t == nil {
-		return Tracked{}, err
-	}
-	return Tracked{t.state, t.flags, t.timeout}, nil
 }
 
 // Generation counts how often all that was seen became void.

@@ -48,22 +48,9 @@ func (w *world) tap(place, device string) tap {
 
 // from sends a frame of no known protocol, or of one that is given, in an address's name.
 func (t tap) from(source net.HardwareAddr, protocol uint16, payload ...byte) {
-	frame := append([]byte{2, 9, 9, 9, 9, 9}, source...)
-	switch protocol {
-	case unix.ETH_P_ARP:
-		copy(frame, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-	case unix.ETH_P_IPV6:
-		copy(frame, []byte{0x33, 0x33, 0, 0, 0, 1})
-	}
-	frame = append(binary.BigEndian.AppendUint16(frame, protocol), payload...)
-	frame = append(frame, make([]byte, max(0, 60-len(frame)))...)
-	if err := unix.Sendto(t.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: t.index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+	if err := unix.Sendto(t.fd, grammar.Frame(source, protocol, payload...), 0, &unix.SockaddrLinklayer{Ifindex: t.index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("send a frame: %v", err)
 	}
-}
-
-func madeUp(n int) net.HardwareAddr {
-	return binary.BigEndian.AppendUint32([]byte{2, 0x77}, uint32(n))
 }
 
 // floods sends frames from as many addresses, some 20,000 a second.
@@ -71,7 +58,7 @@ func (t tap) floods(addresses int) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for i := range addresses {
-		t.from(madeUp(i), 0x88b5)
+		t.from(grammar.MadeUp(i), 0x88b5)
 		if i%100 == 99 {
 			<-tick.C
 		}
@@ -280,7 +267,7 @@ func TestTaken(t *testing.T) {
 	defer fastpath.ChangesWithin(fastpath.ChangesWithin(restful))
 	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	one, other := w.tap("n0p1", "eth0"), w.second()
-	taken := madeUp(1)
+	taken := grammar.MadeUp(1)
 	w.in("n0", func() error {
 		bridge, err := netlink.LinkByName("cni0")
 		if err != nil {
@@ -346,7 +333,7 @@ func TestAnswers(t *testing.T) {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for i := range 10 * answers {
-			m, ip := madeUp(i), pod(0, 20+i%answers).As4()
+			m, ip := grammar.MadeUp(i), pod(0, 20+i%answers).As4()
 			// A question of that address, in Ethernet and IPv4 (RFC 826).
 			question := slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, m, ip[:], make([]byte, 6), gateway[:])
 			hostile.from(m, unix.ETH_P_ARP, question...)
@@ -382,11 +369,11 @@ func TestOverrides(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_REACHABLE, IP: taken.AsSlice(), HardwareAddr: madeUp(1)})
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_REACHABLE, IP: taken.AsSlice(), HardwareAddr: grammar.MadeUp(1)})
 	})
 	var advertisements [2][]byte // RFC 4861, section 4.4: to all nodes, to override what is known
 	for i := range advertisements {
-		says := slices.Concat([]byte{136, 0, 0, 0, 0x20, 0, 0, 0}, taken.AsSlice(), []byte{2, 1}, madeUp(i))
+		says := slices.Concat([]byte{136, 0, 0, 0, 0x20, 0, 0, 0}, taken.AsSlice(), []byte{2, 1}, grammar.MadeUp(i))
 		head := slices.Concat([]byte{0x60, 0, 0, 0, 0, byte(len(says)), unix.IPPROTO_ICMPV6, 255}, pod6(0, 1).AsSlice(), []byte{0xff, 2, 15: 1})
 		binary.BigEndian.PutUint16(says[2:], ^grammar.Sum(uint32(unix.IPPROTO_ICMPV6+len(says))+uint32(grammar.Sum(0, head[8:])), says))
 		advertisements[i] = slices.Concat(head, says)
@@ -401,7 +388,7 @@ func TestOverrides(t *testing.T) {
 	go func() {
 		defer over.Store(true)
 		for ; time.Since(began) < 3*time.Second; sent++ {
-			hostile.from(madeUp(sent%2), unix.ETH_P_IPV6, advertisements[sent%2]...)
+			hostile.from(grammar.MadeUp(sent%2), unix.ETH_P_IPV6, advertisements[sent%2]...)
 		}
 	}()
 	trips, slows := 0, 0

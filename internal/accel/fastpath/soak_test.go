@@ -31,7 +31,7 @@ type soaked struct {
 	kills      int
 	// brokenTwins are connections that broke without a fast path, and were left out from then on.
 	brokenTwins int
-	last string
+	last        string
 	// memory is the most that a holder had in each round, MiB.
 	memory []int
 }

@@ -1,0 +1,253 @@
+//go:build linux && soak
+
+package cluster
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/grammar"
+)
+
+var errMisdelivered = errors.New("something else arrived than was sent")
+
+// sequence is what one end of a connection sends: words that say of which end of which
+// connection they are, and how many were sent before. So what is lost, comes twice, or is
+// another's is found by the first byte that differs.
+type sequence struct {
+	of uint64 // in the upper 25 bits
+	at uint64 // bytes
+}
+
+func sequences(connection uint64) (there, back sequence) {
+	return sequence{of: connection << 40}, sequence{of: connection<<40 | 1<<39}
+}
+
+func (s *sequence) next(n int) []byte {
+	skip := int(s.at % 8)
+	b := make([]byte, 0, skip+n+7)
+	for word := s.at / 8; len(b) < skip+n; word++ {
+		b = binary.BigEndian.AppendUint64(b, s.of|word)
+	}
+	s.at += uint64(n)
+	return b[skip : skip+n]
+}
+
+// expect holds what has arrived against what is next.
+func (s *sequence) expect(b []byte) error {
+	at := s.at
+	if want := s.next(len(b)); !bytes.Equal(b, want) {
+		i := 0
+		for b[i] == want[i] {
+			i++
+		}
+		end := min(i+16, len(b))
+		return fmt.Errorf("%w: byte %d is the first of %x, want %x", errMisdelivered, at+uint64(i), b[i:end], want[i:end])
+	}
+	return nil
+}
+
+// held is a connection from a pod to another, both of whose ends check each byte.
+type held struct {
+	near, far *net.TCPConn
+
+	// mu guards what the near end does.
+	mu          sync.Mutex
+	there, back sequence
+	answered    chan error
+}
+
+func newHeld(near, far net.Conn, connection uint64) *held {
+	h := &held{near: near.(*net.TCPConn), far: far.(*net.TCPConn), answered: make(chan error, 1)}
+	h.there, h.back = sequences(connection)
+	go func() { h.answered <- h.answer(connection) }()
+	return h
+}
+
+// answer has the far end send back as much as comes, until the connection ends.
+func (h *held) answer(connection uint64) error {
+	defer h.far.Close()
+	there, back := sequences(connection)
+	for b := make([]byte, blockSize); ; {
+		n, err := h.far.Read(b)
+		if err == nil {
+			err = there.expect(b[:n])
+		}
+		if err == nil {
+			_, err = h.far.Write(back.next(n))
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+const blockSize = 1 << 16
+
+// exchange sends so many bytes, and waits for as many to come back.
+func (h *held) exchange(size int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	sent := make(chan error, 1)
+	go func() { sent <- h.send(size) }()
+	err := h.receive(size, patience)
+	return errors.Join(err, <-sent)
+}
+
+func (h *held) send(size int) error {
+	if err := h.near.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	for size > 0 {
+		n := min(size, blockSize)
+		if _, err := h.near.Write(h.there.next(n)); err != nil {
+			return err
+		}
+		size -= n
+	}
+	return nil
+}
+
+// receive waits for what comes back. What ends the far end is told too.
+func (h *held) receive(size int, wait time.Duration) error {
+	if err := h.near.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	for b := make([]byte, min(size, blockSize)); size > 0; {
+		n, err := h.near.Read(b[:min(size, blockSize)])
+		if err == nil {
+			err = h.back.expect(b[:n])
+		}
+		if err != nil {
+			select {
+			case far := <-h.answered:
+				err = fmt.Errorf("%w; the far end: %w", err, errors.Join(far, io.EOF))
+			default:
+			}
+			return err
+		}
+		size -= n
+	}
+	return nil
+}
+
+func (h *held) close() { h.near.Close() }
+
+// ends are the addresses of a connection as the pod of an end has them.
+func ends(c *net.TCPConn) (own, other netip.AddrPort) {
+	return c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
+}
+
+// tracked is what conntrack knows of a connection, on the node of one of its ends.
+func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
+	own, other := ends(end)
+	err = onNetns(n.Netns(), func() (err error) {
+		t, err = fastpath.Conntrack(bpf.Flow{Pod: own, Peer: other, Protocol: unix.IPPROTO_TCP})
+		return err
+	})
+	return t, err
+}
+
+// forge has another pod send packets as if they were the near end's, with numbers that are out of
+// its window by far, as those of who does not know them are; one that is in it by chance conntrack
+// would rightly believe, on one side of the soak and not on the other. Offsets are from 0 to 1.
+func (h *held) forge(from webPod, flags byte, offsets []float64) error {
+	next, err := nextNumber(h.near)
+	if err != nil {
+		return err
+	}
+	own, other := ends(h.near)
+	return onNetns(from.netns, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for _, offset := range offsets {
+			seq := next + 1<<30 + uint32(offset*(1<<31))
+			if err := unix.Sendto(fd, grammar.Segment(own, other, seq, flags), 0, &unix.SockaddrInet4{Addr: other.Addr().As4()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// nextNumber is the sequence number of what a socket sends next (tcp(7), TCP_REPAIR).
+func nextNumber(c *net.TCPConn) (seq uint32, err error) {
+	const sendQueue, off = 2, -1 // TCP_SEND_QUEUE, and TCP_REPAIR_OFF_NO_WP: without a window probe
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	set := func(fd uintptr, option, value int) error {
+		return unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, option, value)
+	}
+	failed := raw.Control(func(fd uintptr) {
+		if err = set(fd, unix.TCP_REPAIR, 1); err != nil {
+			return
+		}
+		var n int
+		if err = set(fd, unix.TCP_REPAIR_QUEUE, sendQueue); err == nil {
+			n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ)
+		}
+		seq = uint32(n)
+		err = errors.Join(err, set(fd, unix.TCP_REPAIR, off))
+	})
+	return seq, errors.Join(failed, err)
+}
+
+// flood sends frames from a pod, in the name of so many Ethernet addresses that nobody has. Those of
+// ARP say that these have addresses of IP, which nobody has either.
+func flood(from webPod, addresses int, arp bool) error {
+	return onNetns(from.netns, func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for i := range addresses {
+			mac := grammar.MadeUp(i)
+			frame := grammar.Frame(mac, 0x88b5)
+			if arp {
+				frame = grammar.Frame(mac, unix.ETH_P_ARP, gratuitous(mac, netip.AddrFrom4([4]byte{10, 243, 0, byte(i % 100)}))...)
+			}
+			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: eth0.Index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+			if i%100 == 99 {
+				<-tick.C
+			}
+		}
+		return nil
+	})
+}
+
+// gratuitous is an answer of ARP that nobody has asked for (RFC 826).
+func gratuitous(mac net.HardwareAddr, address netip.Addr) []byte {
+	b := []byte{0, 1, 8, 0, 6, 4, 0, 2}
+	for range 2 {
+		b = append(append(b, mac...), address.AsSlice()...)
+	}
+	return b
+}
