@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -333,4 +335,89 @@ func (c *dialogue) carried(e echo) {
 		}
 		return c.established() == through
 	})
+}
+
+// gate is a program of tc that lets packets pass while it is open.
+func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
+	t.Helper()
+	closed, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed.Close() })
+	p = program(t, ebpf.SchedCLS,
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, closed.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.Word),
+		asm.Mov.Imm(asm.R0, 2), // TC_ACT_SHOT
+		asm.JNE.Imm(asm.R1, 0, "end"),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+		asm.Mov.Reg(asm.R0, asm.R0).WithSymbol("end"),
+	)
+	return p, func(is bool) {
+		value := uint32(1)
+		if is {
+			value = 0
+		}
+		if err := closed.Put(uint32(0), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestChained has Cilium's programs decide that are chained behind another network (generic-veth):
+// at both sides of a pod's link, to which nothing is carried then. They may come to a pod whose
+// connections are carried, and deny these.
+func TestChained(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	c := w.dialogue()
+	e := c.connect().back()
+	for _, by := range []string{"tcx", "filters of tc"} {
+		attach := func(program *ebpf.Program, egress bool) (end func()) {
+			l, parent, at := w.device("n1", "pod"), uint32(netlink.HANDLE_MIN_INGRESS), ebpf.AttachTCXIngress
+			if egress {
+				parent, at = netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress
+			}
+			if by == "tcx" {
+				return w.attachTCX("n1", l, at, program)
+			}
+			return w.attachTC("n1", l, parent, program)
+		}
+		for _, egress := range []bool{false, true} {
+			side := map[bool]string{false: "from the pod", true: "to the pod"}[egress]
+			t.Run(by+" "+side, func(t *testing.T) {
+				c.carried(e)
+				first, open := gate(t)
+				second, _ := gate(t)
+				open(false)
+				defer attach(first, egress)()
+				came := time.Now()
+				defer attach(second, !egress)()
+				limit := soon
+				if by == "tcx" {
+					limit = within // it is not announced
+				}
+				w.eventually("it denies", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(came) > limit })
+				if is := c.established(); is != silence {
+					t.Errorf("a connection that was carried sees %s", is)
+				}
+				open(true)
+				w.eventually("it allows", func() {}, func() bool { return c.established() == through })
+				w.eventually("the link is left alone", func() {}, func() bool { return w.refuses(1, w.link(1, 0)+": it has ") })
+				if fast := w.roundTrips(e, 1, 100); fast > 0 {
+					t.Errorf("%d packets were carried", fast)
+				}
+				open(false)
+				if is := c.established(); is != silence {
+					t.Errorf("what goes the slow way sees %s", is)
+				}
+				open(true)
+			})
+		}
+	}
 }
