@@ -421,3 +421,44 @@ func TestChained(t *testing.T) {
 		}
 	}
 }
+
+// TestBridgeRules has rules of ebtables at the pods' bridge end what is carried, at once, as they do
+// on the slow path, and let it go on when they go.
+func TestBridgeRules(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	c := w.dialogue()
+	e := c.connect().back()
+	mac := ""
+	w.in("n1p0", func() error {
+		l, err := netlink.LinkByIndex(eth0())
+		if err == nil {
+			mac = l.Attrs().HardwareAddr.String()
+		}
+		return err
+	})
+	for _, rule := range [][]string{{"INPUT", "-s", mac}, {"OUTPUT", "-d", mac}} {
+		ebtables := func(verb string) {
+			t.Helper()
+			w.in("n1", func() error {
+				out, err := exec.Command("ebtables-nft", append(append([]string{verb}, rule...), "-j", "DROP")...).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("ebtables %s %v: %w: %s", verb, rule, err, out)
+				}
+				return nil
+			})
+		}
+		c.carried(e)
+		ebtables("-A")
+		set := time.Now()
+		w.eventually("it is heard of", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > soon })
+		if is := c.established(); is != silence {
+			t.Errorf("%v: what was carried sees %s", rule, is)
+		}
+		if took := time.Unix(0, c.answered.Load()).Sub(set); took > soon {
+			t.Errorf("%v: datagrams were answered for %v", rule, took)
+		}
+		ebtables("-D")
+	}
+	c.carried(e)
+}
