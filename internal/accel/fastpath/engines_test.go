@@ -179,9 +179,9 @@ var (
 // engine is a policy engine made of iptables and ipset, on the node of the other pod.
 type engine struct {
 	name, shape string
-	// sets are its ipsets, each of which has the first pod of node0; rules are
-	// there from the start; changes happen one after the other.
-	sets    []string
+	// sets are its ipsets, and whether the first pod of node0 is in them; rules are there from the
+	// start; changes happen one after the other.
+	sets    map[string]bool
 	rules   string
 	changes []engineChange
 }
@@ -205,13 +205,16 @@ func (c engineChange) announced(program string) bool {
 }
 
 // calico is what Felix writes (felix/rules, by Calico 3.30) for two pods, of which the first
-// has a policy: it may be reached from the members of a set.
+// has a policy: it may be reached from the members of a set. What is from members of another set
+// an untracked policy drops (doNotTrack), whatever it belongs to.
 var calico = engine{
-	name: "Calico", shape: v1alpha1.ShapeCalico, sets: []string{"cali40s:allowed"},
+	name: "Calico", shape: v1alpha1.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
 	rules: calicoRules,
 	changes: []engineChange{
 		{name: "a pod is no longer allowed", set: "cali40s:allowed", established: through, fresh: silence},
 		{name: "it is allowed again", set: "cali40s:allowed", member: true, established: through, fresh: through},
+		{name: "an untracked policy denies the pod", set: "cali40s:denied", member: true, established: silence, fresh: silence},
+		{name: "it does no more", set: "cali40s:denied", established: through, fresh: through},
 		{name: "the endpoint goes", established: silence, fresh: silence, rules: `*filter
 :cali-to-wl-dispatch - [0:0]
 -A cali-to-wl-dispatch -o $1 -g cali-tw-1
@@ -236,7 +239,7 @@ COMMIT
 // kubeRouter is what kube-router writes (pkg/controllers/netpol, by version 2.5) for a pod of
 // whose policies one allows the members of a set.
 var kubeRouter = engine{
-	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: []string{"KUBE-SRC-ALLOWED"},
+	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
 	rules: kubeRouterRules,
 	changes: []engineChange{
 		{name: "a policy comes that allows the pod", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-DEFAULT")},
@@ -265,9 +268,11 @@ func TestPolicyEngines(t *testing.T) {
 					if !w.has(program) {
 						return
 					}
-					for _, set := range engine.sets {
+					for set, is := range engine.sets {
 						w.ipset("n1", set)
-						w.member("n1", set, pod(0, 0), true)
+						if is {
+							w.member("n1", set, pod(0, 0), true)
+						}
 					}
 					w.sysctl("n1", "net/ipv4/icmp_ratelimit", "0") // of refusals
 					w.restore("n1", program, strings.NewReplacer("$0", w.link(1, 0), "$1", w.link(1, 1)).Replace(engine.rules))
