@@ -270,6 +270,9 @@ func (n *node) narrow(mtu int) {
 // jumped is why a device with an observer is left alone.
 const jumped = "it has %s, which packets would jump"
 
+// overlaysMost is for how many VXLAN devices the programs have room (overlays in fastpath.c).
+const overlaysMost = 16
+
 // addTunnels finds the VXLAN devices and the NICs that they send by.
 func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
 	for _, l := range links {
@@ -290,6 +293,10 @@ func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		// What a program sends to a NIC meets all that is there but nftables (nf_skip_egress).
 		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
 			n.refuse(l, "it sends by %s, which has %s, which packets would jump", nic.Attrs().Name, what)
+			continue
+		}
+		if len(n.overlays) == overlaysMost {
+			n.refuse(l, "%d other VXLAN devices are on the fast path, which has no room for more", overlaysMost)
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)

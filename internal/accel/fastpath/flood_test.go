@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -102,61 +104,78 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// fill has a node's table of connections have no room, and tells how many it took.
-func (w *world) fill(node string) (n int) {
+// table is one of those of a node's fast path.
+func (w *world) table(node, name string) (table *ebpf.Map) {
 	w.Helper()
 	w.in(node, func() error {
-		l, err := netlink.LinkByName("flannel.1")
+		links, err := netlink.LinkList()
 		if err != nil {
 			return err
 		}
-		q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-		if err != nil {
-			return err
-		}
-		program, err := ebpf.NewProgramFromID(q.Programs[0].ID)
-		if err != nil {
-			return err
-		}
-		defer program.Close()
-		info, err := program.Info()
-		if err != nil {
-			return err
-		}
-		ids, _ := info.MapIDs()
-		for _, id := range ids {
-			m, err := ebpf.NewMapFromID(id)
-			if err != nil {
-				return err
-			}
-			defer m.Close()
-			about, err := m.Info()
-			if err != nil {
-				return err
-			}
-			if about.Name != "flows" {
-				continue
-			}
-			key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
-			for ; ; n++ {
-				binary.NativeEndian.PutUint64(key, rand.Uint64())
-				if err := m.Put(key, value); errors.Is(err, unix.E2BIG) {
-					return nil
-				} else if err != nil {
+		for _, l := range links {
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+				if err != nil {
 					return err
+				}
+				for _, p := range q.Programs {
+					if table, err = tableOf(p.ID, name); table != nil || err != nil {
+						return err
+					}
 				}
 			}
 		}
-		return errors.New("the program knows no connections")
+		return fmt.Errorf("no program has a table %s", name)
 	})
-	return n
+	w.Cleanup(func() { table.Close() })
+	return table
+}
+
+// tableOf is a program's table of that name, or nil.
+func tableOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return nil, err
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, err
+		}
+		if about, err := m.Info(); err == nil && about.Name == name {
+			return m, nil
+		}
+		m.Close()
+	}
+	return nil, nil
+}
+
+// fill has a table of a node's fast path have no room, and tells how many keys it took.
+func (w *world) fill(node, table string) (n int) {
+	w.Helper()
+	m := w.table(node, table)
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	for ; ; n++ {
+		binary.NativeEndian.PutUint64(key, rand.Uint64())
+		if err := m.Put(key, value); errors.Is(err, unix.E2BIG) {
+			return n
+		} else if err != nil {
+			w.Fatal(err)
+		}
+	}
 }
 
 // TestFull has a connection that finds no room go the slow way, and say why, while one
 // that is known stays; and has it take the fast path when those that are idle are gone.
 func TestFull(t *testing.T) {
 	w, known := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	filled := w.fill("n0")
+	filled := w.fill("n0", "flows")
 	t.Logf("%d connections fill it", filled)
 	began := time.Now()
 	late := w.connect().back()
@@ -182,4 +201,61 @@ func TestFull(t *testing.T) {
 		t.Errorf("there was room after %s", took)
 	}
 	w.eventually("both are on the fast path", func() { trip(late); trip(known) }, func() bool { _, fast := connections(); return fast == 2 })
+}
+
+// TestExhausted has a connection be carried that found room in the tables of a node, and one that
+// does not go the slow way, when one of them is full.
+func TestExhausted(t *testing.T) {
+	for _, tt := range []struct {
+		table string
+		// front stands in front of the server of the connection that comes too late, which is of
+		// this pod.
+		front front
+		pod   int
+		// why its packets are counted, if they are.
+		why string
+	}{
+		{"fronts", byService, 0, "full"},
+		{"pod_places", direct, 1, "full"},
+		{"owners", direct, 1, "unlike"},
+		{"watched", direct, 1, ""},
+	} {
+		t.Run(tt.table, func(t *testing.T) {
+			w, known := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			t.Logf("%d keys fill it", w.fill("n0", tt.table))
+			late := w.connectOf(tt.pod, tt.front).back()
+			began, before := time.Now(), w.counts(0)[tt.why]
+			w.eventually("it is looked at", func() { w.trip(late, 10); w.trip(known, 10) }, func() bool {
+				return time.Since(began) > within && (tt.why == "" || w.counts(0)[tt.why] > before)
+			})
+			if _, fast, err := w.paths[0].Connections(); fast != 1 || err != nil {
+				t.Errorf("%d connections are carried, want 1: %v", fast, err)
+			}
+			if err := w.paths[0].Problem(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestManyTunnels has connections be carried, and others' VXLAN devices be left alone, on a node
+// that has more of them than there is room for.
+func TestManyTunnels(t *testing.T) {
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	nic := w.device("n0", "eth0").Attrs().Index
+	w.in("n0", func() (err error) {
+		for n := range 20 {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.Flags = fmt.Sprintf("tunnel%d", n), net.FlagUp
+			err = errors.Join(err, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1000 + n, SrcAddr: net.IPv4(198, 18, 0, 1).To4(), VtepDevIndex: nic, Port: 8472}))
+		}
+		return err
+	})
+	w.eventually("some are left alone", func() { w.trip(e, 1) }, func() bool {
+		return w.refuses(0, ": 16 other VXLAN devices are on the fast path, which has no room for more")
+	})
+	w.warm(e)
+	if err := w.paths[0].Problem(); err != nil {
+		t.Error(err)
+	}
 }

@@ -59,14 +59,19 @@ type observe func(w *world, node string, l netlink.Link) (count func() uint64, e
 func programOfTCX(at ebpf.AttachType) observe {
 	return func(w *world, node string, l netlink.Link) (func() uint64, func()) {
 		seen, counter := counting(w.T, 1, asm.Mov.Imm(asm.R2, 0))
-		var attached link.Link
-		w.in(node, func() (err error) {
-			attached, err = link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: counter, Attach: at})
-			return err
-		})
-		w.Cleanup(func() { attached.Close() })
-		return counted(w, seen), func() { attached.Close() }
+		return counted(w, seen), w.attachTCX(node, l, at, counter)
 	}
+}
+
+func (w *world) attachTCX(node string, l netlink.Link, at ebpf.AttachType, program *ebpf.Program) (end func()) {
+	w.Helper()
+	var attached link.Link
+	w.in(node, func() (err error) {
+		attached, err = link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: at})
+		return err
+	})
+	w.Cleanup(func() { attached.Close() })
+	return func() { attached.Close() }
 }
 
 func counted(w *world, seen *ebpf.Map) func() uint64 {
@@ -81,20 +86,25 @@ func counted(w *world, seen *ebpf.Map) func() uint64 {
 func filterOfTC(parent uint32) observe {
 	return func(w *world, node string, l netlink.Link) (func() uint64, func()) {
 		seen, counter := counting(w.T, 1, asm.Mov.Imm(asm.R2, 0))
-		index := l.Attrs().Index
-		clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-		filter := &netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 7},
-			Fd:          counter.FD(), Name: "count", DirectAction: true,
-		}
-		w.in(node, func() error {
-			if err := netlink.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-			return netlink.FilterAdd(filter)
-		})
-		return counted(w, seen), func() { w.in(node, func() error { return netlink.FilterDel(filter) }) }
+		return counted(w, seen), w.attachTC(node, l, parent, counter)
 	}
+}
+
+func (w *world) attachTC(node string, l netlink.Link, parent uint32, program *ebpf.Program) (end func()) {
+	w.Helper()
+	index := l.Attrs().Index
+	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 7},
+		Fd:          program.FD(), Name: "test", DirectAction: true,
+	}
+	w.in(node, func() error {
+		if err := netlink.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return netlink.FilterAdd(filter)
+	})
+	return func() { w.in(node, func() error { return netlink.FilterDel(filter) }) }
 }
 
 func chainOfNftables(family nftables.TableFamily, hook *nftables.ChainHook) observe {

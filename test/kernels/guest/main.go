@@ -30,7 +30,7 @@ var tests = []struct {
 	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"beside", []string{"/tests/fastpath", "-test.run=^TestBeside$", "-packets=1600"}},
 	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLower|TestVLANs)$"}},
-	{"policy", []string{"/tests/fastpath", "-test.run=^TestPolicy$", "-changes=56"}},
+	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
 }
 
 // prepared tells this program that it was begun anew once /proc was there: packages of eBPF

@@ -1,0 +1,469 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// What a pod sees of a connection.
+const (
+	through = "through"
+	refused = "refused" // an ICMP error, or a reset
+	silence = "silence"
+)
+
+// dialogue is a conversation of datagrams between the first pods of both nodes, one a millisecond
+// each way, and a server of TCP at the second one.
+type dialogue struct {
+	*world
+	datagrams        *net.UDPConn
+	answered, denied atomic.Int64 // when the last datagram was
+	server           netip.AddrPort
+}
+
+func (w *world) dialogue() *dialogue {
+	w.Helper()
+	c := &dialogue{world: w, datagrams: w.datagrams()}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				_, err := c.datagrams.Write([]byte("datagram"))
+				c.note(err)
+			}
+		}
+	}()
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, err := c.datagrams.Read(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				c.answered.Store(time.Now().UnixNano())
+			}
+			c.note(err)
+		}
+	}()
+	w.Cleanup(func() { close(quit); <-done })
+	var listener net.Listener
+	w.in("n1p0", func() (err error) {
+		listener, err = net.Listen("tcp4", ":0")
+		return err
+	})
+	w.Cleanup(func() { listener.Close() })
+	c.server = netip.AddrPortFrom(pod(1, 0), uint16(listener.Addr().(*net.TCPAddr).Port))
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	return c
+}
+
+func (c *dialogue) note(err error) {
+	if errors.Is(err, unix.ECONNREFUSED) {
+		c.denied.Store(time.Now().UnixNano())
+	}
+}
+
+// established tells what becomes of the datagrams that are sent from now on.
+func (c *dialogue) established() string {
+	const enough = 60 * time.Millisecond
+	began := time.Now()
+	for ; time.Since(began) < enough; time.Sleep(5 * time.Millisecond) {
+		if c.answered.Load() > began.UnixNano() {
+			return through
+		}
+	}
+	if c.denied.Load() > began.UnixNano() {
+		return refused
+	}
+	return silence
+}
+
+// fresh tells what becomes of a connection that is opened now.
+func (c *dialogue) fresh() (result string) {
+	c.Helper()
+	c.in("n0p0", func() error {
+		conn, err := net.DialTimeout("tcp4", c.server.String(), 250*time.Millisecond)
+		var timeout net.Error
+		switch {
+		case err == nil:
+			conn.Close()
+			result = through
+		case errors.Is(err, unix.ECONNREFUSED):
+			result = refused
+		case errors.As(err, &timeout) && timeout.Timeout():
+			result = silence
+		default:
+			return err
+		}
+		return nil
+	})
+	return result
+}
+
+// ipset is a set of addresses on a node, as policy engines have them.
+func (w *world) ipset(node, name string) {
+	w.Helper()
+	w.in(node, func() error {
+		return netlink.IpsetCreate(name, "hash:ip", netlink.IpsetCreateOptions{Family: unix.AF_INET})
+	})
+}
+
+// member has an address be in a set of a node, or not.
+func (w *world) member(node, set string, a netip.Addr, is bool) {
+	w.Helper()
+	w.in(node, func() error {
+		change := netlink.IpsetDel
+		if is {
+			change = netlink.IpsetAdd
+		}
+		return change(set, &netlink.IPSetEntry{IP: a.AsSlice()})
+	})
+}
+
+// restore changes rules of iptables on a node, as policy engines do: chains that are declared
+// are written anew, others stay.
+func (w *world) restore(node, program, rules string) {
+	w.Helper()
+	w.in(node, func() error {
+		cmd := exec.CommandContext(context.Background(), program+"-restore", "-w", "--noflush")
+		cmd.Stdin = strings.NewReader(rules)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s-restore: %w: %s", program, err, out)
+		}
+		return nil
+	})
+}
+
+// Rules in which $0 and $1 stand for the links of a node's pods.
+var (
+	//go:embed testdata/engines/calico.rules
+	calicoRules string
+	//go:embed testdata/engines/kube-router.rules
+	kubeRouterRules string
+)
+
+// engine is a policy engine made of iptables and ipset, on the node of the other pod.
+type engine struct {
+	name, shape string
+	// sets are its ipsets, and whether the first pod of node0 is in them; rules are there from the
+	// start; changes happen one after the other.
+	sets    map[string]bool
+	rules   string
+	changes []engineChange
+}
+
+// engineChange is a pod or a policy that comes, changes or goes.
+type engineChange struct {
+	name string
+	// rules change, or who is in a set.
+	rules, set string
+	member     bool
+	// forget has conntrack forget the pod, as some engines do.
+	forget bool
+	// established and fresh are what the pod of node0 sees of a connection that is there, and of
+	// one that it opens.
+	established, fresh string
+}
+
+// announced tells whether the kernel announces a change of rules that a program makes.
+func (c engineChange) announced(program string) bool {
+	return c.rules != "" && !c.forget && program == "iptables-nft"
+}
+
+// calico is what Felix writes (felix/rules, by Calico 3.30) for two pods, of which the first
+// has a policy: it may be reached from the members of a set. What is from members of another set
+// an untracked policy drops (doNotTrack), whatever it belongs to.
+var calico = engine{
+	name: "Calico", shape: v1alpha1.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
+	rules: calicoRules,
+	changes: []engineChange{
+		{name: "a pod is no longer allowed", set: "cali40s:allowed", established: through, fresh: silence},
+		{name: "it is allowed again", set: "cali40s:allowed", member: true, established: through, fresh: through},
+		{name: "an untracked policy denies the pod", set: "cali40s:denied", member: true, established: silence, fresh: silence},
+		{name: "it does no more", set: "cali40s:denied", established: through, fresh: through},
+		{name: "the endpoint goes", established: silence, fresh: silence, rules: `*filter
+:cali-to-wl-dispatch - [0:0]
+-A cali-to-wl-dispatch -o $1 -g cali-tw-1
+-A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP
+COMMIT
+`},
+		{name: "the endpoint comes", established: through, fresh: through, rules: `*filter
+:cali-to-wl-dispatch - [0:0]
+-A cali-to-wl-dispatch -o $0 -g cali-tw-0
+-A cali-to-wl-dispatch -o $1 -g cali-tw-1
+-A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP
+COMMIT
+`},
+		{name: "a policy denies before anything is allowed", established: through, fresh: silence, rules: `*filter
+:cali-pi-_allowed - [0:0]
+-A cali-pi-_allowed -m set --match-set cali40s:allowed src -j DROP
+COMMIT
+`},
+	},
+}
+
+// kubeRouter is what kube-router writes (pkg/controllers/netpol, by version 2.5) for a pod of
+// whose policies one allows the members of a set.
+var kubeRouter = engine{
+	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
+	rules: kubeRouterRules,
+	changes: []engineChange{
+		{name: "a policy comes that allows the pod", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-DEFAULT")},
+		{name: "the pod is no longer allowed", set: "KUBE-SRC-ALLOWED", established: through, fresh: refused},
+		{name: "the policy goes", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-DEFAULT")},
+		{name: "policies for both ways come, and conntrack forgets the pod", forget: true, established: refused, fresh: refused, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-0")},
+		{name: "the pod is allowed", set: "KUBE-SRC-ALLOWED", member: true, established: through, fresh: through},
+	},
+}
+
+// kubeRouterPolicy has the pod's chain ask a policy of each way.
+func kubeRouterPolicy(ingress, egress string) string {
+	return fmt.Sprintf("*filter\n-R KUBE-POD-FW-0 4 -d 10.244.1.2 -j %s\n-R KUBE-POD-FW-0 5 -s 10.244.1.2 -j %s\nCOMMIT\n", ingress, egress)
+}
+
+// TestPolicyEngines has a pod see what it sees without a fast path, on nodes with the rules that
+// policy engines write, while policies come and go under its connections: those that are carried,
+// and those that it opens. With legacy iptables and ipset, which nobody announces, that takes up to
+// a second.
+func TestPolicyEngines(t *testing.T) {
+	for _, engine := range []engine{calico, kubeRouter} {
+		for _, program := range []string{"iptables-nft", "iptables-legacy"} {
+			for _, with := range []string{"without", "with"} {
+				t.Run(fmt.Sprintf("%s %s %s", engine.name, program, with), func(t *testing.T) {
+					w := newWorld(t, engine.shape, v1alpha1.OffloadFull)
+					if !w.has(program) {
+						return
+					}
+					for set, is := range engine.sets {
+						w.ipset("n1", set)
+						if is {
+							w.member("n1", set, pod(0, 0), true)
+						}
+					}
+					w.sysctl("n1", "net/ipv4/icmp_ratelimit", "0") // of refusals
+					w.restore("n1", program, strings.NewReplacer("$0", w.link(1, 0), "$1", w.link(1, 1)).Replace(engine.rules))
+					if with == "with" {
+						w.start()
+					}
+					engine.test(w.dialogue(), program)
+				})
+			}
+		}
+	}
+}
+
+// test has an engine make its changes, and compares what becomes of connections.
+func (g engine) test(c *dialogue, program string) {
+	c.Helper()
+	e := c.connect().back()
+	links := strings.NewReplacer("$0", c.link(1, 0), "$1", c.link(1, 1))
+	is := through
+	for _, change := range g.changes {
+		if is == through {
+			c.carried(e)
+		}
+		is = change.established
+		if change.rules != "" {
+			c.restore("n1", program, links.Replace(change.rules))
+		}
+		if change.set != "" {
+			c.member("n1", change.set, pod(0, 0), change.member)
+		}
+		if change.forget {
+			c.in("n1", func() error { return forget(pod(1, 0)) })
+		}
+		set, limit := time.Now(), within
+		if is == through || change.announced(program) || c.paths[1] == nil {
+			limit = soon
+		}
+		if fresh := c.fresh(); fresh != change.fresh {
+			c.Errorf("%s: a connection that is opened sees %s, want %s", change.name, fresh, change.fresh)
+		}
+		c.eventually("what was carried is over", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
+		if established := c.established(); established != change.established {
+			c.Errorf("%s: one that is there sees %s, want %s", change.name, established, change.established)
+		}
+		if took := time.Unix(0, c.answered.Load()).Sub(set); change.established != through && took > limit {
+			c.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, limit)
+		}
+		if is == through {
+			c.trip(e, 10)
+		}
+	}
+}
+
+// carried waits until both connections get through, by the fast path if there is one.
+func (c *dialogue) carried(e echo) {
+	c.Helper()
+	c.eventually("both connections are carried", func() { c.trip(e, 1) }, func() bool {
+		for _, f := range c.paths {
+			if f == nil {
+				continue
+			}
+			if _, fast, err := f.Connections(); err != nil || fast != 2 {
+				return false
+			}
+		}
+		return c.established() == through
+	})
+}
+
+// gate is a program of tc that lets packets pass while it is open.
+func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
+	t.Helper()
+	closed, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closed.Close() })
+	p = program(t, ebpf.SchedCLS,
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, closed.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.Word),
+		asm.Mov.Imm(asm.R0, 2), // TC_ACT_SHOT
+		asm.JNE.Imm(asm.R1, 0, "end"),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+		asm.Mov.Reg(asm.R0, asm.R0).WithSymbol("end"),
+	)
+	return p, func(is bool) {
+		value := uint32(1)
+		if is {
+			value = 0
+		}
+		if err := closed.Put(uint32(0), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestChained has Cilium's programs decide that are chained behind another network (generic-veth):
+// at both sides of a pod's link, to which nothing is carried then. They may come to a pod whose
+// connections are carried, and deny these.
+func TestChained(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	c := w.dialogue()
+	e := c.connect().back()
+	for _, by := range []string{"tcx", "filters of tc"} {
+		attach := func(program *ebpf.Program, egress bool) (end func()) {
+			l, parent, at := w.device("n1", "pod"), uint32(netlink.HANDLE_MIN_INGRESS), ebpf.AttachTCXIngress
+			if egress {
+				parent, at = netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress
+			}
+			if by == "tcx" {
+				return w.attachTCX("n1", l, at, program)
+			}
+			return w.attachTC("n1", l, parent, program)
+		}
+		for _, egress := range []bool{false, true} {
+			side := map[bool]string{false: "from the pod", true: "to the pod"}[egress]
+			t.Run(by+" "+side, func(t *testing.T) {
+				c.carried(e)
+				first, open := gate(t)
+				second, _ := gate(t)
+				open(false)
+				defer attach(first, egress)()
+				came := time.Now()
+				defer attach(second, !egress)()
+				limit := soon
+				if by == "tcx" {
+					limit = within // it is not announced
+				}
+				w.eventually("it denies", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(came) > limit })
+				if is := c.established(); is != silence {
+					t.Errorf("a connection that was carried sees %s", is)
+				}
+				open(true)
+				w.eventually("it allows", func() {}, func() bool { return c.established() == through })
+				w.eventually("the link is left alone", func() {}, func() bool { return w.refuses(1, w.link(1, 0)+": it has ") })
+				if fast := w.roundTrips(e, 1, 100); fast > 0 {
+					t.Errorf("%d packets were carried", fast)
+				}
+				open(false)
+				if is := c.established(); is != silence {
+					t.Errorf("what goes the slow way sees %s", is)
+				}
+				open(true)
+			})
+		}
+	}
+}
+
+// TestBridgeRules has rules of ebtables at the pods' bridge end what is carried, at once, as they do
+// on the slow path, and let it go on when they go.
+func TestBridgeRules(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	c := w.dialogue()
+	e := c.connect().back()
+	mac := ""
+	w.in("n1p0", func() error {
+		l, err := netlink.LinkByIndex(eth0())
+		if err == nil {
+			mac = l.Attrs().HardwareAddr.String()
+		}
+		return err
+	})
+	for _, rule := range [][]string{{"INPUT", "-s", mac}, {"OUTPUT", "-d", mac}} {
+		ebtables := func(verb string) {
+			t.Helper()
+			w.in("n1", func() error {
+				out, err := exec.Command("ebtables-nft", append(append([]string{verb}, rule...), "-j", "DROP")...).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("ebtables %s %v: %w: %s", verb, rule, err, out)
+				}
+				return nil
+			})
+		}
+		c.carried(e)
+		ebtables("-A")
+		set := time.Now()
+		w.eventually("it is heard of", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > soon })
+		if is := c.established(); is != silence {
+			t.Errorf("%v: what was carried sees %s", rule, is)
+		}
+		if took := time.Unix(0, c.answered.Load()).Sub(set); took > soon {
+			t.Errorf("%v: datagrams were answered for %v", rule, took)
+		}
+		ebtables("-D")
+	}
+	c.carried(e)
+}

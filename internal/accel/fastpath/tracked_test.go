@@ -1,0 +1,228 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath"
+)
+
+// tracks tells whether conntrack of node0 knows a connection.
+func (w *world) tracks(c net.Conn) (known bool) {
+	w.Helper()
+	address := func(a net.Addr) netip.AddrPort {
+		ap := netip.MustParseAddrPort(a.String())
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	flow := bpf.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: unix.IPPROTO_TCP}
+	if c.LocalAddr().Network() == "udp" {
+		flow.Protocol = unix.IPPROTO_UDP
+	}
+	w.in("n0", func() error {
+		is, err := fastpath.Conntrack(flow)
+		known = is != fastpath.Tracked{} // UDP has nothing but its time-out, in full seconds
+		return err
+	})
+	return known
+}
+
+// TestTimeouts has conntrack forget a connection when it would without the fast path, though it
+// misses most packets; not know it again by itself; and the connection go on when it is used again.
+func TestTimeouts(t *testing.T) {
+	// The agent tells conntrack of what is idle when that has forgotten it.
+	defer fastpath.ForgetAfter(fastpath.ForgetAfter(5))
+	var known [2]map[string]time.Duration
+	t.Run("twins", func(t *testing.T) {
+		for i, name := range []string{"without", "with"} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				known[i] = w.timeouts(i > 0)
+			})
+		}
+	})
+	for name, want := range known[0] {
+		is, forgotten := known[1][name]
+		t.Logf("%s: known for %v, without the fast path for %v", name, is, want)
+		// Conntrack does not see the last packets.
+		if !forgotten || is < want-time.Second || is > want+time.Second {
+			t.Errorf("%s: known for %v (forgotten %t), without the fast path for %v", name, is, forgotten, want)
+		}
+	}
+}
+
+// timeouts tells for how long conntrack knows connections that are used for a while.
+func (w *world) timeouts(carried bool) (known map[string]time.Duration) {
+	w.Helper()
+	const stream, long, short = "TCP", "UDP that lasted for two seconds", "UDP that did not"
+	for _, key := range []string{"tcp_timeout_established", "udp_timeout", "udp_timeout_stream"} {
+		w.sysctl("n0", "net/netfilter/nf_conntrack_"+key, "2")
+	}
+	if carried {
+		w.start()
+	}
+	e := w.connect().back()
+	e.quiet(w.T)
+	conns := map[string]net.Conn{stream: e, long: w.datagrams()}
+	last := make(map[string]time.Time)
+	use := func(name string) {
+		w.Helper()
+		c := conns[name]
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := c.Write(make([]byte, 64)); err != nil {
+			w.Fatalf("%s: %v", name, err)
+		}
+		if _, err := c.Read(make([]byte, 64)); err != nil {
+			w.Fatalf("%s: %v", name, err)
+		}
+		last[name] = time.Now()
+	}
+	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; {
+		if conns[short] == nil && time.Since(began) > 1500*time.Millisecond {
+			conns[short] = w.datagrams()
+		}
+		for name := range conns {
+			use(name)
+		}
+	}
+	if carried {
+		if _, fast, err := w.paths[0].Connections(); err != nil || fast != len(conns) {
+			w.Errorf("%d of %d connections are carried: %v", fast, len(conns), err)
+		}
+	}
+	known = make(map[string]time.Duration)
+	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(20 * time.Millisecond) {
+		for name, c := range conns {
+			_, forgotten := known[name]
+			if tracks := w.tracks(c); !forgotten && !tracks {
+				known[name] = time.Since(last[name])
+			} else if forgotten && tracks {
+				w.Fatalf("%s is known again after %v", name, time.Since(last[name]))
+			}
+		}
+	}
+	for name := range conns {
+		use(name)
+	}
+	return known
+}
+
+// zoned has node0 track all packets in a zone of their own.
+const zoned = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
+
+// TestZones has connections that conntrack tracks in a zone of its own go the slow way.
+func TestZones(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.restore("n0", "iptables-nft", zoned)
+	w.start()
+	e := w.connect().back()
+	w.eventually("it is looked at", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["untracked"] > 5 })
+	if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
+		t.Errorf("it took the fast path: %v", c)
+	}
+}
+
+// crowd has conntrack of node0 be full of connections, which it drops for others unless they are
+// assured.
+func (w *world) crowd(assured bool) {
+	w.Helper()
+	status := uint32(1<<1 | 1<<3) // IPS_SEEN_REPLY, IPS_CONFIRMED, IPS_ASSURED: nf_conntrack_common.h
+	if assured {
+		status |= 1 << 2
+	}
+	// One request, in which the source is replaced: the pod's address of both tuples.
+	source, other := []byte{203, 0, 113, 77}, []byte{198, 51, 100, 1}
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE) // IPCTNL_MSG_CT_NEW
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	for kind, ends := range map[int][2][]byte{nl.CTA_TUPLE_ORIG: {source, other}, nl.CTA_TUPLE_REPLY: {other, source}} {
+		tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+		ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+		ip.AddRtAttr(nl.CTA_IP_V4_SRC, ends[0])
+		ip.AddRtAttr(nl.CTA_IP_V4_DST, ends[1])
+		proto := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+		proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+		proto.AddRtAttr(nl.CTA_PROTO_SRC_PORT, []byte{0, 9})
+		proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, []byte{0, 9})
+		r.AddData(tuple)
+	}
+	r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status)))
+	r.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 600)))
+	one := r.Serialize()
+	w.in("n0", func() error {
+		read := func(key string) (n int, err error) {
+			b, err := os.ReadFile("/proc/sys/net/netfilter/" + key)
+			if err == nil {
+				_, err = fmt.Sscan(string(b), &n)
+			}
+			return n, err
+		}
+		most, err := read("nf_conntrack_max")
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for n := 0; n < 2*most; {
+			var batch []byte
+			for range 256 {
+				n++
+				address := binary.BigEndian.AppendUint32(nil, 0x64400000+uint32(n)) // of 100.64.0.0/10
+				batch = append(batch, bytes.ReplaceAll(one, source, address)...)
+			}
+			if err := unix.Sendto(fd, batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+				return err
+			}
+			if is, err := read("nf_conntrack_count"); err != nil || is >= most {
+				return err
+			}
+		}
+		is, _ := read("nf_conntrack_count")
+		return fmt.Errorf("conntrack has no end: %d of %d", is, most)
+	})
+}
+
+// TestCrowd has connections be carried that conntrack knows when it has no room for others, and
+// new ones get through, and be carried, as far as it drops others for them.
+func TestCrowd(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		assured bool
+		fresh   string
+	}{
+		{"it drops others", false, through},
+		{"it keeps others", true, silence},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			c := w.dialogue()
+			c.carried(e)
+			w.crowd(tt.assured)
+			if fresh := c.fresh(); fresh != tt.fresh {
+				t.Errorf("a connection that is opened sees %s, want %s", fresh, tt.fresh)
+			}
+			for began := time.Now(); time.Since(began) < within; { // until all that was seen is old
+				w.trip(e, 100)
+			}
+			c.carried(e)
+			if tt.fresh == through {
+				w.warm(w.connectOf(1, direct).back())
+			}
+		})
+	}
+}
