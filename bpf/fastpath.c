@@ -58,6 +58,9 @@
 #define ROUTING 43
 #define FRAGMENT_HEADER 44
 #define DESTINATION 60
+#define AUTHENTICATION 51
+/* So many of them are looked behind, which is more than anybody sends. */
+#define HEADERS_MOST 16
 /* What VXLAN adds: Ethernet, VXLAN, UDP and IP (RFC 7348, section 5). */
 #define ROOM 50
 
@@ -78,6 +81,8 @@
 #define CT_DYING (1 << 9)
 #define CT_SHIFTED (1 << 6) /* sequence numbers are translated */
 #define CT_HELPER (1 << 13)
+#define NF_DROP 0 /* include/uapi/linux/netfilter.h */
+#define NF_ACCEPT 1
 #define NF_PRE_ROUTING 0 /* include/uapi/linux/netfilter.h */
 #define NF_LOCAL_IN 1
 #define CHECKSUM_NONE 0 /* include/linux/skbuff.h */
@@ -119,10 +124,15 @@
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
 	struct net_device *dev;
+	unsigned long _nfct;
 	unsigned char *head, *data;
 	__u16 csum_start;
 	__u8 ip_summed : 2;
 	__u8 csum_level : 2;
+};
+
+struct bpf_nf_ctx {
+	struct sk_buff *skb;
 };
 
 struct ip_ct_tcp_state {
@@ -233,6 +243,9 @@ struct bpf_ct_opts {
 struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32, struct bpf_ct_opts *, __u32) __ksym;
 void bpf_ct_release(struct nf_conn *) __ksym;
 void *bpf_cast_to_kern_ctx(void *) __ksym;
+int bpf_dynptr_from_skb(struct __sk_buff *, __u64, struct bpf_dynptr *) __ksym;
+void *bpf_dynptr_slice(const struct bpf_dynptr *, __u32, void *, __u32) __ksym;
+__u32 bpf_dynptr_size(const struct bpf_dynptr *) __ksym;
 
 /*
  * What became of packets: the first two took the fast path, all others did not,
@@ -264,6 +277,7 @@ enum why {
 	WINDOW,      /* conntrack checks its window, until told otherwise */
 	REWRITTEN,   /* the slow path makes something else of it */
 	FULL,        /* a table is */
+	FORGED,      /* dropped: it would end a connection, and is not of it */
 	WHYS,
 };
 
@@ -337,6 +351,9 @@ struct way {
 	__u32 epoch;
 };
 
+/* By whose packet the numbers of a connection became known. */
+enum { BY_PEER = 1, BY_POD };
+
 struct flow {
 	struct way out, in;
 	/* The Ethernet header of what the pod sends: to whom, from whom. */
@@ -360,8 +377,8 @@ struct flow {
 	__u64 ends;
 	/* Of IPv6, the addresses. */
 	word pod6[2], peer6[2];
-	/* Of TCP, whether the numbers of both ways are known, and whether the connection may have
-	 * ended before it became known (see tracked). */
+	/* Of TCP, by whose packet the numbers of both ways are known, or 0, and whether the connection
+	 * may have ended before it became known (see tracked). */
 	__u8 numbered, doubted, zero[2];
 	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
 	 * to renew what conntrack knows of them. */
@@ -388,6 +405,8 @@ struct passing {
 	__u32 generation;
 	__u32 device;
 	__u32 overlay;
+	/* What conntrack knows it by, on the slow path. */
+	unsigned long entry;
 	__u8 mac[12];
 	/* When it met land (see met), or 0. */
 	__u32 landed;
@@ -490,8 +509,8 @@ struct cpu {
 	__u64 whys[WHYS];
 	struct passing out, in;
 	struct landing landing;
-	/* When the agent was last asked to watch a pod, and to reopen a connection. */
-	__u64 wished, reopened;
+	/* When the agent was last asked to watch a pod. */
+	__u64 wished;
 	/* One that becomes known, which has no room on the stack. */
 	struct flow fresh;
 };
@@ -891,13 +910,13 @@ static __always_inline int is_watched(__u32 device, __be32 pod)
 	return bpf_map_lookup_elem(&watched, &w) != 0;
 }
 
-/* wish asks the agent for something that not every packet of a flood may ask for. */
-static __always_inline void wish(__u64 *last, const struct key *k, const struct flow *f, __u32 ask, __u64 now)
+/* wish asks the agent to watch a pod, which not every packet of a flood may ask for. */
+static __always_inline void wish(struct cpu *c, const struct key *k, __u64 now)
 {
-	if (now - *last < MS)
+	if (now - c->wished < MS)
 		return;
-	*last = now;
-	report(k, f, ask);
+	c->wished = now;
+	report(k, 0, ASK_WATCH);
 }
 
 /* TCP's fields, of a packet's headers. */
@@ -918,12 +937,23 @@ static __always_inline __u32 end_of_data(const struct headers *h, int six)
 	return SEQ(h) + LENGTH(h, six) - HLEN(six) - (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
-/* fits tells whether a packet of TCP is one that conntrack would not call invalid, had it
- * seen all: it begins in the window, and acknowledges nothing that cannot have been sent
- * (tcp_in_window in net/netfilter/nf_conntrack_proto_tcp.c). */
-static __always_inline int fits(const struct way *w, const struct way *back, const struct headers *h)
+/* begins tells whether data is between what the other side has long had and what it has room
+ * for; acknowledges, whether an acknowledgement is of what the other side sent of late. */
+static __always_inline int begins(const struct way *w, const struct way *back, __u32 seq, __u32 end)
 {
-	return !later(SEQ(h), w->edge) && !later(ACK(h), back->edge);
+	return !later(seq, w->edge) && !later(back->acked - (0xffff << (back->shift & 15)), end);
+}
+
+static __always_inline int acknowledges(const struct way *w, const struct way *back, __u32 ack)
+{
+	return !later(ack, back->edge) && !later(w->acked - (0xffff << (w->shift & 15)), ack);
+}
+
+/* fits tells whether a packet of TCP is one that conntrack would not call invalid, had it
+ * seen all (tcp_in_window in net/netfilter/nf_conntrack_proto_tcp.c). */
+static __always_inline int fits(const struct way *w, const struct way *back, const struct headers *h, int six)
+{
+	return begins(w, back, SEQ(h), end_of_data(h, six)) && acknowledges(w, back, ACK(h));
 }
 
 /* advance takes the numbers of a packet that fits. */
@@ -935,6 +965,8 @@ static __always_inline void advance(struct flow *f, int out, const struct header
 
 	if (later(end, w->end)) {
 		w->end = end;
+		if (unlikely(later(end, w->edge)))
+			w->edge = end;
 		if (unlikely(end - f->renewed[!out] >= RENEW)) {
 			f->renewed[!out] = end;
 			report(&f->key, f, ASK_RENEW);
@@ -962,16 +994,25 @@ static __always_inline void number(struct flow *f, int out, const struct headers
 	w->acked = back->end = ACK(h);
 	back->acked = SEQ(h);
 	back->edge = ACK(h) + (WINDOW_FIELD(h) << (w->shift & 15));
-	w->edge = w->end + (0xffff << (back->shift & 15));
+	w->edge = w->end + 0xffff;
 	f->renewed[0] = f->out.end;
 	f->renewed[1] = f->in.end;
 	w->epoch = back->epoch = epoch;
-	f->numbered = 1;
+	f->numbered = out ? BY_POD : BY_PEER;
 }
 
-/* count_on takes the numbers of a packet that came through. */
+/* counted tells whether the numbers of a connection are known, and programs saw all of it since. */
+static __always_inline int counted(const struct flow *f)
+{
+	return f->numbered && f->out.epoch == epoch && f->in.epoch == epoch;
+}
+
+/* count_on takes the numbers of a packet that came through. Anybody may forge one that comes for
+ * the pod, and a liberal conntrack lets it pass; what comes from the pod's own device is the pod's. */
 static __always_inline void count_on(struct flow *f, int out, const struct passing *p, int six)
 {
+	if (p->anew && !out && counted(f))
+		return;
 	if (p->anew)
 		number(f, out, &p->headers, six);
 	advance(f, out, &p->headers, p->at, six);
@@ -1212,6 +1253,8 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 	}
 	if (!straight || (status & CT_SHIFTED) || FAR(source, from) != p->far || destination != k->pod || to != k->pod_port) {
 		why = TRANSLATED;
+	} else if ((unsigned long)ct != p->entry) {
+		why = UNTRACKED; /* as in another zone */
 	} else if (status & CT_HELPER) {
 		why = HELPED;
 	} else if ((status & (CT_SEEN_REPLY | CT_CONFIRMED | CT_DYING)) != (CT_SEEN_REPLY | CT_CONFIRMED)) {
@@ -1400,6 +1443,14 @@ static __always_inline struct net_device *pod_device(struct __sk_buff *skb)
 	    bpf_probe_read_kernel(&back, sizeof(back), other + size) || back != end)
 		return 0;
 	return other;
+}
+
+/* entry_of is what conntrack knows a packet by (nf_ct_get), where it has it. */
+static __always_inline unsigned long entry_of(struct __sk_buff *skb)
+{
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+
+	return s->_nfct & ~7UL;
 }
 
 /* has_xdp tells whether a device has XDP programs, of any kind. */
@@ -1608,29 +1659,35 @@ static __always_inline void close(const struct key *k, const struct flow *f)
 	bpf_map_delete_elem(&flows, k);
 }
 
+/* heeds tells whether an end of TCP, or whoever has seen all of a connection, takes a packet for the
+ * end of it. What ends it takes a number of its own, after all data. */
+static __always_inline int heeds(const struct flow *f, int out, const struct headers *h, __u32 end)
+{
+	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+
+	return !later(SEQ(h), w->edge) && !later(back->acked, end + 1) &&
+	       (!(FLAGS(h) & TCP_ACK) || acknowledges(w, back, ACK(h)));
+}
+
 /* odd has a connection be forgotten that a packet opens anew or ends, if it is one of its own:
- * what is not may be forged. A SYN from the wire always may be; what ends a connection is in
- * its window. Conntrack is told of a reset that it would heed, if it had seen all, and of an end
- * that it would not. */
-static __always_inline void odd(struct cpu *c, const struct key *k, struct flow *f, int out, int own, const struct headers *h)
+ * what is not may be forged. A SYN from the wire always may be. Conntrack is told of a reset that
+ * it would heed, if it had seen all. */
+static __always_inline void odd(const struct key *k, struct flow *f, int out, int own, const struct headers *h, int six)
 {
 	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
 
+	if (!own)
+		return;
 	if (flags & TCP_SYN) {
-		if (out && own)
+		if (out)
 			close(k, f);
 	} else if (!(flags & (TCP_FIN | TCP_RST))) {
-		if (own)
-			f->numbered = 0; /* its numbers are not taken */
-	} else if (!f->numbered) {
-		return;
-	} else if (own && !later(back->acked, SEQ(h)) && !later(SEQ(h), w->edge)) {
+		f->numbered = 0; /* its numbers are not taken */
+	} else if (f->numbered && heeds(f, out, h, end_of_data(h, six))) {
 		if ((flags & TCP_RST) && (SEQ(h) == back->acked || SEQ(h) == w->end))
 			report(k, f, ASK_CLOSE);
 		close(k, f);
-	} else if (flags & TCP_FIN) {
-		wish(&c->reopened, k, f, ASK_REOPEN, bpf_ktime_get_coarse_ns());
 	}
 }
 
@@ -1713,7 +1770,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 			unpick(hash);
 			f = bpf_map_lookup_elem(&flows, &k);
 			if (f)
-				odd(c, &k, f, 1, leaves(skb, f, &k, &h, six), &h);
+				odd(&k, f, 1, leaves(skb, f, &k, &h, six), &h, six);
 		}
 		goto slow;
 	}
@@ -1724,7 +1781,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		far = *(const volatile __u64 *)&f->far;
 		barrier(); /* the peer is read before it is known whose it is */
 		ours = leaves(skb, f, &k, &h, six);
-		in_step = k.protocol != TCP || (f->numbered && fits(&f->out, &f->in, &h));
+		in_step = k.protocol != TCP || (f->numbered == BY_POD && fits(&f->out, &f->in, &h, six));
 		if (ours && in_step && k.protocol == TCP)
 			advance(f, 1, &h, now, six);
 	}
@@ -1834,6 +1891,7 @@ static __always_inline int tunnel_of(struct __sk_buff *skb, struct cpu *c, int s
 	}
 	if (same(&p->headers, &h, six)) {
 		p->overlay = skb->ifindex;
+		p->entry = entry_of(skb);
 		c->out_stage = 2;
 	} else if (resemble(&p->headers, &h, six)) {
 		count(c, six ? moved(&p->headers, &h) : REWRITTEN);
@@ -1856,7 +1914,7 @@ static __always_inline int scout(struct __sk_buff *skb, struct cpu *c, int six)
 	} else if (pick(c) && !is_watched(0, k.pod)) { /* else it is for leave to find it worth it */
 		now = bpf_ktime_get_coarse_ns();
 		if (worth(hash, now))
-			wish(&c->wished, &k, 0, ASK_WATCH, now);
+			wish(c, &k, now);
 	}
 	return NEXT;
 }
@@ -2095,7 +2153,7 @@ static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *d
 	o.head.udp_check = 0;
 	place = f->landed_place;
 	known = bpf_map_lookup_elem(&outers, &place);
-	if (k.protocol == TCP && (!f->numbered || !fits(&f->in, &f->out, &h)))
+	if (k.protocol == TCP && (!f->numbered || !fits(&f->in, &f->out, &h, six)))
 		return NEXT;
 	if (!f->landed || now - f->landed >= EVIDENCE || f->landed_generation != g || !known || !equal_outers(known, &o) || ask(&f->in, now))
 		goto look;
@@ -2164,7 +2222,7 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 			unpick(hash);
 			f = find(&k, &own, six);
 			if (f)
-				odd(c, &own, f, 0, arrives(f, &k, &own, &h, six), &h);
+				odd(&own, f, 0, arrives(f, &k, &own, &h, six), &h, six);
 		}
 		goto slow;
 	}
@@ -2173,7 +2231,7 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 	if (f) {
 		hint(hash);
 		ours = (f->in.device == skb->ifindex || !f->in.device) && arrives(f, &k, &own, &h, six);
-		in_step = k.protocol != TCP || (f->numbered && fits(&f->in, &f->out, &h));
+		in_step = k.protocol != TCP || (f->numbered && fits(&f->in, &f->out, &h, six));
 		if (ours && in_step && k.protocol == TCP)
 			advance(f, 0, &h, now, six);
 	}
@@ -2193,7 +2251,7 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 			goto slow;
 		if (is_watched(0, k.pod))
 			goto look;
-		wish(&c->wished, &k, 0, ASK_WATCH, now);
+		wish(c, &k, now);
 		goto slow;
 	}
 	if (skb->gso_size && now - f->gso >= BEHIND)
@@ -2303,6 +2361,7 @@ static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int 
 		return NEXT; /* it may come by the right link yet */
 	}
 	c->in_stage = 0;
+	p->entry = entry_of(skb);
 	p->key = key;
 	f = known(skb, c, p, 0, six);
 	if (!f || p->at < f->in.not_before)
@@ -2358,6 +2417,97 @@ int deliver(struct __sk_buff *skb)
 	if (!c || !c->in_stage)
 		return NEXT;
 	return c->in.key.six ? deliver_of(skb, c, 1) : deliver_of(skb, c, 0);
+}
+
+/* ending_of tells whether a packet ends a connection of TCP, and takes its headers, and the number
+ * after its last byte. IP options or extension headers may be in between. */
+static __always_inline int ending_of(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int six)
+{
+	__u32 buffer[10], at = HLEN(six);
+	const __u8 *data = bpf_dynptr_slice(packet, 0, buffer, HLEN(six));
+	const __u32 *l4;
+	__u8 protocol;
+	int i;
+
+	if (!data)
+		return 0;
+	copy(h->ip, data, HLEN(six));
+	if (!six) {
+		if (data[9] != TCP || (HALF(h->ip[1], 1) & bpf_htons(0x1fff)))
+			return 0;
+		at = (data[0] & 0xf) * 4;
+	} else {
+		protocol = data[6];
+		for (i = 0; i < HEADERS_MOST && protocol != TCP; i++) {
+			if (protocol != HOP_BY_HOP && protocol != ROUTING && protocol != DESTINATION &&
+			    protocol != FRAGMENT_HEADER && protocol != AUTHENTICATION)
+				return 0;
+			data = bpf_dynptr_slice(packet, at, buffer, 8);
+			if (!data || (protocol == FRAGMENT_HEADER && ((const __u16 *)data)[1] & bpf_htons(0xfff8)))
+				return 0;
+			at += protocol == AUTHENTICATION ? (data[1] + 2) * 4 : protocol == FRAGMENT_HEADER ? 8 : (data[1] + 1) * 8;
+			protocol = data[0];
+		}
+		if (protocol != TCP)
+			return 0;
+	}
+	l4 = bpf_dynptr_slice(packet, at, buffer, sizeof(h->l4));
+	if (!l4)
+		return 0;
+	copy(h->l4, l4, sizeof(h->l4));
+	*end = SEQ(h) + bpf_dynptr_size(packet) - at - (BYTE(h->l4[3], 0) >> 4) * 4;
+	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN);
+}
+
+static __always_inline int guard_of(const struct bpf_dynptr *packet, int six)
+{
+	__be32 source, destination;
+	struct key wire, own;
+	struct headers h;
+	struct flow *f;
+	struct cpu *c;
+	int out = 1;
+	__u32 end;
+
+	if (likely(!ending_of(packet, &h, &end, six)))
+		return NF_ACCEPT;
+	source = six ? digest(end_of(&h, 1)) : h.ip[3];
+	destination = six ? digest(end_of(&h, 0)) : h.ip[4];
+	key_of(&own, source, destination, h.l4[0], TCP, 1, six);
+	f = bpf_map_lookup_elem(&flows, &own);
+	if (!f) {
+		out = 0;
+		key_of(&wire, source, destination, h.l4[0], TCP, 0, six);
+		f = find(&wire, &own, six);
+	}
+	/* The numbers of a connection that only its peer's packets tell of may be forged. */
+	if (!f || f->numbered != BY_POD || !counted(f) || !same_key(&f->key, &own) || (six && !meets(f, &h, out)) ||
+	    heeds(f, out, &h, end))
+		return NF_ACCEPT;
+	c = this_cpu();
+	if (c)
+		count(c, FORGED);
+	return NF_DROP;
+}
+
+/*
+ * guard drops, before conntrack, what would end a connection that is known here, and that neither
+ * conntrack nor an end would heed if conntrack saw all of it. A liberal conntrack heeds anything: it
+ * would forget the connection soon, or at the next forged packet.
+ */
+SEC("netfilter")
+int guard(struct bpf_nf_ctx *ctx)
+{
+	struct __sk_buff *skb = (void *)ctx->skb;
+	struct bpf_dynptr packet;
+	__u8 buffer[4], *data;
+
+	if (bpf_dynptr_from_skb(skb, 0, &packet))
+		return NF_ACCEPT;
+	data = bpf_dynptr_slice(&packet, 0, buffer, sizeof(buffer));
+	if (!data)
+		return NF_ACCEPT;
+	return data[0] >> 4 == 6 ? guard_of(&packet, 1) : guard_of(&packet, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

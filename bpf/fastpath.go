@@ -39,7 +39,7 @@ type Fastpath struct {
 var reasons = [...]string{
 	"fast-out", "fast-in", "unknown", "odd-flags", "dead", "other", "options", "fragment", "last-hop", "malformed", "unsummed",
 	"marked", "stale", "changed", "asked", "unlike", "large", "no-room",
-	"untracked", "unanswered", "translated", "helped", "window", "rewritten", "full",
+	"untracked", "unanswered", "translated", "helped", "window", "rewritten", "full", "forged",
 }
 
 // Flow is a connection of a pod, from the pod's end.
@@ -73,6 +73,7 @@ func LoadFastpath() (*Fastpath, error) {
 func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
 	f := &Fastpath{owners: make(map[fastpathOwner]bool), watched: make(map[fastpathWatch]bool)}
+	withoutGuard(spec)
 	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
 		return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
 	}

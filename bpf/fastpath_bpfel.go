@@ -20,7 +20,7 @@ type fastpathCpu struct {
 	Lands    uint8
 	_        [1]byte
 	Left     uint32
-	Whys     [25]uint64
+	Whys     [26]uint64
 	Out      struct {
 		_       structs.HostLayout
 		Headers struct {
@@ -34,13 +34,15 @@ type fastpathCpu struct {
 		Generation uint32
 		Device     uint32
 		Overlay    uint32
+		_          [4]byte
+		Entry      uint64
 		Mac        [12]uint8
 		Landed     uint32
 		Check      uint16
 		Gso        uint8
 		Ends       uint8
 		Anew       uint8
-		_          [7]byte
+		_          [3]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -55,13 +57,15 @@ type fastpathCpu struct {
 		Generation uint32
 		Device     uint32
 		Overlay    uint32
+		_          [4]byte
+		Entry      uint64
 		Mac        [12]uint8
 		Landed     uint32
 		Check      uint16
 		Gso        uint8
 		Ends       uint8
 		Anew       uint8
-		_          [7]byte
+		_          [3]byte
 	}
 	Landing struct {
 		_          structs.HostLayout
@@ -76,9 +80,8 @@ type fastpathCpu struct {
 		Outer fastpathOuter
 		_     [4]byte
 	}
-	Wished   uint64
-	Reopened uint64
-	Fresh    fastpathFlow
+	Wished uint64
+	Fresh  fastpathFlow
 }
 
 type fastpathFlow struct {
@@ -229,6 +232,7 @@ const (
 	fastpathMapWatched     = "watched"
 	fastpathProgArrive     = "arrive"
 	fastpathProgDeliver    = "deliver"
+	fastpathProgGuard      = "guard"
 	fastpathProgLand       = "land"
 	fastpathProgLeave      = "leave"
 	fastpathProgTunnel     = "tunnel"
@@ -291,6 +295,7 @@ type fastpathSpecs struct {
 type fastpathProgramSpecs struct {
 	Arrive  *ebpf.ProgramSpec `ebpf:"arrive"`
 	Deliver *ebpf.ProgramSpec `ebpf:"deliver"`
+	Guard   *ebpf.ProgramSpec `ebpf:"guard"`
 	Land    *ebpf.ProgramSpec `ebpf:"land"`
 	Leave   *ebpf.ProgramSpec `ebpf:"leave"`
 	Tunnel  *ebpf.ProgramSpec `ebpf:"tunnel"`
@@ -405,6 +410,7 @@ type fastpathVariables struct {
 type fastpathPrograms struct {
 	Arrive  *ebpf.Program `ebpf:"arrive"`
 	Deliver *ebpf.Program `ebpf:"deliver"`
+	Guard   *ebpf.Program `ebpf:"guard"`
 	Land    *ebpf.Program `ebpf:"land"`
 	Leave   *ebpf.Program `ebpf:"leave"`
 	Tunnel  *ebpf.Program `ebpf:"tunnel"`
@@ -415,6 +421,7 @@ func (p *fastpathPrograms) Close() error {
 	return _FastpathClose(
 		p.Arrive,
 		p.Deliver,
+		p.Guard,
 		p.Land,
 		p.Leave,
 		p.Tunnel,

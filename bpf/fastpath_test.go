@@ -97,6 +97,9 @@ func (f *Fastpath) know(t testing.TB, v version, protocol uint8, change func(*fa
 	f.knowAs(t, Flow{pod, peer, protocol}, change)
 }
 
+// byPod is BY_POD of fastpath.c.
+const byPod = 2
+
 // knowAs is know of a connection whose peer the pod has as another.
 func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
@@ -119,7 +122,7 @@ func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	v.Out.Place, v.In.Place = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
-	v.Numbered = 1
+	v.Numbered = byPod
 	v.Out.End, v.In.End = 1000, 1000
 	v.Out.Edge, v.In.Edge = 70000, 70000
 	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
@@ -576,13 +579,14 @@ func TestCloseForgets(t *testing.T) {
 		{name: "its peer ends it", flags: tcpFIN | tcpACK, seq: end, in: true, forgets: true},
 		{name: "another pod ends it", flags: tcpFIN | tcpACK, seq: end, device: lo + 1},
 		{name: "an end out of the window", flags: tcpFIN | tcpACK, seq: edge + 1},
-		{name: "an end before the window", flags: tcpFIN | tcpACK, seq: acked - 1, in: true},
+		{name: "an end before the window", flags: tcpFIN | tcpACK, seq: acked - 102, in: true},
+		{name: "an end with what was acknowledged", flags: tcpFIN | tcpACK, seq: acked - 50, in: true, forgets: true},
 		{name: "the pod resets it", flags: tcpRST, seq: end, forgets: true, closes: true},
 		{name: "its peer resets it", flags: tcpRST | tcpACK, seq: end, in: true, forgets: true, closes: true},
 		{name: "a reset of what is acknowledged", flags: tcpRST, seq: acked, in: true, forgets: true, closes: true},
 		{name: "a reset in the window", flags: tcpRST, seq: end + 1, forgets: true},
 		{name: "a reset out of the window", flags: tcpRST, seq: edge + 1, in: true},
-		{name: "a reset before the window", flags: tcpRST, seq: acked - 1},
+		{name: "a reset before the window", flags: tcpRST, seq: acked - 102},
 		{name: "another pod resets it", flags: tcpRST, seq: end, device: lo + 1},
 		{name: "something urgent", flags: tcpURG | tcpACK, seq: end},
 	} {
@@ -630,7 +634,11 @@ func TestNumbers(t *testing.T) {
 			{"the next", 1000, 900, false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
 			{"the next but a few", 5000, 1000, false, true, Side{5100, 1000, 70000}, Side{1000, 900, 70000}},
 			{"once more", 900, 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"the last that fits", 70000, 900, false, true, Side{70100, 900, 70000}, Side{1000, 900, 70000}},
+			{"the last that fits", 70000, 900, false, true, Side{70100, 900, 70100}, Side{1000, 900, 70000}},
+			{"the oldest that fits", 1<<32 - (0xffff - 900 + 100), 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"older", 1<<32 - (0xffff - 900 + 101), 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"the oldest acknowledgement", 1000, 1<<32 - (0xffff - 900), false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
+			{"an older one", 1000, 1<<32 - (0xffff - 900 + 1), false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 			{"out of the window", 70001, 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 			{"an acknowledgement of what was not seen yet", 1000, 1200, false, true, Side{1100, 1200, 70000}, Side{1200, 900, 70000}},
 			{"an acknowledgement of what cannot have been sent", 1000, 70001, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
@@ -674,7 +682,7 @@ func TestRenew(t *testing.T) {
 		if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &v); err != nil {
 			t.Fatal(err)
 		}
-		v.Out.Seen, v.In.Seen, v.Out.Edge = uint64(monotonic(t)), uint64(monotonic(t)), (n+1)*step
+		v.Out.Seen, v.In.Seen, v.In.Acked, v.Out.Edge = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
 		if err := f.objects.Flows.Put(v.Key, v); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -16,12 +17,11 @@ type Renewals struct {
 	// Mark is what such packets bear.
 	Mark    uint32
 	objects renewObjects
-	links   []link.Link
+	links   attachments
 }
 
-// behindConntrack is the priority next to NF_IP_PRI_CONNTRACK
-// (include/uapi/linux/netfilter_ipv4.h).
-const behindConntrack = -200 + 1
+// conntrackPriority is NF_IP_PRI_CONNTRACK (include/uapi/linux/netfilter_ipv4.h).
+const conntrackPriority = -200
 
 // DropRenewals drops, in the calling thread's network namespace until Close, the packets of
 // this node that bear a mark, right behind conntrack. An error says what the kernel lacks.
@@ -37,24 +37,36 @@ func DropRenewals() (r *Renewals, err error) {
 	if err := spec.LoadAndAssign(&r.objects, nil); err != nil {
 		return nil, fmt.Errorf("load the program that drops packets behind conntrack (it needs eBPF for netfilter: Linux 6.4 or newer with CONFIG_NETFILTER_BPF_LINK): %w", err)
 	}
-	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		l, err := link.AttachNetfilter(link.NetfilterOptions{
-			Program: r.objects.DropRenewals, ProtocolFamily: link.NetfilterProtocolFamily(family),
-			Hook: link.NetfilterInetHook(unix.NF_INET_LOCAL_OUT), Priority: behindConntrack,
-		})
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("attach the program that drops packets behind conntrack: %w", err), r.Close())
-		}
-		r.links = append(r.links, l)
+	if r.links, err = attachNetfilter(r.objects.DropRenewals, unix.NF_INET_LOCAL_OUT, conntrackPriority+1); err != nil {
+		return nil, errors.Join(fmt.Errorf("attach the program that drops packets behind conntrack: %w", err), r.Close())
 	}
 	return r, nil
 }
 
 // Close lets such packets pass.
-func (r *Renewals) Close() error {
+func (r *Renewals) Close() error { return errors.Join(r.links.Close(), r.objects.Close()) }
+
+// attachments are programs that are attached until Close.
+type attachments []link.Link
+
+// Close takes them off.
+func (a attachments) Close() error {
 	var errs []error
-	for _, l := range r.links {
+	for _, l := range a {
 		errs = append(errs, l.Close())
 	}
-	return errors.Join(append(errs, r.objects.Close())...)
+	return errors.Join(errs...)
+}
+
+// attachNetfilter attaches a program to a hook of both versions of IP, in the calling thread's
+// network namespace.
+func attachNetfilter(p *ebpf.Program, hook link.NetfilterInetHook, priority int32) (all attachments, err error) {
+	for _, family := range []link.NetfilterProtocolFamily{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: family, Hook: hook, Priority: priority})
+		if err != nil {
+			return nil, errors.Join(err, all.Close())
+		}
+		all = append(all, l)
+	}
+	return all, nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"sync"
@@ -419,6 +420,40 @@ func (a *renewals) close() error {
 		return nil
 	}
 	return r.close()
+}
+
+// guard drops what would have conntrack forget a connection that it is liberal with (bpf.Guard).
+type guard struct {
+	mu       sync.Mutex
+	attached io.Closer
+	// lacks says what the kernel does not have.
+	lacks error
+}
+
+var errCannotGuard = errors.New("forged ends of connections cannot be dropped")
+
+// start attaches it, in the calling thread's network namespace, if it is not.
+func (g *guard) start(programs *bpf.Fastpath) (err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.attached != nil || g.lacks != nil {
+		return g.lacks
+	}
+	if g.attached, err = programs.Guard(); err != nil {
+		g.lacks = fmt.Errorf("%w: %w", errCannotGuard, err)
+	}
+	return g.lacks
+}
+
+// rest takes it off.
+func (g *guard) rest() (err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.attached != nil {
+		err = g.attached.Close()
+		g.attached = nil
+	}
+	return err
 }
 
 var errMissed = errors.New("not all of the connection was seen")

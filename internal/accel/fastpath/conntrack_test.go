@@ -4,7 +4,6 @@ package fastpath_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -23,14 +22,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/grammar"
 )
 
 const (
 	// What conntrack's defaults are (nf_conntrack_proto_tcp.c), s.
-	establishedTimeout, closeTimeout = 432_000, 10
+	establishedTimeout, unacknowledgedTimeout, closeTimeout = 432_000, 300, 10
 	// Its states and flags (nf_conntrack_tcp.h).
 	stateEstablished, stateClose     = 3, 8
 	flagLiberal, flagUnacknowledged  = 0x08, 0x10
@@ -46,13 +44,8 @@ func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
 	if node == "n1" {
 		near = e.far
 	}
-	end := func(a net.Addr) netip.AddrPort {
-		ap := a.(*net.TCPAddr).AddrPort()
-		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
-	}
-	flow := bpf.Flow{Pod: end(near.LocalAddr()), Peer: end(near.RemoteAddr()), Protocol: unix.IPPROTO_TCP}
 	w.in(node, func() (err error) {
-		t, err = fastpath.Conntrack(flow)
+		t, err = fastpath.Conntrack(flowOf(near))
 		return err
 	})
 	return t
@@ -277,31 +270,6 @@ func TestForgedEndBetweenHolders(t *testing.T) {
 	}
 }
 
-// TestForgedEndOfPausingConnection has conntrack hold a connection as established that pauses while
-// another pod, at whose link there is no program, says that it ends and then resets it: a
-// connection that ends conntrack resets whatever the numbers are, and forgets soon.
-func TestForgedEndOfPausingConnection(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	const remembered = 6 // s, of 10
-	for _, node := range []string{"n0", "n1"} {
-		w.sysctl(node, "net/netfilter/nf_conntrack_tcp_timeout_close", fmt.Sprint(remembered))
-	}
-	e.quiet(t)
-	w.trip(e, 100)
-	forge := w.forger("n0p1", e)
-	w.eventually("conntrack to believe it", func() {
-		forge(rand.Uint32(), 0x11)
-		forge(rand.Uint32(), tcpRST)
-	}, func() bool { return w.conntrack("n0", e).State == stateClose })
-	time.Sleep((remembered + 1) * time.Second)
-	for _, node := range []string{"n0", "n1"} {
-		if is := w.conntrack(node, e); is.State != stateEstablished {
-			t.Errorf("%s knows %+v", node, is)
-		}
-	}
-	w.trip(e, 100)
-}
-
 // forger sends packets from a place as if they were a connection's.
 func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
 	w.Helper()
@@ -320,32 +288,47 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 	}
 }
 
-// TestBlindResets has conntrack go on to hold a connection as established that another pod
-// resets, which knows its ports and none of its numbers, however much it has carried.
-func TestBlindResets(t *testing.T) {
+// TestForgedEnds has conntrack go on to hold a connection as established that another pod resets or
+// ends, which knows its ports and none of its numbers, however much it has carried, and though it
+// pauses. At the other pod's link there is no program.
+func TestForgedEnds(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		talk func(*world, echo)
+		name  string
+		flags []byte
+		talk  func(*world, echo)
 	}{
-		{"round trips", func(w *world, e echo) { w.trip(e, 2000) }},
-		{"two gigabytes", func(w *world, e echo) { w.transfer(e, 2<<30) }},
+		{"it is reset", []byte{tcpRST}, func(w *world, e echo) { w.trip(e, 2000) }},
+		{"it is reset after two gigabytes", []byte{tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
+		{"it ends", []byte{0x11}, func(w *world, e echo) { w.trip(e, 500) }},
+		// A connection that ends conntrack resets whatever the numbers are.
+		{"it ends and is reset", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			w.start()
-			e := w.connect().back()
-			w.warm(e)
+			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			e.quiet(t)
 			tt.talk(w, e)
-			reset := w.forger("n0p1", e)
-			for range 64 {
-				reset(rand.Uint32(), tcpRST)
+			for n, place := range []string{"n0p1", "n1p1"} {
+				before := w.counts(n)["forged"]
+				forge := w.forger(place, e)
+				numbers, err := w.paths[0].Numbers(flowOf(e.Conn))
+				if err != nil {
+					t.Fatal(err)
+				}
+				const times = 64
+				for range times {
+					wrong := numbers.Pod.Next + 1<<30 + rand.Uint32N(1<<31) // in no window
+					for _, flags := range tt.flags {
+						forge(wrong, flags)
+					}
+				}
+				w.eventually("the forged ones to get there", func() {}, func() bool {
+					return int(w.counts(n)["forged"]-before) == times*len(tt.flags)
+				})
 			}
-			w.eventually("the resets to get there", func() {}, func() bool {
-				return w.conntrack("n0", e).Timeout <= 300 // as without the fast path
-			})
 			for _, node := range []string{"n0", "n1"} {
-				if is := w.conntrack(node, e); is.State != stateEstablished {
-					t.Errorf("%s knows %+v, want it established", node, is)
+				// It may take what was sent last to be unacknowledged, until the connection is idle.
+				if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < unacknowledgedTimeout-10 {
+					t.Errorf("%s knows %+v", node, is)
 				}
 			}
 			w.trip(e, 100)
@@ -363,7 +346,7 @@ func TestForgedPackets(t *testing.T) {
 	}{
 		{"it opens", tcpSYN, 0.95},
 		{"it is reset", tcpRST, 0.95},
-		{"it ends", 0x11, 0}, // which a liberal conntrack believes until it is told, a moment later
+		{"it ends", 0x11, 0.95},
 		{"it goes on", 0x10, 0.95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -390,26 +373,6 @@ func TestForgedPackets(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestForgedResetOfPausingConnection has conntrack remember a connection for as long as ever that
-// pauses while another pod, at whose link there is no program, resets it, with numbers that are
-// wrong. A conntrack that is liberal holds it as established, but forgets it soon (Linux 6.18).
-func TestForgedResetOfPausingConnection(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	e.quiet(t)
-	w.trip(e, 500)
-	forge := w.forger("n0p1", e)
-	for range 64 {
-		forge(rand.Uint32(), tcpRST)
-	}
-	time.Sleep((closeTimeout + 1) * time.Second)
-	for _, node := range []string{"n0", "n1"} {
-		if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < establishedTimeout-closeTimeout-5 {
-			t.Errorf("%s knows %+v", node, is)
-		}
-	}
-	w.trip(e, 100)
 }
 
 // TestMTUOfRoute has nothing be carried that the kernel would cut: the route to the other node

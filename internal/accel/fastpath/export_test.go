@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"reflect"
 	"time"
+
+	"slipstream.dev/bpf"
 )
 
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
@@ -45,6 +47,9 @@ func (f *Fastpath) Sleep() {
 	f.pods.mu.Unlock()
 	poke(f.resync)
 }
+
+// Numbers are what it knows of a connection of TCP.
+func (f *Fastpath) Numbers(flow bpf.Flow) (bpf.Numbers, error) { return f.numbers(flow) }
 
 // Generation counts how often all that was seen became void.
 func (f *Fastpath) Generation() int {

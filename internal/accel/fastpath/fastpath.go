@@ -85,6 +85,8 @@ type Fastpath struct {
 	beating, running sync.WaitGroup
 	renewals         renewals
 	cannotRenew      sync.Once
+	guard            guard
+	cannotGuard      sync.Once
 	pods             pods
 	// pause is how long there is to be no look at the devices after the last.
 	pause time.Duration
@@ -203,6 +205,7 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
+	errs = append(errs, f.guard.rest())
 	errs = append(errs, f.renewals.close())
 	if f.changes != nil {
 		errs = append(errs, f.changes.release())
@@ -222,18 +225,21 @@ func (f *Fastpath) letGo() error {
 	return within(f.ns, func() error {
 		// Those that never pause are given so long in all.
 		until := time.Now().Add(letGoFor)
-		for flow := range flows {
-			done, err := f.release(flow)
-			for err == nil && !done && time.Now().Before(until) {
-				time.Sleep(time.Millisecond)
-				done, err = f.release(flow)
+		for len(flows) > 0 {
+			for flow := range flows {
+				done, err := f.release(flow, false)
+				if err == nil && !done && time.Now().Before(until) {
+					continue
+				}
+				if err == nil && !done {
+					err = abandon(flow)
+				}
+				if err != nil {
+					f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
+				}
+				delete(flows, flow)
 			}
-			if err == nil && !done {
-				err = abandon(flow)
-			}
-			if err != nil {
-				f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
-			}
+			time.Sleep(time.Millisecond)
 		}
 		return nil
 	})
@@ -243,8 +249,9 @@ func (f *Fastpath) letGo() error {
 const letGoFor = 2 * time.Second
 
 // release has conntrack check the window of a connection again, if it pauses. If it does not, or
-// not all of it was seen, conntrack goes on to be liberal with it.
-func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
+// not all of it was seen, conntrack goes on to be liberal with it. One that has been idle for long
+// has paused, even if what was sent last was never acknowledged, as by a host that is gone.
+func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
@@ -252,11 +259,18 @@ func (f *Fastpath) release(flow bpf.Flow) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if !n.Quiet() {
+	known := n
+	if idle && n != (bpf.Numbers{}) {
+		// What is sent again has conntrack know that it is not acknowledged.
+		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
+	} else if !n.Quiet() {
+		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
+			return true, nil // it was never carried
+		}
 		f.log.Debug("conntrack stays liberal with a connection whose data is not acknowledged", "connection", flow, "numbers", n)
 		return false, nil
 	}
-	if err := f.renew(flow, n, false); errors.Is(err, errMissed) {
+	if err := f.renew(flow, known, false); errors.Is(err, errMissed) {
 		f.log.Debug("conntrack stays liberal with a connection", "connection", flow, "numbers", n, "error", err)
 		return false, nil
 	} else if err != nil {
@@ -482,6 +496,16 @@ func monotonic() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
+// threadTime is the CPU time of the calling thread: unlike that of a clock it does not go on while
+// the process waits for a CPU, or is stopped.
+func threadTime() (time.Duration, error) {
+	var used unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
+		return 0, fmt.Errorf("read the thread's clock: %w", err)
+	}
+	return time.Duration(used.Nano()), nil
+}
+
 // watch has a pod's link be watched, which has a connection worth it.
 func (f *Fastpath) watch(link int) {
 	if link != 0 && f.pods.use(link) {
@@ -525,7 +549,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			if err := f.beat(); err != nil {
 				return err
 			}
-			if _, err := f.release(flow); err != nil {
+			if _, err := f.release(flow, true); err != nil {
 				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
 			}
 			if err := f.programs.Forget(flow); err != nil {
@@ -533,19 +557,25 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			continue
 		}
-		if now-since > forgerySeen {
-			if err := f.reopen(flow); err != nil {
-				f.log.Warn("tell conntrack of a connection that pauses", "connection", flow, "error", err)
-			}
-		}
 		f.watch(seen.Link)
 	}
-	return nil
+	if len(flows) == 0 {
+		return f.guard.rest()
+	}
+	return f.guarded()
 }
 
-// forgerySeen is how long a connection pauses at least whose entry is looked at from here: of one
-// that goes on the programs see within that time whether conntrack takes it to have ended.
-const forgerySeen = time.Second
+// guarded has forged ends of connections be dropped, if this kernel can.
+func (f *Fastpath) guarded() error {
+	err := f.guard.start(f.programs)
+	if errors.Is(err, errCannotGuard) {
+		f.cannotGuard.Do(func() {
+			f.log.Warn("whoever can forge packets can have conntrack forget connections that are carried", "error", err)
+		})
+		return nil
+	}
+	return err
+}
 
 // reopen has conntrack hold a connection as established, if it took it to have ended and it has not.
 func (f *Fastpath) reopen(flow bpf.Flow) error {
@@ -591,14 +621,13 @@ func (f *Fastpath) heed(news bpf.News) error {
 		f.watch(link)
 		return nil
 	case news.Ask == bpf.AskLiberal:
-		return liberal(flow)
+		return errors.Join(f.guarded(), liberal(flow))
+	case news.Ask == bpf.AskReopen:
+		return f.reopen(flow)
 	case news.Ask == bpf.AskAcked:
 		return acked(flow)
 	case news.Ask == bpf.AskClose:
 		return reset(flow)
-	}
-	if news.Ask == bpf.AskReopen {
-		return f.reopen(flow)
 	}
 	n, err := f.numbers(flow)
 	if err != nil || n == (bpf.Numbers{}) {
@@ -634,7 +663,10 @@ func (f *Fastpath) scout(now time.Time) error {
 
 // sync looks at the devices that are there, tells the programs of them, and attaches these.
 func (f *Fastpath) sync() error {
-	began := time.Now()
+	began, err := threadTime()
+	if err != nil {
+		return err
+	}
 	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return speaksTo(f.links) })
 	if err != nil {
 		return err
@@ -668,7 +700,11 @@ func (f *Fastpath) sync() error {
 			node.behind[address] = link
 		}
 	}
-	f.pause = lookShare * time.Since(began)
+	used, err := threadTime()
+	if err != nil {
+		return err
+	}
+	f.pause = lookShare * (used - began)
 	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
 		poke(f.news)
 	}

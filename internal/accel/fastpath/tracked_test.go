@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -20,19 +21,24 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// tracks tells whether conntrack of node0 knows a connection.
-func (w *world) tracks(c net.Conn) (known bool) {
-	w.Helper()
+// flowOf is the connection of a socket.
+func flowOf(c net.Conn) bpf.Flow {
 	address := func(a net.Addr) netip.AddrPort {
 		ap := netip.MustParseAddrPort(a.String())
 		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
-	flow := bpf.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: unix.IPPROTO_TCP}
+	protocol := uint8(unix.IPPROTO_TCP)
 	if c.LocalAddr().Network() == "udp" {
-		flow.Protocol = unix.IPPROTO_UDP
+		protocol = unix.IPPROTO_UDP
 	}
+	return bpf.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: protocol}
+}
+
+// tracks tells whether conntrack of node0 knows a connection.
+func (w *world) tracks(c net.Conn) (known bool) {
+	w.Helper()
 	w.in("n0", func() error {
-		is, err := fastpath.Conntrack(flow)
+		is, err := fastpath.Conntrack(flowOf(c))
 		known = is != fastpath.Tracked{} // UDP has nothing but its time-out, in full seconds
 		return err
 	})
@@ -120,6 +126,25 @@ func (w *world) timeouts(carried bool) (known map[string]time.Duration) {
 	return known
 }
 
+// TestGone has conntrack forget a connection whose other end is gone, and with it what it sent last,
+// as soon as it would without the fast path: not after the five days of one that is idle.
+func TestGone(t *testing.T) {
+	defer fastpath.ForgetAfter(fastpath.ForgetAfter(4))
+	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.in("n1p0", func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
+	})
+	if _, err := e.Write(make([]byte, 64)); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("it is remembered for minutes", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+		return w.conntrack("n0", e).Timeout <= unacknowledgedTimeout && w.conntrack("n1", e).Timeout <= unacknowledgedTimeout
+	})
+	w.eventually("conntrack checks windows", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+		return (w.conntrack("n0", e).Flags[0]|w.conntrack("n1", e).Flags[0])&flagLiberal == 0
+	})
+}
+
 // zoned has node0 track all packets in a zone of their own.
 const zoned = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 
@@ -132,6 +157,27 @@ func TestZones(t *testing.T) {
 	w.eventually("it is looked at", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["untracked"] > 5 })
 	if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
 		t.Errorf("it took the fast path: %v", c)
+	}
+}
+
+// TestZoneComes has a connection be left to the slow path when a rule has its packets be tracked in
+// another zone: conntrack has an entry of it in each, and the one that is looked up is not the one
+// that sees them.
+func TestZoneComes(t *testing.T) {
+	for _, program := range []string{"iptables-nft", "iptables-legacy"} {
+		t.Run(program, func(t *testing.T) {
+			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			if !w.has(program) {
+				return
+			}
+			w.restore("n0", program, zoned)
+			for came := time.Now(); time.Since(came) < within; {
+				w.trip(e, 10)
+			}
+			if fast := w.roundTrips(e, 0, 100); fast > 0 {
+				t.Errorf("%d packets of 200 are carried by what conntrack knows in another zone", fast)
+			}
+		})
 	}
 }
 
