@@ -1659,18 +1659,21 @@ static __always_inline void close(const struct key *k, const struct flow *f)
 	bpf_map_delete_elem(&flows, k);
 }
 
-/* heeds tells whether an end of TCP, or whoever has seen all of a connection, takes a packet for the
- * end of it. What ends it takes a number of its own, after all data. */
+/* heeds tells whether conntrack, had it seen all, would take a packet for one that ends its connection:
+ * a FIN that fits, and a reset that is not before what was acknowledged, or one number before it, as
+ * some hosts reset what they have ended (tcp_reset_check in net/ipv4/tcp_input.c). */
 static __always_inline int heeds(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
 	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u8 flags = FLAGS(h);
 
-	return !later(SEQ(h), w->edge) && !later(back->acked, end + 1) &&
-	       (!(FLAGS(h) & TCP_ACK) || acknowledges(w, back, ACK(h)));
+	return begins(w, back, SEQ(h), end) && (!(flags & TCP_ACK) || acknowledges(w, back, ACK(h))) &&
+	       (!(flags & TCP_RST) || !later(back->acked, SEQ(h) + 1));
 }
 
 /* odd has a connection be forgotten that a packet opens anew or ends, if it is one of its own:
- * what is not may be forged. A SYN from the wire always may be. Conntrack is told of a reset that
+ * what is not may be forged. A SYN from the wire always may be; an end that is long acknowledged is none.
+ * Conntrack is told of a reset that
  * it would heed, if it had seen all. */
 static __always_inline void odd(const struct key *k, struct flow *f, int out, int own, const struct headers *h, int six)
 {
@@ -1684,7 +1687,7 @@ static __always_inline void odd(const struct key *k, struct flow *f, int out, in
 			close(k, f);
 	} else if (!(flags & (TCP_FIN | TCP_RST))) {
 		f->numbered = 0; /* its numbers are not taken */
-	} else if (f->numbered && heeds(f, out, h, end_of_data(h, six))) {
+	} else if (f->numbered && heeds(f, out, h, end_of_data(h, six)) && !later(back->acked, end_of_data(h, six) + 1)) {
 		if ((flags & TCP_RST) && (SEQ(h) == back->acked || SEQ(h) == w->end))
 			report(k, f, ASK_CLOSE);
 		close(k, f);
@@ -2491,8 +2494,8 @@ static __always_inline int guard_of(const struct bpf_dynptr *packet, int six)
 }
 
 /*
- * guard drops, before conntrack, what would end a connection that is known here, and that neither
- * conntrack nor an end would heed if conntrack saw all of it. A liberal conntrack heeds anything: it
+ * guard drops, before conntrack, what would end a connection that is known here, and that
+ * conntrack would not heed if it saw all of it. A liberal conntrack heeds anything: it
  * would forget the connection soon, or at the next forged packet.
  */
 SEC("netfilter")

@@ -414,12 +414,16 @@ func (f *Fastpath) Flows() (map[Flow]Seen, error) {
 	}
 	switch err := i.Err(); {
 	case errors.Is(err, ebpf.ErrIterationAborted):
-		// One that changes all the time is not read to its end; what was read is true.
+		// One that changes all the time is not read to its end; what was read is true, but not all
+		// that is to be hinted at.
 		return all, nil
 	case err != nil:
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
-	if err := f.sweepFronts(led, hints); err != nil {
+	switch err := f.sweepFronts(led, hints); {
+	case errors.Is(err, ebpf.ErrIterationAborted):
+		return all, nil
+	case err != nil:
 		return nil, err
 	}
 	// Those that became known meanwhile are left alone.
@@ -458,7 +462,7 @@ func (f *Fastpath) sweepFronts(led map[fastpathKey]uint64, hints []uint64) error
 		}
 		hints[front.Hint/64] |= 1 << (front.Hint % 64)
 	}
-	if err := i.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+	if err := i.Err(); err != nil {
 		return fmt.Errorf("list translated connections of the fast path: %w", err)
 	}
 	for _, wire := range gone {

@@ -577,7 +577,7 @@ func TestBeside(t *testing.T) {
 					shots[i] = shoot(g)
 				}
 				came := make(map[string]int)
-				before := sum()
+				before, forged := sum(), fast.counts(0)["forged"]
 				for i, a := range sides {
 					each := 1 - 2*i
 					for _, s := range shots {
@@ -594,8 +594,14 @@ func TestBeside(t *testing.T) {
 				}
 				carried += sum() - before
 				shown += volley
+				// What conntrack calls invalid the other node may pass on, or answer.
+				forged = fast.counts(0)["forged"] - forged
 				for frame, n := range came {
 					if n == 0 {
+						continue
+					}
+					if n < 0 && uint64(-n) <= forged {
+						forged -= uint64(-n)
 						continue
 					}
 					differ++

@@ -267,11 +267,9 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
 			return true, nil // it was never carried
 		}
-		f.log.Debug("conntrack stays liberal with a connection whose data is not acknowledged", "connection", flow, "numbers", n)
 		return false, nil
 	}
 	if err := f.renew(flow, known, false); errors.Is(err, errMissed) {
-		f.log.Debug("conntrack stays liberal with a connection", "connection", flow, "numbers", n, "error", err)
 		return false, nil
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))

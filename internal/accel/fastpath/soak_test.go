@@ -31,7 +31,6 @@ type soaked struct {
 	kills      int
 	// brokenTwins are connections that broke without a fast path, and were left out from then on.
 	brokenTwins int
-	last        string
 	// memory is the most that a holder had in each round, MiB.
 	memory []int
 }
@@ -67,8 +66,8 @@ func (s *soaked) talk(i, n int) {
 				s.fast.conntrack("n0", p.fast), s.fast.conntrack("n1", p.fast))
 		}
 		if err := p.slow.trip(patience); err != nil {
-			s.Logf("connection %s, opened %s ago, without the fast path: %v; conntrack knows %+v and %+v, and with it %+v and %+v; last was %s", p.name, age(), err,
-				s.slow.conntrack("n0", p.slow), s.slow.conntrack("n1", p.slow), s.fast.conntrack("n0", p.fast), s.fast.conntrack("n1", p.fast), s.last)
+			s.Logf("connection %s, opened %s ago, without the fast path: %v; conntrack knows %+v and %+v, and with it %+v and %+v", p.name, age(), err,
+				s.slow.conntrack("n0", p.slow), s.slow.conntrack("n1", p.slow), s.fast.conntrack("n0", p.fast), s.fast.conntrack("n1", p.fast))
 			s.brokenTwins++
 			s.replace(i)
 			return
@@ -114,9 +113,7 @@ func (s *soaked) trouble() {
 	case 2: // another pod forges packets of a connection
 		seed := s.Uint64()
 		flags := []byte{tcpSYN, tcpRST, 0x11, 0x10}[s.IntN(4)]
-		s.last += fmt.Sprintf(" forged %#x", flags)
 		both(func(w *world, _ pair, e echo) {
-			s.last += fmt.Sprintf(" of %v", e.LocalAddr())
 			forge, numbers := w.forger("n0p1", e), rand.New(rand.NewPCG(seed, 1))
 			for range 16 {
 				forge(numbers.Uint32(), flags)
