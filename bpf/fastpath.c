@@ -351,8 +351,9 @@ struct way {
 	__u32 epoch;
 };
 
-/* By whose packet the numbers of a connection became known. */
-enum { BY_PEER = 1, BY_POD };
+/* By whose packets the numbers of a connection are known: by its peer's, which may be forged; by its
+ * pod's; and by one of its peer's since, which tells how much the peer has room for. */
+enum { BY_PEER = 1, BY_POD, BY_BOTH };
 
 struct flow {
 	struct way out, in;
@@ -377,7 +378,7 @@ struct flow {
 	__u64 ends;
 	/* Of IPv6, the addresses. */
 	word pod6[2], peer6[2];
-	/* Of TCP, by whose packet the numbers of both ways are known, or 0, and whether the connection
+	/* Of TCP, by whose packets the numbers of both ways are known, or 0, and whether the connection
 	 * may have ended before it became known (see tracked). */
 	__u8 numbered, doubted, zero[2];
 	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
@@ -961,8 +962,14 @@ static __always_inline void advance(struct flow *f, int out, const struct header
 {
 	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u32 is = epoch, ms = now / MS;
-	__u32 end = end_of_data(h, six), ack = ACK(h), edge = ack + (WINDOW_FIELD(h) << (w->shift & 15));
+	__u32 end = end_of_data(h, six), ack = ACK(h), edge;
 
+	/* All that the pod sends was seen before it is acknowledged. */
+	if (!out && f->numbered >= BY_POD && unlikely(later(ack, back->end)))
+		ack = back->end;
+	edge = ack + (WINDOW_FIELD(h) << (w->shift & 15));
+	if (!out && unlikely(f->numbered == BY_POD))
+		f->numbered = BY_BOTH;
 	if (later(end, w->end)) {
 		w->end = end;
 		if (unlikely(later(end, w->edge)))
@@ -1667,28 +1674,37 @@ static __always_inline int heeds(const struct flow *f, int out, const struct hea
 	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
 
-	return begins(w, back, SEQ(h), end) && (!(flags & TCP_ACK) || acknowledges(w, back, ACK(h))) &&
-	       (!(flags & TCP_RST) || !later(back->acked, SEQ(h) + 1));
+	if (!begins(w, back, SEQ(h), end))
+		return 0;
+	return flags & TCP_RST ? !later(back->acked, SEQ(h) + 1) : acknowledges(w, back, ACK(h));
 }
 
 /* odd has a connection be forgotten that a packet opens anew or ends, if it is one of its own:
  * what is not may be forged. A SYN from the wire always may be; an end that is long acknowledged is none.
  * Conntrack is told of a reset that
  * it would heed, if it had seen all. */
-static __always_inline void odd(const struct key *k, struct flow *f, int out, int own, const struct headers *h, int six)
+static __always_inline void odd(const struct key *k, struct flow *f, int out, int own, const struct headers *h, __u64 now, int six)
 {
 	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
+	int next = SEQ(h) == back->acked || SEQ(h) == w->end;
 
 	if (!own)
 		return;
 	if (flags & TCP_SYN) {
 		if (out)
 			close(k, f);
+	} else if (!f->numbered) {
+		return;
 	} else if (!(flags & (TCP_FIN | TCP_RST))) {
-		f->numbered = 0; /* its numbers are not taken */
-	} else if (f->numbered && heeds(f, out, h, end_of_data(h, six)) && !later(back->acked, end_of_data(h, six) + 1)) {
-		if ((flags & TCP_RST) && (SEQ(h) == back->acked || SEQ(h) == w->end))
+		if (out)
+			f->numbered = 0;
+		else if ((flags & TCP_ACK) && fits(w, back, h, six))
+			advance(f, 0, h, now, six);
+	} else if (heeds(f, out, h, end_of_data(h, six)) && !later(back->acked, end_of_data(h, six) + 1)) {
+		if ((flags & TCP_RST) && !out && !next)
+			return; /* which the pod asks about (RFC 5961, section 3.2) */
+		if ((flags & TCP_RST) && next)
 			report(k, f, ASK_CLOSE);
 		close(k, f);
 	}
@@ -1773,7 +1789,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 			unpick(hash);
 			f = bpf_map_lookup_elem(&flows, &k);
 			if (f)
-				odd(&k, f, 1, leaves(skb, f, &k, &h, six), &h, six);
+				odd(&k, f, 1, leaves(skb, f, &k, &h, six), &h, 0, six);
 		}
 		goto slow;
 	}
@@ -1784,7 +1800,7 @@ static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int si
 		far = *(const volatile __u64 *)&f->far;
 		barrier(); /* the peer is read before it is known whose it is */
 		ours = leaves(skb, f, &k, &h, six);
-		in_step = k.protocol != TCP || (f->numbered == BY_POD && fits(&f->out, &f->in, &h, six));
+		in_step = k.protocol != TCP || (f->numbered >= BY_POD && fits(&f->out, &f->in, &h, six));
 		if (ours && in_step && k.protocol == TCP)
 			advance(f, 1, &h, now, six);
 	}
@@ -2225,7 +2241,7 @@ static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int s
 			unpick(hash);
 			f = find(&k, &own, six);
 			if (f)
-				odd(&own, f, 0, arrives(f, &k, &own, &h, six), &h, six);
+				odd(&own, f, 0, arrives(f, &k, &own, &h, six), &h, bpf_ktime_get_coarse_ns(), six);
 		}
 		goto slow;
 	}
@@ -2422,8 +2438,19 @@ int deliver(struct __sk_buff *skb)
 	return c->in.key.six ? deliver_of(skb, c, 1) : deliver_of(skb, c, 0);
 }
 
+/* extends tells whether a header of IPv6 is one between its own and TCP's. */
+static __always_inline int extends(__u8 protocol)
+{
+	return protocol == HOP_BY_HOP || protocol == ROUTING || protocol == DESTINATION || protocol == FRAGMENT_HEADER ||
+	       protocol == AUTHENTICATION;
+}
+
+/* What guard finds of a packet. */
+enum { NO_END, END, HIDDEN };
+
 /* ending_of tells whether a packet ends a connection of TCP, and takes its headers, and the number
- * after its last byte. IP options or extension headers may be in between. */
+ * after its last byte. IP options or extension headers may be in between. So many that they hide what
+ * is behind them nobody sends but to hide it: conntrack would look behind any number. */
 static __always_inline int ending_of(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int six)
 {
 	__u32 buffer[10], at = HLEN(six);
@@ -2433,33 +2460,32 @@ static __always_inline int ending_of(const struct bpf_dynptr *packet, struct hea
 	int i;
 
 	if (!data)
-		return 0;
+		return NO_END;
 	copy(h->ip, data, HLEN(six));
 	if (!six) {
 		if (data[9] != TCP || (HALF(h->ip[1], 1) & bpf_htons(0x1fff)))
-			return 0;
+			return NO_END;
 		at = (data[0] & 0xf) * 4;
 	} else {
 		protocol = data[6];
 		for (i = 0; i < HEADERS_MOST && protocol != TCP; i++) {
-			if (protocol != HOP_BY_HOP && protocol != ROUTING && protocol != DESTINATION &&
-			    protocol != FRAGMENT_HEADER && protocol != AUTHENTICATION)
-				return 0;
+			if (!extends(protocol))
+				return NO_END;
 			data = bpf_dynptr_slice(packet, at, buffer, 8);
 			if (!data || (protocol == FRAGMENT_HEADER && ((const __u16 *)data)[1] & bpf_htons(0xfff8)))
-				return 0;
+				return NO_END;
 			at += protocol == AUTHENTICATION ? (data[1] + 2) * 4 : protocol == FRAGMENT_HEADER ? 8 : (data[1] + 1) * 8;
 			protocol = data[0];
 		}
 		if (protocol != TCP)
-			return 0;
+			return extends(protocol) ? HIDDEN : NO_END;
 	}
 	l4 = bpf_dynptr_slice(packet, at, buffer, sizeof(h->l4));
 	if (!l4)
-		return 0;
+		return NO_END;
 	copy(h->l4, l4, sizeof(h->l4));
 	*end = SEQ(h) + bpf_dynptr_size(packet) - at - (BYTE(h->l4[3], 0) >> 4) * 4;
-	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN);
+	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN) ? END : NO_END;
 }
 
 static __always_inline int guard_of(const struct bpf_dynptr *packet, int six)
@@ -2467,26 +2493,32 @@ static __always_inline int guard_of(const struct bpf_dynptr *packet, int six)
 	__be32 source, destination;
 	struct key wire, own;
 	struct headers h;
-	struct flow *f;
+	struct flow *f = 0;
+	int out = 1, what;
 	struct cpu *c;
-	int out = 1;
 	__u32 end;
 
-	if (likely(!ending_of(packet, &h, &end, six)))
+	what = ending_of(packet, &h, &end, six);
+	if (likely(what == NO_END))
 		return NF_ACCEPT;
+	if (what == HIDDEN)
+		goto drop;
 	source = six ? digest(end_of(&h, 1)) : h.ip[3];
 	destination = six ? digest(end_of(&h, 0)) : h.ip[4];
 	key_of(&own, source, destination, h.l4[0], TCP, 1, six);
-	f = bpf_map_lookup_elem(&flows, &own);
+	/* What is not hinted at, leave and arrive do not count on. */
+	if (hinted(mix(&own)))
+		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {
 		out = 0;
 		key_of(&wire, source, destination, h.l4[0], TCP, 0, six);
-		f = find(&wire, &own, six);
+		if (hinted(mix(&wire)))
+			f = find(&wire, &own, six);
 	}
-	/* The numbers of a connection that only its peer's packets tell of may be forged. */
-	if (!f || f->numbered != BY_POD || !counted(f) || !same_key(&f->key, &own) || (six && !meets(f, &h, out)) ||
+	if (!f || f->numbered != BY_BOTH || !counted(f) || !same_key(&f->key, &own) || (six && !meets(f, &h, out)) ||
 	    heeds(f, out, &h, end))
 		return NF_ACCEPT;
+drop:
 	c = this_cpu();
 	if (c)
 		count(c, FORGED);

@@ -29,6 +29,8 @@ type Fastpath struct {
 
 	objects fastpathObjects
 	news    *ringbuf.Reader
+	// noGuard says why there is no guard.
+	noGuard error
 	// What is in the maps of these names.
 	owners  map[fastpathOwner]bool
 	watched map[fastpathWatch]bool
@@ -73,9 +75,10 @@ func LoadFastpath() (*Fastpath, error) {
 func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
 	f := &Fastpath{owners: make(map[fastpathOwner]bool), watched: make(map[fastpathWatch]bool)}
-	withoutGuard(spec)
-	if err := spec.LoadAndAssign(&f.objects, nil); err != nil {
-		return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
+	if f.noGuard = spec.LoadAndAssign(&f.objects, nil); f.noGuard != nil {
+		if err := withoutGuard(spec).LoadAndAssign(&f.objects, nil); err != nil {
+			return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
+		}
 	}
 	o := &f.objects
 	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire, f.Land = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire, o.Land

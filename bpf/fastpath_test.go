@@ -97,8 +97,8 @@ func (f *Fastpath) know(t testing.TB, v version, protocol uint8, change func(*fa
 	f.knowAs(t, Flow{pod, peer, protocol}, change)
 }
 
-// byPod is BY_POD of fastpath.c.
-const byPod = 2
+// byBoth is BY_BOTH of fastpath.c.
+const byBoth = 3
 
 // knowAs is know of a connection whose peer the pod has as another.
 func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
@@ -122,7 +122,7 @@ func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	v.Out.Place, v.In.Place = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
-	v.Numbered = byPod
+	v.Numbered = byBoth
 	v.Out.End, v.In.End = 1000, 1000
 	v.Out.Edge, v.In.Edge = 70000, 70000
 	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
@@ -588,6 +588,7 @@ func TestCloseForgets(t *testing.T) {
 		{name: "a reset out of the window", flags: tcpRST, seq: edge + 1, in: true},
 		{name: "a reset before the window", flags: tcpRST, seq: acked - 102},
 		{name: "another pod resets it", flags: tcpRST, seq: end, device: lo + 1},
+		{name: "its peer resets it in the window", flags: tcpRST, seq: end + 1, in: true},
 		{name: "something urgent", flags: tcpURG | tcpACK, seq: end},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -3,27 +3,25 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
 
 // guard is the one program of fastpath.c that newer kernels alone can have.
 const guard = "guard"
 
-// withoutGuard has the programs be loaded by a kernel that has no eBPF for netfilter.
-func withoutGuard(spec *ebpf.CollectionSpec) {
-	if errors.Is(features.HaveProgramType(ebpf.Netfilter), ebpf.ErrNotSupported) {
-		spec.Programs[guard] = &ebpf.ProgramSpec{
-			Name: guard, Type: ebpf.SchedCLS, License: spec.Programs[guard].License,
-			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
-		}
+// withoutGuard has the programs be loaded by a kernel that takes no eBPF for netfilter.
+func withoutGuard(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
+	without := spec.Copy()
+	without.Programs[guard] = &ebpf.ProgramSpec{
+		Name: guard, Type: ebpf.SchedCLS, License: spec.Programs[guard].License,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 	}
+	return without
 }
 
 // Guard drops, in the calling thread's network namespace until it is closed, packets that would
@@ -31,7 +29,7 @@ func withoutGuard(spec *ebpf.CollectionSpec) {
 // says what the kernel lacks.
 func (f *Fastpath) Guard() (io.Closer, error) {
 	if f.objects.Guard.Type() != ebpf.Netfilter {
-		return nil, fmt.Errorf("this kernel lacks %s or CONFIG_NETFILTER_BPF_LINK", since("eBPF for netfilter", "6.4"))
+		return nil, fmt.Errorf("this kernel lacks %s or CONFIG_NETFILTER_BPF_LINK: %w", since("eBPF for netfilter", "6.4"), f.noGuard)
 	}
 	all, err := attachNetfilter(f.objects.Guard, unix.NF_INET_PRE_ROUTING, conntrackPriority-1)
 	if err != nil {

@@ -45,8 +45,7 @@ func TestGuard(t *testing.T) {
 			{name: "a reset", flags: reset, seq: end, in: true},
 			{name: "a reset of what has ended", flags: reset, seq: acked - 1, in: true},
 			{name: "a reset of what was acknowledged", flags: reset, seq: acked - 2, in: true, drop: true},
-			{name: "a reset that acknowledges nothing", flags: reset, seq: end, ack: edge + 1, in: true},
-			{name: "a reset that does", flags: reset | tcpACK, seq: end, ack: edge + 1, in: true, drop: true},
+			{name: "a reset whatever it acknowledges", flags: reset | tcpACK, seq: end, ack: edge + 1, in: true},
 			{name: "a reset out of the window", flags: reset, seq: out, in: true, drop: true},
 			{name: "an end and a reset", flags: fin | reset, seq: out, ack: acked, in: true, drop: true},
 			{name: "data out of the window", flags: tcpACK, seq: out, ack: acked, in: true},
@@ -54,6 +53,7 @@ func TestGuard(t *testing.T) {
 			{name: "what opens and ends", flags: tcpSYN | fin, seq: out, in: true},
 			{name: "numbers are not known", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 0 }},
 			{name: "numbers are of the peer's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 1 }},
+			{name: "numbers are of the pod's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 2 }},
 			{name: "not all that the pod sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Out.Epoch-- }},
 			{name: "not all that the peer sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.In.Epoch-- }},
 			{
@@ -73,6 +73,12 @@ func TestGuard(t *testing.T) {
 					return b
 				}
 				return before(b, chain(unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_AH))
+			}},
+			{name: "too many headers are in front", flags: tcpACK, seq: end, in: true, drop: v == six, bytes: func(b []byte) []byte {
+				if v == four {
+					return b
+				}
+				return before(b, chain(slices.Repeat([]byte{unix.IPPROTO_DSTOPTS}, 17)...))
 			}},
 			{name: "a later fragment", flags: fin, seq: out, in: true, bytes: func(b []byte) []byte {
 				if v == four {

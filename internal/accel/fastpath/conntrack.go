@@ -105,27 +105,41 @@ func reopen(f bpf.Flow, idle time.Duration) error {
 	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
 		return err
 	}
-	timeout, err := establishedTimeout()
+	timeout, err := timeoutOf("established", idle)
 	if err != nil {
 		return err
 	}
-	timeout -= min(timeout, uint32(idle/time.Second))
 	// The state first: the kernel takes the time-out of a message before its state, and a reset that
 	// comes between the two would leave its own time-out to what is established then.
 	state := append(flagsAre(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
 	return errors.Join(change(f, tcpInfo(state...)), change(f, timeoutIs(timeout)))
 }
 
-// establishedTimeout is for how many seconds conntrack remembers a connection that is idle.
-func establishedTimeout() (seconds uint32, err error) {
-	err = scan("net/netfilter/nf_conntrack_tcp_timeout_established", &seconds)
-	return seconds, err
+// timeoutOf is for how many seconds conntrack remembers a connection in a state (as sysctls name them)
+// that has been idle for so long.
+func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
+	err = scan("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
+	return seconds - min(seconds, uint32(idle/time.Second)), err
+}
+
+// unacknowledged has conntrack remember a connection that is idle as long as one that waits for an
+// acknowledgement.
+func unacknowledged(f bpf.Flow, idle time.Duration) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil {
+		return err
+	}
+	timeout, err := timeoutOf("unacknowledged", idle)
+	if err != nil || is.timeout <= timeout {
+		return err
+	}
+	return change(f, timeoutIs(timeout))
 }
 
 // reset has conntrack know that a connection was reset, for as long as it remembers such.
 func reset(f bpf.Flow) error {
-	var timeout uint32
-	if err := scan("net/netfilter/nf_conntrack_tcp_timeout_close", &timeout); err != nil {
+	timeout, err := timeoutOf("close", 0)
+	if err != nil {
 		return err
 	}
 	return change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutIs(timeout))
@@ -424,29 +438,35 @@ func (a *renewals) close() error {
 
 // guard drops what would have conntrack forget a connection that it is liberal with (bpf.Guard).
 type guard struct {
-	mu       sync.Mutex
-	attached io.Closer
-	// lacks says what the kernel does not have.
-	lacks error
+	mu           sync.Mutex
+	attached     io.Closer
+	used, closed bool
 }
-
-var errCannotGuard = errors.New("forged ends of connections cannot be dropped")
 
 // start attaches it, in the calling thread's network namespace, if it is not.
 func (g *guard) start(programs *bpf.Fastpath) (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.attached != nil || g.lacks != nil {
-		return g.lacks
+	g.used = true
+	if g.attached == nil && !g.closed {
+		g.attached, err = programs.Guard()
 	}
-	if g.attached, err = programs.Guard(); err != nil {
-		g.lacks = fmt.Errorf("%w: %w", errCannotGuard, err)
-	}
-	return g.lacks
+	return err
 }
 
-// rest takes it off.
-func (g *guard) rest() (err error) {
+// rest takes it off, if it was not started since it was called last.
+func (g *guard) rest() error {
+	g.mu.Lock()
+	used := g.used
+	g.used = false
+	g.mu.Unlock()
+	if used {
+		return nil
+	}
+	return g.detach()
+}
+
+func (g *guard) detach() (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.attached != nil {
@@ -456,12 +476,20 @@ func (g *guard) rest() (err error) {
 	return err
 }
 
+// close takes it off for good.
+func (g *guard) close() error {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	return g.detach()
+}
+
 var errMissed = errors.New("not all of the connection was seen")
 
 // missed tells whether conntrack has seen a packet of an established connection since the programs
 // saw its last: they have missed some.
 func (t *tracked) missed(idle time.Duration) (bool, error) {
-	timeout, err := establishedTimeout()
+	timeout, err := timeoutOf("established", 0)
 	if err != nil {
 		return false, err
 	}

@@ -348,6 +348,8 @@ func TestForgedPackets(t *testing.T) {
 		{"it is reset", tcpRST, 0.95},
 		{"it ends", 0x11, 0.95},
 		{"it goes on", 0x10, 0.95},
+		{"something is urgent", 0x30, 0.95},
+		{"nothing at all", 0, 0.95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

@@ -193,7 +193,8 @@ func (f *Fastpath) Close() error {
 	f.beating.Wait()
 	// Without a beat they carry nothing, and go on to follow what conntrack is to know.
 	if f.programs != nil {
-		errs = append(errs, f.programs.Beat(0), f.letGo())
+		// What is left is not judged by numbers that go on without the programs.
+		errs = append(errs, f.programs.Beat(0), f.letGo(), f.guard.close())
 	}
 	f.mu.Lock()
 	for at, l := range f.attached {
@@ -205,7 +206,6 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
-	errs = append(errs, f.guard.rest())
 	errs = append(errs, f.renewals.close())
 	if f.changes != nil {
 		errs = append(errs, f.changes.release())
@@ -255,7 +255,11 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
-	n, err := f.numbers(flow)
+	now, err := monotonic()
+	if err != nil {
+		return false, err
+	}
+	n, err := f.programs.Numbers(flow, now)
 	if err != nil {
 		return false, err
 	}
@@ -275,11 +279,16 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 		return false, errors.Join(err, abandon(flow))
 	}
 	after, err := f.numbers(flow)
-	if err != nil || after == n {
+	switch {
+	case err != nil:
 		return true, err
+	case after != n:
+		// Conntrack has missed some of what came meanwhile.
+		return false, liberal(flow)
+	case known != n:
+		return true, unacknowledged(flow, now-n.Last)
 	}
-	// Conntrack has missed some of what came meanwhile.
-	return false, liberal(flow)
+	return true, nil
 }
 
 // numbers are the TCP sequence numbers of a connection, zero if not all are known.
@@ -530,7 +539,8 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 		return err
 	}
 	idle := time.Duration(forgetAfter) * beat
-	if len(flows) > f.programs.Room()/4*3 {
+	crowded := len(flows) > f.programs.Room()/4*3
+	if crowded {
 		idle = forgetSoon * beat
 	}
 	for flow, seen := range flows {
@@ -547,8 +557,14 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			if err := f.beat(); err != nil {
 				return err
 			}
-			if _, err := f.release(flow, true); err != nil {
+			done, err := f.release(flow, true)
+			if err != nil {
 				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
+			} else if n, err := f.numbers(flow); err != nil {
+				return err
+			} else if !done && n != (bpf.Numbers{}) && !crowded {
+				f.watch(seen.Link) // conntrack is still liberal with it, which takes a guard
+				continue
 			}
 			if err := f.programs.Forget(flow); err != nil {
 				return err
@@ -560,19 +576,18 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	if len(flows) == 0 {
 		return f.guard.rest()
 	}
-	return f.guarded()
+	f.guarded()
+	return nil
 }
 
 // guarded has forged ends of connections be dropped, if this kernel can.
-func (f *Fastpath) guarded() error {
+func (f *Fastpath) guarded() {
 	err := f.guard.start(f.programs)
-	if errors.Is(err, errCannotGuard) {
+	if err != nil {
 		f.cannotGuard.Do(func() {
 			f.log.Warn("whoever can forge packets can have conntrack forget connections that are carried", "error", err)
 		})
-		return nil
 	}
-	return err
 }
 
 // reopen has conntrack hold a connection as established, if it took it to have ended and it has not.
@@ -619,7 +634,8 @@ func (f *Fastpath) heed(news bpf.News) error {
 		f.watch(link)
 		return nil
 	case news.Ask == bpf.AskLiberal:
-		return errors.Join(f.guarded(), liberal(flow))
+		f.guarded()
+		return liberal(flow)
 	case news.Ask == bpf.AskReopen:
 		return f.reopen(flow)
 	case news.Ask == bpf.AskAcked:
@@ -857,6 +873,9 @@ func (f *Fastpath) fit(verify bool) error {
 		errs = append(errs, f.beat())
 		switch {
 		case !want[a]:
+			if _, there := node.names[a.device]; there && !slices.Contains(node.veths, a.device) {
+				errs = append(errs, f.programs.Miss()) // packets go on there, and are not seen
+			}
 			errs = append(errs, l.Close())
 		case verify && !holds(l, a.device):
 			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)

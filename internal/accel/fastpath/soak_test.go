@@ -87,8 +87,9 @@ func (s *soaked) hold(node int) { s.holders[node] = s.fast.hold(fmt.Sprintf("n%d
 
 // trouble does something at random to both worlds.
 func (s *soaked) trouble() {
+	i := s.IntN(len(s.pairs))
 	both := func(do func(*world, pair, echo)) {
-		p := s.pairs[s.IntN(len(s.pairs))]
+		p := s.pairs[i]
 		do(s.fast, p, p.fast)
 		do(s.slow, p, p.slow)
 	}
@@ -113,6 +114,7 @@ func (s *soaked) trouble() {
 	case 2: // another pod forges packets of a connection
 		seed := s.Uint64()
 		flags := []byte{tcpSYN, tcpRST, 0x11, 0x10}[s.IntN(4)]
+		s.carried(i) // what was left liberal by a process that died is not guarded until then
 		both(func(w *world, _ pair, e echo) {
 			forge, numbers := w.forger("n0p1", e), rand.New(rand.NewPCG(seed, 1))
 			for range 16 {
@@ -125,21 +127,26 @@ func (s *soaked) trouble() {
 		size := int64(s.IntN(64)+1) << 20
 		both(func(w *world, _ pair, e echo) { w.transfer(e, size) })
 	case 5: // a connection ends, another begins
-		s.replace(s.IntN(len(s.pairs)))
+		s.replace(i)
 	}
+}
+
+// carried talks by a connection until it is carried on both nodes.
+func (s *soaked) carried(i int) {
+	s.Helper()
+	s.fast.eventually("connection "+s.pairs[i].name+" to be carried", func() {}, func() bool {
+		before := [2]int{s.fast.forwarded("n0"), s.fast.forwarded("n1")}
+		s.talk(i, 100)
+		return s.fast.forwarded("n0")-before[0] < 40 && s.fast.forwarded("n1")-before[1] < 40
+	})
 }
 
 // settle has all be idle until conntrack checks the windows of all connections, and compares
 // what it knows of each.
 func (s *soaked) settle() {
 	s.Helper()
-	for i, p := range s.pairs {
-		// To the process that came after a kill too.
-		s.fast.eventually("connection "+p.name+" to be carried", func() {}, func() bool {
-			before := [2]int{s.fast.forwarded("n0"), s.fast.forwarded("n1")}
-			s.talk(i, 100)
-			return s.fast.forwarded("n0")-before[0] < 40 && s.fast.forwarded("n1")-before[1] < 40
-		})
+	for i := range s.pairs {
+		s.carried(i) // and known to the process that came after a kill
 	}
 	for i := range s.pairs {
 		s.talk(i, 1)
