@@ -23,8 +23,8 @@ func BenchmarkCarry(b *testing.B) {
 				program func(*Fastpath) *ebpf.Program
 				packet  func(version, uint8) grammar.Packet
 			}{
-				{"leave", func(f *Fastpath) *ebpf.Program { return f.Leave }, outPacket},
-				{"arrive", func(f *Fastpath) *ebpf.Program { return f.Arrive }, inPacket},
+				{"encap", func(f *Fastpath) *ebpf.Program { return f.Encap }, outPacket},
+				{"vxlan_ingress", func(f *Fastpath) *ebpf.Program { return f.VXLANIngress }, inPacket},
 			} {
 				b.Run(v.String()+"/"+name+"/"+way.name, func(b *testing.B) {
 					f := loadForTest(b, nil)

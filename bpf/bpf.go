@@ -26,9 +26,9 @@ import (
 //go:generate bpf2go -tags linux -target bpfel wire wire.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel pods pods.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel service service.c -- -O2 -Wall -Wextra -Werror -Iheaders
-//go:generate bpf2go -tags linux -target bpfel renew renew.c -- -O2 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel resync resync.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours neighbours.c -- -O2 -Wall -Wextra -Werror -Iheaders
-//go:generate bpf2go -tags linux -target bpfel -type overlay -type key -type flow fastpath fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow fastpath fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Iheaders
 
 // Softirq times softirqs on every CPU for as long as it is open.
 type Softirq struct {

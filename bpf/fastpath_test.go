@@ -104,40 +104,40 @@ const byBoth = 3
 func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
 	now := monotonic(t)
-	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
+	if err := errors.Join(f.RenewLease(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
 		t.Fatal(err)
 	}
 	pod, peer := version(flow.Pod.Addr().Is6()).ends()
 	wire := Flow{pod, peer, flow.Protocol}.key()
 	var v fastpathFlow
 	v.Key = flow.key()
-	if v.Key.Six != 0 {
+	if v.Key.IsIpv6 != 0 {
 		v.Pod6, v.Peer6 = words(flow.Pod.Addr()), words(flow.Peer.Addr())
 	}
-	v.Far = wire.far()
-	v.Out.Seen, v.In.Seen = uint64(now), uint64(now)
-	v.Out.Again, v.In.Again = 500e6, 500e6
+	v.WirePeer = wire.wirePeer()
+	v.Out.Validated, v.In.Validated = uint64(now), uint64(now)
+	v.Out.RevalidateAfter, v.In.RevalidateAfter = 500e6, 500e6
 	v.Out.Generation, v.In.Generation = 7, 7
 	v.Out.Device, v.In.Device = lo, lo
-	v.Out.Place, v.In.Place = 1, 1
+	v.Out.Template, v.In.Template = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
-	v.Numbered = byBoth
-	v.Out.End, v.In.End = 1000, 1000
-	v.Out.Edge, v.In.Edge = 70000, 70000
-	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
+	v.SeqState = byBoth
+	v.Out.SndNxt, v.In.SndNxt = 1000, 1000
+	v.Out.WindowEnd, v.In.WindowEnd = 70000, 70000
+	v.Decapped, v.DecappedGeneration, v.DecappedTemplate = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
 		change(&v)
 	}
-	outer := fastpathOuter{Nic: lo}
-	link := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
+	outer := fastpathEncapTemplate{Nic: lo}
+	link := fastpathPodLink{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
 	if err := errors.Join(
 		f.objects.Flows.Put(flow.key(), v),
-		f.objects.Fronts.Put(wire, fastpathFront{Key: flow.key()}),
-		f.objects.Hints.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Hints.Size()))),
-		f.objects.Outers.Put(uint32(1), outer),
-		f.objects.fastpathMaps.Pods.Put(uint32(1), link),
+		f.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),
+		f.objects.Bloom.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Bloom.Size()))),
+		f.objects.EncapTemplates.Put(uint32(1), outer),
+		f.objects.PodLinks.Put(uint32(1), link),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -222,16 +222,16 @@ func TestOdd(t *testing.T) {
 
 func testOdd(t *testing.T, v version) {
 	f := loadForTest(t, nil)
-	if n := len(fastpathCpu{}.Whys); len(reasons) != n {
+	if n := len(fastpathCpuState{}.Reasons); len(reasons) != n {
 		t.Fatalf("there are names for %d reasons, want %d", len(reasons), n)
 	}
 	multicast := netip.MustParseAddr("224.0.0.5")
 	if v {
 		multicast = netip.MustParseAddr("ff02::5")
 	}
-	twins := "unsummed" // IPv4 has none: its keys are whole
+	twins := "csum-unverified" // IPv4 has none: its keys are whole
 	if v {
-		twins = "unlike"
+		twins = "mismatch"
 	}
 	type test struct {
 		name string
@@ -241,42 +241,42 @@ func testOdd(t *testing.T, v version) {
 		want string
 	}
 	both := []test{
-		{name: "nothing odd", want: "unsummed"},
-		{name: "congestion", odd: func(p *grammar.Packet) { p.TOS = 3 }, want: "unsummed"},
-		{name: "push", odd: func(p *grammar.Packet) { p.Flags |= 0x08 }, want: "unsummed"},
-		{name: "no don't-fragment", odd: func(p *grammar.Packet) { p.Fragment = 0 }, want: "unsummed"},
-		{name: "options", odd: func(p *grammar.Packet) { p.Options = 4 }, want: "options"},
+		{name: "nothing odd", want: "csum-unverified"},
+		{name: "congestion", odd: func(p *grammar.Packet) { p.TOS = 3 }, want: "csum-unverified"},
+		{name: "push", odd: func(p *grammar.Packet) { p.Flags |= 0x08 }, want: "csum-unverified"},
+		{name: "no don't-fragment", odd: func(p *grammar.Packet) { p.Fragment = 0 }, want: "csum-unverified"},
+		{name: "options", odd: func(p *grammar.Packet) { p.Options = 4 }, want: "ip-options"},
 		{name: "first fragment", odd: func(p *grammar.Packet) { p.Fragment = 0x2000 }, want: "fragment"},
 		{name: "last fragment", odd: func(p *grammar.Packet) { p.Fragment = 1 }, want: "fragment"},
 		{name: "evil", odd: func(p *grammar.Packet) { p.Fragment = 0x8000 }, want: "fragment"},
-		{name: "last hop", odd: func(p *grammar.Packet) { p.TTL = 1 }, want: "last-hop"},
-		{name: "no hop", odd: func(p *grammar.Packet) { p.TTL = 0 }, want: "last-hop"},
-		{name: "other hops", odd: func(p *grammar.Packet) { p.TTL = 63 }, want: "unlike"},
-		{name: "other service", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, want: "unlike"},
-		{name: "too large", odd: func(p *grammar.Packet) { p.Payload = 1500 }, want: "large"},
+		{name: "last hop", odd: func(p *grammar.Packet) { p.TTL = 1 }, want: "ttl"},
+		{name: "no hop", odd: func(p *grammar.Packet) { p.TTL = 0 }, want: "ttl"},
+		{name: "other hops", odd: func(p *grammar.Packet) { p.TTL = 63 }, want: "mismatch"},
+		{name: "other service", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, want: "mismatch"},
+		{name: "too large", odd: func(p *grammar.Packet) { p.Payload = 1500 }, want: "exceeds-mtu"},
 		{name: "something behind", odd: func(p *grammar.Packet) { p.Trailing = 4 }, want: "malformed"},
 		{name: "too short", odd: func(p *grammar.Packet) { p.Trailing = -4 }, want: "malformed"},
-		{name: "marked", mark: 1, want: "marked"},
-		{name: "ICMP", odd: func(p *grammar.Packet) { p.Protocol = unix.IPPROTO_ICMP }, want: "other"},
+		{name: "marked", mark: 1, want: "skb-mark"},
+		{name: "ICMP", odd: func(p *grammar.Packet) { p.Protocol = unix.IPPROTO_ICMP }, want: "not-tcp-udp"},
 		{name: "other port", odd: func(p *grammar.Packet) {
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1)
-		}, want: "unknown"},
+		}, want: "no-flow"},
 		{name: "multicast", odd: func(p *grammar.Packet) {
 			p.Target = netip.AddrPortFrom(multicast, p.Target.Port())
-		}, want: "unknown"},
-		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
-		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
+		}, want: "no-flow"},
+		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Validated -= 500e6; v.In.Validated -= 500e6 }, want: "revalidate"},
+		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "mismatch"},
 		{name: "a twin's packet", flow: func(e *fastpathFlow) { e.Pod6[1]++; e.Peer6[0]++ }, want: twins},
-		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Place, v.In.Place = 2, 2 }, want: "unlike"},
-		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "unlike"},
+		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Template, v.In.Template = 2, 2 }, want: "mismatch"},
+		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "mismatch"},
 	}
 	tcp := []test{
-		{name: "open", odd: func(p *grammar.Packet) { p.Flags = tcpSYN }, want: "odd-flags"},
-		{name: "opened", odd: func(p *grammar.Packet) { p.Flags |= tcpSYN }, want: "odd-flags"},
-		{name: "close", odd: func(p *grammar.Packet) { p.Flags |= tcpFIN }, want: "odd-flags"},
-		{name: "reset", odd: func(p *grammar.Packet) { p.Flags |= tcpRST }, want: "odd-flags"},
-		{name: "urgent", odd: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: "odd-flags"},
-		{name: "no flags", odd: func(p *grammar.Packet) { p.Flags = 0 }, want: "odd-flags"},
+		{name: "open", odd: func(p *grammar.Packet) { p.Flags = tcpSYN }, want: "tcp-flags"},
+		{name: "opened", odd: func(p *grammar.Packet) { p.Flags |= tcpSYN }, want: "tcp-flags"},
+		{name: "close", odd: func(p *grammar.Packet) { p.Flags |= tcpFIN }, want: "tcp-flags"},
+		{name: "reset", odd: func(p *grammar.Packet) { p.Flags |= tcpRST }, want: "tcp-flags"},
+		{name: "urgent", odd: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: "tcp-flags"},
+		{name: "no flags", odd: func(p *grammar.Packet) { p.Flags = 0 }, want: "tcp-flags"},
 	}
 	udp := []test{
 		{name: "longer than it is", odd: func(p *grammar.Packet) { p.UDPLength = 1 }, want: "malformed"},
@@ -288,12 +288,12 @@ func testOdd(t *testing.T, v version) {
 		base    func(version, uint8) grammar.Packet
 		own     []test
 	}{
-		{"leave", f.Leave, outPacket, []test{
-			{name: "past the gateway", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
-			{name: "in another's name", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+		{"encap", f.Encap, outPacket, []test{
+			{name: "past the gateway", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
+			{name: "in another's name", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 		}},
-		{"arrive", f.Arrive, inPacket, []test{
-			{name: "to another host", odd: func(p *grammar.Packet) { p.To = gateway }, want: "unlike"},
+		{"vxlan_ingress", f.VXLANIngress, inPacket, []test{
+			{name: "to another host", odd: func(p *grammar.Packet) { p.To = gateway }, want: "mismatch"},
 		}},
 	} {
 		for _, of := range []struct {
@@ -319,22 +319,22 @@ func testOdd(t *testing.T, v version) {
 				change func(seen *uint64, generation *uint32)
 				want   string
 			}{
-				{"not seen", func(seen *uint64, _ *uint32) { *seen = 0 }, "[stale]"},
-				{"seen long ago", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[stale]"},
-				{"changed", func(_ *uint64, generation *uint32) { *generation-- }, "[changed]"},
+				{"not seen", func(seen *uint64, _ *uint32) { *seen = 0 }, "[flow-expired]"},
+				{"seen long ago", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[flow-expired]"},
+				{"changed", func(_ *uint64, generation *uint32) { *generation-- }, "[invalidated]"},
 			} {
-				for _, side := range []string{"leave", "arrive"} {
+				for _, side := range []string{"encap", "vxlan_ingress"} {
 					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
 						f.know(t, v, of.protocol, func(v *fastpathFlow) {
-							if side == "leave" {
-								tt.change(&v.Out.Seen, &v.Out.Generation)
+							if side == "encap" {
+								tt.change(&v.Out.Validated, &v.Out.Generation)
 							} else {
-								tt.change(&v.In.Seen, &v.In.Generation)
+								tt.change(&v.In.Validated, &v.In.Generation)
 							}
 						})
 						want := tt.want
 						if of.protocol == unix.IPPROTO_UDP && side != way.name {
-							want = "[unsummed]"
+							want = "[csum-unverified]"
 						}
 						if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != want {
 							t.Errorf("counted %s, want %s", got, want)
@@ -345,7 +345,7 @@ func testOdd(t *testing.T, v version) {
 			// Of IPv6 the header has none, and UDP must have one.
 			at, want := 24, "[malformed]"
 			if v {
-				at, want = 14+40+6, "[unsummed]"
+				at, want = 14+40+6, "[csum-unverified]"
 				if of.protocol == unix.IPPROTO_UDP {
 					want = "[malformed]"
 				}
@@ -361,10 +361,10 @@ func testOdd(t *testing.T, v version) {
 			})
 			t.Run(way.name+" "+of.name+" nobody alive", func(t *testing.T) {
 				f.know(t, v, of.protocol, nil)
-				if err := f.Beat(monotonic(t)); err != nil {
+				if err := f.RenewLease(monotonic(t)); err != nil {
 					t.Fatal(err)
 				}
-				if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != "[dead]" {
+				if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != "[lease-expired]" {
 					t.Errorf("counted %s, want [dead]", got)
 				}
 			})
@@ -375,7 +375,7 @@ func testOdd(t *testing.T, v version) {
 // TestLand has a packet be taken out of the tunnel, and left in it for each of the reasons
 // that the known connection can give.
 func TestLand(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	for _, tt := range []struct {
 		name        string
 		flow        func(*fastpathFlow)
@@ -383,23 +383,23 @@ func TestLand(t *testing.T) {
 	}{
 		{name: "seen", lands: true},
 		{name: "full", full: true},
-		{name: "a large one was before it", flow: func(v *fastpathFlow) { v.Large = v.Landed }},
-		{name: "a large one was long before it", flow: func(v *fastpathFlow) { v.Large = v.Landed - 100e6 }, lands: true},
-		{name: "none has landed", flow: func(v *fastpathFlow) { v.Landed = 0 }},
-		{name: "none has landed of late", flow: func(v *fastpathFlow) { v.Landed -= 1e9 }},
-		{name: "something has changed", flow: func(v *fastpathFlow) { v.LandedGeneration-- }},
-		{name: "others have landed", flow: func(v *fastpathFlow) { v.LandedPlace = 1 }},
-		{name: "nowhere have they landed", flow: func(v *fastpathFlow) { v.LandedPlace = 3 }},
-		{name: "arrive would not carry it", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }},
-		{name: "time to ask", flow: func(v *fastpathFlow) { v.In.Seen -= 500e6 }},
+		{name: "a large one was before it", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped }},
+		{name: "a large one was long before it", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped - 100e6 }, lands: true},
+		{name: "none has landed", flow: func(v *fastpathFlow) { v.Decapped = 0 }},
+		{name: "none has landed of late", flow: func(v *fastpathFlow) { v.Decapped -= 1e9 }},
+		{name: "something has changed", flow: func(v *fastpathFlow) { v.DecappedGeneration-- }},
+		{name: "others have landed", flow: func(v *fastpathFlow) { v.DecappedTemplate = 1 }},
+		{name: "nowhere have they landed", flow: func(v *fastpathFlow) { v.DecappedTemplate = 3 }},
+		{name: "arrive would not carry it", flow: func(v *fastpathFlow) { v.In.Validated -= 1e9 }},
+		{name: "time to ask", flow: func(v *fastpathFlow) { v.In.Validated -= 500e6 }},
 		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
-		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.Far++; v.Peer6[1]++ }},
-		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.In.Place = 2 }},
+		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.WirePeer++; v.Peer6[1]++ }},
+		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.In.Template = 2 }},
 	} {
 		for i := range 4 {
 			v, protocol := version(i&1 != 0), []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[i/2]
 			f.know(t, v, protocol, tt.flow)
-			if err := f.objects.Outers.Put(uint32(2), landedForTest(v)); err != nil {
+			if err := f.objects.EncapTemplates.Put(uint32(2), landedForTest(v)); err != nil {
 				t.Fatal(err)
 			}
 			inner := inPacket(v, protocol)
@@ -409,15 +409,15 @@ func TestLand(t *testing.T) {
 			b := knownConnection(v, false).Wrap(inner.Bytes())
 			lands := tt.lands || tt.full && protocol == unix.IPPROTO_UDP
 			if !lands {
-				if got := f.run(t, f.Land, b, 0); got != "[]" {
+				if got := f.run(t, f.NICDecap, b, 0); got != "[]" {
 					t.Errorf("%s %s: counted %s, want nothing", v, tt.name, got)
 				}
-			} else if code, _, err := f.Land.Test(b); err != nil || code != redirect {
+			} else if code, _, err := f.NICDecap.Test(b); err != nil || code != redirect {
 				t.Errorf("%s %s: it returns %d, error %v, want it redirected", v, tt.name, int32(code), err)
 			}
 			// A full one holds up the stream's others.
 			if tt.full && !lands {
-				f.run(t, f.Land, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
+				f.run(t, f.NICDecap, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
 			}
 		}
 	}
@@ -429,20 +429,20 @@ func TestLandedKind(t *testing.T) {
 	f := loadForTest(t, nil)
 	for _, v := range []version{four, six} {
 		for _, other := range []bool{false, true} {
-			f.know(t, v, unix.IPPROTO_UDP, func(e *fastpathFlow) { e.Landed = 0 })
+			f.know(t, v, unix.IPPROTO_UDP, func(e *fastpathFlow) { e.Decapped = 0 })
 			b := knownConnection(v, false).Wrap(inPacket(v, unix.IPPROTO_UDP).Bytes())
 			if other {
 				copy(b[grammar.Head-2:], head(!v, false)[grammar.Head-2:])
 			}
-			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
-			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
+			each := make([]fastpathCpuState, ebpf.MustPossibleCPU())
+			if err := f.objects.CpuStates.Put(uint32(0), each); err != nil {
 				t.Fatal(err)
 			}
-			f.run(t, f.Land, b, 0)
-			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+			f.run(t, f.NICDecap, b, 0)
+			if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
 				t.Fatal(err)
 			}
-			lands := slices.ContainsFunc(each, func(c fastpathCpu) bool { return c.Lands != 0 })
+			lands := slices.ContainsFunc(each, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
 			if lands == other {
 				t.Errorf("%s, said to be of the other version %t: it is kept to be known again %t", v, other, lands)
 			}
@@ -454,7 +454,7 @@ func TestLandedKind(t *testing.T) {
 func TestSegments(t *testing.T) {
 	f := loadForTest(t, nil)
 	for _, v := range []version{four, six} {
-		for over, want := range []string{"[unsummed]", "[large]"} {
+		for over, want := range []string{"[csum-unverified]", "[exceeds-mtu]"} {
 			f.know(t, v, unix.IPPROTO_TCP, nil)
 			p := outPacket(v, unix.IPPROTO_TCP)
 			p.Payload = 3000
@@ -465,7 +465,7 @@ func TestSegments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.Leave.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
+			if _, err := f.Encap.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.since(t, before); got != want {
@@ -478,17 +478,17 @@ func TestSegments(t *testing.T) {
 // TestPlaces has the fast path be worn when most places are used up, and none be used twice
 // when all are.
 func TestPlaces(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	o := &f.objects
 	for _, of := range []struct {
 		used *ebpf.Variable
 		all  uint32
-	}{{o.OutersUsed, o.Outers.MaxEntries()}, {o.PodsUsed, o.fastpathMaps.Pods.MaxEntries()}} {
+	}{{o.TemplatesUsed, o.EncapTemplates.MaxEntries()}, {o.PodLinksUsed, o.PodLinks.MaxEntries()}} {
 		for used, want := range map[uint32]bool{0: false, of.all/4*3 - 1: false, of.all / 4 * 3: true, of.all: true} {
 			if err := of.used.Set(used); err != nil {
 				t.Fatal(err)
 			}
-			if worn, err := f.Worn(); err != nil || worn != want {
+			if worn, err := f.TablesWorn(); err != nil || worn != want {
 				t.Errorf("with %d of %d places used it says %t, error %v, want %t", used, of.all, worn, err, want)
 			}
 		}
@@ -501,22 +501,22 @@ func TestPlaces(t *testing.T) {
 // TestInjected has packets of VXLAN that nobody has let through to a pod take no place for their
 // outer headers, of which there are only so many.
 func TestInjected(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
-	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Decapped = 0 })
 	p := inPacket(four, unix.IPPROTO_UDP).Bytes()
 	for n := range byte(10) {
 		c := knownConnection(four, false)
 		c.Outer[grammar.Overhead+11] = n // who says to have sent it
-		f.run(t, f.Land, c.Wrap(p), 0)
-		if got := f.run(t, f.Arrive, p, 0); got != "[asked]" {
+		f.run(t, f.NICDecap, c.Wrap(p), 0)
+		if got := f.run(t, f.VXLANIngress, p, 0); got != "[revalidate]" {
 			t.Errorf("counted %s, want [asked]", got)
 		}
-		if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+		if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var used uint32
-	if err := f.objects.OutersUsed.Get(&used); err != nil || used != 0 {
+	if err := f.objects.TemplatesUsed.Get(&used); err != nil || used != 0 {
 		t.Errorf("%d places are used, error %v, want none", used, err)
 	}
 }
@@ -525,8 +525,8 @@ func TestInjected(t *testing.T) {
 // went on, as they do where the kernel receives packets in lists.
 func TestLists(t *testing.T) {
 	f := loadForTest(t, nil)
-	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Seen -= 1e9 })
-	if err := f.SetOwners([]Owner{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
+	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Validated -= 1e9 })
+	if err := f.SetLinkMACs([]LinkMAC{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
 		t.Fatal(err)
 	}
 	other := inPacket(four, unix.IPPROTO_UDP)
@@ -541,14 +541,14 @@ func TestLists(t *testing.T) {
 		packet  grammar.Packet
 		want    string
 	}{
-		{"nothing was let go", f.Deliver, delivered, "[]"},
-		{"one is let go", f.Arrive, inPacket(four, unix.IPPROTO_UDP), "[stale]"},
-		{"another comes", f.Arrive, other, "[unknown]"},
-		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
-		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
+		{"nothing was let go", f.ObservePod, delivered, "[]"},
+		{"one is let go", f.VXLANIngress, inPacket(four, unix.IPPROTO_UDP), "[flow-expired]"},
+		{"another comes", f.VXLANIngress, other, "[no-flow]"},
+		{"and goes on", f.ObservePod, other, "[rewritten]"}, // it is much like the first
+		{"it is sent to all links", f.ObservePod, elsewhere, "[mismatch]"},
 		// Behind lo no pod's device is found, which might have XDP: that is asked of this one alone.
-		{"it goes on", f.Deliver, delivered, "[rewritten]"},
-		{"it has gone on", f.Deliver, delivered, "[]"},
+		{"it goes on", f.ObservePod, delivered, "[rewritten]"},
+		{"it has gone on", f.ObservePod, delivered, "[]"},
 	} {
 		if got := f.run(t, step.program, step.packet.Bytes(), 0); got != step.want {
 			t.Errorf("%s: counted %s, want %s", step.what, got, step.want)
@@ -594,11 +594,11 @@ func TestCloseForgets(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.Out.Device += tt.device
-				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = acked, acked, end, end, edge, edge
+				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = acked, acked, end, end, edge, edge
 			})
-			p, program := outPacket(four, unix.IPPROTO_TCP), f.Leave
+			p, program := outPacket(four, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
-				p, program = inPacket(four, unix.IPPROTO_TCP), f.Arrive
+				p, program = inPacket(four, unix.IPPROTO_TCP), f.VXLANIngress
 			}
 			p.Flags = tt.flags
 			b := p.Bytes()
@@ -611,9 +611,9 @@ func TestCloseForgets(t *testing.T) {
 			if forgets := len(flows) == 0; forgets != tt.forgets {
 				t.Errorf("it is forgotten: %t, want %t", forgets, tt.forgets)
 			}
-			f.news.SetDeadline(time.Now())
-			news, err := f.News()
-			if told := err == nil && news.Ask == AskClose; told != tt.closes {
+			f.events.SetDeadline(time.Now())
+			news, err := f.ReadEvent()
+			if told := err == nil && news.Kind == EventReset; told != tt.closes {
 				t.Errorf("conntrack is to be told: %t, want %t (%+v, %v)", told, tt.closes, news, err)
 			}
 		})
@@ -624,7 +624,7 @@ func TestCloseForgets(t *testing.T) {
 // go on with them.
 func TestNumbers(t *testing.T) {
 	for _, v := range []version{four, six} {
-		f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+		f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 		for _, tt := range []struct {
 			name      string
 			seq, ack  uint32
@@ -648,11 +648,11 @@ func TestNumbers(t *testing.T) {
 			{"the peer's, out of the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 		} {
 			f.know(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
-				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = 900, 900, 1000, 1000, 70000, 70000
+				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = 900, 900, 1000, 1000, 70000, 70000
 			})
-			p, program := outPacket(v, unix.IPPROTO_TCP), f.Leave
+			p, program := outPacket(v, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
-				p, program = inPacket(v, unix.IPPROTO_TCP), f.Arrive
+				p, program = inPacket(v, unix.IPPROTO_TCP), f.VXLANIngress
 			}
 			b := p.Bytes()
 			binary.BigEndian.PutUint32(b[14+v.header()+4:], tt.seq)
@@ -662,7 +662,7 @@ func TestNumbers(t *testing.T) {
 				t.Errorf("%s, %s: it returns %d, error %v; carried %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.carried)
 			}
 			pod, peer := v.ends()
-			n, err := f.Numbers(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+			n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
 			if err != nil || n.Pod != tt.out || n.Peer != tt.back {
 				t.Errorf("%s, %s: numbers are %+v, error %v, want %+v and %+v", v, tt.name, n, err, tt.out, tt.back)
 			}
@@ -672,9 +672,9 @@ func TestNumbers(t *testing.T) {
 
 // TestRenew has the agent be asked once for each gigabyte that conntrack has not seen.
 func TestRenew(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const step = 1 << 28
-	f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.Edge, v.In.Edge = step, step })
+	f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.WindowEnd, v.In.WindowEnd = step, step })
 	b := outPacket(four, unix.IPPROTO_TCP).Bytes()
 	asked := 0
 	for n := range uint32(16) { // 4 GiB
@@ -683,23 +683,23 @@ func TestRenew(t *testing.T) {
 		if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &v); err != nil {
 			t.Fatal(err)
 		}
-		v.Out.Seen, v.In.Seen, v.In.Acked, v.Out.Edge = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
+		v.Out.Validated, v.In.Validated, v.In.RcvNxt, v.Out.WindowEnd = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
 		if err := f.objects.Flows.Put(v.Key, v); err != nil {
 			t.Fatal(err)
 		}
 		binary.BigEndian.PutUint32(b[14+20+4:], n*step+1000)
 		for range 3 {
-			if code, err := f.Leave.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
+			if code, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
 				t.Fatalf("it returns %d, error %v", int32(code), err)
 			}
 		}
-		f.news.SetDeadline(time.Now())
+		f.events.SetDeadline(time.Now())
 		for {
-			news, err := f.News()
+			news, err := f.ReadEvent()
 			if err != nil {
 				break
 			}
-			if news.Ask != AskRenew {
+			if news.Kind != EventResync {
 				t.Errorf("asked for %+v, want a renewal", news)
 			}
 			asked++
@@ -733,8 +733,8 @@ func testFlows(t *testing.T, v version) {
 		device, place uint32
 		want          int
 	}{{5, 1, 5}, {0, 1, lo}, {5, 0, 5}, {0, 0, 0}} {
-		f.know(t, v, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Place = link.device, link.place })
-		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].At == 0 {
+		f.know(t, v, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Template = link.device, link.place })
+		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].Validated == 0 {
 			t.Errorf("seen %+v, error %v, want link %d", flows[want], err, link.want)
 		}
 	}
@@ -746,8 +746,8 @@ func testFlows(t *testing.T, v version) {
 	if flows, err = f.Flows(); err != nil || len(flows) != 0 {
 		t.Errorf("known are %v, error %v", flows, err)
 	}
-	hints := make([]byte, f.objects.Hints.Size())
-	if err := f.objects.Hints.Get(hints); err != nil {
+	hints := make([]byte, f.objects.Bloom.Size())
+	if err := f.objects.Bloom.Get(hints); err != nil {
 		t.Fatal(err)
 	}
 	if slices.Max(hints) > 0 {
@@ -769,23 +769,23 @@ func TestForged(t *testing.T) {
 	copy(frame[14+28+8:], arrived)
 	for name, tt := range map[string]struct {
 		stage uint8
-		odd   func(*fastpathCpu)
+		odd   func(*fastpathCpuState)
 		want  string
 	}{
 		"nothing is on its way":       {stage: 0, want: "[]"},
 		"it has not left the tunnel":  {stage: 1, want: "[]"},
-		"another is on its way":       {stage: 2, odd: func(c *fastpathCpu) { c.Out.Headers.Ip[1]++ }, want: "[]"},
+		"another is on its way":       {stage: 2, odd: func(c *fastpathCpuState) { c.Out.Headers.Ip[1]++ }, want: "[]"},
 		"its device is not a tunnel":  {stage: 2, want: "[rewritten]"},
-		"it has not been asked about": {stage: 2, odd: func(c *fastpathCpu) { c.Out.Key.PodPort++ }, want: "[untracked]"},
+		"it has not been asked about": {stage: 2, odd: func(c *fastpathCpuState) { c.Out.Key.PodPort++ }, want: "[untracked]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.know(t, four, unix.IPPROTO_UDP, nil)
-			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
+			each := make([]fastpathCpuState, ebpf.MustPossibleCPU())
 			for i := range each {
 				p := &each[i].Out
 				each[i].OutStage = tt.stage
 				p.Key, p.At, p.Generation, p.Device = Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), uint64(monotonic(t)), 7, lo
-				p.Far = p.Key.far()
+				p.WirePeer = p.Key.wirePeer()
 				for j := range p.Headers.Ip {
 					p.Headers.Ip[j] = binary.NativeEndian.Uint32(sent[14+4*j:])
 				}
@@ -796,14 +796,14 @@ func TestForged(t *testing.T) {
 					tt.odd(&each[i])
 				}
 			}
-			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
+			if err := f.objects.CpuStates.Put(uint32(0), each); err != nil {
 				t.Fatal(err)
 			}
 			before, err := f.Flows()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := f.run(t, f.Wire, frame, 0); got != tt.want {
+			if got := f.run(t, f.ObserveNIC, frame, 0); got != tt.want {
 				t.Errorf("counted %s, want %s", got, tt.want)
 			}
 			after, err := f.Flows()
@@ -827,10 +827,10 @@ func BenchmarkSlow(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		b.Fatal(err)
 	}
-	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Land, f.Arrive, f.Deliver} {
+	for _, p := range []*ebpf.Program{f.Encap, f.ObserveVXLAN, f.ObserveNIC, f.NICDecap, f.VXLANIngress, f.ObservePod} {
 		b.Run(p.String(), func(b *testing.B) {
 			_, took, err := p.Benchmark(outPacket(four, unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {

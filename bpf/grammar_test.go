@@ -65,7 +65,7 @@ func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
 // other one.
 func (f *Fastpath) inStep(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
-	n, err := f.Numbers(flow, monotonic(t))
+	n, err := f.Sequence(flow, monotonic(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func head(v version, sum bool) []byte {
 }
 
 // outerOf is how the programs know a head.
-func outerOf(head []byte) (o fastpathOuter) {
+func outerOf(head []byte) (o fastpathEncapTemplate) {
 	if _, err := binary.Decode(head, binary.NativeEndian, &o.Head); err != nil {
 		panic(err)
 	}
@@ -161,10 +161,10 @@ func outerOf(head []byte) (o fastpathOuter) {
 	return o
 }
 
-func outerForTest(v version, sum bool) fastpathOuter { return outerOf(head(v, sum)) }
+func outerForTest(v version, sum bool) fastpathEncapTemplate { return outerOf(head(v, sum)) }
 
 // landedForTest is what the outer header had of what came out of the tunnel last, its sum left out.
-func landedForTest(v version) fastpathOuter {
+func landedForTest(v version) fastpathEncapTemplate {
 	known := knownConnection(v, false)
 	return outerOf(known.Outer[:])
 }
@@ -252,7 +252,7 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated b
 // fast path: what is carried leaves as the kernel would have sent it, and all else goes on as
 // it came.
 func TestGrammar(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	g := grammar.Grammar{Rand: rand.New(rand.NewPCG(1, 2))}
 	ports := make(map[flow]uint16)
 	skb := make([]byte, 192)
@@ -279,16 +279,16 @@ func TestGrammar(t *testing.T) {
 			}
 			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, nil)
 			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_UDP}, nil)
-			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(v, sum)), f.objects.Outers.Put(uint32(2), landedForTest(v))); err != nil {
+			if err := errors.Join(f.objects.EncapTemplates.Put(uint32(1), outerForTest(v, sum)), f.objects.EncapTemplates.Put(uint32(2), landedForTest(v))); err != nil {
 				t.Fatal(err)
 			}
 			known = time.Now()
 		}
-		program := []*ebpf.Program{f.Leave, f.Arrive, f.Land}[g.IntN(3)]
-		out := program == f.Leave
+		program := []*ebpf.Program{f.Encap, f.VXLANIngress, f.NICDecap}[g.IntN(3)]
+		out := program == f.Encap
 		var b, inner []byte
 		var want bool
-		if program == f.Land {
+		if program == f.NICDecap {
 			b = g.Wrapped()
 			want = lands(b, v, g.Front)
 			inner = b[grammar.Overhead:]
@@ -338,16 +338,16 @@ func TestGrammar(t *testing.T) {
 				t.Fatalf("of   %x\ncame %x\nwant %x", b, o.DataOut, want)
 			}
 		}
-		if code != redirect && program == f.Land {
+		if code != redirect && program == f.NICDecap {
 			if len(b) >= 1450 {
 				known = time.Time{} // it holds up those behind it
 			}
 			// Or the next one that is like it would be taken for the one that is on its way.
-			if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+			if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.Land {
+		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.NICDecap {
 			known = time.Time{} // it may have been its end
 		}
 	}

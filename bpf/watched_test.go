@@ -35,17 +35,17 @@ func testWatched(t *testing.T, v version) {
 		// others are watched too, and do not matter.
 		pod    Pod
 		others []Pod
-		stage  func(fastpathCpu) uint8
+		stage  func(fastpathCpuState) uint8
 	}{
-		{"out", func(f *Fastpath) *ebpf.Program { return f.Tunnel }, func(f *Fastpath) *ebpf.Program { return f.Leave }, outPacket,
+		{"out", func(f *Fastpath) *ebpf.Program { return f.ObserveVXLAN }, func(f *Fastpath) *ebpf.Program { return f.Encap }, outPacket,
 			Pod{Link: lo, Addresses: []netip.Addr{pod.Addr()}}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{peer.Addr()}}},
-			func(c fastpathCpu) uint8 { return c.OutStage }},
-		{"in", func(f *Fastpath) *ebpf.Program { return f.Arrive }, func(f *Fastpath) *ebpf.Program { return f.Arrive }, inPacket,
+			func(c fastpathCpuState) uint8 { return c.OutStage }},
+		{"in", func(f *Fastpath) *ebpf.Program { return f.VXLANIngress }, func(f *Fastpath) *ebpf.Program { return f.VXLANIngress }, inPacket,
 			Pod{Link: lo + 1, Addresses: []netip.Addr{peer.Addr(), pod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{peer.Addr()}}},
-			func(c fastpathCpu) uint8 { return c.InStage }},
+			func(c fastpathCpuState) uint8 { return c.InStage }},
 	} {
 		f := loadForTest(t, nil)
-		if err := errors.Join(f.SetWatched(way.others), f.Beat(1<<62)); err != nil {
+		if err := errors.Join(f.SetWatched(way.others), f.RenewLease(1<<62)); err != nil {
 			t.Fatal(err)
 		}
 		show := func(to func(*Fastpath) *ebpf.Program, p grammar.Packet, times uint32) {
@@ -57,20 +57,20 @@ func testWatched(t *testing.T, v version) {
 		}
 		told := func() bool {
 			t.Helper()
-			f.news.SetDeadline(time.Now())
-			news, err := f.News()
+			f.events.SetDeadline(time.Now())
+			news, err := f.ReadEvent()
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return false
 			}
-			if want := (News{Ask: AskWatch, Pod: ShortOf(pod.Addr())}); err != nil || news != want {
+			if want := (Event{Kind: EventAttach, Pod: PodKeyOf(pod.Addr())}); err != nil || news != want {
 				t.Fatalf("%s: told of %v, %v, want %v", way.name, news, err, want)
 			}
 			return true
 		}
 		looked := func() bool {
 			t.Helper()
-			var each []fastpathCpu
-			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+			var each []fastpathCpuState
+			if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range each {
@@ -144,7 +144,7 @@ func testWatched(t *testing.T, v version) {
 			t.Errorf("%s: told of a pod that is watched", way.name)
 		}
 		// Of another packet: arrive waits for the first.
-		if err := errors.Join(f.SetWatched(way.others), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+		if err := errors.Join(f.SetWatched(way.others), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}
 		for start := time.Now(); !told(); {
@@ -161,7 +161,7 @@ func testWatched(t *testing.T, v version) {
 // connections there are.
 func TestWishes(t *testing.T) {
 	f := loadForTest(t, nil)
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
@@ -169,7 +169,7 @@ func TestWishes(t *testing.T) {
 		for port := range uint16(500) {
 			p := outPacket(four, unix.IPPROTO_UDP)
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1000+port)
-			if _, err := f.Tunnel.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
+			if _, err := f.ObserveVXLAN.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -177,8 +177,8 @@ func TestWishes(t *testing.T) {
 	took := time.Since(start)
 	told := 0
 	for {
-		f.news.SetDeadline(time.Now())
-		if _, err := f.News(); err != nil {
+		f.events.SetDeadline(time.Now())
+		if _, err := f.ReadEvent(); err != nil {
 			break
 		}
 		told++
@@ -193,14 +193,14 @@ func TestWishes(t *testing.T) {
 // went by that it is as good as idle.
 func TestRare(t *testing.T) {
 	f := loadForTest(t, nil)
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		t.Fatal(err)
 	}
 	packet := outPacket(four, unix.IPPROTO_UDP).Bytes()
 	// show shows so many that some are picked.
 	show := func() {
 		t.Helper()
-		if code, err := f.Tunnel.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
+		if code, err := f.ObserveVXLAN.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
 			t.Fatalf("returns %d, %v", int32(code), err)
 		}
 	}
@@ -208,13 +208,13 @@ func TestRare(t *testing.T) {
 		ago  time.Duration
 		told bool
 	}{{0, false}, {time.Second, true}, {time.Minute, false}} {
-		young := make([]uint64, f.objects.Young.Size()/8)
+		young := make([]uint64, f.objects.Admission.Size()/8)
 		// Nor was the agent asked just now.
-		if err := errors.Join(f.objects.Young.Set(young), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+		if err := errors.Join(f.objects.Admission.Set(young), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}
 		show()
-		if err := f.objects.Young.Get(young); err != nil {
+		if err := f.objects.Admission.Get(young); err != nil {
 			t.Fatal(err)
 		}
 		for i, y := range young {
@@ -222,12 +222,12 @@ func TestRare(t *testing.T) {
 				young[i] = y&^0xffffffff | uint64(uint32(y)-uint32(tt.ago/time.Millisecond))
 			}
 		}
-		if err := f.objects.Young.Set(young); err != nil {
+		if err := f.objects.Admission.Set(young); err != nil {
 			t.Fatal(err)
 		}
 		show()
-		f.news.SetDeadline(time.Now())
-		if _, err := f.News(); (err == nil) != tt.told {
+		f.events.SetDeadline(time.Now())
+		if _, err := f.ReadEvent(); (err == nil) != tt.told {
 			t.Errorf("picked again after %s it is told of: %t, want %t (%v)", tt.ago, err == nil, tt.told, err)
 		}
 	}
@@ -236,14 +236,14 @@ func TestRare(t *testing.T) {
 // FuzzNews has whatever the ring holds be read as one thing or refused.
 func FuzzNews(f *testing.F) {
 	const size, at = 56, 48
-	for ask := range uint32(asks) + 1 {
+	for ask := range uint32(eventKinds) + 1 {
 		b := make([]byte, size)
 		binary.NativeEndian.PutUint32(b[at:], ask)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		news, err := decodeNews(b)
-		if len(b) < size || binary.NativeEndian.Uint32(b[at:]) >= uint32(asks) {
+		news, err := decodeEvent(b)
+		if len(b) < size || binary.NativeEndian.Uint32(b[at:]) >= uint32(eventKinds) {
 			if err == nil {
 				t.Errorf("%x is %v", b, news)
 			}
@@ -252,14 +252,14 @@ func FuzzNews(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		six, ask := b[13] != 0, Ask(binary.NativeEndian.Uint32(b[at:]))
-		if ask == AskWatch {
-			if want := (News{Pod: Short{binary.NativeEndian.Uint32(b), six}}); news != want {
+		six, ask := b[13] != 0, EventKind(binary.NativeEndian.Uint32(b[at:]))
+		if ask == EventAttach {
+			if want := (Event{Pod: PodKey{binary.NativeEndian.Uint32(b), six}}); news != want {
 				t.Errorf("%x is %v", b, news)
 			}
 			return
 		}
-		if news.Flow.Pod.Addr().Is6() != six || news.Pod != (Short{}) || news.Ask != ask ||
+		if news.Flow.Pod.Addr().Is6() != six || news.Pod != (PodKey{}) || news.Kind != ask ||
 			six && news.Flow.Pod.Addr() != netip.AddrFrom16([16]byte(b[16:])) || six && news.Flow.Peer.Addr() != netip.AddrFrom16([16]byte(b[32:])) {
 			t.Errorf("%x is %v", b, news)
 		}

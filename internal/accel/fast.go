@@ -81,7 +81,7 @@ func (s *Session) stopFastpath() error {
 	var err error
 	if held.path != nil {
 		if counts, err := held.path.Counts(); err == nil {
-			s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", held.path.Refused())
+			s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", held.path.Skipped())
 		}
 		err = held.path.Close()
 	}
@@ -110,7 +110,7 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 		repaired := f.path.Repaired()
 		kept.Repaired += repaired - f.repaired
 		f.repaired = repaired
-		if !f.path.Worn() {
+		if !f.path.TablesWorn() {
 			f.path.Verify()
 			return nil
 		}
@@ -161,7 +161,7 @@ func (s *Session) FastpathState() FastpathState {
 	defer s.mu.Unlock()
 	state := FastpathState{Wanted: s.fast.wanted, Err: s.fast.err}
 	if f := s.fast.path; f != nil {
-		state.Overlays, state.Hooks, state.LeftAlone, state.Err = f.Overlays(), f.Hooks(), f.Refused(), f.Problem()
+		state.Overlays, state.Hooks, state.LeftAlone, state.Err = f.VXLANDevices(), f.Hooks(), f.Skipped(), f.Problem()
 	}
 	return state
 }
@@ -174,7 +174,7 @@ func (s *Session) FastpathNews() <-chan struct{} {
 	if s.fast.path == nil {
 		return nil
 	}
-	return s.fast.path.News()
+	return s.fast.path.Changes()
 }
 
 // Fastpath is the fast path of one network namespace, as the process tells that holds it.

@@ -383,7 +383,7 @@ func TestChurn(t *testing.T) {
 					add()
 				}
 				for i, path := range w.paths {
-					if path.Worn() {
+					if path.TablesWorn() {
 						carried += sum(i)
 						w.again(i)
 					}

@@ -281,23 +281,23 @@ func each(b []byte, read func(kind uint16, b []byte) error) error {
 	return errors.Join(first, err)
 }
 
-// renewer has conntrack know the numbers of connections, in the network namespace of the
+// resyncer has conntrack know the numbers of connections, in the network namespace of the
 // thread that made it.
-type renewer struct {
-	drop *bpf.Renewals
+type resyncer struct {
+	drop *bpf.ResyncFilter
 	// Raw sockets of IPv4 and of IPv6.
 	four, six int
 }
 
-func newRenewer() (r *renewer, err error) {
-	r = &renewer{four: -1, six: -1}
+func newResyncer() (r *resyncer, err error) {
+	r = &resyncer{four: -1, six: -1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("prepare to renew what conntrack knows: %w", err), r.close())
 			r = nil
 		}
 	}()
-	if r.drop, err = bpf.DropRenewals(); err != nil {
+	if r.drop, err = bpf.DropResync(); err != nil {
 		return r, err
 	}
 	open := func(family int) (int, error) {
@@ -320,7 +320,7 @@ func newRenewer() (r *renewer, err error) {
 	return r, err
 }
 
-func (r *renewer) close() error {
+func (r *resyncer) close() error {
 	var errs []error
 	for _, fd := range []int{r.four, r.six} {
 		if fd >= 0 {
@@ -333,10 +333,10 @@ func (r *renewer) close() error {
 	return errors.Join(errs...)
 }
 
-// renew has conntrack know the numbers of a connection. If it goes on to be carried conntrack
+// resync has conntrack know the numbers of a connection. If it goes on to be carried conntrack
 // stays liberal; else it checks the window again, and its time-out is as old as the
 // connection has been idle. A connection that has ended is no error; errMissed leaves it as it is.
-func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried bool) error {
+func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, carried bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
 		return err
@@ -359,7 +359,7 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	if before.original.from != f.Pod {
 		original, reply = reply, original
 	}
-	if err := r.show(before, original, reply); err != nil {
+	if err := r.handshake(before, original, reply); err != nil {
 		return fmt.Errorf("renew what conntrack knows of %s to %s: %w", f.Pod, f.Peer, err)
 	}
 	if carried {
@@ -382,28 +382,28 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	return change(f, tcpInfo(flagsAre(flags, tcpLiberal)...), timeoutIs(after.timeout-min(after.timeout, uint32(idle/time.Second))))
 }
 
-// renewals are there as long as they are needed: to attach the program takes the kernel a while.
-type renewals struct {
+// resyncs are there as long as they are needed: to attach the program takes the kernel a while.
+type resyncs struct {
 	mu   sync.Mutex
-	r    *renewer
+	r    *resyncer
 	used bool
 	// lacks tells whether the kernel does not have what it takes.
 	lacks bool
 }
 
-var errCannotRenew = errors.New("the numbers that conntrack has of connections cannot be renewed")
+var errCannotResync = errors.New("the numbers that conntrack has of connections cannot be renewed")
 
 // do renews, in the calling thread's network namespace.
-func (a *renewals) do(renew func(*renewer) error) (err error) {
+func (a *resyncs) do(renew func(*resyncer) error) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.lacks {
-		return errCannotRenew
+		return errCannotResync
 	}
 	if a.r == nil {
-		if a.r, err = newRenewer(); err != nil {
+		if a.r, err = newResyncer(); err != nil {
 			a.lacks = true
-			return fmt.Errorf("%w: %w", errCannotRenew, err)
+			return fmt.Errorf("%w: %w", errCannotResync, err)
 		}
 	}
 	a.used = true
@@ -411,10 +411,10 @@ func (a *renewals) do(renew func(*renewer) error) (err error) {
 }
 
 // try tells whether numbers can be renewed.
-func (a *renewals) try() error { return a.do(func(*renewer) error { return nil }) }
+func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
 
 // rest ends what was not used since it was called last.
-func (a *renewals) rest() error {
+func (a *resyncs) rest() error {
 	a.mu.Lock()
 	used := a.used
 	a.used = false
@@ -425,7 +425,7 @@ func (a *renewals) rest() error {
 	return a.close()
 }
 
-func (a *renewals) close() error {
+func (a *resyncs) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.r
@@ -436,26 +436,26 @@ func (a *renewals) close() error {
 	return r.close()
 }
 
-// guard drops what would have conntrack forget a connection that it is liberal with (bpf.Guard).
-type guard struct {
+// forgedFilter drops what would have conntrack forget a connection that it is liberal with (bpf.Guard).
+type forgedFilter struct {
 	mu           sync.Mutex
 	attached     io.Closer
 	used, closed bool
 }
 
 // start attaches it, in the calling thread's network namespace, if it is not.
-func (g *guard) start(programs *bpf.Fastpath) (err error) {
+func (g *forgedFilter) start(programs *bpf.Fastpath) (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.used = true
 	if g.attached == nil && !g.closed {
-		g.attached, err = programs.Guard()
+		g.attached, err = programs.DropForged()
 	}
 	return err
 }
 
 // rest takes it off, if it was not started since it was called last.
-func (g *guard) rest() error {
+func (g *forgedFilter) rest() error {
 	g.mu.Lock()
 	used := g.used
 	g.used = false
@@ -466,7 +466,7 @@ func (g *guard) rest() error {
 	return g.detach()
 }
 
-func (g *guard) detach() (err error) {
+func (g *forgedFilter) detach() (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.attached != nil {
@@ -477,7 +477,7 @@ func (g *guard) detach() (err error) {
 }
 
 // close takes it off for good.
-func (g *guard) close() error {
+func (g *forgedFilter) close() error {
 	g.mu.Lock()
 	g.closed = true
 	g.mu.Unlock()
@@ -503,9 +503,9 @@ const (
 	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
 )
 
-// show shows conntrack a handshake that ends at numbers, and the window that each side has
+// handshake shows conntrack a handshake that ends at numbers, and the window that each side has
 // then.
-func (r *renewer) show(t *tracked, original, reply bpf.Side) error {
+func (r *resyncer) handshake(t *tracked, original, reply bpf.Side) error {
 	window := func(own, other bpf.Side, scale uint8) uint16 {
 		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
 	}
@@ -565,11 +565,11 @@ func (s segment) bytes() []byte {
 	return append(b, s.options...)
 }
 
-var errPassed = errors.New("a packet that is for conntrack alone was not dropped behind it")
+var errNotDropped = errors.New("a packet that is for conntrack alone was not dropped behind it")
 
 // send shows conntrack a packet, which is dropped then: the kernel says that it is not
 // permitted.
-func (r *renewer) send(s segment) error {
+func (r *resyncer) send(s segment) error {
 	fd, to := r.four, unix.Sockaddr(nil)
 	if s.to.Addr().Is6() {
 		fd, to = r.six, &unix.SockaddrInet6{Addr: s.to.Addr().As16()}
@@ -580,7 +580,7 @@ func (r *renewer) send(s segment) error {
 	case errors.Is(err, unix.EPERM):
 		return nil
 	case err == nil:
-		return errPassed
+		return errNotDropped
 	default:
 		return os.NewSyscallError("sendto", err)
 	}

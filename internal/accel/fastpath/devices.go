@@ -26,12 +26,12 @@ const overhead = 50
 
 // node is what the fast path has to know of one.
 type node struct {
-	overlays    map[int]bpf.Overlay
+	overlays    map[int]bpf.VXLANDevice
 	nics, veths []int
 	names       map[int]string
 	// owners are the Ethernet addresses behind the veths, behind says by which of these which
 	// addresses of IP are reached.
-	owners []bpf.Owner
+	owners []bpf.LinkMAC
 	behind map[netip.Addr]int
 	// observers are those of all devices. guarded are VXLAN devices and what stands on pods'
 	// links: what comes there would be jumped.
@@ -49,8 +49,8 @@ type node struct {
 	mtu int
 	// ports is the range of source ports, the end left out.
 	ports [2]uint16
-	// refused says which devices are not understood, and why.
-	refused []string
+	// skipped says which devices are not understood, and why.
+	skipped []string
 }
 
 // attachments are the programs of each device, those that see a packet last first, where
@@ -65,20 +65,20 @@ func (n node) attachments(links []int, scouts bool) (all []attachment) {
 	awake := len(links) > 0
 	if awake {
 		for _, device := range n.nics {
-			add(device, "wire")
+			add(device, "observe_nic")
 			if !slices.Contains(n.unlanded, device) {
-				add(device, "land")
+				add(device, "nic_decap")
 			}
 		}
 	}
 	if awake || scouts {
 		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
-			add(device, "tunnel", "arrive")
+			add(device, "observe_vxlan", "vxlan_ingress")
 		}
 	}
 	for _, device := range n.veths {
 		if slices.Contains(links, device) {
-			add(device, "deliver", "leave")
+			add(device, "observe_pod", "encap")
 		}
 	}
 	return all
@@ -128,7 +128,7 @@ func look(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours own)
 	n.ports = [2]uint16{low, high}
 	if n.everywhere = why; why != "" {
 		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
-		n.refused = append(n.refused, "all devices: "+why)
+		n.skipped = append(n.skipped, "all devices: "+why)
 	}
 	return n, nil
 }
@@ -215,7 +215,7 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 
 // understand sorts out what devices are for.
 func understand(links []netlink.Link, routes []netlink.Route, seen observers, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]bpf.Overlay), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: seen}
+	n := node{overlays: make(map[int]bpf.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: seen}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
@@ -234,7 +234,7 @@ func understand(links []netlink.Link, routes []netlink.Route, seen observers, ne
 	}
 	for _, at := range neighbours {
 		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
-			n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+			n.owners = append(n.owners, bpf.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
 		}
 	}
 	linksOf := make(map[[6]byte][]int)
@@ -255,9 +255,9 @@ func understand(links []netlink.Link, routes []netlink.Route, seen observers, ne
 	return n
 }
 
-// refuse leaves a device to the slow path.
-func (n *node) refuse(l netlink.Link, format string, args ...any) {
-	n.refused = append(n.refused, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
+// skip leaves a device to the slow path.
+func (n *node) skip(l netlink.Link, format string, args ...any) {
+	n.skipped = append(n.skipped, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
 }
 
 // narrow has packets be no larger than a device on their way takes.
@@ -267,11 +267,11 @@ func (n *node) narrow(mtu int) {
 	}
 }
 
-// jumped is why a device with an observer is left alone.
-const jumped = "it has %s, which packets would jump"
+// bypassed is why a device with an observer is left alone.
+const bypassed = "it has %s, which packets would jump"
 
-// overlaysMost is for how many VXLAN devices the programs have room (overlays in fastpath.c).
-const overlaysMost = 16
+// vxlanDevicesMax is for how many VXLAN devices the programs have room (overlays in fastpath.c).
+const vxlanDevicesMax = 16
 
 // addTunnels finds the VXLAN devices and the NICs that they send by.
 func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
@@ -282,25 +282,25 @@ func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		}
 		nic := byIndex[v.VtepDevIndex]
 		if why := odd(v, nic, byIndex, routes, neighbours); why != "" {
-			n.refuse(l, "%s", why)
+			n.skip(l, "%s", why)
 			continue
 		}
 		n.guarded = append(n.guarded, v.Index)
 		if what := n.observers.first(both(v.Index)); what != "" {
-			n.refuse(l, jumped, what)
+			n.skip(l, bypassed, what)
 			continue
 		}
 		// What a program sends to a NIC meets all that is there but nftables (nf_skip_egress).
 		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
-			n.refuse(l, "it sends by %s, which has %s, which packets would jump", nic.Attrs().Name, what)
+			n.skip(l, "it sends by %s, which has %s, which packets would jump", nic.Attrs().Name, what)
 			continue
 		}
-		if len(n.overlays) == overlaysMost {
-			n.refuse(l, "%d other VXLAN devices are on the fast path, which has no room for more", overlaysMost)
+		if len(n.overlays) == vxlanDevicesMax {
+			n.skip(l, "%d other VXLAN devices are on the fast path, which has no room for more", vxlanDevicesMax)
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)
-		n.overlays[v.Index] = bpf.Overlay{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		n.overlays[v.Index] = bpf.VXLANDevice{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
 		n.narrow(v.MTU)
 		n.narrow(nic.Attrs().MTU - overhead)
 		if slices.Contains(n.nics, v.VtepDevIndex) {
@@ -310,7 +310,7 @@ func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		// What comes by a NIC meets programs of tcx there before land, the last of them.
 		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
 			n.unlanded = append(n.unlanded, v.VtepDevIndex)
-			n.refuse(nic, jumped+": the kernel takes them out of the tunnel", what)
+			n.skip(nic, bypassed+": the kernel takes them out of the tunnel", what)
 		}
 	}
 }
@@ -335,7 +335,7 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 				n.guarded = append(n.guarded, device)
 				what := n.observers.first(both(device))
 				if observed[device] = what != ""; observed[device] {
-					n.refuse(byIndex[device], "it has %s, which packets of the pods behind it would jump", what)
+					n.skip(byIndex[device], "it has %s, which packets of the pods behind it would jump", what)
 				}
 			}
 			behind = behind || observed[device]
@@ -344,7 +344,7 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 			continue
 		}
 		if what := n.observers.first(both(a.Index)); what != "" {
-			n.refuse(l, jumped, what)
+			n.skip(l, bypassed, what)
 			continue
 		}
 		n.veths = append(n.veths, a.Index)

@@ -72,14 +72,14 @@ func TestUnderstand(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := understand(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
-			if d := cmp.Diff(tt.refused, n.refused); d != "" {
+			if d := cmp.Diff(tt.refused, n.skipped); d != "" {
 				t.Errorf("refused (-want +got):\n%s", d)
 			}
 			if !slices.Equal(n.veths, tt.veths) {
 				t.Errorf("links of pods are %v, want %v", n.veths, tt.veths)
 			}
-			if carried := n.overlays[tunnel].NIC == nic; carried == slices.ContainsFunc(n.refused, func(why string) bool { return why[:5] == "flann" }) {
-				t.Errorf("the tunnel is carried: %t, refused: %q", carried, n.refused)
+			if carried := n.overlays[tunnel].NIC == nic; carried == slices.ContainsFunc(n.skipped, func(why string) bool { return why[:5] == "flann" }) {
+				t.Errorf("the tunnel is carried: %t, refused: %q", carried, n.skipped)
 			}
 		})
 	}
@@ -87,14 +87,14 @@ func TestUnderstand(t *testing.T) {
 
 // TestTurn has each side be asked for once a round, however many there are.
 func TestTurn(t *testing.T) {
-	for _, n := range []int{0, 1, inspectMost, inspectMost + 1, 3*inspectMost - 1} {
+	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {
 		all := make([]side, n)
 		for i := range all {
 			all[i].device = i
 		}
 		var round []side
 		from := 0
-		for range (n + inspectMost - 1) / inspectMost {
+		for range (n + inspectMax - 1) / inspectMax {
 			var part []side
 			part, from = turn(all, from)
 			round = append(round, part...)

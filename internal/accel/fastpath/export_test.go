@@ -13,7 +13,7 @@ import (
 // SleepAfter has every fast path sleep after so many beats without a connection, and returns
 // after how many it did.
 func SleepAfter(beats int) (before int) {
-	before, sleepAfter = sleepAfter, beats
+	before, idleAfter = idleAfter, beats
 	return before
 }
 
@@ -25,7 +25,7 @@ func ForgetAfter(beats int) (before int) {
 }
 
 // Look is the time from one look at all connections to the next.
-const Look = lookAfter * beat
+const Look = sweepEvery * leaseRenewal
 
 // Within is within.
 var Within = within
@@ -36,7 +36,7 @@ func (f *Fastpath) WatchAll() {
 	veths := f.node.veths
 	f.mu.Unlock()
 	for _, link := range veths {
-		f.watch(link)
+		f.attach(link)
 	}
 }
 
@@ -48,8 +48,8 @@ func (f *Fastpath) Sleep() {
 	poke(f.resync)
 }
 
-// Numbers are what it knows of a connection of TCP.
-func (f *Fastpath) Numbers(flow bpf.Flow) (bpf.Numbers, error) { return f.numbers(flow) }
+// Sequence are what it knows of a connection of TCP.
+func (f *Fastpath) Numbers(flow bpf.Flow) (bpf.Sequence, error) { return f.sequence(flow) }
 
 // Generation counts how often all that was seen became void.
 func (f *Fastpath) Generation() int {
@@ -84,10 +84,10 @@ func (f *Fastpath) Describe() string {
 	veths := len(f.node.veths)
 	f.mu.Unlock()
 	said := fmt.Sprintf("%v %v, generation %d, problem %v, refused %q, %d veths, repaired %d, counts %v",
-		err, failed, f.Generation(), f.Problem(), f.Refused(), veths, f.Repaired(), counts)
+		err, failed, f.Generation(), f.Problem(), f.Skipped(), veths, f.Repaired(), counts)
 	for flow, seen := range flows {
-		n, err := f.programs.Numbers(flow, now)
-		said += fmt.Sprintf("\n  %v seen %s ago at %d, numbers %v %v", flow, now-seen.At, seen.Link, n, err)
+		n, err := f.programs.Sequence(flow, now)
+		said += fmt.Sprintf("\n  %v seen %s ago at %d, numbers %v %v", flow, now-seen.Validated, seen.Link, n, err)
 	}
 	return said
 }

@@ -40,27 +40,27 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// Life is how long the programs work on without a beat.
-const Life = 2 * time.Second
+// LeaseTime is how long the programs work on without a beat.
+const LeaseTime = 2 * time.Second
 
 const (
-	beat = Life / 4
-	// forgetSoon is how many beats a connection may be idle where there is little room: it is
+	leaseRenewal = LeaseTime / 4
+	// forgetWhenFull is how many beats a connection may be idle where there is little room: it is
 	// not on the fast path by then.
-	forgetSoon = 4
-	// lookAfter is how many beats pass from one look at all connections to the next.
-	lookAfter = 8
-	// lookShare is how much longer than a look at the devices took there is none, whatever is
+	forgetWhenFull = 4
+	// sweepEvery is how many beats pass from one look at all connections to the next.
+	sweepEvery = 8
+	// scanShare is how much longer than a look at the devices took there is none, whatever is
 	// announced meanwhile.
-	lookShare = 10
+	scanShare = 10
 )
 
 // forgetAfter is how many beats a connection may be idle until it is forgotten; tests have less
 // patience.
 var forgetAfter = 20
 
-// sleepAfter is how many beats a pod is watched without a connection; tests have less patience.
-var sleepAfter = 64
+// idleAfter is how many beats a pod is watched without a connection; tests have less patience.
+var idleAfter = 64
 
 // Hook is a program at a device.
 type Hook struct {
@@ -75,18 +75,18 @@ type Fastpath struct {
 	programs *bpf.Fastpath
 	ns       netns.NsHandle
 	links    *netlink.Handle
-	changes  *changes
+	changes  *invalidator
 	// unseenBy are the kinds of observers that packets may jump; ours the programs.
 	unseenBy []string
 	ours     map[ebpf.ProgramID]bool
 
 	quit, resync, news chan struct{}
-	// beating is what keeps the programs alive, running is what ends with them.
-	beating, running sync.WaitGroup
-	renewals         renewals
-	cannotRenew      sync.Once
-	guard            guard
-	cannotGuard      sync.Once
+	// leasing is what keeps the programs alive, running is what ends with them.
+	leasing, running sync.WaitGroup
+	resyncs          resyncs
+	warnResync       sync.Once
+	dropForged       forgedFilter
+	warnDropForged   sync.Once
 	pods             pods
 	// pause is how long there is to be no look at the devices after the last.
 	pause time.Duration
@@ -96,14 +96,14 @@ type Fastpath struct {
 	// mu guards what follows.
 	mu       sync.Mutex
 	node     node
-	scouts   scouts
-	awake    bool
+	detector detector
+	active   bool
 	attached map[attachment]link.Link
 	// inspected is how many sides of devices have been inspected in this round.
 	inspected int
 	// failed says why the last try to attach failed, for as long as there is the device.
 	failed   map[attachment]error
-	refused  []string
+	skipped  []string
 	repaired int
 	problem  error
 }
@@ -131,7 +131,7 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 	if f.programs, err = bpf.LoadFastpath(); err != nil {
 		return f, err
 	}
-	if f.ours, err = idsOf(f.hooks()); err != nil {
+	if f.ours, err = idsOf(f.programHooks()); err != nil {
 		return f, err
 	}
 	// To load them took all types of the kernel: 10 MiB that an idle process would keep
@@ -141,21 +141,21 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 		return f, fmt.Errorf("open netlink: %w", err)
 	}
 	// Heard before looked at, so that nothing is missed between.
-	if f.changes, err = listen(ns, f.changed); err != nil {
+	if f.changes, err = newInvalidator(ns, f.changed); err != nil {
 		return f, err
 	}
 	// A kernel that cannot is one thing, not to be permitted another.
-	if err := within(ns, f.renewals.try); errors.Is(err, fs.ErrPermission) {
+	if err := within(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
 		return f, err
 	}
 	started := make(chan error, 1)
-	f.beating.Go(func() {
+	f.leasing.Go(func() {
 		if err := within(ns, func() error { return f.run(started) }); err != nil {
 			started <- err
 		}
 	})
 	f.running.Go(func() {
-		if err := within(ns, f.follow); err != nil {
+		if err := within(ns, f.handleEvents); err != nil {
 			log.Error("follow connections of the fast path", "error", err)
 		}
 	})
@@ -190,11 +190,11 @@ func (f *Fastpath) Close() error {
 	if f.changes != nil {
 		f.changes.close()
 	}
-	f.beating.Wait()
+	f.leasing.Wait()
 	// Without a beat they carry nothing, and go on to follow what conntrack is to know.
 	if f.programs != nil {
 		// What is left is not judged by numbers that go on without the programs.
-		errs = append(errs, f.programs.Beat(0), f.letGo(), f.guard.close())
+		errs = append(errs, f.programs.RenewLease(0), f.releaseAll(), f.dropForged.close())
 	}
 	f.mu.Lock()
 	for at, l := range f.attached {
@@ -206,7 +206,7 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
-	errs = append(errs, f.renewals.close())
+	errs = append(errs, f.resyncs.close())
 	if f.changes != nil {
 		errs = append(errs, f.changes.release())
 	}
@@ -216,15 +216,15 @@ func (f *Fastpath) Close() error {
 	return errors.Join(errs...)
 }
 
-// letGo has conntrack check the windows of all connections again.
-func (f *Fastpath) letGo() error {
+// releaseAll has conntrack check the windows of all connections again.
+func (f *Fastpath) releaseAll() error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
 	}
 	return within(f.ns, func() error {
 		// Those that never pause are given so long in all.
-		until := time.Now().Add(letGoFor)
+		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
 			for flow := range flows {
 				done, err := f.release(flow, false)
@@ -245,8 +245,8 @@ func (f *Fastpath) letGo() error {
 	})
 }
 
-// letGoFor bounds what Close does for connections that are busy.
-const letGoFor = 2 * time.Second
+// releaseTimeout bounds what Close does for connections that are busy.
+const releaseTimeout = 2 * time.Second
 
 // release has conntrack check the window of a connection again, if it pauses. If it does not, or
 // not all of it was seen, conntrack goes on to be liberal with it. One that has been idle for long
@@ -259,26 +259,26 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	n, err := f.programs.Numbers(flow, now)
+	n, err := f.programs.Sequence(flow, now)
 	if err != nil {
 		return false, err
 	}
 	known := n
-	if idle && n != (bpf.Numbers{}) {
+	if idle && n != (bpf.Sequence{}) {
 		// What is sent again has conntrack know that it is not acknowledged.
 		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
-	} else if !n.Quiet() {
+	} else if !n.Acknowledged() {
 		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
 			return true, nil // it was never carried
 		}
 		return false, nil
 	}
-	if err := f.renew(flow, known, false); errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, known, false); errors.Is(err, errMissed) {
 		return false, nil
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
 	}
-	after, err := f.numbers(flow)
+	after, err := f.sequence(flow)
 	switch {
 	case err != nil:
 		return true, err
@@ -291,24 +291,24 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	return true, nil
 }
 
-// numbers are the TCP sequence numbers of a connection, zero if not all are known.
-func (f *Fastpath) numbers(flow bpf.Flow) (bpf.Numbers, error) {
+// sequence are the TCP sequence numbers of a connection, zero if not all are known.
+func (f *Fastpath) sequence(flow bpf.Flow) (bpf.Sequence, error) {
 	now, err := monotonic()
 	if err != nil {
-		return bpf.Numbers{}, err
+		return bpf.Sequence{}, err
 	}
-	return f.programs.Numbers(flow, now)
+	return f.programs.Sequence(flow, now)
 }
 
 // renew has conntrack know a connection's numbers, if this kernel can.
-func (f *Fastpath) renew(flow bpf.Flow, n bpf.Numbers, carried bool) error {
+func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, carried bool) error {
 	now, err := monotonic()
 	if err != nil {
 		return err
 	}
-	err = f.renewals.do(func(r *renewer) error { return r.renew(flow, n, now-n.Last, carried) })
-	if errors.Is(err, errCannotRenew) {
-		f.cannotRenew.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
+	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, carried) })
+	if errors.Is(err, errCannotResync) {
+		f.warnResync.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
 		return abandon(flow)
 	}
 	return err
@@ -323,13 +323,13 @@ func (f *Fastpath) Connections() (known, fast int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return f.programs.Carried(now)
+	return f.programs.Accelerated(now)
 }
 
-// Worn tells whether it is time to begin anew: its tables fill with what has been there
+// TablesWorn tells whether it is time to begin anew: its tables fill with what has been there
 // once, and what finds no room in them stays on the slow path.
-func (f *Fastpath) Worn() bool {
-	worn, err := f.programs.Worn()
+func (f *Fastpath) TablesWorn() bool {
+	worn, err := f.programs.TablesWorn()
 	if err != nil {
 		f.log.Warn("look after the fast path", "error", err)
 	}
@@ -343,8 +343,8 @@ func (f *Fastpath) Verify() {
 	poke(f.resync)
 }
 
-// News gets something after Hooks, Refused, Repaired or Problem have become others.
-func (f *Fastpath) News() <-chan struct{} { return f.news }
+// Changes gets something after Hooks, Refused, Repaired or Problem have become others.
+func (f *Fastpath) Changes() <-chan struct{} { return f.news }
 
 // Repaired is how often a program was found to be taken off, and was attached again.
 func (f *Fastpath) Repaired() int {
@@ -383,7 +383,7 @@ func poke(ch chan struct{}) {
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.awake {
+	if !f.active {
 		return nil
 	}
 	var all []Hook
@@ -396,18 +396,18 @@ func (f *Fastpath) Hooks() []Hook {
 	return all
 }
 
-// Overlays are the VXLAN devices whose packets it may carry.
-func (f *Fastpath) Overlays() []string {
+// VXLANDevices are the VXLAN devices whose packets it may carry.
+func (f *Fastpath) VXLANDevices() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.node.tunnels()
 }
 
-// Refused says, a sentence each, which devices are left to the slow path, and why.
-func (f *Fastpath) Refused() []string {
+// Skipped says, a sentence each, which devices are left to the slow path, and why.
+func (f *Fastpath) Skipped() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.refused)
+	return slices.Clone(f.skipped)
 }
 
 // changed is called for what the kernel announces.
@@ -426,13 +426,13 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
-		err = f.beat()
+		err = f.renewLease()
 	}
 	if err != nil {
 		return err
 	}
 	started <- nil
-	ticker := time.NewTicker(glance)
+	ticker := time.NewTicker(detectEvery)
 	defer ticker.Stop()
 	unseen := make(map[bpf.Flow]time.Duration)
 	resync, paused := f.resync, make(<-chan time.Time)
@@ -447,20 +447,20 @@ func (f *Fastpath) run(started chan<- error) error {
 			if synced = f.sync(); synced != nil {
 				f.log.Warn("keep devices of the fast path in step", "error", synced)
 				// What is not known is not to be used.
-				if err := f.programs.SetOverlays(nil); err != nil {
+				if err := f.programs.SetVXLANDevices(nil); err != nil {
 					f.log.Error("take back VXLAN devices from the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
 			resync, paused = nil, time.After(f.pause)
 		case now := <-ticker.C:
-			if err := f.scout(now); err != nil {
+			if err := f.detect(now); err != nil {
 				f.log.Warn("look for connections worth the fast path", "error", err)
 			}
-			if n++; n%int(beat/glance) > 0 {
+			if n++; n%int(leaseRenewal/detectEvery) > 0 {
 				continue
 			}
-			if err := f.beat(); err != nil {
+			if err := f.renewLease(); err != nil {
 				f.log.Error("keep the fast path alive", "error", err)
 				f.setProblem(err)
 			} else {
@@ -469,7 +469,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			if err := f.inspect(); err != nil {
 				f.log.Warn("look for others at devices of the fast path", "error", err)
 			}
-			if n%int(lookAfter*beat/glance) > 0 {
+			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
 				continue
 			}
 			if err := f.forget(unseen); err != nil {
@@ -479,19 +479,19 @@ func (f *Fastpath) run(started chan<- error) error {
 			if f.pods.rest() || f.changes.restless() {
 				poke(f.resync)
 			}
-			if err := f.renewals.rest(); err != nil {
+			if err := f.resyncs.rest(); err != nil {
 				f.log.Warn("stop renewing what conntrack knows", "error", err)
 			}
 		}
 	}
 }
 
-func (f *Fastpath) beat() error {
+func (f *Fastpath) renewLease() error {
 	now, err := monotonic()
 	if err != nil {
 		return err
 	}
-	return f.programs.Beat(now + Life)
+	return f.programs.RenewLease(now + LeaseTime)
 }
 
 // monotonic is the time of the programs.
@@ -513,8 +513,8 @@ func threadTime() (time.Duration, error) {
 	return time.Duration(used.Nano()), nil
 }
 
-// watch has a pod's link be watched, which has a connection worth it.
-func (f *Fastpath) watch(link int) {
+// attach has a pod's link be watched, which has a connection worth it.
+func (f *Fastpath) attach(link int) {
 	if link != 0 && f.pods.use(link) {
 		poke(f.resync)
 	}
@@ -530,7 +530,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 		return err
 	}
 	for flow := range unseen {
-		if seen, known := flows[flow]; !known || seen.At != 0 {
+		if seen, known := flows[flow]; !known || seen.Validated != 0 {
 			delete(unseen, flow)
 		}
 	}
@@ -538,13 +538,13 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 	if err != nil {
 		return err
 	}
-	idle := time.Duration(forgetAfter) * beat
+	idle := time.Duration(forgetAfter) * leaseRenewal
 	crowded := len(flows) > f.programs.Room()/4*3
 	if crowded {
-		idle = forgetSoon * beat
+		idle = forgetWhenFull * leaseRenewal
 	}
 	for flow, seen := range flows {
-		since := seen.At
+		since := seen.Validated
 		if since == 0 {
 			if unseen[flow] == 0 {
 				unseen[flow] = now
@@ -554,16 +554,16 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 		if now-since > idle {
 			delete(unseen, flow)
 			// There may be thousands.
-			if err := f.beat(); err != nil {
+			if err := f.renewLease(); err != nil {
 				return err
 			}
 			done, err := f.release(flow, true)
 			if err != nil {
 				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
-			} else if n, err := f.numbers(flow); err != nil {
+			} else if n, err := f.sequence(flow); err != nil {
 				return err
-			} else if !done && n != (bpf.Numbers{}) && !crowded {
-				f.watch(seen.Link) // conntrack is still liberal with it, which takes a guard
+			} else if !done && n != (bpf.Sequence{}) && !crowded {
+				f.attach(seen.Link) // conntrack is still liberal with it, which takes a guard
 				continue
 			}
 			if err := f.programs.Forget(flow); err != nil {
@@ -571,20 +571,20 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			continue
 		}
-		f.watch(seen.Link)
+		f.attach(seen.Link)
 	}
 	if len(flows) == 0 {
-		return f.guard.rest()
+		return f.dropForged.rest()
 	}
-	f.guarded()
+	f.ensureDropForged()
 	return nil
 }
 
-// guarded has forged ends of connections be dropped, if this kernel can.
-func (f *Fastpath) guarded() {
-	err := f.guard.start(f.programs)
+// ensureDropForged has forged ends of connections be dropped, if this kernel can.
+func (f *Fastpath) ensureDropForged() {
+	err := f.dropForged.start(f.programs)
 	if err != nil {
-		f.cannotGuard.Do(func() {
+		f.warnDropForged.Do(func() {
 			f.log.Warn("whoever can forge packets can have conntrack forget connections that are carried", "error", err)
 		})
 	}
@@ -599,22 +599,22 @@ func (f *Fastpath) reopen(flow bpf.Flow) error {
 	if err != nil {
 		return err
 	}
-	n, err := f.programs.Numbers(flow, now)
-	if err != nil || n == (bpf.Numbers{}) {
+	n, err := f.programs.Sequence(flow, now)
+	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
 	return reopen(flow, now-n.Last)
 }
 
-// follow does as the programs ask, until they are closed.
-func (f *Fastpath) follow() error {
+// handleEvents does as the programs ask, until they are closed.
+func (f *Fastpath) handleEvents() error {
 	for {
-		news, err := f.programs.News()
+		news, err := f.programs.ReadEvent()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
 		if err == nil {
-			err = f.heed(news)
+			err = f.handle(news)
 		}
 		if err != nil {
 			f.log.Warn("do as the programs of the fast path ask", "connection", news.Flow, "error", err)
@@ -622,43 +622,43 @@ func (f *Fastpath) follow() error {
 	}
 }
 
-// heed does what the programs ask for: watches a pod, or tells conntrack of a connection.
-func (f *Fastpath) heed(news bpf.News) error {
+// handle does what the programs ask for: watches a pod, or tells conntrack of a connection.
+func (f *Fastpath) handle(news bpf.Event) error {
 	flow := news.Flow
 	switch {
-	case news.Ask == bpf.AskWatch:
+	case news.Kind == bpf.EventAttach:
 		link, anew := f.pods.linkOf(news.Pod)
 		if anew {
 			poke(f.resync)
 		}
-		f.watch(link)
+		f.attach(link)
 		return nil
-	case news.Ask == bpf.AskLiberal:
-		f.guarded()
+	case news.Kind == bpf.EventLiberal:
+		f.ensureDropForged()
 		return liberal(flow)
-	case news.Ask == bpf.AskReopen:
+	case news.Kind == bpf.EventReopen:
 		return f.reopen(flow)
-	case news.Ask == bpf.AskAcked:
+	case news.Kind == bpf.EventAcked:
 		return acked(flow)
-	case news.Ask == bpf.AskClose:
+	case news.Kind == bpf.EventReset:
 		return reset(flow)
 	}
-	n, err := f.numbers(flow)
-	if err != nil || n == (bpf.Numbers{}) {
+	n, err := f.sequence(flow)
+	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
-	if err := f.renew(flow, n, true); !errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errMissed) {
 		return err
 	}
 	return nil
 }
 
-// scout has the programs at the VXLAN devices look for connections, or not.
-func (f *Fastpath) scout(now time.Time) error {
+// detect has the programs at the VXLAN devices look for connections, or not.
+func (f *Fastpath) detect(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.awake {
-		f.scouts = scouts{}
+	if f.active {
+		f.detector = detector{}
 		return nil
 	}
 	if f.closing() {
@@ -669,10 +669,10 @@ func (f *Fastpath) scout(now time.Time) error {
 		poke(f.resync) // what is wrong it will say
 		return nil
 	}
-	if !f.scouts.look(now, n) {
+	if !f.detector.look(now, n) {
 		return nil
 	}
-	return f.fit(false)
+	return f.attachPrograms(false)
 }
 
 // sync looks at the devices that are there, tells the programs of them, and attaches these.
@@ -694,16 +694,16 @@ func (f *Fastpath) sync() error {
 	if f.closing() {
 		return nil
 	}
-	restless, err := f.changes.own(&node, f.programs.SetOwners)
+	restless, err := f.changes.own(&node, f.programs.SetLinkMACs)
 	if err := errors.Join(
 		err,
-		f.programs.SetOverlays(node.overlays),
+		f.programs.SetVXLANDevices(node.overlays),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err
 	}
 	for _, link := range restless {
-		node.refused = append(node.refused, node.names[link]+": which Ethernet addresses are behind it changes too often; another pod may be taking them")
+		node.skipped = append(node.skipped, node.names[link]+": which Ethernet addresses are behind it changes too often; another pod may be taking them")
 	}
 	verify := f.verify.Swap(false)
 	if verify {
@@ -718,23 +718,23 @@ func (f *Fastpath) sync() error {
 	if err != nil {
 		return err
 	}
-	f.pause = lookShare * (used - began)
+	f.pause = scanShare * (used - began)
 	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
 		poke(f.news)
 	}
-	refused := f.refused
+	refused := f.skipped
 	f.node = node
-	err = f.fit(verify)
-	if slices.ContainsFunc(f.refused, func(why string) bool { return !slices.Contains(refused, why) }) {
+	err = f.attachPrograms(verify)
+	if slices.ContainsFunc(f.skipped, func(why string) bool { return !slices.Contains(refused, why) }) {
 		// What was seen at a device that is left alone now is void.
 		f.changes.void()
 	}
 	return err
 }
 
-// inspectMost bounds the sides of devices that are asked for in a beat: those of 128 pods that
+// inspectMax bounds the sides of devices that are asked for in a beat: those of 128 pods that
 // have connections, and of the next ones in the next beat.
-const inspectMost = 256
+const inspectMax = 256
 
 // inspect has the devices be looked at anew where something has changed that is not announced: a
 // sysctl, a program of XDP or tcx. It asks for VXLAN devices, bridges, NICs, and the links of pods
@@ -747,7 +747,7 @@ func (f *Fastpath) inspect() error {
 		return err
 	}
 	changed := why != f.node.everywhere
-	hooks := f.hooks()
+	hooks := f.programHooks()
 	ours := make(map[side]bool)
 	for a := range f.attached {
 		ours[side{a.device, hooks[a.program].egress}] = true
@@ -766,7 +766,7 @@ func (f *Fastpath) inspect() error {
 	sides, f.inspected = turn(sides, f.inspected)
 	for _, s := range sides {
 		// The kernel has each wait for its turn.
-		if err := f.beat(); err != nil {
+		if err := f.renewLease(); err != nil {
 			return err
 		}
 		as, err := f.asSeen(s, ours[s])
@@ -786,7 +786,7 @@ func turn(all []side, from int) (part []side, next int) {
 	if from >= len(all) {
 		from = 0
 	}
-	next = min(from+inspectMost, len(all))
+	next = min(from+inspectMax, len(all))
 	return all[from:next], next
 }
 
@@ -819,7 +819,7 @@ func (f *Fastpath) closing() bool {
 }
 
 // programs are their names.
-var programs = []string{"wire", "land", "tunnel", "arrive", "leave", "deliver"}
+var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
 
 // hook is a program and the side of a device that it is for.
 type hook struct {
@@ -827,14 +827,14 @@ type hook struct {
 	egress  bool
 }
 
-func (f *Fastpath) hooks() map[string]hook {
+func (f *Fastpath) programHooks() map[string]hook {
 	return map[string]hook{
-		"wire":    {f.programs.Wire, true},
-		"land":    {f.programs.Land, false},
-		"tunnel":  {f.programs.Tunnel, true},
-		"arrive":  {f.programs.Arrive, false},
-		"leave":   {f.programs.Leave, false},
-		"deliver": {f.programs.Deliver, true},
+		"observe_nic":   {f.programs.ObserveNIC, true},
+		"nic_decap":     {f.programs.NICDecap, false},
+		"observe_vxlan": {f.programs.ObserveVXLAN, true},
+		"vxlan_ingress": {f.programs.VXLANIngress, false},
+		"encap":         {f.programs.Encap, false},
+		"observe_pod":   {f.programs.ObservePod, true},
 	}
 }
 
@@ -854,49 +854,49 @@ func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 
 func (f *Fastpath) own(id ebpf.ProgramID) bool { return f.ours[id] }
 
-// fit has those programs be attached that are needed at the devices of the node.
-func (f *Fastpath) fit(verify bool) error {
-	hooks := f.hooks()
+// attachPrograms has those programs be attached that are needed at the devices of the node.
+func (f *Fastpath) attachPrograms(verify bool) error {
+	hooks := f.programHooks()
 	node := f.node
 	links, watched := f.pods.follow(node)
-	attachments := node.attachments(links, f.scouts.on)
+	attachments := node.attachments(links, f.detector.on)
 	want := make(map[attachment]bool)
 	for _, a := range attachments {
 		want[a] = true
 	}
 	var errs []error
 	// Of scouts that come and go there is no news.
-	quiet := !f.awake && len(links) == 0
+	quiet := !f.active && len(links) == 0
 	changed := false
 	for a, l := range f.attached {
 		// The kernel takes its time with each, and there may be hundreds.
-		errs = append(errs, f.beat())
+		errs = append(errs, f.renewLease())
 		switch {
 		case !want[a]:
 			if _, there := node.names[a.device]; there && !slices.Contains(node.veths, a.device) {
-				errs = append(errs, f.programs.Miss()) // packets go on there, and are not seen
+				errs = append(errs, f.programs.InvalidateSequences()) // packets go on there, and are not seen
 			}
 			errs = append(errs, l.Close())
 		case verify && !holds(l, a.device):
 			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.Miss(), l.Close())
+			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 			f.repaired++
 		case verify && !f.last(side{a.device, hooks[a.program].egress}):
 			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.Miss(), l.Close())
+			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 		default:
 			continue
 		}
 		delete(f.attached, a)
 		changed = true
 	}
-	f.awake = len(links) > 0
-	errs = append(errs, f.tellWatched(node, watched))
+	f.active = len(links) > 0
+	errs = append(errs, f.setWatched(node, watched))
 	for _, a := range attachments {
 		if f.attached[a] != nil {
 			continue
 		}
-		errs = append(errs, f.beat())
+		errs = append(errs, f.renewLease())
 		h := hooks[a.program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
 		if errors.Is(err, unix.ENODEV) {
@@ -910,8 +910,8 @@ func (f *Fastpath) fit(verify bool) error {
 		delete(f.failed, a)
 		f.attached[a] = l
 		changed = true
-		if a.program == "deliver" {
-			errs = append(errs, f.tellWatched(node, watched))
+		if a.program == "observe_pod" {
+			errs = append(errs, f.setWatched(node, watched))
 		}
 	}
 	var failed []string
@@ -923,28 +923,28 @@ func (f *Fastpath) fit(verify bool) error {
 		}
 	}
 	slices.Sort(failed)
-	refused := slices.Concat(node.refused, failed)
+	refused := slices.Concat(node.skipped, failed)
 	for _, r := range refused {
-		if !slices.Contains(f.refused, r) {
+		if !slices.Contains(f.skipped, r) {
 			f.log.Info("not on the fast path: " + r)
 		}
 	}
-	if changed && !quiet || !slices.Equal(refused, f.refused) {
+	if changed && !quiet || !slices.Equal(refused, f.skipped) {
 		poke(f.news)
 	}
-	f.refused = refused
+	f.skipped = refused
 	return errors.Join(errs...)
 }
 
-// tellWatched tells the programs which pods are watched, of those whose links have deliver.
-func (f *Fastpath) tellWatched(n node, watched []int) error {
+// setWatched tells the programs which pods are watched, of those whose links have deliver.
+func (f *Fastpath) setWatched(n node, watched []int) error {
 	addresses := make(map[int][]netip.Addr)
 	for address, link := range n.behind {
 		addresses[link] = append(addresses[link], address)
 	}
 	var all []bpf.Pod
 	for _, link := range watched {
-		if f.attached[attachment{link, "deliver"}] != nil {
+		if f.attached[attachment{link, "observe_pod"}] != nil {
 			all = append(all, bpf.Pod{Link: link, Addresses: addresses[link]})
 		}
 	}

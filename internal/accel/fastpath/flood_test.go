@@ -99,8 +99,8 @@ func TestFlood(t *testing.T) {
 	if longest > time.Second {
 		t.Errorf("a round trip took %s", longest)
 	}
-	if most > 100 || now["full"] > 0 {
-		t.Errorf("%d connections were known, %d found no room", most, now["full"])
+	if most > 100 || now["table-full"] > 0 {
+		t.Errorf("%d connections were known, %d found no room", most, now["table-full"])
 	}
 }
 
@@ -184,7 +184,7 @@ func TestFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.eventually("there is no room", func() { trip(late) }, func() bool { return w.counts(0)["full"] > 10 })
+	w.eventually("there is no room", func() { trip(late) }, func() bool { return w.counts(0)["table-full"] > 10 })
 	w.warm(known)
 	connections := func() (all, fast int) {
 		all, fast, err := w.paths[0].Connections()
@@ -215,9 +215,9 @@ func TestExhausted(t *testing.T) {
 		// why its packets are counted, if they are.
 		why string
 	}{
-		{"fronts", byService, 0, "full"},
-		{"pod_places", direct, 1, "full"},
-		{"owners", direct, 1, "unlike"},
+		{"reverse_nat", byService, 0, "table-full"},
+		{"pod_link_index", direct, 1, "table-full"},
+		{"link_macs", direct, 1, "mismatch"},
 		{"watched", direct, 1, ""},
 	} {
 		t.Run(tt.table, func(t *testing.T) {

@@ -574,7 +574,7 @@ func TestHolderIsSuspended(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	holder := w.hold("n0")
 	e, p := w.connect().back(), w.pulse()
-	for _, pause := range []time.Duration{fastpath.Life / 3, fastpath.Life + time.Second} {
+	for _, pause := range []time.Duration{fastpath.LeaseTime / 3, fastpath.LeaseTime + time.Second} {
 		w.eventually("fast path", func() {}, func() bool { return w.slow(e, 100) < 20 })
 		p.begin()
 		before := 0

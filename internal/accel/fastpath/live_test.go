@@ -173,7 +173,7 @@ func (w *world) eventually(what string, step func(), holds func() bool) {
 		if time.Since(begin) > patience {
 			for i, p := range w.paths {
 				if p != nil {
-					w.Logf("node%d: %v, refused %q", i, w.counts(i), p.Refused())
+					w.Logf("node%d: %v, refused %q", i, w.counts(i), p.Skipped())
 				}
 			}
 			w.Fatalf("%s: not after %s", what, patience)
@@ -471,7 +471,7 @@ func TestCarries(t *testing.T) {
 					for i := range w.paths {
 						c := w.counts(i)
 						t.Logf("node%d: %v", i, c)
-						for _, why := range []string{"no-room", "full", "rewritten", "unsummed", "large"} {
+						for _, why := range []string{"encap-failed", "table-full", "rewritten", "csum-unverified", "exceeds-mtu"} {
 							if c[why] > 0 {
 								t.Errorf("node%d: %d packets were %s", i, c[why], why)
 							}
@@ -581,7 +581,7 @@ func TestService(t *testing.T) {
 			if _, err := near.Read(buf); err != nil {
 				t.Fatal(err)
 			}
-		}, func() bool { c := w.counts(0); return c["unlike"] > 100 && c["fast-in"] > 100 })
+		}, func() bool { c := w.counts(0); return c["mismatch"] > 100 && c["fast-in"] > 100 })
 		if n := w.counts(0)["fast-out"]; n > 0 {
 			t.Errorf("%d left by the fast path", n)
 		}
@@ -607,7 +607,7 @@ func TestService(t *testing.T) {
 				if err := e.trip(patience); err != nil {
 					t.Fatal(err)
 				}
-			}, func() bool { c := w.counts(0); return c["translated"]+c["rewritten"]+c["untracked"] > 5 })
+			}, func() bool { c := w.counts(0); return c["nat"]+c["rewritten"]+c["untracked"] > 5 })
 			if c := w.counts(0); c["fast-out"] != before["fast-out"] || c["fast-in"] != before["fast-in"] {
 				t.Errorf("it took the fast path: %v, then %v", before, c)
 			}
@@ -668,7 +668,7 @@ func TestUntranslated(t *testing.T) {
 			w.eventually("they are looked at", func() {
 				time.Sleep(time.Millisecond) // the rate
 				_, _ = near.Write(make([]byte, 1000))
-			}, func() bool { return w.counts(0)["translated"] > 5 || w.counts(0)["fast-out"] > 0 })
+			}, func() bool { return w.counts(0)["nat"] > 5 || w.counts(0)["fast-out"] > 0 })
 			if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
 				t.Errorf("they took the fast path: %v", c)
 			}
@@ -988,7 +988,7 @@ func TestCopies(t *testing.T) {
 			State: unix.NUD_PERMANENT, HardwareAddr: make(net.HardwareAddr, 6), IP: net.IPv4(198, 18, 0, 9)})
 	})
 	w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool {
-		return slices.Contains(w.paths[0].Refused(), "flannel.1: it sends copies of what it knows no destination of")
+		return slices.Contains(w.paths[0].Skipped(), "flannel.1: it sends copies of what it knows no destination of")
 	})
 }
 
@@ -1156,7 +1156,7 @@ func TestOneWay(t *testing.T) {
 				_, _ = near.Write([]byte("datagram"))
 			}
 			if !answered {
-				w.eventually("they are looked at", send, func() bool { return w.counts(0)["unanswered"] > 5 && w.counts(1)["unanswered"] > 5 })
+				w.eventually("they are looked at", send, func() bool { return w.counts(0)["unreplied"] > 5 && w.counts(1)["unreplied"] > 5 })
 				if out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]; out > 0 || in > 0 {
 					t.Errorf("%d left and %d arrived by the fast path", out, in)
 				}
@@ -1189,11 +1189,11 @@ func (w *world) route(node string, address, pod netip.Addr) {
 // back onto the fast path.
 func TestGeneration(t *testing.T) {
 	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	before := w.counts(0)["changed"]
+	before := w.counts(0)["invalidated"]
 	w.in("n0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE})
 	})
-	w.eventually("the connection is looked at anew", func() { _ = e.trip(patience) }, func() bool { return w.counts(0)["changed"] > before })
+	w.eventually("the connection is looked at anew", func() { _ = e.trip(patience) }, func() bool { return w.counts(0)["invalidated"] > before })
 	w.warm(e)
 }
 
@@ -1270,7 +1270,7 @@ func TestHolderDies(t *testing.T) {
 	}
 	stopped := time.Now()
 	w.eventually("slow path", func() {}, func() bool { return trips(10) >= 20 })
-	if took := time.Since(stopped); took > fastpath.Life+100*time.Millisecond {
+	if took := time.Since(stopped); took > fastpath.LeaseTime+100*time.Millisecond {
 		t.Errorf("the fast path was there %s after its holder had stopped", took)
 	}
 	if err := holder.Process.Signal(unix.SIGCONT); err != nil {

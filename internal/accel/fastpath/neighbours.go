@@ -41,14 +41,14 @@ import (
 // owner is not heard of for a while.
 
 const (
-	// neighboursMost bounds how many neighbours are known. The kernel keeps 1,024 of a version of
+	// neighboursMax bounds how many neighbours are known. The kernel keeps 1,024 of a version of
 	// IP if not told otherwise (net.ipv4.neigh.default.gc_thresh3).
-	neighboursMost = 32768
-	// ownersMost bounds the owners of a link: no pod is to fill the table.
-	ownersMost = 32
-	// changesMost is after how many changes within changesWithin a link has no owners for as long,
+	neighboursMax = 32768
+	// linkMACsMax bounds the owners of a link: no pod is to fill the table.
+	linkMACsMax = 32
+	// changesMax is after how many changes within changesWithin a link has no owners for as long,
 	// and an address is not heard of.
-	changesMost = 8
+	changesMax = 8
 )
 
 // Tests have less patience.
@@ -103,7 +103,7 @@ func (f frequencies[K]) count(k K, now time.Time) {
 		at.times, at.since = 0, now
 	}
 	at.times++
-	if at.times == changesMost+1 {
+	if at.times == changesMax+1 {
 		at.since = now
 	}
 	f[k] = at
@@ -112,13 +112,13 @@ func (f frequencies[K]) count(k K, now time.Time) {
 // often tells whether something happens too often.
 func (f frequencies[K]) often(k K, now time.Time) bool {
 	at := f[k]
-	return at.times > changesMost && now.Sub(at.since) <= changesWithin
+	return at.times > changesMax && now.Sub(at.since) <= changesWithin
 }
 
 // any tells whether it did for anything.
 func (f frequencies[K]) any() bool {
 	for _, at := range f {
-		if at.times > changesMost {
+		if at.times > changesMax {
 			return true
 		}
 	}
@@ -196,7 +196,7 @@ func (n *neighbours) matters(address mac, now time.Time) bool {
 // know notes a neighbour that is usable, if there is room. What bridges learn of its address is
 // heard from then on, before anybody asks them where it is.
 func (n *neighbours) know(key neighbour, address string, now time.Time) {
-	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMost {
+	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMax {
 		n.complete = false
 		return
 	}
@@ -256,15 +256,15 @@ func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 
 // admit leaves out owners that are too many for their link, those that were there before going
 // first, or not heard of, and all of links where they change too often, which it returns.
-func (n *neighbours) admit(owners []bpf.Owner, now time.Time) (admitted []bpf.Owner, restless []int) {
-	seen := make(map[bpf.Owner]bool)
+func (n *neighbours) admit(owners []bpf.LinkMAC, now time.Time) (admitted []bpf.LinkMAC, restless []int) {
+	seen := make(map[bpf.LinkMAC]bool)
 	of := make(map[int]int)
 	for _, known := range []bool{true, false} {
 		for _, o := range owners {
 			switch {
 			case n.changed.often(o.Link, now):
 				restless = append(restless, o.Link)
-			case slices.Contains(n.owners[o.MAC], o.Link) == known && !seen[o] && n.heard[o.MAC] && of[o.Link] < ownersMost:
+			case slices.Contains(n.owners[o.MAC], o.Link) == known && !seen[o] && n.heard[o.MAC] && of[o.Link] < linkMACsMax:
 				seen[o] = true
 				of[o.Link]++
 				admitted = append(admitted, o)
@@ -276,7 +276,7 @@ func (n *neighbours) admit(owners []bpf.Owner, now time.Time) (admitted []bpf.Ow
 }
 
 // expect notes owners that the programs are about to be told of, beside those that they know.
-func (n *neighbours) expect(owners []bpf.Owner) {
+func (n *neighbours) expect(owners []bpf.LinkMAC) {
 	all := make(map[mac][]int)
 	maps.Copy(all, n.owners)
 	for _, o := range owners {
@@ -326,8 +326,8 @@ func (n *neighbours) settle(of node, now time.Time) (void bool) {
 // include/net/neighbour.h, less those without an address).
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
 
-// announced is what a message says of a neighbour.
-type announced struct {
+// neighbourUpdate is what a message says of a neighbour.
+type neighbourUpdate struct {
 	family               byte
 	device, master       int
 	state                uint16
@@ -335,7 +335,7 @@ type announced struct {
 }
 
 // neighbourOf reads a message about a neighbour.
-func neighbourOf(data []byte) (m announced, err error) {
+func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 	// struct ndmsg: family, 3 of padding, index, state, flags, type.
 	if len(data) < unix.SizeofNdMsg {
 		return m, errors.New("it is cut short")

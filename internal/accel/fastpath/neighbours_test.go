@@ -35,7 +35,7 @@ func told(a, b mac) *neighbours {
 		n.says(false, ipNeighbour(bridge, uint8(i), unix.NUD_REACHABLE, m), time.Time{})
 	}
 	n.settle(node{
-		owners: []bpf.Owner{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}},
+		owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}},
 		near:   map[int]bool{bridge: true, pod1: true, pod2: true, nic: false, vxlan: false},
 		own:    map[mac]bool{{2: 99}: true},
 	}, time.Time{})
@@ -151,7 +151,7 @@ func TestHeard(t *testing.T) {
 	want("a neighbour", a, b, c, own)
 	n.says(true, ipNeighbour(bridge, 0, unix.NUD_STALE, a), time.Time{})
 	want("one goes", a, b, c, own)
-	of := node{near: n.near, own: n.own, owners: []bpf.Owner{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}}}
+	of := node{near: n.near, own: n.own, owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}}}
 	if n.settle(of, time.Time{}) {
 		t.Error("void though all owners stay")
 	}
@@ -172,10 +172,10 @@ func TestHeard(t *testing.T) {
 func TestOwn(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	var generation uint32
-	ch := &changes{neighbours: told(a, b), notify: func(g uint32, _ bool) { generation = g }}
+	ch := &invalidator{neighbours: told(a, b), notify: func(g uint32, _ bool) { generation = g }}
 	ch.neighbours.says(false, ipNeighbour(bridge, 9, unix.NUD_REACHABLE, c), time.Time{})
-	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []bpf.Owner{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
-	set := func(owners []bpf.Owner) error {
+	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []bpf.LinkMAC{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
+	set := func(owners []bpf.LinkMAC) error {
 		if want := of.owners[:2]; !slices.Equal(owners, want) {
 			t.Errorf("told of %v, want %v", owners, want)
 		}
@@ -193,7 +193,7 @@ func TestOwn(t *testing.T) {
 		t.Errorf("generation %d though one went, error %v", generation, err)
 	}
 	generation = 0
-	if _, err := ch.own(&of, func([]bpf.Owner) error { return nil }); err != nil || generation != 0 {
+	if _, err := ch.own(&of, func([]bpf.LinkMAC) error { return nil }); err != nil || generation != 0 {
 		t.Errorf("generation %d though none went, error %v", generation, err)
 	}
 }
@@ -202,7 +202,7 @@ func TestOwn(t *testing.T) {
 // never there.
 func TestNeighboursBound(t *testing.T) {
 	n := told(mac{5: 1}, mac{5: 2})
-	for i := range uint32(3 * neighboursMost) {
+	for i := range uint32(3 * neighboursMax) {
 		m := mac{1: 2}
 		binary.BigEndian.PutUint32(m[2:], i)
 		n.says(false, entry(pod1, m), time.Time{})
@@ -217,17 +217,17 @@ func TestNeighboursBound(t *testing.T) {
 		void, _ = n.says(false, about(unix.AF_INET, bridge, state, nl.NewRtAttr(unix.NDA_DST, ip), nl.NewRtAttr(unix.NDA_LLADDR, m[:])), time.Time{})
 		return void
 	}
-	for i := range uint32(neighboursMost - 2) {
+	for i := range uint32(neighboursMax - 2) {
 		if say(i, unix.NUD_REACHABLE) {
 			t.Fatalf("neighbour %d voids", i)
 		}
 	}
-	for i := uint32(neighboursMost); i < 2*neighboursMost; i++ {
+	for i := uint32(neighboursMax); i < 2*neighboursMax; i++ {
 		if !say(i, unix.NUD_REACHABLE) || !say(i, unix.NUD_FAILED) {
 			t.Fatalf("neighbour %d, which is not known, does not matter", i)
 		}
 	}
-	if len(n.usable) > neighboursMost {
+	if len(n.usable) > neighboursMax {
 		t.Errorf("%d neighbours are known", len(n.usable))
 	}
 	n.lose()
@@ -266,25 +266,25 @@ func TestFind(t *testing.T) {
 func TestAdmit(t *testing.T) {
 	a, b := mac{5: 1}, mac{5: 2}
 	n := told(a, b)
-	var many []bpf.Owner
-	for i := range 2 * ownersMost {
+	var many []bpf.LinkMAC
+	for i := range 2 * linkMACsMax {
 		m := mac{4: 1, 5: byte(i)}
 		n.heard[m] = true
-		many = append(many, bpf.Owner{Link: pod1, MAC: m})
+		many = append(many, bpf.LinkMAC{Link: pod1, MAC: m})
 	}
-	other := bpf.Owner{Link: pod2, MAC: b}
-	owners := slices.Concat(many, []bpf.Owner{other, other, {Link: pod2, MAC: mac{5: 77}}})
+	other := bpf.LinkMAC{Link: pod2, MAC: b}
+	owners := slices.Concat(many, []bpf.LinkMAC{other, other, {Link: pod2, MAC: mac{5: 77}}})
 	now := time.Now()
 	got, restless := n.admit(owners, now)
-	if want := append([]bpf.Owner{other}, many[:ownersMost]...); !slices.Equal(got, want) || restless != nil {
+	if want := append([]bpf.LinkMAC{other}, many[:linkMACsMax]...); !slices.Equal(got, want) || restless != nil {
 		t.Errorf("admitted %v, restless %v, want %v", got, restless, want)
 	}
-	crowd := append([]bpf.Owner{{Link: pod1, MAC: a}}, owners...)
+	crowd := append([]bpf.LinkMAC{{Link: pod1, MAC: a}}, owners...)
 	slices.Reverse(crowd)
-	if got, _ := n.admit(crowd, now); len(got) != ownersMost+1 || got[1] != crowd[len(crowd)-1] {
+	if got, _ := n.admit(crowd, now); len(got) != linkMACsMax+1 || got[1] != crowd[len(crowd)-1] {
 		t.Errorf("one that was there before made room: %v", got)
 	}
-	for i := range changesMost {
+	for i := range changesMax {
 		now = now.Add(time.Millisecond)
 		if void, _ := n.says(false, entry(pod2, a), now); !void {
 			t.Fatal("a pod's address moves, and that is not void")
@@ -295,14 +295,14 @@ func TestAdmit(t *testing.T) {
 	}
 	n.says(false, entry(pod2, a), now)
 	got, restless = n.admit(owners, now)
-	if !slices.Equal(got, []bpf.Owner{other}) || !slices.Equal(restless, []int{pod1}) {
+	if !slices.Equal(got, []bpf.LinkMAC{other}) || !slices.Equal(restless, []int{pod1}) {
 		t.Errorf("admitted %v, restless %v after so many changes", got, restless)
 	}
 	n.settle(node{owners: got, near: n.near}, now)
 	if void, _ := n.says(false, entry(pod2, a), now); void {
 		t.Error("what is at a link without owners matters")
 	}
-	for range 2 * changesMost { // it is heard of as a neighbour's
+	for range 2 * changesMax { // it is heard of as a neighbour's
 		if void, look := n.says(false, entry(pod2, a), now); void || look != n.heard[a] {
 			t.Fatalf("void %t, look %t, heard of %t", void, look, n.heard[a])
 		}
@@ -320,7 +320,7 @@ func TestAdmit(t *testing.T) {
 	}
 	now = now.Add(changesWithin + 1)
 	n.list(now)
-	if got, restless = n.admit(owners, now); len(got) != ownersMost+1 || restless != nil {
+	if got, restless = n.admit(owners, now); len(got) != linkMACsMax+1 || restless != nil {
 		t.Errorf("admitted %d, restless %v some time after", len(got), restless)
 	}
 	n.settle(node{owners: got, near: n.near}, now)
@@ -338,7 +338,7 @@ func FuzzSays(f *testing.F) {
 	f.Add(byte(unix.RTM_DELNEIGH), ipNeighbour(bridge, 1, unix.NUD_STALE, mac{5: 1}))
 	f.Add(byte(unix.RTM_NEWLINK), append(make([]byte, 16), nl.NewRtAttr(unix.IFLA_IFNAME, []byte("eth0")).Serialize()...))
 	f.Fuzz(func(t *testing.T, kind byte, data []byte) {
-		c := &changes{links: make(map[string]string), neighbours: told(mac{5: 1}, mac{5: 2}), notify: func(uint32, bool) {}}
+		c := &invalidator{links: make(map[string]string), neighbours: told(mac{5: 1}, mac{5: 2}), notify: func(uint32, bool) {}}
 		message := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: uint16(kind)}, Data: data}
 		first, _ := c.says(unix.NETLINK_ROUTE, message, time.Time{})
 		if len(c.neighbours.usable) > 3 || len(c.neighbours.heard) > 4 || len(c.links) > 1 {

@@ -174,7 +174,7 @@ var (
 
 // refuses tells whether a node leaves something alone for a reason.
 func (w *world) refuses(node int, why string) bool {
-	return slices.ContainsFunc(w.paths[node].Refused(), func(r string) bool { return strings.Contains(r, why) })
+	return slices.ContainsFunc(w.paths[node].Skipped(), func(r string) bool { return strings.Contains(r, why) })
 }
 
 // trips makes round trips, and returns how many packets of a node took the fast path meanwhile.
@@ -350,7 +350,7 @@ func TestUnseenBy(t *testing.T) {
 	for _, k := range kinds {
 		w.start(slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == k.name })...)
 		if !w.refuses(0, k.why) {
-			t.Errorf("all but %s may miss packets, and of that it says %q", k.name, w.paths[0].Refused())
+			t.Errorf("all but %s may miss packets, and of that it says %q", k.name, w.paths[0].Skipped())
 		}
 		w.stop(0)
 		w.stop(1)
@@ -618,7 +618,7 @@ func TestLower(t *testing.T) {
 			})
 			for i := range w.paths {
 				if w.refuses(i, "eth0") {
-					t.Errorf("the NIC is taken for a pod's: %q", w.paths[i].Refused())
+					t.Errorf("the NIC is taken for a pod's: %q", w.paths[i].Skipped())
 				}
 			}
 			w.in("n0", func() error {

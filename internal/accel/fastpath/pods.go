@@ -18,37 +18,37 @@ import (
 type pods struct {
 	mu sync.Mutex
 	// behind are the links by the addresses that are known to be there.
-	behind map[bpf.Short]int
+	behind map[bpf.PodKey]int
 	// asked are addresses that were not: a route may lead to them.
 	asked map[netip.Addr]bool
 	// used says when there was a connection worth it last.
 	used map[int]time.Time
 }
 
-// doubt is how long a pod that is watched no more keeps its programs: it may have a connection
+// retryAfter is how long a pod that is watched no more keeps its programs: it may have a connection
 // that never becomes known, to somewhere else, and would have it watched again at once.
-const doubt = lookAfter * beat
+const retryAfter = sweepEvery * leaseRenewal
 
-// askedMost bounds the addresses that are looked up at each look at the devices. Where there are
+// requestedMax bounds the addresses that are looked up at each look at the devices. Where there are
 // more, others make room, whichever they are: a pod that sends in the name of many addresses has
 // as many be asked for.
-const askedMost = 256
+const requestedMax = 256
 
-// resting tells whether a pod has had no connection for so long that it is not watched.
-func resting(used time.Time) bool { return time.Since(used) >= time.Duration(sleepAfter)*beat }
+// isIdle tells whether a pod has had no connection for so long that it is not watched.
+func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
 
 // use notes that a pod has a connection worth it, and tells whether that is new.
 func (p *pods) use(link int) (anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	anew = resting(p.used[link])
+	anew = isIdle(p.used[link])
 	p.used[link] = time.Now()
 	return anew
 }
 
 // linkOf is where an address is, or 0, and whether that is asked for the first time: then the
 // next look at the devices tells where a route leads to it.
-func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
+func (p *pods) linkOf(pod bpf.PodKey) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	link = p.behind[pod]
@@ -56,7 +56,7 @@ func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
 	if link != 0 || !known || p.asked[address] {
 		return link, false
 	}
-	if len(p.asked) >= askedMost {
+	if len(p.asked) >= requestedMax {
 		p.makeRoom()
 	}
 	p.asked[address] = true
@@ -67,7 +67,7 @@ func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
 func (p *pods) makeRoom() {
 	var some netip.Addr
 	for some = range p.asked { // in no order
-		if p.behind[bpf.ShortOf(some)] == 0 {
+		if p.behind[bpf.PodKeyOf(some)] == 0 {
 			break
 		}
 	}
@@ -85,7 +85,7 @@ func (p *pods) wanted() []netip.Addr {
 func (p *pods) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.ShortOf(a)]].IsZero() })
+	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.PodKeyOf(a)]].IsZero() })
 }
 
 // rest tells whether any are resting.
@@ -93,7 +93,7 @@ func (p *pods) rest() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, at := range p.used {
-		if resting(at) {
+		if isIdle(at) {
 			return true
 		}
 	}
@@ -105,16 +105,16 @@ func (p *pods) rest() bool {
 func (p *pods) follow(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.behind = make(map[bpf.Short]int)
+	p.behind = make(map[bpf.PodKey]int)
 	for address, link := range n.behind {
-		p.behind[bpf.ShortOf(address)] = link
+		p.behind[bpf.PodKeyOf(address)] = link
 	}
 	for link, at := range p.used {
 		switch {
-		case !slices.Contains(n.veths, link) || resting(at.Add(doubt)):
+		case !slices.Contains(n.veths, link) || isIdle(at.Add(retryAfter)):
 			delete(p.used, link)
 			continue
-		case !resting(at):
+		case !isIdle(at):
 			watched = append(watched, link)
 		}
 		all = append(all, link)

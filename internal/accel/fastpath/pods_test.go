@@ -15,7 +15,7 @@ import (
 // watched anew when it has one again.
 func TestPods(t *testing.T) {
 	const pod, other = 3, 4
-	idle := time.Duration(sleepAfter) * beat
+	idle := time.Duration(idleAfter) * leaseRenewal
 	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
 	n := node{veths: []int{other, pod}}
 	want := func(what string, all, watched []int) {
@@ -52,7 +52,7 @@ func TestPods(t *testing.T) {
 	want("it rests", []int{pod}, nil)
 	uses("it rests", true)
 	want("it has one again", []int{pod}, []int{pod})
-	passes(idle + doubt)
+	passes(idle + retryAfter)
 	want("it has none", nil, nil)
 	uses("it has none", true)
 	n.veths = []int{other}
@@ -67,7 +67,7 @@ func TestAsked(t *testing.T) {
 	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
-		if gotLink, gotAnew := p.linkOf(bpf.ShortOf(a)); gotLink != link || gotAnew != anew {
+		if gotLink, gotAnew := p.linkOf(bpf.PodKeyOf(a)); gotLink != link || gotAnew != anew {
 			t.Errorf("%s: link %d, anew %t, want %d, %t", what, gotLink, gotAnew, link, anew)
 		}
 	}
@@ -92,7 +92,7 @@ func TestAsked(t *testing.T) {
 	for a := nowhere; a != netip.MustParseAddr("10.0.8.0"); {
 		a = a.Next()
 		want("another", a, 0, true)
-		if len(p.asked) > askedMost {
+		if len(p.asked) > requestedMax {
 			t.Fatalf("%d are asked for", len(p.asked))
 		}
 	}

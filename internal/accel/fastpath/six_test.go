@@ -68,18 +68,18 @@ func TestOddSix(t *testing.T) {
 		return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, string([]byte{0, 0, 1, 4, 0, 0, 0, 0}))
 	})
 	before := [2]map[string]uint64{w.counts(0), w.counts(1)}
-	w.trips(near, "options are seen", func() bool { return w.counts(0)["options"] >= before[0]["options"]+200 })
+	w.trips(near, "options are seen", func() bool { return w.counts(0)["ip-options"] >= before[0]["ip-options"]+200 })
 	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
 		t.Errorf("%d with options left by the fast path", now["fast-out"]-before[0]["fast-out"])
 	}
-	if now := w.counts(1); now["fast-in"] != before[1]["fast-in"] || now["options"] < before[1]["options"]+200 {
-		t.Errorf("%d with options arrived by the fast path, %d by the slow one", now["fast-in"]-before[1]["fast-in"], now["options"]-before[1]["options"])
+	if now := w.counts(1); now["fast-in"] != before[1]["fast-in"] || now["ip-options"] < before[1]["ip-options"]+200 {
+		t.Errorf("%d with options arrived by the fast path, %d by the slow one", now["fast-in"]-before[1]["fast-in"], now["ip-options"]-before[1]["ip-options"])
 	}
 	option(t, near, func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, "") })
 
 	option(t, near, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1) })
 	before[0] = w.counts(0)
-	w.eventually("there is no hop left", func() { _, _ = near.Write([]byte("datagram")) }, func() bool { return w.counts(0)["last-hop"] >= before[0]["last-hop"]+100 })
+	w.eventually("there is no hop left", func() { _, _ = near.Write([]byte("datagram")) }, func() bool { return w.counts(0)["ttl"] >= before[0]["ttl"]+100 })
 	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
 		t.Errorf("%d without a hop left by the fast path", now["fast-out"]-before[0]["fast-out"])
 	}
@@ -175,7 +175,7 @@ func TestTwins(t *testing.T) {
 	if n := now["fast-out"] - before["fast-out"] + now["fast-in"] - before["fast-in"]; n > 0 {
 		t.Errorf("%d of the other took the fast path", n)
 	}
-	if now["unlike"] == before["unlike"] {
+	if now["mismatch"] == before["mismatch"] {
 		t.Errorf("the other is not told from the one: have the digests become others? %v", now)
 	}
 	for range 2000 {
@@ -204,7 +204,7 @@ func TestNarrowSix(t *testing.T) {
 	w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
 	w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/vxlan.calico/mtu", []byte("1290"), 0) })
 	w.paths[0].Verify()
-	w.eventually("they are too large", send, func() bool { return w.counts(0)["large"] > 0 })
+	w.eventually("they are too large", send, func() bool { return w.counts(0)["exceeds-mtu"] > 0 })
 }
 
 // TestPriority has what is carried wait in a device's queue as what is not: by its type of service

@@ -12,39 +12,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Renewals are packets of this node that conntrack is to see, and nobody else.
-type Renewals struct {
+// ResyncFilter are packets of this node that conntrack is to see, and nobody else.
+type ResyncFilter struct {
 	// Mark is what such packets bear.
 	Mark    uint32
-	objects renewObjects
+	objects resyncObjects
 	links   attachments
 }
 
 // conntrackPriority is NF_IP_PRI_CONNTRACK (include/uapi/linux/netfilter_ipv4.h).
 const conntrackPriority = -200
 
-// DropRenewals drops, in the calling thread's network namespace until Close, the packets of
+// DropResync drops, in the calling thread's network namespace until Close, the packets of
 // this node that bear a mark, right behind conntrack. An error says what the kernel lacks.
-func DropRenewals() (r *Renewals, err error) {
-	spec, err := loadRenew()
+func DropResync() (r *ResyncFilter, err error) {
+	spec, err := loadResync()
 	if err != nil {
 		return nil, fmt.Errorf("read the program that drops packets behind conntrack: %w", err)
 	}
-	r = &Renewals{Mark: rand.Uint32() | 1}
-	if err := spec.Variables["renewal"].Set(r.Mark); err != nil {
+	r = &ResyncFilter{Mark: rand.Uint32() | 1}
+	if err := spec.Variables["resync_mark"].Set(r.Mark); err != nil {
 		return nil, err
 	}
 	if err := spec.LoadAndAssign(&r.objects, nil); err != nil {
 		return nil, fmt.Errorf("load the program that drops packets behind conntrack (it needs eBPF for netfilter: Linux 6.4 or newer with CONFIG_NETFILTER_BPF_LINK): %w", err)
 	}
-	if r.links, err = attachNetfilter(r.objects.DropRenewals, unix.NF_INET_LOCAL_OUT, conntrackPriority+1); err != nil {
+	if r.links, err = attachNetfilter(r.objects.DropResync, unix.NF_INET_LOCAL_OUT, conntrackPriority+1); err != nil {
 		return nil, errors.Join(fmt.Errorf("attach the program that drops packets behind conntrack: %w", err), r.Close())
 	}
 	return r, nil
 }
 
 // Close lets such packets pass.
-func (r *Renewals) Close() error { return errors.Join(r.links.Close(), r.objects.Close()) }
+func (r *ResyncFilter) Close() error { return errors.Join(r.links.Close(), r.objects.Close()) }
 
 // attachments are programs that are attached until Close.
 type attachments []link.Link

@@ -21,15 +21,15 @@ import (
 // Of a socket that announces what pods can cause, by answers of many neighbours, say, no more than
 // hearMost messages are heard in each hearWithin. Then the kernel waits, for as long at most; what
 // it has no room for meanwhile is lost, which has all that was seen be void.
-const hearMost, hearWithin = 500, 50 * time.Millisecond
+const eventsMax, eventsWithin = 500, 50 * time.Millisecond
 
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
-// changes are what the kernel announces of what could send a packet elsewhere, or end it. Of
+// invalidator are what the kernel announces of what could send a packet elsewhere, or end it. Of
 // neighbours and links it matters what is said; of all else that something is: all that was seen
 // before is void.
-type changes struct {
+type invalidator struct {
 	filter  *bpf.Neighbours
 	sockets []*nl.NetlinkSocket
 	closed  atomic.Bool
@@ -46,10 +46,10 @@ type changes struct {
 	lost int
 }
 
-// listen calls notify, until closed, with a new generation for each change in a network
+// newInvalidator calls notify, until closed, with a new generation for each change in a network
 // namespace, and whether it may be one of devices.
-func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c *changes, err error) {
-	c = &changes{notify: notify, generation: 1, links: make(map[string]string)}
+func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c *invalidator, err error) {
+	c = &invalidator{notify: notify, generation: 1, links: make(map[string]string)}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -87,7 +87,7 @@ func listen(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c 
 }
 
 // close has it listen no more.
-func (c *changes) close() {
+func (c *invalidator) close() {
 	c.closed.Store(true)
 	for _, s := range c.sockets {
 		s.Close()
@@ -96,20 +96,20 @@ func (c *changes) close() {
 }
 
 // release comes after close, and after the last look.
-func (c *changes) release() error {
+func (c *invalidator) release() error {
 	if c.filter == nil {
 		return nil
 	}
 	return c.filter.Close()
 }
 
-func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
+func (c *invalidator) follow(s *nl.NetlinkSocket, protocol int) {
 	heard, since := 0, time.Now()
 	for {
-		if heard == hearMost && protocol == unix.NETLINK_ROUTE {
-			time.Sleep(hearWithin - time.Since(since))
+		if heard == eventsMax && protocol == unix.NETLINK_ROUTE {
+			time.Sleep(eventsWithin - time.Since(since))
 		}
-		if heard == hearMost || time.Since(since) > hearWithin {
+		if heard == eventsMax || time.Since(since) > eventsWithin {
 			heard, since = 0, time.Now()
 		}
 		heard++
@@ -129,7 +129,7 @@ func (c *changes) follow(s *nl.NetlinkSocket, protocol int) {
 }
 
 // hear goes by what is announced.
-func (c *changes) hear(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
+func (c *invalidator) hear(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var void, devices bool
@@ -141,7 +141,7 @@ func (c *changes) hear(protocol int, messages []syscall.NetlinkMessage, now time
 }
 
 // lose does without what was announced and not heard.
-func (c *changes) lose(protocol int) {
+func (c *invalidator) lose(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if protocol == unix.NETLINK_ROUTE {
@@ -153,13 +153,13 @@ func (c *changes) lose(protocol int) {
 }
 
 // void makes void all that was seen.
-func (c *changes) void() {
+func (c *invalidator) void() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tell(true, false)
 }
 
-func (c *changes) tell(void, devices bool) {
+func (c *invalidator) tell(void, devices bool) {
 	if void {
 		c.generation++
 	}
@@ -170,7 +170,7 @@ func (c *changes) tell(void, devices bool) {
 
 // says tells whether by a message something that was seen may not be so any more, and whether the
 // devices are to be looked at.
-func (c *changes) says(protocol int, m syscall.NetlinkMessage, now time.Time) (void, devices bool) {
+func (c *invalidator) says(protocol int, m syscall.NetlinkMessage, now time.Time) (void, devices bool) {
 	if protocol != unix.NETLINK_ROUTE {
 		return true, observes(protocol, m)
 	}
@@ -210,7 +210,7 @@ func observes(protocol int, m syscall.NetlinkMessage) bool {
 
 // known are the neighbours that packets are sent to at once. Where not all were heard of, list
 // tells of them.
-func (c *changes) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
+func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
 	c.mu.Lock()
 	complete, lost := c.neighbours.complete, c.lost
 	c.mu.Unlock()
@@ -233,7 +233,7 @@ func (c *changes) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, 
 // own has set tell the programs of a node's owners, less those that are not admitted, and returns
 // the links that have none for now. All that is announced of owners before, after and meanwhile is
 // gone by: what was seen of those that are taken back is void, as it is not heard of them again.
-func (c *changes) own(n *node, set func([]bpf.Owner) error) (restless []int, err error) {
+func (c *invalidator) own(n *node, set func([]bpf.LinkMAC) error) (restless []int, err error) {
 	c.mu.Lock()
 	n.owners, restless = c.neighbours.admit(n.owners, time.Now())
 	c.neighbours.expect(n.owners)
@@ -248,7 +248,7 @@ func (c *changes) own(n *node, set func([]bpf.Owner) error) (restless []int, err
 }
 
 // restless tells whether any links have no owners for now, or addresses are not heard of.
-func (c *changes) restless() bool {
+func (c *invalidator) restless() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.neighbours.changed.any() || c.neighbours.moved.any()

@@ -22,7 +22,7 @@ func TestGuard(t *testing.T) {
 	const out, fin, reset = edge + 1, tcpFIN | tcpACK, tcpRST
 	for _, v := range []version{four, six} {
 		known := func(flow *fastpathFlow) {
-			flow.Out.Acked, flow.In.Acked, flow.Out.End, flow.In.End, flow.Out.Edge, flow.In.Edge = acked, acked, end, end, edge, edge
+			flow.Out.RcvNxt, flow.In.RcvNxt, flow.Out.SndNxt, flow.In.SndNxt, flow.Out.WindowEnd, flow.In.WindowEnd = acked, acked, end, end, edge, edge
 		}
 		for _, tt := range []struct {
 			name     string
@@ -51,9 +51,9 @@ func TestGuard(t *testing.T) {
 			{name: "data out of the window", flags: tcpACK, seq: out, ack: acked, in: true},
 			{name: "what opens", flags: tcpSYN, seq: out, in: true},
 			{name: "what opens and ends", flags: tcpSYN | fin, seq: out, in: true},
-			{name: "numbers are not known", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 0 }},
-			{name: "numbers are of the peer's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 1 }},
-			{name: "numbers are of the pod's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Numbered = 2 }},
+			{name: "numbers are not known", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 0 }},
+			{name: "numbers are of the peer's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 1 }},
+			{name: "numbers are of the pod's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
 			{name: "not all that the pod sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Out.Epoch-- }},
 			{name: "not all that the peer sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.In.Epoch-- }},
 			{
@@ -116,7 +116,7 @@ func TestGuard(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			code, err := f.objects.Guard.Run(&ebpf.RunOptions{Data: b})
+			code, err := f.objects.DropForged.Run(&ebpf.RunOptions{Data: b})
 			if err != nil || code == 0 != tt.drop {
 				t.Errorf("%s, %s: it returns %d, error %v, want it dropped: %t", v, tt.name, code, err, tt.drop)
 			}

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	// glance is between two looks at how busy VXLAN devices are.
-	glance = beat / 5
-	// busy is how many packets in a glance make them so.
-	busy = 10
-	// scoutFor is how long scouts look.
-	scoutFor = 3 * glance
+	// detectEvery is between two looks at how busy VXLAN devices are.
+	detectEvery = leaseRenewal / 5
+	// busyPackets is how many packets in a glance make them so.
+	busyPackets = 10
+	// detectFor is how long scouts look.
+	detectFor = 3 * detectEvery
 	// scoutAgain is after how long they look again if they found nothing; twice that after the
 	// second time, and so on up to scoutRarely, as long as the devices are busy.
 	scoutAgain, scoutRarely = time.Second, 8 * time.Second
 )
 
-// scouts says when the programs at the VXLAN devices look for connections that are worth it,
+// detector says when the programs at the VXLAN devices look for connections that are worth it,
 // while no pod has any: only if there are packets, and then not always, as each of these pays.
-type scouts struct {
+type detector struct {
 	on bool
 	// next is when they end, or may begin again; wait is how long they paused last.
 	next time.Time
@@ -35,8 +35,8 @@ type scouts struct {
 
 // look goes by the packets that there have been until now, and tells whether that turned the
 // scouts on or off.
-func (s *scouts) look(now time.Time, packets uint64) (turned bool) {
-	few := s.packets == 0 || packets-s.packets < busy
+func (s *detector) look(now time.Time, packets uint64) (turned bool) {
+	few := s.packets == 0 || packets-s.packets < busyPackets
 	s.packets = packets
 	if few && !s.on {
 		s.wait = 0
@@ -46,7 +46,7 @@ func (s *scouts) look(now time.Time, packets uint64) (turned bool) {
 	}
 	s.on = !s.on
 	if s.on {
-		s.next = now.Add(scoutFor)
+		s.next = now.Add(detectFor)
 		return true
 	}
 	s.wait = min(max(2*s.wait, scoutAgain), scoutRarely)

@@ -10,19 +10,19 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// evidence is how long what was seen of the slow path is believed: EVIDENCE of fastpath.c.
-const evidence = time.Second
+// flowTTL is how long what was seen of the slow path is believed: EVIDENCE of fastpath.c.
+const flowTTL = time.Second
 
 const udp = 17 // RFC 768, of IP's protocols
 
-// Worn tells whether three quarters of the places of other nodes, or of pods' links, have
+// TablesWorn tells whether three quarters of the places of other nodes, or of pods' links, have
 // been used up. A place is not used twice, so somebody has to begin anew in time.
-func (f *Fastpath) Worn() (bool, error) {
+func (f *Fastpath) TablesWorn() (bool, error) {
 	o := &f.objects
 	for _, of := range []struct {
 		used *ebpf.Variable
 		all  *ebpf.Map
-	}{{o.OutersUsed, o.Outers}, {o.PodsUsed, o.Pods}} {
+	}{{o.TemplatesUsed, o.EncapTemplates}, {o.PodLinksUsed, o.PodLinks}} {
 		var used uint32
 		if err := of.used.Get(&used); err != nil {
 			return false, fmt.Errorf("ask how full the fast path's tables are: %w", err)
@@ -34,16 +34,16 @@ func (f *Fastpath) Worn() (bool, error) {
 	return false, nil
 }
 
-// Carried counts the connections that are known, and those of them of which packets may
+// Accelerated counts the connections that are known, and those of them of which packets may
 // take the fast path at a time of CLOCK_MONOTONIC: a stream's both ways, datagrams'
 // either.
-func (f *Fastpath) Carried(now time.Duration) (known, fast int, err error) {
+func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
 	var generation uint32
 	if err := f.objects.Generation.Get(&generation); err != nil {
 		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
 	}
 	may := func(seen uint64, in uint32) bool {
-		return seen != 0 && in == generation && time.Duration(seen) > now-evidence
+		return seen != 0 && in == generation && time.Duration(seen) > now-flowTTL
 	}
 	// In batches: one look-up each would be two system calls a connection.
 	keys, values := make([]fastpathKey, 512), make([]fastpathFlow, 512)
@@ -54,7 +54,7 @@ func (f *Fastpath) Carried(now time.Duration) (known, fast int, err error) {
 		}
 		known += n
 		for i, v := range values[:n] {
-			out, in := may(v.Out.Seen, v.Out.Generation), may(v.In.Seen, v.In.Generation)
+			out, in := may(v.Out.Validated, v.Out.Generation), may(v.In.Validated, v.In.Generation)
 			if out && in || keys[i].Protocol == udp && (out || in) {
 				fast++
 			}

@@ -142,24 +142,24 @@ func TestNoRoom(t *testing.T) {
 	port := 20000
 	scouts := func(they string, there bool) {
 		w.Helper()
-		w.eventually("scouts "+they, func() { w.strays(port); port += 10 }, func() bool { return strings.Contains(w.programs(0), "tunnel") == there })
+		w.eventually("scouts "+they, func() { w.strays(port); port += 10 }, func() bool { return strings.Contains(w.programs(0), "observe_vxlan") == there })
 	}
 	scouts("come", true)
 	scouts("go", false)
-	refused := w.paths[0].Refused()
+	refused := w.paths[0].Skipped()
 	if !slices.ContainsFunc(refused, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach arrive: ") }) {
 		t.Errorf("refused %q", refused)
 	}
 	select {
-	case <-w.paths[0].News():
+	case <-w.paths[0].Changes():
 	default:
 		t.Error("it is no news")
 	}
 	scouts("come again", true)
 	scouts("go again", false)
 	select {
-	case <-w.paths[0].News():
-		t.Errorf("it is news again: %q", w.paths[0].Refused())
+	case <-w.paths[0].Changes():
+		t.Errorf("it is news again: %q", w.paths[0].Skipped())
 	default:
 	}
 }
@@ -273,7 +273,7 @@ func TestWatched(t *testing.T) {
 							links = append(links, w.link(node, n))
 						}
 						slices.Sort(links)
-						for _, program := range []string{"deliver", "leave"} {
+						for _, program := range []string{"observe_pod", "encap"} {
 							if !slices.Equal(w.having(node, program), links) {
 								return false
 							}
@@ -338,7 +338,7 @@ func TestNeverKnown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	has := func() bool { return slices.Contains(w.having(0, "deliver"), w.link(0, 0)) }
+	has := func() bool { return slices.Contains(w.having(0, "observe_pod"), w.link(0, 0)) }
 	w.eventually("it is watched", trip, has)
 	for began := time.Now(); time.Since(began) < 15*time.Second; trip() {
 		if !has() {
@@ -349,7 +349,7 @@ func TestNeverKnown(t *testing.T) {
 		t.Errorf("it became known: %v", c)
 	}
 	e.Close()
-	w.eventually("it is not watched", func() {}, func() bool { return len(w.having(0, "deliver")) == 0 })
+	w.eventually("it is not watched", func() {}, func() bool { return len(w.having(0, "observe_pod")) == 0 })
 }
 
 // Connections that stay on their node, or go elsewhere, are no reason to watch a pod.
@@ -409,7 +409,7 @@ func TestBeatsOn(t *testing.T) {
 		})
 		w.paths[0].Sleep()
 		w.eventually("all is off", func() {}, func() bool { return hooks() == 0 })
-		before := w.counts(0)["dead"]
+		before := w.counts(0)["lease-expired"]
 		ended := make(chan error, 1)
 		var stop atomic.Bool
 		began := time.Now()
@@ -429,10 +429,10 @@ func TestBeatsOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%d pods took %v", pods, took)
-		if n := w.counts(0)["dead"] - before; n > 0 {
+		if n := w.counts(0)["lease-expired"] - before; n > 0 {
 			t.Errorf("the heart did not beat for %d packets", n)
 		}
-		if took > fastpath.Life+time.Second || t.Failed() {
+		if took > fastpath.LeaseTime+time.Second || t.Failed() {
 			return
 		}
 	}
