@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ResyncFilter are packets of this node that conntrack is to see, and nobody else.
+// ResyncFilter drops packets that only conntrack is to see.
 type ResyncFilter struct {
-	// Mark is what such packets bear.
+	// Mark is the mark of these packets.
 	Mark    uint32
 	objects resyncObjects
 	links   attachments
@@ -28,17 +28,17 @@ const conntrackPriority = -200
 func DropResync() (r *ResyncFilter, err error) {
 	spec, err := loadResync()
 	if err != nil {
-		return nil, fmt.Errorf("read the program that drops packets behind conntrack: %w", err)
+		return nil, fmt.Errorf("read the program that drops resync packets: %w", err)
 	}
 	r = &ResyncFilter{Mark: rand.Uint32() | 1}
 	if err := spec.Variables["resync_mark"].Set(r.Mark); err != nil {
 		return nil, err
 	}
 	if err := spec.LoadAndAssign(&r.objects, nil); err != nil {
-		return nil, fmt.Errorf("load the program that drops packets behind conntrack (it needs eBPF for netfilter: Linux 6.4 or newer with CONFIG_NETFILTER_BPF_LINK): %w", err)
+		return nil, fmt.Errorf("load the program that drops resync packets (it needs eBPF for netfilter: Linux 6.4 or newer with CONFIG_NETFILTER_BPF_LINK): %w", err)
 	}
 	if r.links, err = attachNetfilter(r.objects.DropResync, unix.NF_INET_LOCAL_OUT, conntrackPriority+1); err != nil {
-		return nil, errors.Join(fmt.Errorf("attach the program that drops packets behind conntrack: %w", err), r.Close())
+		return nil, errors.Join(fmt.Errorf("attach the program that drops resync packets: %w", err), r.Close())
 	}
 	return r, nil
 }

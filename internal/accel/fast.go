@@ -81,7 +81,7 @@ func (s *Session) stopFastpath() error {
 	var err error
 	if held.path != nil {
 		if counts, err := held.path.Counts(); err == nil {
-			s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", held.path.Skipped())
+			s.options.Log.Info("the fast path stops", "place", s.options.Place.Name, "counts", counts, "skipped", held.path.Skipped())
 		}
 		err = held.path.Close()
 	}
@@ -145,12 +145,12 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 type FastpathState struct {
 	// Wanted: all else is empty if not.
 	Wanted bool
-	// Overlays are the VXLAN devices whose packets it may carry.
-	Overlays []string
-	// Hooks are programs that are attached: none while it sleeps.
+	// VXLANDevices are those whose packets it may forward.
+	VXLANDevices []string
+	// Hooks are the attached programs: none while it is idle.
 	Hooks []fastpath.Hook
-	// LeftAlone says, a sentence each, which devices are left to the slow path, and why.
-	LeftAlone []string
+	// Skipped names each skipped device and why.
+	Skipped []string
 	// Err is why all packets take the slow path, if they do.
 	Err error
 }
@@ -161,14 +161,14 @@ func (s *Session) FastpathState() FastpathState {
 	defer s.mu.Unlock()
 	state := FastpathState{Wanted: s.fast.wanted, Err: s.fast.err}
 	if f := s.fast.path; f != nil {
-		state.Overlays, state.Hooks, state.LeftAlone, state.Err = f.VXLANDevices(), f.Hooks(), f.Skipped(), f.Problem()
+		state.VXLANDevices, state.Hooks, state.Skipped, state.Err = f.VXLANDevices(), f.Hooks(), f.Skipped(), f.Problem()
 	}
 	return state
 }
 
 // FastpathNews gets something when FastpathState has become another without Keep; nil
 // while the fast path is off.
-func (s *Session) FastpathNews() <-chan struct{} {
+func (s *Session) FastpathChanges() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fast.path == nil {
@@ -182,11 +182,11 @@ type Fastpath struct {
 	// Place is what the holder calls it.
 	Place  string `json:"place"`
 	Holder Holder `json:"holder"`
-	// Hooks are "DEVICE/PROGRAM": none while no connection is worth it.
+	// Hooks are "DEVICE/PROGRAM": none while no connection is eligible.
 	Hooks []string `json:"hooks"`
-	// LeftAlone says which devices are left to the slow path, and why; Problem why all
-	// packets are, if so.
-	LeftAlone []string `json:"left_alone,omitempty"`
+	// Skipped names each skipped device and why; Problem says why all packets take the slow path,
+	// if they do.
+	Skipped []string `json:"skipped,omitempty"`
 	Problem   string   `json:"problem,omitempty"`
 	// Connections that are known, and those of them that take the fast path now.
 	Connections int `json:"connections"`
@@ -201,7 +201,7 @@ func (s *Session) Fastpath() (f Fastpath, err error) {
 	state := s.FastpathState()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f = Fastpath{Place: s.options.Place.Name, LeftAlone: state.LeftAlone}
+	f = Fastpath{Place: s.options.Place.Name, Skipped: state.Skipped}
 	if state.Err != nil {
 		f.Problem = state.Err.Error()
 	}

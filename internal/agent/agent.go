@@ -257,7 +257,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			verifying = true
 		case <-a.changed:
 			full = a.take()
-		case <-a.host.FastpathNews():
+		case <-a.host.FastpathChanges():
 			a.publish()
 			continue
 		case <-verify.C:

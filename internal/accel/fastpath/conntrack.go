@@ -86,7 +86,7 @@ func lookUp(f bpf.Flow) (*tracked, error) {
 // no error.
 func change(f bpf.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("tell conntrack of %s to %s: %w", f.Pod, f.Peer, err)
+		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
 	}
 	return nil
 }
@@ -293,7 +293,7 @@ func newResyncer() (r *resyncer, err error) {
 	r = &resyncer{four: -1, six: -1}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("prepare to renew what conntrack knows: %w", err), r.close())
+			err = errors.Join(fmt.Errorf("prepare to resynchronise conntrack: %w", err), r.close())
 			r = nil
 		}
 	}()
@@ -360,7 +360,7 @@ func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, carrie
 		original, reply = reply, original
 	}
 	if err := r.handshake(before, original, reply); err != nil {
-		return fmt.Errorf("renew what conntrack knows of %s to %s: %w", f.Pod, f.Peer, err)
+		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
 	}
 	if carried {
 		return liberal(f)
@@ -371,7 +371,7 @@ func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, carrie
 	}
 	// The handshake left the original direction with what its SYN said.
 	if after.flags[0]&tcpLiberal != 0 {
-		return fmt.Errorf("renew what conntrack knows of %s to %s: it took no notice", f.Pod, f.Peer)
+		return fmt.Errorf("resynchronise conntrack with %s to %s: it did not accept the handshake", f.Pod, f.Peer)
 	}
 	var flags byte
 	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
@@ -391,7 +391,7 @@ type resyncs struct {
 	lacks bool
 }
 
-var errCannotResync = errors.New("the numbers that conntrack has of connections cannot be renewed")
+var errCannotResync = errors.New("conntrack cannot be resynchronised")
 
 // do renews, in the calling thread's network namespace.
 func (a *resyncs) do(renew func(*resyncer) error) (err error) {
@@ -484,7 +484,7 @@ func (g *forgedFilter) close() error {
 	return g.detach()
 }
 
-var errMissed = errors.New("not all of the connection was seen")
+var errMissed = errors.New("conntrack has seen packets that the fast path missed")
 
 // missed tells whether conntrack has seen a packet of an established connection since the programs
 // saw its last: they have missed some.
@@ -565,7 +565,7 @@ func (s segment) bytes() []byte {
 	return append(b, s.options...)
 }
 
-var errNotDropped = errors.New("a packet that is for conntrack alone was not dropped behind it")
+var errNotDropped = errors.New("a resync packet was not dropped behind conntrack")
 
 // send shows conntrack a packet, which is dropped then: the kernel says that it is not
 // permitted.

@@ -28,7 +28,7 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-var packets = flag.Int("packets", 16_000, "how many packets TestBeside makes")
+var packets = flag.Int("packets", 16_000, "how many packets TestDifferential makes")
 
 const (
 	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
@@ -534,10 +534,10 @@ func talk(c grammar.Connection) []shot {
 	return append(open(c, false)[2:], open(c, true)[2:3]...)
 }
 
-// TestBeside has packets of all kinds come from pods and from the wire to two nodes, of which
+// TestDifferential has packets of all kinds come from pods and from the wire to two nodes, of which
 // one has the fast path, with connections on it: what comes out at the other ends is the same,
 // byte for byte but for identifications. -packets 1000000 takes 80 s.
-func TestBeside(t *testing.T) {
+func TestDifferential(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}

@@ -156,7 +156,7 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 	})
 	f.running.Go(func() {
 		if err := within(ns, f.handleEvents); err != nil {
-			log.Error("follow connections of the fast path", "error", err)
+			log.Error("handle events of the fast path", "error", err)
 		}
 	})
 	return f, <-started
@@ -235,7 +235,7 @@ func (f *Fastpath) releaseAll() error {
 					err = abandon(flow)
 				}
 				if err != nil {
-					f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
+					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
 				}
 				delete(flows, flow)
 			}
@@ -308,7 +308,7 @@ func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, carried bool) 
 	}
 	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, carried) })
 	if errors.Is(err, errCannotResync) {
-		f.warnResync.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
+		f.warnResync.Do(func() { f.log.Warn("conntrack stays liberal with accelerated connections: it cannot be resynchronised", "error", err) })
 		return abandon(flow)
 	}
 	return err
@@ -331,7 +331,7 @@ func (f *Fastpath) Connections() (known, fast int, err error) {
 func (f *Fastpath) TablesWorn() bool {
 	worn, err := f.programs.TablesWorn()
 	if err != nil {
-		f.log.Warn("look after the fast path", "error", err)
+		f.log.Warn("check the tables of the fast path", "error", err)
 	}
 	return worn
 }
@@ -445,29 +445,29 @@ func (f *Fastpath) run(started chan<- error) error {
 			resync = f.resync
 		case <-resync:
 			if synced = f.sync(); synced != nil {
-				f.log.Warn("keep devices of the fast path in step", "error", synced)
+				f.log.Warn("scan devices for the fast path", "error", synced)
 				// What is not known is not to be used.
 				if err := f.programs.SetVXLANDevices(nil); err != nil {
-					f.log.Error("take back VXLAN devices from the fast path", "error", err)
+					f.log.Error("clear the VXLAN devices of the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
 			resync, paused = nil, time.After(f.pause)
 		case now := <-ticker.C:
 			if err := f.detect(now); err != nil {
-				f.log.Warn("look for connections worth the fast path", "error", err)
+				f.log.Warn("detect eligible connections", "error", err)
 			}
 			if n++; n%int(leaseRenewal/detectEvery) > 0 {
 				continue
 			}
 			if err := f.renewLease(); err != nil {
-				f.log.Error("keep the fast path alive", "error", err)
+				f.log.Error("renew the lease of the fast path", "error", err)
 				f.setProblem(err)
 			} else {
 				f.setProblem(synced)
 			}
 			if err := f.inspect(); err != nil {
-				f.log.Warn("look for others at devices of the fast path", "error", err)
+				f.log.Warn("look for observers at devices of the fast path", "error", err)
 			}
 			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
 				continue
@@ -480,7 +480,7 @@ func (f *Fastpath) run(started chan<- error) error {
 				poke(f.resync)
 			}
 			if err := f.resyncs.rest(); err != nil {
-				f.log.Warn("stop renewing what conntrack knows", "error", err)
+				f.log.Warn("detach the program that drops resync packets", "error", err)
 			}
 		}
 	}
@@ -559,7 +559,7 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			done, err := f.release(flow, true)
 			if err != nil {
-				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
+				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
 			} else if n, err := f.sequence(flow); err != nil {
 				return err
 			} else if !done && n != (bpf.Sequence{}) && !crowded {
@@ -585,7 +585,7 @@ func (f *Fastpath) ensureDropForged() {
 	err := f.dropForged.start(f.programs)
 	if err != nil {
 		f.warnDropForged.Do(func() {
-			f.log.Warn("whoever can forge packets can have conntrack forget connections that are carried", "error", err)
+			f.log.Warn("forged FIN and RST packets can have conntrack delete entries of accelerated connections", "error", err)
 		})
 	}
 }
@@ -617,7 +617,7 @@ func (f *Fastpath) handleEvents() error {
 			err = f.handle(news)
 		}
 		if err != nil {
-			f.log.Warn("do as the programs of the fast path ask", "connection", news.Flow, "error", err)
+			f.log.Warn("handle an event of the fast path", "connection", news.Flow, "error", err)
 		}
 	}
 }
@@ -878,11 +878,11 @@ func (f *Fastpath) attachPrograms(verify bool) error {
 			}
 			errs = append(errs, l.Close())
 		case verify && !holds(l, a.device):
-			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
+			f.log.Warn("somebody detached a program of the fast path; it is attached again", "device", node.names[a.device], "program", a.program)
 			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 			f.repaired++
 		case verify && !f.last(side{a.device, hooks[a.program].egress}):
-			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
+			f.log.Info("another program was attached behind one of the fast path, which would bypass it; the fast path moves to the end", "device", node.names[a.device], "program", a.program)
 			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 		default:
 			continue
@@ -926,7 +926,7 @@ func (f *Fastpath) attachPrograms(verify bool) error {
 	refused := slices.Concat(node.skipped, failed)
 	for _, r := range refused {
 		if !slices.Contains(f.skipped, r) {
-			f.log.Info("not on the fast path: " + r)
+			f.log.Info("the fast path skips " + r)
 		}
 	}
 	if changed && !quiet || !slices.Equal(refused, f.skipped) {
