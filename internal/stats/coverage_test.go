@@ -184,7 +184,7 @@ func TestCoverage(t *testing.T) {
 				}
 			}
 			share := float64(hits) / float64(of)
-			shown(t, "method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -219,7 +219,7 @@ func TestCoverageSequential(t *testing.T) {
 				}
 			}
 			share := float64(hits) / simulated
-			shown(t, "method.md", fmt.Sprintf("| one after the other: %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| one after the other: %s | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -306,7 +306,7 @@ func TestCoverageAuto(t *testing.T) {
 			}
 			share := float64(hits) / float64(of)
 			n := float64(experiments)
-			shown(t, "method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
 				float64(blocks)/n, 100*share, 100*narrow/n, 100*float64(stein)/n, 100*wide/n, 100*float64(naive)/n))
 			within(t, share, c.low-3*math.Sqrt(0.95*0.05/n), 1)
 		})
@@ -344,7 +344,7 @@ func TestCoverageFamily(t *testing.T) {
 				}
 			}
 			share := float64(wrong) / simulated
-			shown(t, "method.md", fmt.Sprintf("| %s: any false finding | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: any false finding | %.1f %% |", c.name, 100*share))
 			within(t, share, 0.01, 0.05+3*math.Sqrt(0.05*0.95/simulated))
 		})
 	}
@@ -379,7 +379,7 @@ func TestCoverageSame(t *testing.T) {
 				}
 			}
 			share := float64(same) / simulated
-			shown(t, "method.md", fmt.Sprintf("| %s: called the same | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: called the same | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
