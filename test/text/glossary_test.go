@@ -1,5 +1,5 @@
-// Package words holds the repository to one glossary.
-package words
+// Package text checks the words of the repository, and the links of its documents.
+package text
 
 import (
 	"bufio"
@@ -35,7 +35,7 @@ func TestGlossary(t *testing.T) {
 		was := regexp.MustCompile(r.was)
 		for _, top := range []string{"api", "bpf", "charts", "cmd", "docs", "examples", "internal", "packaging", "test", "tools", "CONTRIBUTING.md", "Makefile", "README.md"} {
 			err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
-				if err != nil || d.IsDir() || filepath.Base(path) == "words_test.go" {
+				if err != nil || d.IsDir() || filepath.Base(path) == "glossary_test.go" {
 					return err
 				}
 				switch ext := filepath.Ext(path); ext {
