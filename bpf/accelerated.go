@@ -10,13 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// flowTTL is how long what was seen of the slow path is believed: EVIDENCE of fastpath.c.
+// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
+// less.
 const flowTTL = time.Second
 
-const udp = 17 // RFC 768, of IP's protocols
+const udp = 17 // IP protocol number (RFC 768)
 
-// TablesWorn tells whether three quarters of the places of other nodes, or of pods' links, have
-// been used up. A place is not used twice, so somebody has to begin anew in time.
+// TablesWorn reports whether three quarters of the encapsulation templates or of the pod links are used.
+// The programs never reuse an index, so the caller must load them again in time.
 func (f *Fastpath) TablesWorn() (bool, error) {
 	o := &f.objects
 	for _, of := range []struct {
@@ -25,7 +26,7 @@ func (f *Fastpath) TablesWorn() (bool, error) {
 	}{{o.TemplatesUsed, o.EncapTemplates}, {o.PodLinksUsed, o.PodLinks}} {
 		var used uint32
 		if err := of.used.Get(&used); err != nil {
-			return false, fmt.Errorf("ask how full the fast path's tables are: %w", err)
+			return false, fmt.Errorf("read the use of the fast path's tables: %w", err)
 		}
 		if used >= of.all.MaxEntries()/4*3 {
 			return true, nil
@@ -34,18 +35,17 @@ func (f *Fastpath) TablesWorn() (bool, error) {
 	return false, nil
 }
 
-// Accelerated counts the connections that are known, and those of them of which packets may
-// take the fast path at a time of CLOCK_MONOTONIC: a stream's both ways, datagrams'
-// either.
+// Accelerated counts the known connections, and those of them that are accelerated at a time of
+// CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
 func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
 	var generation uint32
 	if err := f.objects.Generation.Get(&generation); err != nil {
 		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
 	}
-	may := func(seen uint64, in uint32) bool {
-		return seen != 0 && in == generation && time.Duration(seen) > now-flowTTL
+	valid := func(validated uint64, in uint32) bool {
+		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
 	}
-	// In batches: one look-up each would be two system calls a connection.
+	// Batches, because single look-ups would take two system calls for each connection.
 	keys, values := make([]fastpathKey, 512), make([]fastpathFlow, 512)
 	for cursor := new(ebpf.MapBatchCursor); ; {
 		n, err := f.objects.Flows.BatchLookup(cursor, keys, values, nil)
@@ -54,13 +54,13 @@ func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
 		}
 		known += n
 		for i, v := range values[:n] {
-			out, in := may(v.Out.Validated, v.Out.Generation), may(v.In.Validated, v.In.Generation)
+			out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
 			if out && in || keys[i].Protocol == udp && (out || in) {
 				fast++
 			}
 		}
 		if err != nil {
-			return known, fast, nil // that was all
+			return known, fast, nil // that was the last batch
 		}
 	}
 }

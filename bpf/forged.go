@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropForged is the one program of fastpath.c that newer kernels alone can have.
+// dropForged is the name of the only program in fastpath.c that some supported kernels cannot load.
 const dropForged = "guard"
 
-// withoutDropForged has the programs be loaded by a kernel that takes no eBPF for netfilter.
+// withoutDropForged replaces drop_forged by a stub that a kernel without eBPF for netfilter can load.
 func withoutDropForged(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
 	without := spec.Copy()
 	without.Programs[dropForged] = &ebpf.ProgramSpec{
@@ -24,16 +24,16 @@ func withoutDropForged(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
 	return without
 }
 
-// DropForged drops, in the calling thread's network namespace until it is closed, packets that would
-// have conntrack take a known connection to have ended, and are not of that connection. An error
-// says what the kernel lacks.
+// DropForged attaches drop_forged in the calling thread's network namespace until the returned Closer is
+// closed. It drops forged packets that would make conntrack end a known connection. An error says
+// what the kernel lacks.
 func (f *Fastpath) DropForged() (io.Closer, error) {
 	if f.objects.DropForged.Type() != ebpf.Netfilter {
 		return nil, fmt.Errorf("this kernel lacks %s or CONFIG_NETFILTER_BPF_LINK: %w", since("eBPF for netfilter", "6.4"), f.noDropForged)
 	}
 	all, err := attachNetfilter(f.objects.DropForged, unix.NF_INET_PRE_ROUTING, conntrackPriority-1)
 	if err != nil {
-		return nil, fmt.Errorf("attach the program that drops forged ends of connections: %w", err)
+		return nil, fmt.Errorf("attach drop_forged: %w", err)
 	}
 	return all, nil
 }

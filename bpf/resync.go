@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ResyncFilter drops packets that only conntrack is to see.
+// ResyncFilter drops the packets that resynchronise conntrack, once conntrack has seen them.
 type ResyncFilter struct {
-	// Mark is the mark of these packets.
+	// Mark is the skb mark of these packets.
 	Mark    uint32
 	objects resyncObjects
 	links   attachments
@@ -23,8 +23,9 @@ type ResyncFilter struct {
 // conntrackPriority is NF_IP_PRI_CONNTRACK (include/uapi/linux/netfilter_ipv4.h).
 const conntrackPriority = -200
 
-// DropResync drops, in the calling thread's network namespace until Close, the packets of
-// this node that bear a mark, right behind conntrack. An error says what the kernel lacks.
+// DropResync attaches drop_resync in the calling thread's network namespace until Close. It drops
+// packets of this node with a random mark, right behind conntrack. An error says what the kernel
+// lacks.
 func DropResync() (r *ResyncFilter, err error) {
 	spec, err := loadResync()
 	if err != nil {
@@ -43,13 +44,13 @@ func DropResync() (r *ResyncFilter, err error) {
 	return r, nil
 }
 
-// Close lets such packets pass.
+// Close detaches the program.
 func (r *ResyncFilter) Close() error { return errors.Join(r.links.Close(), r.objects.Close()) }
 
-// attachments are programs that are attached until Close.
+// attachments are the links of programs that stay attached until Close.
 type attachments []link.Link
 
-// Close takes them off.
+// Close detaches the programs.
 func (a attachments) Close() error {
 	var errs []error
 	for _, l := range a {
@@ -58,8 +59,8 @@ func (a attachments) Close() error {
 	return errors.Join(errs...)
 }
 
-// attachNetfilter attaches a program to a hook of both versions of IP, in the calling thread's
-// network namespace.
+// attachNetfilter attaches a program to a hook of IPv4 and IPv6 in the calling thread's network
+// namespace.
 func attachNetfilter(p *ebpf.Program, hook link.NetfilterInetHook, priority int32) (all attachments, err error) {
 	for _, family := range []link.NetfilterProtocolFamily{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: family, Hook: hook, Priority: priority})

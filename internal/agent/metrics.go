@@ -55,9 +55,9 @@ var (
 	nodePods       = prometheus.NewDesc("slipstream_pods", "Network namespaces of pods that are followed.", nil, nil)
 	fastUp         = prometheus.NewDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.", nil, nil)
 	fastHooks      = prometheus.NewDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.", nil, nil)
-	fastSkipped      = prometheus.NewDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.", nil, nil)
-	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now.", []string{"path"}, nil)
-	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that the fast path saw, by what became of them: fast-out and fast-in took the fast path, the others the slow path for this reason.", []string{"reason"}, nil)
+	fastSkipped    = prometheus.NewDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.", nil, nil)
+	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", []string{"path"}, nil)
+	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}, nil)
 	podsMissing    = prometheus.NewDesc("slipstream_pods_missing", "Those of them that could not be found.", nil, nil)
 )
 

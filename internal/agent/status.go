@@ -11,7 +11,7 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// Status is what an agent has made of the policies.
+// Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
 	// Settings that are held on the node and in its pods, and those that read back.
@@ -23,28 +23,28 @@ type Status struct {
 	// those of them that could not be found.
 	Devices       map[string]int
 	Pods, Missing int
-	// Fastpath is nil where no policy wants it.
+	// Fastpath is nil if no policy wants the fast path.
 	Fastpath *FastpathStatus
 }
 
-// FastpathStatus is how the fast path of the node fares.
+// FastpathStatus is the status of the node's fast path.
 type FastpathStatus struct {
 	// On: the fast path is active, or idle until a connection is eligible. Reason is one of v1alpha1's.
 	On              bool
 	Reason, Message string
-	// Hooks counts the attached programs, none while it is idle. Skipped names each skipped device and why.
-	Hooks     int
+	// Hooks counts the attached programs: 0 while the fast path is idle. Skipped names each skipped device and why.
+	Hooks   int
 	Skipped []string
 }
 
-// Status returns the last one.
+// Status returns the last status.
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.status
 }
 
-// publish works the status out, and hands it on if it is another one.
+// publish computes the status, and publishes it if it has changed.
 func (a *Agent) publish() {
 	now := a.observe()
 	a.mu.Lock()
@@ -70,7 +70,7 @@ func (a *Agent) publish() {
 	a.options.Publish(now)
 }
 
-// observeFastpath tells how the fast path fares, nil where it is not wanted.
+// observeFastpath returns the status of the fast path, or nil if no policy wants it.
 func (a *Agent) observeFastpath() *FastpathStatus {
 	state := a.host.FastpathState()
 	if !state.Wanted {

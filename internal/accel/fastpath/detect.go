@@ -11,31 +11,31 @@ import (
 )
 
 const (
-	// detectEvery is between two looks at how busy VXLAN devices are.
+	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices.
 	detectEvery = leaseRenewal / 5
-	// busyPackets is how many packets in a glance make them so.
+	// busyPackets is how many packets in an interval make the devices busy.
 	busyPackets = 10
-	// detectFor is how long scouts look.
+	// detectFor is how long the detector's programs stay attached.
 	detectFor = 3 * detectEvery
-	// scoutAgain is after how long they look again if they found nothing; twice that after the
-	// second time, and so on up to scoutRarely, as long as the devices are busy.
-	scoutAgain, scoutRarely = time.Second, 8 * time.Second
+	// detectPause is the pause after a detection that found nothing. It doubles each time, up to
+	// detectPauseMax, while the devices stay busy.
+	detectPause, detectPauseMax = time.Second, 8 * time.Second
 )
 
-// detector says when the programs at the VXLAN devices look for connections that are worth it,
-// while no pod has any: only if there are packets, and then not always, as each of these pays.
+// detector decides when the programs of the VXLAN devices search for eligible connections while the
+// fast path is idle: only while the devices are busy, and then for a part of the time, because
+// every packet pays for the programs.
 type detector struct {
 	on bool
-	// next is when they end, or may begin again; wait is how long they paused last.
+	// next is when the detector may switch on or off; wait is the length of the last pause.
 	next time.Time
 	wait time.Duration
-	// packets is how many there were at the last glance.
+	// packets is the last value of the counters.
 	packets uint64
 }
 
-// look goes by the packets that there have been until now, and tells whether that turned the
-// scouts on or off.
-func (s *detector) look(now time.Time, packets uint64) (turned bool) {
+// update takes over the counters, and returns whether the detector was switched on or off.
+func (s *detector) update(now time.Time, packets uint64) (switched bool) {
 	few := s.packets == 0 || packets-s.packets < busyPackets
 	s.packets = packets
 	if few && !s.on {
@@ -49,17 +49,17 @@ func (s *detector) look(now time.Time, packets uint64) (turned bool) {
 		s.next = now.Add(detectFor)
 		return true
 	}
-	s.wait = min(max(2*s.wait, scoutAgain), scoutRarely)
+	s.wait = min(max(2*s.wait, detectPause), detectPauseMax)
 	s.next = now.Add(s.wait)
 	return true
 }
 
-// packets counts those of VXLAN devices until now.
+// packets sums the packet counters of the VXLAN devices.
 func packets(h *netlink.Handle, n node) (sum uint64, err error) {
 	for index := range n.overlays {
 		l, err := h.LinkByIndex(index)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			continue // a change will tell
+			continue // the device is gone; a notification follows
 		}
 		if err != nil {
 			return 0, fmt.Errorf("read counters of %s: %w", n.names[index], err)

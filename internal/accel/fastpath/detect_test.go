@@ -17,7 +17,7 @@ func TestScouts(t *testing.T) {
 	pass := func(d time.Duration, perGlance uint64) {
 		for end := now.Add(d); now.Before(end); now = now.Add(detectEvery) {
 			sum += perGlance
-			if s.look(now, sum) {
+			if s.update(now, sum) {
 				turns = append(turns, now.Sub(began))
 			}
 		}
@@ -29,7 +29,7 @@ func TestScouts(t *testing.T) {
 		}
 		turns, began = nil, now
 	}
-	const on, off = detectFor, scoutAgain
+	const on, off = detectFor, detectPause
 	pass(detectEvery, 0)
 	want("what was before does not count")
 	pass(time.Minute, busyPackets-1)

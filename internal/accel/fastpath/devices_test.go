@@ -33,7 +33,7 @@ func TestUnderstand(t *testing.T) {
 	vxlan := &netlink.Vxlan{LinkAttrs: attrs(tunnel, "flannel.1"), SrcAddr: net.IPv4(192, 0, 2, 1).To4(), VtepDevIndex: nic, Port: 8472}
 	vxlan.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	veth := &netlink.Veth{LinkAttrs: attrs(pod, "veth7", ofPod)}
-	const where = `flannel.1: it sends by eth0, which belongs to bond0: packets that come would jump that`
+	const where = `flannel.1: its NIC eth0 has the master bond0, which the fast path would bypass`
 	for name, tt := range map[string]struct {
 		devices []netlink.Link
 		seen    map[side][]observer
@@ -51,7 +51,7 @@ func TestUnderstand(t *testing.T) {
 			&netlink.Device{LinkAttrs: attrs(nic, "eth0", master(lower))}, &netlink.Bond{LinkAttrs: attrs(lower, "bond0")}, veth}, refused: []string{where}},
 		"no Ethernet": {devices: []netlink.Link{
 			&netlink.Wireguard{LinkAttrs: attrs(nic, "wg0", func(a *netlink.LinkAttrs) { a.EncapType = "none" })}, veth},
-			refused: []string{"flannel.1: it sends by wg0, whose packets have no Ethernet header"}},
+			refused: []string{"flannel.1: its NIC wg0 has no Ethernet header"}},
 		"a bridge of a wire": {devices: []netlink.Link{
 			&netlink.Bridge{LinkAttrs: attrs(nic, "br0")}, &netlink.Veth{LinkAttrs: attrs(lower, "eth0", ofPod, master(nic))}, veth}, veths: []int{pod}},
 		"a VLAN on the pods' bridge": {
@@ -60,7 +60,7 @@ func TestUnderstand(t *testing.T) {
 				&netlink.Veth{LinkAttrs: attrs(pod, "veth7", ofPod, master(bridge))}, &netlink.Veth{LinkAttrs: attrs(pod+1, "veth8", ofPod, master(bridge))},
 				&netlink.Veth{LinkAttrs: attrs(pod+2, "veth9", ofPod)}},
 			seen:    map[side][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
-			refused: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would jump"},
+			refused: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would bypass"},
 			veths:   []int{pod + 2},
 		},
 		"a VLAN elsewhere": {
@@ -71,7 +71,7 @@ func TestUnderstand(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := understand(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
+			n := classify(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
 			if d := cmp.Diff(tt.refused, n.skipped); d != "" {
 				t.Errorf("refused (-want +got):\n%s", d)
 			}
@@ -96,13 +96,13 @@ func TestTurn(t *testing.T) {
 		from := 0
 		for range (n + inspectMax - 1) / inspectMax {
 			var part []side
-			part, from = turn(all, from)
+			part, from = batch(all, from)
 			round = append(round, part...)
 		}
 		if !slices.Equal(round, all) {
 			t.Errorf("of %d sides a round has %d", n, len(round))
 		}
-		if part, _ := turn(all, from); len(part) > 0 && part[0] != all[0] {
+		if part, _ := batch(all, from); len(part) > 0 && part[0] != all[0] {
 			t.Errorf("the round after %d sides begins with %v", n, part[0])
 		}
 	}

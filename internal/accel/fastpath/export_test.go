@@ -45,7 +45,7 @@ func (f *Fastpath) Sleep() {
 	f.pods.mu.Lock()
 	clear(f.pods.used)
 	f.pods.mu.Unlock()
-	poke(f.resync)
+	poke(f.rescan)
 }
 
 // Sequence are what it knows of a connection of TCP.
@@ -66,7 +66,7 @@ func ChangesWithin(d time.Duration) (before time.Duration) {
 }
 
 // Look has the devices be looked at, as if something had changed.
-func (f *Fastpath) Look() { poke(f.resync) }
+func (f *Fastpath) Look() { poke(f.rescan) }
 
 // Looked tells the last look at the devices from others, and how long there is to be none after it.
 func (f *Fastpath) Looked() (which uintptr, pause time.Duration) {

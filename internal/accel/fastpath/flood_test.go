@@ -252,7 +252,7 @@ func TestManyTunnels(t *testing.T) {
 		return err
 	})
 	w.eventually("some are left alone", func() { w.trip(e, 1) }, func() bool {
-		return w.refuses(0, ": 16 other VXLAN devices are on the fast path, which has no room for more")
+		return w.refuses(0, ": the fast path supports 16 VXLAN devices, and there are more")
 	})
 	w.warm(e)
 	if err := w.paths[0].Problem(); err != nil {

@@ -289,7 +289,7 @@ func TestTaken(t *testing.T) {
 	}
 	restless := func() bool {
 		return slices.ContainsFunc(f.Skipped(), func(r string) bool {
-			return strings.Contains(r, ": which Ethernet addresses are behind it changes too often")
+			return strings.Contains(r, ": the MAC addresses behind it change too often")
 		})
 	}
 	w.warm(e)

@@ -18,17 +18,17 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// Of a socket that announces what pods can cause, by answers of many neighbours, say, no more than
-// hearMost messages are heard in each hearWithin. Then the kernel waits, for as long at most; what
-// it has no room for meanwhile is lost, which has all that was seen be void.
+// Pods can cause any number of notifications, for example by answering for many neighbours.
+// So receive handles at most eventsMax messages of NETLINK_ROUTE in each eventsWithin. If the
+// socket's buffer overruns meanwhile, the lost notifications invalidate all flows.
 const eventsMax, eventsWithin = 500, 50 * time.Millisecond
 
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
-// invalidator are what the kernel announces of what could send a packet elsewhere, or end it. Of
-// neighbours and links it matters what is said; of all else that something is: all that was seen
-// before is void.
+// invalidator subscribes to the netlink notifications of everything that can reroute or drop a
+// packet, and starts a new generation, which invalidates all flows. Of neighbours and links it
+// does so only for relevant changes, of all else for every notification.
 type invalidator struct {
 	filter  *bpf.Neighbours
 	sockets []*nl.NetlinkSocket
@@ -38,22 +38,22 @@ type invalidator struct {
 
 	mu         sync.Mutex
 	generation uint32
-	// links is the last of what was announced of each, as they are announced again and again
-	// without having changed, when a device counts for one.
+	// links is the last notification of each link, reduced to what matters: the kernel repeats
+	// notifications of which nothing that matters has changed.
 	links      map[string]string
 	neighbours *neighbours
-	// lost counts how often more was announced than could be heard.
-	lost int
+	// overruns counts how often notifications were lost.
+	overruns int
 }
 
-// newInvalidator calls notify, until closed, with a new generation for each change in a network
-// namespace, and whether it may be one of devices.
+// newInvalidator calls notify until close, for each relevant change in a network namespace: with the
+// generation, and whether the devices must be scanned.
 func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c *invalidator, err error) {
 	c = &invalidator{notify: notify, generation: 1, links: make(map[string]string)}
 	defer func() {
 		if err != nil {
 			c.close()
-			err = fmt.Errorf("listen to what changes: %w", errors.Join(err, c.release()))
+			err = fmt.Errorf("subscribe to netlink notifications: %w", errors.Join(err, c.release()))
 			c = nil
 		}
 	}()
@@ -70,7 +70,7 @@ func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bo
 	} {
 		s, err := nl.SubscribeAt(ns, netns.None(), protocol, groups...)
 		if errors.Is(err, unix.EPROTONOSUPPORT) && protocol != unix.NETLINK_ROUTE {
-			continue // what the kernel has not cannot change
+			continue // the kernel lacks the subsystem, so nothing of it can change
 		}
 		if err != nil {
 			return c, fmt.Errorf("netlink protocol %d: %w", protocol, err)
@@ -81,12 +81,12 @@ func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bo
 				return c, err
 			}
 		}
-		c.running.Go(func() { c.follow(s, protocol) })
+		c.running.Go(func() { c.receive(s, protocol) })
 	}
 	return c, nil
 }
 
-// close has it listen no more.
+// close ends the subscriptions.
 func (c *invalidator) close() {
 	c.closed.Store(true)
 	for _, s := range c.sockets {
@@ -95,7 +95,7 @@ func (c *invalidator) close() {
 	c.running.Wait()
 }
 
-// release comes after close, and after the last look.
+// release frees the filter. It must come after close and after the last sync, which uses the filter.
 func (c *invalidator) release() error {
 	if c.filter == nil {
 		return nil
@@ -103,82 +103,83 @@ func (c *invalidator) release() error {
 	return c.filter.Close()
 }
 
-func (c *invalidator) follow(s *nl.NetlinkSocket, protocol int) {
-	heard, since := 0, time.Now()
+func (c *invalidator) receive(s *nl.NetlinkSocket, protocol int) {
+	received, since := 0, time.Now()
 	for {
-		if heard == eventsMax && protocol == unix.NETLINK_ROUTE {
+		if received == eventsMax && protocol == unix.NETLINK_ROUTE {
 			time.Sleep(eventsWithin - time.Since(since))
 		}
-		if heard == eventsMax || time.Since(since) > eventsWithin {
-			heard, since = 0, time.Now()
+		if received == eventsMax || time.Since(since) > eventsWithin {
+			received, since = 0, time.Now()
 		}
-		heard++
+		received++
 		messages, from, err := s.Receive()
 		switch {
 		case err != nil && c.closed.Load():
 			return
 		case err != nil:
-			// More came than there was room for: anything may have changed.
-			c.lose(protocol)
+			// The socket's buffer overran (ENOBUFS): anything may have changed.
+			c.overrun(protocol)
 			continue
 		case from.Pid != nl.PidKernel:
 			continue
 		}
-		c.hear(protocol, messages, time.Now())
+		c.handle(protocol, messages, time.Now())
 	}
 }
 
-// hear goes by what is announced.
-func (c *invalidator) hear(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
+// handle applies notifications.
+func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var void, devices bool
+	var invalidated, devices bool
 	for _, m := range messages {
-		v, d := c.says(protocol, m, now)
-		void, devices = void || v, devices || d
+		i, d := c.apply(protocol, m, now)
+		invalidated, devices = invalidated || i, devices || d
 	}
-	c.tell(void, devices)
+	c.publish(invalidated, devices)
 }
 
-// lose does without what was announced and not heard.
-func (c *invalidator) lose(protocol int) {
+// overrun handles the loss of notifications.
+func (c *invalidator) overrun(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if protocol == unix.NETLINK_ROUTE {
-		c.lost++
+		c.overruns++
 		clear(c.links)
-		c.neighbours.lose()
+		c.neighbours.overrun()
 	}
-	c.tell(true, protocol == unix.NETLINK_ROUTE)
+	c.publish(true, protocol == unix.NETLINK_ROUTE)
 }
 
-// void makes void all that was seen.
-func (c *invalidator) void() {
+// invalidate invalidates all flows.
+func (c *invalidator) invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tell(true, false)
+	c.publish(true, false)
 }
 
-func (c *invalidator) tell(void, devices bool) {
-	if void {
+// publish starts a new generation if flows are invalidated, and calls notify if anything changed.
+func (c *invalidator) publish(invalidated, devices bool) {
+	if invalidated {
 		c.generation++
 	}
-	if void || devices {
+	if invalidated || devices {
 		c.notify(c.generation, devices)
 	}
 }
 
-// says tells whether by a message something that was seen may not be so any more, and whether the
-// devices are to be looked at.
-func (c *invalidator) says(protocol int, m syscall.NetlinkMessage, now time.Time) (void, devices bool) {
+// apply applies a notification. It returns whether it invalidates flows, and whether the devices must
+// be scanned.
+func (c *invalidator) apply(protocol int, m syscall.NetlinkMessage, now time.Time) (invalidated, devices bool) {
 	if protocol != unix.NETLINK_ROUTE {
-		return true, observes(protocol, m)
+		return true, concernsObserver(protocol, m)
 	}
 	switch m.Header.Type {
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		return c.neighbours.says(m.Header.Type == unix.RTM_DELNEIGH, m.Data, now)
+		return c.neighbours.apply(m.Header.Type == unix.RTM_DELNEIGH, m.Data, now)
 	case unix.RTM_GETNEIGH:
-		return false, false // the kernel asks whether anybody knows one
+		return false, false // the kernel asks user space to resolve one (app_solicit); nothing has changed
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		key, value := linkOf(m.Data)
 		if before, known := c.links[key]; known && before == value && m.Header.Type == unix.RTM_NEWLINK {
@@ -192,9 +193,9 @@ func (c *invalidator) says(protocol int, m syscall.NetlinkMessage, now time.Time
 	return true, true
 }
 
-// observes tells whether a message that is not of devices may be of what looks at their packets:
-// chains of nftables at devices, IPsec.
-func observes(protocol int, m syscall.NetlinkMessage) bool {
+// concernsObserver reports whether a notification of nftables or IPsec may concern an observer: a
+// chain of nftables at a device, or an IPsec policy.
+func concernsObserver(protocol int, m syscall.NetlinkMessage) bool {
 	if protocol != unix.NETLINK_NETFILTER {
 		return true
 	}
@@ -202,17 +203,16 @@ func observes(protocol int, m syscall.NetlinkMessage) bool {
 	case unix.NFT_MSG_NEWCHAIN:
 		_, ok := chainOf(m.Data)
 		return ok
-	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE: // which do not say where it was
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE: // these do not name the hook
 		return len(m.Data) > 0 && (m.Data[0] == unix.NFPROTO_NETDEV || m.Data[0] == unix.NFPROTO_INET)
 	}
 	return false
 }
 
-// known are the neighbours that packets are sent to at once. Where not all were heard of, list
-// tells of them.
+// known returns the usable neighbours. After an overrun, or at first, it completes them by list.
 func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
 	c.mu.Lock()
-	complete, lost := c.neighbours.complete, c.lost
+	complete, overruns := c.neighbours.complete, c.overruns
 	c.mu.Unlock()
 	var more []netlink.Neigh
 	if !complete {
@@ -224,38 +224,40 @@ func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Nei
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !complete {
-		c.neighbours.find(more, time.Now())
-		c.neighbours.complete = c.neighbours.complete && c.lost == lost
+		c.neighbours.merge(more, time.Now())
+		c.neighbours.complete = c.neighbours.complete && c.overruns == overruns
 	}
 	return c.neighbours.list(time.Now()), nil
 }
 
-// own has set tell the programs of a node's owners, less those that are not admitted, and returns
-// the links that have none for now. All that is announced of owners before, after and meanwhile is
-// gone by: what was seen of those that are taken back is void, as it is not heard of them again.
-func (c *invalidator) own(n *node, set func([]bpf.LinkMAC) error) (restless []int, err error) {
+// setLinkMACs writes the admitted owners of a node to the programs' map by set, and returns the
+// throttled links, which have no owners for now. Notifications about old and new owners count
+// throughout: prepare adds the new ones before the write, commit removes the old ones after it,
+// and invalidates flows, since the filter drops later notifications about removed owners.
+func (c *invalidator) setLinkMACs(n *node, set func([]bpf.LinkMAC) error) (throttled []int, err error) {
 	c.mu.Lock()
-	n.owners, restless = c.neighbours.admit(n.owners, time.Now())
-	c.neighbours.expect(n.owners)
+	n.owners, throttled = c.neighbours.admit(n.owners, time.Now())
+	c.neighbours.prepare(n.owners)
 	c.mu.Unlock()
 	if err := set(n.owners); err != nil {
-		return restless, err
+		return throttled, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tell(c.neighbours.settle(*n, time.Now()), false)
-	return restless, nil
+	c.publish(c.neighbours.commit(*n, time.Now()), false)
+	return throttled, nil
 }
 
-// restless tells whether any links have no owners for now, or addresses are not heard of.
-func (c *invalidator) restless() bool {
+// throttled reports whether any link or address is throttled.
+func (c *invalidator) throttled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.neighbours.changed.any() || c.neighbours.moved.any()
+	return c.neighbours.changed.anyExceeded() || c.neighbours.moved.anyExceeded()
 }
 
-// linkOf says of a message about a link which it is, and all of it that matters to a packet. Of
-// one that is cut short, and one of a bridge's port, its VLANs and its state, it does not say which.
+// linkOf returns from a link notification a key of the link, and all attributes that matter to a
+// packet. The key is empty if the message is truncated or has the state or VLANs of a bridge port:
+// these always count as a change.
 func linkOf(data []byte) (key, value string) {
 	// struct ifinfomsg: family, padding, type, index, flags, change.
 	if len(data) < unix.SizeofIfInfomsg {

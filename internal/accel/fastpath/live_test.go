@@ -988,7 +988,7 @@ func TestCopies(t *testing.T) {
 			State: unix.NUD_PERMANENT, HardwareAddr: make(net.HardwareAddr, 6), IP: net.IPv4(198, 18, 0, 9)})
 	})
 	w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool {
-		return slices.Contains(w.paths[0].Skipped(), "flannel.1: it sends copies of what it knows no destination of")
+		return slices.Contains(w.paths[0].Skipped(), "flannel.1: it floods packets with unknown destinations")
 	})
 }
 

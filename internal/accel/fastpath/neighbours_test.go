@@ -32,9 +32,9 @@ func told(a, b mac) *neighbours {
 	n := newNeighbours(all{})
 	n.complete = true
 	for i, m := range []mac{a, b} {
-		n.says(false, ipNeighbour(bridge, uint8(i), unix.NUD_REACHABLE, m), time.Time{})
+		n.apply(false, ipNeighbour(bridge, uint8(i), unix.NUD_REACHABLE, m), time.Time{})
 	}
-	n.settle(node{
+	n.commit(node{
 		owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}},
 		near:   map[int]bool{bridge: true, pod1: true, pod2: true, nic: false, vxlan: false},
 		own:    map[mac]bool{{2: 99}: true},
@@ -100,27 +100,27 @@ func TestSays(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := told(a, b)
-			if void, look := n.says(tt.gone, tt.message, time.Time{}); void != tt.void || look != tt.look {
+			if void, look := n.apply(tt.gone, tt.message, time.Time{}); void != tt.void || look != tt.look {
 				t.Errorf("void %t, look %t, want %t, %t", void, look, tt.void, tt.look)
 			}
 			// What is not known matters whatever it is: it may have been usable before.
 			n = told(a, b)
-			n.lose()
-			if void, _ := n.says(tt.gone, tt.message, time.Time{}); !void && tt.message[0] != unix.AF_BRIDGE {
+			n.overrun()
+			if void, _ := n.apply(tt.gone, tt.message, time.Time{}); !void && tt.message[0] != unix.AF_BRIDGE {
 				t.Error("not void where others were not heard of")
 			}
 		})
 	}
 	// Where nothing is at an address of which something was known.
 	n := told(a, b)
-	n.settle(node{near: n.near}, time.Time{})
-	if void, look := n.says(false, ipNeighbour(bridge, 0, unix.NUD_REACHABLE, c), time.Time{}); void || !look {
+	n.commit(node{near: n.near}, time.Time{})
+	if void, look := n.apply(false, ipNeighbour(bridge, 0, unix.NUD_REACHABLE, c), time.Time{}); void || !look {
 		t.Errorf("a neighbour that is no owner becomes another: void %t, look %t", void, look)
 	}
-	if void, _ := n.says(false, ipNeighbour(nic, 9, unix.NUD_REACHABLE, b), time.Time{}); void {
+	if void, _ := n.apply(false, ipNeighbour(nic, 9, unix.NUD_REACHABLE, b), time.Time{}); void {
 		t.Error("a new neighbour at the NIC voids")
 	}
-	if void, _ := n.says(false, ipNeighbour(nic, 9, unix.NUD_REACHABLE, c), time.Time{}); !void {
+	if void, _ := n.apply(false, ipNeighbour(nic, 9, unix.NUD_REACHABLE, c), time.Time{}); !void {
 		t.Error("a neighbour at the NIC may become another")
 	}
 }
@@ -132,36 +132,36 @@ func TestHeard(t *testing.T) {
 	n := told(a, b)
 	want := func(what string, macs ...mac) {
 		t.Helper()
-		heard := n.hearing.(all)
-		if !cmp.Equal(map[mac]bool(heard), n.heard) {
-			t.Errorf("%s: the filter has %v, want %v", what, heard, n.heard)
+		heard := n.filter.(all)
+		if !cmp.Equal(map[mac]bool(heard), n.subscribed) {
+			t.Errorf("%s: the filter has %v, want %v", what, heard, n.subscribed)
 		}
 		set := make(map[mac]bool)
 		for _, m := range macs {
 			set[m] = true
 		}
-		if d := cmp.Diff(set, n.heard); d != "" {
+		if d := cmp.Diff(set, n.subscribed); d != "" {
 			t.Errorf("%s: heard (-want +got):\n%s", what, d)
 		}
 	}
 	want("at first", a, b, own)
-	n.says(false, entry(pod1, mac{5: 7}), time.Time{})
+	n.apply(false, entry(pod1, mac{5: 7}), time.Time{})
 	want("an entry", a, b, own)
-	n.says(false, ipNeighbour(bridge, 9, unix.NUD_STALE, c), time.Time{})
+	n.apply(false, ipNeighbour(bridge, 9, unix.NUD_STALE, c), time.Time{})
 	want("a neighbour", a, b, c, own)
-	n.says(true, ipNeighbour(bridge, 0, unix.NUD_STALE, a), time.Time{})
+	n.apply(true, ipNeighbour(bridge, 0, unix.NUD_STALE, a), time.Time{})
 	want("one goes", a, b, c, own)
 	of := node{near: n.near, own: n.own, owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}}}
-	if n.settle(of, time.Time{}) {
+	if n.commit(of, time.Time{}) {
 		t.Error("void though all owners stay")
 	}
 	want("it is an owner still", a, b, c, own)
 	of.owners = of.owners[1:]
-	n.expect(of.owners)
-	if void, _ := n.says(false, entry(pod2, a), time.Time{}); !void {
+	n.prepare(of.owners)
+	if void, _ := n.apply(false, entry(pod2, a), time.Time{}); !void {
 		t.Error("it may be an owner while the programs are told")
 	}
-	if !n.settle(of, time.Time{}) {
+	if !n.commit(of, time.Time{}) {
 		t.Error("not void though one is no owner any more")
 	}
 	want("it is none", b, c, own)
@@ -173,7 +173,7 @@ func TestOwn(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	var generation uint32
 	ch := &invalidator{neighbours: told(a, b), notify: func(g uint32, _ bool) { generation = g }}
-	ch.neighbours.says(false, ipNeighbour(bridge, 9, unix.NUD_REACHABLE, c), time.Time{})
+	ch.neighbours.apply(false, ipNeighbour(bridge, 9, unix.NUD_REACHABLE, c), time.Time{})
 	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []bpf.LinkMAC{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
 	set := func(owners []bpf.LinkMAC) error {
 		if want := of.owners[:2]; !slices.Equal(owners, want) {
@@ -181,7 +181,7 @@ func TestOwn(t *testing.T) {
 		}
 		for _, m := range []mac{a, b, c} {
 			before := generation
-			ch.hear(unix.NETLINK_ROUTE, []syscall.NetlinkMessage{{Header: syscall.NlMsghdr{Type: unix.RTM_NEWNEIGH}, Data: entry(pod2, m)}}, time.Now())
+			ch.handle(unix.NETLINK_ROUTE, []syscall.NetlinkMessage{{Header: syscall.NlMsghdr{Type: unix.RTM_NEWNEIGH}, Data: entry(pod2, m)}}, time.Now())
 			if generation == before {
 				t.Errorf("that %v moved meanwhile is not void", m)
 			}
@@ -189,11 +189,11 @@ func TestOwn(t *testing.T) {
 		generation = 0
 		return nil
 	}
-	if _, err := ch.own(&of, set); err != nil || generation == 0 {
+	if _, err := ch.setLinkMACs(&of, set); err != nil || generation == 0 {
 		t.Errorf("generation %d though one went, error %v", generation, err)
 	}
 	generation = 0
-	if _, err := ch.own(&of, func([]bpf.LinkMAC) error { return nil }); err != nil || generation != 0 {
+	if _, err := ch.setLinkMACs(&of, func([]bpf.LinkMAC) error { return nil }); err != nil || generation != 0 {
 		t.Errorf("generation %d though none went, error %v", generation, err)
 	}
 }
@@ -205,16 +205,16 @@ func TestNeighboursBound(t *testing.T) {
 	for i := range uint32(3 * neighboursMax) {
 		m := mac{1: 2}
 		binary.BigEndian.PutUint32(m[2:], i)
-		n.says(false, entry(pod1, m), time.Time{})
-		if len(n.heard) != 3 {
-			t.Fatalf("%d addresses are heard of", len(n.heard))
+		n.apply(false, entry(pod1, m), time.Time{})
+		if len(n.subscribed) != 3 {
+			t.Fatalf("%d addresses are heard of", len(n.subscribed))
 		}
 	}
 	say := func(i uint32, state uint16) (void bool) {
 		m := mac{1: 3}
 		binary.BigEndian.PutUint32(m[2:], i)
 		ip := binary.BigEndian.AppendUint32(nil, 0x0b000000+i)
-		void, _ = n.says(false, about(unix.AF_INET, bridge, state, nl.NewRtAttr(unix.NDA_DST, ip), nl.NewRtAttr(unix.NDA_LLADDR, m[:])), time.Time{})
+		void, _ = n.apply(false, about(unix.AF_INET, bridge, state, nl.NewRtAttr(unix.NDA_DST, ip), nl.NewRtAttr(unix.NDA_LLADDR, m[:])), time.Time{})
 		return void
 	}
 	for i := range uint32(neighboursMax - 2) {
@@ -230,8 +230,8 @@ func TestNeighboursBound(t *testing.T) {
 	if len(n.usable) > neighboursMax {
 		t.Errorf("%d neighbours are known", len(n.usable))
 	}
-	n.lose()
-	n.find(nil, time.Time{})
+	n.overrun()
+	n.merge(nil, time.Time{})
 	if !n.complete || say(1, unix.NUD_FAILED) {
 		t.Error("not complete after a list")
 	}
@@ -241,9 +241,9 @@ func TestNeighboursBound(t *testing.T) {
 func TestFind(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	n := told(a, b)
-	n.lose()
-	n.says(false, ipNeighbour(bridge, 0, unix.NUD_REACHABLE, c), time.Time{})
-	n.find([]netlink.Neigh{
+	n.overrun()
+	n.apply(false, ipNeighbour(bridge, 0, unix.NUD_REACHABLE, c), time.Time{})
+	n.merge([]netlink.Neigh{
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 0}, State: unix.NUD_REACHABLE, HardwareAddr: a[:]},
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 1}, State: unix.NUD_STALE, HardwareAddr: b[:]},
 		{LinkIndex: bridge, IP: []byte{10, 0, 0, 2}, State: unix.NUD_FAILED},
@@ -269,7 +269,7 @@ func TestAdmit(t *testing.T) {
 	var many []bpf.LinkMAC
 	for i := range 2 * linkMACsMax {
 		m := mac{4: 1, 5: byte(i)}
-		n.heard[m] = true
+		n.subscribed[m] = true
 		many = append(many, bpf.LinkMAC{Link: pod1, MAC: m})
 	}
 	other := bpf.LinkMAC{Link: pod2, MAC: b}
@@ -286,36 +286,36 @@ func TestAdmit(t *testing.T) {
 	}
 	for i := range changesMax {
 		now = now.Add(time.Millisecond)
-		if void, _ := n.says(false, entry(pod2, a), now); !void {
+		if void, _ := n.apply(false, entry(pod2, a), now); !void {
 			t.Fatal("a pod's address moves, and that is not void")
 		}
 		if _, restless := n.admit(owners, now); restless != nil {
 			t.Fatalf("restless %v after %d changes", restless, i+1)
 		}
 	}
-	n.says(false, entry(pod2, a), now)
+	n.apply(false, entry(pod2, a), now)
 	got, restless = n.admit(owners, now)
 	if !slices.Equal(got, []bpf.LinkMAC{other}) || !slices.Equal(restless, []int{pod1}) {
 		t.Errorf("admitted %v, restless %v after so many changes", got, restless)
 	}
-	n.settle(node{owners: got, near: n.near}, now)
-	if void, _ := n.says(false, entry(pod2, a), now); void {
+	n.commit(node{owners: got, near: n.near}, now)
+	if void, _ := n.apply(false, entry(pod2, a), now); void {
 		t.Error("what is at a link without owners matters")
 	}
 	for range 2 * changesMax { // it is heard of as a neighbour's
-		if void, look := n.says(false, entry(pod2, a), now); void || look != n.heard[a] {
-			t.Fatalf("void %t, look %t, heard of %t", void, look, n.heard[a])
+		if void, look := n.apply(false, entry(pod2, a), now); void || look != n.subscribed[a] {
+			t.Fatalf("void %t, look %t, heard of %t", void, look, n.subscribed[a])
 		}
-		n.settle(node{owners: got, near: n.near}, now)
+		n.commit(node{owners: got, near: n.near}, now)
 	}
-	if n.heard[a] {
+	if n.subscribed[a] {
 		t.Error("an address is heard of that moves all the time and is no owner")
 	}
 	for _, o := range many {
-		n.heard[o.MAC] = true
+		n.subscribed[o.MAC] = true
 	}
 	n.list(now)
-	if n.heard[a] {
+	if n.subscribed[a] {
 		t.Error("it is heard of again at once")
 	}
 	now = now.Add(changesWithin + 1)
@@ -323,8 +323,8 @@ func TestAdmit(t *testing.T) {
 	if got, restless = n.admit(owners, now); len(got) != linkMACsMax+1 || restless != nil {
 		t.Errorf("admitted %d, restless %v some time after", len(got), restless)
 	}
-	n.settle(node{owners: got, near: n.near}, now)
-	if !n.heard[a] {
+	n.commit(node{owners: got, near: n.near}, now)
+	if !n.subscribed[a] {
 		t.Error("it is not heard of again")
 	}
 	if len(n.changed)+len(n.moved) > 0 {
@@ -340,13 +340,13 @@ func FuzzSays(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind byte, data []byte) {
 		c := &invalidator{links: make(map[string]string), neighbours: told(mac{5: 1}, mac{5: 2}), notify: func(uint32, bool) {}}
 		message := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: uint16(kind)}, Data: data}
-		first, _ := c.says(unix.NETLINK_ROUTE, message, time.Time{})
-		if len(c.neighbours.usable) > 3 || len(c.neighbours.heard) > 4 || len(c.links) > 1 {
-			t.Errorf("it is kept more than once: %v, %v, %v", c.neighbours.usable, c.neighbours.heard, c.links)
+		first, _ := c.apply(unix.NETLINK_ROUTE, message, time.Time{})
+		if len(c.neighbours.usable) > 3 || len(c.neighbours.subscribed) > 4 || len(c.links) > 1 {
+			t.Errorf("it is kept more than once: %v, %v, %v", c.neighbours.usable, c.neighbours.subscribed, c.links)
 		}
 		// What is known already changes nothing, unless it is about owners or not understood.
 		m, err := neighbourOf(data)
-		if void, _ := c.says(unix.NETLINK_ROUTE, message, time.Time{}); void && !first && err == nil && m.family != unix.AF_BRIDGE {
+		if void, _ := c.apply(unix.NETLINK_ROUTE, message, time.Time{}); void && !first && err == nil && m.family != unix.AF_BRIDGE {
 			t.Errorf("%x is void when it is said again", data)
 		}
 	})

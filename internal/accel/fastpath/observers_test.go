@@ -204,34 +204,34 @@ func TestObservers(t *testing.T) {
 			}
 			tunnel := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}[shape]
 			places := []place{
-				{"queue of the tunnel", tunnel, queue, tunnel + ": it has a queue (tbf), which packets would jump"},
-				{"tcx where it takes in", tunnel, tcxIn, tunnel + ": it has a program of tcx at its ingress ("},
-				{"tcx where it sends", tunnel, tcxOut, tunnel + ": it has a program of tcx at its egress ("},
-				{"queue of the pod", "pod", queue, ": it has a queue (tbf), which packets would jump"},
-				{"tcx to the pod", "pod", tcxOut, ": it has a program of tcx at its egress ("},
-				{"nftables where the NIC sends", "eth0", netdevOut, tunnel + ": it sends by eth0, which has a chain of nftables at its egress (netdev test count), which packets would jump"},
+				{"queue of the tunnel", tunnel, queue, tunnel + ": it has a queue (tbf), which the fast path would bypass"},
+				{"tcx where it takes in", tunnel, tcxIn, tunnel + ": it has a tcx program at its ingress ("},
+				{"tcx where it sends", tunnel, tcxOut, tunnel + ": it has a tcx program at its egress ("},
+				{"queue of the pod", "pod", queue, ": it has a queue (tbf), which the fast path would bypass"},
+				{"tcx to the pod", "pod", tcxOut, ": it has a tcx program at its egress ("},
+				{"nftables where the NIC sends", "eth0", netdevOut, tunnel + ": its NIC eth0 has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
 			}
 			if shape == v1alpha1.ShapeFlannel {
-				const behind = ", which packets of the pods behind it would jump"
+				const behind = ", which packets of the pods behind it would bypass"
 				places = append(places,
-					place{"tc where it takes in", tunnel, tcIn, tunnel + ": it has filters of tc at its ingress, which packets would jump"},
-					place{"tc where it sends", tunnel, tcOut, tunnel + ": it has filters of tc at its egress, which packets would jump"},
-					place{"nftables where it takes in", tunnel, netdevIn, tunnel + ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
-					place{"nftables (inet) where it takes in", tunnel, inetIn, tunnel + ": it has a chain of nftables at its ingress (inet test count), which packets would jump"},
-					place{"nftables where it sends", tunnel, netdevOut, tunnel + ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
-					place{"XDP of the tunnel", tunnel, xdp, tunnel + ": it has an XDP program, which packets would jump"},
+					place{"tc where it takes in", tunnel, tcIn, tunnel + ": it has tc filters at its ingress, which the fast path would bypass"},
+					place{"tc where it sends", tunnel, tcOut, tunnel + ": it has tc filters at its egress, which the fast path would bypass"},
+					place{"nftables where it takes in", tunnel, netdevIn, tunnel + ": it has an nftables chain at its ingress (netdev test count), which the fast path would bypass"},
+					place{"nftables (inet) where it takes in", tunnel, inetIn, tunnel + ": it has an nftables chain at its ingress (inet test count), which the fast path would bypass"},
+					place{"nftables where it sends", tunnel, netdevOut, tunnel + ": it has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
+					place{"XDP of the tunnel", tunnel, xdp, tunnel + ": it has an XDP program, which the fast path would bypass"},
 					place{"queue of the bridge", "cni0", queue, "cni0: it has a queue (tbf)" + behind},
-					place{"tcx from the bridge", "cni0", tcxIn, "cni0: it has a program of tcx at its ingress ("},
-					place{"tcx into the bridge", "cni0", tcxOut, "cni0: it has a program of tcx at its egress ("},
-					place{"tc from the bridge", "cni0", tcIn, "cni0: it has filters of tc at its ingress" + behind},
-					place{"tc into the bridge", "cni0", tcOut, "cni0: it has filters of tc at its egress" + behind},
-					place{"nftables from the bridge", "cni0", netdevIn, "cni0: it has a chain of nftables at its ingress (netdev test count)" + behind},
-					place{"nftables into the bridge", "cni0", netdevOut, "cni0: it has a chain of nftables at its egress (netdev test count)" + behind},
+					place{"tcx from the bridge", "cni0", tcxIn, "cni0: it has a tcx program at its ingress ("},
+					place{"tcx into the bridge", "cni0", tcxOut, "cni0: it has a tcx program at its egress ("},
+					place{"tc from the bridge", "cni0", tcIn, "cni0: it has tc filters at its ingress" + behind},
+					place{"tc into the bridge", "cni0", tcOut, "cni0: it has tc filters at its egress" + behind},
+					place{"nftables from the bridge", "cni0", netdevIn, "cni0: it has an nftables chain at its ingress (netdev test count)" + behind},
+					place{"nftables into the bridge", "cni0", netdevOut, "cni0: it has an nftables chain at its egress (netdev test count)" + behind},
 					place{"XDP of the bridge", "cni0", xdp, "cni0: it has an XDP program" + behind},
-					place{"tc from the pod", "pod", tcIn, ": it has filters of tc at its ingress, which packets would jump"},
-					place{"tc to the pod", "pod", tcOut, ": it has filters of tc at its egress, which packets would jump"},
-					place{"nftables from the pod", "pod", netdevIn, ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
-					place{"nftables to the pod", "pod", netdevOut, ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
+					place{"tc from the pod", "pod", tcIn, ": it has tc filters at its ingress, which the fast path would bypass"},
+					place{"tc to the pod", "pod", tcOut, ": it has tc filters at its egress, which the fast path would bypass"},
+					place{"nftables from the pod", "pod", netdevIn, ": it has an nftables chain at its ingress (netdev test count), which the fast path would bypass"},
+					place{"nftables to the pod", "pod", netdevOut, ": it has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
 				)
 			}
 			for _, p := range places {
@@ -266,8 +266,8 @@ func TestObserversOfNIC(t *testing.T) {
 		observe
 		why string
 	}{
-		{tcIn, "eth0: it has filters of tc at its ingress, which packets would jump: the kernel takes them out of the tunnel"},
-		{netdevIn, "eth0: it has a chain of nftables at its ingress (netdev test count), which packets would jump: the kernel takes them out of the tunnel"},
+		{tcIn, "eth0: it has tc filters at its ingress, which the fast path would bypass: the kernel decapsulates its packets"},
+		{netdevIn, "eth0: it has an nftables chain at its ingress (netdev test count), which the fast path would bypass: the kernel decapsulates its packets"},
 	} {
 		count, end := p.observe(w, "n1", w.device("n1", "eth0"))
 		w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(1, p.why) })
@@ -305,7 +305,7 @@ func TestEverywhere(t *testing.T) {
 	}{
 		{"all devices: net.netfilter.nf_conntrack_acct is set", account, unaccount},
 		{"all devices: net.ipv4.ip_forward_use_pmtu is set", perPath, perDevice},
-		{"all devices: there are policies of IPsec",
+		{"all devices: there are IPsec policies",
 			func() { w.in("n0", func() error { return netlink.XfrmPolicyAdd(policy) }) },
 			func() { w.in("n0", func() error { return netlink.XfrmPolicyDel(policy) }) }},
 	} {
@@ -333,10 +333,10 @@ func TestUnseenBy(t *testing.T) {
 		return func(w *world) { o(w, "n0", w.device("n0", device)) }
 	}
 	kinds := []kind{
-		{v1alpha1.UnseenByTCX, "cni0: it has a program of tcx", at("cni0", tcxIn)},
-		{v1alpha1.UnseenByTC, "flannel.1: it has filters of tc", at("flannel.1", tcOut)},
+		{v1alpha1.UnseenByTCX, "cni0: it has a tcx program", at("cni0", tcxIn)},
+		{v1alpha1.UnseenByTC, "flannel.1: it has tc filters", at("flannel.1", tcOut)},
 		{v1alpha1.UnseenByQueue, "flannel.1: it has a queue", at("flannel.1", queue)},
-		{v1alpha1.UnseenByNetdev, "flannel.1: it sends by eth0, which has a chain of nftables", at("eth0", netdevOut)},
+		{v1alpha1.UnseenByNetdev, "flannel.1: its NIC eth0 has an nftables chain", at("eth0", netdevOut)},
 		{v1alpha1.UnseenByAccounting, "all devices: net.netfilter.nf_conntrack_acct is set", func(w *world) {
 			w.in("n0", func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0) })
 		}},
@@ -629,7 +629,7 @@ func TestLower(t *testing.T) {
 				return err
 			})
 			w.eventually("it is refused", func() { time.Sleep(10 * time.Millisecond) }, func() bool {
-				return w.refuses(0, "flannel.1: it sends by eth0, which belongs to above: packets that come would jump that")
+				return w.refuses(0, "flannel.1: its NIC eth0 has the master above, which the fast path would bypass")
 			})
 		})
 	}

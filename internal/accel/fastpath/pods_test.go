@@ -16,7 +16,7 @@ import (
 func TestPods(t *testing.T) {
 	const pod, other = 3, 4
 	idle := time.Duration(idleAfter) * leaseRenewal
-	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
+	p := pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
 	n := node{veths: []int{other, pod}}
 	want := func(what string, all, watched []int) {
 		t.Helper()
@@ -41,12 +41,12 @@ func TestPods(t *testing.T) {
 	want("it has a connection", []int{pod}, []int{pod})
 	passes(idle - time.Second)
 	want("it had one", []int{pod}, []int{pod})
-	if p.rest() {
+	if p.anyIdle() {
 		t.Error("it rests")
 	}
 	uses("it has had one", false)
 	passes(idle)
-	if !p.rest() {
+	if !p.anyIdle() {
 		t.Error("it does not rest")
 	}
 	want("it rests", []int{pod}, nil)
@@ -64,7 +64,7 @@ func TestPods(t *testing.T) {
 // are asked for take its place, and of those that lead to pods no more than they have to.
 func TestAsked(t *testing.T) {
 	const pod = 3
-	p := pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)}
+	p := pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
 		if gotLink, gotAnew := p.linkOf(bpf.PodKeyOf(a)); gotLink != link || gotAnew != anew {
@@ -84,7 +84,7 @@ func TestAsked(t *testing.T) {
 	want("a route leads there", here, pod, false)
 	want("IPv6 of a neighbour", six, pod, false)
 	p.use(pod)
-	p.forget()
+	p.forgetRequests()
 	if got := p.wanted(); !slices.Equal(got, []netip.Addr{here}) {
 		t.Errorf("%v are wanted still", got)
 	}
@@ -92,8 +92,8 @@ func TestAsked(t *testing.T) {
 	for a := nowhere; a != netip.MustParseAddr("10.0.8.0"); {
 		a = a.Next()
 		want("another", a, 0, true)
-		if len(p.asked) > requestedMax {
-			t.Fatalf("%d are asked for", len(p.asked))
+		if len(p.requested) > requestedMax {
+			t.Fatalf("%d are asked for", len(p.requested))
 		}
 	}
 	want("others were asked for", here, pod, false)
