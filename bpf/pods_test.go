@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the programs return (include/uapi/linux/pkt_cls.h).
+// Return codes of the programs (include/uapi/linux/pkt_cls.h).
 const (
 	next     = -1
 	drop     = 2
@@ -28,9 +28,9 @@ var (
 	vethMAC = net.HardwareAddr{2, 0, 0, 0, 0, 8}
 )
 
-// node makes this thread's namespace a node with one pod, 10.1.0.2, and a NIC that
-// leads to another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and
-// fd00:2::/64. 10.3.0.0/24 is of a node that there is no way to.
+// node makes the namespace of this thread a node with one pod, 10.1.0.2, and a NIC that leads to
+// another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and fd00:2::/64.
+// 10.3.0.0/24 is on a node without a route.
 func node(t *testing.T) *Pods {
 	t.Helper()
 	newNamespace(t)
@@ -78,7 +78,7 @@ func node(t *testing.T) *Pods {
 	return p
 }
 
-// frame is a packet of UDP with a payload.
+// frame returns a UDP packet with a payload.
 func frame(from, to string, payload int) []byte {
 	a, b := netip.MustParseAddr(from), netip.MustParseAddr(to)
 	kind, header := uint16(unix.ETH_P_IP), make([]byte, 20)
@@ -95,14 +95,14 @@ func frame(from, to string, payload int) []byte {
 		copy(header[16:], b.AsSlice())
 		sum(header)
 	}
-	// To the address of the loopback device, which a test run's packet comes from:
-	// any other is somebody else's.
+	// To the address of the loopback device, which packets of a test run come from: a packet to any
+	// other is PACKET_OTHERHOST.
 	f := append(make([]byte, 12), byte(kind>>8), byte(kind))
 	f = append(f, header...)
 	return append(f, make([]byte, 8+payload)...)
 }
 
-// sum puts in the checksum of a header of IPv4.
+// sum sets the checksum of an IPv4 header.
 func sum(header []byte) {
 	header[10], header[11] = 0, 0
 	var s uint32
@@ -115,7 +115,7 @@ func sum(header []byte) {
 	binary.BigEndian.PutUint16(header[10:], ^uint16(s))
 }
 
-func TestPodsRun(t *testing.T) {
+func TestPodPrograms(t *testing.T) {
 	p := node(t)
 	const (
 		pod4, pod6       = "10.1.0.2", "fd00:1::2"
@@ -188,15 +188,15 @@ func TestPodsRun(t *testing.T) {
 		"of another version":      {change(frame(remote4, pod4, 10), func(ip []byte) { ip[0] = 0x65 }), kernels},
 		"of another version, IPv6": {change(frame(remote6, pod6, 10), func(ip []byte) { ip[0] = 0x40 }),
 			kernels},
-		// The kernel runs no program on less than a header; what a tunnel brings can be
-		// less, which the lab's tests have.
+		// The kernel runs no program on less than a header. A tunnel can deliver less; the lab's
+		// tests cover that.
 		"a header alone":    {frame(pod4, remote4, 0)[:14+20], verdicts{next, next, next, redirect}},
 		"ARP":               {append(append(make([]byte, 12), 8, 6), make([]byte, 28)...), kernels},
 		"VLAN":              {append(append(make([]byte, 12), 0x81, 0, 0, 1), frame(remote4, pod4, 10)[12:]...), kernels},
 		"for somebody else": {append([]byte{2, 9, 9, 9, 9, 9}, frame(remote4, pod4, 10)[6:]...), verdicts{redirect, next, redirect, drop}},
 	} {
 		if name == "an IPv4 address in IPv6" {
-			// netip makes an address of IPv4 of it where it is not told.
+			// Otherwise netip turns it into an IPv4 address.
 			c.frame = frame(remote6, pod6, 10)
 			mapped := func(a string) []byte { b := netip.MustParseAddr(a).As16(); return b[:] }
 			copy(c.frame[14+8:], mapped(remote4))
@@ -216,7 +216,7 @@ func TestPodsRun(t *testing.T) {
 			*run.got = int32(verdict)
 			want := bytes.Clone(c.frame)
 			if int32(verdict) == redirect && !run.tunnel {
-				// One hop less, the sum of it right, and a pod's Ethernet addresses.
+				// TTL less one, a correct checksum, and the pod's MAC addresses.
 				to := netip.AddrFrom16([16]byte(want[14+24 : 14+40]))
 				if want[12] == 8 {
 					want[14+8]--
@@ -236,7 +236,7 @@ func TestPodsRun(t *testing.T) {
 		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(verdicts{})); diff != "" {
 			t.Errorf("%s: verdicts (-want +got):\n%s", name, diff)
 		}
-		// What is not from a tunnel has no key.
+		// A packet that is not from a tunnel has no tunnel key.
 		verdict, err := p.TunnelIn.Run(&ebpf.RunOptions{Data: c.frame})
 		if err != nil || int32(verdict) != drop {
 			t.Errorf("%s: %s: verdict %d, %v, want %d", name, p.TunnelIn, int32(verdict), err, drop)
