@@ -52,7 +52,7 @@ func rehash(t *testing.T) *ebpf.Program {
 	return prog
 }
 
-// The program passes every packet on unchanged.
+// TestRehashRun checks that the program passes every packet on unchanged.
 func TestRehashRun(t *testing.T) {
 	newNamespace(t)
 	prog := rehash(t)
@@ -81,8 +81,8 @@ func TestRehashRun(t *testing.T) {
 	}
 }
 
-// On the far side of a veth a packet still has its sender's hash, unless the NIC computes one: then
-// two sockets that send the same headers get the same hash.
+// TestRehashOnWire checks the program's effect across a veth. A packet arrives with its sender's hash;
+// with the program, sockets that send the same headers get the same hash, as from a NIC.
 func TestRehashOnWire(t *testing.T) {
 	far := newNamespace(t)
 	near := newNamespace(t)

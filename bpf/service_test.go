@@ -22,7 +22,7 @@ import (
 // binary, with servicesChild in its environment.
 const servicesChild = "SLIPSTREAM_TEST_SERVICES"
 
-// asked is the task of the process in the cgroup. The backends are the first address and the two
+// task is what the process in the cgroup has to do. The backends are the first address and the two
 // after it.
 type task struct {
 	service, otherPort, noBackend netip.AddrPort

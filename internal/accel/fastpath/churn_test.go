@@ -205,7 +205,7 @@ func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a n
 	return err
 }
 
-// A message contains the address and the pod that it is for; an answer, the pod that it is from.
+// message contains the address and the pod that it is for; an answer, the pod that it is from.
 func message(which int, id uint64) []byte {
 	return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(make([]byte, 0, 16), uint64(which)), id)
 }

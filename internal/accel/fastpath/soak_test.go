@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-var soak = flag.Duration("soak", 0, "how long TestSoak goes on; it makes one round at least")
+var soak = flag.Duration("soak", 0, "how long TestSoak runs; at least one round")
 
 // soaked is two worlds with the same connections and the same events: one with fast paths, by
 // processes of their own, and a reference without.
