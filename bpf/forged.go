@@ -12,7 +12,7 @@ import (
 )
 
 // dropForged is the name of the only program in fastpath.c that some supported kernels cannot load.
-const dropForged = "guard"
+const dropForged = "drop_forged"
 
 // withoutDropForged replaces drop_forged by a stub that a kernel without eBPF for netfilter can load.
 func withoutDropForged(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {

@@ -6,17 +6,19 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/grammar"
 )
 
-// TestGuard has a packet be dropped that would end a connection which it is not of, whatever is in
-// front of its TCP header, and no other.
-func TestGuard(t *testing.T) {
+// TestDropForged checks that drop_forged drops a FIN or RST that conntrack would call invalid,
+// whatever headers precede its TCP header, and drops nothing else.
+func TestDropForged(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge = 900, 1000, 70000
 	const out, fin, reset = edge + 1, tcpFIN | tcpACK, tcpRST
@@ -33,48 +35,48 @@ func TestGuard(t *testing.T) {
 			packet   func(*grammar.Packet)
 			bytes    func(l3 []byte) []byte
 		}{
-			{name: "an end", flags: fin, seq: end, ack: acked},
-			{name: "the peer's end", flags: fin, seq: end, ack: acked, in: true},
-			{name: "an end that was acknowledged", flags: fin, seq: 1<<32 - (0xffff - acked + 100), ack: acked, in: true},
-			{name: "an end of long ago", flags: fin, seq: 1<<32 - (0xffff - acked + 101), ack: acked, in: true, drop: true},
-			{name: "an end at the window's end", flags: fin, seq: edge, ack: acked, in: true},
-			{name: "an end out of the window", flags: fin, seq: out, ack: acked, drop: true},
-			{name: "the peer's out of the window", flags: fin, seq: out, ack: acked, in: true, drop: true},
-			{name: "an end that acknowledges too much", flags: fin, seq: end, ack: edge + 1, in: true, drop: true},
-			{name: "an end that acknowledges what is long past", flags: fin, seq: end, ack: 1<<32 - (0xffff - acked + 1), in: true, drop: true},
-			{name: "a reset", flags: reset, seq: end, in: true},
-			{name: "a reset of what has ended", flags: reset, seq: acked - 1, in: true},
-			{name: "a reset of what was acknowledged", flags: reset, seq: acked - 2, in: true, drop: true},
-			{name: "a reset whatever it acknowledges", flags: reset | tcpACK, seq: end, ack: edge + 1, in: true},
-			{name: "a reset out of the window", flags: reset, seq: out, in: true, drop: true},
-			{name: "an end and a reset", flags: fin | reset, seq: out, ack: acked, in: true, drop: true},
-			{name: "data out of the window", flags: tcpACK, seq: out, ack: acked, in: true},
-			{name: "what opens", flags: tcpSYN, seq: out, in: true},
-			{name: "what opens and ends", flags: tcpSYN | fin, seq: out, in: true},
-			{name: "numbers are not known", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 0 }},
-			{name: "numbers are of the peer's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 1 }},
-			{name: "numbers are of the pod's packet", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
-			{name: "not all that the pod sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Out.Epoch-- }},
-			{name: "not all that the peer sent was seen", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.In.Epoch-- }},
+			{name: "FIN", flags: fin, seq: end, ack: acked},
+			{name: "FIN of the peer", flags: fin, seq: end, ack: acked, in: true},
+			{name: "acknowledged FIN", flags: fin, seq: 1<<32 - (0xffff - acked + 100), ack: acked, in: true},
+			{name: "FIN far before the window", flags: fin, seq: 1<<32 - (0xffff - acked + 101), ack: acked, in: true, drop: true},
+			{name: "FIN at the right edge of the window", flags: fin, seq: edge, ack: acked, in: true},
+			{name: "FIN beyond the window", flags: fin, seq: out, ack: acked, drop: true},
+			{name: "FIN of the peer beyond the window", flags: fin, seq: out, ack: acked, in: true, drop: true},
+			{name: "FIN that acknowledges too much", flags: fin, seq: end, ack: edge + 1, in: true, drop: true},
+			{name: "FIN that acknowledges too little", flags: fin, seq: end, ack: 1<<32 - (0xffff - acked + 1), in: true, drop: true},
+			{name: "RST", flags: reset, seq: end, in: true},
+			{name: "RST at the acknowledged FIN", flags: reset, seq: acked - 1, in: true},
+			{name: "RST before the highest acknowledgement", flags: reset, seq: acked - 2, in: true, drop: true},
+			{name: "RST with any acknowledgement", flags: reset | tcpACK, seq: end, ack: edge + 1, in: true},
+			{name: "RST beyond the window", flags: reset, seq: out, in: true, drop: true},
+			{name: "FIN and RST", flags: fin | reset, seq: out, ack: acked, in: true, drop: true},
+			{name: "data beyond the window", flags: tcpACK, seq: out, ack: acked, in: true},
+			{name: "SYN", flags: tcpSYN, seq: out, in: true},
+			{name: "SYN and FIN", flags: tcpSYN | fin, seq: out, in: true},
+			{name: "no sequence numbers", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 0 }},
+			{name: "sequence numbers of a packet of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 1 }},
+			{name: "sequence numbers of a packet of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
+			{name: "programs missed packets of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Out.Epoch-- }},
+			{name: "programs missed packets of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.In.Epoch-- }},
 			{
 				name: "another connection", flags: fin, seq: out, in: true,
 				packet: func(p *grammar.Packet) { p.Source = netip.AddrPortFrom(p.Source.Addr(), 9) },
 			},
 			{
-				name: "options or headers are in front", flags: fin, seq: out, ack: acked, in: true, drop: true,
+				name: "after options or extension headers", flags: fin, seq: out, ack: acked, in: true, drop: true,
 				packet: func(p *grammar.Packet) { p.Options = 8 },
 			},
 			{
-				name: "they are, and it is an end", flags: fin, seq: end, ack: acked, in: true,
+				name: "after options or extension headers, in the window", flags: fin, seq: end, ack: acked, in: true,
 				packet: func(p *grammar.Packet) { p.Options = 8 },
 			},
-			{name: "many headers are in front", flags: fin, seq: out, in: true, drop: true, bytes: func(b []byte) []byte {
+			{name: "after five extension headers", flags: fin, seq: out, in: true, drop: true, bytes: func(b []byte) []byte {
 				if v == four {
 					return b
 				}
 				return before(b, chain(unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_AH))
 			}},
-			{name: "too many headers are in front", flags: tcpACK, seq: end, in: true, drop: v == six, bytes: func(b []byte) []byte {
+			{name: "after 17 extension headers", flags: tcpACK, seq: end, in: true, drop: v == six, bytes: func(b []byte) []byte {
 				if v == four {
 					return b
 				}
@@ -89,9 +91,9 @@ func TestGuard(t *testing.T) {
 				b[40+3] = 8
 				return b
 			}},
-			{name: "it is cut off", flags: fin, seq: out, in: true, bytes: func(b []byte) []byte { return b[:v.header()+13] }},
+			{name: "truncated TCP header", flags: fin, seq: out, in: true, bytes: func(b []byte) []byte { return b[:v.header()+13] }},
 		} {
-			f.know(t, v, unix.IPPROTO_TCP, func(flow *fastpathFlow) {
+			f.addFlow(t, v, unix.IPPROTO_TCP, func(flow *fastpathFlow) {
 				known(flow)
 				if tt.change != nil {
 					tt.change(flow)
@@ -118,7 +120,7 @@ func TestGuard(t *testing.T) {
 			}
 			code, err := f.objects.DropForged.Run(&ebpf.RunOptions{Data: b})
 			if err != nil || code == 0 != tt.drop {
-				t.Errorf("%s, %s: it returns %d, error %v, want it dropped: %t", v, tt.name, code, err, tt.drop)
+				t.Errorf("%s, %s: drop_forged returns %d, error %v, want dropped %t", v, tt.name, code, err, tt.drop)
 			}
 			after, err := f.Counts()
 			if counted := after["forged"] > before["forged"]; err != nil || counted != tt.drop {
@@ -128,7 +130,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// chain are extension headers of IPv6, in turn, that say what follows.
+// chain returns IPv6 extension headers, in order, each of which names the next.
 func chain(kinds ...byte) (headers [][]byte) {
 	for _, kind := range kinds {
 		header := make([]byte, 24)
@@ -145,7 +147,8 @@ func chain(kinds ...byte) (headers [][]byte) {
 	return headers
 }
 
-// before puts headers, which have their own kinds, in front of what a packet of IPv6 has.
+// before inserts extension headers, each of its own kind, in front of the payload of an IPv6
+// packet.
 func before(l3 []byte, headers [][]byte) []byte {
 	b := slices.Clone(l3[:40])
 	next := &b[6]
@@ -160,4 +163,22 @@ func before(l3 []byte, headers [][]byte) []byte {
 	}
 	binary.BigEndian.PutUint16(b[4:], uint16(len(between)+len(rest)))
 	return slices.Concat(b, between, rest)
+}
+
+// TestWithoutDropForged has a kernel without eBPF for netfilter load the other programs, and say why
+// forged packets are not dropped.
+func TestWithoutDropForged(t *testing.T) {
+	spec, err := loadFastpath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Programs[dropForged].Instructions = asm.Instructions{asm.Return()} // without a value, so no verifier takes it
+	f, err := newFastpath(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.DropForged(); err == nil || !strings.Contains(err.Error(), "CONFIG_NETFILTER_BPF_LINK") {
+		t.Errorf("error %v, want one that names what the kernel lacks", err)
+	}
 }

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Scouts look when there are packets, for a while, more and more rarely as long as there are.
-func TestScouts(t *testing.T) {
+// TestDetector checks that sampling is on for a while when there are packets, with growing pauses
+// as long as there are.
+func TestDetector(t *testing.T) {
 	var s detector
 	now, sum := time.Now(), uint64(1000)
 	var turns []time.Duration
@@ -25,20 +26,20 @@ func TestScouts(t *testing.T) {
 	want := func(what string, at ...time.Duration) {
 		t.Helper()
 		if !slices.Equal(turns, at) {
-			t.Fatalf("%s: turned at %v, want %v", what, turns, at)
+			t.Fatalf("%s: switched at %v, want %v", what, turns, at)
 		}
 		turns, began = nil, now
 	}
 	const on, off = detectFor, detectPause
 	pass(detectEvery, 0)
-	want("what was before does not count")
+	want("packets before the start")
 	pass(time.Minute, busyPackets-1)
 	want("few packets")
 	pass(34*time.Second, busyPackets)
 	want("many packets", 0, on, on+off, 2*on+off, 2*on+3*off, 3*on+3*off, 3*on+7*off, 4*on+7*off,
 		4*on+15*off, 5*on+15*off, 5*on+23*off, 6*on+23*off, 6*on+31*off, 7*on+31*off)
 	pass(time.Minute, 0)
-	want("none")
+	want("no packets")
 	pass(2*time.Second, busyPackets)
-	want("many again", 0, on, on+off, 2*on+off)
+	want("many packets again", 0, on, on+off, 2*on+off)
 }
