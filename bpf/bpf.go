@@ -1,14 +1,14 @@
 //go:build linux
 
-// Package bpf holds every eBPF program of slipstream: the C sources, what they
-// compile to, and a loader each. Where a program belongs and what its numbers
-// mean is its user's: internal/collect's for the softirq times, the lab's for
-// what a wire does and for how pods' packets travel, internal/accel's for the fast path.
+// Package bpf holds all eBPF programs of slipstream: the C sources, the compiled
+// objects, and a loader for each. Callers attach the programs and interpret their
+// results: internal/collect the softirq times, the lab the wire and the pods'
+// datapaths, internal/accel the fast path.
 //
 // The objects are committed, so that building slipstream needs no C compiler;
-// `make generate` writes them anew. They are the same for every little-endian
-// machine. The fast path alone looks at types of the kernel's, and finds its way in
-// them by the kernel's BTF.
+// `make generate` compiles them again. They are the same for every little-endian
+// machine. Only the fast path reads kernel types, which CO-RE relocates by the
+// kernel's BTF.
 //
 // The C is dual licensed: see LICENSE.
 package bpf
@@ -26,28 +26,28 @@ import (
 //go:generate bpf2go -tags linux -target bpfel wire wire.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel pods pods.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel service service.c -- -O2 -Wall -Wextra -Werror -Iheaders
-//go:generate bpf2go -tags linux -target bpfel renew renew.c -- -O2 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel resync resync.c -- -O2 -Wall -Wextra -Werror -Iheaders
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours neighbours.c -- -O2 -Wall -Wextra -Werror -Iheaders
-//go:generate bpf2go -tags linux -target bpfel -type overlay -type key -type flow fastpath fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Iheaders
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow fastpath fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -Iheaders
 
-// Softirq times softirqs on every CPU for as long as it is open.
+// Softirq measures the time in softirqs on every CPU until it is closed.
 type Softirq struct {
 	objects softirqObjects
 	links   []link.Link
 }
 
-// SoftirqCPU is what one CPU did since OpenSoftirq: nanoseconds and runs of
-// each softirq, by the kernel's numbers, which are the order of /proc/softirqs'
-// rows. A softirq under way is not in it yet. An interrupt within a softirq is.
+// SoftirqCPU has the nanoseconds and runs of each softirq on one CPU since
+// OpenSoftirq, in the kernel's order, which is that of the rows in /proc/softirqs.
+// A softirq counts when it ends. An interrupt during a softirq counts as part of it.
 type SoftirqCPU softirqSoftirqCpu
 
 // OpenSoftirq attaches to the tracepoints irq:softirq_entry and softirq_exit.
-// It fails without the right to (CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN) and
-// on kernels without raw tracepoints; a caller goes on with /proc/stat then.
+// It fails without the privilege (CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN) and
+// on kernels without raw tracepoints; callers fall back to /proc/stat.
 func OpenSoftirq() (*Softirq, error) {
 	s := new(Softirq)
-	// Kernels before 5.11 count maps against the limit of locked memory. It
-	// may not be ours to raise, and may be large enough as it is.
+	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK. If the process may not
+	// raise the limit, it may still be large enough.
 	limitErr := rlimit.RemoveMemlock()
 	if err := loadSoftirqObjects(&s.objects, nil); err != nil {
 		return nil, fmt.Errorf("load softirq programs: %w", errors.Join(err, limitErr))
@@ -65,7 +65,7 @@ func OpenSoftirq() (*Softirq, error) {
 	return s, nil
 }
 
-// Read returns the times of every possible CPU, at the index of its number.
+// Read returns the times of every possible CPU, indexed by its number.
 func (s *Softirq) Read() ([]SoftirqCPU, error) {
 	var cpus []SoftirqCPU
 	if err := s.objects.Cpus.Lookup(uint32(0), &cpus); err != nil {
@@ -74,7 +74,7 @@ func (s *Softirq) Read() ([]SoftirqCPU, error) {
 	return cpus, nil
 }
 
-// Close detaches.
+// Close detaches the programs.
 func (s *Softirq) Close() error {
 	var errs []error
 	for _, l := range s.links {
@@ -83,9 +83,9 @@ func (s *Softirq) Close() error {
 	return errors.Join(append(errs, s.objects.Close())...)
 }
 
-// LoadRehash loads the program that gives a packet the flow hash that a NIC
-// would compute, in place of its sender's: for the egress of a wire's end. The
-// caller attaches and closes it.
+// LoadRehash loads the program that replaces the sender's flow hash of a packet by
+// the one that a NIC would compute. The caller attaches it to the egress of a
+// veth that stands for a wire, and closes it.
 func LoadRehash() (*ebpf.Program, error) {
 	var objects wireObjects
 	if err := loadWireObjects(&objects, nil); err != nil {

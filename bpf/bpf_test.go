@@ -22,9 +22,9 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// newNamespace takes the test's thread into a new network namespace. It ends
-// when nothing is in it any more: neither the thread, which ends with the
-// test's goroutine, nor the handle.
+// newNamespace moves the test's thread into a new network namespace. The namespace goes when
+// nothing refers to it any more: neither the thread, which ends with the test's goroutine, nor the
+// handle.
 func newNamespace(t testing.TB) netns.NsHandle {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -52,7 +52,7 @@ func rehash(t *testing.T) *ebpf.Program {
 	return prog
 }
 
-// The program lets every packet pass to what comes next, as it is.
+// TestRehashRun checks that the program passes every packet on unchanged.
 func TestRehashRun(t *testing.T) {
 	newNamespace(t)
 	prog := rehash(t)
@@ -81,8 +81,8 @@ func TestRehashRun(t *testing.T) {
 	}
 }
 
-// A packet's hash on the far side of a veth is its sender's, unless the wire
-// computes one: then two sockets that send the same headers get the same.
+// TestRehashOnWire checks the program's effect across a veth. A packet arrives with its sender's hash;
+// with the program, sockets that send the same headers get the same hash, as from a NIC.
 func TestRehashOnWire(t *testing.T) {
 	far := newNamespace(t)
 	near := newNamespace(t)
@@ -100,8 +100,8 @@ func TestRehashOnWire(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Each dial draws a hash for its socket (sk_set_txhash in
-	// include/net/sock.h), which a packet takes along.
+	// Each dial draws a hash for its socket (sk_set_txhash in include/net/sock.h), which its
+	// packets carry.
 	hash := func() uint32 {
 		conn, err := net.DialUDP("udp", &net.UDPAddr{Port: 4660}, &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 4789})
 		if err != nil {
@@ -120,14 +120,14 @@ func TestRehashOnWire(t *testing.T) {
 				t.Fatal(err)
 			}
 			if time.Now().After(deadline) {
-				t.Fatal("no packet with a hash came")
+				t.Fatal("no packet with a hash arrived")
 			}
 		}
 		return h
 	}
-	hash() // resolves the neighbour
+	hash() // resolve the neighbour
 	if a, b := hash(), hash(); a == b {
-		t.Errorf("without the program both sockets have hash %#x", a)
+		t.Errorf("without the program, both sockets have hash %#x", a)
 	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: wire, Program: rehash(t), Attach: ebpf.AttachTCXEgress})
 	if err != nil {
@@ -135,11 +135,11 @@ func TestRehashOnWire(t *testing.T) {
 	}
 	t.Cleanup(func() { l.Close() })
 	if a, b := hash(), hash(); a != b {
-		t.Errorf("with the program the sockets have hashes %#x and %#x", a, b)
+		t.Errorf("with the program, the sockets have hashes %#x and %#x", a, b)
 	}
 }
 
-// configure gives a device its address and returns its index.
+// configure sets a device's address and returns its index.
 func configure(t *testing.T, name, address string) int {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
@@ -159,8 +159,8 @@ func configure(t *testing.T, name, address string) int {
 	return l.Attrs().Index
 }
 
-// watchHash keeps the hash of the last UDP packet over IPv4 to port 4789 that a
-// device received, in an array of one.
+// watchHash stores the hash of the last IPv4 UDP packet to port 4789 that a device received, in an
+// array of one element.
 func watchHash(t *testing.T, device int) *ebpf.Map {
 	t.Helper()
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -168,12 +168,12 @@ func watchHash(t *testing.T, device int) *ebpf.Map {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { seen.Close() })
-	const portAt = 14 + 20 + 2 // behind the headers of Ethernet and IPv4
+	const portAt = 14 + 20 + 2 // after the Ethernet and IPv4 headers
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.LoadAbs(portAt, asm.Half), // ends the program on packets that are shorter
+			asm.LoadAbs(portAt, asm.Half), // ends the program if the packet is shorter
 			asm.JNE.Imm(asm.R0, 4789, "out"),
 			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
 			asm.LoadMem(asm.R1, asm.R6, 17*4, asm.Word), // __sk_buff.hash
@@ -199,9 +199,9 @@ func watchHash(t *testing.T, device int) *ebpf.Map {
 	return seen
 }
 
-// loopRate sends n datagrams from a socket to itself over the loopback device,
-// one at a time, and returns how many a second of the thread's CPU time that
-// makes: the softirq of each is part of it, what else the machine does is not.
+// loopRate sends n datagrams from a socket to itself over the loopback device, one at a time, and
+// returns the rate per second of the thread's CPU time. That includes the softirq of each datagram,
+// and excludes other load on the machine.
 func loopRate(b *testing.B, n int) float64 {
 	b.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -239,12 +239,11 @@ func loopRate(b *testing.B, n int) float64 {
 	return float64(n) / float64(cpuTime()-begin) * 1e9
 }
 
-// BenchmarkSoftirq is what the probe costs where it weighs most: on packets
-// that have nothing but a softirq each. A block is such traffic with the probe
-// and without, in random order; the ratio of rates comes with its 95 % interval
-// over the blocks, so give it -benchtime 1000x. ns/packet is the difference
-// between the two, ns/softirq the kernel's own account of both programs, which
-// has one clock reading more each and lacks the way to them.
+// BenchmarkSoftirq measures the overhead of the probe where it is highest: on packets that cause
+// one softirq each. A block is such traffic with and without the probe, in random order. The ratio
+// of rates comes with its 95 % interval over the blocks, so give it -benchtime 1000x. ns/packet is
+// the difference between the two. ns/softirq is the kernel's own account of both programs; it has
+// one more clock reading for each, and lacks the cost of calling them.
 func BenchmarkSoftirq(b *testing.B) {
 	newNamespace(b)
 	const packets = 5000 // some 20 ms
@@ -260,7 +259,7 @@ func BenchmarkSoftirq(b *testing.B) {
 	}
 	loopRate(b, packets) // warm caches
 	var ratios []float64
-	var extra float64 // s a packet
+	var extra float64 // seconds per packet
 	for b.Loop() {
 		var with, without float64
 		if rand.IntN(2) == 0 {
@@ -271,7 +270,7 @@ func BenchmarkSoftirq(b *testing.B) {
 		ratios = append(ratios, math.Log(with/without))
 		extra += 1/with - 1/without
 	}
-	b.ReportMetric(0, "ns/op") // the blocks' length
+	b.ReportMetric(0, "ns/op") // would be the length of the blocks
 	if n := float64(len(ratios)); n > 1 {
 		b.ReportMetric(extra/n*1e9, "ns/packet")
 		mean, sd := stat.MeanStdDev(ratios, nil)

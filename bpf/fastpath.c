@@ -2,40 +2,39 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The fast path of an unmodified VXLAN overlay: packets of pods' established
- * connections go from a pod's veth to the NIC, and from the VXLAN device into the
- * pod, past the bridge, routing and netfilter of the node.
+ * A fast path for unmodified VXLAN overlays: packets of established connections go from the
+ * pod's veth to the NIC, and from the NIC or the VXLAN device into the pod, past bridge, routing
+ * and netfilter of the node.
  *
- *   leave     ingress of a pod's veth    encapsulates, or lets go the slow way
- *   tunnel    egress of the VXLAN device ┐ see what the kernel makes of a packet
- *   wire      egress of the NIC          ┘ that was let go
- *   land      ingress of the NIC         into the pod, or the slow way
- *   arrive    ingress of the VXLAN device into the pod, or the slow way
- *   deliver   egress of a pod's veth     sees what the kernel makes of that
+ *   encap           tcx ingress of a pod's veth       encapsulates, redirects to the NIC
+ *   observe_vxlan   tcx egress of the VXLAN device  ┐ see what the slow path makes
+ *   observe_nic     tcx egress of the NIC           ┘ of a probe on its way out
+ *   nic_decap       tcx ingress of the NIC            decapsulates, redirects into the pod
+ *   vxlan_ingress   tcx ingress of the VXLAN device   redirects into the pod
+ *   observe_pod     tcx egress of a pod's veth        sees what the slow path delivers
+ *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
  *
- * Nothing here is worked out from tables. What is written is what the kernel
- * itself wrote for the same connection, seen on its way out (wire, deliver) within
- * the last second and compared byte by byte with what leave and arrive would have
- * written. A connection takes the fast path only while the slow path has been seen
- * to let it through both ways within that second, in this generation, and while
- * connection tracking holds it as established. Where the kernel translates the peer of
- * a pod, a service's address to that of a backend, so do leave and arrive.
+ * The fast path derives nothing from routing or neighbour tables. It writes what the kernel itself
+ * wrote for the same connection within the last second: observe_nic and observe_pod compare that,
+ * byte by byte, with what encap and vxlan_ingress would have written. A flow takes the fast path
+ * while the slow path has forwarded its packets both ways within that second, in this generation,
+ * and conntrack has it as established. Where the kernel translates the peer of a pod, from the
+ * address of a Service to that of a backend, the fast path does too.
  *
- * The tunnel is IPv4's. What it carries is of either version, told apart once in each
- * program: from there on "six" is a constant, and the code of one version has nothing of
- * the other's in it. Of IPv6 nothing is translated.
+ * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program tells them apart once,
+ * and from there on is_ipv6 is a constant. IPv6 is not translated.
  *
- * What a program has no reason to carry goes on to the kernel as it came.
+ * A packet that takes the slow path goes on unchanged.
  *
- * leave and deliver are at the links of such pods alone as have a connection that is worth
- * it: tunnel and arrive find those, and tell the agent.
+ * encap and observe_pod are attached only to the links of pods with an eligible connection.
+ * observe_vxlan and vxlan_ingress find those by sampling, and ask the agent to attach.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* TCX_NEXT, and TC_ACT_UNSPEC before it: on to what comes next. */
+/* TCX_NEXT (TC_ACT_UNSPEC): run the next program. */
 #define NEXT -1
 #define DROP 2 /* TC_ACT_SHOT */
 
@@ -52,21 +51,21 @@
 #define UDP 17
 #define IP_HLEN 20
 #define IP6_HLEN 40
-#define HLEN(six) ((six) ? IP6_HLEN : IP_HLEN)
+#define HLEN(is_ipv6) ((is_ipv6) ? IP6_HLEN : IP_HLEN)
 /* IPv6's next headers that stand between it and TCP or UDP (RFC 8200, section 4). */
 #define HOP_BY_HOP 0
 #define ROUTING 43
 #define FRAGMENT_HEADER 44
 #define DESTINATION 60
 #define AUTHENTICATION 51
-/* So many of them are looked behind, which is more than anybody sends. */
-#define HEADERS_MOST 16
-/* What VXLAN adds: Ethernet, VXLAN, UDP and IP (RFC 7348, section 5). */
-#define ROOM 50
+/* The longest chain of IPv6 extension headers that drop_forged parses; real traffic has fewer. */
+#define EXTENSION_HEADERS_MAX 16
+/* What VXLAN adds: Ethernet, VXLAN, UDP and IPv4 (RFC 7348, section 5). */
+#define ENCAP_OVERHEAD 50
 
-/* TCP's flags, and where conntrack has its state of them
+/* TCP's flags, and conntrack's TCP state and flags
  * (include/uapi/linux/netfilter/nf_conntrack_tcp.h). */
-#define TCP_ODD 0x27 /* URG, RST, SYN, FIN */
+#define TCP_NOT_DATA 0x27 /* URG, RST, SYN, FIN */
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -79,7 +78,7 @@
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_CONFIRMED (1 << 3)
 #define CT_DYING (1 << 9)
-#define CT_SHIFTED (1 << 6) /* sequence numbers are translated */
+#define CT_SHIFTED (1 << 6) /* NAT changes sequence numbers */
 #define CT_HELPER (1 << 13)
 #define NF_DROP 0 /* include/uapi/linux/netfilter.h */
 #define NF_ACCEPT 1
@@ -91,36 +90,37 @@
 #define CHECKSUM_PARTIAL 3
 
 #define MS 1000000ULL
-/* How long what was seen of the slow path is believed: less than a second by any clock, as
- * the coarse one may be a tick behind. */
-#define EVIDENCE (1000 * MS - SOON)
-/* After how long one packet goes the slow way to see it anew; the shorter one while
- * conntrack believes that data is unacknowledged (see tracked). */
-#define AGAIN (500 * MS)
-#define AGAIN_SOON (20 * MS)
-/* How old a connection has to be: one of a few packets is not worth the trouble. */
-#define WORTH (50 * MS)
-/* Connections that are picked more seldom are as good as idle. */
-#define RARE (2000 * MS)
-/* Of so many packets of unknown connections one is looked at, more or less. */
-#define PICK 32
-/* Places for ways to other nodes, and for pods. */
-#define OUTERS 2048
-#define PODS 4096
-/* For how long it is not asked again after a no. */
-#define NO (100 * MS)
-/* For how long no single packet of a connection is taken out of the tunnel after one that
- * the kernel has to take out: it would overtake. */
-#define BEHIND (50 * MS)
-/* By how many bits windows are shifted at most (RFC 7323, section 2.3). */
-#define SHIFT_MOST 14
-/* After how many bytes that conntrack has not seen the agent is to renew its numbers. They are
- * compared modulo 2^32, so they are of no use when they are 2^31 behind. */
-#define RENEW (1U << 30)
-/* A tick of the coarse clock and more: how long a packet may be on its way to arrive. */
-#define SOON (10 * MS)
+/* How long a flow stays valid after the slow path forwarded one of its packets: less than a second
+ * by any clock, as the coarse clock may be a tick behind. */
+#define FLOW_TTL (1000 * MS - PROBE_TTL)
+/* How often one packet takes the slow path to revalidate its flow; the shorter interval holds while
+ * conntrack believes that data is unacknowledged (see check_conntrack). */
+#define REVALIDATE (500 * MS)
+#define REVALIDATE_SOON (20 * MS)
+/* The least age of an eligible connection: one of a few packets gains nothing. */
+#define MIN_AGE (50 * MS)
+/* Connections that are sampled less often count as idle. */
+#define MAX_GAP (2000 * MS)
+/* One in about this many packets without a flow is sampled. */
+#define SAMPLE_RATE 32
+/* Table sizes: encapsulation templates (one per remote node and NIC), and pods' links. */
+#define ENCAP_TEMPLATES 2048
+#define POD_LINKS 4096
+/* How long a flow is not probed again after the slow path proved it ineligible. */
+#define BACKOFF (100 * MS)
+/* How long single packets of a flow are not decapsulated at the NIC after the kernel had to
+ * decapsulate one: they would overtake it. */
+#define REORDER_WINDOW (50 * MS)
+/* The largest window scale (RFC 7323, section 2.3). */
+#define SCALE_MAX 14
+/* After this many bytes the agent resynchronises conntrack, which has not seen them. Sequence
+ * numbers are compared modulo 2^32, so conntrack must never be 2^31 behind. */
+#define RESYNC_BYTES (1U << 30)
+/* How long a probe may take to reach the program that waits for it: more than a tick of the coarse
+ * clock. */
+#define PROBE_TTL (10 * MS)
 
-/* The kernel's types, as far as they are looked at: found by its BTF. */
+/* The kernel's types, as far as programs read them. CO-RE relocates the fields by the kernel's BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
 	struct net_device *dev;
@@ -247,71 +247,67 @@ int bpf_dynptr_from_skb(struct __sk_buff *, __u64, struct bpf_dynptr *) __ksym;
 void *bpf_dynptr_slice(const struct bpf_dynptr *, __u32, void *, __u32) __ksym;
 __u32 bpf_dynptr_size(const struct bpf_dynptr *) __ksym;
 
-/*
- * What became of packets: the first two took the fast path, all others did not,
- * and this is why. The order is that of Reasons in fastpath.go.
- */
-enum why {
+/* What became of packets: the first two took the fast path, all others the slow path, for the
+ * reason named. reasons in fastpath.go has the same order. */
+enum reason {
 	FAST_OUT,
 	FAST_IN,
-	UNKNOWN,     /* no connection that was seen */
-	ODD_FLAGS,   /* TCP that opens, closes, resets or urges */
-	DEAD,        /* nobody's heart beats */
-	OTHER,       /* neither TCP nor UDP over IP */
-	OPTIONS,     /* IP options, or headers between IPv6's and TCP's or UDP's */
-	FRAGMENT,    /* of a packet */
-	LAST_HOP,    /* the hop limit is reached */
-	MALFORMED,   /* lengths or sum do not fit */
-	UNSUMMED,    /* nobody vouches for the checksum */
-	MARKED,      /* somebody marked it */
-	STALE,       /* not seen within the last second */
-	CHANGED,     /* something was announced since it was seen */
-	ASKED,       /* goes to see whether the slow path still lets it through */
-	UNLIKE,      /* type of service, hops or Ethernet differ from what was seen */
-	LARGE,       /* larger than the MTU */
-	NO_ROOM,     /* the kernel does not let it be encapsulated */
-	UNTRACKED,   /* not tracked */
-	UNANSWERED,  /* tracked, but not established */
-	TRANSLATED,  /* by NAT, and not only the peer of a pod that opened it; or of IPv6 */
-	HELPED,      /* by one of conntrack's helpers */
-	WINDOW,      /* conntrack checks its window, until told otherwise */
-	REWRITTEN,   /* the slow path makes something else of it */
-	FULL,        /* a table is */
-	FORGED,      /* dropped: it would end a connection, and is not of it */
-	WHYS,
+	NO_FLOW,         /* no flow is known */
+	TCP_FLAGS,       /* SYN, FIN, RST or URG */
+	LEASE_EXPIRED,   /* the agent no longer renews its lease */
+	NOT_TCP_UDP,     /* neither TCP nor UDP over IP */
+	IP_OPTIONS,      /* IPv4 options, or IPv6 extension headers */
+	FRAGMENT,        /* an IP fragment */
+	TTL_EXPIRED,     /* TTL or hop limit is 1 */
+	MALFORMED,       /* inconsistent lengths, or a wrong IPv4 header checksum */
+	CSUM_UNVERIFIED, /* neither the sender's stack nor the NIC vouches for the checksum */
+	SKB_MARK,        /* skb->mark is set */
+	FLOW_EXPIRED,    /* the slow path forwarded none of its packets within FLOW_TTL */
+	INVALIDATED,     /* a netlink notification invalidated the flow */
+	REVALIDATING,    /* takes the slow path to revalidate its flow */
+	MISMATCH,        /* TOS, TTL, device or Ethernet header differ from the validated ones */
+	EXCEEDS_MTU,     /* larger than the MTU */
+	ENCAP_FAILED,    /* bpf_skb_adjust_room failed */
+	UNTRACKED,       /* conntrack has no entry, or one in another zone */
+	UNREPLIED,       /* the conntrack entry is not established */
+	NAT,             /* NAT other than of the peer of the pod that opened the connection; any NAT of IPv6 */
+	CT_HELPED,       /* a conntrack helper follows the connection */
+	TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
+	REWRITTEN,       /* the slow path writes other headers than the fast path would */
+	TABLE_FULL,      /* a map is full */
+	FORGED,          /* dropped: a FIN or RST that conntrack would call invalid */
+	REASONS,
 };
 
-/* Keys and addresses as two words: they are made, compared and hashed in registers. */
+/* Keys and addresses as two words, which are built, compared and hashed in registers. */
 typedef __u64 __attribute__((may_alias)) word;
 
-/* A connection, from its pod's end: as the pod has it, or as the wire has it. They differ
- * where the kernel translates the peer. Of IPv6 it has a digest of each address; the whole
- * ones are in struct flow, and two connections with one key are not both known. */
+/* A connection, seen from its pod: as the pod addresses its peer, or as the wire does. The two
+ * differ where NAT translates the peer. Of IPv6 addresses the key has a hash; struct flow has the
+ * addresses, and of two connections with the same key only one is known. */
 struct key {
 	__be32 pod, peer;
 	__be16 pod_port, peer_port;
 	__u8 protocol;
-	__u8 six;
+	__u8 is_ipv6;
 	__u8 zero[2];
 } __attribute__((aligned(8)));
 
-/*
- * Everything of a packet's headers that must arrive as it left. A field has one
- * value for all packets of a datagram that is still whole (GSO).
- */
+/* The header fields that must arrive as they left. Each has one value for all segments of a GSO
+ * packet. */
 struct headers {
-	__u32 l4[4]; /* TCP's to flags and window; UDP's ports and length */
-	__u32 ip[10]; /* of IPv4 5 */
+	__u32 l4[4]; /* TCP: up to flags and window; UDP: ports and length */
+	__u32 ip[10]; /* IPv4 uses 5 */
 } __attribute__((aligned(8)));
 
-/* What stands in front of a packet to another node. Fields of single packets are 0;
- * the UDP checksum is not, if there is one. */
-struct outer {
+/* The outer headers of packets to another node. Per-packet fields are 0; the UDP checksum is not,
+ * if it is used. */
+struct encap_template {
 	__u32 nic;
 	struct {
 		__u8 to[6], from[6];
 		__be16 protocol;
-		__u8 version_words, tos;
+		__u8 ihl_version, tos;
 		__be16 length, id, fragment;
 		__u8 ttl, ip_protocol;
 		__u16 ip_check;
@@ -322,107 +318,107 @@ struct outer {
 	} head;
 };
 
-/* A pod's link: the node's end, and the Ethernet header of what is delivered there. */
-struct pod {
+/* A pod's link: the node's veth, and the Ethernet header of what it delivers. */
+struct pod_link {
 	__u32 veth;
 	__u8 mac[6], from[6];
 };
 
-struct way {
-	/* When the slow path let through a packet that set out then, and in which
-	 * generation; when one was last sent to see, and not to before when. */
-	__u64 seen, asked, not_before;
-	/* How soon to look again, ns. */
-	__u32 again;
+struct direction {
+	/* When the slow path last forwarded a packet (the time at which it set out), in which
+	 * generation; when a packet was last sent to revalidate the flow, and until when none is. */
+	__u64 validated, revalidated, backoff_until;
+	/* Revalidation interval, ns. */
+	__u32 revalidate_after;
 	__u32 generation;
-	/* The device that it set out from: the pod's veth, the VXLAN device. */
+	/* Where packets enter: the pod's veth, or the VXLAN device. */
 	__u32 device;
-	/* What is written: a place in outers, or in pods; 0 is none. */
-	__u32 place;
+	/* Index into encap_templates (out) or pod_links (in); 0 is none. */
+	__u32 template;
 	__u8 tos, ttl;
-	/* The longest inner packet that the route to the other node takes, on the way out. */
+	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* Of TCP, what conntrack does not see of a connection that is carried: the end of what was
-	 * sent this way (SND.NXT), the highest acknowledgement that was (RCV.NXT), and how far the
-	 * other side lets it send, the right edge of its window. By how many bits the windows that
-	 * this way announces are shifted (RFC 7323). */
-	__u32 end, acked, edge, shift;
-	/* In which epoch a packet was seen that went this way. */
+	/* TCP only. The end of what was sent this way (SND.NXT), the highest acknowledgement sent
+	 * this way (RCV.NXT), the right edge of the window that the other side announced for this
+	 * way, and the scale of the windows that this way announces (RFC 7323). */
+	__u32 snd_nxt, rcv_nxt, window_end, scale;
+	/* The epoch in which a packet was last seen this way. */
 	__u32 epoch;
 };
 
-/* By whose packets the numbers of a connection are known: by its peer's, which may be forged; by its
- * pod's; and by one of its peer's since, which tells how much the peer has room for. */
-enum { BY_PEER = 1, BY_POD, BY_BOTH };
+/* Where a flow's sequence numbers come from: a packet of the peer, which anybody can forge; a
+ * packet of the pod; or the pod's, and a packet of the peer since, which confirmed how large the
+ * peer's window is. */
+enum { SEQ_FROM_PEER = 1, SEQ_FROM_POD, SEQ_CONFIRMED };
 
 struct flow {
-	struct way out, in;
-	/* The Ethernet header of what the pod sends: to whom, from whom. */
+	struct direction out, in;
+	/* Destination and source MAC of what the pod sends. */
 	__u8 mac[12];
-	/* Its bit in hints. */
-	__u32 hint;
-	/* Which it is, as the pod has it. The entry of one that was deleted may be another's by
-	 * the time that a reader is through with it. */
+	/* Its bit in the Bloom filter. */
+	__u32 bloom_bit;
+	/* The key, as the pod has it. A deleted element may be reused while a program still reads
+	 * it. */
 	struct key key;
-	/* The peer as the wire has it (see FAR): in one word, so that it is read at once. */
-	__u64 far;
-	/* When the kernel took a packet out of the tunnel, in which generation, and the outer
-	 * header that it had: a place in outers. */
-	__u64 landed;
-	__u32 landed_generation;
-	__u32 landed_place;
-	/* When one came to the NIC that stands for many (GSO); when one was left to the kernel
-	 * that does, or may be made to. */
-	__u64 gso, large;
-	/* When the pod was seen to end the connection at a socket (see ends). */
-	__u64 ends;
-	/* Of IPv6, the addresses. */
+	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
+	__u64 wire_peer;
+	/* When the kernel last decapsulated a packet of this flow that nic_decap had seen, in which
+	 * generation, and the index of its outer headers in encap_templates. */
+	__u64 decapped;
+	__u32 decapped_generation;
+	__u32 decapped_template;
+	/* When a GSO packet last came to the NIC; when a packet was last left to the kernel because
+	 * it is one, or because GRO may merge it into one. */
+	__u64 gso, gso_possible;
+	/* When the flow was last seen to end at a socket of the pod (see ends_at_socket). */
+	__u64 socket_ended;
+	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* Of TCP, by whose packets the numbers of both ways are known, or 0, and whether the connection
-	 * may have ended before it became known (see tracked). */
-	__u8 numbered, doubted, zero[2];
-	/* Up to which end of what the pod sends, and of what its peer does, the agent was last asked
-	 * to renew what conntrack knows of them. */
-	__u32 renewed[2];
+	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; and whether the
+	 * connection may have been closed before its flow became known (see check_conntrack). */
+	__u8 seq_state, maybe_closed, zero[2];
+	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
+	 * asked to resynchronise conntrack. */
+	__u32 resynced[2];
 	/* When the last packet was seen, ms. */
-	__u32 last;
+	__u32 last_ms;
 };
 
-/* A connection whose peer is translated, found by what the wire has. */
-struct front {
+/* Reverse NAT: from the peer's address on the wire to the flow. */
+struct nat_entry {
 	struct key key;
-	/* Its bit in hints. */
-	__u32 hint;
+	/* Its bit in the Bloom filter. */
+	__u32 bloom_bit;
 	__u32 zero;
 };
 
-/* A packet that its CPU is about to see again, further down the slow path. On the way out,
- * what is found there first that is not this packet is not looked at. */
-struct passing {
+/* A probe: a packet that this CPU is about to see again, further down the slow path. On the way out
+ * any other packet seen there first ends the probe. */
+struct probe {
 	struct headers headers;
 	struct key key;
-	__u64 far;
+	__u64 wire_peer;
 	__u64 at;
 	__u32 generation;
 	__u32 device;
 	__u32 overlay;
-	/* What conntrack knows it by, on the slow path. */
-	unsigned long entry;
+	/* The conntrack entry that the slow path attached to it. */
+	unsigned long ct;
 	__u8 mac[12];
-	/* When it met land (see met), or 0. */
-	__u32 landed;
+	/* decap_id if nic_decap saw it, or 0. */
+	__u32 decapped;
 	__u16 check; /* the inner checksum field */
-	__u8 gso, ends;
-	/* Of TCP, whether its numbers do not go on from those that are known. */
-	__u8 anew;
+	__u8 gso, socket_ended;
+	/* TCP only: whether it does not continue the known sequence numbers. */
+	__u8 seq_unknown;
 };
 
-/* A packet that has met land, and is to be known again by arrive. */
-struct landing {
+/* A packet that nic_decap left to the kernel, to be recognised by vxlan_ingress. */
+struct decap_probe {
 	__u64 at;
 	__u32 generation;
 	struct headers headers;
-	struct outer outer;
+	struct encap_template outer;
 };
 
 struct {
@@ -436,83 +432,82 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct key);
-	__type(value, struct front);
-} fronts SEC(".maps");
+	__type(value, struct nat_entry);
+} reverse_nat SEC(".maps");
 
-/* Outer headers and pods, each once, and never changed: a place is not used twice. */
+/* Templates and links are stored once each and never change: an index is not reused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OUTERS);
-	__type(key, struct outer);
+	__uint(max_entries, ENCAP_TEMPLATES);
+	__type(key, struct encap_template);
 	__type(value, __u32);
-} outer_places SEC(".maps");
+} encap_index SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OUTERS);
+	__uint(max_entries, ENCAP_TEMPLATES);
 	__type(key, __u32);
-	__type(value, struct outer);
-} outers SEC(".maps");
+	__type(value, struct encap_template);
+} encap_templates SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, PODS);
-	__type(key, struct pod);
+	__uint(max_entries, POD_LINKS);
+	__type(key, struct pod_link);
 	__type(value, __u32);
-} pod_places SEC(".maps");
+} pod_link_index SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, PODS);
+	__uint(max_entries, POD_LINKS);
 	__type(key, __u32);
-	__type(value, struct pod);
-} pods SEC(".maps");
+	__type(value, struct pod_link);
+} pod_links SEC(".maps");
 
-/* An Ethernet address that is known to be at a pod's link: a bridge has learned it there, or
- * it is a neighbour's. Told by the agent. A bridge that does not know where an address is
- * sends to all its links; only the one that it is at delivers. */
-struct owner {
+/* MAC addresses that a bridge has learned at a pod's link, or that a neighbour entry has there.
+ * Written by the agent. A bridge that does not know a MAC floods all its ports; only the port that
+ * owns it delivers. */
+struct link_mac {
 	__u32 link;
 	__u8 mac[6], zero[2];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * PODS);
-	__type(key, struct owner);
+	__uint(max_entries, 2 * POD_LINKS);
+	__type(key, struct link_mac);
 	__type(value, __u8);
-} owners SEC(".maps");
+} link_macs SEC(".maps");
 
-/* The VXLAN devices that are understood, by index: what their packets have. */
-struct overlay {
+/* The supported VXLAN devices by ifindex, and what their packets have. */
+struct vxlan_device {
 	__u32 nic;
-	__be16 source[2]; /* the outer address */
+	__be16 source[2]; /* the outer source address */
 	__be16 port;
 	__be16 mac[3];
-	__be16 vni[2]; /* and a byte of 0 */
+	__be16 vni[2]; /* and a zero byte */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16);
 	__type(key, __u32);
-	__type(value, struct overlay);
-} overlays SEC(".maps");
+	__type(value, struct vxlan_device);
+} vxlan_devices SEC(".maps");
 
-/* All that a CPU keeps for itself, what every packet looks at in front: to one that is not
- * carried each line of memory counts. */
-struct cpu {
-	/* Of out and in: 0 nothing, 1 let go, 2 seen on the VXLAN device. Of what lands: 1 it has
-	 * met land, 2 it is let go by arrive. */
-	__u8 out_stage, in_stage, lands;
-	/* So many packets of unknown connections until one is picked. */
-	__u32 left;
-	__u64 whys[WHYS];
-	struct passing out, in;
-	struct landing landing;
-	/* When the agent was last asked to watch a pod. */
-	__u64 wished;
-	/* One that becomes known, which has no room on the stack. */
+/* Per-CPU state. What every packet reads comes first: ineligible traffic pays for each cache line. */
+struct cpu_state {
+	/* Stage of the outgoing and incoming probe: 0 none, 1 started, 2 seen at the VXLAN device.
+	 * decap_stage: 1 nic_decap has seen it, 2 vxlan_ingress has started its probe. */
+	__u8 out_stage, in_stage, decap_stage;
+	/* Packets without a flow until the next sample. */
+	__u32 until_sample;
+	__u64 reasons[REASONS];
+	struct probe out, in;
+	struct decap_probe decap_probe;
+	/* When the agent was last asked to attach programs to a pod's link. */
+	__u64 attach_requested;
+	/* A new flow: too large for the stack. */
 	struct flow fresh;
 };
 
@@ -520,12 +515,12 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct cpu);
-} cpus SEC(".maps");
+	__type(value, struct cpu_state);
+} cpu_states SEC(".maps");
 
-/* Pods whose links have all programs: by the device that their packets come from, and by the
- * addresses that are known to be there. The other is 0. Told by the agent: what no deliver
- * would see is not looked at. */
+/* Pods whose links have all programs: by the ifindex that their packets come from, and by the
+ * addresses known there; the other field is 0. Written by the agent. A packet that no observe_pod
+ * would see is not probed. */
 struct watch {
 	__u32 device;
 	__be32 pod;
@@ -533,76 +528,73 @@ struct watch {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * PODS);
+	__uint(max_entries, 2 * POD_LINKS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct watch);
 	__type(value, __u8);
-} watched SEC(".maps");
+} watched_pods SEC(".maps");
 
-/* What the agent is asked to do for a connection. fastpath.go decodes it. */
-enum ask {
-	ASK_WATCH,   /* watch its pod, which is not watched: it is worth it */
-	ASK_LIBERAL, /* have conntrack stop checking its window */
-	ASK_ACKED,   /* have conntrack know that all was acknowledged */
-	ASK_RENEW,   /* have conntrack know its numbers */
-	ASK_CLOSE,   /* have conntrack know that it was reset */
-	ASK_REOPEN,  /* have conntrack know that it goes on, whatever it took for its end */
+/* What the agent is asked to do. fastpath.go decodes it. */
+enum event_kind {
+	EVENT_ATTACH,   /* attach programs to the link of its pod: the connection is eligible */
+	EVENT_LIBERAL, /* make its conntrack entry liberal */
+	EVENT_ACKED,   /* clear conntrack's flag of unacknowledged data */
+	EVENT_RESYNC,   /* resynchronise conntrack */
+	EVENT_RESET,   /* move conntrack to CLOSE */
+	EVENT_REOPEN,  /* move conntrack back to ESTABLISHED: it has not ended */
 };
 
-struct told {
+struct event {
 	struct key key;
-	/* Of IPv6, the addresses, where the connection is known. */
+	/* IPv6 only: the addresses of a known flow. */
 	word pod6[2], peer6[2];
-	__u32 ask, zero;
+	__u32 kind, zero;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
-} news SEC(".maps");
+} events SEC(".maps");
 
-/* Written by the agent: until when it is alive (CLOCK_MONOTONIC, ns), how often
- * something has changed, the least MTU on the way, and the range of source ports. */
-volatile __u64 alive_until = 0;
+/* Written by the agent: when its lease expires (CLOCK_MONOTONIC, ns), the generation of what is
+ * valid, the least MTU on the way, and the range of source ports. */
+volatile __u64 lease_expires = 0;
 volatile __u32 generation = 0;
-/* How often programs were taken off that see all packets of connections. */
+/* Incremented when programs that count sequence numbers were detached. */
 volatile __u32 epoch = 0;
 volatile __u32 mtu = 0;
 volatile __u32 port_from = 0, port_to = 0;
 
-/* Whether the kernel takes source ports from one more (is_source_port). */
-volatile __u32 ports_more = 0;
+/* Whether the upper bound of the port range is included (see is_source_port). */
+volatile __u32 ports_inclusive = 0;
 
-/* For tests: BPF_PROG_TEST_RUN has no packet whose checksum somebody vouches for. */
-const volatile __u8 any_sum = 0;
+/* For tests: packets of BPF_PROG_TEST_RUN have no verified checksum. */
+const volatile __u8 skip_csum_checks = 0;
 
-/* Places in use. Place 0 stays empty. */
-__u32 outers_used = 0, pods_used = 0;
+/* Entries in use. Index 0 stays empty. */
+__u32 templates_used = 0, pod_links_used = 0;
 
-/*
- * Which connections may be known, a bit for each value of a part of the hash: a packet of
- * one that is not needs no look into flows. A program sets, the agent takes back. What is
- * taken back though it is known is found again as one that is not.
- */
-#define HINTS 16384
-__u64 hints[HINTS / 64];
+/* A Bloom filter of the known flows: a packet whose bit is clear needs no map lookup. Programs set
+ * bits, the agent clears them. A flow whose bit was cleared by mistake is learned again. */
+#define BLOOM_BITS 16384
+__u64 bloom[BLOOM_BITS / 64];
 
-/* Connections that were picked once: a part of the hash, and when (ms). One is looked at
- * if it is picked again when it is old enough. So short ones leave nothing behind. */
-#define YOUNG 1024
-__u64 young[YOUNG];
+/* Connections that were sampled once: part of the hash, and when (ms). One is admitted if it is
+ * sampled again when it is old enough, so short connections leave no state. */
+#define ADMISSION_SLOTS 1024
+__u64 admission[ADMISSION_SLOTS];
 
-static __always_inline struct cpu *this_cpu(void)
+static __always_inline struct cpu_state *this_cpu(void)
 {
 	__u32 first = 0;
 
-	return bpf_map_lookup_elem(&cpus, &first);
+	return bpf_map_lookup_elem(&cpu_states, &first);
 }
 
-static __always_inline void count(struct cpu *c, __u32 why)
+static __always_inline void count(struct cpu_state *c, __u32 reason)
 {
-	if (why < WHYS)
-		c->whys[why]++;
+	if (reason < REASONS)
+		c->reasons[reason]++;
 }
 
 static __always_inline __u16 fold(__u32 sum)
@@ -611,22 +603,22 @@ static __always_inline __u16 fold(__u32 sum)
 	return sum + (sum >> 16);
 }
 
-/* add adds two 16-bit words to a sum. */
+/* add adds two 16-bit words to a checksum. */
 static __always_inline __u32 add(__u32 sum, __u32 two)
 {
 	return sum + (two & 0xffff) + (two >> 16);
 }
 
-/* field reads a pointer of the context. Left to itself the compiler moves it in 32 bits,
- * which is how it is declared, and the verifier takes it for a number from then on. */
+/* field reads a pointer of the context. The compiler would move it as the 32 bits that it is
+ * declared as, and the verifier would take it for a scalar from then on. */
 #define field(skb, name) ({ \
 	void *__pointer; \
 	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(__pointer) : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, name))); \
 	__pointer; \
 })
 
-/* copy takes bytes of a packet by words. Left to itself the compiler takes them one by one,
- * as it knows of no alignment. */
+/* copy copies packet bytes by words. The compiler, which knows of no alignment, would copy them one
+ * by one. */
 #define copy(to, from, size) do { \
 	__u32 *__to = (void *)(to); \
 	const __u32 *__from = (const void *)(from); \
@@ -635,8 +627,8 @@ static __always_inline __u32 add(__u32 sum, __u32 two)
 		__to[__i] = __from[__i]; \
 } while (0)
 
-/* start returns the packet's first bytes, if there are so many, or 0. */
-static __always_inline __u8 *start(struct __sk_buff *skb, __u32 size)
+/* pull_data returns the first size bytes of the packet, or 0 if it is shorter. */
+static __always_inline __u8 *pull_data(struct __sk_buff *skb, __u32 size)
 {
 	__u8 *data = field(skb, data);
 
@@ -650,43 +642,43 @@ static __always_inline __u8 *start(struct __sk_buff *skb, __u32 size)
 	return data;
 }
 
-/* The fields of the first and third words of the IP header, of the first two of IPv6's, as
- * they lie in memory. */
+/* Fields of the first and third word of the IPv4 header, and of the first two of the IPv6 header,
+ * as they lie in memory. */
 #define BYTE(word, n) ((__u8)((word) >> (8 * (n))))
 #define HALF(word, n) ((__be16)((word) >> (16 * (n))))
-#define TOS(h, six) ((six) ? (__u8)(bpf_ntohl((h)->ip[0]) >> 20) : BYTE((h)->ip[0], 1))
-#define LENGTH(h, six) ((six) ? bpf_ntohs(HALF((h)->ip[1], 0)) + IP6_HLEN : bpf_ntohs(HALF((h)->ip[0], 1)))
-#define TTL(h, six) ((six) ? BYTE((h)->ip[1], 3) : BYTE((h)->ip[2], 0))
-#define PROTOCOL(h, six) ((six) ? BYTE((h)->ip[1], 2) : BYTE((h)->ip[2], 1))
-/* Which word has the hop limit. */
-#define HOP(six) ((six) ? 1 : 2)
-/* How much of the header may be written: of IPv6's no address. */
-#define CHANGES(six) ((six) ? 8 : IP_HLEN)
+#define TOS(h, is_ipv6) ((is_ipv6) ? (__u8)(bpf_ntohl((h)->ip[0]) >> 20) : BYTE((h)->ip[0], 1))
+#define LENGTH(h, is_ipv6) ((is_ipv6) ? bpf_ntohs(HALF((h)->ip[1], 0)) + IP6_HLEN : bpf_ntohs(HALF((h)->ip[0], 1)))
+#define TTL(h, is_ipv6) ((is_ipv6) ? BYTE((h)->ip[1], 3) : BYTE((h)->ip[2], 0))
+#define PROTOCOL(h, is_ipv6) ((is_ipv6) ? BYTE((h)->ip[1], 2) : BYTE((h)->ip[2], 1))
+/* The word that has the TTL or hop limit. */
+#define HOP(is_ipv6) ((is_ipv6) ? 1 : 2)
+/* How many bytes of the header the fast path rewrites: no IPv6 address. */
+#define CHANGES(is_ipv6) ((is_ipv6) ? 8 : IP_HLEN)
 
 /* hop is the word of the hop limit, with one less and IPv4's header's sum to match
  * (RFC 1624, as ip_decrease_ttl in include/net/ip.h). */
-static __always_inline __u32 hop(__u32 word, int six)
+static __always_inline __u32 hop_limit_mask(__u32 word, int is_ipv6)
 {
 	__u32 check = word >> 16;
 
-	if (six)
+	if (is_ipv6)
 		return word - (1 << 24);
 	check += bpf_htons(0x0100);
 	check += check >= 0xffff;
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* key_of is the key of a packet that goes out of its pod, or into it. */
-static __always_inline void key_of(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out, int six)
+/* make_key makes the key of a packet that leaves its pod (out), or comes for it. */
+static __always_inline void make_key(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out, int is_ipv6)
 {
 	word *words = (void *)k;
 
 	words[0] = out ? source | (__u64)destination << 32 : destination | (__u64)source << 32;
-	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32 | (__u64)!!six << 40;
+	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32 | (__u64)!!is_ipv6 << 40;
 }
 
-/* digest stands for an address of IPv6 in keys: that of fastpath.go is the same. */
-static __always_inline __u32 digest(const word *address)
+/* hash_address stands for an IPv6 address in keys; hashAddr in fastpath.go computes the same. */
+static __always_inline __u32 hash_address(const word *address)
 {
 	__u64 h = address[0] * 0x9e3779b97f4a7c15 + address[1];
 
@@ -694,26 +686,26 @@ static __always_inline __u32 digest(const word *address)
 	return h * 0xd6e8feb86659fd93 >> 32;
 }
 
-/* peek reads which connection a packet, at an offset, seems to be of: as many bytes are there
- * as IPv4 has, with the ports. It returns 0, or why it is of none. */
-static __always_inline int peek(struct __sk_buff *skb, const __u8 *data, __u32 at, struct key *k, int out, int six)
+/* peek_flow reads the flow key of the packet at an offset. The caller has made sure that an IPv4
+ * header and the ports are there. It returns 0, or the reason why the packet has none. */
+static __always_inline int peek_flow(struct __sk_buff *skb, const __u8 *data, __u32 at, struct key *k, int out, int is_ipv6)
 {
 	const __u32 *ends;
 
 	if (unlikely(skb->vlan_present))
-		return OTHER;
-	if (!six) {
+		return NOT_TCP_UDP;
+	if (!is_ipv6) {
 		if (data[at] != 0x45)
-			return OPTIONS;
+			return IP_OPTIONS;
 		if (data[at + 9] != TCP && data[at + 9] != UDP)
-			return OTHER;
+			return NOT_TCP_UDP;
 		ends = (const void *)(data + at + 12);
-		key_of(k, ends[0], ends[1], ends[2], data[at + 9], out, 0);
+		make_key(k, ends[0], ends[1], ends[2], data[at + 9], out, 0);
 		return 0;
 	}
-	data = start(skb, at + IP6_HLEN + 8);
+	data = pull_data(skb, at + IP6_HLEN + 8);
 	if (!data || data[at] >> 4 != 6)
-		return OTHER;
+		return NOT_TCP_UDP;
 	switch (data[at + 6]) {
 	case TCP:
 	case UDP:
@@ -721,65 +713,65 @@ static __always_inline int peek(struct __sk_buff *skb, const __u8 *data, __u32 a
 	case HOP_BY_HOP:
 	case ROUTING:
 	case DESTINATION:
-		return OPTIONS;
+		return IP_OPTIONS;
 	case FRAGMENT_HEADER:
 		return FRAGMENT;
 	default:
-		return OTHER;
+		return NOT_TCP_UDP;
 	}
 	ends = (const void *)(data + at + 8);
-	key_of(k, digest((const void *)ends), digest((const void *)(ends + 4)), ends[8], data[at + 6], out, 1);
+	make_key(k, hash_address((const void *)ends), hash_address((const void *)(ends + 4)), ends[8], data[at + 6], out, 1);
 	return 0;
 }
 
-/* parse takes the headers of a packet that was peeked at, and its checksum field where there
- * is one. It returns 0, or why the packet is not for the fast path. */
-static __always_inline int parse(struct __sk_buff *skb, __u32 at, __u8 protocol, struct headers *h, __u16 *check, int six)
+/* parse_headers copies the headers of a packet that peek_flow accepted, and its checksum field. It
+ * returns 0, or the reason why the packet takes the slow path. */
+static __always_inline int parse_headers(struct __sk_buff *skb, __u32 at, __u8 protocol, struct headers *h, __u16 *check, int is_ipv6)
 {
-	const __u32 l4 = at + HLEN(six);
+	const __u32 l4 = at + HLEN(is_ipv6);
 	__u8 *data;
 
 	if (protocol == TCP) {
-		data = start(skb, l4 + 20);
+		data = pull_data(skb, l4 + 20);
 		if (!data)
 			return MALFORMED;
-		copy(h->ip, data + at, HLEN(six));
+		copy(h->ip, data + at, HLEN(is_ipv6));
 		copy(h->l4, data + l4, sizeof(h->l4));
 		*check = *(__u16 *)(data + l4 + 16);
 	} else {
-		data = start(skb, l4 + 8);
+		data = pull_data(skb, l4 + 8);
 		if (!data)
 			return MALFORMED;
-		copy(h->ip, data + at, HLEN(six));
+		copy(h->ip, data + at, HLEN(is_ipv6));
 		copy(h->l4, data + l4, 8);
 		h->l4[1] &= 0xffff;
 		h->l4[2] = h->l4[3] = 0;
 		*check = *(__u16 *)(data + l4 + 6);
-		/* Which IPv6 does not have (RFC 8200, section 8.1). */
-		if (six && !*check)
+		/* IPv6 forbids it (RFC 8200, section 8.1). */
+		if (is_ipv6 && !*check)
 			return MALFORMED;
 	}
-	if (!six && HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
+	if (!is_ipv6 && HALF(h->ip[1], 1) & ~bpf_htons(0x4000))
 		return FRAGMENT;
-	if (TTL(h, six) <= 1)
-		return LAST_HOP;
-	if (LENGTH(h, six) + at != skb->len)
+	if (TTL(h, is_ipv6) <= 1)
+		return TTL_EXPIRED;
+	if (LENGTH(h, is_ipv6) + at != skb->len)
 		return MALFORMED;
-	if (PROTOCOL(h, six) == TCP) {
+	if (PROTOCOL(h, is_ipv6) == TCP) {
 		__u8 words = BYTE(h->l4[3], 0), flags = BYTE(h->l4[3], 1);
 
-		if ((words >> 4) < 5 || HLEN(six) + (words >> 4) * 4 > LENGTH(h, six))
+		if ((words >> 4) < 5 || HLEN(is_ipv6) + (words >> 4) * 4 > LENGTH(h, is_ipv6))
 			return MALFORMED;
-		if ((flags & TCP_ODD) || !(flags & TCP_ACK) || (words & 0xf))
-			return ODD_FLAGS;
-	} else if (bpf_ntohs(HALF(h->l4[1], 0)) != LENGTH(h, six) - HLEN(six)) {
+		if ((flags & TCP_NOT_DATA) || !(flags & TCP_ACK) || (words & 0xf))
+			return TCP_FLAGS;
+	} else if (bpf_ntohs(HALF(h->l4[1], 0)) != LENGTH(h, is_ipv6) - HLEN(is_ipv6)) {
 		return MALFORMED;
 	}
 	return 0;
 }
 
-/* whole tells whether the sum of an IP header is right. */
-static __always_inline int whole(const __u32 *ip)
+/* ip_csum_ok tells whether the IPv4 header checksum is right. */
+static __always_inline int ip_csum_ok(const __u32 *ip)
 {
 	__u32 sum = 0;
 	int i;
@@ -789,21 +781,21 @@ static __always_inline int whole(const __u32 *ip)
 	return fold(sum) == 0xffff;
 }
 
-/* FAR is an address and a port in one word. */
-#define FAR(address, port) ((__u32)(address) | (__u64)(port) << 32)
+/* PEER is an address and a port in one word. */
+#define PEER(address, port) ((__u32)(address) | (__u64)(port) << 32)
 
-static __always_inline __u64 far_of(const struct key *k)
+static __always_inline __u64 peer_of(const struct key *k)
 {
-	return FAR(k->peer, k->peer_port);
+	return PEER(k->peer, k->peer_port);
 }
 
-/* with_far is a connection's key with another peer. */
-static __always_inline struct key with_far(const struct key *k, __u64 far)
+/* with_peer is a key with another peer. */
+static __always_inline struct key with_peer(const struct key *k, __u64 wire_peer)
 {
 	struct key other = *k;
 
-	other.peer = far;
-	other.peer_port = far >> 32;
+	other.peer = wire_peer;
+	other.peer_port = wire_peer >> 32;
 	return other;
 }
 
@@ -814,8 +806,8 @@ static __always_inline int same_key(const struct key *a, const struct key *b)
 	return x[0] == y[0] && x[1] == y[1];
 }
 
-/* mix is the hash of a connection: what follows takes bits of it. */
-static __always_inline __u64 mix(const struct key *k)
+/* hash_key hashes a key; the Bloom filter and admission use different bits of it. */
+static __always_inline __u64 hash_key(const struct key *k)
 {
 	const word *x = (const void *)k;
 	__u64 h = x[0] + x[1] * 0x9e3779b97f4a7c15;
@@ -825,341 +817,345 @@ static __always_inline __u64 mix(const struct key *k)
 	return h ^ h >> 32;
 }
 
-static __always_inline int hinted(__u64 hash)
+static __always_inline int bloom_test(__u64 hash)
 {
-	return hints[hash % HINTS / 64] >> hash % 64 & 1;
+	return bloom[hash % BLOOM_BITS / 64] >> hash % 64 & 1;
 }
 
-static __always_inline void hint(__u64 hash)
+static __always_inline void bloom_set(__u64 hash)
 {
-	if (!hinted(hash))
-		__sync_fetch_and_or(&hints[hash % HINTS / 64], 1ULL << hash % 64);
+	if (!bloom_test(hash))
+		__sync_fetch_and_or(&bloom[hash % BLOOM_BITS / 64], 1ULL << hash % 64);
 }
 
-/* pick tells whether a packet of an unknown connection is looked at: few of them, and not
- * every so many-th, which may be the same connection's again and again. */
-static __always_inline int pick(struct cpu *c)
+/* sample picks few of the packets without a flow, at random rather than every n-th, which might
+ * always be the same connection's. */
+static __always_inline int sample(struct cpu_state *c)
 {
-	if (c->left--)
+	if (c->until_sample--)
 		return 0;
-	c->left = bpf_get_prandom_u32() % (2 * PICK);
+	c->until_sample = bpf_get_prandom_u32() % (2 * SAMPLE_RATE);
 	return 1;
 }
 
-/* unpick has a connection that opens or ends not be taken for an older one that had its
- * ports. */
-static __always_inline void unpick(__u64 hash)
+/* admission_reset forgets the sample of an older connection with the same ports, when one opens or
+ * ends. */
+static __always_inline void admission_reset(__u64 hash)
 {
-	__u64 *slot = &young[hash / HINTS % YOUNG];
+	__u64 *slot = &admission[hash / BLOOM_BITS % ADMISSION_SLOTS];
 
 	if (*slot >> 32 == hash >> 32)
 		*slot = 0;
 }
 
-/* worth tells whether a connection that is picked has been picked before, long enough
- * ago, but not so long that it would be idle again by the next. */
-static __always_inline int worth(__u64 hash, __u64 now)
+/* admit tells whether a sampled connection was sampled before, at least MIN_AGE and at most MAX_GAP
+ * ago. */
+static __always_inline int admit(__u64 hash, __u64 now)
 {
-	__u64 *slot = &young[hash / HINTS % YOUNG], old = *slot;
+	__u64 *slot = &admission[hash / BLOOM_BITS % ADMISSION_SLOTS], old = *slot;
 	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
-	int same = part == old >> 32 && age < RARE / MS;
+	int same = part == old >> 32 && age < MAX_GAP / MS;
 
-	if (same && age < WORTH / MS)
+	if (same && age < MIN_AGE / MS)
 		return 0;
-	/* Another is given the time to be old enough. */
-	if (same || age > 4 * WORTH / MS)
+	/* The connection in the slot gets the time to become old enough. */
+	if (same || age > 4 * MIN_AGE / MS)
 		*slot = (__u64)part << 32 | ms;
 	return same;
 }
 
-/* opens tells whether a packet that was peeked at opens a connection. */
-static __always_inline int opens(struct __sk_buff *skb, __u32 at, const struct key *k, int six)
+/* is_syn tells whether a packet that peek_flow accepted has SYN set. */
+static __always_inline int is_syn(struct __sk_buff *skb, __u32 at, const struct key *k, int is_ipv6)
 {
 	const __u8 *data = field(skb, data);
 
-	return k->protocol == TCP && (void *)data + at + HLEN(six) + 14 <= field(skb, data_end) && (data[at + HLEN(six) + 13] & TCP_SYN);
+	return k->protocol == TCP && (void *)data + at + HLEN(is_ipv6) + 14 <= field(skb, data_end) && (data[at + HLEN(is_ipv6) + 13] & TCP_SYN);
 }
 
-/* noticed tells whether a packet that was peeked at, of a connection that is not known, is to
- * be looked at. */
-static __always_inline int noticed(struct __sk_buff *skb, struct cpu *c, __u32 at, const struct key *k, __u64 hash, int six)
+/* admit_sampled tells whether a packet that peek_flow accepted, without a flow, is sampled and its
+ * connection eligible. */
+static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state *c, __u32 at, const struct key *k, __u64 hash, int is_ipv6)
 {
-	if (opens(skb, at, k, six)) {
-		unpick(hash);
+	if (is_syn(skb, at, k, is_ipv6)) {
+		admission_reset(hash);
 		return 0;
 	}
-	return pick(c) && worth(hash, bpf_ktime_get_coarse_ns());
+	return sample(c) && admit(hash, bpf_ktime_get_coarse_ns());
 }
 
-static __always_inline void report(const struct key *k, const struct flow *f, __u32 ask)
+static __always_inline void emit(const struct key *k, const struct flow *f, __u32 ask)
 {
-	struct told told = {.key = *k, .ask = ask};
+	struct event event = {.key = *k, .kind = ask};
 
-	if (f && k->six) {
-		__builtin_memcpy(told.pod6, f->pod6, sizeof(told.pod6));
-		__builtin_memcpy(told.peer6, f->peer6, sizeof(told.peer6));
+	if (f && k->is_ipv6) {
+		__builtin_memcpy(event.pod6, f->pod6, sizeof(event.pod6));
+		__builtin_memcpy(event.peer6, f->peer6, sizeof(event.peer6));
 	}
-	bpf_ringbuf_output(&news, &told, sizeof(told), 0);
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
 }
 
-/* is_watched tells whether a packet would be seen all its way: from a pod's device, or to a
- * pod's address, the other being 0. */
+/* is_watched tells whether programs would see a packet all its way: from a pod's device, or to a
+ * pod's address; the other is 0. */
 static __always_inline int is_watched(__u32 device, __be32 pod)
 {
 	struct watch w = {.device = device, .pod = pod};
 
-	return bpf_map_lookup_elem(&watched, &w) != 0;
+	return bpf_map_lookup_elem(&watched_pods, &w) != 0;
 }
 
-/* wish asks the agent to watch a pod, which not every packet of a flood may ask for. */
-static __always_inline void wish(struct cpu *c, const struct key *k, __u64 now)
+/* request_attach asks the agent to attach programs to a pod's link, at most once per ms and CPU. */
+static __always_inline void request_attach(struct cpu_state *c, const struct key *k, __u64 now)
 {
-	if (now - c->wished < MS)
+	if (now - c->attach_requested < MS)
 		return;
-	c->wished = now;
-	report(k, 0, ASK_WATCH);
+	c->attach_requested = now;
+	emit(k, 0, EVENT_ATTACH);
 }
 
-/* TCP's fields, of a packet's headers. */
+/* TCP fields of struct headers. */
 #define SEQ(h) bpf_ntohl((h)->l4[1])
 #define ACK(h) bpf_ntohl((h)->l4[2])
 #define FLAGS(h) BYTE((h)->l4[3], 1)
 #define WINDOW_FIELD(h) bpf_ntohs(HALF((h)->l4[3], 1))
 
-/* later tells whether one of TCP's numbers is after another (RFC 9293, section 3.4). */
-static __always_inline int later(__u32 a, __u32 b)
+/* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
+static __always_inline int seq_after(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) > 0;
 }
 
-/* end_of_data is the number after the last byte of a packet of TCP. */
-static __always_inline __u32 end_of_data(const struct headers *h, int six)
+/* seq_end is the sequence number after the packet's last byte. */
+static __always_inline __u32 seq_end(const struct headers *h, int is_ipv6)
 {
-	return SEQ(h) + LENGTH(h, six) - HLEN(six) - (BYTE(h->l4[3], 0) >> 4) * 4;
+	return SEQ(h) + LENGTH(h, is_ipv6) - HLEN(is_ipv6) - (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
-/* begins tells whether data is between what the other side has long had and what it has room
- * for; acknowledges, whether an acknowledgement is of what the other side sent of late. */
-static __always_inline int begins(const struct way *w, const struct way *back, __u32 seq, __u32 end)
+/* data_in_window tells whether data lies between one window before what the other side has
+ * acknowledged and the right edge of its window; ack_in_window, whether the other side has sent,
+ * not too long ago, what is acknowledged. */
+static __always_inline int data_in_window(const struct direction *w, const struct direction *back, __u32 seq, __u32 end)
 {
-	return !later(seq, w->edge) && !later(back->acked - (0xffff << (back->shift & 15)), end);
+	return !seq_after(seq, w->window_end) && !seq_after(back->rcv_nxt - (0xffff << (back->scale & 15)), end);
 }
 
-static __always_inline int acknowledges(const struct way *w, const struct way *back, __u32 ack)
+static __always_inline int ack_in_window(const struct direction *w, const struct direction *back, __u32 ack)
 {
-	return !later(ack, back->edge) && !later(w->acked - (0xffff << (w->shift & 15)), ack);
+	return !seq_after(ack, back->window_end) && !seq_after(w->rcv_nxt - (0xffff << (w->scale & 15)), ack);
 }
 
-/* fits tells whether a packet of TCP is one that conntrack would not call invalid, had it
- * seen all (tcp_in_window in net/netfilter/nf_conntrack_proto_tcp.c). */
-static __always_inline int fits(const struct way *w, const struct way *back, const struct headers *h, int six)
+/* in_window tells whether conntrack would call a TCP packet valid if it had seen all packets before
+ * it (tcp_in_window in net/netfilter/nf_conntrack_proto_tcp.c). */
+static __always_inline int in_window(const struct direction *w, const struct direction *back, const struct headers *h, int is_ipv6)
 {
-	return begins(w, back, SEQ(h), end_of_data(h, six)) && acknowledges(w, back, ACK(h));
+	return data_in_window(w, back, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(w, back, ACK(h));
 }
 
-/* advance takes the numbers of a packet that fits. */
-static __always_inline void advance(struct flow *f, int out, const struct headers *h, __u64 now, int six)
+/* update_seq records the sequence numbers of a packet in the window. */
+static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u64 now, int is_ipv6)
 {
-	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u32 is = epoch, ms = now / MS;
-	__u32 end = end_of_data(h, six), ack = ACK(h), edge;
+	__u32 end = seq_end(h, is_ipv6), ack = ACK(h), edge;
 
-	/* All that the pod sends was seen before it is acknowledged. */
-	if (!out && f->numbered >= BY_POD && unlikely(later(ack, back->end)))
-		ack = back->end;
-	edge = ack + (WINDOW_FIELD(h) << (w->shift & 15));
-	if (!out && unlikely(f->numbered == BY_POD))
-		f->numbered = BY_BOTH;
-	if (later(end, w->end)) {
-		w->end = end;
-		if (unlikely(later(end, w->edge)))
-			w->edge = end;
-		if (unlikely(end - f->renewed[!out] >= RENEW)) {
-			f->renewed[!out] = end;
-			report(&f->key, f, ASK_RENEW);
+	/* encap sees all that the pod sends before the peer can acknowledge it. */
+	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, back->snd_nxt)))
+		ack = back->snd_nxt;
+	edge = ack + (WINDOW_FIELD(h) << (w->scale & 15));
+	if (!out && unlikely(f->seq_state == SEQ_FROM_POD))
+		f->seq_state = SEQ_CONFIRMED;
+	if (seq_after(end, w->snd_nxt)) {
+		w->snd_nxt = end;
+		if (unlikely(seq_after(end, w->window_end)))
+			w->window_end = end;
+		if (unlikely(end - f->resynced[!out] >= RESYNC_BYTES)) {
+			f->resynced[!out] = end;
+			emit(&f->key, f, EVENT_RESYNC);
 		}
 	}
-	if (later(ack, w->acked))
-		w->acked = ack;
-	if (later(ack, back->end)) /* which went by before it was known */
-		back->end = ack;
-	if (later(edge, back->edge))
-		back->edge = edge;
+	if (seq_after(ack, w->rcv_nxt))
+		w->rcv_nxt = ack;
+	if (seq_after(ack, back->snd_nxt)) /* sent before the flow was known */
+		back->snd_nxt = ack;
+	if (seq_after(edge, back->window_end))
+		back->window_end = edge;
 	if (w->epoch != is)
 		w->epoch = is;
-	if (f->last != ms)
-		f->last = ms;
+	if (f->last_ms != ms)
+		f->last_ms = ms;
 }
 
-/* number takes the numbers of a packet when none are known. How far it may go on is known by
- * the next one that comes back; until then it is what fits without being scaled. */
-static __always_inline void number(struct flow *f, int out, const struct headers *h, int six)
+/* init_seq takes the sequence numbers of the first packet. The other side's window is not known
+ * until its next packet; until then it is 64 KiB. */
+static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, int is_ipv6)
 {
-	struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 
-	w->end = end_of_data(h, six);
-	w->acked = back->end = ACK(h);
-	back->acked = SEQ(h);
-	back->edge = ACK(h) + (WINDOW_FIELD(h) << (w->shift & 15));
-	w->edge = w->end + 0xffff;
-	f->renewed[0] = f->out.end;
-	f->renewed[1] = f->in.end;
+	w->snd_nxt = seq_end(h, is_ipv6);
+	w->rcv_nxt = back->snd_nxt = ACK(h);
+	back->rcv_nxt = SEQ(h);
+	back->window_end = ACK(h) + (WINDOW_FIELD(h) << (w->scale & 15));
+	w->window_end = w->snd_nxt + 0xffff;
+	f->resynced[0] = f->out.snd_nxt;
+	f->resynced[1] = f->in.snd_nxt;
 	w->epoch = back->epoch = epoch;
-	f->numbered = out ? BY_POD : BY_PEER;
+	f->seq_state = out ? SEQ_FROM_POD : SEQ_FROM_PEER;
 }
 
-/* counted tells whether the numbers of a connection are known, and programs saw all of it since. */
-static __always_inline int counted(const struct flow *f)
+/* seq_complete tells whether sequence numbers are known and the programs have seen every packet
+ * since. */
+static __always_inline int seq_complete(const struct flow *f)
 {
-	return f->numbered && f->out.epoch == epoch && f->in.epoch == epoch;
+	return f->seq_state && f->out.epoch == epoch && f->in.epoch == epoch;
 }
 
-/* count_on takes the numbers of a packet that came through. Anybody may forge one that comes for
- * the pod, and a liberal conntrack lets it pass; what comes from the pod's own device is the pod's. */
-static __always_inline void count_on(struct flow *f, int out, const struct passing *p, int six)
+/* record_seq records the sequence numbers of a probe that the slow path forwarded. Anybody can
+ * forge a packet for the pod, and a liberal conntrack accepts it, so such a packet never replaces
+ * known numbers; a packet from the pod's own device does. */
+static __always_inline void record_seq(struct flow *f, int out, const struct probe *p, int is_ipv6)
 {
-	if (p->anew && !out && counted(f))
+	if (p->seq_unknown && !out && seq_complete(f))
 		return;
-	if (p->anew)
-		number(f, out, &p->headers, six);
-	advance(f, out, &p->headers, p->at, six);
+	if (p->seq_unknown)
+		init_seq(f, out, &p->headers, is_ipv6);
+	update_seq(f, out, &p->headers, p->at, is_ipv6);
 }
 
-/* segment is how long the longest packet is that this one, of TCP, will be cut into. */
-static __always_inline __u32 segment(const struct __sk_buff *skb, const struct headers *h, int six)
+/* segment_length is the length of the longest packet that GSO will make of a TCP packet. */
+static __always_inline __u32 segment_length(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	if (!skb->gso_size)
-		return LENGTH(h, six);
-	return skb->gso_size + HLEN(six) + (BYTE(h->l4[3], 0) >> 4) * 4;
+		return LENGTH(h, is_ipv6);
+	return skb->gso_size + HLEN(is_ipv6) + (BYTE(h->l4[3], 0) >> 4) * 4;
 }
 
-/* believed tells whether the slow path lets a connection through, as far as is known, and
- * if not why. A stream needs both its ways. Datagrams may go one way for ever: that one
- * alone counts, once conntrack has seen an answer (tracked). */
-static __always_inline int believed(const struct way *w, const struct way *back, const struct key *k, __u64 now)
+/* flow_valid returns 0 if the slow path is known to forward the flow, or the reason why not. TCP
+ * needs both directions. UDP may flow one way for ever, so only that direction counts, once
+ * conntrack has seen a reply (check_conntrack). */
+static __always_inline int flow_valid(const struct direction *w, const struct direction *back, const struct key *k, __u64 now)
 {
 	__u32 g = generation;
 
 	if (k->protocol != TCP)
 		back = w;
-	if (!w->seen || !back->seen || now - w->seen >= EVIDENCE || now - back->seen >= EVIDENCE)
-		return STALE;
+	if (!w->validated || !back->validated || now - w->validated >= FLOW_TTL || now - back->validated >= FLOW_TTL)
+		return FLOW_EXPIRED;
 	if (w->generation != g || back->generation != g)
-		return CHANGED;
+		return INVALIDATED;
 	return 0;
 }
 
-/* place_of is what is written, as it was when this way was last seen: a processor that may
- * read ahead (arm64) does not, as the address depends on that time. */
-static __always_inline __u32 place_of(const struct way *w)
+/* template_of reads the template index after the time of validation: the address depends on that
+ * time, so a CPU that reorders loads (arm64) cannot read an older index. */
+static __always_inline __u32 template_of(const struct direction *w)
 {
-	__u64 nothing = *(const volatile __u64 *)&w->seen;
+	__u64 nothing = *(const volatile __u64 *)&w->validated;
 
 	asm volatile("%0 &= 0" : "+r"(nothing));
-	return *(const volatile __u32 *)((const void *)&w->place + nothing);
+	return *(const volatile __u32 *)((const void *)&w->template + nothing);
 }
 
-/* ask tells whether this packet is to go and see, when all others need not. */
-static __always_inline int ask(struct way *w, __u64 now)
+/* revalidate_due tells whether this packet is the one to take the slow path, to revalidate its
+ * flow. */
+static __always_inline int revalidate_due(struct direction *w, __u64 now)
 {
-	if (now - w->seen < w->again || now - w->asked < AGAIN_SOON)
+	if (now - w->validated < w->revalidate_after || now - w->revalidated < REVALIDATE_SOON)
 		return 0;
-	w->asked = now;
+	w->revalidated = now;
 	return 1;
 }
 
-/* keep copies the headers of a packet. */
-static __always_inline void keep(struct headers *to, const struct headers *h, int six)
+/* copy_headers copies the headers of a packet. */
+static __always_inline void copy_headers(struct headers *to, const struct headers *h, int is_ipv6)
 {
-	copy(to, h, __builtin_offsetof(struct headers, ip) + HLEN(six));
+	copy(to, h, __builtin_offsetof(struct headers, ip) + HLEN(is_ipv6));
 }
 
-/* let_go remembers a packet that goes the slow way, to know it again. */
-static __always_inline void let_go(struct passing *p, const struct headers *h, const struct key *k,
-				   const struct __sk_buff *skb, __u64 now, __u32 g, int six)
+/* start_probe remembers a packet that takes the slow path, to recognise it further down. */
+static __always_inline void start_probe(struct probe *p, const struct headers *h, const struct key *k,
+				   const struct __sk_buff *skb, __u64 now, __u32 g, int is_ipv6)
 {
-	keep(&p->headers, h, six);
+	copy_headers(&p->headers, h, is_ipv6);
 	p->key = *k;
-	p->far = far_of(k);
+	p->wire_peer = peer_of(k);
 	p->at = now;
 	p->generation = g;
 	p->device = skb->ifindex;
 	p->gso = skb->gso_size != 0;
 }
 
-/* replaced is a sum, not complemented, in which one address stands in place of another. */
-static __always_inline __u16 replaced(__u16 sum, __be32 from, __be32 to)
+/* csum_replace replaces an address in an uncomplemented checksum. */
+static __always_inline __u16 csum_replace(__u16 sum, __be32 from, __be32 to)
 {
 	return fold(add(add(sum, ~from), to));
 }
 
-/* translate makes the peer of a packet another, as the kernel does (nf_nat_ipv4_manip_pkt
- * in net/netfilter/nf_nat_proto.c): what it goes to, or what it comes from. */
-static __always_inline void translate(struct headers *h, int out, __u64 far)
+/* nat_headers rewrites the peer of a packet, as the kernel does (nf_nat_ipv4_manip_pkt in
+ * net/netfilter/nf_nat_proto.c): its destination, or its source. */
+static __always_inline void nat_headers(struct headers *h, int out, __u64 wire_peer)
 {
 	__u32 *address = &h->ip[out ? 4 : 3];
 
-	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~replaced(~(h->ip[2] >> 16), *address, far) << 16;
-	*address = far;
-	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(far >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(far >> 32);
+	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~csum_replace(~(h->ip[2] >> 16), *address, wire_peer) << 16;
+	*address = wire_peer;
+	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(wire_peer >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(wire_peer >> 32);
 }
 
-/* renumber writes another peer into the TCP or UDP header at an offset, and has its sum
- * match, which it takes. */
-static __always_inline int renumber(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 far, __u16 *check)
+/* nat_packet rewrites the peer in the TCP or UDP header at an offset, and updates the checksum
+ * there. */
+static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 wire_peer, __u16 *check)
 {
 	__u32 at = l4 + (PROTOCOL(was, 0) == TCP ? 16 : 6);
 	__u64 flags = PROTOCOL(was, 0) == TCP ? 0 : BPF_F_MARK_MANGLED_0;
-	__be16 port = far >> 32;
+	__be16 port = wire_peer >> 32;
 
-	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)far, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
+	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)wire_peer, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
 	    bpf_l4_csum_replace(skb, at, HALF(was->l4[0], out), port, flags | sizeof(port)) ||
 	    bpf_skb_load_bytes(skb, at, check, sizeof(*check)))
 		return -1;
 	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
 }
 
-/* same tells whether headers are those of the packet that was let go, one hop on. */
-static __always_inline int same(const struct headers *was, const struct headers *is, int six)
+/* headers_match tells whether headers are those of the probe, one hop later. */
+static __always_inline int headers_match(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	int i;
 
 	for (i = 0; i < 4; i++)
 		if (was->l4[i] != is->l4[i])
 			return 0;
-	for (i = 0; i < HLEN(six) / 4; i++)
-		if ((i == HOP(six) ? hop(was->ip[i], six) : was->ip[i]) != is->ip[i])
+	for (i = 0; i < HLEN(is_ipv6) / 4; i++)
+		if ((i == HOP(is_ipv6) ? hop_limit_mask(was->ip[i], is_ipv6) : was->ip[i]) != is->ip[i])
 			return 0;
 	return 1;
 }
 
-/* equal tells whether they are those of the packet, as yet where it was. */
-static __always_inline int equal(const struct headers *a, const struct headers *b, int six)
+/* headers_equal tells whether headers are those of a packet that was not forwarded yet. */
+static __always_inline int headers_equal(const struct headers *a, const struct headers *b, int is_ipv6)
 {
 	int i;
 
 	for (i = 0; i < 4; i++)
 		if (a->l4[i] != b->l4[i])
 			return 0;
-	for (i = 0; i < HLEN(six) / 4; i++)
+	for (i = 0; i < HLEN(is_ipv6) / 4; i++)
 		if (a->ip[i] != b->ip[i])
 			return 0;
 	return 1;
 }
 
-/* resemble tells whether they are at least of the same packet, whatever has been
- * done to it: by what IPv4 numbers packets by, and by the flow and length that IPv6 has. */
-static __always_inline int resemble(const struct headers *was, const struct headers *is, int six)
+/* same_addresses_or_ports tells whether headers are of the same packet at least, whatever has been
+ * rewritten. */
+static __always_inline int same_addresses_or_ports(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	if (was->l4[1] != is->l4[1])
 		return 0;
-	if (six)
+	if (is_ipv6)
 		return was->ip[0] == is->ip[0] && HALF(was->ip[1], 0) == HALF(is->ip[1], 0);
 	return HALF(was->ip[1], 0) == HALF(is->ip[1], 0);
 }
 
-/* end_of is an address in a packet of IPv6: what it is from, or what it is to. */
-static __always_inline const word *end_of(const struct headers *h, int source)
+/* address_of is the source or destination address of an IPv6 packet. */
+static __always_inline const word *address_of(const struct headers *h, int source)
 {
 	return (const void *)&h->ip[source ? 2 : 6];
 }
@@ -1169,47 +1165,44 @@ static __always_inline int equal_addresses(const word *a, const word *b)
 	return a[0] == b[0] && a[1] == b[1];
 }
 
-/* moved tells why a packet of IPv6 is not the same any more. */
-static __always_inline int moved(const struct headers *was, const struct headers *is)
+/* nat_reason tells why the headers of an IPv6 packet changed. */
+static __always_inline int nat_reason(const struct headers *was, const struct headers *is)
 {
-	return was->l4[0] != is->l4[0] || !equal_addresses(end_of(was, 1), end_of(is, 1)) ||
-	       !equal_addresses(end_of(was, 0), end_of(is, 0)) ? TRANSLATED : REWRITTEN;
+	return was->l4[0] != is->l4[0] || !equal_addresses(address_of(was, 1), address_of(is, 1)) ||
+	       !equal_addresses(address_of(was, 0), address_of(is, 0)) ? NAT : REWRITTEN;
 }
 
-/* meets tells whether a packet is between the ends of a connection that has its key. */
-static __always_inline int meets(const struct flow *f, const struct headers *h, int out)
+/* addresses_match tells whether an IPv6 packet has the addresses of a flow with its key. */
+static __always_inline int addresses_match(const struct flow *f, const struct headers *h, int out)
 {
-	return equal_addresses(f->pod6, end_of(h, out)) && equal_addresses(f->peer6, end_of(h, !out));
+	return equal_addresses(f->pod6, address_of(h, out)) && equal_addresses(f->peer6, address_of(h, !out));
 }
 
-/* goes_on tells whether a connection of TCP goes on that conntrack took to have ended. A liberal
- * conntrack takes anything for an end; a true one would have had the connection be forgotten here
- * (odd), if it was known. One that an agent left liberal as it died, and that became known since,
- * has not ended if both its sides sent more: nothing follows what ends a side. */
-static __always_inline int goes_on(struct flow *f)
+/* is_open tells whether a TCP connection that conntrack takes for closed is still open. A liberal
+ * conntrack believes any FIN; a true one would have deleted the flow, if it was known
+ * (handle_flags). A connection that a killed agent left liberal, and whose flow became known since,
+ * is open if both sides have sent more: nothing follows a FIN. */
+static __always_inline int is_open(struct flow *f)
 {
-	if (!f->numbered)
-		f->doubted = 1;
-	else if (f->out.end != f->renewed[0] && f->in.end != f->renewed[1])
-		f->doubted = 0;
-	return !f->doubted;
+	if (!f->seq_state)
+		f->maybe_closed = 1;
+	else if (f->out.snd_nxt != f->resynced[0] && f->in.snd_nxt != f->resynced[1])
+		f->maybe_closed = 0;
+	return !f->maybe_closed;
 }
 
-/*
- * tracked returns 0 if conntrack holds the connection of a packet as established
- * and as it was seen, or why not.
+/* check_conntrack returns 0 if conntrack has the connection of a packet as established and as the
+ * packet was seen, or the reason why not.
  *
- * Conntrack follows the numbers of a TCP connection, and calls invalid what is out of
- * the window that it knows of: most packets, once it does not see them all. As the
- * kernel's own flow tables do (nft_flow_offload_eval), it is told to be liberal with
- * this connection; by the agent, as only netlink can. What it sees from then on is out of
- * its window and changes nothing that it knows but the time-out. So it must not go on
- * believing that data is unacknowledged, because it has not seen the acknowledgement: its
- * time-out would be five minutes in place of days. Resets it judges by the numbers that it
- * knows. These the agent renews before they are half of all numbers behind, and when the
- * connection is idle or leaves the fast path (see conntrack.go).
- */
-static __always_inline int tracked(struct __sk_buff *skb, const struct passing *p, struct flow *f, int out, __u32 *again, int six)
+ * Conntrack follows the sequence numbers of TCP, and calls packets outside the window that it knows
+ * invalid: most of them, once it does not see them all. So the agent makes the entry liberal, by
+ * netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets outside
+ * the window change nothing but the time-out. The entry must not go on to believe that data is
+ * unacknowledged because it has not seen the acknowledgement: its time-out would be five minutes,
+ * not days. Resets are judged by the sequence numbers that conntrack knows. The agent
+ * resynchronises them before they are half the number space behind, and when the connection is idle
+ * or leaves the fast path (see conntrack.go). */
+static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
 {
 	const struct key *k = &p->key;
 	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
@@ -1218,12 +1211,12 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 	__be16 from, to;
 	unsigned long status;
 	struct nf_conn *ct;
-	int why = 0, straight = 1, i;
+	int reason = 0, straight = 1, i;
 
-	/* By what the pod sends, whichever way the packet goes. */
-	if (six) {
-		copy(tuple.ipv6.saddr, end_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
-		copy(tuple.ipv6.daddr, end_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
+	/* The tuple of what the pod sends, whatever the packet's direction. */
+	if (is_ipv6) {
+		copy(tuple.ipv6.saddr, address_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
+		copy(tuple.ipv6.daddr, address_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
 		tuple.ipv6.sport = k->pod_port;
 		tuple.ipv6.dport = k->peer_port;
 	} else {
@@ -1232,13 +1225,13 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 		tuple.ipv4.sport = k->pod_port;
 		tuple.ipv4.dport = k->peer_port;
 	}
-	*again = AGAIN;
-	ct = bpf_skb_ct_lookup(skb, &tuple, six ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), &opts, sizeof(opts));
+	*interval = REVALIDATE;
+	ct = bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), &opts, sizeof(opts));
 	if (!ct)
 		return UNTRACKED;
 	status = ct->status;
-	/* What comes back, as it is before it is translated. */
-	if (six) {
+	/* The tuple of replies, before NAT. */
+	if (is_ipv6) {
 		const struct nf_conntrack_tuple *back = opts.dir ? &ct->tuplehash[0].tuple : &ct->tuplehash[1].tuple;
 
 		for (i = 0; i < 4; i++)
@@ -1258,188 +1251,188 @@ static __always_inline int tracked(struct __sk_buff *skb, const struct passing *
 		destination = ct->tuplehash[1].tuple.dst.u3.ip;
 		to = ct->tuplehash[1].tuple.dst.u.all;
 	}
-	if (!straight || (status & CT_SHIFTED) || FAR(source, from) != p->far || destination != k->pod || to != k->pod_port) {
-		why = TRANSLATED;
-	} else if ((unsigned long)ct != p->entry) {
-		why = UNTRACKED; /* as in another zone */
+	if (!straight || (status & CT_SHIFTED) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
+		reason = NAT;
+	} else if ((unsigned long)ct != p->ct) {
+		reason = UNTRACKED; /* such as one in another zone */
 	} else if (status & CT_HELPER) {
-		why = HELPED;
+		reason = CT_HELPED;
 	} else if ((status & (CT_SEEN_REPLY | CT_CONFIRMED | CT_DYING)) != (CT_SEEN_REPLY | CT_CONFIRMED)) {
-		why = UNANSWERED;
+		reason = UNREPLIED;
 	} else if (k->protocol == TCP) {
-		/* The pod's packets are those of the original direction, or replies. */
+		/* The pod sends the original direction, or the reply. */
 		const struct ip_ct_tcp_state *pod = opts.dir ? &ct->proto.tcp.seen[1] : &ct->proto.tcp.seen[0];
 		const struct ip_ct_tcp_state *peer = opts.dir ? &ct->proto.tcp.seen[0] : &ct->proto.tcp.seen[1];
 		__u8 both = pod->flags & peer->flags, either = pod->flags | peer->flags;
 
 		if (ct->proto.tcp.state != CT_TCP_ESTABLISHED)
-			why = both & CT_BE_LIBERAL ? WINDOW : UNANSWERED;
+			reason = both & CT_BE_LIBERAL ? TCP_WINDOW : UNREPLIED;
 		else if (!(both & CT_BE_LIBERAL))
-			why = WINDOW;
+			reason = TCP_WINDOW;
 		if (f && ct->proto.tcp.state == CT_TCP_ESTABLISHED)
-			f->doubted = 0;
-		else if (f && why == WINDOW && goes_on(f))
-			report(k, f, ASK_REOPEN);
+			f->maybe_closed = 0;
+		else if (f && reason == TCP_WINDOW && is_open(f))
+			emit(k, f, EVENT_REOPEN);
 		if (either & CT_UNACKNOWLEDGED)
-			*again = AGAIN_SOON;
+			*interval = REVALIDATE_SOON;
 		if (f) {
-			/* Of one that it found in the middle it does not know. */
-			f->out.shift = both & CT_WINDOW_SCALE ? pod->td_scale : SHIFT_MOST;
-			f->in.shift = both & CT_WINDOW_SCALE ? peer->td_scale : SHIFT_MOST;
+			/* Conntrack does not know the scale of a connection that it picked up in
+			 * the middle. */
+			f->out.scale = both & CT_WINDOW_SCALE ? pod->td_scale : SCALE_MAX;
+			f->in.scale = both & CT_WINDOW_SCALE ? peer->td_scale : SCALE_MAX;
 			if (!(both & CT_BE_LIBERAL))
-				report(k, f, ASK_LIBERAL);
-			else if (!why && (either & CT_UNACKNOWLEDGED) && f->numbered &&
-				 (pod->td_end != f->out.end || peer->td_end != f->in.end))
-				report(k, f, ASK_ACKED);
-			/* That it is behind, or would go on for ever to take the connection for one that
-			 * sends again or cannot send: a forged packet may have said so. */
-			if (!why && f->numbered &&
-			    (f->out.end - pod->td_end >= RENEW || f->in.end - peer->td_end >= RENEW ||
-			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->out.end || peer->td_end != f->in.end))))
-				report(k, f, ASK_RENEW);
+				emit(k, f, EVENT_LIBERAL);
+			else if (!reason && (either & CT_UNACKNOWLEDGED) && f->seq_state &&
+				 (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))
+				emit(k, f, EVENT_ACKED);
+			/* Conntrack is behind, or believes for good that the connection retransmits
+			 * or has a zero window, which a forged packet may have told it. */
+			if (!reason && f->seq_state &&
+			    (f->out.snd_nxt - pod->td_end >= RESYNC_BYTES || f->in.snd_nxt - peer->td_end >= RESYNC_BYTES ||
+			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))))
+				emit(k, f, EVENT_RESYNC);
 		}
 	}
 	bpf_ct_release(ct);
-	return why;
+	return reason;
 }
 
-/* known returns the connection of a packet that was let go and came through. It becomes
- * known here. */
-static __always_inline struct flow *known(struct __sk_buff *skb, struct cpu *c, const struct passing *p, int out, int six)
+/* learn_flow returns the flow of a probe that the slow path forwarded, and creates it if there is
+ * none. */
+static __always_inline struct flow *learn_flow(struct __sk_buff *skb, struct cpu_state *c, const struct probe *p, int out, int is_ipv6)
 {
-	__u64 hash = mix(&p->key);
+	__u64 hash = hash_key(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
 	struct flow *fresh = &c->fresh;
-	__u32 again;
-	int why;
+	__u32 interval;
+	int reason;
 
 	if (!f) {
-		why = tracked(skb, p, 0, out, &again, six);
-		if (why && why != WINDOW) {
-			count(c, why);
+		reason = check_conntrack(skb, p, 0, out, &interval, is_ipv6);
+		if (reason && reason != TCP_WINDOW) {
+			count(c, reason);
 			return 0;
 		}
 		__builtin_memset(fresh, 0, sizeof(*fresh));
 		fresh->key = p->key;
-		fresh->hint = hash % HINTS;
-		fresh->far = p->far;
-		if (six) {
-			copy(fresh->pod6, end_of(&p->headers, out), sizeof(fresh->pod6));
-			copy(fresh->peer6, end_of(&p->headers, !out), sizeof(fresh->peer6));
+		fresh->bloom_bit = hash % BLOOM_BITS;
+		fresh->wire_peer = p->wire_peer;
+		if (is_ipv6) {
+			copy(fresh->pod6, address_of(&p->headers, out), sizeof(fresh->pod6));
+			copy(fresh->peer6, address_of(&p->headers, !out), sizeof(fresh->peer6));
 		}
 		if (bpf_map_update_elem(&flows, &p->key, fresh, BPF_NOEXIST)) {
-			count(c, FULL);
+			count(c, TABLE_FULL);
 			return 0;
 		}
 		f = bpf_map_lookup_elem(&flows, &p->key);
 	}
-	if (six && f && !meets(f, &p->headers, out)) {
-		count(c, UNLIKE);
+	if (is_ipv6 && f && !addresses_match(f, &p->headers, out)) {
+		count(c, MISMATCH);
 		return 0;
 	}
-	/* What was seen of it with another peer is void. */
-	if (f && f->far != p->far) {
-		f->out.seen = f->in.seen = 0;
-		f->far = p->far;
+	/* What was validated for another translated peer is void. */
+	if (f && f->wire_peer != p->wire_peer) {
+		f->out.validated = f->in.validated = 0;
+		f->wire_peer = p->wire_peer;
 	}
-	hint(hash);
+	bloom_set(hash);
 	return f;
 }
 
-/* believe notes that the slow path let a packet through, and what it made of it. What
- * differs from the last time is believed from here on. */
-static __always_inline void believe(struct way *w, const struct passing *p, __u32 place, __u32 again, int six)
+/* validate records that the slow path forwarded a probe, and with which headers. Headers that
+ * differ from those of the last time replace them. */
+static __always_inline void validate(struct direction *w, const struct probe *p, __u32 index, __u32 interval, int is_ipv6)
 {
-	__u8 tos = TOS(&p->headers, six), ttl = TTL(&p->headers, six);
+	__u8 tos = TOS(&p->headers, is_ipv6), ttl = TTL(&p->headers, is_ipv6);
 
-	if (w->place != place || w->device != p->device || w->tos != tos || w->ttl != ttl) {
-		w->seen = 0;
-		w->place = place;
+	if (w->template != index || w->device != p->device || w->tos != tos || w->ttl != ttl) {
+		w->validated = 0;
+		w->template = index;
 		w->device = p->device;
 		w->tos = tos;
 		w->ttl = ttl;
-		/* All of it is there for who reads the time below. */
-		__sync_fetch_and_or(&w->seen, 0);
+		/* Publish the fields before the time. */
+		__sync_fetch_and_or(&w->validated, 0);
 	}
-	w->again = again;
+	w->revalidate_after = interval;
 	w->generation = p->generation;
-	w->seen = p->at;
+	w->validated = p->at;
 }
 
-static __always_inline __u32 place_of_pod(struct cpu *c, const struct pod *p)
+static __always_inline __u32 pod_link_of(struct cpu_state *c, const struct pod_link *p)
 {
-	__u32 *known = bpf_map_lookup_elem(&pod_places, p), place;
+	__u32 *known = bpf_map_lookup_elem(&pod_link_index, p), index;
 
 	if (known)
 		return *known;
-	/* Without end the count would come back to places that are in use. */
-	if (pods_used >= PODS) {
-		count(c, FULL);
+	/* Bound the counter, or it would wrap around to used indexes. */
+	if (pod_links_used >= POD_LINKS) {
+		count(c, TABLE_FULL);
 		return 0;
 	}
-	place = __sync_fetch_and_add(&pods_used, 1) + 1;
-	if (bpf_map_update_elem(&pods, &place, p, BPF_ANY) || bpf_map_update_elem(&pod_places, p, &place, BPF_ANY)) {
-		count(c, FULL);
+	index = __sync_fetch_and_add(&pod_links_used, 1) + 1;
+	if (bpf_map_update_elem(&pod_links, &index, p, BPF_ANY) || bpf_map_update_elem(&pod_link_index, p, &index, BPF_ANY)) {
+		count(c, TABLE_FULL);
 		return 0;
 	}
-	return place;
+	return index;
 }
 
-static __always_inline __u32 place_of_outer(struct cpu *c, const struct outer *o)
+static __always_inline __u32 template_for(struct cpu_state *c, const struct encap_template *o)
 {
-	__u32 *known = bpf_map_lookup_elem(&outer_places, o), place;
+	__u32 *known = bpf_map_lookup_elem(&encap_index, o), index;
 
 	if (known)
 		return *known;
-	/* Without end the count would come back to places that are in use. */
-	if (outers_used >= OUTERS) {
-		count(c, FULL);
+	/* Bound the counter, or it would wrap around to used indexes. */
+	if (templates_used >= ENCAP_TEMPLATES) {
+		count(c, TABLE_FULL);
 		return 0;
 	}
-	place = __sync_fetch_and_add(&outers_used, 1) + 1;
-	if (bpf_map_update_elem(&outers, &place, o, BPF_ANY) || bpf_map_update_elem(&outer_places, o, &place, BPF_ANY)) {
-		count(c, FULL);
+	index = __sync_fetch_and_add(&templates_used, 1) + 1;
+	if (bpf_map_update_elem(&encap_templates, &index, o, BPF_ANY) || bpf_map_update_elem(&encap_index, o, &index, BPF_ANY)) {
+		count(c, TABLE_FULL);
 		return 0;
 	}
-	return place;
+	return index;
 }
 
-/* mtu_fits tells whether all that the packet will be cut into fits. Datagrams that travel
- * together (UDP_SEGMENT, and GRO of UDP) are the kernel's to take apart. */
-static __always_inline int mtu_fits(const struct __sk_buff *skb, const struct headers *h, int six)
+/* fits_mtu tells whether all segments of the packet fit the MTU. Datagrams that travel together
+ * (UDP_SEGMENT) take the slow path. */
+static __always_inline int fits_mtu(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
-	if (skb->gso_size && PROTOCOL(h, six) != TCP)
+	if (skb->gso_size && PROTOCOL(h, is_ipv6) != TCP)
 		return 0;
-	return segment(skb, h, six) <= mtu;
+	return segment_length(skb, h, is_ipv6) <= mtu;
 }
 
-static __always_inline __u8 summed(struct __sk_buff *skb)
+static __always_inline __u8 csum_state(struct __sk_buff *skb)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
 
 	return BPF_CORE_READ_BITFIELD(s, ip_summed);
 }
 
-/* left tells whether it is the sum of the TCP or UDP header at an offset that is left to the
- * device, and not that of one in front of it or behind. */
-static __always_inline int left(struct __sk_buff *skb, __u32 at)
+/* csum_offloaded tells whether the device is to fill in the checksum of the TCP or UDP header at an
+ * offset. */
+static __always_inline int csum_offloaded(struct __sk_buff *skb, __u32 at)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
 
-	return summed(skb) == CHECKSUM_PARTIAL && (unsigned long)s->head + s->csum_start == (unsigned long)s->data + at;
+	return csum_state(skb) == CHECKSUM_PARTIAL && (unsigned long)s->head + s->csum_start == (unsigned long)s->data + at;
 }
 
-/* inner_summed tells whether somebody vouches for the sum of a header in the tunnel, and not
- * for the outer one alone, be it that there is none. */
-static __always_inline int inner_summed(struct __sk_buff *skb, __u32 at)
+/* inner_csum_verified tells whether the inner checksum is verified, and not only the outer one. */
+static __always_inline int inner_csum_verified(struct __sk_buff *skb, __u32 at)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
 
-	return left(skb, at) || (summed(skb) == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level));
+	return csum_offloaded(skb, at) || (csum_state(skb) == CHECKSUM_UNNECESSARY && BPF_CORE_READ_BITFIELD(s, csum_level));
 }
 
-/* pod_device returns the pod's end of the veth that a packet is at: each end has the other in
- * front of what it keeps for itself (struct veth_priv in drivers/net/veth.c). */
+/* pod_device returns the pod's end of the veth that a packet is at: each end points to the other in
+ * its private data. */
 static __always_inline struct net_device *pod_device(struct __sk_buff *skb)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
@@ -1452,15 +1445,15 @@ static __always_inline struct net_device *pod_device(struct __sk_buff *skb)
 	return other;
 }
 
-/* entry_of is what conntrack knows a packet by (nf_ct_get), where it has it. */
-static __always_inline unsigned long entry_of(struct __sk_buff *skb)
+/* ct_entry is the conntrack entry attached to a packet (nf_ct_get), or 0. */
+static __always_inline unsigned long ct_entry(struct __sk_buff *skb)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
 
 	return s->_nfct & ~7UL;
 }
 
-/* has_xdp tells whether a device has XDP programs, of any kind. */
+/* has_xdp tells whether a device has XDP programs, of any mode. */
 static __always_inline int has_xdp(struct net_device *dev)
 {
 	struct bpf_xdp_entity all[3];
@@ -1474,12 +1467,10 @@ static __always_inline int has_xdp(struct net_device *dev)
 	return 0;
 }
 
-/*
- * ends tells whether a packet that leaves its pod was made by an established socket of the
- * pod, and whether nothing in the pod would do with what comes for that socket anything but
- * to hand it over. Then nobody ever asks what marks a packet bore.
- */
-static __always_inline int ends(struct __sk_buff *skb, const struct headers *h, const struct key *k, int six)
+/* ends_at_socket tells whether an established socket of the pod sent a packet, and nothing in the
+ * pod would do anything with packets for that socket but deliver them. Then nothing reads the
+ * tunnel state that their skbs still have. */
+static __always_inline int ends_at_socket(struct __sk_buff *skb, const struct headers *h, const struct key *k, int is_ipv6)
 {
 	struct bpf_sock *sk = skb->sk;
 	struct nf_hook_entries *hooks[2];
@@ -1493,9 +1484,9 @@ static __always_inline int ends(struct __sk_buff *skb, const struct headers *h, 
 	sk = bpf_sk_fullsock(sk);
 	if (!sk || sk->state != BPF_TCP_ESTABLISHED || sk->src_port != bpf_ntohs(k->pod_port) || sk->dst_port != k->peer_port)
 		return 0;
-	if (!six && (sk->src_ip4 != k->pod || sk->dst_ip4 != k->peer))
+	if (!is_ipv6 && (sk->src_ip4 != k->pod || sk->dst_ip4 != k->peer))
 		return 0;
-	for (i = 0; six && i < 4; i++)
+	for (i = 0; is_ipv6 && i < 4; i++)
 		if (sk->src_ip6[i] != h->ip[2 + i] || sk->dst_ip6[i] != h->ip[6 + i])
 			return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
@@ -1503,14 +1494,14 @@ static __always_inline int ends(struct __sk_buff *skb, const struct headers *h, 
 	if (!tcp || !dev || tcp->inet_conn.icsk_ulp_ops)
 		return 0;
 	net = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net;
-	hooks[0] = six ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_PRE_ROUTING]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_PRE_ROUTING]);
-	hooks[1] = six ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_LOCAL_IN]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_LOCAL_IN]);
+	hooks[0] = is_ipv6 ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_PRE_ROUTING]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_PRE_ROUTING]);
+	hooks[1] = is_ipv6 ? BPF_CORE_READ(net, nf.hooks_ipv6[NF_LOCAL_IN]) : BPF_CORE_READ(net, nf.hooks_ipv4[NF_LOCAL_IN]);
 	return net == BPF_CORE_READ(dev, nd_net.net) && !hooks[0] && !hooks[1] && !BPF_CORE_READ(dev, rx_handler) &&
 	       !BPF_CORE_READ(dev, tcx_ingress) && !BPF_CORE_READ(dev, nf_hooks_ingress);
 }
 
-/* source_port is what the kernel gives the flow (udp_flow_src_port in
- * include/net/udp.h), or 0 where it takes other things than the hash. */
+/* source_port is the UDP source port that the kernel chooses for the flow (udp_flow_src_port in
+ * include/net/udp.h), or 0 where it does not use the hash. */
 static __always_inline __be16 source_port(struct __sk_buff *skb, __u32 more)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), from = port_from, to = port_to;
@@ -1521,32 +1512,32 @@ static __always_inline __be16 source_port(struct __sk_buff *skb, __u32 more)
 	return bpf_htons((((__u64)hash * (to - from + more)) >> 32) + from);
 }
 
-/* is_source_port tells whether a port is what the kernel gives the flow. Linux 7.2 and newer have
- * the end of the range in it, older ones leave it out: which it is shows where they differ. */
+/* is_source_port tells whether the kernel would choose a source port. Linux 7.2 and newer include
+ * the end of the range, older ones do not; where the two differ shows which kernel this is. */
 static __always_inline int is_source_port(struct __sk_buff *skb, __be16 port)
 {
-	__u32 more = ports_more;
+	__u32 more = ports_inclusive;
 
 	if (port == source_port(skb, more))
 		return 1;
 	if (port != source_port(skb, !more))
 		return 0;
-	ports_more = !more;
+	ports_inclusive = !more;
 	return 1;
 }
 
-/* outer_tos is RFC 6040's, for a device whose type of service is 0
- * (INET_ECN_encapsulate in include/net/inet_ecn.h). */
+/* outer_tos is the outer TOS of a device whose own is 0 (RFC 6040; INET_ECN_encapsulate in
+ * include/net/inet_ecn.h). */
 static __always_inline __u8 outer_tos(__u8 inner)
 {
 	inner &= 3;
 	return inner == 3 ? 2 : inner;
 }
 
-/* udp_sum is the outer checksum of a packet whose inner one is left to the device, by
- * local checksum offload (lco_csum in include/linux/skbuff.h): what the inner field
- * holds stands for all that it covers, and IPv4's header adds up to nothing. */
-static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 length, __u16 inner, const struct headers *h, int six)
+/* udp_sum is the outer UDP checksum of a packet whose inner checksum the device fills in, by local
+ * checksum offload (lco_csum in include/linux/skbuff.h): the inner checksum field stands for all
+ * that it covers, and the IPv4 header adds up to nothing. */
+static __always_inline __u16 udp_sum(const struct encap_template *o, __be16 port, __be16 length, __u16 inner, const struct headers *h, int is_ipv6)
 {
 	__u32 sum = 0;
 	__u16 result;
@@ -1558,29 +1549,29 @@ static __always_inline __u16 udp_sum(const struct outer *o, __be16 port, __be16 
 		sum += o->head.vxlan[i];
 	for (i = 0; i < 7; i++)
 		sum += o->head.inner[i];
-	for (i = 0; six && i < IP6_HLEN / 4; i++)
+	for (i = 0; is_ipv6 && i < IP6_HLEN / 4; i++)
 		sum = add(sum, h->ip[i]);
 	sum += (__u16)~inner;
 	result = ~fold(sum);
 	return result ? result : 0xffff;
 }
 
-/* turn_down notes that a way is not to be asked for a while. */
-static __always_inline void turn_down(struct cpu *c, struct way *w, int why, __u64 now)
+/* back_off stops probing a direction for a while. */
+static __always_inline void back_off(struct cpu_state *c, struct direction *w, int reason, __u64 now)
 {
-	count(c, why);
-	w->seen = 0;
-	w->not_before = now + (why == WINDOW ? AGAIN_SOON : NO);
+	count(c, reason);
+	w->validated = 0;
+	w->backoff_until = now + (reason == TCP_WINDOW ? REVALIDATE_SOON : BACKOFF);
 }
 
-/* encapsulate writes what stands in front of a packet, and leads it to its peer on the wire.
- * It returns 0, why it has left the packet alone, or less than 0. */
-static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct outer *known, __u16 check, __u64 far, int six)
+/* encapsulate writes the outer headers, and translates the peer. It returns 0, the reason why it
+ * left the packet unchanged, or less than 0. */
+static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct encap_template *known, __u16 check, __u64 wire_peer, int is_ipv6)
 {
-	int translated = !six && far != FAR(h->ip[4], HALF(h->l4[0], 1));
+	int translated = !is_ipv6 && wire_peer != PEER(h->ip[4], HALF(h->l4[0], 1));
 	struct headers led;
 	struct {
-		struct outer outer;
+		struct encap_template outer;
 		struct {
 			__u32 ip[5];
 		} inner;
@@ -1590,137 +1581,135 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	__u32 *words;
 	int i;
 
-	/* Of a translated packet without a hash the kernel takes it later, from other headers;
-	 * to ask for it now would change that. */
-	if (!translated || skb->hash || any_sum)
-		port = source_port(skb, ports_more);
+	/* The kernel would hash a translated packet later, with other headers; hashing it now would
+	 * change its source port. */
+	if (!translated || skb->hash || skip_csum_checks)
+		port = source_port(skb, ports_inclusive);
 	if (!port)
-		return UNLIKE;
-	if (LENGTH(h, six) > 0xffff - ROOM) /* one that GRO made, and the pod forwards */
-		return LARGE;
-	keep(&led, h, six);
+		return MISMATCH;
+	if (LENGTH(h, is_ipv6) > 0xffff - ENCAP_OVERHEAD) /* merged by GRO, and forwarded by the pod */
+		return EXCEEDS_MTU;
+	copy_headers(&led, h, is_ipv6);
 	if (translated)
-		translate(&led, 1, far);
+		nat_headers(&led, 1, wire_peer);
 	w.outer = *known;
-	w.outer.head.tos = outer_tos(TOS(h, six));
-	w.outer.head.length = bpf_htons(LENGTH(h, six) + ROOM);
+	w.outer.head.tos = outer_tos(TOS(h, is_ipv6));
+	w.outer.head.length = bpf_htons(LENGTH(h, is_ipv6) + ENCAP_OVERHEAD);
 	w.outer.head.id = bpf_get_prandom_u32();
 	w.outer.head.port = port;
-	w.outer.head.udp_length = bpf_htons(LENGTH(h, six) + ROOM - IP_HLEN);
+	w.outer.head.udp_length = bpf_htons(LENGTH(h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN);
 	sum = 0x0045 | w.outer.head.tos << 8;
 	sum += w.outer.head.length + w.outer.head.id + w.outer.head.fragment;
 	sum += w.outer.head.ttl | UDP << 8;
 	sum += w.outer.head.source[0] + w.outer.head.source[1] + w.outer.head.destination[0] + w.outer.head.destination[1];
 	w.outer.head.ip_check = ~fold(sum);
-	led.ip[HOP(six)] = hop(led.ip[HOP(six)], six);
+	led.ip[HOP(is_ipv6)] = hop_limit_mask(led.ip[HOP(is_ipv6)], is_ipv6);
 	words = w.inner.ip;
-	for (i = 0; i < CHANGES(six) / 4; i++)
+	for (i = 0; i < CHANGES(is_ipv6) / 4; i++)
 		words[i] = led.ip[i];
 
-	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
+	if (bpf_skb_adjust_room(skb, ENCAP_OVERHEAD, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET |
 				BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 				BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN)))
-		return NO_ROOM;
-	/* From here on there is no way back. */
-	if (translated && renumber(skb, sizeof(w.outer.head) + IP_HLEN, 1, h, far, &check))
+		return ENCAP_FAILED;
+	/* From here on the packet is changed. */
+	if (translated && nat_packet(skb, sizeof(w.outer.head) + IP_HLEN, 1, h, wire_peer, &check))
 		return -1;
-	/* What will be cut has no checksum: an eBPF program cannot ask for one to be
-	 * made of each part. RFC 7348 (section 5) would have none in any packet. */
+	/* GSO segments have no outer checksum: an eBPF program cannot request one */
 	if (w.outer.head.udp_check)
-		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check, &led, six);
-	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + CHANGES(six), 0))
+		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check, &led, is_ipv6);
+	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, sizeof(w.outer.head) + CHANGES(is_ipv6), 0))
 		return -1;
 	return 0;
 }
 
-_Static_assert(sizeof(((struct outer *)0)->head) == ETH_HLEN + ROOM, "the outer header has its length");
-_Static_assert(sizeof(struct outer) % 4 == 0, "the inner header follows at once");
+_Static_assert(sizeof(((struct encap_template *)0)->head) == ETH_HLEN + ENCAP_OVERHEAD, "the outer header has its length");
+_Static_assert(sizeof(struct encap_template) % 4 == 0, "the inner header follows at once");
 
-/* find returns a connection by what the wire has of it, and its key as the pod has it. */
-static __always_inline struct flow *find(const struct key *wire, struct key *k, int six)
+/* find_flow returns the flow of a packet from the wire, and its key as the pod has it. */
+static __always_inline struct flow *find_flow(const struct key *wire, struct key *k, int is_ipv6)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, wire);
-	const struct front *front;
+	const struct nat_entry *nat;
 
 	*k = *wire;
-	if (!six && !f) {
-		front = bpf_map_lookup_elem(&fronts, wire);
-		if (front) {
-			*k = front->key;
+	if (!is_ipv6 && !f) {
+		nat = bpf_map_lookup_elem(&reverse_nat, wire);
+		if (nat) {
+			*k = nat->key;
 			f = bpf_map_lookup_elem(&flows, k);
 		}
 	}
 	return f;
 }
 
-/* close forgets a connection that opens or ends. A look takes no lock. */
-static __always_inline void close(const struct key *k, const struct flow *f)
+/* forget_flow deletes the flow of a connection that opens or closes. Looking it up takes no lock. */
+static __always_inline void forget_flow(const struct key *k, const struct flow *f)
 {
 	struct key wire;
 
-	if (f->far != far_of(k)) {
-		wire = with_far(k, f->far);
-		bpf_map_delete_elem(&fronts, &wire);
+	if (f->wire_peer != peer_of(k)) {
+		wire = with_peer(k, f->wire_peer);
+		bpf_map_delete_elem(&reverse_nat, &wire);
 	}
 	bpf_map_delete_elem(&flows, k);
 }
 
-/* heeds tells whether conntrack, had it seen all, would take a packet for one that ends its connection:
- * a FIN that fits, and a reset that is not before what was acknowledged, or one number before it, as
- * some hosts reset what they have ended (tcp_reset_check in net/ipv4/tcp_input.c). */
-static __always_inline int heeds(const struct flow *f, int out, const struct headers *h, __u32 end)
+/* ends_connection tells whether conntrack would take a FIN or RST for one of its connection if it
+ * had seen all packets: a FIN in the window, and a RST that is not before what was acknowledged, or
+ * one number before it, as some hosts reset what they have closed (tcp_reset_check in
+ * net/ipv4/tcp_input.c). */
+static __always_inline int ends_connection(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
-	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	const struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
 
-	if (!begins(w, back, SEQ(h), end))
+	if (!data_in_window(w, back, SEQ(h), end))
 		return 0;
-	return flags & TCP_RST ? !later(back->acked, SEQ(h) + 1) : acknowledges(w, back, ACK(h));
+	return flags & TCP_RST ? !seq_after(back->rcv_nxt, SEQ(h) + 1) : ack_in_window(w, back, ACK(h));
 }
 
-/* odd has a connection be forgotten that a packet opens anew or ends, if it is one of its own:
- * what is not may be forged. A SYN from the wire always may be; an end that is long acknowledged is none.
- * Conntrack is told of a reset that
- * it would heed, if it had seen all. */
-static __always_inline void odd(const struct key *k, struct flow *f, int out, int own, const struct headers *h, __u64 now, int six)
+/* handle_flags deletes the flow that a SYN, FIN or RST opens anew or closes, if the packet comes
+ * from its device: others may be forged. A SYN from the wire always may be, and a FIN of
+ * acknowledged data is an old one. The agent hears of a reset that conntrack would act on. */
+static __always_inline void handle_flags(const struct key *k, struct flow *f, int out, int own, const struct headers *h, __u64 now, int is_ipv6)
 {
-	const struct way *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	const struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
 	__u8 flags = FLAGS(h);
-	int next = SEQ(h) == back->acked || SEQ(h) == w->end;
+	int next = SEQ(h) == back->rcv_nxt || SEQ(h) == w->snd_nxt;
 
 	if (!own)
 		return;
 	if (flags & TCP_SYN) {
 		if (out)
-			close(k, f);
-	} else if (!f->numbered) {
+			forget_flow(k, f);
+	} else if (!f->seq_state) {
 		return;
 	} else if (!(flags & (TCP_FIN | TCP_RST))) {
 		if (out)
-			f->numbered = 0;
-		else if ((flags & TCP_ACK) && fits(w, back, h, six))
-			advance(f, 0, h, now, six);
-	} else if (heeds(f, out, h, end_of_data(h, six)) && !later(back->acked, end_of_data(h, six) + 1)) {
+			f->seq_state = 0;
+		else if ((flags & TCP_ACK) && in_window(w, back, h, is_ipv6))
+			update_seq(f, 0, h, now, is_ipv6);
+	} else if (ends_connection(f, out, h, seq_end(h, is_ipv6)) && !seq_after(back->rcv_nxt, seq_end(h, is_ipv6) + 1)) {
 		if ((flags & TCP_RST) && !out && !next)
-			return; /* which the pod asks about (RFC 5961, section 3.2) */
+			return; /* the pod answers with a challenge ACK (RFC 5961, section 3.2) */
 		if ((flags & TCP_RST) && next)
-			report(k, f, ASK_CLOSE);
-		close(k, f);
+			emit(k, f, EVENT_RESET);
+		forget_flow(k, f);
 	}
 }
 
-/* unlike tells whether a packet differs from those that were seen in what they have in
- * common. Congestion marks may come and go. */
-static __always_inline int unlike(const struct way *w, const struct headers *h, int six)
+/* header_changed tells whether TOS or TTL differ from the validated ones. ECN marks may differ. */
+static __always_inline int header_changed(const struct direction *w, const struct headers *h, int is_ipv6)
 {
-	return ((w->tos ^ TOS(h, six)) & 0xfc) || w->ttl != TTL(h, six);
+	return ((w->tos ^ TOS(h, is_ipv6)) & 0xfc) || w->ttl != TTL(h, is_ipv6);
 }
 
-/* of_wire tells whether a connection is the one that the wire has so. */
-static __always_inline int of_wire(const struct flow *f, const struct key *wire)
+/* peer_matches tells whether a flow has the peer of a packet from the wire. */
+static __always_inline int peer_matches(const struct flow *f, const struct key *wire)
 {
-	struct key is = with_far(&f->key, *(const volatile __u64 *)&f->far);
+	struct key is = with_peer(&f->key, *(const volatile __u64 *)&f->wire_peer);
 
 	return same_key(&is, wire);
 }
@@ -1732,255 +1721,254 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-/* leaves tells whether a packet that leaves a pod is of a connection that has its key: by the
- * device that it was seen to come from, if it was, as others can forge the rest. */
-static __always_inline int leaves(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int six)
+/* from_pod tells whether an outgoing packet belongs to the flow with its key: it must come from the
+ * device that the flow's packets come from, as all else can be forged. */
+static __always_inline int from_pod(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int is_ipv6)
 {
-	return (f->out.device == skb->ifindex || !f->out.device) && same_key(&f->key, k) && (!six || meets(f, h, 1));
+	return (f->out.device == skb->ifindex || !f->out.device) && same_key(&f->key, k) && (!is_ipv6 || addresses_match(f, h, 1));
 }
 
-/* arrives tells whether a packet that comes for a pod is of a connection that was found for it. */
-static __always_inline int arrives(const struct flow *f, const struct key *wire, const struct key *own, const struct headers *h, int six)
+/* to_pod tells whether an incoming packet belongs to the flow that find_flow found. */
+static __always_inline int to_pod(const struct flow *f, const struct key *wire, const struct key *own, const struct headers *h, int is_ipv6)
 {
-	return same_key(&f->key, own) && (six ? meets(f, h, 0) : of_wire(f, wire));
+	return same_key(&f->key, own) && (is_ipv6 ? addresses_match(f, h, 0) : peer_matches(f, wire));
 }
 
-/* meet takes the key and the headers of a packet that may be of a known connection, or is
- * looked at though it is not. It returns 0, or why the packet is not for the fast path. */
-static __always_inline int meet(struct __sk_buff *skb, struct cpu *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int six)
+/* classify reads key and headers of a packet that has a flow, or is sampled. It returns 0, or the
+ * reason why the packet takes the slow path. */
+static __always_inline int classify(struct __sk_buff *skb, struct cpu_state *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int is_ipv6)
 {
-	const __u8 *data = start(skb, ETH_HLEN + IP_HLEN + 8);
-	int why;
+	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + 8);
+	int reason;
 
 	if (unlikely(!data))
-		return OTHER;
-	why = peek(skb, data, ETH_HLEN, k, out, six);
-	if (unlikely(why))
-		return why;
-	*hash = mix(k);
-	if (likely(!hinted(*hash)) && !noticed(skb, c, ETH_HLEN, k, *hash, six))
-		return UNKNOWN;
-	return parse(skb, ETH_HLEN, k->protocol, h, check, six);
+		return NOT_TCP_UDP;
+	reason = peek_flow(skb, data, ETH_HLEN, k, out, is_ipv6);
+	if (unlikely(reason))
+		return reason;
+	*hash = hash_key(k);
+	if (likely(!bloom_test(*hash)) && !admit_sampled(skb, c, ETH_HLEN, k, *hash, is_ipv6))
+		return NO_FLOW;
+	return parse_headers(skb, ETH_HLEN, k->protocol, h, check, is_ipv6);
 }
 
-/* priority is what ip_forward gives a packet by its type of service (rt_tos2prio in
- * include/net/route.h), and ip6_forward does not. */
+/* priority is the skb->priority that ip_forward derives from TOS (rt_tos2prio in
+ * include/net/route.h); ip6_forward does not. */
 static __always_inline __u32 priority(__u8 tos)
 {
 	/* Best effort, bulk, interactive, interactive bulk: four bits each, from the lowest. */
 	return 0x4620 >> 4 * (tos >> 3 & 3) & 7;
 }
 
-static __always_inline int leave_of(struct __sk_buff *skb, struct cpu *c, int six)
+static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	const struct outer *outer;
+	const struct encap_template *outer;
 	struct headers h;
 	struct flow *f;
-	__u32 g, place;
+	__u32 g, index;
 	struct key k;
 	__u16 check = 0;
-	__u64 hash, now, far = 0;
-	int why, ours = 0, in_step = 0;
+	__u64 hash, now, wire_peer = 0;
+	int reason, ours = 0, in_sequence = 0;
 	__u8 *data;
 
-	why = meet(skb, c, &k, &hash, &h, &check, 1, six);
-	if (why) {
-		if (why == ODD_FLAGS) {
-			unpick(hash);
+	reason = classify(skb, c, &k, &hash, &h, &check, 1, is_ipv6);
+	if (reason) {
+		if (reason == TCP_FLAGS) {
+			admission_reset(hash);
 			f = bpf_map_lookup_elem(&flows, &k);
 			if (f)
-				odd(&k, f, 1, leaves(skb, f, &k, &h, six), &h, 0, six);
+				handle_flags(&k, f, 1, from_pod(skb, f, &k, &h, is_ipv6), &h, 0, is_ipv6);
 		}
 		goto slow;
 	}
 	now = bpf_ktime_get_coarse_ns();
 	f = bpf_map_lookup_elem(&flows, &k);
 	if (f) {
-		hint(hash);
-		far = *(const volatile __u64 *)&f->far;
-		barrier(); /* the peer is read before it is known whose it is */
-		ours = leaves(skb, f, &k, &h, six);
-		in_step = k.protocol != TCP || (f->numbered >= BY_POD && fits(&f->out, &f->in, &h, six));
-		if (ours && in_step && k.protocol == TCP)
-			advance(f, 1, &h, now, six);
+		bloom_set(hash);
+		wire_peer = *(const volatile __u64 *)&f->wire_peer;
+		barrier(); /* read the peer before from_pod checks whose it is */
+		ours = from_pod(skb, f, &k, &h, is_ipv6);
+		in_sequence = k.protocol != TCP || (f->seq_state >= SEQ_FROM_POD && in_window(&f->out, &f->in, &h, is_ipv6));
+		if (ours && in_sequence && k.protocol == TCP)
+			update_seq(f, 1, &h, now, is_ipv6);
 	}
 	g = generation;
-	why = DEAD;
-	if (now >= alive_until)
+	reason = LEASE_EXPIRED;
+	if (now >= lease_expires)
 		goto slow;
-	why = MARKED;
+	reason = SKB_MARK;
 	if (skb->mark)
 		goto slow;
 	if (!f) {
-		why = UNKNOWN;
-		if ((!hinted(hash) || worth(hash, now)) && is_watched(skb->ifindex, 0))
+		reason = NO_FLOW;
+		if ((!bloom_test(hash) || admit(hash, now)) && is_watched(skb->ifindex, 0))
 			goto look;
 		goto slow;
 	}
-	/* Nobody takes away a connection of another pod. */
-	why = UNLIKE;
+	/* Another pod cannot take over a flow. */
+	reason = MISMATCH;
 	if (f->out.device && !ours)
 		goto slow;
-	why = believed(&f->out, &f->in, &k, now);
-	if (why) {
-		if (now < f->out.not_before)
+	reason = flow_valid(&f->out, &f->in, &k, now);
+	if (reason) {
+		if (now < f->out.backoff_until)
 			goto slow;
 		goto look;
 	}
-	why = WINDOW;
-	if (!in_step)
+	reason = TCP_WINDOW;
+	if (!in_sequence)
 		goto slow;
-	why = ASKED;
-	if (ask(&f->out, now))
+	reason = REVALIDATING;
+	if (revalidate_due(&f->out, now))
 		goto look;
-	why = UNLIKE;
-	place = place_of(&f->out);
-	outer = bpf_map_lookup_elem(&outers, &place);
-	data = start(skb, ETH_HLEN);
-	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || unlike(&f->out, &h, six))
+	reason = MISMATCH;
+	index = template_of(&f->out);
+	outer = bpf_map_lookup_elem(&encap_templates, &index);
+	data = pull_data(skb, ETH_HLEN);
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
 		goto look;
-	why = MALFORMED;
-	if (!six && !whole(h.ip))
+	reason = MALFORMED;
+	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
-	why = LARGE;
-	if (!mtu_fits(skb, &h, six) || segment(skb, &h, six) > f->out.mtu)
+	reason = EXCEEDS_MTU;
+	if (!fits_mtu(skb, &h, is_ipv6) || segment_length(skb, &h, is_ipv6) > f->out.mtu)
 		goto slow;
-	why = UNSUMMED;
-	if (!left(skb, ETH_HLEN + HLEN(six)) && !any_sum)
+	reason = CSUM_UNVERIFIED;
+	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
 		goto slow;
-	why = encapsulate(skb, &h, outer, check, far, six);
-	if (why < 0)
+	reason = encapsulate(skb, &h, outer, check, wire_peer, is_ipv6);
+	if (reason < 0)
 		return DROP;
-	if (why)
+	if (reason)
 		goto slow;
-	if (!six)
+	if (!is_ipv6)
 		skb->priority = priority(TOS(&h, 0));
 	count(c, FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 look:
-	let_go(&c->out, &h, &k, skb, now, g, six);
+	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.check = check;
-	c->out.anew = !in_step;
-	c->out.ends = ends(skb, &h, &k, six);
+	c->out.seq_unknown = !in_sequence;
+	c->out.socket_ended = ends_at_socket(skb, &h, &k, is_ipv6);
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
 slow:
-	count(c, why);
+	count(c, reason);
 	return NEXT;
 }
 
 SEC("tc")
-int leave(struct __sk_buff *skb)
+int encap(struct __sk_buff *skb)
 {
-	struct cpu *c = this_cpu();
+	struct cpu_state *c = this_cpu();
 
 	if (!c)
 		return NEXT;
 	c->out_stage = 0;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return leave_of(skb, c, 0);
+		return encap_ip(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return leave_of(skb, c, 1);
-	count(c, OTHER);
+		return encap_ip(skb, c, 1);
+	count(c, NOT_TCP_UDP);
 	return NEXT;
 }
 
-/* load reads the headers of a packet at an offset, if it is of a protocol. */
-static __always_inline int load(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h, int six)
+/* load_headers reads the headers of a packet at an offset, if it has the protocol. */
+static __always_inline int load_headers(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h, int is_ipv6)
 {
 	h->l4[1] = h->l4[2] = h->l4[3] = 0;
-	if (bpf_skb_load_bytes(skb, offset, h->ip, HLEN(six)))
+	if (bpf_skb_load_bytes(skb, offset, h->ip, HLEN(is_ipv6)))
 		return -1;
-	return bpf_skb_load_bytes(skb, offset + HLEN(six), h->l4, protocol == TCP ? sizeof(h->l4) : 6);
+	return bpf_skb_load_bytes(skb, offset + HLEN(is_ipv6), h->l4, protocol == TCP ? sizeof(h->l4) : 6);
 }
 
-static __always_inline int tunnel_of(struct __sk_buff *skb, struct cpu *c, int six)
+static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	struct passing *p = &c->out;
+	struct probe *p = &c->out;
 	struct headers h;
-	__u64 far;
+	__u64 wire_peer;
 
 	c->out_stage = 0;
-	if (skb->protocol != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || load(skb, ETH_HLEN, p->key.protocol, &h, six))
+	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6))
 		return NEXT;
-	far = six ? p->far : FAR(h.ip[4], HALF(h.l4[0], 1));
-	if (far != p->far) {
-		p->check = replaced(p->check, p->headers.ip[4], far);
-		translate(&p->headers, 1, far);
-		p->far = far;
+	wire_peer = is_ipv6 ? p->wire_peer : PEER(h.ip[4], HALF(h.l4[0], 1));
+	if (wire_peer != p->wire_peer) {
+		p->check = csum_replace(p->check, p->headers.ip[4], wire_peer);
+		nat_headers(&p->headers, 1, wire_peer);
+		p->wire_peer = wire_peer;
 	}
-	if (same(&p->headers, &h, six)) {
+	if (headers_match(&p->headers, &h, is_ipv6)) {
 		p->overlay = skb->ifindex;
-		p->entry = entry_of(skb);
+		p->ct = ct_entry(skb);
 		c->out_stage = 2;
-	} else if (resemble(&p->headers, &h, six)) {
-		count(c, six ? moved(&p->headers, &h) : REWRITTEN);
+	} else if (same_addresses_or_ports(&p->headers, &h, is_ipv6)) {
+		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REWRITTEN);
 	}
 	return NEXT;
 }
 
-/* scout finds connections of pods that are not watched and that are worth it. */
-static __always_inline int scout(struct __sk_buff *skb, struct cpu *c, int six)
+/* sample_unwatched finds eligible connections of pods whose links have no programs. */
+static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	const __u8 *data = start(skb, ETH_HLEN + IP_HLEN + 8);
+	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + 8);
 	struct key k;
 	__u64 hash, now;
 
-	if (!data || peek(skb, data, ETH_HLEN, &k, 1, six))
+	if (!data || peek_flow(skb, data, ETH_HLEN, &k, 1, is_ipv6))
 		return NEXT;
-	hash = mix(&k);
-	if (opens(skb, ETH_HLEN, &k, six)) {
-		unpick(hash);
-	} else if (pick(c) && !is_watched(0, k.pod)) { /* else it is for leave to find it worth it */
+	hash = hash_key(&k);
+	if (is_syn(skb, ETH_HLEN, &k, is_ipv6)) {
+		admission_reset(hash);
+	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap samples them */
 		now = bpf_ktime_get_coarse_ns();
-		if (worth(hash, now))
-			wish(c, &k, now);
+		if (admit(hash, now))
+			request_attach(c, &k, now);
 	}
 	return NEXT;
 }
 
 SEC("tc")
-int tunnel(struct __sk_buff *skb)
+int observe_vxlan(struct __sk_buff *skb)
 {
-	struct cpu *c = this_cpu();
+	struct cpu_state *c = this_cpu();
 
 	if (!c)
 		return NEXT;
 	if (c->out_stage == 1)
-		return c->out.key.six ? tunnel_of(skb, c, 1) : tunnel_of(skb, c, 0);
+		return c->out.key.is_ipv6 ? observe_vxlan_ip(skb, c, 1) : observe_vxlan_ip(skb, c, 0);
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return scout(skb, c, 0);
+		return sample_unwatched(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return scout(skb, c, 1);
+		return sample_unwatched(skb, c, 1);
 	return NEXT;
 }
 
-/* ours tells whether an outer header is one that a VXLAN device writes that is
- * understood. */
-static __always_inline int ours(const struct outer *o, const struct overlay *v, int six)
+/* is_expected_outer tells whether an outer header is one that a supported VXLAN device writes. */
+static __always_inline int is_expected_outer(const struct encap_template *o, const struct vxlan_device *v, int is_ipv6)
 {
 	return o->nic == v->nic && o->head.protocol == bpf_htons(ETH_P_IP) &&
 	       o->head.source[0] == v->source[0] && o->head.source[1] == v->source[1] && o->head.vxlan_port == v->port &&
 	       o->head.vxlan[0] == bpf_htons(0x0800) && !o->head.vxlan[1] &&
 	       o->head.vxlan[2] == v->vni[0] && o->head.vxlan[3] == v->vni[1] &&
 	       o->head.inner[3] == v->mac[0] && o->head.inner[4] == v->mac[1] && o->head.inner[5] == v->mac[2] &&
-	       o->head.inner[6] == bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP);
+	       o->head.inner[6] == bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP);
 }
 
-/* common takes out of an outer header what is each packet's own. */
-static __always_inline void common(struct outer *o)
+/* clear_per_packet clears the per-packet fields of an outer header. */
+static __always_inline void clear_per_packet(struct encap_template *o)
 {
 	o->head.tos = 0;
 	o->head.length = o->head.id = o->head.ip_check = o->head.port = o->head.udp_length = 0;
 	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
 }
 
-/* mtu_of_route is the longest inner packet that the route to another node takes without being
- * cut, or 0 if there is none: what it was set to, or has learnt of the way. */
-static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct outer *o, __u32 overlay)
+/* route_mtu is the longest inner packet that the route to the other node takes without
+ * fragmentation, configured or learned (path MTU discovery), or 0 if there is no route. */
+static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct encap_template *o, __u32 overlay)
 {
 	struct bpf_fib_lookup fib = {
 		.family = 2 /* AF_INET */, .l4_protocol = UDP, .ifindex = skb->ifindex,
-		/* So long that it is told what is not too long. */
+		/* the longest, so that the kernel tells the MTU */
 		.tot_len = 0xffff,
 		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
 		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
@@ -1988,127 +1976,127 @@ static __always_inline __u16 mtu_of_route(struct __sk_buff *skb, const struct ou
 
 	long result;
 
-	if (any_sum)
+	if (skip_csum_checks)
 		return 0xffff;
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
 	if (result == BPF_FIB_LKUP_RET_FWD_DISABLED) {
-		/* It asks for forwarding at a device that is only sent by. */
+		/* the lookup requires forwarding on the input device, which the NIC may lack */
 		fib.ifindex = overlay;
 		result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	}
-	if (result != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ROOM)
+	if (result != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ENCAP_OVERHEAD)
 		return 0;
-	return fib.mtu_result - ROOM;
+	return fib.mtu_result - ENCAP_OVERHEAD;
 }
 
-static __always_inline int wire_of(struct __sk_buff *skb, struct cpu *c, int six)
+static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	const struct overlay *v;
-	const struct pod *pod;
-	struct passing *p = &c->out;
-	struct outer o = {};
+	const struct vxlan_device *v;
+	const struct pod_link *pod;
+	struct probe *p = &c->out;
+	struct encap_template o = {};
 	struct headers h;
 	struct flow *f;
-	__u32 again, place;
+	__u32 interval, index;
 	__u16 sum, longest;
-	int why;
+	int reason;
 
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
-	    load(skb, sizeof(o.head), p->key.protocol, &h, six) ||
-	    o.head.version_words != 0x45 || o.head.ip_protocol != UDP || !same(&p->headers, &h, six))
+	    load_headers(skb, sizeof(o.head), p->key.protocol, &h, is_ipv6) ||
+	    o.head.ihl_version != 0x45 || o.head.ip_protocol != UDP || !headers_match(&p->headers, &h, is_ipv6))
 		return NEXT;
-	f = known(skb, c, p, 1, six);
-	if (!f || p->at < f->out.not_before)
+	f = learn_flow(skb, c, p, 1, is_ipv6);
+	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
-	/* A pod is where packets are delivered to it. */
-	place = f->in.place;
-	pod = bpf_map_lookup_elem(&pods, &place);
+	/* The pod is at the link where its packets are delivered. */
+	index = f->in.template;
+	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (pod && pod->veth && pod->veth != p->device) {
-		count(c, UNLIKE);
+		count(c, MISMATCH);
 		return NEXT;
 	}
 
-	/* Is it what leave would have written? */
-	why = REWRITTEN;
-	place = p->overlay;
-	v = bpf_map_lookup_elem(&overlays, &place);
+	/* Would encap have written the same? */
+	reason = REWRITTEN;
+	index = p->overlay;
+	v = bpf_map_lookup_elem(&vxlan_devices, &index);
 	o.nic = skb->ifindex;
 	sum = o.head.udp_check;
 	if (sum && !p->gso)
-		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, six);
-	if (!v || !ours(&o, v, six) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, six) + ROOM) ||
-	    o.head.udp_length != bpf_htons(LENGTH(&h, six) + ROOM - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, six)) ||
+		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, is_ipv6);
+	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
+	    o.head.udp_length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, is_ipv6)) ||
 	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
 		goto no;
-	why = tracked(skb, p, f, 1, &again, six);
-	if (why && why != WINDOW)
+	reason = check_conntrack(skb, p, f, 1, &interval, is_ipv6);
+	if (reason && reason != TCP_WINDOW)
 		goto no;
 	if (p->key.protocol == TCP)
-		count_on(f, 1, p, six);
-	if (why)
+		record_seq(f, 1, p, is_ipv6);
+	if (reason)
 		goto no;
-	why = LARGE;
-	longest = mtu_of_route(skb, &o, p->overlay);
+	reason = EXCEEDS_MTU;
+	longest = route_mtu(skb, &o, p->overlay);
 	if (!longest)
 		goto no;
-	common(&o);
-	place = place_of_outer(c, &o);
-	if (!place)
+	clear_per_packet(&o);
+	index = template_for(c, &o);
+	if (!index)
 		return NEXT;
 	if (!equal_macs(f->mac, p->mac)) {
-		f->out.seen = 0;
+		f->out.validated = 0;
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
 	f->out.mtu = longest;
-	believe(&f->out, p, place, again, six);
-	f->ends = p->ends ? p->at : 0;
+	validate(&f->out, p, index, interval, is_ipv6);
+	f->socket_ended = p->socket_ended ? p->at : 0;
 	return NEXT;
 no:
-	turn_down(c, &f->out, why, p->at);
+	back_off(c, &f->out, reason, p->at);
 	return NEXT;
 }
 
 SEC("tc")
-int wire(struct __sk_buff *skb)
+int observe_nic(struct __sk_buff *skb)
 {
-	struct cpu *c = this_cpu();
+	struct cpu_state *c = this_cpu();
 
 	if (!c || c->out_stage != 2)
 		return NEXT;
-	return c->out.key.six ? wire_of(skb, c, 1) : wire_of(skb, c, 0);
+	return c->out.key.is_ipv6 ? observe_nic_ip(skb, c, 1) : observe_nic_ip(skb, c, 0);
 }
 
-/* into puts a packet that is out of the tunnel into its pod. */
-static __always_inline int into(struct __sk_buff *skb, struct cpu *c, const struct pod *pod, const struct headers *h,
-				const struct key *wire, const struct key *own, int six)
+/* redirect_to_pod redirects a decapsulated packet into its pod. */
+static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_state *c, const struct pod_link *pod, const struct headers *h,
+				const struct key *wire, const struct key *own, int is_ipv6)
 {
 	struct {
 		__u8 to[6], from[6];
 		__be16 protocol;
 		__u8 ip[IP_HLEN];
 	} head;
-	int translated = !six && !same_key(own, wire);
+	int translated = !is_ipv6 && !same_key(own, wire);
 	struct headers led;
 	__u32 veth = pod->veth;
 	__u16 check;
 
 	__builtin_memcpy(head.to, pod->mac, 6);
 	__builtin_memcpy(head.from, pod->from, 6);
-	head.protocol = bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP);
-	keep(&led, h, six);
+	head.protocol = bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP);
+	copy_headers(&led, h, is_ipv6);
 	if (translated)
-		translate(&led, 0, far_of(own));
-	led.ip[HOP(six)] = hop(led.ip[HOP(six)], six);
-	__builtin_memcpy(head.ip, led.ip, CHANGES(six));
-	if (bpf_skb_store_bytes(skb, 0, &head, __builtin_offsetof(typeof(head), ip) + CHANGES(six), 0) ||
-	    (translated && renumber(skb, sizeof(head), 0, h, far_of(own), &check)))
+		nat_headers(&led, 0, peer_of(own));
+	led.ip[HOP(is_ipv6)] = hop_limit_mask(led.ip[HOP(is_ipv6)], is_ipv6);
+	__builtin_memcpy(head.ip, led.ip, CHANGES(is_ipv6));
+	if (bpf_skb_store_bytes(skb, 0, &head, __builtin_offsetof(typeof(head), ip) + CHANGES(is_ipv6), 0) ||
+	    (translated && nat_packet(skb, sizeof(head), 0, h, peer_of(own), &check)))
 		return DROP;
 	count(c, FAST_IN);
 	return bpf_redirect_peer(veth, 0);
 }
 
-static __always_inline int equal_outers(const struct outer *a, const struct outer *b)
+static __always_inline int equal_outers(const struct encap_template *a, const struct encap_template *b)
 {
 	const __u32 *x = (const void *)a, *y = (const void *)b;
 	int i;
@@ -2119,404 +2107,399 @@ static __always_inline int equal_outers(const struct outer *a, const struct oute
 	return 1;
 }
 
-/*
- * land takes what the kernel would take out of the tunnel by the same steps: packets of
- * connections that arrive carries, with the outer header that was seen to come through to the
- * VXLAN device. What stands for many (GSO) bears the tunnel's marks, which only the kernel can
- * clear; it is left to it unless it goes straight to a socket, with which the marks end. All
- * that is not carried is for arrive to count.
- */
-static __always_inline int land_of(struct __sk_buff *skb, struct cpu *c, __u8 *data, int six)
+/* nic_decap decapsulates packets of flows that vxlan_ingress would redirect, if their outer headers
+ * are those of a packet that was seen to reach the VXLAN device. GSO packets keep tunnel state that
+ * only the kernel can clear, so the kernel decapsulates them unless they go straight to a socket,
+ * where that state ends. vxlan_ingress counts all packets that the kernel decapsulates. */
+static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
 {
-	const __u32 at = sizeof(((struct outer *)0)->head);
-	const struct outer *known;
-	const struct pod *pod;
-	struct outer o = {};
+	const __u32 at = sizeof(((struct encap_template *)0)->head);
+	const struct encap_template *known;
+	const struct pod_link *pod;
+	struct encap_template o = {};
 	struct headers h;
 	struct flow *f;
 	struct key k, own;
 	__u16 check = 0;
-	__u32 g, place;
+	__u32 g, index;
 	__u64 now;
 
-	if (peek(skb, data, at, &k, 0, six) || !hinted(mix(&k)))
+	if (peek_flow(skb, data, at, &k, 0, is_ipv6) || !bloom_test(hash_key(&k)))
 		return NEXT;
-	f = find(&k, &own, six);
+	f = find_flow(&k, &own, is_ipv6);
 	if (!f)
 		return NEXT;
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
 	if (skb->gso_size)
 		f->gso = now;
-	/* A stream's full segments are worth more together: they are left to GRO, unless the NIC
-	 * has had them together. */
-	if (skb->gso_size ? now - f->ends >= EVIDENCE : k.protocol == TCP && skb->len >= mtu && now - f->gso >= BEHIND) {
-		f->large = now;
+	/* GRO merges a stream's full segments, which is worth more than decapsulating each here,
+	 * unless the NIC has merged them. */
+	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
+		f->gso_possible = now;
 		return NEXT;
 	}
-	if (now >= alive_until || skb->mark || skb->pkt_type != PACKET_HOST || believed(&f->in, &f->out, &k, now) ||
-	    now - f->large < BEHIND || parse(skb, at, k.protocol, &h, &check, six))
+	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || flow_valid(&f->in, &f->out, &k, now) ||
+	    now - f->gso_possible < REORDER_WINDOW || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
 		return NEXT;
-	data = start(skb, at);
+	data = pull_data(skb, at);
 	if (!data)
 		return NEXT;
 	copy(&o.head, data, sizeof(o.head));
 	o.nic = skb->ifindex;
-	/* What the kernel would find wrong with it, or make something of (RFC 6040). */
-	if (o.head.inner[6] != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || !whole((const void *)&o.head.version_words) || o.head.ip_protocol != UDP ||
+	/* What the kernel would reject, or change (RFC 6040). */
+	if (o.head.inner[6] != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || !ip_csum_ok((const void *)&o.head.ihl_version) || o.head.ip_protocol != UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
-	    (o.head.tos & 3) != outer_tos(TOS(&h, six)))
+	    (o.head.tos & 3) != outer_tos(TOS(&h, is_ipv6)))
 		return NEXT;
-	common(&o);
-	/* Somebody vouches for it, or there is none. */
+	clear_per_packet(&o);
+	/* The outer checksum is verified, or there is none. */
 	o.head.udp_check = 0;
-	place = f->landed_place;
-	known = bpf_map_lookup_elem(&outers, &place);
-	if (k.protocol == TCP && (!f->numbered || !fits(&f->in, &f->out, &h, six)))
+	index = f->decapped_template;
+	known = bpf_map_lookup_elem(&encap_templates, &index);
+	if (k.protocol == TCP && (!f->seq_state || !in_window(&f->in, &f->out, &h, is_ipv6)))
 		return NEXT;
-	if (!f->landed || now - f->landed >= EVIDENCE || f->landed_generation != g || !known || !equal_outers(known, &o) || ask(&f->in, now))
+	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_outers(known, &o) || revalidate_due(&f->in, now))
 		goto look;
-	place = place_of(&f->in);
-	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || unlike(&f->in, &h, six) || !mtu_fits(skb, &h, six) || !arrives(f, &k, &own, &h, six) || (!six && !whole(h.ip)))
+	index = template_of(&f->in);
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || !to_pod(f, &k, &own, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)))
 		return NEXT;
-	if (!inner_summed(skb, at + HLEN(six)) && !any_sum)
+	if (!inner_csum_verified(skb, at + HLEN(is_ipv6)) && !skip_csum_checks)
 		return NEXT;
-	if (bpf_skb_adjust_room(skb, -ROOM, BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (six ? DECAP_L3_IPV6 : 0)))
+	if (bpf_skb_adjust_room(skb, -ENCAP_OVERHEAD, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (is_ipv6 ? DECAP_L3_IPV6 : 0)))
 		return NEXT;
-	/* As skb_checksum_init does at the outer UDP: of the sums that the device vouches for, one
-	 * less. */
+	/* As skb_checksum_init does at the outer UDP: one of the checksums that the device verified */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	if (k.protocol == TCP)
-		advance(f, 0, &h, now, six);
-	return into(skb, c, pod, &h, &k, &own, six);
+		update_seq(f, 0, &h, now, is_ipv6);
+	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
 look:
-	if (c->lands && now - c->landing.at < SOON)
+	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
 		return NEXT;
-	c->landing.at = now;
-	c->landing.generation = g;
-	keep(&c->landing.headers, &h, six);
-	c->landing.outer = o;
-	c->lands = 1;
+	c->decap_probe.at = now;
+	c->decap_probe.generation = g;
+	copy_headers(&c->decap_probe.headers, &h, is_ipv6);
+	c->decap_probe.outer = o;
+	c->decap_stage = 1;
 	return NEXT;
 }
 
 SEC("tc")
-int land(struct __sk_buff *skb)
+int nic_decap(struct __sk_buff *skb)
 {
-	const __u32 at = sizeof(((struct outer *)0)->head);
-	struct cpu *c = this_cpu();
+	const __u32 at = sizeof(((struct encap_template *)0)->head);
+	struct cpu_state *c = this_cpu();
 	__u8 *data = field(skb, data);
 
 	if (!c || (void *)data + ETH_HLEN + IP_HLEN > field(skb, data_end) || data[ETH_HLEN + 9] != UDP || skb->protocol != bpf_htons(ETH_P_IP))
 		return NEXT;
-	data = start(skb, at + IP_HLEN + 8);
+	data = pull_data(skb, at + IP_HLEN + 8);
 	if (!data)
 		return NEXT;
-	return data[at] >> 4 == 6 ? land_of(skb, c, data, 1) : land_of(skb, c, data, 0);
+	return data[at] >> 4 == 6 ? nic_decap_ip(skb, c, data, 1) : nic_decap_ip(skb, c, data, 0);
 }
 
-/* met is when a packet met land, in short, and never 0. */
-static __always_inline __u32 met(const struct cpu *c)
+/* decap_id identifies the packet that nic_decap saw last; it is never 0. */
+static __always_inline __u32 decap_id(const struct cpu_state *c)
 {
-	return c->landing.at | 1;
+	return c->decap_probe.at | 1;
 }
 
-static __always_inline int arrive_of(struct __sk_buff *skb, struct cpu *c, int six)
+static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	const struct pod *pod;
+	const struct pod_link *pod;
 	struct headers h;
 	struct flow *f;
-	__u32 g, place, landed = 0;
+	__u32 g, index, decapped = 0;
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
-	int why, ours = 0, in_step = 0;
+	int reason, ours = 0, in_sequence = 0;
 	__u8 sum;
 
-	why = meet(skb, c, &k, &hash, &h, &check, 0, six);
-	if (why) {
-		if (why == ODD_FLAGS) {
-			unpick(hash);
-			f = find(&k, &own, six);
+	reason = classify(skb, c, &k, &hash, &h, &check, 0, is_ipv6);
+	if (reason) {
+		if (reason == TCP_FLAGS) {
+			admission_reset(hash);
+			f = find_flow(&k, &own, is_ipv6);
 			if (f)
-				odd(&own, f, 0, arrives(f, &k, &own, &h, six), &h, bpf_ktime_get_coarse_ns(), six);
+				handle_flags(&own, f, 0, to_pod(f, &k, &own, &h, is_ipv6), &h, bpf_ktime_get_coarse_ns(), is_ipv6);
 		}
 		goto slow;
 	}
 	now = bpf_ktime_get_coarse_ns();
-	f = find(&k, &own, six);
+	f = find_flow(&k, &own, is_ipv6);
 	if (f) {
-		hint(hash);
-		ours = (f->in.device == skb->ifindex || !f->in.device) && arrives(f, &k, &own, &h, six);
-		in_step = k.protocol != TCP || (f->numbered && fits(&f->in, &f->out, &h, six));
-		if (ours && in_step && k.protocol == TCP)
-			advance(f, 0, &h, now, six);
+		bloom_set(hash);
+		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
+		in_sequence = k.protocol != TCP || (f->seq_state && in_window(&f->in, &f->out, &h, is_ipv6));
+		if (ours && in_sequence && k.protocol == TCP)
+			update_seq(f, 0, &h, now, is_ipv6);
 	}
 	g = generation;
-	why = DEAD;
-	if (now >= alive_until)
+	reason = LEASE_EXPIRED;
+	if (now >= lease_expires)
 		goto slow;
-	why = MARKED;
+	reason = SKB_MARK;
 	if (skb->mark)
 		goto slow;
-	why = UNLIKE;
+	reason = MISMATCH;
 	if (skb->pkt_type != PACKET_HOST)
 		goto slow;
 	if (!f) {
-		why = UNKNOWN;
-		if (hinted(hash) && !worth(hash, now))
+		reason = NO_FLOW;
+		if (bloom_test(hash) && !admit(hash, now))
 			goto slow;
 		if (is_watched(0, k.pod))
 			goto look;
-		wish(c, &k, now);
+		request_attach(c, &k, now);
 		goto slow;
 	}
-	if (skb->gso_size && now - f->gso >= BEHIND)
-		f->large = now;
-	why = ASKED;
-	if (c->lands == 1 && equal(&c->landing.headers, &h, six)) {
-		c->lands = 0;
-		if (c->landing.generation == g)
-			landed = met(c);
-		if (now >= f->in.not_before)
+	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
+		f->gso_possible = now;
+	reason = REVALIDATING;
+	if (c->decap_stage == 1 && headers_equal(&c->decap_probe.headers, &h, is_ipv6)) {
+		c->decap_stage = 0;
+		if (c->decap_probe.generation == g)
+			decapped = decap_id(c);
+		if (now >= f->in.backoff_until)
 			goto look;
 	}
-	why = believed(&f->in, &f->out, &k, now);
-	if (why) {
-		if (now < f->in.not_before)
+	reason = flow_valid(&f->in, &f->out, &k, now);
+	if (reason) {
+		if (now < f->in.backoff_until)
 			goto slow;
 		goto look;
 	}
-	why = WINDOW;
-	if (!in_step)
+	reason = TCP_WINDOW;
+	if (!in_sequence)
 		goto slow;
-	why = ASKED;
-	if (ask(&f->in, now))
+	reason = REVALIDATING;
+	if (revalidate_due(&f->in, now))
 		goto look;
-	why = UNLIKE;
-	place = place_of(&f->in);
-	pod = bpf_map_lookup_elem(&pods, &place);
-	if (!pod || !pod->veth || !ours || unlike(&f->in, &h, six))
+	reason = MISMATCH;
+	index = template_of(&f->in);
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (!pod || !pod->veth || !ours || header_changed(&f->in, &h, is_ipv6))
 		goto look;
-	why = MALFORMED;
-	if (!six && !whole(h.ip))
+	reason = MALFORMED;
+	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
-	why = LARGE;
-	if (!mtu_fits(skb, &h, six))
+	reason = EXCEEDS_MTU;
+	if (!fits_mtu(skb, &h, is_ipv6))
 		goto slow;
-	why = UNSUMMED;
-	sum = summed(skb);
-	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !any_sum)
+	reason = CSUM_UNVERIFIED;
+	sum = csum_state(skb);
+	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
 		goto slow;
-	return into(skb, c, pod, &h, &k, &own, six);
+	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
 look:
-	/* Packets may come in a list, and all meet this program before the first goes on. */
-	if (!c->in_stage || now - c->in.at >= SOON) {
-		let_go(&c->in, &h, &k, skb, now, g, six);
-		c->in.landed = landed;
-		if (landed)
-			c->lands = 2;
-		c->in.anew = !in_step;
+	/* The kernel may run this program for a whole list of packets before the first goes on. */
+	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
+		start_probe(&c->in, &h, &k, skb, now, g, is_ipv6);
+		c->in.decapped = decapped;
+		if (decapped)
+			c->decap_stage = 2;
+		c->in.seq_unknown = !in_sequence;
 		c->in_stage = 1;
 	}
 slow:
-	count(c, why);
+	count(c, reason);
 	return NEXT;
 }
 
 SEC("tc")
-int arrive(struct __sk_buff *skb)
+int vxlan_ingress(struct __sk_buff *skb)
 {
-	struct cpu *c = this_cpu();
+	struct cpu_state *c = this_cpu();
 
 	if (!c)
 		return NEXT;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return arrive_of(skb, c, 0);
+		return vxlan_ingress_ip(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return arrive_of(skb, c, 1);
-	count(c, OTHER);
+		return vxlan_ingress_ip(skb, c, 1);
+	count(c, NOT_TCP_UDP);
 	return NEXT;
 }
 
-static __always_inline int deliver_of(struct __sk_buff *skb, struct cpu *c, int six)
+static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	struct passing *p = &c->in;
+	struct probe *p = &c->in;
 	struct net_device *dev;
-	struct owner owner = {};
-	struct front front = {};
-	struct pod pod = {};
+	struct link_mac owner = {};
+	struct nat_entry nat = {};
+	struct pod_link pod = {};
 	struct headers h, was;
 	struct key key, wire;
 	struct flow *f;
-	__u32 again, place;
+	__u32 interval, index;
 	__u8 mac[12];
 	__u64 hash;
-	int why, translated = 0;
+	int reason, translated = 0;
 
-	if (skb->protocol != bpf_htons(six ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load(skb, ETH_HLEN, p->key.protocol, &h, six) ||
+	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6) ||
 	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return NEXT;
-	keep(&was, &p->headers, six);
+	copy_headers(&was, &p->headers, is_ipv6);
 	wire = key = p->key;
-	if (!six) {
-		key = with_far(&wire, FAR(h.ip[3], HALF(h.l4[0], 0)));
+	if (!is_ipv6) {
+		key = with_peer(&wire, PEER(h.ip[3], HALF(h.l4[0], 0)));
 		translated = !same_key(&key, &wire);
 	}
 	if (translated)
-		translate(&was, 0, far_of(&key));
-	if (!same(&was, &h, six)) {
-		if (resemble(&was, &h, six))
-			count(c, six ? moved(&was, &h) : REWRITTEN);
+		nat_headers(&was, 0, peer_of(&key));
+	if (!headers_match(&was, &h, is_ipv6)) {
+		if (same_addresses_or_ports(&was, &h, is_ipv6))
+			count(c, is_ipv6 ? nat_reason(&was, &h) : REWRITTEN);
 		return NEXT;
 	}
 	pod.veth = skb->ifindex;
 	owner.link = skb->ifindex;
 	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
-	if (!bpf_map_lookup_elem(&owners, &owner)) {
-		count(c, UNLIKE);
-		return NEXT; /* it may come by the right link yet */
+	if (!bpf_map_lookup_elem(&link_macs, &owner)) {
+		count(c, MISMATCH);
+		return NEXT; /* the right port may deliver it yet */
 	}
 	c->in_stage = 0;
-	p->entry = entry_of(skb);
+	p->ct = ct_entry(skb);
 	p->key = key;
-	f = known(skb, c, p, 0, six);
-	if (!f || p->at < f->in.not_before)
+	f = learn_flow(skb, c, p, 0, is_ipv6);
+	if (!f || p->at < f->in.backoff_until)
 		return NEXT;
-	/* Packets that are put into the pod do not meet what its driver would run; nor is it
-	 * known of a device that is not found. */
+	/* Redirected packets bypass XDP of the pod's device; an unknown device may have some. */
 	dev = pod_device(skb);
-	why = !dev || has_xdp(dev) ? REWRITTEN : tracked(skb, p, f, 0, &again, six);
-	if (translated && (!why || why == WINDOW)) {
-		hash = mix(&wire);
-		front.key = p->key;
-		front.hint = hash % HINTS;
-		if (bpf_map_update_elem(&fronts, &wire, &front, BPF_ANY)) {
-			count(c, FULL);
+	reason = !dev || has_xdp(dev) ? REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
+	if (translated && (!reason || reason == TCP_WINDOW)) {
+		hash = hash_key(&wire);
+		nat.key = p->key;
+		nat.bloom_bit = hash % BLOOM_BITS;
+		if (bpf_map_update_elem(&reverse_nat, &wire, &nat, BPF_ANY)) {
+			count(c, TABLE_FULL);
 			return NEXT;
 		}
-		hint(hash);
+		bloom_set(hash);
 	}
-	if (p->key.protocol == TCP && (!why || why == WINDOW))
-		count_on(f, 0, p, six);
-	if (why) {
-		turn_down(c, &f->in, why, p->at);
+	if (p->key.protocol == TCP && (!reason || reason == TCP_WINDOW))
+		record_seq(f, 0, p, is_ipv6);
+	if (reason) {
+		back_off(c, &f->in, reason, p->at);
 		return NEXT;
 	}
 	__builtin_memcpy(pod.mac, mac, 6);
 	__builtin_memcpy(pod.from, mac + 6, 6);
-	place = place_of_pod(c, &pod);
-	if (!place)
+	index = pod_link_of(c, &pod);
+	if (!index)
 		return NEXT;
 	if (f->out.device && f->out.device != pod.veth) {
-		f->out.seen = 0;
+		f->out.validated = 0;
 		f->out.device = 0;
 	}
-	believe(&f->in, p, place, again, six);
-	/* Only what the slow path lets through to its pod takes a place. */
-	if (c->lands != 2 || p->landed != met(c))
+	validate(&f->in, p, index, interval, is_ipv6);
+	/* Only packets that the slow path delivers use up a template. */
+	if (c->decap_stage != 2 || p->decapped != decap_id(c))
 		return NEXT;
-	c->lands = 0;
-	place = place_of_outer(c, &c->landing.outer);
-	if (place) {
-		f->landed_place = place;
-		f->landed_generation = p->generation;
-		f->landed = p->at;
+	c->decap_stage = 0;
+	index = template_for(c, &c->decap_probe.outer);
+	if (index) {
+		f->decapped_template = index;
+		f->decapped_generation = p->generation;
+		f->decapped = p->at;
 	}
 	return NEXT;
 }
 
 SEC("tc")
-int deliver(struct __sk_buff *skb)
+int observe_pod(struct __sk_buff *skb)
 {
-	struct cpu *c = this_cpu();
+	struct cpu_state *c = this_cpu();
 
 	if (!c || !c->in_stage)
 		return NEXT;
-	return c->in.key.six ? deliver_of(skb, c, 1) : deliver_of(skb, c, 0);
+	return c->in.key.is_ipv6 ? observe_pod_ip(skb, c, 1) : observe_pod_ip(skb, c, 0);
 }
 
-/* extends tells whether a header of IPv6 is one between its own and TCP's. */
-static __always_inline int extends(__u8 protocol)
+/* is_extension_header tells whether an IPv6 header is one that may precede TCP. */
+static __always_inline int is_extension_header(__u8 protocol)
 {
 	return protocol == HOP_BY_HOP || protocol == ROUTING || protocol == DESTINATION || protocol == FRAGMENT_HEADER ||
 	       protocol == AUTHENTICATION;
 }
 
-/* What guard finds of a packet. */
-enum { NO_END, END, HIDDEN };
+/* What drop_forged finds of a packet. */
+enum { NOT_ENDING, ENDING, TOO_MANY_HEADERS };
 
-/* ending_of tells whether a packet ends a connection of TCP, and takes its headers, and the number
- * after its last byte. IP options or extension headers may be in between. So many that they hide what
- * is behind them nobody sends but to hide it: conntrack would look behind any number. */
-static __always_inline int ending_of(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int six)
+/* find_ending tells whether a packet is a FIN or RST, wherever its TCP header is, and reads its
+ * headers and the sequence number after its last byte. Conntrack parses extension headers without
+ * limit; a longer chain than EXTENSION_HEADERS_MAX only hides what follows. */
+static __always_inline int find_ending(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int is_ipv6)
 {
-	__u32 buffer[10], at = HLEN(six);
-	const __u8 *data = bpf_dynptr_slice(packet, 0, buffer, HLEN(six));
+	__u32 buffer[10], at = HLEN(is_ipv6);
+	const __u8 *data = bpf_dynptr_slice(packet, 0, buffer, HLEN(is_ipv6));
 	const __u32 *l4;
 	__u8 protocol;
 	int i;
 
 	if (!data)
-		return NO_END;
-	copy(h->ip, data, HLEN(six));
-	if (!six) {
+		return NOT_ENDING;
+	copy(h->ip, data, HLEN(is_ipv6));
+	if (!is_ipv6) {
 		if (data[9] != TCP || (HALF(h->ip[1], 1) & bpf_htons(0x1fff)))
-			return NO_END;
+			return NOT_ENDING;
 		at = (data[0] & 0xf) * 4;
 	} else {
 		protocol = data[6];
-		for (i = 0; i < HEADERS_MOST && protocol != TCP; i++) {
-			if (!extends(protocol))
-				return NO_END;
+		for (i = 0; i < EXTENSION_HEADERS_MAX && protocol != TCP; i++) {
+			if (!is_extension_header(protocol))
+				return NOT_ENDING;
 			data = bpf_dynptr_slice(packet, at, buffer, 8);
 			if (!data || (protocol == FRAGMENT_HEADER && ((const __u16 *)data)[1] & bpf_htons(0xfff8)))
-				return NO_END;
+				return NOT_ENDING;
 			at += protocol == AUTHENTICATION ? (data[1] + 2) * 4 : protocol == FRAGMENT_HEADER ? 8 : (data[1] + 1) * 8;
 			protocol = data[0];
 		}
 		if (protocol != TCP)
-			return extends(protocol) ? HIDDEN : NO_END;
+			return is_extension_header(protocol) ? TOO_MANY_HEADERS : NOT_ENDING;
 	}
 	l4 = bpf_dynptr_slice(packet, at, buffer, sizeof(h->l4));
 	if (!l4)
-		return NO_END;
+		return NOT_ENDING;
 	copy(h->l4, l4, sizeof(h->l4));
 	*end = SEQ(h) + bpf_dynptr_size(packet) - at - (BYTE(h->l4[3], 0) >> 4) * 4;
-	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN) ? END : NO_END;
+	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN) ? ENDING : NOT_ENDING;
 }
 
-static __always_inline int guard_of(const struct bpf_dynptr *packet, int six)
+static __always_inline int drop_forged_ip(const struct bpf_dynptr *packet, int is_ipv6)
 {
 	__be32 source, destination;
 	struct key wire, own;
 	struct headers h;
 	struct flow *f = 0;
 	int out = 1, what;
-	struct cpu *c;
+	struct cpu_state *c;
 	__u32 end;
 
-	what = ending_of(packet, &h, &end, six);
-	if (likely(what == NO_END))
+	what = find_ending(packet, &h, &end, is_ipv6);
+	if (likely(what == NOT_ENDING))
 		return NF_ACCEPT;
-	if (what == HIDDEN)
+	if (what == TOO_MANY_HEADERS)
 		goto drop;
-	source = six ? digest(end_of(&h, 1)) : h.ip[3];
-	destination = six ? digest(end_of(&h, 0)) : h.ip[4];
-	key_of(&own, source, destination, h.l4[0], TCP, 1, six);
-	/* What is not hinted at, leave and arrive do not count on. */
-	if (hinted(mix(&own)))
+	source = is_ipv6 ? hash_address(address_of(&h, 1)) : h.ip[3];
+	destination = is_ipv6 ? hash_address(address_of(&h, 0)) : h.ip[4];
+	make_key(&own, source, destination, h.l4[0], TCP, 1, is_ipv6);
+	/* encap and vxlan_ingress do not update flows whose Bloom filter bit is clear. */
+	if (bloom_test(hash_key(&own)))
 		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {
 		out = 0;
-		key_of(&wire, source, destination, h.l4[0], TCP, 0, six);
-		if (hinted(mix(&wire)))
-			f = find(&wire, &own, six);
+		make_key(&wire, source, destination, h.l4[0], TCP, 0, is_ipv6);
+		if (bloom_test(hash_key(&wire)))
+			f = find_flow(&wire, &own, is_ipv6);
 	}
-	if (!f || f->numbered != BY_BOTH || !counted(f) || !same_key(&f->key, &own) || (six && !meets(f, &h, out)) ||
-	    heeds(f, out, &h, end))
+	if (!f || f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, &h, out)) ||
+	    ends_connection(f, out, &h, end))
 		return NF_ACCEPT;
 drop:
 	c = this_cpu();
@@ -2525,13 +2508,11 @@ drop:
 	return NF_DROP;
 }
 
-/*
- * guard drops, before conntrack, what would end a connection that is known here, and that
- * conntrack would not heed if it saw all of it. A liberal conntrack heeds anything: it
- * would forget the connection soon, or at the next forged packet.
- */
+/* drop_forged drops FINs and RSTs of known flows that conntrack would call invalid if it had seen
+ * all packets. A liberal conntrack would accept them, and delete its entry soon, or at the next
+ * forged packet. */
 SEC("netfilter")
-int guard(struct bpf_nf_ctx *ctx)
+int drop_forged(struct bpf_nf_ctx *ctx)
 {
 	struct __sk_buff *skb = (void *)ctx->skb;
 	struct bpf_dynptr packet;
@@ -2542,7 +2523,7 @@ int guard(struct bpf_nf_ctx *ctx)
 	data = bpf_dynptr_slice(&packet, 0, buffer, sizeof(buffer));
 	if (!data)
 		return NF_ACCEPT;
-	return data[0] >> 4 == 6 ? guard_of(&packet, 1) : guard_of(&packet, 0);
+	return data[0] >> 4 == 6 ? drop_forged_ip(&packet, 1) : drop_forged_ip(&packet, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -16,54 +16,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fastpath are the programs of the fast path of one node, and what they know:
-// fastpath.c says where each belongs and what it does. The caller attaches them, and
-// keeps them alive by Beat.
+// Fastpath has the programs and maps of the fast path of one node: fastpath.c says where
+// each program is attached and what it does. The caller attaches them, and renews their
+// lease by RenewLease.
 type Fastpath struct {
-	// Leave is for the ingress of a pod's veth on the node, Deliver for its egress.
-	Leave, Deliver *ebpf.Program
-	// Tunnel is for the egress of a VXLAN device, Arrive for its ingress.
-	Tunnel, Arrive *ebpf.Program
-	// Wire is for the egress of the NIC, Land for its ingress.
-	Wire, Land *ebpf.Program
+	// Encap belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
+	Encap, ObservePod *ebpf.Program
+	// ObserveVXLAN belongs on the egress of a VXLAN device, VXLANIngress on its ingress.
+	ObserveVXLAN, VXLANIngress *ebpf.Program
+	// ObserveNIC belongs on the egress of the NIC, NICDecap on its ingress.
+	ObserveNIC, NICDecap *ebpf.Program
 
 	objects fastpathObjects
-	news    *ringbuf.Reader
-	// noGuard says why there is no guard.
-	noGuard error
-	// What is in the maps of these names.
-	owners  map[fastpathOwner]bool
-	watched map[fastpathWatch]bool
+	events  *ringbuf.Reader
+	// noDropForged is why the kernel did not load drop_forged, if so.
+	noDropForged error
+	// linkMACs and watched mirror the keys of the maps link_macs and watched_pods.
+	linkMACs map[fastpathLinkMac]bool
+	watched  map[fastpathWatch]bool
 }
 
-// Reasons name what became of packets, in the order of enum why: the first two took
-// the fast path.
+// reasons names the values of enum reason in fastpath.c, in its order: packets of the first two
+// took the fast path.
 var reasons = [...]string{
-	"fast-out", "fast-in", "unknown", "odd-flags", "dead", "other", "options", "fragment", "last-hop", "malformed", "unsummed",
-	"marked", "stale", "changed", "asked", "unlike", "large", "no-room",
-	"untracked", "unanswered", "translated", "helped", "window", "rewritten", "full", "forged",
+	"fast-out", "fast-in", "no-flow", "tcp-flags", "lease-expired", "not-tcp-udp", "ip-options", "fragment", "ttl", "malformed",
+	"csum-unverified", "skb-mark", "flow-expired", "invalidated", "revalidate", "mismatch", "exceeds-mtu", "encap-failed",
+	"untracked", "unreplied", "nat", "ct-helper", "tcp-window", "rewritten", "table-full", "forged",
 }
 
-// Flow is a connection of a pod, from the pod's end.
+// Flow is a connection, seen from its pod.
 type Flow struct {
 	Pod, Peer netip.AddrPort
-	// Protocol is TCP's or UDP's number.
+	// Protocol is the IP protocol number of TCP or UDP.
 	Protocol uint8
 }
 
-// Overlay is what the outer packets of a VXLAN device have.
-type Overlay struct {
-	// NIC is the index of the device that they leave by.
+// VXLANDevice has the settings of a VXLAN device that appear in its outer headers.
+type VXLANDevice struct {
+	// NIC is the index of the underlying device.
 	NIC int
-	// Source is their IPv4 address, Port the destination port.
+	// Source is the outer IPv4 source address, Port the outer destination port.
 	Source netip.Addr
 	Port   uint16
 	VNI    uint32
-	// MAC is the VXLAN device's own.
+	// MAC is the MAC address of the VXLAN device.
 	MAC net.HardwareAddr
 }
 
-// LoadFastpath loads them. They do nothing yet. An error says what the kernel lacks.
+// LoadFastpath loads the programs. They forward nothing until RenewLease. An error says what the
+// kernel lacks.
 func LoadFastpath() (*Fastpath, error) {
 	spec, err := loadFastpath()
 	if err != nil {
@@ -74,33 +75,34 @@ func LoadFastpath() (*Fastpath, error) {
 
 func newFastpath(spec *ebpf.CollectionSpec) (*Fastpath, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
-	f := &Fastpath{owners: make(map[fastpathOwner]bool), watched: make(map[fastpathWatch]bool)}
-	if f.noGuard = spec.LoadAndAssign(&f.objects, nil); f.noGuard != nil {
-		if err := withoutGuard(spec).LoadAndAssign(&f.objects, nil); err != nil {
+	f := &Fastpath{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool)}
+	if f.noDropForged = spec.LoadAndAssign(&f.objects, nil); f.noDropForged != nil {
+		if err := withoutDropForged(spec).LoadAndAssign(&f.objects, nil); err != nil {
 			return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
 		}
 	}
 	o := &f.objects
-	f.Leave, f.Deliver, f.Tunnel, f.Arrive, f.Wire, f.Land = o.Leave, o.Deliver, o.Tunnel, o.Arrive, o.Wire, o.Land
+	f.Encap, f.ObservePod, f.ObserveVXLAN, f.VXLANIngress = o.Encap, o.ObservePod, o.ObserveVxlan, o.VxlanIngress
+	f.ObserveNIC, f.NICDecap = o.ObserveNic, o.NicDecap
 	var err error
-	if f.news, err = ringbuf.NewReader(o.News); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the fast path's news: %w", err), o.Close())
+	if f.events, err = ringbuf.NewReader(o.Events); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the ring buffer of the fast path: %w", err), o.Close())
 	}
 	return f, nil
 }
 
-// Close lets go of programs and maps, and ends News.
-func (f *Fastpath) Close() error { return errors.Join(f.news.Close(), f.objects.Close()) }
+// Close closes programs and maps, and makes ReadEvent return.
+func (f *Fastpath) Close() error { return errors.Join(f.events.Close(), f.objects.Close()) }
 
-// Beat lets the programs work until a time of CLOCK_MONOTONIC.
-func (f *Fastpath) Beat(until time.Duration) error {
-	if err := f.objects.AliveUntil.Set(uint64(until)); err != nil {
-		return fmt.Errorf("keep the fast path alive: %w", err)
+// RenewLease lets the programs forward packets until a time of CLOCK_MONOTONIC.
+func (f *Fastpath) RenewLease(until time.Duration) error {
+	if err := f.objects.LeaseExpires.Set(uint64(until)); err != nil {
+		return fmt.Errorf("renew the lease of the fast path: %w", err)
 	}
 	return nil
 }
 
-// SetGeneration makes void what was seen in any other.
+// SetGeneration invalidates flows that were validated in any other generation.
 func (f *Fastpath) SetGeneration(n uint32) error {
 	if err := f.objects.Generation.Set(n); err != nil {
 		return fmt.Errorf("invalidate the fast path: %w", err)
@@ -108,69 +110,68 @@ func (f *Fastpath) SetGeneration(n uint32) error {
 	return nil
 }
 
-// SetNode tells the length of the longest packet that fits on all ways, and the range
-// that source ports of outer packets are from, its end left out.
+// SetNode configures the least MTU of all paths, and the range of source ports of outer packets,
+// without its end.
 func (f *Fastpath) SetNode(mtu int, from, to uint16) error {
 	if err := errors.Join(
 		f.objects.Mtu.Set(uint32(mtu)),
 		f.objects.PortFrom.Set(uint32(from)),
 		f.objects.PortTo.Set(uint32(to)),
 	); err != nil {
-		return fmt.Errorf("tell the fast path of its node: %w", err)
+		return fmt.Errorf("configure the fast path of the node: %w", err)
 	}
 	return nil
 }
 
-// SetOverlays tells of the VXLAN devices, by index, whose packets may take the fast
-// path: these and no others.
-func (f *Fastpath) SetOverlays(all map[int]Overlay) error {
-	m := f.objects.Overlays
+// SetVXLANDevices replaces the VXLAN devices, by index, whose packets may take the fast path.
+func (f *Fastpath) SetVXLANDevices(all map[int]VXLANDevice) error {
+	m := f.objects.VxlanDevices
 	var known []uint32
 	var index uint32
-	var value fastpathOverlay
+	var value fastpathVxlanDevice
 	for i := m.Iterate(); i.Next(&index, &value); {
 		known = append(known, index)
 	}
 	for _, index := range known {
 		if _, still := all[int(index)]; !still {
 			if err := m.Delete(index); err != nil {
-				return fmt.Errorf("forget VXLAN device %d: %w", index, err)
+				return fmt.Errorf("remove VXLAN device %d: %w", index, err)
 			}
 		}
 	}
 	for index, o := range all {
 		if err := m.Put(uint32(index), o.value()); err != nil {
-			return fmt.Errorf("tell the fast path of VXLAN device %d: %w", index, err)
+			return fmt.Errorf("add VXLAN device %d: %w", index, err)
 		}
 	}
 	return nil
 }
 
-// Owner is an Ethernet address that is at a pod's link, by its index on the node.
-type Owner struct {
+// LinkMAC is a MAC address behind a pod's link, which is given by its index on the node.
+type LinkMAC struct {
 	Link int
 	MAC  [6]byte
 }
 
-// SetOwners tells at which links of pods which Ethernet addresses are: packets to these
-// may be delivered there, and no others. It is not to be called more than once at a time.
-func (f *Fastpath) SetOwners(all []Owner) error {
-	want := make(map[fastpathOwner]bool, len(all))
+// SetLinkMACs replaces the MAC addresses behind pods' links: the fast path delivers packets to a
+// link only for these. It is not safe for concurrent use.
+func (f *Fastpath) SetLinkMACs(all []LinkMAC) error {
+	want := make(map[fastpathLinkMac]bool, len(all))
 	for _, o := range all {
-		want[fastpathOwner{Link: uint32(o.Link), Mac: o.MAC}] = true
+		want[fastpathLinkMac{Link: uint32(o.Link), Mac: o.MAC}] = true
 	}
-	// If there is no room, packets to the others are counted as unlike.
-	return follow(f.objects.Owners, f.owners, want)
+	// If the map is full, packets to the other addresses take the slow path as mismatch.
+	return updateSet(f.objects.LinkMacs, f.linkMACs, want)
 }
 
-// value is an overlay as the programs have it: in network order.
-func (o Overlay) value() fastpathOverlay {
+// value returns the device as the programs have it: in network byte order.
+func (o VXLANDevice) value() fastpathVxlanDevice {
 	words := func(to []uint16, from []byte) {
 		for i := range to {
 			to[i] = binary.NativeEndian.Uint16(from[2*i:])
 		}
 	}
-	v := fastpathOverlay{Nic: uint32(o.NIC)}
+	v := fastpathVxlanDevice{Nic: uint32(o.NIC)}
 	source := o.Source.As4()
 	words(v.Source[:], source[:])
 	words(v.Mac[:], o.MAC)
@@ -181,35 +182,35 @@ func (o Overlay) value() fastpathOverlay {
 	return v
 }
 
-// Pod is the link of a pod, by its index on the node, and the addresses that are known to be
-// there.
+// Pod is the link of a pod, by its index on the node, and the known addresses behind it.
 type Pod struct {
 	Link      int
 	Addresses []netip.Addr
 }
 
-// SetWatched tells which pods' links have all programs: new connections of these pods are
-// looked at, and of the others News tells. It is not to be called more than once at a time.
+// SetWatched replaces the pods whose links have all programs. The programs create flows for the
+// connections of these pods; for those of others they send EventAttach. It is not safe for
+// concurrent use.
 func (f *Fastpath) SetWatched(all []Pod) error {
 	want := make(map[fastpathWatch]bool)
 	for _, p := range all {
 		want[fastpathWatch{Device: uint32(p.Link)}] = true
 		for _, a := range p.Addresses {
-			want[fastpathWatch{Pod: ShortOf(a).number}] = true
+			want[fastpathWatch{Pod: PodKeyOf(a).number}] = true
 		}
 	}
-	return follow(f.objects.Watched, f.watched, want)
+	return updateSet(f.objects.WatchedPods, f.watched, want)
 }
 
-// follow has the keys of a map be those that are wanted, as far as there is room. It knows
-// those that are there.
-func follow[K comparable](m *ebpf.Map, there, want map[K]bool) error {
+// updateSet makes the keys of a map those in want, as far as there is room, and keeps there in
+// step with the map.
+func updateSet[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 	for k := range there {
 		if want[k] {
 			continue
 		}
 		if err := m.Delete(k); err != nil {
-			return fmt.Errorf("take %+v out of the fast path's %s: %w", k, m, err)
+			return fmt.Errorf("delete %+v from the fast path's %s: %w", k, m, err)
 		}
 		delete(there, k)
 	}
@@ -229,52 +230,51 @@ func follow[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 	return nil
 }
 
-// Ask is what the programs ask for, as enum ask of fastpath.c.
-type Ask uint32
+// EventKind is what an event asks the agent to do, in the order of enum event_kind in fastpath.c.
+type EventKind uint32
 
-// What is to be done of a connection: see fastpath.c.
 const (
-	// AskWatch is for a pod that has a connection which is worth it, and is not watched.
-	AskWatch Ask = iota
-	// AskLiberal has conntrack stop checking a connection's window.
-	AskLiberal
-	// AskAcked has conntrack know that all that it has seen was acknowledged.
-	AskAcked
-	// AskRenew has conntrack know the numbers that a connection has got to.
-	AskRenew
-	// AskClose has conntrack know that a connection was reset.
-	AskClose
-	// AskReopen has conntrack know that a connection goes on, which it took to have ended.
-	AskReopen
-	asks
+	// EventAttach requests programs for the link of an idle pod that has an eligible connection.
+	EventAttach EventKind = iota
+	// EventLiberal makes the conntrack entry of a connection liberal.
+	EventLiberal
+	// EventAcked clears conntrack's flag of unacknowledged data.
+	EventAcked
+	// EventResync resynchronises conntrack with a connection.
+	EventResync
+	// EventReset moves the conntrack entry of a connection to CLOSE.
+	EventReset
+	// EventReopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
+	EventReopen
+	eventKinds
 )
 
-// News is what the programs ask for.
-type News struct {
-	Ask Ask
-	// Pod is the address of the pod to watch; of another host maybe.
-	Pod Short
-	// Flow is the connection of all other asks.
+// Event is an event from the programs to the agent.
+type Event struct {
+	Kind EventKind
+	// Pod is the address of an EventAttach; it may belong to another host.
+	Pod PodKey
+	// Flow is the connection of all other kinds.
 	Flow Flow
 }
 
-// Short is what keys have of an address: all of IPv4's, a digest of IPv6's.
-type Short struct {
+// PodKey is the form of an address in map keys: a whole IPv4 address, or the hash of an IPv6 address.
+type PodKey struct {
 	number uint32
 	six    bool
 }
 
-// ShortOf is that of an address.
-func ShortOf(a netip.Addr) Short {
+// PodKeyOf returns the PodKey of an address.
+func PodKeyOf(a netip.Addr) PodKey {
 	if a.Is6() {
-		return Short{digest(words(a)), true}
+		return PodKey{hashAddr(words(a)), true}
 	}
 	ip := a.As4()
-	return Short{binary.NativeEndian.Uint32(ip[:]), false}
+	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
 }
 
-// Addr is the address, if it is known: one of IPv4.
-func (s Short) Addr() (a netip.Addr, known bool) {
+// Addr returns the address if the key tells: that of IPv4.
+func (s PodKey) Addr() (a netip.Addr, known bool) {
 	if s.six {
 		return a, false
 	}
@@ -283,42 +283,42 @@ func (s Short) Addr() (a netip.Addr, known bool) {
 	return netip.AddrFrom4(ip), true
 }
 
-// News waits, until Close, for something to be done; the same may come more than once.
-func (f *Fastpath) News() (News, error) {
-	r, err := f.news.Read()
+// ReadEvent waits for the next event, until Close. The same event may come more than once.
+func (f *Fastpath) ReadEvent() (Event, error) {
+	r, err := f.events.Read()
 	if err != nil {
-		return News{}, fmt.Errorf("wait for news of the fast path: %w", err)
+		return Event{}, fmt.Errorf("wait for an event of the fast path: %w", err)
 	}
-	return decodeNews(r.RawSample)
+	return decodeEvent(r.RawSample)
 }
 
-// decodeNews reads struct told of fastpath.c.
-func decodeNews(b []byte) (News, error) {
-	var told struct {
+// decodeEvent decodes struct event of fastpath.c.
+func decodeEvent(b []byte) (Event, error) {
+	var event struct {
 		Key         fastpathKey
 		Pod6, Peer6 [2]uint64
-		Ask         Ask
+		Kind        EventKind
 		_           uint32
 	}
-	if _, err := binary.Decode(b, binary.NativeEndian, &told); err != nil {
-		return News{}, fmt.Errorf("read news of the fast path: %w", err)
+	if _, err := binary.Decode(b, binary.NativeEndian, &event); err != nil {
+		return Event{}, fmt.Errorf("decode an event of the fast path: %w", err)
 	}
 	switch {
-	case told.Ask >= asks:
-		return News{}, fmt.Errorf("read news of the fast path: nothing is known to ask by %d", told.Ask)
-	case told.Ask == AskWatch:
-		return News{Pod: Short{told.Key.Pod, told.Key.Six != 0}}, nil
+	case event.Kind >= eventKinds:
+		return Event{}, fmt.Errorf("decode an event of the fast path: unknown kind %d", event.Kind)
+	case event.Kind == EventAttach:
+		return Event{Pod: PodKey{event.Key.Pod, event.Key.IsIpv6 != 0}}, nil
 	}
-	return News{Ask: told.Ask, Flow: told.Key.flow(fastpathFlow{Pod6: told.Pod6, Peer6: told.Peer6})}, nil
+	return Event{Kind: event.Kind, Flow: event.Key.flow(fastpathFlow{Pod6: event.Pod6, Peer6: event.Peer6})}, nil
 }
 
-// flow is the connection of an entry.
+// flow returns the connection of a map entry.
 func (k fastpathKey) flow(v fastpathFlow) Flow {
 	end := func(ip uint32, whole [2]uint64, port uint16) netip.AddrPort {
 		var p [2]byte
 		binary.NativeEndian.PutUint16(p[:], port)
 		var raw [16]byte
-		if k.Six == 0 {
+		if k.IsIpv6 == 0 {
 			binary.NativeEndian.PutUint32(raw[:], ip)
 			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:])), binary.BigEndian.Uint16(p[:]))
 		}
@@ -329,160 +329,161 @@ func (k fastpathKey) flow(v fastpathFlow) Flow {
 	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
 }
 
-// Seen is what is known of a connection.
-type Seen struct {
-	// At is when it was last seen to be let through, the later of both ways
-	// (CLOCK_MONOTONIC; 0 if it has not been).
-	At time.Duration
-	// Link is its pod's, by its index; 0 if it was never let through.
+// Activity is the state of a flow.
+type Activity struct {
+	// Validated is when the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
+	// never was).
+	Validated time.Duration
+	// Link is the index of the pod's link, 0 if the flow was never validated.
 	Link int
 }
 
-// Numbers are how far a connection of TCP has got, by what its packets said, and when the last one
-// was seen, to the millisecond (CLOCK_MONOTONIC). They are zero if not all of it is known.
-type Numbers struct {
+// Sequence has the TCP sequence numbers of both sides of a connection, and when its last packet was
+// seen, to the millisecond (CLOCK_MONOTONIC). It is zero if not all of that is known.
+type Sequence struct {
 	Pod, Peer Side
 	Last      time.Duration
 }
 
-// Side is one side of a connection of TCP, in numbers of RFC 9293: what it sends next, what it
-// expects next, and how far the other side lets it send.
+// Side has the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the
+// right edge of the window that the other side announced.
 type Side struct{ Next, Expects, Edge uint32 }
 
-// Quiet tells whether all that either side has sent was acknowledged.
-func (n Numbers) Quiet() bool {
-	return n != Numbers{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
+// Acknowledged reports whether all data of both sides is acknowledged.
+func (n Sequence) Acknowledged() bool {
+	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
-// Numbers are those of a connection now, at a time of CLOCK_MONOTONIC.
-func (f *Fastpath) Numbers(flow Flow, now time.Duration) (Numbers, error) {
+// Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
+func (f *Fastpath) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	var epoch uint32
 	var v fastpathFlow
 	err := f.objects.Flows.Lookup(flow.key(), &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return Numbers{}, nil
+		return Sequence{}, nil
 	}
 	if err = errors.Join(err, f.objects.Epoch.Get(&epoch)); err != nil {
-		return Numbers{}, fmt.Errorf("look up a connection of the fast path: %w", err)
+		return Sequence{}, fmt.Errorf("look up a connection of the fast path: %w", err)
 	}
-	if v.Numbered == 0 || v.Doubted != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
-		return Numbers{}, nil
+	if v.SeqState == 0 || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+		return Sequence{}, nil
 	}
-	ago := uint32(now/time.Millisecond) - v.Last
-	return Numbers{
-		Pod: Side{v.Out.End, v.Out.Acked, v.Out.Edge}, Peer: Side{v.In.End, v.In.Acked, v.In.Edge},
+	ago := uint32(now/time.Millisecond) - v.LastMs
+	return Sequence{
+		Pod: Side{v.Out.SndNxt, v.Out.RcvNxt, v.Out.WindowEnd}, Peer: Side{v.In.SndNxt, v.In.RcvNxt, v.In.WindowEnd},
 		Last: (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
 	}, nil
 }
 
-// Miss has numbers of connections not be believed until another packet of each way was seen:
-// programs that see all are about to be taken off, and attached again.
-func (f *Fastpath) Miss() error {
+// InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
+// in each direction: while a program is detached, packets pass unseen.
+func (f *Fastpath) InvalidateSequences() error {
 	var epoch uint32
 	if err := f.objects.Epoch.Get(&epoch); err != nil {
-		return fmt.Errorf("ask for the epoch of the fast path: %w", err)
+		return fmt.Errorf("read the epoch of the fast path: %w", err)
 	}
 	if err := f.objects.Epoch.Set(epoch + 1); err != nil {
-		return fmt.Errorf("begin an epoch of the fast path: %w", err)
+		return fmt.Errorf("set the epoch of the fast path: %w", err)
 	}
 	return nil
 }
 
-// Flows are the connections that are known. From then on the programs look for no others.
-func (f *Fastpath) Flows() (map[Flow]Seen, error) {
-	all := make(map[Flow]Seen)
-	led := make(map[fastpathKey]uint64)
-	hints := make([]uint64, f.objects.Hints.Size()/8)
-	before := make([]uint64, len(hints))
-	if err := f.objects.Hints.Get(before); err != nil {
-		return nil, fmt.Errorf("ask the fast path which connections are known: %w", err)
+// Flows returns the known connections. It also clears the Bloom filter's bits of deleted ones, so that
+// the programs no longer look these up.
+func (f *Fastpath) Flows() (map[Flow]Activity, error) {
+	all := make(map[Flow]Activity)
+	translated := make(map[fastpathKey]uint64)
+	bloom := make([]uint64, f.objects.Bloom.Size()/8)
+	before := make([]uint64, len(bloom))
+	if err := f.objects.Bloom.Get(before); err != nil {
+		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
 	var k fastpathKey
 	var v fastpathFlow
 	i := f.objects.Flows.Iterate()
 	for i.Next(&k, &v) {
 		link := v.Out.Device
-		if link == 0 && v.In.Place != 0 { // datagrams that come, and none that go
-			var pod fastpathPod
-			if err := f.objects.fastpathMaps.Pods.Lookup(v.In.Place, &pod); err != nil {
+		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
+			var pod fastpathPodLink
+			if err := f.objects.PodLinks.Lookup(v.In.Template, &pod); err != nil {
 				return nil, fmt.Errorf("look up the pod of a connection of the fast path: %w", err)
 			}
 			link = pod.Veth
 		}
-		all[k.flow(v)] = Seen{At: time.Duration(max(v.Out.Seen, v.In.Seen)), Link: int(link)}
-		hints[v.Hint/64] |= 1 << (v.Hint % 64)
-		if v.Far != k.far() {
-			led[k] = v.Far
+		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
+		bloom[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+		if v.WirePeer != k.wirePeer() {
+			translated[k] = v.WirePeer
 		}
 	}
 	switch err := i.Err(); {
 	case errors.Is(err, ebpf.ErrIterationAborted):
-		// One that changes all the time is not read to its end; what was read is true, but not all
-		// that is to be hinted at.
+		// Concurrent changes ended the iteration. What it returned is right, but too incomplete to
+		// replace the Bloom filter.
 		return all, nil
 	case err != nil:
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
-	switch err := f.sweepFronts(led, hints); {
+	switch err := f.sweepReverseNAT(translated, bloom); {
 	case errors.Is(err, ebpf.ErrIterationAborted):
 		return all, nil
 	case err != nil:
 		return nil, err
 	}
-	// Those that became known meanwhile are left alone.
-	now := make([]uint64, len(hints))
-	if err := f.objects.Hints.Get(now); err != nil {
-		return nil, fmt.Errorf("ask the fast path which connections are known: %w", err)
+	// Keep the bits of flows that were created meanwhile.
+	now := make([]uint64, len(bloom))
+	if err := f.objects.Bloom.Get(now); err != nil {
+		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
-	for i := range hints {
-		hints[i] |= now[i] &^ before[i]
+	for i := range bloom {
+		bloom[i] |= now[i] &^ before[i]
 	}
-	if err := f.objects.Hints.Set(hints); err != nil {
-		return nil, fmt.Errorf("tell the fast path which connections are known: %w", err)
+	if err := f.objects.Bloom.Set(bloom); err != nil {
+		return nil, fmt.Errorf("write the Bloom filter of the fast path: %w", err)
 	}
 	return all, nil
 }
 
-// sweepFronts takes out what led to connections that are gone, and hints at the others: led
-// are those whose peer is translated, and to what.
-func (f *Fastpath) sweepFronts(led map[fastpathKey]uint64, hints []uint64) error {
+// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
+// bloom. translated has the peer on the wire of each flow with NAT.
+func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []uint64) error {
 	var wire fastpathKey
-	var front fastpathFront
+	var entry fastpathNatEntry
 	var gone []fastpathKey
-	i := f.objects.Fronts.Iterate()
-	for i.Next(&wire, &front) {
-		if led[front.Key] != wire.far() {
-			// It may have become known since.
+	i := f.objects.ReverseNat.Iterate()
+	for i.Next(&wire, &entry) {
+		if translated[entry.Key] != wire.wirePeer() {
+			// The flow may be new.
 			var v fastpathFlow
-			err := f.objects.Flows.Lookup(front.Key, &v)
+			err := f.objects.Flows.Lookup(entry.Key, &v)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("look up a connection of the fast path: %w", err)
 			}
-			if err != nil || v.Far != wire.far() {
+			if err != nil || v.WirePeer != wire.wirePeer() {
 				gone = append(gone, wire)
 				continue
 			}
 		}
-		hints[front.Hint/64] |= 1 << (front.Hint % 64)
+		bloom[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
 	}
 	if err := i.Err(); err != nil {
-		return fmt.Errorf("list translated connections of the fast path: %w", err)
+		return fmt.Errorf("list reverse NAT entries of the fast path: %w", err)
 	}
 	for _, wire := range gone {
-		if err := f.objects.Fronts.Delete(wire); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forget a translated connection of the fast path: %w", err)
+		if err := f.objects.ReverseNat.Delete(wire); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete a reverse NAT entry of the fast path: %w", err)
 		}
 	}
 	return nil
 }
 
-// far is FAR of fastpath.c: the peer in one word.
-func (k fastpathKey) far() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
+// wirePeer is PEER of fastpath.c: the peer in one word.
+func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
-// Room is how many connections can be known.
+// Room returns the size of the flow table.
 func (f *Fastpath) Room() int { return int(f.objects.Flows.MaxEntries()) }
 
-// Forget takes a connection out.
+// Forget deletes the flow of a connection.
 func (f *Fastpath) Forget(flow Flow) error {
 	if err := f.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forget a connection of the fast path: %w", err)
@@ -493,43 +494,43 @@ func (f *Fastpath) Forget(flow Flow) error {
 func (f Flow) key() fastpathKey {
 	half := func(a netip.AddrPort) (uint32, uint16) {
 		port := binary.BigEndian.AppendUint16(nil, a.Port())
-		return ShortOf(a.Addr()).number, binary.NativeEndian.Uint16(port)
+		return PodKeyOf(a.Addr()).number, binary.NativeEndian.Uint16(port)
 	}
 	k := fastpathKey{Protocol: f.Protocol}
 	if f.Pod.Addr().Is6() {
-		k.Six = 1
+		k.IsIpv6 = 1
 	}
 	k.Pod, k.PodPort = half(f.Pod)
 	k.Peer, k.PeerPort = half(f.Peer)
 	return k
 }
 
-// words are an address of IPv6 as the programs have it.
+// words returns an IPv6 address as the programs have it.
 func words(a netip.Addr) (w [2]uint64) {
 	raw := a.As16()
 	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
 	return w
 }
 
-// digest is that of fastpath.c: what stands for an address of IPv6 in a key.
-func digest(w [2]uint64) uint32 {
+// hashAddr is hash_address of fastpath.c: the form of an IPv6 address in keys.
+func hashAddr(w [2]uint64) uint32 {
 	h := w[0]*0x9e3779b97f4a7c15 + w[1]
 	h ^= h >> 32
 	return uint32(h * 0xd6e8feb86659fd93 >> 32)
 }
 
-// Counts tells what became of packets, by reason: "fast-out" and "fast-in" took the
-// fast path, all others say why not. A packet can count twice: as one that was let go
-// to see, and as what was found then.
+// Counts returns the number of packets by reason: "fast-out" and "fast-in" took the fast path, all
+// others took the slow path for that reason. A packet can count twice: as "revalidate", and for
+// the reason that the probe found.
 func (f *Fastpath) Counts() (map[string]uint64, error) {
-	var each []fastpathCpu
-	if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+	var each []fastpathCpuState
+	if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
 		return nil, fmt.Errorf("read counters of the fast path: %w", err)
 	}
 	counts := make(map[string]uint64, len(reasons))
 	for why, name := range reasons {
 		for _, cpu := range each {
-			counts[name] += cpu.Whys[why]
+			counts[name] += cpu.Reasons[why]
 		}
 	}
 	return counts, nil

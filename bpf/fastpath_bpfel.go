@@ -13,36 +13,36 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type fastpathCpu struct {
-	_        structs.HostLayout
-	OutStage uint8
-	InStage  uint8
-	Lands    uint8
-	_        [1]byte
-	Left     uint32
-	Whys     [26]uint64
-	Out      struct {
+type fastpathCpuState struct {
+	_           structs.HostLayout
+	OutStage    uint8
+	InStage     uint8
+	DecapStage  uint8
+	_           [1]byte
+	UntilSample uint32
+	Reasons     [26]uint64
+	Out         struct {
 		_       structs.HostLayout
 		Headers struct {
 			_  structs.HostLayout
 			L4 [4]uint32
 			Ip [10]uint32
 		}
-		Key        fastpathKey
-		Far        uint64
-		At         uint64
-		Generation uint32
-		Device     uint32
-		Overlay    uint32
-		_          [4]byte
-		Entry      uint64
-		Mac        [12]uint8
-		Landed     uint32
-		Check      uint16
-		Gso        uint8
-		Ends       uint8
-		Anew       uint8
-		_          [3]byte
+		Key         fastpathKey
+		WirePeer    uint64
+		At          uint64
+		Generation  uint32
+		Device      uint32
+		Overlay     uint32
+		_           [4]byte
+		Ct          uint64
+		Mac         [12]uint8
+		Decapped    uint32
+		Check       uint16
+		Gso         uint8
+		SocketEnded uint8
+		SeqUnknown  uint8
+		_           [3]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -51,23 +51,23 @@ type fastpathCpu struct {
 			L4 [4]uint32
 			Ip [10]uint32
 		}
-		Key        fastpathKey
-		Far        uint64
-		At         uint64
-		Generation uint32
-		Device     uint32
-		Overlay    uint32
-		_          [4]byte
-		Entry      uint64
-		Mac        [12]uint8
-		Landed     uint32
-		Check      uint16
-		Gso        uint8
-		Ends       uint8
-		Anew       uint8
-		_          [3]byte
+		Key         fastpathKey
+		WirePeer    uint64
+		At          uint64
+		Generation  uint32
+		Device      uint32
+		Overlay     uint32
+		_           [4]byte
+		Ct          uint64
+		Mac         [12]uint8
+		Decapped    uint32
+		Check       uint16
+		Gso         uint8
+		SocketEnded uint8
+		SeqUnknown  uint8
+		_           [3]byte
 	}
-	Landing struct {
+	DecapProbe struct {
 		_          structs.HostLayout
 		At         uint64
 		Generation uint32
@@ -77,75 +77,95 @@ type fastpathCpu struct {
 			L4 [4]uint32
 			Ip [10]uint32
 		}
-		Outer fastpathOuter
+		Outer fastpathEncapTemplate
 		_     [4]byte
 	}
-	Wished uint64
-	Fresh  fastpathFlow
+	AttachRequested uint64
+	Fresh           fastpathFlow
+}
+
+type fastpathEncapTemplate struct {
+	_    structs.HostLayout
+	Nic  uint32
+	Head struct {
+		_           structs.HostLayout
+		To          [6]uint8
+		From        [6]uint8
+		Protocol    uint16
+		IhlVersion  uint8
+		Tos         uint8
+		Length      uint16
+		Id          uint16
+		Fragment    uint16
+		Ttl         uint8
+		IpProtocol  uint8
+		IpCheck     uint16
+		Source      [2]uint16
+		Destination [2]uint16
+		Port        uint16
+		VxlanPort   uint16
+		UdpLength   uint16
+		UdpCheck    uint16
+		Vxlan       [4]uint16
+		Inner       [7]uint16
+	}
 }
 
 type fastpathFlow struct {
 	_   structs.HostLayout
 	Out struct {
-		_          structs.HostLayout
-		Seen       uint64
-		Asked      uint64
-		NotBefore  uint64
-		Again      uint32
-		Generation uint32
-		Device     uint32
-		Place      uint32
-		Tos        uint8
-		Ttl        uint8
-		Mtu        uint16
-		End        uint32
-		Acked      uint32
-		Edge       uint32
-		Shift      uint32
-		Epoch      uint32
+		_               structs.HostLayout
+		Validated       uint64
+		Revalidated     uint64
+		BackoffUntil    uint64
+		RevalidateAfter uint32
+		Generation      uint32
+		Device          uint32
+		Template        uint32
+		Tos             uint8
+		Ttl             uint8
+		Mtu             uint16
+		SndNxt          uint32
+		RcvNxt          uint32
+		WindowEnd       uint32
+		Scale           uint32
+		Epoch           uint32
 	}
 	In struct {
-		_          structs.HostLayout
-		Seen       uint64
-		Asked      uint64
-		NotBefore  uint64
-		Again      uint32
-		Generation uint32
-		Device     uint32
-		Place      uint32
-		Tos        uint8
-		Ttl        uint8
-		Mtu        uint16
-		End        uint32
-		Acked      uint32
-		Edge       uint32
-		Shift      uint32
-		Epoch      uint32
+		_               structs.HostLayout
+		Validated       uint64
+		Revalidated     uint64
+		BackoffUntil    uint64
+		RevalidateAfter uint32
+		Generation      uint32
+		Device          uint32
+		Template        uint32
+		Tos             uint8
+		Ttl             uint8
+		Mtu             uint16
+		SndNxt          uint32
+		RcvNxt          uint32
+		WindowEnd       uint32
+		Scale           uint32
+		Epoch           uint32
 	}
-	Mac              [12]uint8
-	Hint             uint32
-	Key              fastpathKey
-	Far              uint64
-	Landed           uint64
-	LandedGeneration uint32
-	LandedPlace      uint32
-	Gso              uint64
-	Large            uint64
-	Ends             uint64
-	Pod6             [2]uint64
-	Peer6            [2]uint64
-	Numbered         uint8
-	Doubted          uint8
-	Zero             [2]uint8
-	Renewed          [2]uint32
-	Last             uint32
-}
-
-type fastpathFront struct {
-	_    structs.HostLayout
-	Key  fastpathKey
-	Hint uint32
-	Zero uint32
+	Mac                [12]uint8
+	BloomBit           uint32
+	Key                fastpathKey
+	WirePeer           uint64
+	Decapped           uint64
+	DecappedGeneration uint32
+	DecappedTemplate   uint32
+	Gso                uint64
+	GsoPossible        uint64
+	SocketEnded        uint64
+	Pod6               [2]uint64
+	Peer6              [2]uint64
+	SeqState           uint8
+	MaybeClosed        uint8
+	Zero               [2]uint8
+	Resynced           [2]uint32
+	LastMs             uint32
 }
 
 type fastpathKey struct {
@@ -155,58 +175,38 @@ type fastpathKey struct {
 	PodPort  uint16
 	PeerPort uint16
 	Protocol uint8
-	Six      uint8
+	IsIpv6   uint8
 	Zero     [2]uint8
 }
 
-type fastpathOuter struct {
-	_    structs.HostLayout
-	Nic  uint32
-	Head struct {
-		_            structs.HostLayout
-		To           [6]uint8
-		From         [6]uint8
-		Protocol     uint16
-		VersionWords uint8
-		Tos          uint8
-		Length       uint16
-		Id           uint16
-		Fragment     uint16
-		Ttl          uint8
-		IpProtocol   uint8
-		IpCheck      uint16
-		Source       [2]uint16
-		Destination  [2]uint16
-		Port         uint16
-		VxlanPort    uint16
-		UdpLength    uint16
-		UdpCheck     uint16
-		Vxlan        [4]uint16
-		Inner        [7]uint16
-	}
-}
-
-type fastpathOverlay struct {
-	_      structs.HostLayout
-	Nic    uint32
-	Source [2]uint16
-	Port   uint16
-	Mac    [3]uint16
-	Vni    [2]uint16
-}
-
-type fastpathOwner struct {
+type fastpathLinkMac struct {
 	_    structs.HostLayout
 	Link uint32
 	Mac  [6]uint8
 	Zero [2]uint8
 }
 
-type fastpathPod struct {
+type fastpathNatEntry struct {
+	_        structs.HostLayout
+	Key      fastpathKey
+	BloomBit uint32
+	Zero     uint32
+}
+
+type fastpathPodLink struct {
 	_    structs.HostLayout
 	Veth uint32
 	Mac  [6]uint8
 	From [6]uint8
+}
+
+type fastpathVxlanDevice struct {
+	_      structs.HostLayout
+	Nic    uint32
+	Source [2]uint16
+	Port   uint16
+	Mac    [3]uint16
+	Vni    [2]uint16
 }
 
 type fastpathWatch struct {
@@ -219,36 +219,36 @@ type fastpathWatch struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	fastpathMapCpus        = "cpus"
-	fastpathMapFlows       = "flows"
-	fastpathMapFronts      = "fronts"
-	fastpathMapNews        = "news"
-	fastpathMapOuterPlaces = "outer_places"
-	fastpathMapOuters      = "outers"
-	fastpathMapOverlays    = "overlays"
-	fastpathMapOwners      = "owners"
-	fastpathMapPodPlaces   = "pod_places"
-	fastpathMapPods        = "pods"
-	fastpathMapWatched     = "watched"
-	fastpathProgArrive     = "arrive"
-	fastpathProgDeliver    = "deliver"
-	fastpathProgGuard      = "guard"
-	fastpathProgLand       = "land"
-	fastpathProgLeave      = "leave"
-	fastpathProgTunnel     = "tunnel"
-	fastpathProgWire       = "wire"
-	fastpathVarAliveUntil  = "alive_until"
-	fastpathVarAnySum      = "any_sum"
-	fastpathVarEpoch       = "epoch"
-	fastpathVarGeneration  = "generation"
-	fastpathVarHints       = "hints"
-	fastpathVarMtu         = "mtu"
-	fastpathVarOutersUsed  = "outers_used"
-	fastpathVarPodsUsed    = "pods_used"
-	fastpathVarPortFrom    = "port_from"
-	fastpathVarPortTo      = "port_to"
-	fastpathVarPortsMore   = "ports_more"
-	fastpathVarYoung       = "young"
+	fastpathMapCpuStates      = "cpu_states"
+	fastpathMapEncapIndex     = "encap_index"
+	fastpathMapEncapTemplates = "encap_templates"
+	fastpathMapEvents         = "events"
+	fastpathMapFlows          = "flows"
+	fastpathMapLinkMacs       = "link_macs"
+	fastpathMapPodLinkIndex   = "pod_link_index"
+	fastpathMapPodLinks       = "pod_links"
+	fastpathMapReverseNat     = "reverse_nat"
+	fastpathMapVxlanDevices   = "vxlan_devices"
+	fastpathMapWatchedPods    = "watched_pods"
+	fastpathProgDropForged    = "drop_forged"
+	fastpathProgEncap         = "encap"
+	fastpathProgNicDecap      = "nic_decap"
+	fastpathProgObserveNic    = "observe_nic"
+	fastpathProgObservePod    = "observe_pod"
+	fastpathProgObserveVxlan  = "observe_vxlan"
+	fastpathProgVxlanIngress  = "vxlan_ingress"
+	fastpathVarAdmission      = "admission"
+	fastpathVarBloom          = "bloom"
+	fastpathVarEpoch          = "epoch"
+	fastpathVarGeneration     = "generation"
+	fastpathVarLeaseExpires   = "lease_expires"
+	fastpathVarMtu            = "mtu"
+	fastpathVarPodLinksUsed   = "pod_links_used"
+	fastpathVarPortFrom       = "port_from"
+	fastpathVarPortTo         = "port_to"
+	fastpathVarPortsInclusive = "ports_inclusive"
+	fastpathVarSkipCsumChecks = "skip_csum_checks"
+	fastpathVarTemplatesUsed  = "templates_used"
 )
 
 // loadFastpath returns the embedded CollectionSpec for fastpath.
@@ -293,48 +293,48 @@ type fastpathSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathProgramSpecs struct {
-	Arrive  *ebpf.ProgramSpec `ebpf:"arrive"`
-	Deliver *ebpf.ProgramSpec `ebpf:"deliver"`
-	Guard   *ebpf.ProgramSpec `ebpf:"guard"`
-	Land    *ebpf.ProgramSpec `ebpf:"land"`
-	Leave   *ebpf.ProgramSpec `ebpf:"leave"`
-	Tunnel  *ebpf.ProgramSpec `ebpf:"tunnel"`
-	Wire    *ebpf.ProgramSpec `ebpf:"wire"`
+	DropForged   *ebpf.ProgramSpec `ebpf:"drop_forged"`
+	Encap        *ebpf.ProgramSpec `ebpf:"encap"`
+	NicDecap     *ebpf.ProgramSpec `ebpf:"nic_decap"`
+	ObserveNic   *ebpf.ProgramSpec `ebpf:"observe_nic"`
+	ObservePod   *ebpf.ProgramSpec `ebpf:"observe_pod"`
+	ObserveVxlan *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
+	VxlanIngress *ebpf.ProgramSpec `ebpf:"vxlan_ingress"`
 }
 
 // fastpathMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathMapSpecs struct {
-	Cpus        *ebpf.MapSpec `ebpf:"cpus"`
-	Flows       *ebpf.MapSpec `ebpf:"flows"`
-	Fronts      *ebpf.MapSpec `ebpf:"fronts"`
-	News        *ebpf.MapSpec `ebpf:"news"`
-	OuterPlaces *ebpf.MapSpec `ebpf:"outer_places"`
-	Outers      *ebpf.MapSpec `ebpf:"outers"`
-	Overlays    *ebpf.MapSpec `ebpf:"overlays"`
-	Owners      *ebpf.MapSpec `ebpf:"owners"`
-	PodPlaces   *ebpf.MapSpec `ebpf:"pod_places"`
-	Pods        *ebpf.MapSpec `ebpf:"pods"`
-	Watched     *ebpf.MapSpec `ebpf:"watched"`
+	CpuStates      *ebpf.MapSpec `ebpf:"cpu_states"`
+	EncapIndex     *ebpf.MapSpec `ebpf:"encap_index"`
+	EncapTemplates *ebpf.MapSpec `ebpf:"encap_templates"`
+	Events         *ebpf.MapSpec `ebpf:"events"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
+	LinkMacs       *ebpf.MapSpec `ebpf:"link_macs"`
+	PodLinkIndex   *ebpf.MapSpec `ebpf:"pod_link_index"`
+	PodLinks       *ebpf.MapSpec `ebpf:"pod_links"`
+	ReverseNat     *ebpf.MapSpec `ebpf:"reverse_nat"`
+	VxlanDevices   *ebpf.MapSpec `ebpf:"vxlan_devices"`
+	WatchedPods    *ebpf.MapSpec `ebpf:"watched_pods"`
 }
 
 // fastpathVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathVariableSpecs struct {
-	AliveUntil *ebpf.VariableSpec `ebpf:"alive_until"`
-	AnySum     *ebpf.VariableSpec `ebpf:"any_sum"`
-	Epoch      *ebpf.VariableSpec `ebpf:"epoch"`
-	Generation *ebpf.VariableSpec `ebpf:"generation"`
-	Hints      *ebpf.VariableSpec `ebpf:"hints"`
-	Mtu        *ebpf.VariableSpec `ebpf:"mtu"`
-	OutersUsed *ebpf.VariableSpec `ebpf:"outers_used"`
-	PodsUsed   *ebpf.VariableSpec `ebpf:"pods_used"`
-	PortFrom   *ebpf.VariableSpec `ebpf:"port_from"`
-	PortTo     *ebpf.VariableSpec `ebpf:"port_to"`
-	PortsMore  *ebpf.VariableSpec `ebpf:"ports_more"`
-	Young      *ebpf.VariableSpec `ebpf:"young"`
+	Admission      *ebpf.VariableSpec `ebpf:"admission"`
+	Bloom          *ebpf.VariableSpec `ebpf:"bloom"`
+	Epoch          *ebpf.VariableSpec `ebpf:"epoch"`
+	Generation     *ebpf.VariableSpec `ebpf:"generation"`
+	LeaseExpires   *ebpf.VariableSpec `ebpf:"lease_expires"`
+	Mtu            *ebpf.VariableSpec `ebpf:"mtu"`
+	PodLinksUsed   *ebpf.VariableSpec `ebpf:"pod_links_used"`
+	PortFrom       *ebpf.VariableSpec `ebpf:"port_from"`
+	PortTo         *ebpf.VariableSpec `ebpf:"port_to"`
+	PortsInclusive *ebpf.VariableSpec `ebpf:"ports_inclusive"`
+	SkipCsumChecks *ebpf.VariableSpec `ebpf:"skip_csum_checks"`
+	TemplatesUsed  *ebpf.VariableSpec `ebpf:"templates_used"`
 }
 
 // fastpathObjects contains all objects after they have been loaded into the kernel.
@@ -357,32 +357,32 @@ func (o *fastpathObjects) Close() error {
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathMaps struct {
-	Cpus        *ebpf.Map `ebpf:"cpus"`
-	Flows       *ebpf.Map `ebpf:"flows"`
-	Fronts      *ebpf.Map `ebpf:"fronts"`
-	News        *ebpf.Map `ebpf:"news"`
-	OuterPlaces *ebpf.Map `ebpf:"outer_places"`
-	Outers      *ebpf.Map `ebpf:"outers"`
-	Overlays    *ebpf.Map `ebpf:"overlays"`
-	Owners      *ebpf.Map `ebpf:"owners"`
-	PodPlaces   *ebpf.Map `ebpf:"pod_places"`
-	Pods        *ebpf.Map `ebpf:"pods"`
-	Watched     *ebpf.Map `ebpf:"watched"`
+	CpuStates      *ebpf.Map `ebpf:"cpu_states"`
+	EncapIndex     *ebpf.Map `ebpf:"encap_index"`
+	EncapTemplates *ebpf.Map `ebpf:"encap_templates"`
+	Events         *ebpf.Map `ebpf:"events"`
+	Flows          *ebpf.Map `ebpf:"flows"`
+	LinkMacs       *ebpf.Map `ebpf:"link_macs"`
+	PodLinkIndex   *ebpf.Map `ebpf:"pod_link_index"`
+	PodLinks       *ebpf.Map `ebpf:"pod_links"`
+	ReverseNat     *ebpf.Map `ebpf:"reverse_nat"`
+	VxlanDevices   *ebpf.Map `ebpf:"vxlan_devices"`
+	WatchedPods    *ebpf.Map `ebpf:"watched_pods"`
 }
 
 func (m *fastpathMaps) Close() error {
 	return _FastpathClose(
-		m.Cpus,
+		m.CpuStates,
+		m.EncapIndex,
+		m.EncapTemplates,
+		m.Events,
 		m.Flows,
-		m.Fronts,
-		m.News,
-		m.OuterPlaces,
-		m.Outers,
-		m.Overlays,
-		m.Owners,
-		m.PodPlaces,
-		m.Pods,
-		m.Watched,
+		m.LinkMacs,
+		m.PodLinkIndex,
+		m.PodLinks,
+		m.ReverseNat,
+		m.VxlanDevices,
+		m.WatchedPods,
 	)
 }
 
@@ -390,42 +390,42 @@ func (m *fastpathMaps) Close() error {
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathVariables struct {
-	AliveUntil *ebpf.Variable `ebpf:"alive_until"`
-	AnySum     *ebpf.Variable `ebpf:"any_sum"`
-	Epoch      *ebpf.Variable `ebpf:"epoch"`
-	Generation *ebpf.Variable `ebpf:"generation"`
-	Hints      *ebpf.Variable `ebpf:"hints"`
-	Mtu        *ebpf.Variable `ebpf:"mtu"`
-	OutersUsed *ebpf.Variable `ebpf:"outers_used"`
-	PodsUsed   *ebpf.Variable `ebpf:"pods_used"`
-	PortFrom   *ebpf.Variable `ebpf:"port_from"`
-	PortTo     *ebpf.Variable `ebpf:"port_to"`
-	PortsMore  *ebpf.Variable `ebpf:"ports_more"`
-	Young      *ebpf.Variable `ebpf:"young"`
+	Admission      *ebpf.Variable `ebpf:"admission"`
+	Bloom          *ebpf.Variable `ebpf:"bloom"`
+	Epoch          *ebpf.Variable `ebpf:"epoch"`
+	Generation     *ebpf.Variable `ebpf:"generation"`
+	LeaseExpires   *ebpf.Variable `ebpf:"lease_expires"`
+	Mtu            *ebpf.Variable `ebpf:"mtu"`
+	PodLinksUsed   *ebpf.Variable `ebpf:"pod_links_used"`
+	PortFrom       *ebpf.Variable `ebpf:"port_from"`
+	PortTo         *ebpf.Variable `ebpf:"port_to"`
+	PortsInclusive *ebpf.Variable `ebpf:"ports_inclusive"`
+	SkipCsumChecks *ebpf.Variable `ebpf:"skip_csum_checks"`
+	TemplatesUsed  *ebpf.Variable `ebpf:"templates_used"`
 }
 
 // fastpathPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathPrograms struct {
-	Arrive  *ebpf.Program `ebpf:"arrive"`
-	Deliver *ebpf.Program `ebpf:"deliver"`
-	Guard   *ebpf.Program `ebpf:"guard"`
-	Land    *ebpf.Program `ebpf:"land"`
-	Leave   *ebpf.Program `ebpf:"leave"`
-	Tunnel  *ebpf.Program `ebpf:"tunnel"`
-	Wire    *ebpf.Program `ebpf:"wire"`
+	DropForged   *ebpf.Program `ebpf:"drop_forged"`
+	Encap        *ebpf.Program `ebpf:"encap"`
+	NicDecap     *ebpf.Program `ebpf:"nic_decap"`
+	ObserveNic   *ebpf.Program `ebpf:"observe_nic"`
+	ObservePod   *ebpf.Program `ebpf:"observe_pod"`
+	ObserveVxlan *ebpf.Program `ebpf:"observe_vxlan"`
+	VxlanIngress *ebpf.Program `ebpf:"vxlan_ingress"`
 }
 
 func (p *fastpathPrograms) Close() error {
 	return _FastpathClose(
-		p.Arrive,
-		p.Deliver,
-		p.Guard,
-		p.Land,
-		p.Leave,
-		p.Tunnel,
-		p.Wire,
+		p.DropForged,
+		p.Encap,
+		p.NicDecap,
+		p.ObserveNic,
+		p.ObservePod,
+		p.ObserveVxlan,
+		p.VxlanIngress,
 	)
 }
 

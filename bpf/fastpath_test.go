@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// version of IP is 4, or six.
+// version is the IP version of the inner packets: four or six.
 type version bool
 
 const four, six version = false, true
@@ -33,7 +33,7 @@ func (v version) String() string {
 	return "IPv4"
 }
 
-// ends are those of the connection that is known in these tests.
+// ends returns the addresses of the connection that these tests use.
 func (v version) ends() (pod, peer netip.AddrPort) {
 	if v {
 		return netip.MustParseAddrPort("[fd00::2]:40000"), netip.MustParseAddrPort("[fd00:0:0:1::2]:5000")
@@ -43,10 +43,10 @@ func (v version) ends() (pod, peer netip.AddrPort) {
 
 var (
 	knownPod, knownPeer = netip.MustParseAddrPort("10.244.0.2:40000"), netip.MustParseAddrPort("10.244.1.2:5000")
-	// As the pod has it where it is translated: a service.
-	knownFront = netip.MustParseAddrPort("10.96.0.9:80")
-	knownMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	gateway    = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	// The peer as the pod has it where NAT translates it: the address of a Service.
+	knownService = netip.MustParseAddrPort("10.96.0.9:80")
+	knownMAC     = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	gateway      = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 )
 
 const (
@@ -54,7 +54,7 @@ const (
 	lo                                     = 1 // the device of prog.Run
 )
 
-// loadForTest loads the programs with constants set by name.
+// loadForTest loads the programs with the constants set.
 func loadForTest(t testing.TB, set map[string]any) *Fastpath {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -90,61 +90,61 @@ func monotonic(t testing.TB) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// know has the connection on the fast path, as wire and deliver would, of a protocol.
-func (f *Fastpath) know(t testing.TB, v version, protocol uint8, change func(*fastpathFlow)) {
+// addFlow adds the flow of the connection, as observe_nic and observe_pod would.
+func (f *Fastpath) addFlow(t testing.TB, v version, protocol uint8, change func(*fastpathFlow)) {
 	t.Helper()
 	pod, peer := v.ends()
-	f.knowAs(t, Flow{pod, peer, protocol}, change)
+	f.addFlowOf(t, Flow{pod, peer, protocol}, change)
 }
 
-// byBoth is BY_BOTH of fastpath.c.
-const byBoth = 3
+// seqConfirmed is SEQ_CONFIRMED of fastpath.c.
+const seqConfirmed = 3
 
-// knowAs is know of a connection whose peer the pod has as another.
-func (f *Fastpath) knowAs(t testing.TB, flow Flow, change func(*fastpathFlow)) {
+// addFlowOf is addFlow for a connection whose peer the pod has by another address.
+func (f *Fastpath) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
 	now := monotonic(t)
-	if err := errors.Join(f.Beat(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
+	if err := errors.Join(f.RenewLease(now+time.Minute), f.SetGeneration(7), f.SetNode(1450, 32768, 60999)); err != nil {
 		t.Fatal(err)
 	}
 	pod, peer := version(flow.Pod.Addr().Is6()).ends()
 	wire := Flow{pod, peer, flow.Protocol}.key()
 	var v fastpathFlow
 	v.Key = flow.key()
-	if v.Key.Six != 0 {
+	if v.Key.IsIpv6 != 0 {
 		v.Pod6, v.Peer6 = words(flow.Pod.Addr()), words(flow.Peer.Addr())
 	}
-	v.Far = wire.far()
-	v.Out.Seen, v.In.Seen = uint64(now), uint64(now)
-	v.Out.Again, v.In.Again = 500e6, 500e6
+	v.WirePeer = wire.wirePeer()
+	v.Out.Validated, v.In.Validated = uint64(now), uint64(now)
+	v.Out.RevalidateAfter, v.In.RevalidateAfter = 500e6, 500e6
 	v.Out.Generation, v.In.Generation = 7, 7
 	v.Out.Device, v.In.Device = lo, lo
-	v.Out.Place, v.In.Place = 1, 1
+	v.Out.Template, v.In.Template = 1, 1
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
-	v.Numbered = byBoth
-	v.Out.End, v.In.End = 1000, 1000
-	v.Out.Edge, v.In.Edge = 70000, 70000
-	v.Landed, v.LandedGeneration, v.LandedPlace = uint64(now), 7, 2
+	v.SeqState = seqConfirmed
+	v.Out.SndNxt, v.In.SndNxt = 1000, 1000
+	v.Out.WindowEnd, v.In.WindowEnd = 70000, 70000
+	v.Decapped, v.DecappedGeneration, v.DecappedTemplate = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
 		change(&v)
 	}
-	outer := fastpathOuter{Nic: lo}
-	link := fastpathPod{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
+	outer := fastpathEncapTemplate{Nic: lo}
+	link := fastpathPodLink{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
 	if err := errors.Join(
 		f.objects.Flows.Put(flow.key(), v),
-		f.objects.Fronts.Put(wire, fastpathFront{Key: flow.key()}),
-		f.objects.Hints.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Hints.Size()))),
-		f.objects.Outers.Put(uint32(1), outer),
-		f.objects.fastpathMaps.Pods.Put(uint32(1), link),
+		f.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),
+		f.objects.Bloom.Set(bytes.Repeat([]byte{0xff}, int(f.objects.Bloom.Size()))),
+		f.objects.EncapTemplates.Put(uint32(1), outer),
+		f.objects.PodLinks.Put(uint32(1), link),
 	); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// forgetAll takes out what is known.
-func (f *Fastpath) forgetAll() error {
+// deleteFlows deletes all flows.
+func (f *Fastpath) deleteFlows() error {
 	flows, err := f.Flows()
 	for flow := range flows {
 		err = errors.Join(err, f.Forget(flow))
@@ -152,7 +152,7 @@ func (f *Fastpath) forgetAll() error {
 	return err
 }
 
-// knownConnection is the connection, to the device of prog.Run: its Ethernet address is 0.
+// knownConnection is the connection as the device of prog.Run sees it: its MAC address is 0.
 func knownConnection(v version, sum bool) grammar.Connection {
 	pod, peer := v.ends()
 	c := grammar.Connection{Pod: pod, Peer: peer, Front: peer, MAC: knownMAC, Gateway: gateway, MTU: 1450}
@@ -170,8 +170,8 @@ func inPacket(v version, protocol uint8) grammar.Packet {
 	return knownConnection(v, false).In(protocol)
 }
 
-// run has a program see a packet, and tells what it counted. The packet is to go on as
-// it came.
+// run runs a program on a packet and returns the reasons counted. It fails the test unless the
+// packet is passed on unchanged.
 func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint32) string {
 	t.Helper()
 	before, err := f.Counts()
@@ -187,15 +187,15 @@ func (f *Fastpath) run(t *testing.T, program *ebpf.Program, b []byte, mark uint3
 		t.Fatal(err)
 	}
 	if int32(code) != -1 {
-		t.Errorf("the program returns %d, want -1: on to the kernel", int32(code))
+		t.Errorf("the program returns %d, want -1 (TCX_NEXT)", int32(code))
 	}
 	if !bytes.Equal(opts.DataOut, b) {
-		t.Errorf("the packet was changed\nfrom %x\nto   %x", b, opts.DataOut)
+		t.Errorf("the packet changed\nfrom %x\nto   %x", b, opts.DataOut)
 	}
 	return f.since(t, before)
 }
 
-// since is what was counted.
+// since returns the reasons counted since before.
 func (f *Fastpath) since(t *testing.T, before map[string]uint64) string {
 	t.Helper()
 	after, err := f.Counts()
@@ -212,26 +212,26 @@ func (f *Fastpath) since(t *testing.T, before map[string]uint64) string {
 	return fmt.Sprint(why)
 }
 
-// TestOdd has each odd packet go on as it came, for the reason that it is odd, beside one
-// that is not odd. That one ends at the last question: prog.Run has no packet whose
-// checksum a device vouches for.
-func TestOdd(t *testing.T) {
-	t.Run("IPv4", func(t *testing.T) { testOdd(t, four) })
-	t.Run("IPv6", func(t *testing.T) { testOdd(t, six) })
+// TestSlowPathReasons checks that each kind of packet that the fast path cannot forward is passed
+// on unchanged and counted under the right reason. An ordinary packet ends at the last check:
+// prog.Run has no packet whose checksum a device has verified.
+func TestSlowPathReasons(t *testing.T) {
+	t.Run("IPv4", func(t *testing.T) { testSlowPathReasons(t, four) })
+	t.Run("IPv6", func(t *testing.T) { testSlowPathReasons(t, six) })
 }
 
-func testOdd(t *testing.T, v version) {
+func testSlowPathReasons(t *testing.T, v version) {
 	f := loadForTest(t, nil)
-	if n := len(fastpathCpu{}.Whys); len(reasons) != n {
-		t.Fatalf("there are names for %d reasons, want %d", len(reasons), n)
+	if n := len(fastpathCpuState{}.Reasons); len(reasons) != n {
+		t.Fatalf("%d reasons have names, want %d", len(reasons), n)
 	}
 	multicast := netip.MustParseAddr("224.0.0.5")
 	if v {
 		multicast = netip.MustParseAddr("ff02::5")
 	}
-	twins := "unsummed" // IPv4 has none: its keys are whole
+	collision := "csum-unverified" // IPv4 keys are not hashed
 	if v {
-		twins = "unlike"
+		collision = "mismatch"
 	}
 	type test struct {
 		name string
@@ -241,46 +241,46 @@ func testOdd(t *testing.T, v version) {
 		want string
 	}
 	both := []test{
-		{name: "nothing odd", want: "unsummed"},
-		{name: "congestion", odd: func(p *grammar.Packet) { p.TOS = 3 }, want: "unsummed"},
-		{name: "push", odd: func(p *grammar.Packet) { p.Flags |= 0x08 }, want: "unsummed"},
-		{name: "no don't-fragment", odd: func(p *grammar.Packet) { p.Fragment = 0 }, want: "unsummed"},
-		{name: "options", odd: func(p *grammar.Packet) { p.Options = 4 }, want: "options"},
+		{name: "ordinary", want: "csum-unverified"},
+		{name: "ECN CE", odd: func(p *grammar.Packet) { p.TOS = 3 }, want: "csum-unverified"},
+		{name: "PSH", odd: func(p *grammar.Packet) { p.Flags |= 0x08 }, want: "csum-unverified"},
+		{name: "DF not set", odd: func(p *grammar.Packet) { p.Fragment = 0 }, want: "csum-unverified"},
+		{name: "IP options", odd: func(p *grammar.Packet) { p.Options = 4 }, want: "ip-options"},
 		{name: "first fragment", odd: func(p *grammar.Packet) { p.Fragment = 0x2000 }, want: "fragment"},
 		{name: "last fragment", odd: func(p *grammar.Packet) { p.Fragment = 1 }, want: "fragment"},
-		{name: "evil", odd: func(p *grammar.Packet) { p.Fragment = 0x8000 }, want: "fragment"},
-		{name: "last hop", odd: func(p *grammar.Packet) { p.TTL = 1 }, want: "last-hop"},
-		{name: "no hop", odd: func(p *grammar.Packet) { p.TTL = 0 }, want: "last-hop"},
-		{name: "other hops", odd: func(p *grammar.Packet) { p.TTL = 63 }, want: "unlike"},
-		{name: "other service", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, want: "unlike"},
-		{name: "too large", odd: func(p *grammar.Packet) { p.Payload = 1500 }, want: "large"},
-		{name: "something behind", odd: func(p *grammar.Packet) { p.Trailing = 4 }, want: "malformed"},
-		{name: "too short", odd: func(p *grammar.Packet) { p.Trailing = -4 }, want: "malformed"},
-		{name: "marked", mark: 1, want: "marked"},
-		{name: "ICMP", odd: func(p *grammar.Packet) { p.Protocol = unix.IPPROTO_ICMP }, want: "other"},
-		{name: "other port", odd: func(p *grammar.Packet) {
+		{name: "reserved fragment bit", odd: func(p *grammar.Packet) { p.Fragment = 0x8000 }, want: "fragment"},
+		{name: "TTL 1", odd: func(p *grammar.Packet) { p.TTL = 1 }, want: "ttl"},
+		{name: "TTL 0", odd: func(p *grammar.Packet) { p.TTL = 0 }, want: "ttl"},
+		{name: "another TTL", odd: func(p *grammar.Packet) { p.TTL = 63 }, want: "mismatch"},
+		{name: "another TOS", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, want: "mismatch"},
+		{name: "larger than the MTU", odd: func(p *grammar.Packet) { p.Payload = 1500 }, want: "exceeds-mtu"},
+		{name: "trailing bytes", odd: func(p *grammar.Packet) { p.Trailing = 4 }, want: "malformed"},
+		{name: "truncated", odd: func(p *grammar.Packet) { p.Trailing = -4 }, want: "malformed"},
+		{name: "skb mark", mark: 1, want: "skb-mark"},
+		{name: "ICMP", odd: func(p *grammar.Packet) { p.Protocol = unix.IPPROTO_ICMP }, want: "not-tcp-udp"},
+		{name: "another port", odd: func(p *grammar.Packet) {
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1)
-		}, want: "unknown"},
+		}, want: "no-flow"},
 		{name: "multicast", odd: func(p *grammar.Packet) {
 			p.Target = netip.AddrPortFrom(multicast, p.Target.Port())
-		}, want: "unknown"},
-		{name: "time to ask", flow: func(v *fastpathFlow) { v.Out.Seen -= 500e6; v.In.Seen -= 500e6 }, want: "asked"},
-		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "unlike"},
-		{name: "a twin's packet", flow: func(e *fastpathFlow) { e.Pod6[1]++; e.Peer6[0]++ }, want: twins},
-		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.Out.Place, v.In.Place = 2, 2 }, want: "unlike"},
-		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "unlike"},
+		}, want: "no-flow"},
+		{name: "due for revalidation", flow: func(v *fastpathFlow) { v.Out.Validated -= 500e6; v.In.Validated -= 500e6 }, want: "revalidate"},
+		{name: "flow of another connection", flow: func(v *fastpathFlow) { v.Key.PodPort++ }, want: "mismatch"},
+		{name: "address hash collision", flow: func(e *fastpathFlow) { e.Pod6[1]++; e.Peer6[0]++ }, want: collision},
+		{name: "unused template", flow: func(v *fastpathFlow) { v.Out.Template, v.In.Template = 2, 2 }, want: "mismatch"},
+		{name: "another device", flow: func(v *fastpathFlow) { v.Out.Device, v.In.Device = 2, 2 }, want: "mismatch"},
 	}
 	tcp := []test{
-		{name: "open", odd: func(p *grammar.Packet) { p.Flags = tcpSYN }, want: "odd-flags"},
-		{name: "opened", odd: func(p *grammar.Packet) { p.Flags |= tcpSYN }, want: "odd-flags"},
-		{name: "close", odd: func(p *grammar.Packet) { p.Flags |= tcpFIN }, want: "odd-flags"},
-		{name: "reset", odd: func(p *grammar.Packet) { p.Flags |= tcpRST }, want: "odd-flags"},
-		{name: "urgent", odd: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: "odd-flags"},
-		{name: "no flags", odd: func(p *grammar.Packet) { p.Flags = 0 }, want: "odd-flags"},
+		{name: "SYN", odd: func(p *grammar.Packet) { p.Flags = tcpSYN }, want: "tcp-flags"},
+		{name: "SYN ACK", odd: func(p *grammar.Packet) { p.Flags |= tcpSYN }, want: "tcp-flags"},
+		{name: "FIN", odd: func(p *grammar.Packet) { p.Flags |= tcpFIN }, want: "tcp-flags"},
+		{name: "RST", odd: func(p *grammar.Packet) { p.Flags |= tcpRST }, want: "tcp-flags"},
+		{name: "URG", odd: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: "tcp-flags"},
+		{name: "no flags", odd: func(p *grammar.Packet) { p.Flags = 0 }, want: "tcp-flags"},
 	}
 	udp := []test{
-		{name: "longer than it is", odd: func(p *grammar.Packet) { p.UDPLength = 1 }, want: "malformed"},
-		{name: "shorter than it is", odd: func(p *grammar.Packet) { p.UDPLength = -1 }, want: "malformed"},
+		{name: "UDP length too long", odd: func(p *grammar.Packet) { p.UDPLength = 1 }, want: "malformed"},
+		{name: "UDP length too short", odd: func(p *grammar.Packet) { p.UDPLength = -1 }, want: "malformed"},
 	}
 	for _, way := range []struct {
 		name    string
@@ -288,12 +288,12 @@ func testOdd(t *testing.T, v version) {
 		base    func(version, uint8) grammar.Packet
 		own     []test
 	}{
-		{"leave", f.Leave, outPacket, []test{
-			{name: "past the gateway", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
-			{name: "in another's name", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "unlike"},
+		{"encap", f.Encap, outPacket, []test{
+			{name: "not to the gateway's MAC", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
+			{name: "from another MAC", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 		}},
-		{"arrive", f.Arrive, inPacket, []test{
-			{name: "to another host", odd: func(p *grammar.Packet) { p.To = gateway }, want: "unlike"},
+		{"vxlan_ingress", f.VXLANIngress, inPacket, []test{
+			{name: "to another MAC", odd: func(p *grammar.Packet) { p.To = gateway }, want: "mismatch"},
 		}},
 	} {
 		for _, of := range []struct {
@@ -303,7 +303,7 @@ func testOdd(t *testing.T, v version) {
 		}{{"TCP", unix.IPPROTO_TCP, tcp}, {"UDP", unix.IPPROTO_UDP, udp}} {
 			for _, tt := range slices.Concat(both, way.own, of.own) {
 				t.Run(way.name+" "+of.name+" "+tt.name, func(t *testing.T) {
-					f.know(t, v, of.protocol, tt.flow)
+					f.addFlow(t, v, of.protocol, tt.flow)
 					p := way.base(v, of.protocol)
 					if tt.odd != nil {
 						tt.odd(&p)
@@ -313,28 +313,28 @@ func testOdd(t *testing.T, v version) {
 					}
 				})
 			}
-			// What was seen is void in time, and with a change. A stream needs both ways.
+			// A flow expires with time and is invalidated by changes. TCP needs both directions.
 			for _, tt := range []struct {
 				name   string
 				change func(seen *uint64, generation *uint32)
 				want   string
 			}{
-				{"not seen", func(seen *uint64, _ *uint32) { *seen = 0 }, "[stale]"},
-				{"seen long ago", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[stale]"},
-				{"changed", func(_ *uint64, generation *uint32) { *generation-- }, "[changed]"},
+				{"never validated", func(seen *uint64, _ *uint32) { *seen = 0 }, "[flow-expired]"},
+				{"expired", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[flow-expired]"},
+				{"invalidated", func(_ *uint64, generation *uint32) { *generation-- }, "[invalidated]"},
 			} {
-				for _, side := range []string{"leave", "arrive"} {
+				for _, side := range []string{"encap", "vxlan_ingress"} {
 					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
-						f.know(t, v, of.protocol, func(v *fastpathFlow) {
-							if side == "leave" {
-								tt.change(&v.Out.Seen, &v.Out.Generation)
+						f.addFlow(t, v, of.protocol, func(v *fastpathFlow) {
+							if side == "encap" {
+								tt.change(&v.Out.Validated, &v.Out.Generation)
 							} else {
-								tt.change(&v.In.Seen, &v.In.Generation)
+								tt.change(&v.In.Validated, &v.In.Generation)
 							}
 						})
 						want := tt.want
 						if of.protocol == unix.IPPROTO_UDP && side != way.name {
-							want = "[unsummed]"
+							want = "[csum-unverified]"
 						}
 						if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != want {
 							t.Errorf("counted %s, want %s", got, want)
@@ -342,64 +342,64 @@ func testOdd(t *testing.T, v version) {
 					})
 				}
 			}
-			// Of IPv6 the header has none, and UDP must have one.
+			// The IPv6 header has no checksum, and UDP over IPv6 must have one.
 			at, want := 24, "[malformed]"
 			if v {
-				at, want = 14+40+6, "[unsummed]"
+				at, want = 14+40+6, "[csum-unverified]"
 				if of.protocol == unix.IPPROTO_UDP {
 					want = "[malformed]"
 				}
 			}
-			t.Run(way.name+" "+of.name+" wrong sum", func(t *testing.T) {
-				f.know(t, v, of.protocol, nil)
+			t.Run(way.name+" "+of.name+" wrong checksum", func(t *testing.T) {
+				f.addFlow(t, v, of.protocol, nil)
 				b := way.base(v, of.protocol).Bytes()
 				b[at]++
-				b[at+1]++ // of 0xffff that makes 0
+				b[at+1]++ // 0xffff becomes 0
 				if got := f.run(t, way.program, b, 0); got != want {
 					t.Errorf("counted %s, want %s", got, want)
 				}
 			})
-			t.Run(way.name+" "+of.name+" nobody alive", func(t *testing.T) {
-				f.know(t, v, of.protocol, nil)
-				if err := f.Beat(monotonic(t)); err != nil {
+			t.Run(way.name+" "+of.name+" lease expired", func(t *testing.T) {
+				f.addFlow(t, v, of.protocol, nil)
+				if err := f.RenewLease(monotonic(t)); err != nil {
 					t.Fatal(err)
 				}
-				if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != "[dead]" {
-					t.Errorf("counted %s, want [dead]", got)
+				if got := f.run(t, way.program, way.base(v, of.protocol).Bytes(), 0); got != "[lease-expired]" {
+					t.Errorf("counted %s, want [lease-expired]", got)
 				}
 			})
 		}
 	}
 }
 
-// TestLand has a packet be taken out of the tunnel, and left in it for each of the reasons
-// that the known connection can give.
-func TestLand(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+// TestNICDecap checks when nic_decap decapsulates a packet, and all conditions of the flow under
+// which it leaves the packet to the kernel.
+func TestNICDecap(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	for _, tt := range []struct {
-		name        string
-		flow        func(*fastpathFlow)
-		full, lands bool
+		name           string
+		flow           func(*fastpathFlow)
+		full, decapped bool
 	}{
-		{name: "seen", lands: true},
-		{name: "full", full: true},
-		{name: "a large one was before it", flow: func(v *fastpathFlow) { v.Large = v.Landed }},
-		{name: "a large one was long before it", flow: func(v *fastpathFlow) { v.Large = v.Landed - 100e6 }, lands: true},
-		{name: "none has landed", flow: func(v *fastpathFlow) { v.Landed = 0 }},
-		{name: "none has landed of late", flow: func(v *fastpathFlow) { v.Landed -= 1e9 }},
-		{name: "something has changed", flow: func(v *fastpathFlow) { v.LandedGeneration-- }},
-		{name: "others have landed", flow: func(v *fastpathFlow) { v.LandedPlace = 1 }},
-		{name: "nowhere have they landed", flow: func(v *fastpathFlow) { v.LandedPlace = 3 }},
-		{name: "arrive would not carry it", flow: func(v *fastpathFlow) { v.In.Seen -= 1e9 }},
-		{name: "time to ask", flow: func(v *fastpathFlow) { v.In.Seen -= 500e6 }},
-		{name: "another's entry", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
-		{name: "led elsewhere", flow: func(v *fastpathFlow) { v.Far++; v.Peer6[1]++ }},
-		{name: "nowhere to go", flow: func(v *fastpathFlow) { v.In.Place = 2 }},
+		{name: "decapsulated before", decapped: true},
+		{name: "full-sized", full: true},
+		{name: "just after a GSO packet", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped }},
+		{name: "long after a GSO packet", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped - 100e6 }, decapped: true},
+		{name: "never decapsulated", flow: func(v *fastpathFlow) { v.Decapped = 0 }},
+		{name: "not decapsulated recently", flow: func(v *fastpathFlow) { v.Decapped -= 1e9 }},
+		{name: "invalidated", flow: func(v *fastpathFlow) { v.DecappedGeneration-- }},
+		{name: "other outer headers", flow: func(v *fastpathFlow) { v.DecappedTemplate = 1 }},
+		{name: "unused template", flow: func(v *fastpathFlow) { v.DecappedTemplate = 3 }},
+		{name: "flow expired", flow: func(v *fastpathFlow) { v.In.Validated -= 1e9 }},
+		{name: "due for revalidation", flow: func(v *fastpathFlow) { v.In.Validated -= 500e6 }},
+		{name: "flow of another connection", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
+		{name: "translated by NAT", flow: func(v *fastpathFlow) { v.WirePeer++; v.Peer6[1]++ }},
+		{name: "unused pod link", flow: func(v *fastpathFlow) { v.In.Template = 2 }},
 	} {
 		for i := range 4 {
 			v, protocol := version(i&1 != 0), []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[i/2]
-			f.know(t, v, protocol, tt.flow)
-			if err := f.objects.Outers.Put(uint32(2), landedForTest(v)); err != nil {
+			f.addFlow(t, v, protocol, tt.flow)
+			if err := f.objects.EncapTemplates.Put(uint32(2), decapTemplateForTest(v)); err != nil {
 				t.Fatal(err)
 			}
 			inner := inPacket(v, protocol)
@@ -407,89 +407,91 @@ func TestLand(t *testing.T) {
 				inner.Payload = 1400
 			}
 			b := knownConnection(v, false).Wrap(inner.Bytes())
-			lands := tt.lands || tt.full && protocol == unix.IPPROTO_UDP
-			if !lands {
-				if got := f.run(t, f.Land, b, 0); got != "[]" {
+			decapped := tt.decapped || tt.full && protocol == unix.IPPROTO_UDP
+			if !decapped {
+				if got := f.run(t, f.NICDecap, b, 0); got != "[]" {
 					t.Errorf("%s %s: counted %s, want nothing", v, tt.name, got)
 				}
-			} else if code, _, err := f.Land.Test(b); err != nil || code != redirect {
-				t.Errorf("%s %s: it returns %d, error %v, want it redirected", v, tt.name, int32(code), err)
+			} else if code, _, err := f.NICDecap.Test(b); err != nil || code != redirect {
+				t.Errorf("%s %s: nic_decap returns %d, error %v, want a redirect", v, tt.name, int32(code), err)
 			}
-			// A full one holds up the stream's others.
-			if tt.full && !lands {
-				f.run(t, f.Land, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
+			// A full-sized packet may be merged by GRO, so later ones of the stream must not
+			// overtake it.
+			if tt.full && !decapped {
+				f.run(t, f.NICDecap, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
 			}
 		}
 	}
 }
 
-// TestLandedKind has nothing be known of how a packet came that the kernel would take for one of
-// the other version of IP.
-func TestLandedKind(t *testing.T) {
+// TestNICDecapChecksInnerProtocol checks that nic_decap does not remember a packet whose inner
+// Ethernet type names the other IP version.
+func TestNICDecapChecksInnerProtocol(t *testing.T) {
 	f := loadForTest(t, nil)
 	for _, v := range []version{four, six} {
 		for _, other := range []bool{false, true} {
-			f.know(t, v, unix.IPPROTO_UDP, func(e *fastpathFlow) { e.Landed = 0 })
+			f.addFlow(t, v, unix.IPPROTO_UDP, func(e *fastpathFlow) { e.Decapped = 0 })
 			b := knownConnection(v, false).Wrap(inPacket(v, unix.IPPROTO_UDP).Bytes())
 			if other {
 				copy(b[grammar.Head-2:], head(!v, false)[grammar.Head-2:])
 			}
-			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
-			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
+			each := make([]fastpathCpuState, ebpf.MustPossibleCPU())
+			if err := f.objects.CpuStates.Put(uint32(0), each); err != nil {
 				t.Fatal(err)
 			}
-			f.run(t, f.Land, b, 0)
-			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+			f.run(t, f.NICDecap, b, 0)
+			if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
 				t.Fatal(err)
 			}
-			lands := slices.ContainsFunc(each, func(c fastpathCpu) bool { return c.Lands != 0 })
-			if lands == other {
-				t.Errorf("%s, said to be of the other version %t: it is kept to be known again %t", v, other, lands)
+			decapped := slices.ContainsFunc(each, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
+			if decapped == other {
+				t.Errorf("%s, inner type of the other version %t: remembered %t", v, other, decapped)
 			}
 		}
 	}
 }
 
-// TestSegments has a packet that is to be cut be as long as the longest of its parts.
-func TestSegments(t *testing.T) {
+// TestGSOSegmentsExceedMTU checks that a GSO packet is compared with the MTU by the length of its
+// segments.
+func TestGSOSegmentsExceedMTU(t *testing.T) {
 	f := loadForTest(t, nil)
 	for _, v := range []version{four, six} {
-		for over, want := range []string{"[unsummed]", "[large]"} {
-			f.know(t, v, unix.IPPROTO_TCP, nil)
+		for over, want := range []string{"[csum-unverified]", "[exceeds-mtu]"} {
+			f.addFlow(t, v, unix.IPPROTO_TCP, nil)
 			p := outPacket(v, unix.IPPROTO_TCP)
 			p.Payload = 3000
-			skb := make([]byte, 192) // struct __sk_buff, and in it how many parts, and their length
+			skb := make([]byte, 192) // struct __sk_buff, with gso_segs and gso_size
 			binary.NativeEndian.PutUint32(skb[164:], 3)
 			binary.NativeEndian.PutUint32(skb[176:], uint32(1450-v.header()-20+over))
 			before, err := f.Counts()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.Leave.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
+			if _, err := f.Encap.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.since(t, before); got != want {
-				t.Errorf("%s, %d more than fit: counted %s, want %s", v, over, got, want)
+				t.Errorf("%s, %d bytes over the MTU: counted %s, want %s", v, over, got, want)
 			}
 		}
 	}
 }
 
-// TestPlaces has the fast path be worn when most places are used up, and none be used twice
-// when all are.
-func TestPlaces(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+// TestTablesWorn checks that the fast path reports worn tables once three quarters of a table's
+// entries are used.
+func TestTablesWorn(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	o := &f.objects
 	for _, of := range []struct {
 		used *ebpf.Variable
 		all  uint32
-	}{{o.OutersUsed, o.Outers.MaxEntries()}, {o.PodsUsed, o.fastpathMaps.Pods.MaxEntries()}} {
+	}{{o.TemplatesUsed, o.EncapTemplates.MaxEntries()}, {o.PodLinksUsed, o.PodLinks.MaxEntries()}} {
 		for used, want := range map[uint32]bool{0: false, of.all/4*3 - 1: false, of.all / 4 * 3: true, of.all: true} {
 			if err := of.used.Set(used); err != nil {
 				t.Fatal(err)
 			}
-			if worn, err := f.Worn(); err != nil || worn != want {
-				t.Errorf("with %d of %d places used it says %t, error %v, want %t", used, of.all, worn, err, want)
+			if worn, err := f.TablesWorn(); err != nil || worn != want {
+				t.Errorf("with %d of %d entries used: worn %t, error %v, want %t", used, of.all, worn, err, want)
 			}
 		}
 		if err := of.used.Set(uint32(0)); err != nil {
@@ -498,35 +500,35 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestInjected has packets of VXLAN that nobody has let through to a pod take no place for their
-// outer headers, of which there are only so many.
-func TestInjected(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
-	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Landed = 0 })
+// TestInjectedPacketsUseNoTemplates checks that VXLAN packets which the kernel has not delivered to
+// a pod do not use up encapsulation templates.
+func TestInjectedPacketsUseNoTemplates(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Decapped = 0 })
 	p := inPacket(four, unix.IPPROTO_UDP).Bytes()
 	for n := range byte(10) {
 		c := knownConnection(four, false)
-		c.Outer[grammar.Overhead+11] = n // who says to have sent it
-		f.run(t, f.Land, c.Wrap(p), 0)
-		if got := f.run(t, f.Arrive, p, 0); got != "[asked]" {
-			t.Errorf("counted %s, want [asked]", got)
+		c.Outer[grammar.Overhead+11] = n // the last byte of the outer source address
+		f.run(t, f.NICDecap, c.Wrap(p), 0)
+		if got := f.run(t, f.VXLANIngress, p, 0); got != "[revalidate]" {
+			t.Errorf("counted %s, want [revalidate]", got)
 		}
-		if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+		if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var used uint32
-	if err := f.objects.OutersUsed.Get(&used); err != nil || used != 0 {
-		t.Errorf("%d places are used, error %v, want none", used, err)
+	if err := f.objects.TemplatesUsed.Get(&used); err != nil || used != 0 {
+		t.Errorf("%d templates are used, error %v, want none", used, err)
 	}
 }
 
-// TestLists has a packet that was let go be known again although others met arrive before it
-// went on, as they do where the kernel receives packets in lists.
-func TestLists(t *testing.T) {
+// TestProbeInPacketList checks that observe_pod recognises a probe although other packets arrive
+// between it and vxlan_ingress, as they do where the kernel receives packets in lists.
+func TestProbeInPacketList(t *testing.T) {
 	f := loadForTest(t, nil)
-	f.know(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Seen -= 1e9 })
-	if err := f.SetOwners([]Owner{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
+	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Validated -= 1e9 })
+	if err := f.SetLinkMACs([]LinkMAC{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
 		t.Fatal(err)
 	}
 	other := inPacket(four, unix.IPPROTO_UDP)
@@ -541,14 +543,14 @@ func TestLists(t *testing.T) {
 		packet  grammar.Packet
 		want    string
 	}{
-		{"nothing was let go", f.Deliver, delivered, "[]"},
-		{"one is let go", f.Arrive, inPacket(four, unix.IPPROTO_UDP), "[stale]"},
-		{"another comes", f.Arrive, other, "[unknown]"},
-		{"and goes on", f.Deliver, other, "[rewritten]"}, // it is much like the first
-		{"it is sent to all links", f.Deliver, elsewhere, "[unlike]"},
-		// Behind lo no pod's device is found, which might have XDP: that is asked of this one alone.
-		{"it goes on", f.Deliver, delivered, "[rewritten]"},
-		{"it has gone on", f.Deliver, delivered, "[]"},
+		{"no probe", f.ObservePod, delivered, "[]"},
+		{"a probe starts", f.VXLANIngress, inPacket(four, unix.IPPROTO_UDP), "[flow-expired]"},
+		{"another packet arrives", f.VXLANIngress, other, "[no-flow]"},
+		{"it is delivered", f.ObservePod, other, "[rewritten]"}, // its headers are like the probe's
+		{"the probe is flooded to another link", f.ObservePod, elsewhere, "[mismatch]"},
+		// No pod's device is found behind lo, so it may have XDP: only this probe gets that far.
+		{"the probe is delivered", f.ObservePod, delivered, "[rewritten]"},
+		{"delivered once more", f.ObservePod, delivered, "[]"},
 	} {
 		if got := f.run(t, step.program, step.packet.Bytes(), 0); got != step.want {
 			t.Errorf("%s: counted %s, want %s", step.what, got, step.want)
@@ -556,10 +558,10 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestCloseForgets has a connection be unknown from then on that opens anew or closes, and stay
-// known where somebody else may have said so: by another device, out of its window, or by a SYN
-// from the wire. Conntrack is told of a reset that is exactly the next.
-func TestCloseForgets(t *testing.T) {
+// TestSYNFINAndRSTDeleteFlow checks that a SYN, FIN or RST of the connection deletes its flow, and
+// that one which anybody can forge does not: by another device, outside the window, or a SYN from
+// the wire. Only an RST with exactly the next sequence number moves conntrack to CLOSE.
+func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge = 900, 1000, 70000
 	for _, tt := range []struct {
@@ -568,37 +570,37 @@ func TestCloseForgets(t *testing.T) {
 		seq     uint32
 		device  uint32
 		in      bool
-		forgets bool
+		deleted bool
 		closes  bool
 	}{
-		{name: "the pod opens it", flags: tcpSYN, seq: 1 << 31, forgets: true},
-		{name: "the pod lets it be opened", flags: tcpSYN | tcpACK, seq: 1 << 31, forgets: true},
-		{name: "another pod opens it", flags: tcpSYN, device: lo + 1},
-		{name: "it is said to open", flags: tcpSYN, in: true, seq: end},
-		{name: "the pod ends it", flags: tcpFIN | tcpACK, seq: end, forgets: true},
-		{name: "its peer ends it", flags: tcpFIN | tcpACK, seq: end, in: true, forgets: true},
-		{name: "another pod ends it", flags: tcpFIN | tcpACK, seq: end, device: lo + 1},
-		{name: "an end out of the window", flags: tcpFIN | tcpACK, seq: edge + 1},
-		{name: "an end before the window", flags: tcpFIN | tcpACK, seq: acked - 102, in: true},
-		{name: "an end with what was acknowledged", flags: tcpFIN | tcpACK, seq: acked - 50, in: true, forgets: true},
-		{name: "the pod resets it", flags: tcpRST, seq: end, forgets: true, closes: true},
-		{name: "its peer resets it", flags: tcpRST | tcpACK, seq: end, in: true, forgets: true, closes: true},
-		{name: "a reset of what is acknowledged", flags: tcpRST, seq: acked, in: true, forgets: true, closes: true},
-		{name: "a reset in the window", flags: tcpRST, seq: end + 1, forgets: true},
-		{name: "a reset out of the window", flags: tcpRST, seq: edge + 1, in: true},
-		{name: "a reset before the window", flags: tcpRST, seq: acked - 102},
-		{name: "another pod resets it", flags: tcpRST, seq: end, device: lo + 1},
-		{name: "its peer resets it in the window", flags: tcpRST, seq: end + 1, in: true},
-		{name: "something urgent", flags: tcpURG | tcpACK, seq: end},
+		{name: "SYN of the pod", flags: tcpSYN, seq: 1 << 31, deleted: true},
+		{name: "SYN ACK of the pod", flags: tcpSYN | tcpACK, seq: 1 << 31, deleted: true},
+		{name: "SYN of another pod", flags: tcpSYN, device: lo + 1},
+		{name: "SYN from the wire", flags: tcpSYN, in: true, seq: end},
+		{name: "FIN of the pod", flags: tcpFIN | tcpACK, seq: end, deleted: true},
+		{name: "FIN of the peer", flags: tcpFIN | tcpACK, seq: end, in: true, deleted: true},
+		{name: "FIN of another pod", flags: tcpFIN | tcpACK, seq: end, device: lo + 1},
+		{name: "FIN beyond the window", flags: tcpFIN | tcpACK, seq: edge + 1},
+		{name: "FIN before the window", flags: tcpFIN | tcpACK, seq: acked - 102, in: true},
+		{name: "FIN with acknowledged data", flags: tcpFIN | tcpACK, seq: acked - 50, in: true, deleted: true},
+		{name: "RST of the pod", flags: tcpRST, seq: end, deleted: true, closes: true},
+		{name: "RST of the peer", flags: tcpRST | tcpACK, seq: end, in: true, deleted: true, closes: true},
+		{name: "RST at the highest acknowledgement", flags: tcpRST, seq: acked, in: true, deleted: true, closes: true},
+		{name: "RST in the window", flags: tcpRST, seq: end + 1, deleted: true},
+		{name: "RST beyond the window", flags: tcpRST, seq: edge + 1, in: true},
+		{name: "RST before the window", flags: tcpRST, seq: acked - 102},
+		{name: "RST of another pod", flags: tcpRST, seq: end, device: lo + 1},
+		{name: "RST of the peer in the window", flags: tcpRST, seq: end + 1, in: true},
+		{name: "URG", flags: tcpURG | tcpACK, seq: end},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
+			f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.Out.Device += tt.device
-				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = acked, acked, end, end, edge, edge
+				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = acked, acked, end, end, edge, edge
 			})
-			p, program := outPacket(four, unix.IPPROTO_TCP), f.Leave
+			p, program := outPacket(four, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
-				p, program = inPacket(four, unix.IPPROTO_TCP), f.Arrive
+				p, program = inPacket(four, unix.IPPROTO_TCP), f.VXLANIngress
 			}
 			p.Flags = tt.flags
 			b := p.Bytes()
@@ -608,109 +610,110 @@ func TestCloseForgets(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if forgets := len(flows) == 0; forgets != tt.forgets {
-				t.Errorf("it is forgotten: %t, want %t", forgets, tt.forgets)
+			if deleted := len(flows) == 0; deleted != tt.deleted {
+				t.Errorf("flow deleted: %t, want %t", deleted, tt.deleted)
 			}
-			f.news.SetDeadline(time.Now())
-			news, err := f.News()
-			if told := err == nil && news.Ask == AskClose; told != tt.closes {
-				t.Errorf("conntrack is to be told: %t, want %t (%+v, %v)", told, tt.closes, news, err)
+			f.events.SetDeadline(time.Now())
+			event, err := f.ReadEvent()
+			if isReset := err == nil && event.Kind == EventReset; isReset != tt.closes {
+				t.Errorf("reset event: %t, want %t (%+v, %v)", isReset, tt.closes, event, err)
 			}
 		})
 	}
 }
 
-// TestNumbers has packets of a connection be carried as long as they fit its numbers, and these
-// go on with them.
-func TestNumbers(t *testing.T) {
+// TestSequenceNumbers checks that TCP packets take the fast path only if they fit the known
+// sequence numbers, and that they advance these.
+func TestSequenceNumbers(t *testing.T) {
 	for _, v := range []version{four, six} {
-		f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+		f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 		for _, tt := range []struct {
-			name      string
-			seq, ack  uint32
-			in        bool
-			carried   bool
-			out, back Side // afterwards
+			name       string
+			seq, ack   uint32
+			in         bool
+			redirected bool
+			out, back  Side // after the packet
 		}{
-			{"the next", 1000, 900, false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
-			{"the next but a few", 5000, 1000, false, true, Side{5100, 1000, 70000}, Side{1000, 900, 70000}},
-			{"once more", 900, 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"the last that fits", 70000, 900, false, true, Side{70100, 900, 70100}, Side{1000, 900, 70000}},
-			{"the oldest that fits", 1<<32 - (0xffff - 900 + 100), 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"older", 1<<32 - (0xffff - 900 + 101), 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"the oldest acknowledgement", 1000, 1<<32 - (0xffff - 900), false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
-			{"an older one", 1000, 1<<32 - (0xffff - 900 + 1), false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"out of the window", 70001, 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"an acknowledgement of what was not seen yet", 1000, 1200, false, true, Side{1100, 1200, 70000}, Side{1200, 900, 70000}},
-			{"an acknowledgement of what cannot have been sent", 1000, 70001, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
-			{"what opens the window", 1000, 70000, false, true, Side{1100, 70000, 70000}, Side{70000, 900, 70000 + 256}},
-			{"the peer's next", 1000, 900, true, true, Side{1000, 900, 70000}, Side{1100, 900, 70000}},
-			{"the peer's, out of the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"next segment", 1000, 900, false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
+			{"gap", 5000, 1000, false, true, Side{5100, 1000, 70000}, Side{1000, 900, 70000}},
+			{"retransmission", 900, 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"right edge of the window", 70000, 900, false, true, Side{70100, 900, 70100}, Side{1000, 900, 70000}},
+			{"oldest segment accepted", 1<<32 - (0xffff - 900 + 100), 900, false, true, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"too old a segment", 1<<32 - (0xffff - 900 + 101), 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"oldest acknowledgement accepted", 1000, 1<<32 - (0xffff - 900), false, true, Side{1100, 900, 70000}, Side{1000, 900, 70000}},
+			{"too old an acknowledgement", 1000, 1<<32 - (0xffff - 900 + 1), false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"beyond the window", 70001, 900, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"acknowledgement of data not seen yet", 1000, 1200, false, true, Side{1100, 1200, 70000}, Side{1200, 900, 70000}},
+			{"acknowledgement beyond the window", 1000, 70001, false, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
+			{"acknowledgement that moves the window", 1000, 70000, false, true, Side{1100, 70000, 70000}, Side{70000, 900, 70000 + 256}},
+			{"next segment of the peer", 1000, 900, true, true, Side{1000, 900, 70000}, Side{1100, 900, 70000}},
+			{"segment of the peer beyond the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 		} {
-			f.know(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
-				v.Out.Acked, v.In.Acked, v.Out.End, v.In.End, v.Out.Edge, v.In.Edge = 900, 900, 1000, 1000, 70000, 70000
+			f.addFlow(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
+				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = 900, 900, 1000, 1000, 70000, 70000
 			})
-			p, program := outPacket(v, unix.IPPROTO_TCP), f.Leave
+			p, program := outPacket(v, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
-				p, program = inPacket(v, unix.IPPROTO_TCP), f.Arrive
+				p, program = inPacket(v, unix.IPPROTO_TCP), f.VXLANIngress
 			}
 			b := p.Bytes()
 			binary.BigEndian.PutUint32(b[14+v.header()+4:], tt.seq)
 			binary.BigEndian.PutUint32(b[14+v.header()+8:], tt.ack)
 			code, err := program.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
-			if err != nil || code == redirect != tt.carried {
-				t.Errorf("%s, %s: it returns %d, error %v; carried %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.carried)
+			if err != nil || code == redirect != tt.redirected {
+				t.Errorf("%s, %s: the program returns %d, error %v; redirected %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.redirected)
 			}
 			pod, peer := v.ends()
-			n, err := f.Numbers(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+			n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
 			if err != nil || n.Pod != tt.out || n.Peer != tt.back {
-				t.Errorf("%s, %s: numbers are %+v, error %v, want %+v and %+v", v, tt.name, n, err, tt.out, tt.back)
+				t.Errorf("%s, %s: sequence numbers are %+v, error %v, want %+v and %+v", v, tt.name, n, err, tt.out, tt.back)
 			}
 		}
 	}
 }
 
-// TestRenew has the agent be asked once for each gigabyte that conntrack has not seen.
-func TestRenew(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+// TestResyncEvents checks that the agent is asked to resynchronise conntrack once for each gigabyte
+// that conntrack has not seen.
+func TestResyncEvents(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const step = 1 << 28
-	f.know(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.Edge, v.In.Edge = step, step })
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.WindowEnd, v.In.WindowEnd = step, step })
 	b := outPacket(four, unix.IPPROTO_TCP).Bytes()
-	asked := 0
+	events := 0
 	for n := range uint32(16) { // 4 GiB
 		pod, peer := four.ends()
 		var v fastpathFlow
 		if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &v); err != nil {
 			t.Fatal(err)
 		}
-		v.Out.Seen, v.In.Seen, v.In.Acked, v.Out.Edge = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
+		v.Out.Validated, v.In.Validated, v.In.RcvNxt, v.Out.WindowEnd = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
 		if err := f.objects.Flows.Put(v.Key, v); err != nil {
 			t.Fatal(err)
 		}
 		binary.BigEndian.PutUint32(b[14+20+4:], n*step+1000)
 		for range 3 {
-			if code, err := f.Leave.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
-				t.Fatalf("it returns %d, error %v", int32(code), err)
+			if code, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
+				t.Fatalf("encap returns %d, error %v", int32(code), err)
 			}
 		}
-		f.news.SetDeadline(time.Now())
+		f.events.SetDeadline(time.Now())
 		for {
-			news, err := f.News()
+			event, err := f.ReadEvent()
 			if err != nil {
 				break
 			}
-			if news.Ask != AskRenew {
-				t.Errorf("asked for %+v, want a renewal", news)
+			if event.Kind != EventResync {
+				t.Errorf("event %+v, want a resync", event)
 			}
-			asked++
+			events++
 		}
 	}
-	if asked != 3 {
-		t.Errorf("asked %d times in 4 GiB, the first 256 MiB of which begin at 0; want 3", asked)
+	if events != 3 {
+		t.Errorf("%d resync events in 4 GiB that begin at sequence number 0, want 3", events)
 	}
 }
 
-// TestFlows has what is known told by its ends, and forgotten by them.
+// TestFlows checks that flows are listed and deleted by their addresses and ports.
 func TestFlows(t *testing.T) {
 	for _, v := range []version{four, six} {
 		t.Run(v.String(), func(t *testing.T) { testFlows(t, v) })
@@ -719,7 +722,7 @@ func TestFlows(t *testing.T) {
 
 func testFlows(t *testing.T, v version) {
 	f := loadForTest(t, nil)
-	f.know(t, v, unix.IPPROTO_UDP, nil)
+	f.addFlow(t, v, unix.IPPROTO_UDP, nil)
 	pod, peer := v.ends()
 	want := Flow{pod, peer, unix.IPPROTO_UDP}
 	flows, err := f.Flows()
@@ -727,37 +730,37 @@ func testFlows(t *testing.T, v version) {
 		t.Fatal(err)
 	}
 	if _, ok := flows[want]; !ok || len(flows) != 1 {
-		t.Errorf("known are %v, want %v", flows, want)
+		t.Errorf("flows are %v, want %v", flows, want)
 	}
 	for _, link := range []struct {
 		device, place uint32
 		want          int
 	}{{5, 1, 5}, {0, 1, lo}, {5, 0, 5}, {0, 0, 0}} {
-		f.know(t, v, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Place = link.device, link.place })
-		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].At == 0 {
-			t.Errorf("seen %+v, error %v, want link %d", flows[want], err, link.want)
+		f.addFlow(t, v, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Out.Device, v.In.Template = link.device, link.place })
+		if flows, err = f.Flows(); err != nil || flows[want].Link != link.want || flows[want].Validated == 0 {
+			t.Errorf("flow %+v, error %v, want link %d", flows[want], err, link.want)
 		}
 	}
-	for range 2 { // that it is gone already is no error
+	for range 2 { // deleting it again is no error
 		if err := f.Forget(want); err != nil {
 			t.Error(err)
 		}
 	}
 	if flows, err = f.Flows(); err != nil || len(flows) != 0 {
-		t.Errorf("known are %v, error %v", flows, err)
+		t.Errorf("flows are %v, error %v", flows, err)
 	}
-	hints := make([]byte, f.objects.Hints.Size())
-	if err := f.objects.Hints.Get(hints); err != nil {
+	bloom := make([]byte, f.objects.Bloom.Size())
+	if err := f.objects.Bloom.Get(bloom); err != nil {
 		t.Fatal(err)
 	}
-	if slices.Max(hints) > 0 {
-		t.Error("there is a hint at a connection, and none is known")
+	if slices.Max(bloom) > 0 {
+		t.Error("the Bloom filter has a bit set although there are no flows")
 	}
 }
 
-// TestForged has wire believe nothing of what it has not seen on its way from a pod and
-// over the VXLAN device: anybody can send what looks like it.
-func TestForged(t *testing.T) {
+// TestObserveNICIgnoresForgedPackets checks that observe_nic validates nothing by a packet that it
+// has not followed from the pod over the VXLAN device: anybody can send packets that look the same.
+func TestObserveNICIgnoresForgedPackets(t *testing.T) {
 	f := loadForTest(t, nil)
 	inner := outPacket(four, unix.IPPROTO_UDP)
 	sent := inner.Bytes()
@@ -769,23 +772,23 @@ func TestForged(t *testing.T) {
 	copy(frame[14+28+8:], arrived)
 	for name, tt := range map[string]struct {
 		stage uint8
-		odd   func(*fastpathCpu)
+		odd   func(*fastpathCpuState)
 		want  string
 	}{
-		"nothing is on its way":       {stage: 0, want: "[]"},
-		"it has not left the tunnel":  {stage: 1, want: "[]"},
-		"another is on its way":       {stage: 2, odd: func(c *fastpathCpu) { c.Out.Headers.Ip[1]++ }, want: "[]"},
-		"its device is not a tunnel":  {stage: 2, want: "[rewritten]"},
-		"it has not been asked about": {stage: 2, odd: func(c *fastpathCpu) { c.Out.Key.PodPort++ }, want: "[untracked]"},
+		"no probe":                     {stage: 0, want: "[]"},
+		"not seen at the VXLAN device": {stage: 1, want: "[]"},
+		"the probe is another packet":  {stage: 2, odd: func(c *fastpathCpuState) { c.Out.Headers.Ip[1]++ }, want: "[]"},
+		"not by a VXLAN device":        {stage: 2, want: "[rewritten]"},
+		"conntrack has no entry":       {stage: 2, odd: func(c *fastpathCpuState) { c.Out.Key.PodPort++ }, want: "[untracked]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f.know(t, four, unix.IPPROTO_UDP, nil)
-			each := make([]fastpathCpu, ebpf.MustPossibleCPU())
+			f.addFlow(t, four, unix.IPPROTO_UDP, nil)
+			each := make([]fastpathCpuState, ebpf.MustPossibleCPU())
 			for i := range each {
 				p := &each[i].Out
 				each[i].OutStage = tt.stage
 				p.Key, p.At, p.Generation, p.Device = Flow{knownPod, knownPeer, unix.IPPROTO_UDP}.key(), uint64(monotonic(t)), 7, lo
-				p.Far = p.Key.far()
+				p.WirePeer = p.Key.wirePeer()
 				for j := range p.Headers.Ip {
 					p.Headers.Ip[j] = binary.NativeEndian.Uint32(sent[14+4*j:])
 				}
@@ -796,14 +799,14 @@ func TestForged(t *testing.T) {
 					tt.odd(&each[i])
 				}
 			}
-			if err := f.objects.Cpus.Put(uint32(0), each); err != nil {
+			if err := f.objects.CpuStates.Put(uint32(0), each); err != nil {
 				t.Fatal(err)
 			}
 			before, err := f.Flows()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := f.run(t, f.Wire, frame, 0); got != tt.want {
+			if got := f.run(t, f.ObserveNIC, frame, 0); got != tt.want {
 				t.Errorf("counted %s, want %s", got, tt.want)
 			}
 			after, err := f.Flows()
@@ -811,14 +814,14 @@ func TestForged(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !maps.Equal(before, after) {
-				t.Errorf("known before %v, after %v", before, after)
+				t.Errorf("flows before %v, after %v", before, after)
 			}
 		})
 	}
 }
 
-// BenchmarkSlow tells what a packet pays on its way that is not for the fast path.
-func BenchmarkSlow(b *testing.B) {
+// BenchmarkSlowPath measures the overhead for a packet that takes the slow path.
+func BenchmarkSlowPath(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
 	}
@@ -827,10 +830,10 @@ func BenchmarkSlow(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		b.Fatal(err)
 	}
-	for _, p := range []*ebpf.Program{f.Leave, f.Tunnel, f.Wire, f.Land, f.Arrive, f.Deliver} {
+	for _, p := range []*ebpf.Program{f.Encap, f.ObserveVXLAN, f.ObserveNIC, f.NICDecap, f.VXLANIngress, f.ObservePod} {
 		b.Run(p.String(), func(b *testing.B) {
 			_, took, err := p.Benchmark(outPacket(four, unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {

@@ -21,8 +21,8 @@ import (
 
 var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
 
-// carried tells whether a packet is one for the fast path, by the words of docs/fastpath.md.
-func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
+// takesFastPath reports whether a packet takes the fast path according to docs/fastpath.md.
+func takesFastPath(b []byte, v version, out bool, service netip.AddrPort) bool {
 	kind, size := []byte{0x08, 0x00}, v.header()
 	if v {
 		kind = []byte{0x86, 0xdd}
@@ -35,7 +35,7 @@ func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
 	l4, want := ip[size:], inPacket(v, 0)
 	if out {
 		want = outPacket(v, 0)
-		want.Target = front
+		want.Target = service
 	}
 	ends := slices.Concat(want.Source.Addr().AsSlice(), want.Target.Addr().AsSlice())
 	switch {
@@ -61,11 +61,11 @@ func carried(b []byte, v version, out bool, front netip.AddrPort) bool {
 	return false
 }
 
-// inStep tells whether a packet of TCP begins in its window, and acknowledges nothing out of the
-// other one.
-func (f *Fastpath) inStep(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
+// inWindow reports whether a TCP segment starts within its window, and acknowledges nothing beyond
+// the other one.
+func (f *Fastpath) inWindow(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
-	n, err := f.Numbers(flow, monotonic(t))
+	n, err := f.Sequence(flow, monotonic(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func (f *Fastpath) inStep(t *testing.T, b []byte, v version, out bool, flow Flow
 	return int32(seq-from.Edge) <= 0 && int32(ack-to.Edge) <= 0
 }
 
-// header is the length of IP's.
+// header returns the length of the IP header.
 func (v version) header() int {
 	if v {
 		return 40
@@ -86,7 +86,7 @@ func (v version) header() int {
 	return 20
 }
 
-// protocol is what is in a packet, if it is long enough.
+// protocol returns the protocol of a packet, if the packet is long enough.
 func (v version) protocol(b []byte) byte {
 	at := 14 + 9
 	if v {
@@ -98,7 +98,7 @@ func (v version) protocol(b []byte) byte {
 	return b[at]
 }
 
-// hopped is an IP packet one hop on.
+// hopped returns an IP packet after one hop.
 func hopped(ip []byte) []byte {
 	ip = bytes.Clone(ip)
 	if ip[0]>>4 == 6 {
@@ -111,9 +111,9 @@ func hopped(ip []byte) []byte {
 	return ip
 }
 
-// led is an IP packet with one of its ends another, by NAT: at 12 what it comes from, at 16
-// what it goes to.
-func led(ip []byte, at int, to netip.AddrPort) []byte {
+// translated returns an IP packet with one address and port changed by NAT: 12 is the offset of the
+// source, 16 that of the destination.
+func translated(ip []byte, at int, to netip.AddrPort) []byte {
 	ip = bytes.Clone(ip)
 	address, port := to.Addr().AsSlice(), binary.BigEndian.AppendUint16(nil, to.Port())
 	l4 := ip[20+(at-12)/2:]
@@ -137,7 +137,7 @@ func led(ip []byte, at int, to netip.AddrPort) []byte {
 	return ip
 }
 
-// head is in front of all that the known connection sends.
+// head returns the headers that precede all packets of the connection on the wire.
 func head(v version, sum bool) []byte {
 	raw := slices.Concat([]byte{2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 0x08, 0x00}, // Ethernet
 		[]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2}, // IP
@@ -152,8 +152,8 @@ func head(v version, sum bool) []byte {
 	return raw
 }
 
-// outerOf is how the programs know a head.
-func outerOf(head []byte) (o fastpathOuter) {
+// outerOf returns headers as an encapsulation template.
+func outerOf(head []byte) (o fastpathEncapTemplate) {
 	if _, err := binary.Decode(head, binary.NativeEndian, &o.Head); err != nil {
 		panic(err)
 	}
@@ -161,18 +161,18 @@ func outerOf(head []byte) (o fastpathOuter) {
 	return o
 }
 
-func outerForTest(v version, sum bool) fastpathOuter { return outerOf(head(v, sum)) }
+func encapTemplateForTest(v version, sum bool) fastpathEncapTemplate { return outerOf(head(v, sum)) }
 
-// landedForTest is what the outer header had of what came out of the tunnel last, its sum left out.
-func landedForTest(v version) fastpathOuter {
+// decapTemplateForTest is the template of the outer headers that the kernel removed last, without
+// the checksum.
+func decapTemplateForTest(v version) fastpathEncapTemplate {
 	known := knownConnection(v, false)
 	return outerOf(known.Outer[:])
 }
 
-// lands tells whether a packet is one that is taken out of the tunnel, by the words of
-// docs/fastpath.md.
-func lands(b []byte, v version, front netip.AddrPort) bool {
-	if len(b) < 64+28 || !carried(b[50:], v, false, front) {
+// isDecapped reports whether nic_decap decapsulates a packet according to docs/fastpath.md.
+func isDecapped(b []byte, v version, service netip.AddrPort) bool {
+	if len(b) < 64+28 || !takesFastPath(b[50:], v, false, service) {
 		return false
 	}
 	known := knownConnection(v, false)
@@ -189,14 +189,14 @@ func lands(b []byte, v version, front netip.AddrPort) bool {
 	return bytes.Equal(is, want)
 }
 
-// flow is what packets of the known connection can differ in and have another hash.
+// flow is what the hash of a packet of the connection depends on.
 type flow struct {
 	protocol byte
 	label    uint32
 }
 
-// encapsulated checks that what leaves is what the kernel would send of a packet.
-func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated bool, ports map[flow]uint16) {
+// encapsulated checks that encap has encapsulated a packet as the kernel would.
+func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated bool, ports map[flow]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
 		t.Fatalf("%d bytes became %d, want 50 more", len(b), len(got))
@@ -204,7 +204,7 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated b
 	want := head(v, sum)
 	want[15] = []byte{0, 1, 2, 2}[grammar.TOS(b[14:])&3] // RFC 6040
 	binary.BigEndian.PutUint16(want[16:], uint16(len(got)-14))
-	copy(want[18:20], got[18:20]) // the identification is anything
+	copy(want[18:20], got[18:20]) // the identification is arbitrary
 	binary.BigEndian.PutUint16(want[24:], ^grammar.Sum(0, want[14:34]))
 	port := binary.BigEndian.Uint16(got[34:])
 	of := flow{protocol: v.protocol(b)}
@@ -212,27 +212,27 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated b
 		of.label = binary.BigEndian.Uint32(b[14:]) & 0xfffff
 	}
 	if first, known := ports[of]; known && first != port || port < 32768 || port >= 60999 {
-		t.Fatalf("the source port is %d, and was %d", port, first)
+		t.Fatalf("the source port is %d, was %d", port, first)
 	}
 	ports[of] = port
 	copy(want[34:36], got[34:36])
 	binary.BigEndian.PutUint16(want[38:], uint16(len(got)-34))
 	inner := b[14:]
-	if translated {
-		inner = led(inner, 16, knownPeer)
+	if isTranslated {
+		inner = translated(inner, 16, knownPeer)
 	}
 	want = append(want, hopped(inner)...)
 	copy(want[40:42], got[40:42])
 	if !bytes.Equal(got, want) {
-		t.Fatalf("of   %x\ncame %x\nwant %x", b, got, want)
+		t.Fatalf("packet %x\ngot    %x\nwant   %x", b, got, want)
 	}
 	if !sum {
 		if got[40] != 0 || got[41] != 0 {
-			t.Fatalf("there is an outer sum, %x", got[40:42])
+			t.Fatalf("there is an outer checksum, %x", got[40:42])
 		}
 		return
 	}
-	// The device makes the inner segment's sum the complement of what its field held.
+	// The device sets the inner checksum to the complement of what its field held.
 	l4 := 64 + v.header()
 	at := l4 + 6
 	if v.protocol(b) == unix.IPPROTO_TCP {
@@ -244,15 +244,15 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, translated b
 	binary.BigEndian.PutUint16(got[at:], grammar.Sum(uint32(^field)+uint32(^rest), nil))
 	pseudo := uint32(grammar.Sum(0, got[26:34])) + unix.IPPROTO_UDP + uint32(len(got)-34)
 	if s := grammar.Sum(pseudo, got[34:]); s != 0xffff {
-		t.Fatalf("the outer sum is wrong: %#x of %x", s, got)
+		t.Fatalf("the outer checksum is wrong: %#x of %x", s, got)
 	}
 }
 
-// TestGrammar has packets of all kinds meet leave and arrive while a connection is on the
-// fast path: what is carried leaves as the kernel would have sent it, and all else goes on as
-// it came.
+// TestGrammar runs encap, vxlan_ingress and nic_decap on random packets while a connection is
+// accelerated. Packets that take the fast path must leave as the kernel would have sent them; all
+// others must be passed on unchanged.
 func TestGrammar(t *testing.T) {
-	f := loadForTest(t, map[string]any{"any_sum": uint8(1)})
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	g := grammar.Grammar{Rand: rand.New(rand.NewPCG(1, 2))}
 	ports := make(map[flow]uint16)
 	skb := make([]byte, 192)
@@ -261,98 +261,98 @@ func TestGrammar(t *testing.T) {
 	var known time.Time
 	sum, v := false, four
 	for range *packets {
-		if time.Since(known) > 100*time.Millisecond { // or it would be time to go and see
+		if time.Since(known) > 100*time.Millisecond { // before revalidation is due
 			sum = !sum
-			front := g.Front
+			service := g.Front
 			if sum {
 				v = version(g.IntN(2) > 0)
-				_, front = v.ends()
+				_, service = v.ends()
 				if !v && g.IntN(2) > 0 {
-					front = knownFront
+					service = knownService
 				}
 				clear(ports)
 			}
 			g.Connection = knownConnection(v, sum)
-			g.Front = front
-			if err := f.forgetAll(); err != nil {
+			g.Front = service
+			if err := f.deleteFlows(); err != nil {
 				t.Fatal(err)
 			}
-			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, nil)
-			f.knowAs(t, Flow{g.Pod, g.Front, unix.IPPROTO_UDP}, nil)
-			if err := errors.Join(f.objects.Outers.Put(uint32(1), outerForTest(v, sum)), f.objects.Outers.Put(uint32(2), landedForTest(v))); err != nil {
+			f.addFlowOf(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, nil)
+			f.addFlowOf(t, Flow{g.Pod, g.Front, unix.IPPROTO_UDP}, nil)
+			if err := errors.Join(f.objects.EncapTemplates.Put(uint32(1), encapTemplateForTest(v, sum)), f.objects.EncapTemplates.Put(uint32(2), decapTemplateForTest(v))); err != nil {
 				t.Fatal(err)
 			}
 			known = time.Now()
 		}
-		program := []*ebpf.Program{f.Leave, f.Arrive, f.Land}[g.IntN(3)]
-		out := program == f.Leave
+		program := []*ebpf.Program{f.Encap, f.VXLANIngress, f.NICDecap}[g.IntN(3)]
+		out := program == f.Encap
 		var b, inner []byte
 		var want bool
-		if program == f.Land {
+		if program == f.NICDecap {
 			b = g.Wrapped()
-			want = lands(b, v, g.Front)
+			want = isDecapped(b, v, g.Front)
 			inner = b[grammar.Overhead:]
 		} else {
 			b = g.Packet(out)
-			want = carried(b, v, out, g.Front)
+			want = takesFastPath(b, v, out, g.Front)
 			inner = b
 		}
-		translated := g.Front != g.Peer
+		isTranslated := g.Front != g.Peer
 		mark := uint32(0)
 		if g.IntN(50) == 0 {
 			mark = 1 << g.IntN(32)
 		}
-		want = want && mark == 0 && (v.protocol(inner) != unix.IPPROTO_TCP || f.inStep(t, inner, v, out, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}))
+		want = want && mark == 0 && (v.protocol(inner) != unix.IPPROTO_TCP || f.inWindow(t, inner, v, out, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}))
 		binary.NativeEndian.PutUint32(skb[8:], mark) // struct __sk_buff
 		o := ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64), Context: skb}
 		code, err := program.Run(&o)
 		if errors.Is(err, unix.EINVAL) && len(b) < 14+40 {
-			continue // prog.Run takes none that is shorter than an IP header
+			continue // prog.Run accepts no packet shorter than an IP header
 		}
 		if err != nil {
 			t.Fatalf("%x: %v", b, err)
 		}
 		switch {
 		case code != redirect && int32(code) != -1:
-			t.Fatalf("%s: it returns %d for %x", program, int32(code), b)
+			t.Fatalf("%s returns %d for %x", program, int32(code), b)
 		case (code == redirect) != want:
 			counts, err := f.Counts()
-			t.Fatalf("%s, mark %d: carried %t, want %t: %x (%v, %v)", program, mark, code == redirect, want, b, counts, err)
+			t.Fatalf("%s, mark %d: redirected %t, want %t: %x (%v, %v)", program, mark, code == redirect, want, b, counts, err)
 		case code != redirect:
 			slow++
 			if !bytes.Equal(o.DataOut, b) {
-				t.Fatalf("%s: a packet was changed\nfrom %x\nto   %x", program, b, o.DataOut)
+				t.Fatalf("%s changed a packet\nfrom %x\nto   %x", program, b, o.DataOut)
 			}
 		case out:
 			fast++
-			encapsulated(t, b, o.DataOut, v, sum, translated, ports)
+			encapsulated(t, b, o.DataOut, v, sum, isTranslated, ports)
 			of[v]++
 		default:
 			fast++
 			of[v]++
 			ip := inner[14:]
-			if translated {
-				ip = led(ip, 12, knownFront)
+			if isTranslated {
+				ip = translated(ip, 12, knownService)
 			}
 			if want := slices.Concat(knownMAC, gateway, inner[12:14], hopped(ip)); !bytes.Equal(o.DataOut, want) {
-				t.Fatalf("of   %x\ncame %x\nwant %x", b, o.DataOut, want)
+				t.Fatalf("packet %x\ngot    %x\nwant   %x", b, o.DataOut, want)
 			}
 		}
-		if code != redirect && program == f.Land {
+		if code != redirect && program == f.NICDecap {
 			if len(b) >= 1450 {
-				known = time.Time{} // it holds up those behind it
+				known = time.Time{} // later packets must not overtake it
 			}
-			// Or the next one that is like it would be taken for the one that is on its way.
-			if err := f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU())); err != nil {
+			// Otherwise a later packet with the same headers would be taken for this probe.
+			if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.Land {
-			known = time.Time{} // it may have been its end
+		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.NICDecap {
+			known = time.Time{} // it may have deleted the flow
 		}
 	}
-	t.Logf("%d were carried, %v, %d went the slow way", fast, of, slow)
+	t.Logf("%d packets took the fast path (%v), %d the slow path", fast, of, slow)
 	if min(of[four], of[six]) < *packets/20 || slow < *packets/10 {
-		t.Error("these are not enough of each")
+		t.Error("too few packets of one kind")
 	}
 }

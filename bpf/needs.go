@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// since says that a kernel has something from a version on: for people, as nothing here
-// compares versions.
+// since adds to a feature the version that introduced it. It is for messages only: kernels backport
+// features, so nothing here compares versions.
 func since(what, version string) string { return what + " (since Linux " + version + ")" }
 
-// helpers are those of the fast path that came last.
+// helpers are the newest helpers that the fast path uses.
 var helpers = []struct {
 	helper        asm.BuiltinFunc
 	name, version string
@@ -32,8 +32,8 @@ var helpers = []struct {
 	{asm.FnKtimeGetCoarseNs, "bpf_ktime_get_coarse_ns", "5.11"},
 }
 
-// explain says what the kernel lacks of what the fast path needs, trying each by itself, or
-// if it finds nothing, why loading failed.
+// explain returns which features of the fast path the kernel lacks, which it probes one by one, or the
+// error of loading if it finds none.
 func explain(failed error) error {
 	if errors.Is(failed, unix.EPERM) {
 		return fmt.Errorf("this needs root, or the capabilities BPF, NET_ADMIN and PERFMON: %w", failed)
@@ -44,11 +44,12 @@ func explain(failed error) error {
 			lacks = append(lacks, since(h.name, h.version))
 		}
 	}
-	// The package puts another one in its place where it is missing, and is not sure then.
+	// The ebpf package substitutes bpf_probe_read if this helper is missing, so its answer need not be
+	// ErrNotSupported.
 	if features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel) != nil {
-		lacks = append(lacks, readsNothing())
+		lacks = append(lacks, lacksProbeRead())
 	}
-	lacks = append(lacks, lacksOfBTF()...)
+	lacks = append(lacks, lacksBTF()...)
 	if errors.Is(haveTCX(), ebpf.ErrNotSupported) {
 		lacks = append(lacks, since("tcx", "6.6"))
 	}
@@ -58,8 +59,8 @@ func explain(failed error) error {
 	return fmt.Errorf("this kernel lacks %s", strings.Join(lacks, ", "))
 }
 
-// readsNothing says why programs may not read the kernel's memory.
-func readsNothing() string {
+// lacksProbeRead returns why programs may not read kernel memory.
+func lacksProbeRead() string {
 	const helper = "bpf_probe_read_kernel"
 	if mode, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil && strings.Contains(string(mode), "[confidentiality]") {
 		return helper + ", which lockdown=confidentiality forbids (lockdown=integrity does not)"
@@ -67,8 +68,8 @@ func readsNothing() string {
 	return since(helper, "5.5") + " or forbids it (lockdown=confidentiality)"
 }
 
-// lacksOfBTF says which functions are missing that programs find by BTF, or that there is none.
-func lacksOfBTF() []string {
+// lacksBTF returns which kfuncs the kernel lacks, or that it has no BTF.
+func lacksBTF() []string {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
 		return []string{"BTF (CONFIG_DEBUG_INFO_BTF)"}
@@ -88,7 +89,7 @@ func lacksOfBTF() []string {
 	case err == nil && hasFunction(module, lookup):
 	case !there(""):
 		lacks = append(lacks, "connection tracking (load the module "+conntrack+")")
-	case err != nil && there("/initstate"): // what is built in has none
+	case err != nil && there("/initstate"): // a built-in nf_conntrack has no BTF of its own
 		lacks = append(lacks, "BTF of its modules (CONFIG_DEBUG_INFO_BTF_MODULES)")
 	default:
 		lacks = append(lacks, since(lookup, "5.18"))
@@ -101,7 +102,7 @@ func hasFunction(spec *btf.Spec, name string) bool {
 	return spec.TypeByName(name, &f) == nil
 }
 
-// haveTCX tries to attach a program to a device that there is not.
+// haveTCX probes for tcx: it attaches a program to a device that does not exist.
 func haveTCX() error {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {

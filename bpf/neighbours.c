@@ -2,13 +2,13 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A filter of a netlink socket that listens to neighbours: of what bridges learn it lets
- * through what is about Ethernet addresses that matter, and all else.
+ * A socket filter for neighbour notifications of netlink: it drops those about bridges' FDB
+ * entries, except for the MAC addresses in a map, and passes all others.
  *
- * A bridge learns an address from each frame with a source that it has not seen, and announces
- * it. A pod that makes such addresses up would keep whoever listens busy, and what he is to hear
- * would be lost among them. Here they cost no more than this program, which runs while the
- * pod's own frame is taken in.
+ * A bridge learns a MAC address from each frame with a new source, and sends a notification. A
+ * pod that spoofs addresses would keep the subscriber busy, and overrun the socket's buffer,
+ * which loses relevant notifications. With the filter an address costs no more than this
+ * program, which runs while the kernel receives the pod's frame.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -19,11 +19,11 @@
 
 #define AF_BRIDGE 7 /* include/linux/socket.h */
 
-/* How much of a message goes on: all of it, or none. */
+/* How many bytes of a message pass: all of them, or none. */
 #define ALL -1
 #define NONE 0
 
-/* How many addresses may matter. */
+/* How many addresses the map holds. */
 #define ADDRESSES 32768
 
 struct address {
@@ -38,8 +38,8 @@ struct {
 	__type(value, __u8);
 } matter SEC(".maps");
 
-/* What a bridge announces begins with (fdb_fill_info in net/bridge/br_fdb.c). One that begins
- * otherwise is let through: a VXLAN device's has no master. */
+/* The beginning of a bridge's notification (fdb_fill_info in net/bridge/br_fdb.c). Messages that
+ * begin otherwise pass, such as those of VXLAN devices, which lack NDA_MASTER. */
 struct learned {
 	struct nlmsghdr head;
 	struct ndmsg about;

@@ -2,30 +2,30 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How the packets of a node's pods travel where eBPF carries them past the
- * node's routing and netfilter, after Cilium's datapath (bpf/bpf_lxc.c,
- * bpf_host.c and bpf_overlay.c there).
+ * Datapaths on which packets of a node's pods bypass the node's routing and
+ * netfilter, modelled on Cilium's (bpf/bpf_lxc.c, bpf_host.c and bpf_overlay.c
+ * there).
  *
- *   route_out    ingress of a pod's veth on the node: to the neighbour that
- *                the routes name (bpf_redirect_neigh), or to a pod of this node
- *   route_in     ingress of the NIC: into the pod (bpf_redirect_peer)
- *   tunnel_out   ingress of a pod's veth: gives the packet the tunnel key of its
- *                flow, and puts it on the one VXLAN device
- *   tunnel_in    ingress of that device: checks the key, then into the pod
- *   tunnel_host  egress of the device that the node's own packets to pods of
- *                other nodes are routed to
+ *   route_out    ingress of a pod's veth on the node: redirects to the next hop
+ *                (bpf_redirect_neigh), or into a pod of this node
+ *   route_in     ingress of the NIC: redirects into the pod (bpf_redirect_peer)
+ *   tunnel_out   ingress of a pod's veth: sets the tunnel key, and redirects to the
+ *                VXLAN device, or into a pod of this node
+ *   tunnel_in    ingress of that device: checks the key, redirects into the pod
+ *   tunnel_host  egress of the device to which the node routes its own packets to
+ *                pods of other nodes
  *
- * What a program has no reason to carry is the kernel's: packets to anything
- * but a pod (or, in route_out, another node), packets that somebody has to be told
- * of (the hop limit is reached, the packet is too big), those with IP options or
- * an extension for every hop, and those that no router forwards. Nothing above IP is
- * looked at, so fragments and ICMP errors travel as what they belong to does.
+ * The kernel handles all other packets: those to other destinations than a pod
+ * (or, in route_out, another node), those that need an ICMP error (the hop limit is
+ * reached, the packet is too big), those with IP options or a hop-by-hop header,
+ * and those that a router must not forward. No program reads headers above IP, so
+ * fragments and ICMP errors take the same path as the flow that they belong to.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* TCX_NEXT, and TC_ACT_UNSPEC before it: on to what comes next. */
+/* TCX_NEXT, formerly TC_ACT_UNSPEC: run the next program. */
 #define NEXT -1
 #define DROP 2 /* TC_ACT_SHOT */
 
@@ -51,7 +51,7 @@ struct ipv6 {
 	__be32 from[4], to[4];
 };
 
-/* An address of IPv6, or one of IPv4 mapped into it (RFC 4291, section 2.5.5.2). */
+/* An IPv6 address, or an IPv4-mapped one (RFC 4291, section 2.5.5.2). */
 struct address {
 	__be32 word[4];
 };
@@ -76,8 +76,8 @@ struct {
 } pods SEC(".maps");
 
 /*
- * Whose addresses are which node's: its IPv4 address in host order, as tunnel keys
- * have it; 0 for this node.
+ * The node of each range of pod addresses: its IPv4 address in host order, as in tunnel
+ * keys; 0 for this node.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -87,7 +87,7 @@ struct {
 	__type(value, __u32);
 } nodes SEC(".maps");
 
-/* The VXLAN device, and the network identifier that the nodes agree on. */
+/* The index of the VXLAN device, and the VNI of all nodes. */
 volatile const __u32 tunnel;
 volatile const __u32 vni;
 
@@ -98,7 +98,7 @@ struct packet {
 	__u8 kernels; /* to be left to the kernel */
 };
 
-/* header returns the packet's first bytes behind those of Ethernet, or 0. */
+/* header returns the packet from its IP header on, or 0 if it is shorter than size. */
 static __always_inline void *header(struct __sk_buff *skb, __u32 size)
 {
 	void *data = (void *)(long)skb->data;
@@ -113,7 +113,7 @@ static __always_inline void *header(struct __sk_buff *skb, __u32 size)
 	return data + ETH_HLEN;
 }
 
-/* parse tells whether it is a packet of IP, and what there is to know of it. */
+/* parse parses an IP packet, and returns whether it is one. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -127,7 +127,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		p->flow = ip->tos;
 		p->from = (struct address){{0, 0, bpf_htonl(0xffff), ip->from}};
 		p->to = (struct address){{0, 0, bpf_htonl(0xffff), ip->to}};
-		/* Options, more length than there is, a source that is no host's. */
+		/* IP options, a length beyond the packet, a source that is no host address. */
 		net = bpf_ntohl(ip->from) >> 24;
 		p->kernels = ip->version_words != 0x45 || bpf_ntohs(ip->length) > skb->len - ETH_HLEN ||
 			     net == 0 || net == 127 || net >= 224;
@@ -144,8 +144,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		p->flow = ip->flow & bpf_htonl(0x0fffffff);
 		__builtin_memcpy(&p->from, ip->from, sizeof(p->from));
 		__builtin_memcpy(&p->to, ip->to, sizeof(p->to));
-		/* Hop-by-hop options, length, and a source that is no router's to
-		 * forward: of the link, of a group, of nobody. */
+		/* Hop-by-hop options, a wrong length, and sources that a router must not
+		 * forward: link-local, multicast and unspecified addresses. */
 		net = bpf_ntohl(ip->from[0]);
 		p->kernels = ip->next == 0 || bpf_ntohs(ip->length) > skb->len - ETH_HLEN - sizeof(*ip) ||
 			     (net & 0xffc00000) == 0xfe800000 || net >> 24 == 0xff || net == 0;
@@ -154,20 +154,20 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-/* hop counts the packet's hop. The packet is then changed: there is no way back. */
+/* hop decrements the hop limit. After that the packet cannot go back to the kernel. */
 static __always_inline int hop(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 hops = p->hops - 1;
 
 	if (p->version == 6)
 		return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6, hops), &hops, 1, BPF_F_RECOMPUTE_CSUM);
-	/* The header's sum stays what it was, so that the packet's does, too. */
+	/* The header still sums up to the same, so skb->csum stays valid. */
 	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct ipv4, check), p->hops, hops, 2))
 		return -1;
 	return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv4, ttl), &hops, 1, 0);
 }
 
-/* deliver puts the packet into a pod of this node, past the node's end of its link. */
+/* deliver redirects the packet into a pod of this node. */
 static __always_inline int deliver(struct __sk_buff *skb, const struct packet *p, const struct pod *pod)
 {
 	if (hop(skb, p) || bpf_skb_store_bytes(skb, 0, pod->mac, 12, 0))
@@ -182,7 +182,7 @@ static __always_inline __u32 *node_of(const struct address *a)
 	return bpf_map_lookup_elem(&nodes, &whole);
 }
 
-/* encapsulate has the VXLAN device send the packet to a node. */
+/* encapsulate redirects the packet to the VXLAN device, with the tunnel key of a node. */
 static __always_inline int encapsulate(struct __sk_buff *skb, __u32 node)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = vni, .remote_ipv4 = node, .tunnel_ttl = 64};
@@ -192,7 +192,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, __u32 node)
 	return bpf_redirect(tunnel, 0);
 }
 
-/* fits tells whether the packet, or each that it will be cut into, does. */
+/* fits tells whether the packet, or each of its GSO segments, fits the device's MTU. */
 static __always_inline int fits(struct __sk_buff *skb, __u32 device)
 {
 	__u32 mtu = 0;
@@ -230,7 +230,7 @@ int route_out(struct __sk_buff *skb)
 		__builtin_memcpy(fib.ipv6_dst, &p.to, sizeof(p.to));
 	}
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	/* Without a neighbour's address yet, redirect_neigh asks for it. */
+	/* bpf_redirect_neigh resolves a neighbour that is not resolved yet. */
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return NEXT;
 	if (!fits(skb, fib.ifindex))
@@ -282,8 +282,8 @@ int tunnel_host(struct __sk_buff *skb)
 	struct packet p;
 	__u32 *node;
 
-	/* The kernel routed it here, and has done what is a router's. There is
-	 * nothing behind this device: what is not for a node ends. */
+	/* The kernel has routed the packet, and checked the hop limit and MTU. The
+	 * device leads nowhere: a packet to no node is dropped. */
 	if (!parse(skb, &p))
 		return DROP;
 	node = node_of(&p.to);
@@ -302,11 +302,11 @@ int tunnel_in(struct __sk_buff *skb)
 
 	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0) || key.tunnel_id != vni || !parse(skb, &p))
 		return DROP;
-	/* A pod's address comes from that pod's node. */
+	/* Against spoofing: a pod's packets come from the node of its address. */
 	node = node_of(&p.from);
 	if (node && *node != key.remote_ipv4)
 		return DROP;
-	/* It has the Ethernet address of the gateway on the sender's node. */
+	/* Its destination is the gateway's MAC address on the sender's node. */
 	if (bpf_skb_change_type(skb, PACKET_HOST))
 		return DROP;
 	if (p.kernels || p.hops <= 1)

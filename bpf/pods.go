@@ -11,24 +11,24 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Pods are the programs that carry the packets of one node's pods past its
-// routing and netfilter, and what they know: the pods of the node, and which
-// addresses are whose of the other nodes. pods.c says where each program belongs;
-// the caller attaches them. Attached programs outlive Close.
+// Pods has the programs by which the packets of one node's pods bypass its routing
+// and netfilter, and their maps: the pods of the node, and the address ranges of
+// all nodes. pods.c says where each program is attached; the caller attaches
+// them. Attached programs outlive Close.
 type Pods struct {
-	// RouteOut and TunnelOut are for the ingress of a pod's veth on its node.
+	// RouteOut and TunnelOut belong on the ingress of a pod's veth on its node.
 	RouteOut, TunnelOut *ebpf.Program
-	// RouteIn is for the ingress of the NIC, TunnelIn for that of the VXLAN device.
+	// RouteIn belongs on the ingress of the NIC, TunnelIn on that of the VXLAN device.
 	RouteIn, TunnelIn *ebpf.Program
-	// TunnelHost is for the egress of a device that the node's own packets to
-	// pods of other nodes are routed to.
+	// TunnelHost belongs on the egress of the device to which the node routes its own
+	// packets to pods of other nodes.
 	TunnelHost *ebpf.Program
 
 	objects podsObjects
 }
 
-// LoadPods loads them. The VXLAN device and its network identifier matter only to
-// those of the tunnel.
+// LoadPods loads the programs. Only those of the tunnel use the index of the VXLAN
+// device and the VNI.
 func LoadPods(tunnel, vni int) (*Pods, error) {
 	spec, err := loadPods()
 	if err != nil {
@@ -49,8 +49,8 @@ func LoadPods(tunnel, vni int) (*Pods, error) {
 	return p, nil
 }
 
-// AddPod tells of an address of a pod of this node: the index of the node's end of
-// its link, and the Ethernet addresses of both ends.
+// AddPod adds an address of a pod of this node: with the index of its veth on the node,
+// and the MAC addresses of both ends of the link.
 func (p *Pods) AddPod(a netip.Addr, veth int, mac, vethMAC net.HardwareAddr) error {
 	pod := podsPod{Veth: uint32(veth)}
 	copy(pod.Mac[:], mac)
@@ -61,8 +61,8 @@ func (p *Pods) AddPod(a netip.Addr, veth int, mac, vethMAC net.HardwareAddr) err
 	return nil
 }
 
-// AddNode tells whose addresses are which node's, which has an IPv4 address; this
-// node's own are those of 0.0.0.0.
+// AddNode adds the range of pod addresses of a node, which is given by its IPv4
+// address; 0.0.0.0 is this node.
 func (p *Pods) AddNode(addresses netip.Prefix, node netip.Addr) error {
 	key := struct {
 		Bits    uint32
@@ -75,5 +75,5 @@ func (p *Pods) AddNode(addresses netip.Prefix, node netip.Addr) error {
 	return nil
 }
 
-// Close lets go of programs and maps.
+// Close closes programs and maps.
 func (p *Pods) Close() error { return p.objects.Close() }

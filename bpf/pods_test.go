@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the programs return (include/uapi/linux/pkt_cls.h).
+// Return codes of the programs (include/uapi/linux/pkt_cls.h).
 const (
 	next     = -1
 	drop     = 2
@@ -28,9 +28,9 @@ var (
 	vethMAC = net.HardwareAddr{2, 0, 0, 0, 0, 8}
 )
 
-// node makes this thread's namespace a node with one pod, 10.1.0.2, and a NIC that
-// leads to another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and
-// fd00:2::/64. 10.3.0.0/24 is of a node that there is no way to.
+// node makes the namespace of this thread a node with one pod, 10.1.0.2, and a NIC that leads to
+// another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and fd00:2::/64.
+// 10.3.0.0/24 is on a node without a route.
 func node(t *testing.T) *Pods {
 	t.Helper()
 	newNamespace(t)
@@ -78,7 +78,7 @@ func node(t *testing.T) *Pods {
 	return p
 }
 
-// frame is a packet of UDP with a payload.
+// frame returns a UDP packet with a payload.
 func frame(from, to string, payload int) []byte {
 	a, b := netip.MustParseAddr(from), netip.MustParseAddr(to)
 	kind, header := uint16(unix.ETH_P_IP), make([]byte, 20)
@@ -95,14 +95,14 @@ func frame(from, to string, payload int) []byte {
 		copy(header[16:], b.AsSlice())
 		sum(header)
 	}
-	// To the address of the loopback device, which a test run's packet comes from:
-	// any other is somebody else's.
+	// To the MAC address of the loopback device, which receives packets of a test run: a packet to any
+	// other is PACKET_OTHERHOST.
 	f := append(make([]byte, 12), byte(kind>>8), byte(kind))
 	f = append(f, header...)
 	return append(f, make([]byte, 8+payload)...)
 }
 
-// sum puts in the checksum of a header of IPv4.
+// sum sets the checksum of an IPv4 header.
 func sum(header []byte) {
 	header[10], header[11] = 0, 0
 	var s uint32
@@ -115,7 +115,7 @@ func sum(header []byte) {
 	binary.BigEndian.PutUint16(header[10:], ^uint16(s))
 }
 
-func TestPodsRun(t *testing.T) {
+func TestPodPrograms(t *testing.T) {
 	p := node(t)
 	const (
 		pod4, pod6       = "10.1.0.2", "fd00:1::2"
@@ -143,60 +143,60 @@ func TestPodsRun(t *testing.T) {
 		frame []byte
 		want  verdicts
 	}{
-		"to a pod of the node":         {frame(remote4, pod4, 10), verdicts{redirect, redirect, redirect, drop}},
-		"to a pod of the node, IPv6":   {frame(remote6, pod6, 10), verdicts{redirect, redirect, redirect, drop}},
-		"to another node's pod":        {frame(pod4, remote4, 10), verdicts{redirect, next, redirect, redirect}},
-		"to another node's pod, IPv6":  {frame(pod6, remote6, 10), verdicts{redirect, next, redirect, redirect}},
-		"as large as goes":             {frame(pod4, remote4, 1472), verdicts{redirect, next, redirect, redirect}},
-		"as large as goes, IPv6":       {frame(pod6, remote6, 1452), verdicts{redirect, next, redirect, redirect}},
-		"too big":                      {frame(pod4, remote4, 1473), verdicts{next, next, next, redirect}},
-		"too big, IPv6":                {frame(pod6, remote6, 1453), verdicts{next, next, next, redirect}},
-		"to an unknown pod here":       {frame(remote4, "10.1.0.99", 10), kernels},
-		"to an unknown pod here, IPv6": {frame(remote6, "fd00:1::99", 10), kernels},
-		"to somewhere else":            {frame(pod4, "198.51.100.1", 10), kernels},
-		"to somewhere else, IPv6":      {frame(pod6, "2001:db8::1", 10), kernels},
-		"to the node":                  {frame(pod4, "192.0.2.1", 10), kernels},
-		"to a group":                   {frame(pod4, "224.0.0.1", 10), kernels},
-		"to a group, IPv6":             {frame(pod6, "ff02::1", 10), kernels},
-		"without a route":              {frame(pod4, "10.3.0.1", 10), verdicts{next, next, redirect, redirect}},
-		"last hop":                     {hops(frame(pod4, remote4, 10), 1), verdicts{next, next, next, redirect}},
-		"last hop, IPv6":               {hops(frame(pod6, remote6, 10), 1), verdicts{next, next, next, redirect}},
-		"no hop":                       {hops(frame(remote4, pod4, 10), 0), kernels},
-		"last but one hop":             {hops(frame(pod4, remote4, 10), 2), verdicts{redirect, next, redirect, redirect}},
-		"a fragment": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[6], ip[7] = 0x20, 10 }),
+		"to a pod of the node":          {frame(remote4, pod4, 10), verdicts{redirect, redirect, redirect, drop}},
+		"to a pod of the node, IPv6":    {frame(remote6, pod6, 10), verdicts{redirect, redirect, redirect, drop}},
+		"to another node's pod":         {frame(pod4, remote4, 10), verdicts{redirect, next, redirect, redirect}},
+		"to another node's pod, IPv6":   {frame(pod6, remote6, 10), verdicts{redirect, next, redirect, redirect}},
+		"as large as the MTU":           {frame(pod4, remote4, 1472), verdicts{redirect, next, redirect, redirect}},
+		"as large as the MTU, IPv6":     {frame(pod6, remote6, 1452), verdicts{redirect, next, redirect, redirect}},
+		"larger than the MTU":           {frame(pod4, remote4, 1473), verdicts{next, next, next, redirect}},
+		"larger than the MTU, IPv6":     {frame(pod6, remote6, 1453), verdicts{next, next, next, redirect}},
+		"to an unknown local pod":       {frame(remote4, "10.1.0.99", 10), kernels},
+		"to an unknown local pod, IPv6": {frame(remote6, "fd00:1::99", 10), kernels},
+		"to an external address":        {frame(pod4, "198.51.100.1", 10), kernels},
+		"to an external address, IPv6":  {frame(pod6, "2001:db8::1", 10), kernels},
+		"to the node":                   {frame(pod4, "192.0.2.1", 10), kernels},
+		"to multicast":                  {frame(pod4, "224.0.0.1", 10), kernels},
+		"to multicast, IPv6":            {frame(pod6, "ff02::1", 10), kernels},
+		"without a route":               {frame(pod4, "10.3.0.1", 10), verdicts{next, next, redirect, redirect}},
+		"TTL 1":                         {hops(frame(pod4, remote4, 10), 1), verdicts{next, next, next, redirect}},
+		"hop limit 1":                   {hops(frame(pod6, remote6, 10), 1), verdicts{next, next, next, redirect}},
+		"TTL 0":                         {hops(frame(remote4, pod4, 10), 0), kernels},
+		"TTL 2":                         {hops(frame(pod4, remote4, 10), 2), verdicts{redirect, next, redirect, redirect}},
+		"fragment": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[6], ip[7] = 0x20, 10 }),
 			verdicts{redirect, next, redirect, redirect}},
-		"an error": {change(frame(remote4, pod4, 40), func(ip []byte) { ip[9], ip[20] = unix.IPPROTO_ICMP, 3 }),
+		"ICMP error": {change(frame(remote4, pod4, 40), func(ip []byte) { ip[9], ip[20] = unix.IPPROTO_ICMP, 3 }),
 			verdicts{redirect, redirect, redirect, drop}},
-		"options": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[0] = 0x46 }),
+		"IP options": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[0] = 0x46 }),
 			verdicts{next, next, next, redirect}},
-		"a header too short": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[0] = 0x44 }),
+		"header length too short": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[0] = 0x44 }),
 			verdicts{next, next, next, redirect}},
 		"hop-by-hop options": {change(frame(pod6, remote6, 10), func(ip []byte) { ip[6] = 0 }),
 			verdicts{next, next, next, redirect}},
-		"longer than it is": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[2] = 0xff }),
+		"total length too long": {change(frame(pod4, remote4, 10), func(ip []byte) { ip[2] = 0xff }),
 			verdicts{next, next, next, redirect}},
-		"longer than it is, IPv6": {change(frame(pod6, remote6, 10), func(ip []byte) { ip[4] = 0xff }),
+		"payload length too long, IPv6": {change(frame(pod6, remote6, 10), func(ip []byte) { ip[4] = 0xff }),
 			verdicts{next, next, next, redirect}},
-		"from the loopback":       {frame("127.0.0.1", pod4, 10), kernels},
-		"from nobody":             {frame("0.0.0.0", pod4, 10), kernels},
-		"from a group":            {frame("224.0.0.5", pod4, 10), kernels},
-		"from everybody":          {frame("255.255.255.255", pod4, 10), kernels},
-		"from the link, IPv6":     {frame("fe80::1", pod6, 10), kernels},
-		"from the loopback, IPv6": {frame("::1", pod6, 10), kernels},
-		"from a group, IPv6":      {frame("ff02::1", pod6, 10), kernels},
-		"an IPv4 address in IPv6": {frame("::ffff:10.2.0.9", "::ffff:10.1.0.2", 10), kernels},
-		"of another version":      {change(frame(remote4, pod4, 10), func(ip []byte) { ip[0] = 0x65 }), kernels},
-		"of another version, IPv6": {change(frame(remote6, pod6, 10), func(ip []byte) { ip[0] = 0x40 }),
+		"from the loopback address":       {frame("127.0.0.1", pod4, 10), kernels},
+		"from 0.0.0.0":                    {frame("0.0.0.0", pod4, 10), kernels},
+		"from multicast":                  {frame("224.0.0.5", pod4, 10), kernels},
+		"from broadcast":                  {frame("255.255.255.255", pod4, 10), kernels},
+		"from link-local, IPv6":           {frame("fe80::1", pod6, 10), kernels},
+		"from the loopback address, IPv6": {frame("::1", pod6, 10), kernels},
+		"from multicast, IPv6":            {frame("ff02::1", pod6, 10), kernels},
+		"an IPv4 address in IPv6":         {frame("::ffff:10.2.0.9", "::ffff:10.1.0.2", 10), kernels},
+		"wrong IP version":                {change(frame(remote4, pod4, 10), func(ip []byte) { ip[0] = 0x65 }), kernels},
+		"wrong IP version, IPv6": {change(frame(remote6, pod6, 10), func(ip []byte) { ip[0] = 0x40 }),
 			kernels},
-		// The kernel runs no program on less than a header; what a tunnel brings can be
-		// less, which the lab's tests have.
-		"a header alone":    {frame(pod4, remote4, 0)[:14+20], verdicts{next, next, next, redirect}},
-		"ARP":               {append(append(make([]byte, 12), 8, 6), make([]byte, 28)...), kernels},
-		"VLAN":              {append(append(make([]byte, 12), 0x81, 0, 0, 1), frame(remote4, pod4, 10)[12:]...), kernels},
-		"for somebody else": {append([]byte{2, 9, 9, 9, 9, 9}, frame(remote4, pod4, 10)[6:]...), verdicts{redirect, next, redirect, drop}},
+		// The kernel runs no program on less than a header. A tunnel can deliver less; the lab's
+		// tests cover that.
+		"IP header only": {frame(pod4, remote4, 0)[:14+20], verdicts{next, next, next, redirect}},
+		"ARP":            {append(append(make([]byte, 12), 8, 6), make([]byte, 28)...), kernels},
+		"VLAN":           {append(append(make([]byte, 12), 0x81, 0, 0, 1), frame(remote4, pod4, 10)[12:]...), kernels},
+		"to another MAC": {append([]byte{2, 9, 9, 9, 9, 9}, frame(remote4, pod4, 10)[6:]...), verdicts{redirect, next, redirect, drop}},
 	} {
 		if name == "an IPv4 address in IPv6" {
-			// netip makes an address of IPv4 of it where it is not told.
+			// Otherwise netip turns it into an IPv4 address.
 			c.frame = frame(remote6, pod6, 10)
 			mapped := func(a string) []byte { b := netip.MustParseAddr(a).As16(); return b[:] }
 			copy(c.frame[14+8:], mapped(remote4))
@@ -216,7 +216,7 @@ func TestPodsRun(t *testing.T) {
 			*run.got = int32(verdict)
 			want := bytes.Clone(c.frame)
 			if int32(verdict) == redirect && !run.tunnel {
-				// One hop less, the sum of it right, and a pod's Ethernet addresses.
+				// TTL less one, a correct checksum, and the pod's MAC addresses.
 				to := netip.AddrFrom16([16]byte(want[14+24 : 14+40]))
 				if want[12] == 8 {
 					want[14+8]--
@@ -236,7 +236,7 @@ func TestPodsRun(t *testing.T) {
 		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(verdicts{})); diff != "" {
 			t.Errorf("%s: verdicts (-want +got):\n%s", name, diff)
 		}
-		// What is not from a tunnel has no key.
+		// A packet that is not from a tunnel has no tunnel key.
 		verdict, err := p.TunnelIn.Run(&ebpf.RunOptions{Data: c.frame})
 		if err != nil || int32(verdict) != drop {
 			t.Errorf("%s: %s: verdict %d, %v, want %d", name, p.TunnelIn, int32(verdict), err, drop)

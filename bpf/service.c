@@ -2,17 +2,17 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Services of a cluster, translated where a socket connects, after Cilium's
- * datapath (bpf/bpf_sock.c there): what is sent has a backend's address from the
- * first packet on, and no packet is looked at.
+ * Socket-level load balancing of Services, modelled on Cilium's (bpf/bpf_sock.c
+ * there): a socket connects to a backend in place of the Service, so that no packet
+ * needs NAT.
  *
- *   connect       TCP, and UDP that is connected: takes a backend by chance
- *   sendmsg       UDP that is not: takes one for each datagram
- *   recvmsg       UDP: what came from a backend came from the service
- *   getpeername   as the application was told, so it is told again
+ *   connect       TCP and connected UDP: selects a random backend
+ *   sendmsg       unconnected UDP: selects one for each datagram
+ *   recvmsg       UDP: translates the backend's address back to the Service's
+ *   getpeername   returns the Service's address to the application
  *
- * All are for a cgroup, whose sockets see them. The cost is the same for any number
- * of backends: one look-up for the service and one for the backend.
+ * All are attached to a cgroup, and run for its sockets. The cost does not depend on
+ * the number of backends: one look-up for the Service and one for the backend.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -21,9 +21,9 @@
 #define OK 1 /* what these programs return to let the call go on */
 
 /*
- * An address as the socket calls have it, in network order. IPv4 is mapped into IPv6
- * (RFC 4291, section 2.5.5.2), as sockets of IPv6 that speak it have it: whichever way
- * an application asks, it is the same service.
+ * An address as in the system calls, in network order. IPv4 addresses are mapped into
+ * IPv6 (RFC 4291, section 2.5.5.2), as IPv6 sockets use them, so that sockets of both
+ * families find the same Service.
  */
 struct address {
 	__be32 ip[4];
@@ -41,11 +41,11 @@ struct slot {
 	__u32 number; /* 0 to backends-1 */
 };
 
-/* What a socket was told that a backend's address is. */
+/* The backend that a socket was given; the map peers has the Service for it. */
 struct peer {
 	__u64 socket;
 	struct address backend;
-	__u32 unused; /* would be padding, which nobody sets */
+	__u32 unused; /* explicit, because padding would be uninitialised */
 };
 
 struct {
@@ -62,7 +62,7 @@ struct {
 	__type(value, struct address);
 } backends SEC(".maps");
 
-/* Sockets that are gone make room for others; of as many as Cilium keeps. */
+/* LRU, because nothing deletes the entries of closed sockets; as large as Cilium's. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 16);
@@ -70,7 +70,7 @@ struct {
 	__type(value, struct address);
 } peers SEC(".maps");
 
-/* get is the address that the call has, of an IP version that is known when this is compiled. */
+/* get reads the address of the call. The IP version is a compile-time constant. */
 static __always_inline void get(struct bpf_sock_addr *ctx, int version, struct address *a)
 {
 	if (version == 4) {
@@ -89,8 +89,8 @@ static __always_inline void get(struct bpf_sock_addr *ctx, int version, struct a
 }
 
 /*
- * put gives the call another. A service and its backends are of one version, so what
- * was mapped stays mapped: the kernel has chosen by it already.
+ * put replaces the address of the call. A Service and its backends have the same IP
+ * version, so a mapped address stays mapped: the kernel has chosen its path already.
  */
 static __always_inline void put(struct bpf_sock_addr *ctx, int version, const struct address *a)
 {
@@ -105,7 +105,7 @@ static __always_inline void put(struct bpf_sock_addr *ctx, int version, const st
 	ctx->user_port = a->port;
 }
 
-/* translate gives the call the address of a backend, if its own is a service's. */
+/* translate replaces the address of a Service by that of a backend. */
 static __always_inline int translate(struct bpf_sock_addr *ctx, int version)
 {
 	struct address to;
@@ -130,7 +130,7 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, int version)
 	return OK;
 }
 
-/* restore gives the call the address that the application knows. */
+/* restore replaces the address of a backend by that of the Service that the socket used. */
 static __always_inline int restore(struct bpf_sock_addr *ctx, int version)
 {
 	struct peer peer = {.socket = bpf_get_socket_cookie(ctx)};

@@ -13,25 +13,25 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// Services are the programs that lead the sockets of a cgroup to the backends of
-// services, and what they know: see service.c.
+// Services has the programs that translate the addresses of Services to those of
+// backends for the sockets of a cgroup, and their maps: see service.c.
 type Services struct {
 	objects serviceObjects
-	// known is how many, and the number of the next.
+	// known is how many Services there are, and the number of the next.
 	known uint32
 }
 
-// Backends of a service, and where it is itself.
+// Backends is a Service and its backends.
 type Backends struct {
-	// Service is of the IP version of its backends, and of a protocol by its number
-	// (unix.IPPROTO_TCP).
+	// Service is the address of the Service, of the same IP version as its backends;
+	// Protocol is a number such as unix.IPPROTO_TCP.
 	Service  netip.AddrPort
 	Protocol uint8
 	Backends []netip.AddrPort
 }
 
-// LoadServices loads them, with room for so many services and for so many backends
-// of all services.
+// LoadServices loads the programs, with room for so many Services and for so many
+// backends of all of them.
 func LoadServices(services, backends int) (*Services, error) {
 	limitErr := rlimit.RemoveMemlock() // as with OpenSoftirq
 	spec, err := loadService()
@@ -47,7 +47,7 @@ func LoadServices(services, backends int) (*Services, error) {
 	return s, nil
 }
 
-// Add makes a service known.
+// Add adds a Service.
 func (s *Services) Add(b Backends) error {
 	slots := make([]serviceSlot, len(b.Backends))
 	addresses := make([]serviceAddress, len(b.Backends))
@@ -58,7 +58,7 @@ func (s *Services) Add(b Backends) error {
 	if _, err := s.objects.serviceMaps.Backends.BatchUpdate(slots, addresses, nil); err != nil && len(slots) > 0 {
 		return fmt.Errorf("add %d backends of service %s: %w", len(slots), b.Service, err)
 	}
-	// The service last: who finds it finds its backends.
+	// Add the Service last, so that programs that find it also find its backends.
 	value := serviceService{Id: s.known, Backends: uint32(len(slots))}
 	if err := s.objects.serviceMaps.Services.Put(serviceAddressOf(b.Service, b.Protocol), value); err != nil {
 		return fmt.Errorf("add service %s: %w", b.Service, err)
@@ -67,8 +67,8 @@ func (s *Services) Add(b Backends) error {
 	return nil
 }
 
-// Attach has the sockets of a cgroup, which is an open folder of version 2, see the
-// programs. They stay as long as the cgroup does, and outlive Close.
+// Attach attaches the programs to a cgroup, given by a descriptor of its cgroup v2
+// directory. They stay as long as the cgroup does, and outlive Close.
 func (s *Services) Attach(cgroup int) error {
 	for _, hook := range []struct {
 		name    string
@@ -84,7 +84,7 @@ func (s *Services) Attach(cgroup int) error {
 		{"recvmsg6", s.objects.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
 		{"getpeername6", s.objects.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
 	} {
-		// Beside what is attached to the cgroups above it, not in its place.
+		// Programs of parent cgroups continue to run.
 		const allowMulti = 1 << 1 // BPF_F_ALLOW_MULTI
 		if err := link.RawAttachProgram(link.RawAttachProgramOptions{
 			Target: cgroup, Program: hook.program, Attach: hook.attach, Flags: allowMulti,
@@ -95,11 +95,11 @@ func (s *Services) Attach(cgroup int) error {
 	return nil
 }
 
-// Close lets go of programs and maps.
+// Close closes programs and maps.
 func (s *Services) Close() error { return s.objects.Close() }
 
-// serviceAddressOf is an address as the programs have it: in network order, however
-// this machine orders bytes, and IPv4 mapped into IPv6.
+// serviceAddressOf returns an address as the programs have it: in network byte order,
+// and IPv4 mapped into IPv6.
 func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
 	out := serviceAddress{Protocol: uint16(protocol)}
 	ip := a.Addr().As16()

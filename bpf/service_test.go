@@ -18,37 +18,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel has no test run for programs of this kind, so a process in a cgroup makes
-// the calls: this binary, in the environment of servicesChild.
+// The kernel has no test run for these programs, so a process in a cgroup makes the calls: this
+// binary, with servicesChild in its environment.
 const servicesChild = "SLIPSTREAM_TEST_SERVICES"
 
-// asked is what the process in the cgroup asks for. Backends are the first and the two
-// addresses after it.
-type asked struct {
+// task is what the process in the cgroup has to do. The backends are the first address and the two
+// after it.
+type task struct {
 	service, otherPort, noBackend netip.AddrPort
 	backend                       netip.AddrPort
 }
 
 var (
-	asked4 = asked{
+	asked4 = task{
 		service: netip.MustParseAddrPort("10.96.0.1:80"), otherPort: netip.MustParseAddrPort("10.96.0.1:81"),
 		noBackend: netip.MustParseAddrPort("10.96.0.2:80"), backend: netip.MustParseAddrPort("127.0.0.2:8080"),
 	}
-	asked6 = asked{
+	asked6 = task{
 		service: netip.MustParseAddrPort("[fd96::1]:80"), otherPort: netip.MustParseAddrPort("[fd96::1]:81"),
 		noBackend: netip.MustParseAddrPort("[fd96::2]:80"), backend: netip.MustParseAddrPort("[fd97::2]:8080"),
 	}
 )
 
-// mapped is IPv4 by a socket of IPv6.
-func (a asked) mapped() asked {
+// mapped is the same over IPv4 by an IPv6 socket.
+func (a task) mapped() task {
 	for _, p := range []*netip.AddrPort{&a.service, &a.otherPort, &a.noBackend, &a.backend} {
 		*p = netip.AddrPortFrom(netip.AddrFrom16(p.Addr().As16()), p.Port())
 	}
 	return a
 }
 
-func (a asked) backends() (all []netip.AddrPort) {
+func (a task) backends() (all []netip.AddrPort) {
 	addr := a.backend.Addr()
 	for range 3 {
 		all = append(all, netip.AddrPortFrom(addr, a.backend.Port()))
@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(servicesChild) == "" {
 		os.Exit(m.Run())
 	}
-	for _, a := range []asked{asked4, asked6, asked4.mapped()} {
+	for _, a := range []task{asked4, asked6, asked4.mapped()} {
 		if err := a.use(); err != nil {
 			fmt.Printf("%s %v\n", a.service, err)
 		}
@@ -69,7 +69,7 @@ func TestMain(m *testing.M) {
 	fmt.Println("done")
 }
 
-// cgroup makes one, and leaves it empty and gone.
+// cgroup creates a cgroup, and removes it when the test ends.
 func cgroup(t *testing.T) *os.File {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
@@ -101,14 +101,15 @@ func cgroup(t *testing.T) *os.File {
 	return nil
 }
 
-// Sockets of the cgroup are led to backends, and told of the service; those outside of
-// it are not, and neither are other addresses and protocols.
+// TestServices checks that sockets of the cgroup connect to the backends and see the address of the
+// Service as their peer, and that sockets outside, other addresses and other protocols are not
+// changed.
 func TestServices(t *testing.T) {
 	newNamespace(t)
 	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}}); err != nil {
 		t.Fatal(err)
 	}
-	// All of a network is local there.
+	// Make the whole network local.
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +120,7 @@ func TestServices(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// Of IPv6 what is local but no device's is not sent from, unless that is allowed.
+	// IPv6 does not send from an address that is local but on no device, unless allowed.
 	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +128,7 @@ func TestServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range []asked{asked4, asked6} {
+	for _, a := range []task{asked4, asked6} {
 		for _, b := range []Backends{
 			{Service: a.service, Protocol: unix.IPPROTO_TCP, Backends: a.backends()},
 			{Service: a.service, Protocol: unix.IPPROTO_UDP, Backends: a.backends()},
@@ -139,13 +140,13 @@ func TestServices(t *testing.T) {
 		}
 	}
 	if err := s.Add(Backends{Service: asked4.otherPort, Protocol: unix.IPPROTO_TCP}); err == nil {
-		t.Error("a service more than there is room for")
+		t.Error("a full table accepts another Service")
 	}
 	dir := cgroup(t)
 	if err := s.Attach(int(dir.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil { // what is attached stays
+	if err := s.Close(); err != nil { // programs stay attached
 		t.Fatal(err)
 	}
 	run := func(in *os.File) string {
@@ -154,7 +155,7 @@ func TestServices(t *testing.T) {
 		if in != nil {
 			cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(in.Fd())}
 		}
-		out, err := cmd.CombinedOutput() // in this thread's namespace
+		out, err := cmd.CombinedOutput() // in the namespace of this thread
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -165,12 +166,12 @@ func TestServices(t *testing.T) {
 	}
 	const not = " tcp: connect: network is unreachable\n"
 	if got, want := run(nil), asked4.service.String()+not+asked6.service.String()+not+asked4.mapped().service.String()+not+"done\n"; got != want {
-		t.Errorf("outside of it: %q, want %q", got, want)
+		t.Errorf("outside: %q, want %q", got, want)
 	}
 }
 
-// use is what the process does.
-func (a asked) use() error {
+// use performs the task.
+func (a task) use() error {
 	tcp, err := a.listen(unix.SOCK_STREAM)
 	if err != nil {
 		return err
@@ -211,7 +212,7 @@ func (a asked) use() error {
 		return err
 	}
 
-	// UDP that is connected, and UDP that is not.
+	// UDP by connected and by unconnected sockets.
 	for _, connected := range []bool{true, false} {
 		came, what := make(map[netip.AddrPort]int), fmt.Sprintf("udp, connected %t", connected)
 		for range n {
@@ -251,27 +252,27 @@ func (a asked) use() error {
 			return err
 		}
 		if err := unix.Connect(fd, sockaddrOf(to)); !errors.Is(err, unix.ENETUNREACH) {
-			return fmt.Errorf("%s, which leads nowhere: %v", to, err)
+			return fmt.Errorf("connect to %s: %v, want ENETUNREACH", to, err)
 		}
 		unix.Close(fd)
 	}
 	return nil
 }
 
-func (a asked) domain() int {
+func (a task) domain() int {
 	if a.service.Addr().Is6() {
 		return unix.AF_INET6
 	}
 	return unix.AF_INET
 }
 
-// listen at every address.
-func (a asked) listen(kind int) (int, error) {
+// listen listens on all addresses.
+func (a task) listen(kind int) (int, error) {
 	fd, err := unix.Socket(a.domain(), kind, 0)
 	if err != nil {
 		return -1, err
 	}
-	// Connections that have ended keep the port for a while.
+	// Closed connections keep the port for a while.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return -1, err
 	}
@@ -292,8 +293,8 @@ func (a asked) listen(kind int) (int, error) {
 	return fd, unix.SetsockoptInt(fd, level, option, 1)
 }
 
-// answerUDP sends a datagram back from the address that it came to.
-func (a asked) answerUDP(fd int) (at netip.AddrPort, err error) {
+// answerUDP returns a datagram to its sender, from the address that it was sent to.
+func (a task) answerUDP(fd int) (at netip.AddrPort, err error) {
 	oob := make([]byte, 64)
 	_, n, _, from, err := unix.Recvmsg(fd, make([]byte, 8), oob, 0)
 	if err != nil {
@@ -306,7 +307,7 @@ func (a asked) answerUDP(fd int) (at netip.AddrPort, err error) {
 	var ip netip.Addr
 	var info []byte
 	if a.domain() == unix.AF_INET {
-		// struct in_pktinfo: the interface, the local address, the header's.
+		// struct in_pktinfo: interface, local address, destination of the header.
 		ip = netip.AddrFrom4([4]byte(messages[0].Data[8:12]))
 		info = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: ip.As4()})
 	} else {
@@ -316,15 +317,15 @@ func (a asked) answerUDP(fd int) (at netip.AddrPort, err error) {
 	return netip.AddrPortFrom(ip, a.backend.Port()), unix.Sendmsg(fd, []byte("answer"), info, from, 0)
 }
 
-// spread checks that about a third came to each backend.
-func (a asked) spread(what string, came map[netip.AddrPort]int) error {
+// spread checks that each backend received about a third.
+func (a task) spread(what string, came map[netip.AddrPort]int) error {
 	for _, at := range a.backends() {
 		if n := came[at]; n < 60 || n > 140 {
-			return fmt.Errorf("%s: %d came to %s", what, n, at)
+			return fmt.Errorf("%s: %d reached %s", what, n, at)
 		}
 	}
 	if len(came) != 3 {
-		return fmt.Errorf("%s: came to %v", what, came)
+		return fmt.Errorf("%s: reached %v", what, came)
 	}
 	return nil
 }

@@ -2,21 +2,21 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Exact softirq time: how long each CPU spent in each softirq vector, and how
- * often. It hooks the raw tracepoints around every softirq action, in
- * interrupts and in ksoftirqd alike (kernel/softirq.c, handle_softirqs), so it
- * runs hundreds of thousands of times a second and does nothing but read the
- * clock and add.
+ * Measures exactly how much time each CPU spends in each softirq vector, and
+ * how often it runs. The raw tracepoints enclose every softirq action, in
+ * interrupts and in ksoftirqd (kernel/softirq.c, handle_softirqs). They fire
+ * hundreds of thousands of times a second, so the programs only read the clock
+ * and add.
  *
- * Softirqs do not nest on a CPU, so one time stamp a CPU is enough and nothing
- * needs to be atomic. An interrupt that arrives during a softirq counts as part
- * of it. A softirq counts when it ends; net_rx ends after netdev_budget_usecs
- * at the latest, which bounds the error at the edge of a window.
+ * Softirqs do not nest on a CPU, so one time stamp per CPU suffices and nothing
+ * needs to be atomic. An interrupt during a softirq counts as part of it. A
+ * softirq counts when it ends; net_rx ends after netdev_budget_usecs at the
+ * latest, which bounds the error at the edges of a measurement.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* NR_SOFTIRQS of include/linux/interrupt.h; the numbers are in /proc/softirqs' order. */
+/* NR_SOFTIRQS of include/linux/interrupt.h, in the order of /proc/softirqs. */
 #define VECTORS 10
 
 struct softirq_cpu {
@@ -55,7 +55,7 @@ int softirq_exit(struct bpf_raw_tracepoint_args *ctx)
 	struct softirq_cpu *cpu = this_cpu();
 	__u64 vector = ctx->args[0];
 
-	/* Without an entry it was under way when the program was attached. */
+	/* The program was attached in the middle of this softirq. */
 	if (!cpu || !cpu->entered || vector >= VECTORS)
 		return 0;
 	cpu->ns[vector] += bpf_ktime_get_ns() - cpu->entered;

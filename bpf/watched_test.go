@@ -16,36 +16,36 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// Of a pod that is not watched programs tell when a connection of it is picked twice, 50 ms
-// apart or more, and not when one has the same ports after the other. They look at it once it
-// is watched, and no sooner.
-func TestWatched(t *testing.T) {
+// TestSampledConnectionRequestsAttach checks that the programs request to attach to a pod's link
+// when they have sampled one of its connections twice, 50 ms apart or more, and not for short
+// connections that reuse the ports. They start probes only once the pod is watched.
+func TestSampledConnectionRequestsAttach(t *testing.T) {
 	for _, v := range []version{four, six} {
-		t.Run(v.String(), func(t *testing.T) { testWatched(t, v) })
+		t.Run(v.String(), func(t *testing.T) { testSampledConnectionRequestsAttach(t, v) })
 	}
 }
 
-func testWatched(t *testing.T, v version) {
+func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 	pod, peer := v.ends()
 	for _, way := range []struct {
 		name string
-		// scout tells of what looker looks at.
-		scout, looker func(*Fastpath) *ebpf.Program
-		packet        func(version, uint8) grammar.Packet
-		// others are watched too, and do not matter.
+		// sampler requests programs for packets that prober handles.
+		sampler, prober func(*Fastpath) *ebpf.Program
+		packet          func(version, uint8) grammar.Packet
+		// others are watched as well, and must make no difference.
 		pod    Pod
 		others []Pod
-		stage  func(fastpathCpu) uint8
+		stage  func(fastpathCpuState) uint8
 	}{
-		{"out", func(f *Fastpath) *ebpf.Program { return f.Tunnel }, func(f *Fastpath) *ebpf.Program { return f.Leave }, outPacket,
+		{"out", func(f *Fastpath) *ebpf.Program { return f.ObserveVXLAN }, func(f *Fastpath) *ebpf.Program { return f.Encap }, outPacket,
 			Pod{Link: lo, Addresses: []netip.Addr{pod.Addr()}}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{peer.Addr()}}},
-			func(c fastpathCpu) uint8 { return c.OutStage }},
-		{"in", func(f *Fastpath) *ebpf.Program { return f.Arrive }, func(f *Fastpath) *ebpf.Program { return f.Arrive }, inPacket,
+			func(c fastpathCpuState) uint8 { return c.OutStage }},
+		{"in", func(f *Fastpath) *ebpf.Program { return f.VXLANIngress }, func(f *Fastpath) *ebpf.Program { return f.VXLANIngress }, inPacket,
 			Pod{Link: lo + 1, Addresses: []netip.Addr{peer.Addr(), pod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{peer.Addr()}}},
-			func(c fastpathCpu) uint8 { return c.InStage }},
+			func(c fastpathCpuState) uint8 { return c.InStage }},
 	} {
 		f := loadForTest(t, nil)
-		if err := errors.Join(f.SetWatched(way.others), f.Beat(1<<62)); err != nil {
+		if err := errors.Join(f.SetWatched(way.others), f.RenewLease(1<<62)); err != nil {
 			t.Fatal(err)
 		}
 		show := func(to func(*Fastpath) *ebpf.Program, p grammar.Packet, times uint32) {
@@ -55,22 +55,22 @@ func testWatched(t *testing.T, v version) {
 				t.Fatalf("returns %d, %v", int32(code), err)
 			}
 		}
-		told := func() bool {
+		requested := func() bool {
 			t.Helper()
-			f.news.SetDeadline(time.Now())
-			news, err := f.News()
+			f.events.SetDeadline(time.Now())
+			event, err := f.ReadEvent()
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return false
 			}
-			if want := (News{Ask: AskWatch, Pod: ShortOf(pod.Addr())}); err != nil || news != want {
-				t.Fatalf("%s: told of %v, %v, want %v", way.name, news, err, want)
+			if want := (Event{Kind: EventAttach, Pod: PodKeyOf(pod.Addr())}); err != nil || event != want {
+				t.Fatalf("%s: event %v, %v, want %v", way.name, event, err, want)
 			}
 			return true
 		}
-		looked := func() bool {
+		probing := func() bool {
 			t.Helper()
-			var each []fastpathCpu
-			if err := f.objects.Cpus.Lookup(uint32(0), &each); err != nil {
+			var each []fastpathCpuState
+			if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range each {
@@ -80,50 +80,50 @@ func testWatched(t *testing.T, v version) {
 			}
 			return false
 		}
-		const some = 64 // one of them is picked at least
+		const some = 64 // at least one of them is sampled
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			start := time.Now()
-			for !told() {
+			for !requested() {
 				if time.Since(start) > 20*time.Second {
-					t.Fatalf("%s: never told of protocol %d", way.name, protocol)
+					t.Fatalf("%s: no attach request for protocol %d", way.name, protocol)
 				}
-				show(way.scout, way.packet(v, protocol), some)
+				show(way.sampler, way.packet(v, protocol), some)
 			}
 			if took := time.Since(start); took < 40*time.Millisecond {
-				t.Errorf("%s: told after %v", way.name, took)
+				t.Errorf("%s: attach request after %v", way.name, took)
 			}
 		}
-		unseen := func(what string) {
+		noProbe := func(what string) {
 			t.Helper()
 			for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
-				show(way.looker, way.packet(v, unix.IPPROTO_UDP), 1)
-				if looked() {
-					t.Fatalf("%s: looked at %s", way.name, what)
+				show(way.prober, way.packet(v, unix.IPPROTO_UDP), 1)
+				if probing() {
+					t.Fatalf("%s: a probe started for %s", way.name, what)
 				}
 			}
-			for told() { // by the same program, it may be
+			for requested() { // the same program may request it
 			}
 		}
-		unseen("what nobody would see delivered")
+		noProbe("a pod that is not watched")
 
 		opening := way.packet(v, unix.IPPROTO_TCP)
 		opening.Flags = 0x02
 		for try := 1; ; try++ {
 			var longest time.Duration
-			woken := false
+			wasRequested := false
 			for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
 				began := time.Now()
-				show(way.scout, opening, 1)
-				show(way.scout, way.packet(v, unix.IPPROTO_TCP), some)
+				show(way.sampler, opening, 1)
+				show(way.sampler, way.packet(v, unix.IPPROTO_TCP), some)
 				longest = max(longest, time.Since(began))
-				woken = told() || woken
+				wasRequested = requested() || wasRequested
 			}
-			if !woken {
+			if !wasRequested {
 				break
 			}
-			// One that lasts so long is worth it.
+			// A connection that lasts this long is eligible.
 			if longest < 40*time.Millisecond || try == 20 {
-				t.Errorf("%s: told of short connections, the longest of %v", way.name, longest)
+				t.Errorf("%s: attach request for short connections, the longest of %v", way.name, longest)
 				break
 			}
 		}
@@ -131,37 +131,37 @@ func testWatched(t *testing.T, v version) {
 		if err := f.SetWatched([]Pod{way.pod}); err != nil {
 			t.Fatal(err)
 		}
-		for start := time.Now(); !looked(); {
+		for start := time.Now(); !probing(); {
 			if time.Since(start) > 20*time.Second {
-				t.Fatalf("%s: never looked at what is watched", way.name)
+				t.Fatalf("%s: no probe for a watched pod", way.name)
 			}
-			show(way.looker, way.packet(v, unix.IPPROTO_UDP), 1)
+			show(way.prober, way.packet(v, unix.IPPROTO_UDP), 1)
 		}
 		for start := time.Now(); time.Since(start) < 200*time.Millisecond; {
-			show(way.scout, way.packet(v, unix.IPPROTO_UDP), some)
+			show(way.sampler, way.packet(v, unix.IPPROTO_UDP), some)
 		}
-		if told() {
-			t.Errorf("%s: told of a pod that is watched", way.name)
+		if requested() {
+			t.Errorf("%s: attach request for a watched pod", way.name)
 		}
-		// Of another packet: arrive waits for the first.
-		if err := errors.Join(f.SetWatched(way.others), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+		// Clear the state: vxlan_ingress waits for the outcome of the last probe.
+		if err := errors.Join(f.SetWatched(way.others), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}
-		for start := time.Now(); !told(); {
+		for start := time.Now(); !requested(); {
 			if time.Since(start) > 20*time.Second {
-				t.Fatalf("%s: never told of a pod that is watched no more", way.name)
+				t.Fatalf("%s: no attach request for a pod that is no longer watched", way.name)
 			}
-			show(way.scout, way.packet(v, unix.IPPROTO_UDP), some)
+			show(way.sampler, way.packet(v, unix.IPPROTO_UDP), some)
 		}
-		unseen("what is watched no more")
+		noProbe("a pod that is no longer watched")
 	}
 }
 
-// TestWishes has programs not ask more often than once in a millisecond, however many
-// connections there are.
-func TestWishes(t *testing.T) {
+// TestAttachRequestsRateLimited checks that the programs request to attach at most once a
+// millisecond per CPU, however many connections there are.
+func TestAttachRequestsRateLimited(t *testing.T) {
 	f := loadForTest(t, nil)
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
@@ -169,99 +169,99 @@ func TestWishes(t *testing.T) {
 		for port := range uint16(500) {
 			p := outPacket(four, unix.IPPROTO_UDP)
 			p.Source = netip.AddrPortFrom(p.Source.Addr(), 1000+port)
-			if _, err := f.Tunnel.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
+			if _, err := f.ObserveVXLAN.Run(&ebpf.RunOptions{Data: p.Bytes(), Repeat: 32}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	took := time.Since(start)
-	told := 0
+	requested := 0
 	for {
-		f.news.SetDeadline(time.Now())
-		if _, err := f.News(); err != nil {
+		f.events.SetDeadline(time.Now())
+		if _, err := f.ReadEvent(); err != nil {
 			break
 		}
-		told++
+		requested++
 	}
-	if most := (int(took/time.Millisecond) + 1) * ebpf.MustPossibleCPU(); told == 0 || told > most {
-		t.Errorf("told %d times in %v, want at most %d", told, took, most)
+	if most := (int(took/time.Millisecond) + 1) * ebpf.MustPossibleCPU(); requested == 0 || requested > most {
+		t.Errorf("%d attach requests in %v, want at most %d", requested, took, most)
 	}
-	t.Logf("told %d times in %v", told, took)
+	t.Logf("%d attach requests in %v", requested, took)
 }
 
-// TestRare has a connection that is picked again be taken for one that lasts, unless so much time
-// went by that it is as good as idle.
-func TestRare(t *testing.T) {
+// TestAdmissionSampling checks that a connection which is sampled again is eligible, unless so much
+// time has passed that it counts as idle.
+func TestAdmissionSampling(t *testing.T) {
 	f := loadForTest(t, nil)
-	if err := f.Beat(1 << 62); err != nil {
+	if err := f.RenewLease(1 << 62); err != nil {
 		t.Fatal(err)
 	}
 	packet := outPacket(four, unix.IPPROTO_UDP).Bytes()
-	// show shows so many that some are picked.
+	// show runs the program so often that some packets are sampled.
 	show := func() {
 		t.Helper()
-		if code, err := f.Tunnel.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
+		if code, err := f.ObserveVXLAN.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
 			t.Fatalf("returns %d, %v", int32(code), err)
 		}
 	}
 	for _, tt := range []struct {
-		ago  time.Duration
-		told bool
+		ago       time.Duration
+		requested bool
 	}{{0, false}, {time.Second, true}, {time.Minute, false}} {
-		young := make([]uint64, f.objects.Young.Size()/8)
-		// Nor was the agent asked just now.
-		if err := errors.Join(f.objects.Young.Set(young), f.objects.Cpus.Put(uint32(0), make([]fastpathCpu, ebpf.MustPossibleCPU()))); err != nil {
+		slots := make([]uint64, f.objects.Admission.Size()/8)
+		// Also forget that the agent was just asked.
+		if err := errors.Join(f.objects.Admission.Set(slots), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}
 		show()
-		if err := f.objects.Young.Get(young); err != nil {
+		if err := f.objects.Admission.Get(slots); err != nil {
 			t.Fatal(err)
 		}
-		for i, y := range young {
+		for i, y := range slots {
 			if y != 0 {
-				young[i] = y&^0xffffffff | uint64(uint32(y)-uint32(tt.ago/time.Millisecond))
+				slots[i] = y&^0xffffffff | uint64(uint32(y)-uint32(tt.ago/time.Millisecond))
 			}
 		}
-		if err := f.objects.Young.Set(young); err != nil {
+		if err := f.objects.Admission.Set(slots); err != nil {
 			t.Fatal(err)
 		}
 		show()
-		f.news.SetDeadline(time.Now())
-		if _, err := f.News(); (err == nil) != tt.told {
-			t.Errorf("picked again after %s it is told of: %t, want %t (%v)", tt.ago, err == nil, tt.told, err)
+		f.events.SetDeadline(time.Now())
+		if _, err := f.ReadEvent(); (err == nil) != tt.requested {
+			t.Errorf("sampled again after %s: attach request %t, want %t (%v)", tt.ago, err == nil, tt.requested, err)
 		}
 	}
 }
 
-// FuzzNews has whatever the ring holds be read as one thing or refused.
-func FuzzNews(f *testing.F) {
+// FuzzDecodeEvent checks that any bytes in the ring buffer decode to one event or an error.
+func FuzzDecodeEvent(f *testing.F) {
 	const size, at = 56, 48
-	for ask := range uint32(asks) + 1 {
+	for ask := range uint32(eventKinds) + 1 {
 		b := make([]byte, size)
 		binary.NativeEndian.PutUint32(b[at:], ask)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		news, err := decodeNews(b)
-		if len(b) < size || binary.NativeEndian.Uint32(b[at:]) >= uint32(asks) {
+		event, err := decodeEvent(b)
+		if len(b) < size || binary.NativeEndian.Uint32(b[at:]) >= uint32(eventKinds) {
 			if err == nil {
-				t.Errorf("%x is %v", b, news)
+				t.Errorf("%x is %v", b, event)
 			}
 			return
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		six, ask := b[13] != 0, Ask(binary.NativeEndian.Uint32(b[at:]))
-		if ask == AskWatch {
-			if want := (News{Pod: Short{binary.NativeEndian.Uint32(b), six}}); news != want {
-				t.Errorf("%x is %v", b, news)
+		six, ask := b[13] != 0, EventKind(binary.NativeEndian.Uint32(b[at:]))
+		if ask == EventAttach {
+			if want := (Event{Pod: PodKey{binary.NativeEndian.Uint32(b), six}}); event != want {
+				t.Errorf("%x is %v", b, event)
 			}
 			return
 		}
-		if news.Flow.Pod.Addr().Is6() != six || news.Pod != (Short{}) || news.Ask != ask ||
-			six && news.Flow.Pod.Addr() != netip.AddrFrom16([16]byte(b[16:])) || six && news.Flow.Peer.Addr() != netip.AddrFrom16([16]byte(b[32:])) {
-			t.Errorf("%x is %v", b, news)
+		if event.Flow.Pod.Addr().Is6() != six || event.Pod != (PodKey{}) || event.Kind != ask ||
+			six && event.Flow.Pod.Addr() != netip.AddrFrom16([16]byte(b[16:])) || six && event.Flow.Peer.Addr() != netip.AddrFrom16([16]byte(b[32:])) {
+			t.Errorf("%x is %v", b, event)
 		}
 	})
 }

@@ -334,7 +334,7 @@ type RFS struct {
 // node's bridge, routing and netfilter by eBPF.
 type Fastpath struct {
 	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
-	// While a device has one of another kind its packets are left alone.
+	// The fast path skips devices that have one of another kind.
 	//
 	// +optional
 	// +listType=set

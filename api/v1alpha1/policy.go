@@ -270,11 +270,11 @@ const (
 	ReasonNotVerified = "NotVerified"
 	// ReasonError: something on the node failed.
 	ReasonError = "Error"
-	// ReasonAttached: the programs of the fast path are at all devices that they are for, or would be if a connection were worth it.
+	// ReasonAttached: the fast path has its programs on all devices, or is idle as no connection is
+	// eligible.
 	ReasonAttached = "Attached"
-	// ReasonLeftAlone: some devices are of a kind that the fast path leaves alone; the
-	// others are on it.
-	ReasonLeftAlone = "LeftAlone"
+	// ReasonSkipped: the fast path skips some devices that it does not support.
+	ReasonSkipped = "Skipped"
 )
 
 // ObservedPolicy is one policy on one node.

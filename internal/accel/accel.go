@@ -189,7 +189,7 @@ func (s *Session) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 			return nil, err
 		}
 		for _, h := range hooks {
-			settings = append(settings, s.hooked(h, ""))
+			settings = append(settings, s.hookSetting(h, ""))
 		}
 	}
 	return settings, nil
@@ -212,7 +212,7 @@ func (s *Session) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		return nil, fmt.Errorf("apply accelerators to %s: some are applied; revert them first", s.options.Place.Name)
 	}
 	var settings []record.Setting
-	err := s.canHold(accelerators)
+	err := s.checkLifetime(accelerators)
 	if err == nil {
 		settings, err = s.apply(ctx, accelerators)
 	}
@@ -351,7 +351,7 @@ func (s *Session) all() []record.Setting {
 	settings := slices.Clone(s.settings)
 	if s.fast.path != nil {
 		for _, h := range s.fast.path.Hooks() {
-			settings = append(settings, s.hooked(h, attached))
+			settings = append(settings, s.hookSetting(h, attached))
 		}
 	}
 	return settings

@@ -20,49 +20,51 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// The fast path is unlike settings: it lives as long as the process that holds it, so
-// it needs no journal. What there is instead, beside the journal, is a socket for each
-// network namespace that has it. Who listens there holds it, so that it is held once;
-// and tells who asks how it fares. It goes with the process as well: a file that is
-// left behind has nobody listening.
+// Unlike a setting, the fast path lives only as long as the process that runs it, so it
+// needs no journal entry. Instead, each network namespace with a fast path has a socket
+// next to the journal. Listening on it is the lock, so that only one process runs the
+// fast path of a namespace; and whoever connects gets the status. The lock ends with the
+// process: nobody listens on a file that is left behind.
 
-// fast is a session's fast path.
+// fast is the fast path of a session.
 type fast struct {
-	// path is nil where it is not on.
+	// path is nil while the fast path is off.
 	path   *fastpath.Fastpath
 	socket *fastSocket
-	// as is what was asked for when it began.
+	// as is the configuration that the fast path was started with.
 	as *v1alpha1.Fastpath
-	// wanted by what is kept, and why it is not on; tried is when that was found.
+	// wanted is whether Keep wants the fast path; err is why it is off nevertheless, and tried is when
+	// starting it failed.
 	wanted   bool
 	err      error
 	tried    time.Time
 	repaired int
-	// probed: the kernel has carried packets, and need not be asked again.
+	// probed is set once fastpath.Probe has succeeded on this kernel.
 	probed bool
 }
 
-// probeAgain is after how long a kernel that could not carry a packet is asked again.
-const probeAgain = 10 * time.Minute
+// retryAfter is after how long Keep tries again to start a fast path that failed to start.
+const retryAfter = 10 * time.Minute
 
-// attached is what a hook of the fast path reads.
+// attached is the value of a hook of the fast path, as a setting.
 const attached = "attached"
 
-// hooked is a hook of the fast path as a setting.
-func (s *Session) hooked(h fastpath.Hook, got string) record.Setting {
+// hookSetting returns a hook of the fast path as a setting.
+func (s *Session) hookSetting(h fastpath.Hook, got string) record.Setting {
 	return record.Setting{Place: s.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
 }
 
-// canHold tells whether a session that applies can have what is asked for.
-func (s *Session) canHold(accelerators []v1alpha1.Accelerator) error {
+// checkLifetime returns an error if the accelerators include the fast path and this process is about
+// to end.
+func (s *Session) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	if s.options.Persistent && slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
-		return errors.New("the fast path lasts as long as the process that holds it, and this one is about to end: " +
-			"write it into a policy and have the agent hold it (slipstream agent --policy FILE), or measure it (slipstream run)")
+		return errors.New("the fast path lasts as long as the process that runs it, and this one is about to end: " +
+			"write it into a policy for the agent (slipstream agent --policy FILE), or measure it (slipstream run)")
 	}
 	return nil
 }
 
-// startFastpath begins to hold the fast path.
+// startFastpath takes the socket and starts the fast path.
 func (s *Session) startFastpath(as *v1alpha1.Fastpath) (err error) {
 	if s.fast.socket, err = s.listenFast(); err != nil {
 		return err
@@ -76,23 +78,23 @@ func (s *Session) startFastpath(as *v1alpha1.Fastpath) (err error) {
 }
 
 func (s *Session) stopFastpath() error {
-	held := s.fast
-	s.fast = fast{probed: held.probed}
+	old := s.fast
+	s.fast = fast{probed: old.probed}
 	var err error
-	if held.path != nil {
-		if counts, err := held.path.Counts(); err == nil {
-			s.options.Log.Info("packets and the fast path", "place", s.options.Place.Name, "counts", counts, "refused", held.path.Refused())
+	if old.path != nil {
+		if counts, err := old.path.Counts(); err == nil {
+			s.options.Log.Info("the fast path stops", "place", s.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
 		}
-		err = held.path.Close()
+		err = old.path.Close()
 	}
-	if held.socket != nil {
-		err = errors.Join(err, held.socket.close())
+	if old.socket != nil {
+		err = errors.Join(err, old.socket.close())
 	}
 	return err
 }
 
-// keepFastpath has the fast path on or off as the plan wants it. That it cannot be had
-// hinders nothing else.
+// keepFastpath starts or stops the fast path as the plan wants it. It is no error if the fast path
+// cannot start: the other accelerators do not depend on it.
 func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	want := s.plan.fastpath
 	if want == nil {
@@ -100,7 +102,7 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	}
 	f := &s.fast
 	if f.path != nil && !slices.Equal(f.as.UnseenBy, want.UnseenBy) {
-		s.options.Log.Info("the fast path begins anew, as others may miss its packets now: connections take the slow path for a moment",
+		s.options.Log.Info("the fast path restarts with another unseenBy: connections take the slow path for a moment",
 			"place", s.options.Place.Name, "unseenBy", want.UnseenBy)
 		if err := s.stopFastpath(); err != nil {
 			return err
@@ -110,17 +112,17 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 		repaired := f.path.Repaired()
 		kept.Repaired += repaired - f.repaired
 		f.repaired = repaired
-		if !f.path.Worn() {
+		if !f.path.TablesWorn() {
 			f.path.Verify()
 			return nil
 		}
-		s.options.Log.Info("the fast path begins anew, as its tables are nearly full: connections take the slow path for a moment", "place", s.options.Place.Name)
+		s.options.Log.Info("the fast path restarts because its tables are nearly full: connections take the slow path for a moment", "place", s.options.Place.Name)
 		if err := s.stopFastpath(); err != nil {
 			return err
 		}
 	}
 	f.wanted = true
-	if f.err != nil && !errors.Is(f.err, ErrHeld) && time.Since(f.tried) < probeAgain {
+	if f.err != nil && !errors.Is(f.err, ErrHeld) && time.Since(f.tried) < retryAfter {
 		return nil
 	}
 	var err error
@@ -134,74 +136,74 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // wanted again, as what did not start was stopped
+	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // stopFastpath has reset wanted if starting failed
 	if err == nil {
 		kept.Set += len(f.path.Hooks())
 	}
 	return nil
 }
 
-// FastpathState is what Keep has made of the fast path.
+// FastpathState is the state of the fast path after Keep.
 type FastpathState struct {
-	// Wanted: all else is empty if not.
+	// Wanted is whether the plan has the fast path; if not, all else is empty.
 	Wanted bool
-	// Overlays are the VXLAN devices whose packets it may carry.
-	Overlays []string
-	// Hooks are programs that are attached: none while it sleeps.
+	// VXLANDevices are the devices that the fast path supports.
+	VXLANDevices []string
+	// Hooks are the attached programs: none while the fast path is idle.
 	Hooks []fastpath.Hook
-	// LeftAlone says, a sentence each, which devices are left to the slow path, and why.
-	LeftAlone []string
+	// Skipped names each skipped device and why.
+	Skipped []string
 	// Err is why all packets take the slow path, if they do.
 	Err error
 }
 
-// FastpathState tells how the fast path of this place fares.
+// FastpathState returns the state of the fast path of this place.
 func (s *Session) FastpathState() FastpathState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	state := FastpathState{Wanted: s.fast.wanted, Err: s.fast.err}
 	if f := s.fast.path; f != nil {
-		state.Overlays, state.Hooks, state.LeftAlone, state.Err = f.Overlays(), f.Hooks(), f.Refused(), f.Problem()
+		state.VXLANDevices, state.Hooks, state.Skipped, state.Err = f.VXLANDevices(), f.Hooks(), f.Skipped(), f.Problem()
 	}
 	return state
 }
 
-// FastpathNews gets something when FastpathState has become another without Keep; nil
-// while the fast path is off.
-func (s *Session) FastpathNews() <-chan struct{} {
+// FastpathChanges returns a channel that receives a value when FastpathState changes without Keep;
+// nil while the fast path is off.
+func (s *Session) FastpathChanges() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fast.path == nil {
 		return nil
 	}
-	return s.fast.path.News()
+	return s.fast.path.Changes()
 }
 
-// Fastpath is the fast path of one network namespace, as the process tells that holds it.
+// Fastpath is the status of the fast path of one network namespace, from the process that runs it.
 type Fastpath struct {
-	// Place is what the holder calls it.
+	// Place is the name that this process gives the namespace; Holder is the process.
 	Place  string `json:"place"`
 	Holder Holder `json:"holder"`
-	// Hooks are "DEVICE/PROGRAM": none while no connection is worth it.
+	// Hooks are "DEVICE/PROGRAM": none while no connection is eligible.
 	Hooks []string `json:"hooks"`
-	// LeftAlone says which devices are left to the slow path, and why; Problem why all
-	// packets are, if so.
-	LeftAlone []string `json:"left_alone,omitempty"`
-	Problem   string   `json:"problem,omitempty"`
-	// Connections that are known, and those of them that take the fast path now.
+	// Skipped names each skipped device and why; Problem says why all packets take the slow path,
+	// if they do.
+	Skipped []string `json:"skipped,omitempty"`
+	Problem string   `json:"problem,omitempty"`
+	// Connections counts the known connections, Fast those of them that are accelerated now.
 	Connections int `json:"connections"`
 	Fast        int `json:"fast"`
-	// Packets by what became of them: those of "fast-out" and "fast-in" took the fast
-	// path, all others say why not.
+	// Packets counts packets by reason: "fast-out" and "fast-in" took the fast path, all
+	// others the slow path for that reason.
 	Packets map[string]uint64 `json:"packets"`
 }
 
-// Fastpath tells how the fast path of this place does. Packets is nil where it is off.
+// Fastpath returns the status of the fast path of this place. Packets is nil while it is off.
 func (s *Session) Fastpath() (f Fastpath, err error) {
 	state := s.FastpathState()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f = Fastpath{Place: s.options.Place.Name, LeftAlone: state.LeftAlone}
+	f = Fastpath{Place: s.options.Place.Name, Skipped: state.Skipped}
 	if state.Err != nil {
 		f.Problem = state.Err.Error()
 	}
@@ -219,7 +221,7 @@ func (s *Session) Fastpath() (f Fastpath, err error) {
 	return f, err
 }
 
-// FastpathPackets are Fastpath's alone: what a trial asks for at both ends of its window.
+// FastpathPackets returns only the Packets of Fastpath: a trial reads them at both ends of its window.
 func (s *Session) FastpathPackets() (map[string]uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,8 +231,8 @@ func (s *Session) FastpathPackets() (map[string]uint64, error) {
 	return s.fast.path.Counts()
 }
 
-// Fastpaths asks the processes of this machine that hold a fast path, by the names of
-// their places. Of o it needs JournalDir.
+// Fastpaths returns the status of all fast paths of this machine, sorted by the names of their
+// places. It uses only JournalDir of o.
 func Fastpaths(o Options) ([]Fastpath, error) {
 	sockets, err := fastSockets(o.JournalDir)
 	if err != nil {
@@ -250,7 +252,7 @@ func Fastpaths(o Options) ([]Fastpath, error) {
 	return all, nil
 }
 
-// fastPrefix begins the names of sockets; the cookie of the network namespace follows.
+// fastPrefix is the prefix of socket names, which the cookie of the network namespace completes.
 const fastPrefix = "fastpath-"
 
 func (j *journal) fastSocket(id namespace) string {
@@ -261,14 +263,14 @@ func fastSockets(dir string) ([]string, error) {
 	return filepath.Glob(filepath.Join(dir, fastPrefix+"*"))
 }
 
-// fastSocket is what the holder of a fast path listens on.
+// fastSocket is the socket of a process that runs a fast path.
 type fastSocket struct {
 	*net.UnixListener
 	file   string
 	holder Holder
 }
 
-// listenFast makes this process the holder, alone.
+// listenFast listens on the socket, unless another process does.
 func (s *Session) listenFast() (*fastSocket, error) {
 	unlock, err := s.journal.lock()
 	if err != nil {
@@ -290,22 +292,22 @@ func (s *Session) listenFast() (*fastSocket, error) {
 		return nil, fmt.Errorf("the fast path of %s: %w by %s", o.Place.Name, errFastHeld, other.Holder)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask who holds the fast path of %s: %w", o.Place.Name, err)
+		return nil, fmt.Errorf("ask which process runs the fast path of %s: %w", o.Place.Name, err)
 	}
 	var l *net.UnixListener
-	err = shortly(file, func(file string) (err error) {
+	err = withShortName(file, func(file string) (err error) {
 		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: file, Net: "unix"})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("hold the fast path of %s: %w", o.Place.Name, err)
+		return nil, fmt.Errorf("listen for the fast path of %s: %w", o.Place.Name, err)
 	}
-	l.SetUnlinkOnClose(false) // by a name that means something for a moment only
+	l.SetUnlinkOnClose(false) // the name is valid only inside withShortName
 	return &fastSocket{l, file, holder}, nil
 }
 
-// sweepFast removes the sockets that dead processes have left. The journal is locked, so
-// that nobody begins to listen there meanwhile.
+// sweepFast removes the sockets of dead processes. The caller holds the lock of the journal, so
+// that no process starts to listen meanwhile.
 func (j *journal) sweepFast() error {
 	sockets, err := fastSockets(j.dir)
 	if err != nil {
@@ -327,7 +329,7 @@ func (j *journal) sweepFast() error {
 	return errors.Join(errs...)
 }
 
-// errFastHeld is an ErrHeld in words that fit.
+// errFastHeld is ErrHeld with a text that fits a fast path.
 var errFastHeld = heldFast{}
 
 type heldFast struct{}
@@ -335,33 +337,33 @@ type heldFast struct{}
 func (heldFast) Error() string   { return "held already" }
 func (heldFast) Is(e error) bool { return e == ErrHeld }
 
-// fastWait is how long a holder may take to tell.
+// fastWait bounds how long to wait for the answer on a socket.
 const fastWait = 2 * time.Second
 
-// serve answers everyone who connects with a document.
-func (f *fastSocket) serve(tell func() (Fastpath, error)) {
+// serve sends the status as JSON to everyone who connects.
+func (f *fastSocket) serve(status func() (Fastpath, error)) {
 	go func() {
 		for {
 			c, err := f.Accept()
 			if err != nil {
 				return
 			}
-			now, err := tell()
+			now, err := status()
 			if err != nil {
 				now.Problem = err.Error()
 			}
 			now.Holder = f.holder
 			_ = c.SetWriteDeadline(time.Now().Add(fastWait))
-			_ = json.NewEncoder(c).Encode(now) // who asked may have gone
+			_ = json.NewEncoder(c).Encode(now) // the client may be gone
 			_ = c.Close()
 		}
 	}()
 }
 
-// close lets go. The file goes first: what is there after is another's.
+// close ends listening. It removes the file first: afterwards another process may have created it again.
 func (f *fastSocket) close() error { return errors.Join(os.Remove(f.file), f.Close()) }
 
-// askFast asks the holder whose socket that is, if there is one.
+// askFast reads the status from a socket. held is false if no process listens on it.
 func askFast(file string) (f Fastpath, held bool, err error) {
 	c, err := dialFast(file)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
@@ -375,8 +377,8 @@ func askFast(file string) (f Fastpath, held bool, err error) {
 		err = json.NewDecoder(c).Decode(&f)
 	}
 	if err != nil {
-		// Somebody listens, and hangs or starts or ends: it is not free.
-		f.Problem = "the process that holds it does not answer: " + err.Error()
+		// A process listens, but hangs, starts or ends: the fast path counts as held.
+		f.Problem = "the process that runs it does not answer: " + err.Error()
 		if f.Holder.Owner == "" {
 			f.Holder.Owner = "a process that does not answer"
 		}
@@ -385,16 +387,16 @@ func askFast(file string) (f Fastpath, held bool, err error) {
 }
 
 func dialFast(file string) (c *net.UnixConn, err error) {
-	err = shortly(file, func(file string) (err error) {
+	err = withShortName(file, func(file string) (err error) {
 		c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: file, Net: "unix"})
 		return err
 	})
 	return c, err
 }
 
-// shortly calls fn with a name of a file that fits into a socket's address, however long
-// the folder's is.
-func shortly(file string, fn func(file string) error) error {
+// withShortName calls fn with a name of a file that fits into a socket's address, no matter how long
+// the directory's name is.
+func withShortName(file string, fn func(file string) error) error {
 	dir, err := os.Open(filepath.Dir(file))
 	if err != nil {
 		return err

@@ -123,7 +123,7 @@ func TestFastpathNews(t *testing.T) {
 	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
-	if s.FastpathNews() != nil {
+	if s.FastpathChanges() != nil {
 		t.Error("there is news of what is off")
 	}
 	v, err := s.Look()
@@ -133,11 +133,11 @@ func TestFastpathNews(t *testing.T) {
 	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "other"}, FlowBased: true, Port: 4789}))
 	for limit := time.After(10 * time.Second); ; {
 		select {
-		case <-s.FastpathNews():
+		case <-s.FastpathChanges():
 		case <-limit:
 			t.Fatalf("no news: %+v", s.FastpathState())
 		}
-		if alone := strings.Join(s.FastpathState().LeftAlone, "; "); strings.Contains(alone, "other: ") {
+		if alone := strings.Join(s.FastpathState().Skipped, "; "); strings.Contains(alone, "other: ") {
 			return
 		}
 	}
@@ -163,7 +163,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 		given := slices.Contains(unseenBy, v1alpha1.UnseenByQueue)
 		_, err = s.Keep(t.Context(), v, wanted)
 		must(t, err)
-		alone := strings.Join(s.FastpathState().LeftAlone, "; ")
+		alone := strings.Join(s.FastpathState().Skipped, "; ")
 		if strings.Contains(alone, "tunnel: it has a queue (tbf)") == given {
 			t.Errorf("unseen by %q: left alone are %s", unseenBy, alone)
 		}

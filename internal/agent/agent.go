@@ -9,8 +9,8 @@
 // internal/accel's; whether an acceleration helps is for an experiment to say.
 //
 // An Agent that ends leaves settings as they are: the journal holds them for the owner
-// "agent", and the next one adopts them. The fast path ends with it, as it lasts only
-// while somebody watches what changes; the next begins it anew.
+// "agent", and the next one adopts them. The fast path ends with the process, because it
+// is safe only while a process invalidates flows; the next agent starts it again.
 package agent
 
 import (
@@ -174,7 +174,7 @@ func New(o Options) (a *Agent, err error) {
 	return a, err
 }
 
-// Close lets go of what New opened; Run has returned. Settings stay, the fast path ends.
+// Close closes what New opened. Run must have returned. Settings stay; the fast path ends.
 func (a *Agent) Close() {
 	if a.watch != nil {
 		a.watch.close()
@@ -257,7 +257,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			verifying = true
 		case <-a.changed:
 			full = a.take()
-		case <-a.host.FastpathNews():
+		case <-a.host.FastpathChanges():
 			a.publish()
 			continue
 		case <-verify.C:

@@ -176,7 +176,7 @@ func TestContainerFastpath(t *testing.T) {
 		deny    []uint32
 		want    string
 	}{
-		"all":         {"", nil, `^0 0 Applied .*it sleeps`},
+		"all":         {"", nil, `^0 0 Applied .*idle: `},
 		"raw sockets": {"NET_RAW", nil, `try the fast path: .*operation not permitted: this process lacks CAP_NET_RAW`},
 		"programs":    {"SYS_ADMIN", nil, `try the fast path: .*operation not permitted: this process lacks CAP_SYS_ADMIN`},
 		"seccomp":     {"", []uint32{unix.SYS_BPF}, `try the fast path: .*operation not permitted.*: this process has the capabilities for it.*a seccomp filter is on it, which has to permit bpf`},

@@ -213,9 +213,9 @@ func (p *place) shipped(policy string) *child {
 
 const shippedPolicy = `{apiVersion: slipstream.dev/v1alpha1, kind: AccelerationPolicy, metadata: {name: fast}, spec: {accelerate: [{fastpath: {}}]}}`
 
-// BenchmarkFastpathAsleep is what an agent costs whose fast path has nothing to carry: its CPU
+// BenchmarkFastpathIdle is what an agent costs whose fast path has nothing to carry: its CPU
 // time. -benchtime 1x.
-func BenchmarkFastpathAsleep(b *testing.B) {
+func BenchmarkFastpathIdle(b *testing.B) {
 	const window = time.Minute
 	p := newOverlay(b)
 	c := p.shipped(shippedPolicy)

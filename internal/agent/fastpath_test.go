@@ -231,7 +231,7 @@ func TestFastpath(t *testing.T) {
 	c := p.echo()
 	a.Set(one(fastPolicy))
 	applied := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	if s := a.Status(); applied.Settings != 0 || s.Fastpath == nil || !s.Fastpath.On || !strings.Contains(applied.Message, "it sleeps") {
+	if s := a.Status(); applied.Settings != 0 || s.Fastpath == nil || !s.Fastpath.On || !strings.Contains(applied.Message, "idle: ") {
 		t.Errorf("%+v %+v, want it to sleep", applied, s.Fastpath)
 	}
 	hooks := func(what string, want int) {
@@ -260,10 +260,10 @@ func TestFastpath(t *testing.T) {
 	// A device that packets must not jump.
 	p.pod("shaped")
 	shape(t, "veth-shaped")
-	a.wantEvent(v1alpha1.ReasonLeftAlone, "veth-shaped")
+	a.wantEvent(v1alpha1.ReasonSkipped, "veth-shaped")
 	hooks("it is shaped", awake)
 	s := a.Status()
-	if s.Fastpath.Reason != v1alpha1.ReasonLeftAlone || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
+	if s.Fastpath.Reason != v1alpha1.ReasonSkipped || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
 		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
 	}
 	p.remove("shaped")
@@ -442,12 +442,12 @@ func TestFastpathCannot(t *testing.T) {
 	p := newOverlay(t)
 	a := p.start(p.options()) // which looks at nothing unless it is told of it
 	a.Set(one(fastPolicy))
-	if o := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != 0 || o.Message != "fast path: it sleeps, as no pod has a connection that is worth it" {
+	if o := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != 0 || o.Message != "fast path: idle: no pod has an eligible connection" {
 		t.Errorf("%+v", o)
 	}
 	p.pod("new")
 	shape(t, "veth-new") // of which no message about a link tells
-	a.wantEvent(v1alpha1.ReasonLeftAlone, "veth-new")
+	a.wantEvent(v1alpha1.ReasonSkipped, "veth-new")
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))

@@ -54,10 +54,10 @@ var (
 	nodeDevices    = prometheus.NewDesc("slipstream_devices", "Devices of the node that are of a class.", []string{"class"}, nil)
 	nodePods       = prometheus.NewDesc("slipstream_pods", "Network namespaces of pods that are followed.", nil, nil)
 	fastUp         = prometheus.NewDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.", nil, nil)
-	fastHooks      = prometheus.NewDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is worth it.", nil, nil)
-	fastAlone      = prometheus.NewDesc("slipstream_fastpath_devices_left_alone", "Devices that the fast path leaves to the slow one.", nil, nil)
-	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Connections of pods over the overlay that are known, by the path that they take now.", []string{"path"}, nil)
-	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that met the fast path: those of fast-out and fast-in took it, all others say why not.", []string{"reason"}, nil)
+	fastHooks      = prometheus.NewDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.", nil, nil)
+	fastSkipped    = prometheus.NewDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.", nil, nil)
+	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", []string{"path"}, nil)
+	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}, nil)
 	podsMissing    = prometheus.NewDesc("slipstream_pods_missing", "Those of them that could not be found.", nil, nil)
 )
 
@@ -103,7 +103,7 @@ func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, 
 	}
 	gauge(fastUp, up)
 	gauge(fastHooks, float64(s.Hooks))
-	gauge(fastAlone, float64(len(s.LeftAlone)))
+	gauge(fastSkipped, float64(len(s.Skipped)))
 	f, err := a.host.Fastpath()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(fastPackets, err)

@@ -406,7 +406,7 @@ func BenchmarkNewPod(b *testing.B) {
 			p.namespace("other")
 			for i := range links {
 				must(b, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
-					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods["other"].handle)}))
+					PeerName: fmt.Sprintf("end%d", i), PeerNamespace: netlink.NsFd(p.pods["not-tcp-udp"].handle)}))
 			}
 			const pods = 30
 			log := &applied{at: make(map[string]time.Time)}

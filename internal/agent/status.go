@@ -11,7 +11,7 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// Status is what an agent has made of the policies.
+// Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
 	// Settings that are held on the node and in its pods, and those that read back.
@@ -23,28 +23,28 @@ type Status struct {
 	// those of them that could not be found.
 	Devices       map[string]int
 	Pods, Missing int
-	// Fastpath is nil where no policy wants it.
+	// Fastpath is nil if no policy wants the fast path.
 	Fastpath *FastpathStatus
 }
 
-// FastpathStatus is how the fast path of the node fares.
+// FastpathStatus is the status of the node's fast path.
 type FastpathStatus struct {
-	// On: it works, or sleeps until there is something for it. Reason is one of v1alpha1's.
+	// On: the fast path is active, or idle until a connection is eligible. Reason is one of v1alpha1's.
 	On              bool
 	Reason, Message string
-	// Hooks are programs that are attached, none while it sleeps; LeftAlone says of devices why they are not on it.
-	Hooks     int
-	LeftAlone []string
+	// Hooks counts the attached programs: 0 while the fast path is idle. Skipped names each skipped device and why.
+	Hooks   int
+	Skipped []string
 }
 
-// Status returns the last one.
+// Status returns the last status.
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.status
 }
 
-// publish works the status out, and hands it on if it is another one.
+// publish computes the status, and publishes it if it has changed.
 func (a *Agent) publish() {
 	now := a.observe()
 	a.mu.Lock()
@@ -61,39 +61,39 @@ func (a *Agent) publish() {
 		}
 	}
 	if f, before := now.Fastpath, was.Fastpath; f != nil {
-		for _, why := range f.LeftAlone {
-			if before == nil || !slices.Contains(before.LeftAlone, why) {
-				a.notify(Event{false, v1alpha1.ReasonLeftAlone, "not on the fast path: " + why})
+		for _, why := range f.Skipped {
+			if before == nil || !slices.Contains(before.Skipped, why) {
+				a.notify(Event{false, v1alpha1.ReasonSkipped, "the fast path skips " + why})
 			}
 		}
 	}
 	a.options.Publish(now)
 }
 
-// observeFastpath tells how the fast path fares, nil where it is not wanted.
+// observeFastpath returns the status of the fast path, or nil if no policy wants it.
 func (a *Agent) observeFastpath() *FastpathStatus {
 	state := a.host.FastpathState()
 	if !state.Wanted {
 		return nil
 	}
-	f := &FastpathStatus{On: true, Reason: v1alpha1.ReasonAttached, Hooks: len(state.Hooks), LeftAlone: state.LeftAlone}
+	f := &FastpathStatus{On: true, Reason: v1alpha1.ReasonAttached, Hooks: len(state.Hooks), Skipped: state.Skipped}
 	f.Message = fmt.Sprintf("%d programs are attached", f.Hooks)
 	if f.Hooks == 0 {
-		f.Message = "it sleeps, as no pod has a connection that is worth it"
+		f.Message = "idle: no pod has an eligible connection"
 	}
-	alone := strings.Join(f.LeftAlone, "; ")
+	skipped := strings.Join(f.Skipped, "; ")
 	switch {
 	case errors.Is(state.Err, accel.ErrHeld):
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonHeld, state.Err.Error()
-	case state.Err != nil && len(state.Overlays) == 0:
+	case state.Err != nil && len(state.VXLANDevices) == 0:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, state.Err.Error()
 	case state.Err != nil:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonError, state.Err.Error()
-	case len(state.Overlays) == 0:
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "no VXLAN device of the node can be on the fast path: "+alone
-	case alone != "":
-		f.Reason = v1alpha1.ReasonLeftAlone
-		f.Message += "; left to the slow path are " + alone
+	case len(state.VXLANDevices) == 0:
+		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+skipped
+	case skipped != "":
+		f.Reason = v1alpha1.ReasonSkipped
+		f.Message += "; skipped: " + skipped
 	}
 	return f
 }
@@ -247,7 +247,7 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 		if o.Verified > 0 {
 			is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
 		}
-		if p.ofFastpath() && fast != nil && (len(fast.LeftAlone) > 0 || fast.Hooks == 0) {
+		if p.ofFastpath() && fast != nil && (len(fast.Skipped) > 0 || fast.Hooks == 0) {
 			is = append(is, "fast path: "+fast.Message)
 		}
 		o.Message = strings.Join(is, "; ")

@@ -180,24 +180,24 @@ func printHeld(w io.Writer, held []accel.Held) error {
 	return tw.Flush()
 }
 
-// printFastpath shows what a fast path carries, and why not the rest: the reasons with
-// the most packets first.
+// printFastpath shows what takes the fast path, and why the rest does not: the reasons with the most
+// packets first.
 func printFastpath(w io.Writer, f accel.Fastpath) error {
 	fmt.Fprintf(w, "fast path of %s, held by %s\n", f.Place, f.Holder)
 	if f.Problem != "" {
 		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
 	}
-	fmt.Fprintf(w, "  connections: %d known, %d of them on it\n", f.Connections, f.Fast)
-	programs := "none, it sleeps, as no connection is worth it"
+	fmt.Fprintf(w, "  connections: %d known, %d on the fast path\n", f.Connections, f.Fast)
+	programs := "none: idle, no connection is eligible"
 	if len(f.Hooks) > 0 {
 		programs = strings.Join(f.Hooks, " ")
 	}
 	fmt.Fprintf(w, "  programs: %s\n", programs)
-	for _, why := range f.LeftAlone {
-		fmt.Fprintf(w, "  not on it: %s\n", why)
+	for _, why := range f.Skipped {
+		fmt.Fprintf(w, "  skipped: %s\n", why)
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "  PACKETS\tWERE")
+	fmt.Fprintln(tw, "  PACKETS\tREASON")
 	for _, why := range slices.SortedFunc(maps.Keys(f.Packets), func(a, b string) int {
 		return cmp.Or(cmp.Compare(f.Packets[b], f.Packets[a]), cmp.Compare(a, b))
 	}) {

@@ -275,22 +275,22 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	}
 	met := uint64(0)
 	for _, f := range t.Fastpath {
-		fast, all, most := carried(f)
+		fast, all, most := fastpathShare(f)
 		met += all
 		if all > strays && fast < all/2 {
-			warn(record.WarnSlowPath, "the fast path of %s carried %.0f %% of %d packets; most others were %s (docs/fastpath.md)",
+			warn(record.WarnSlowPath, "the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/fastpath.md)",
 				f.Place, 100*float64(fast)/float64(all), all, most)
 		}
 	}
 	if len(t.Fastpath) > 0 && met == 0 {
-		warn(record.WarnSlowPath, "the fast path met no packet: no connection was worth it (docs/fastpath.md)")
+		warn(record.WarnSlowPath, "the fast path saw no packet: no connection was eligible (docs/fastpath.md)")
 	}
 	return out
 }
 
-// carried are the packets that took the fast path, all of them, and why most others
-// did not.
-func carried(f record.Fastpath) (fast, all uint64, most string) {
+// fastpathShare counts the packets that took the fast path, and all packets, and returns the reason
+// why most others did not.
+func fastpathShare(f record.Fastpath) (fast, all uint64, most string) {
 	for why, n := range f.Packets {
 		switch all += n; {
 		case why == record.FastOut || why == record.FastIn:

@@ -99,10 +99,10 @@ func TestSkew(t *testing.T) {
 func TestSlowPath(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{
-		"": {record.FastOut: 30, record.FastIn: 30, "unknown": 50},
-		"the fast path met no packet: no connection was worth it (docs/fastpath.md)":                        {"unknown": 0},
-		"the fast path of node0 carried 25 % of 80 packets; most others were translated (docs/fastpath.md)": {record.FastOut: 20, "unknown": 29, "translated": 31},
-		"the fast path of node0 carried 0 % of 20 packets; most others were asked (docs/fastpath.md)":       {"unknown": 10, "asked": 10},
+		"": {record.FastOut: 30, record.FastIn: 30, "no-flow": 50},
+		"the fast path saw no packet: no connection was eligible (docs/fastpath.md)":                                     {"no-flow": 0},
+		"the fast path of node0 forwarded 25 % of 80 packets; most others took the slow path: nat (docs/fastpath.md)":    {record.FastOut: 20, "no-flow": 29, "nat": 31},
+		"the fast path of node0 forwarded 0 % of 20 packets; most others took the slow path: no-flow (docs/fastpath.md)": {"no-flow": 10, "revalidate": 10},
 	} {
 		trial := record.Trial{Window: 1, Hosts: []record.Host{{}}, Fastpath: []record.Fastpath{{Place: "node0", Packets: packets}}}
 		got := ""
@@ -115,7 +115,7 @@ func TestSlowPath(t *testing.T) {
 			t.Errorf("%v: %q, want %q", packets, got, want)
 		}
 	}
-	if fast, all, most := carried(record.Fastpath{}); fast != 0 || all != 0 || most != "" {
+	if fast, all, most := fastpathShare(record.Fastpath{}); fast != 0 || all != 0 || most != "" {
 		t.Errorf("of nothing: %d of %d, %s", fast, all, most)
 	}
 }

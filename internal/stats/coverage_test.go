@@ -156,15 +156,15 @@ func TestCoverage(t *testing.T) {
 		blocks    int
 		low, high float64
 	}{
-		{"log-normal, 5 %", world{seven[:4], nil, normal(0.05)}, 20, 0.94, 0.96},
-		{"the machine rises by 18 % over the run, seven variants", world{seven, rising(140), normal(0.05)}, 20, 0.94, 0.96},
-		{"it rises by 18 % in every 20 trials, seven variants", world{seven, rising(20), normal(0.05)}, 20, 0.94, 0.96},
-		{"it rises by 18 % over the run, and one trial in 20 loses 10–50 %", world{seven, rising(140), disturbed(0.05, 0)}, 20, 0.93, 1},
-		{"log-normal, 5 %, five blocks only", world{two, nil, normal(0.05)}, 5, 0.94, 0.96},
+		{"log-normal noise, SD 5 %", world{seven[:4], nil, normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18 % over the run, seven variants", world{seven, rising(140), normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18 % every 20 trials, seven variants", world{seven, rising(20), normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18 % over the run; 1 trial in 20 loses 10–50 %", world{seven, rising(140), disturbed(0.05, 0)}, 20, 0.93, 1},
+		{"log-normal noise, SD 5 %, five blocks only", world{two, nil, normal(0.05)}, 5, 0.94, 0.96},
 		{"heavy tails (Student's t, 3 degrees of freedom)", world{two, nil, heavy(0.05)}, 20, 0.93, 1},
-		{"skew (exponential hold-ups)", world{two, nil, skewed(0.05, 1)}, 20, 0.93, 1},
-		{"skew, twice as much for the variant", world{two, nil, skewed(0.05, 2)}, 20, 0.93, 1},
-		{"one trial in 20 loses 10–50 %, never the baseline's", world{two, nil, disturbed(0.05, 1)}, 20, 0.9, 1},
+		{"skewed noise (exponential)", world{two, nil, skewed(0.05, 1)}, 20, 0.93, 1},
+		{"skewed noise, SD twice as large for the variant", world{two, nil, skewed(0.05, 2)}, 20, 0.93, 1},
+		{"1 trial in 20 of the variant loses 10–50 %, none of the baseline's", world{two, nil, disturbed(0.05, 1)}, 20, 0.9, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -184,7 +184,7 @@ func TestCoverage(t *testing.T) {
 				}
 			}
 			share := float64(hits) / float64(of)
-			shown(t, "method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -199,9 +199,9 @@ func TestCoverageSequential(t *testing.T) {
 		world     world
 		low, high float64
 	}{
-		{"log-normal, 5 %", world{two, nil, normal(0.05)}, 0.94, 0.96},
-		{"the machine rises by 18 % over 140 trials", world{two, rising(140), normal(0.05)}, 0, 0.8},
-		{"it rises by 18 % in every 20 trials", world{two, rising(20), normal(0.05)}, 0, 0.05},
+		{"log-normal noise, SD 5 %", world{two, nil, normal(0.05)}, 0.94, 0.96},
+		{"upward drift of 18 % over 140 trials", world{two, rising(140), normal(0.05)}, 0, 0.8},
+		{"upward drift of 18 % every 20 trials", world{two, rising(20), normal(0.05)}, 0, 0.05},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -219,7 +219,7 @@ func TestCoverageSequential(t *testing.T) {
 				}
 			}
 			share := float64(hits) / simulated
-			shown(t, "method.md", fmt.Sprintf("| one after the other: %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| sequential: %s | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -244,16 +244,16 @@ func TestCoverageAuto(t *testing.T) {
 		// standard errors of a simulated share.
 		low float64
 	}{
-		{"log-normal, 1 %", world{two, nil, normal(0.01)}, 0.95},
-		{"log-normal, 2 %", world{two, nil, normal(0.02)}, 0.95},
-		{"log-normal, 3 %", world{two, nil, normal(0.03)}, 0.95},
-		{"log-normal, 8 %", world{two, nil, normal(0.08)}, 0.95},
-		{"log-normal, 3 %, two variants", world{seven[:3], nil, normal(0.03)}, 0.95},
-		{"log-normal, 3 %, the machine rises by 18 % in every 20 trials", world{two, rising(20), normal(0.03)}, 0.95},
-		{"skew, twice as much for the variant", world{two, nil, skewed(0.015, 2)}, 0.95},
-		{"skew", world{two, nil, skewed(0.03, 1)}, 0.95},
+		{"log-normal noise, SD 1 %", world{two, nil, normal(0.01)}, 0.95},
+		{"log-normal noise, SD 2 %", world{two, nil, normal(0.02)}, 0.95},
+		{"log-normal noise, SD 3 %", world{two, nil, normal(0.03)}, 0.95},
+		{"log-normal noise, SD 8 %", world{two, nil, normal(0.08)}, 0.95},
+		{"log-normal noise, SD 3 %, two variants", world{seven[:3], nil, normal(0.03)}, 0.95},
+		{"log-normal noise, SD 3 %, upward drift of 18 % every 20 trials", world{two, rising(20), normal(0.03)}, 0.95},
+		{"skewed noise, SD twice as large for the variant", world{two, nil, skewed(0.015, 2)}, 0.95},
+		{"skewed noise", world{two, nil, skewed(0.03, 1)}, 0.95},
 		{"heavy tails", world{two, nil, heavy(0.03)}, 0.95},
-		{"one trial in 20 loses 10–50 %", world{two, nil, disturbed(0.02, 0)}, 0.95},
+		{"1 trial in 20 loses 10–50 %", world{two, nil, disturbed(0.02, 0)}, 0.95},
 		{"noise doubles after the pilot", world{two, nil, loud}, 0.95},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestCoverageAuto(t *testing.T) {
 			}
 			share := float64(hits) / float64(of)
 			n := float64(experiments)
-			shown(t, "method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
 				float64(blocks)/n, 100*share, 100*narrow/n, 100*float64(stein)/n, 100*wide/n, 100*float64(naive)/n))
 			within(t, share, c.low-3*math.Sqrt(0.95*0.05/n), 1)
 		})
@@ -321,8 +321,8 @@ func TestCoverageFamily(t *testing.T) {
 		name  string
 		truth []float64
 	}{
-		{"six variants like the baseline", []float64{1, 1, 1, 1, 1, 1, 1}},
-		{"two like it, two faster", []float64{1, 1, 1, 1.1, 1.1}},
+		{"six variants equal to the baseline", []float64{1, 1, 1, 1, 1, 1, 1}},
+		{"two equal to it, two faster", []float64{1, 1, 1, 1.1, 1.1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -344,7 +344,7 @@ func TestCoverageFamily(t *testing.T) {
 				}
 			}
 			share := float64(wrong) / simulated
-			shown(t, "method.md", fmt.Sprintf("| %s: any false finding | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: any false positive | %.1f %% |", c.name, 100*share))
 			within(t, share, 0.01, 0.05+3*math.Sqrt(0.05*0.95/simulated))
 		})
 	}
@@ -359,9 +359,9 @@ func TestCoverageSame(t *testing.T) {
 		truth     float64
 		low, high float64
 	}{
-		{"2 % more than the baseline", 1.02, 0.01, 0.05},
-		{"2 % less than the baseline", 1 / 1.02, 0.01, 0.05},
-		{"1 % more than the baseline", 1.01, 0.95, 1},
+		{"true ratio 1.02", 1.02, 0.01, 0.05},
+		{"true ratio 1/1.02", 1 / 1.02, 0.01, 0.05},
+		{"true ratio 1.01", 1.01, 0.95, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -379,7 +379,7 @@ func TestCoverageSame(t *testing.T) {
 				}
 			}
 			share := float64(same) / simulated
-			shown(t, "method.md", fmt.Sprintf("| %s: called the same | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: verdict `same` | %.1f %% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}

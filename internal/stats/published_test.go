@@ -23,7 +23,7 @@ import (
 var publishedVariants = [][2]string{{"baseline", "Baseline"}, {"rps", "RPS"}, {"rfs", "RFS"}, {"rps-plus", "RPS+"}, {"rfs-plus", "RFS+"}}
 
 // TestPublished puts those logs through our statistics, finds out how the
-// published intervals came about, and holds docs/published.md to the figures.
+// published intervals came about, and holds docs/results/published.md to the figures.
 func TestPublished(t *testing.T) {
 	dir := filepath.Join(cmp.Or(os.Getenv("SLIPSTREAM_DATA"), "../../../shared/data"), "published-rps-rfs")
 	if _, err := os.Stat(dir); err != nil {
@@ -69,7 +69,7 @@ func TestPublished(t *testing.T) {
 				ci := own.minus(baseLogs).interval()
 				line += fmt.Sprintf("%.3f (%.3f–%.3f) |", math.Exp(own.mean-baseLogs.mean), math.Exp(ci[0]), math.Exp(ci[1]))
 			}
-			shown(t, "published.md", line)
+			shown(t, "results/published.md", line)
 
 			if name == "Baseline at 16" {
 				near(t, name, [2]float64{math.Round(r.Mean), math.Round(r.CI95[1] - r.Mean)}, [2]float64{4118, 150}, 0)

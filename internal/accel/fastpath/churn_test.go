@@ -31,13 +31,13 @@ import (
 var replaced = flag.Int("replaced", 120, "how many pods TestChurn replaces by others")
 
 const (
-	addresses = 16 // that pods of a churn have in turns
+	addresses = 16 // which the pods share
 	present   = 12 // pods at a time
-	batch     = 4  // that go and come at once
+	batch     = 4  // replaced at once
 	knock     = 7000
 )
 
-// churn is pods that come and go, and two that send to each address that one of them has.
+// churn is pods that are created and deleted, and two that send to all of their addresses.
 type churn struct {
 	*world
 	shape string
@@ -45,29 +45,29 @@ type churn struct {
 		ns     netns.NsHandle
 		links  *netlink.Handle
 		tunnel netlink.Link
-		bridge netlink.Link // of flannel's
+		bridge netlink.Link // flannel only
 	}
-	// who has an address now: 0 while nobody has, and while that changes.
+	// who has an address now: 0 while nobody has, and during changes.
 	who     [addresses]atomic.Uint64
-	pods    []*passer
+	pods    []*churnPod
 	made    uint64
 	answers atomic.Uint64
 }
 
-// passer is a pod that takes whatever reaches its device.
-type passer struct {
+// churnPod is a pod that receives everything that reaches its device.
+type churnPod struct {
 	id       uint64
 	address  int
 	node     int
 	veth     netlink.Link
 	socket   *net.UDPConn
 	received atomic.Uint64
-	// wrong is the first message that was for another.
+	// wrong is the first message that was for another pod.
 	wrong atomic.Pointer[string]
 	gone  sync.WaitGroup
 }
 
-// address is of the one node's pods or of the other's.
+// address returns the ith address, of the pods of node0 or of node1.
 func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i % 2), byte(100 + i)}) }
 
 func prefix(a netip.Addr, bits int) *net.IPNet {
@@ -99,11 +99,11 @@ func (w *world) churn(shape string) *churn {
 	return c
 }
 
-// add makes a pod that has an address.
+// add creates a pod with an address.
 func (c *churn) add(which, node int) {
 	c.Helper()
 	c.made++
-	p := &passer{id: c.made, address: which, node: node}
+	p := &churnPod{id: c.made, address: which, node: node}
 	n, a := &c.nodes[node], address(which)
 	done := make(chan error, 1)
 	go func() {
@@ -111,7 +111,7 @@ func (c *churn) add(which, node int) {
 		home, err := netns.Get()
 		if err != nil {
 			done <- err
-			return // and the thread ends
+			return // which ends the thread
 		}
 		defer home.Close()
 		err = c.make(p, n.links, n.bridge, a)
@@ -123,8 +123,8 @@ func (c *churn) add(which, node int) {
 	if err := <-done; err != nil {
 		c.Fatalf("make pod %d: %v", p.id, err)
 	}
-	if node != which%2 { // it is of the other node's, which is told where it went
-		if err := c.nodes[1-node].links.RouteAdd(c.lent(which, node)); err != nil {
+	if node != which%2 { // the other node routes the address, which needs a host route
+		if err := c.nodes[1-node].links.RouteAdd(c.hostRoute(which, node)); err != nil {
 			c.Fatal(err)
 		}
 	}
@@ -133,15 +133,15 @@ func (c *churn) add(which, node int) {
 	c.who[which].Store(p.id)
 }
 
-// lent is the route to an address that is not where its like are.
-func (c *churn) lent(which, node int) *netlink.Route {
+// hostRoute returns the route to an address that is not on its usual node.
+func (c *churn) hostRoute(which, node int) *netlink.Route {
 	return &netlink.Route{LinkIndex: c.nodes[1-node].tunnel.Attrs().Index, Dst: prefix(address(which), 32),
 		Gw: netip.AddrFrom4([4]byte{10, 244, byte(node), 0}).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 }
 
-// make does what a runtime and a network plugin do. Its thread is in the pod's network
-// namespace after.
-func (c *churn) make(p *passer, node *netlink.Handle, bridge netlink.Link, a netip.Addr) error {
+// make does what a runtime and a network plugin do. Its thread stays in the pod's network
+// namespace.
+func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a netip.Addr) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (c *churn) make(p *passer, node *netlink.Handle, bridge netlink.Link, a net
 	if err != nil {
 		return err
 	}
-	defer ns.Close() // it goes with its socket and its device
+	defer ns.Close() // its socket and its device keep it
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Flags = fmt.Sprintf("pod%d", p.id), 1450, net.FlagUp
 	veth := netlink.NewVeth(attrs)
@@ -173,8 +173,8 @@ func (c *churn) make(p *passer, node *netlink.Handle, bridge netlink.Link, a net
 	if err != nil {
 		return err
 	}
-	// What is for another address is taken like its own, so that it is seen; but no
-	// question for one is answered.
+	// Packets for another address are accepted, so that they are seen. But the pod answers ARP for
+	// its own address only.
 	rule := netlink.NewRule()
 	rule.IifName, rule.Table, rule.Priority = "eth0", 100, 1
 	if err := errors.Join(
@@ -205,12 +205,12 @@ func (c *churn) make(p *passer, node *netlink.Handle, bridge netlink.Link, a net
 	return err
 }
 
-// A message says for which address and which pod it is; an answer, of which it is.
+// message contains the address and the pod that it is for; an answer, the pod that it is from.
 func message(which int, id uint64) []byte {
 	return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(make([]byte, 0, 16), uint64(which)), id)
 }
 
-func (p *passer) answer(c *churn) {
+func (p *churnPod) answer(c *churn) {
 	buf, own := make([]byte, 64), message(p.address, p.id)
 	for {
 		n, from, err := p.socket.ReadFromUDPAddrPort(buf)
@@ -227,22 +227,22 @@ func (p *passer) answer(c *churn) {
 }
 
 // remove does what is done when pods are deleted.
-func (c *churn) remove(pods ...*passer) {
+func (c *churn) remove(pods ...*churnPod) {
 	c.Helper()
 	const group = 7
 	var errs []error
 	for _, p := range pods {
-		c.pods = slices.DeleteFunc(c.pods, func(other *passer) bool { return other == p })
+		c.pods = slices.DeleteFunc(c.pods, func(other *churnPod) bool { return other == p })
 		c.who[p.address].Store(0)
 		errs = append(errs, c.nodes[p.node].links.LinkSetGroup(p.veth, group))
 	}
 	for i := range c.nodes {
-		c.in(fmt.Sprintf("n%d", i), func() error { // at once, as to wait for all CPUs takes long
+		c.in(fmt.Sprintf("n%d", i), func() error { // all at once: each deletion waits for all CPUs
 			r := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 			r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 			r.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
 			_, err := r.Execute(unix.NETLINK_ROUTE, 0)
-			if errors.Is(err, unix.ENODEV) { // there is none of them
+			if errors.Is(err, unix.ENODEV) { // there are none
 				return nil
 			}
 			return err
@@ -253,7 +253,7 @@ func (c *churn) remove(pods ...*passer) {
 			errs = append(errs, n.links.NeighDel(&netlink.Neigh{LinkIndex: n.bridge.Attrs().Index, IP: address(p.address).AsSlice()}))
 		}
 		if p.node != p.address%2 {
-			errs = append(errs, c.nodes[1-p.node].links.RouteDel(c.lent(p.address, p.node)))
+			errs = append(errs, c.nodes[1-p.node].links.RouteDel(c.hostRoute(p.address, p.node)))
 		}
 		errs = append(errs, p.socket.Close())
 		p.gone.Wait()
@@ -266,8 +266,8 @@ func (c *churn) remove(pods ...*passer) {
 	}
 }
 
-// send has a pod of each node send to every address twice in a few milliseconds, until
-// the test ends.
+// send makes a pod of each node send to every address twice in a few milliseconds, until the test
+// ends.
 func (c *churn) send() {
 	c.Helper()
 	var sockets []*net.UDPConn
@@ -287,10 +287,10 @@ func (c *churn) send() {
 					return
 				}
 				if err != nil {
-					continue // that there is nobody, from the node
+					continue // an ICMP error from the node
 				}
 				if a := binary.NativeEndian.Uint64(buf); n != 16 || a >= addresses || address(int(a)) != from.Addr() {
-					c.Errorf("from %s came %x", from, buf[:n])
+					c.Errorf("%s answered %x", from, buf[:n])
 				}
 				c.answers.Add(1)
 			}
@@ -325,8 +325,8 @@ func (c *churn) send() {
 	})
 }
 
-// again begins a node's fast path anew, as an agent does before its tables are full.
-func (w *world) again(i int) {
+// restart restarts a node's fast path, as the agent does before its tables are full.
+func (w *world) restart(i int) {
 	w.Helper()
 	w.stop(i)
 	ns := w.ns(fmt.Sprintf("n%d", i))
@@ -337,9 +337,8 @@ func (w *world) again(i int) {
 	}
 }
 
-// TestChurn deletes pods that are talked to, and makes others that have their addresses,
-// on the same node and on the other: none receives what is for another. -replaced 10000
-// takes some minutes.
+// TestChurn deletes pods that receive traffic, and creates others with their addresses, on the same
+// node or the other. No pod may receive packets for another. -replaced 10000 takes some minutes.
 func TestChurn(t *testing.T) {
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
@@ -355,7 +354,7 @@ func TestChurn(t *testing.T) {
 					a = r.IntN(addresses)
 				}
 				node := a % 2
-				if shape == v1alpha1.ShapeCalico { // the other knows no addresses of single pods
+				if shape == v1alpha1.ShapeCalico { // flannel has no routes to single pods
 					node = r.IntN(2)
 				}
 				c.add(a, node)
@@ -364,17 +363,17 @@ func TestChurn(t *testing.T) {
 			for range present {
 				add()
 			}
-			w.eventually("the fast path begins", func() { time.Sleep(time.Millisecond) }, func() bool {
+			w.eventually("packets take the fast path", func() { time.Sleep(time.Millisecond) }, func() bool {
 				return w.counts(0)["fast-in"] > 100 && w.counts(1)["fast-in"] > 100
 			})
-			var carried uint64 // by fast paths that were closed
+			var accelerated uint64 // of fast paths that were closed
 			sum := func(i int) uint64 { n := w.counts(i); return n["fast-in"] + n["fast-out"] }
 			began := time.Now()
 			for range *replaced / len(shapes) / batch {
 				r.Shuffle(len(c.pods), func(i, j int) { c.pods[i], c.pods[j] = c.pods[j], c.pods[i] })
 				gone := slices.Clone(c.pods[:batch])
 				for _, p := range gone {
-					w.eventually(fmt.Sprintf("pod %d is talked to", p.id), func() { time.Sleep(time.Millisecond) }, func() bool {
+					w.eventually(fmt.Sprintf("pod %d receives messages", p.id), func() { time.Sleep(time.Millisecond) }, func() bool {
 						return p.received.Load() > 20
 					})
 				}
@@ -383,9 +382,9 @@ func TestChurn(t *testing.T) {
 					add()
 				}
 				for i, path := range w.paths {
-					if path.Worn() {
-						carried += sum(i)
-						w.again(i)
+					if path.TablesWorn() {
+						accelerated += sum(i)
+						w.restart(i)
 					}
 				}
 				if t.Failed() {
@@ -395,12 +394,12 @@ func TestChurn(t *testing.T) {
 			took := time.Since(began)
 			c.remove(slices.Clone(c.pods)...)
 			for i := range w.paths {
-				carried += sum(i)
+				accelerated += sum(i)
 				t.Logf("node%d: %v", i, w.counts(i))
 			}
-			t.Logf("%d pods in %s; %d answers; %d times was a packet carried", c.made, took, c.answers.Load(), carried)
-			if carried < c.answers.Load()/2 {
-				t.Error("that is too few")
+			t.Logf("%d pods in %s; %d answers; %d packets took the fast path", c.made, took, c.answers.Load(), accelerated)
+			if accelerated < c.answers.Load()/2 {
+				t.Error("too few packets took the fast path")
 			}
 		})
 	}

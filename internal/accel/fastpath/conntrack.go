@@ -18,20 +18,19 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// Conntrack does not see most packets of a connection that the fast path carries. What it
-// knows of one must all the same be what it would know without the fast path, as soon as the
-// connection is idle, or leaves the fast path: else an idle connection is forgotten after
-// minutes in place of days, and anybody's reset is believed.
+// Conntrack does not see most packets of an accelerated connection. But once the connection is
+// idle or leaves the fast path, its entry must be what it would be without the fast path.
+// Otherwise an idle connection times out after minutes instead of days, and any forged RST
+// closes it.
 //
-// While a connection is carried, conntrack is liberal with it (liberal): what it sees is out
-// of the window that it knows of, is let through and refreshes the time-out. Netlink cannot
-// set the numbers that conntrack has of a connection. But conntrack takes them from a
-// handshake, "we get in sync" in nf_conntrack_tcp_packet, also where it holds the connection as
-// established. So renew shows it the handshake of a connection that has come to its present
-// numbers: four packets that the node sends, and a program right behind conntrack drops. Then
-// it checks the window again.
+// While a connection is accelerated, its entry is liberal (liberal): conntrack accepts packets
+// outside the window that it knows, and they refresh the timeout. Netlink cannot set the
+// sequence numbers of an entry. But conntrack takes them from a handshake ("we get in sync" in
+// nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So resync sends a handshake
+// that ends at the present sequence numbers: four packets from the node, which drop_resync drops
+// right behind conntrack. Then conntrack checks the window again.
 
-// Numbers of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+// Constants of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
 	ctaTupleOrig, ctaTupleReply, ctaProtoInfo, ctaTimeout = 1, 2, 4, 7
 	ctaTupleIP, ctaTupleProto                             = 1, 2
@@ -46,24 +45,24 @@ const (
 
 	tcpEstablished, tcpClose = 3, 8 // enum tcp_conntrack
 
-	// IP_CT_TCP_FLAG_* of nf_conntrack_tcp.h: windows are scaled, selective acknowledgements
-	// permitted, the window is not checked, data is unacknowledged,
-	// the highest acknowledgement known, by which resets are judged, and that a side closes it.
+	// IP_CT_TCP_FLAG_* of nf_conntrack_tcp.h: window scaling, SACK permitted, close initiated, liberal
+	// (the window is not checked), unacknowledged data, and a known highest acknowledgement, against
+	// which conntrack checks RSTs.
 	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
-// tracked is what conntrack knows of a connection of TCP.
+// tracked is the conntrack entry of a TCP connection.
 type tracked struct {
-	// Original is whom it is from and to as it was opened, Reply what comes back.
+	// original and reply are the tuples of the two directions; the client's is the original one.
 	original, reply struct{ from, to netip.AddrPort }
 	state           uint8
-	// Of the original direction, and of the reply.
+	// scale and flags are indexed by direction: original, reply.
 	scale, flags [2]uint8
 	timeout      uint32 // s
 }
 
-// lookUp asks conntrack, in the calling thread's network namespace, for a connection; nil if
-// it has none.
+// lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
+// nil if there is none.
 func lookUp(f bpf.Flow) (*tracked, error) {
 	answers, err := request(ctGet, f)
 	if errors.Is(err, unix.ENOENT) {
@@ -82,24 +81,24 @@ func lookUp(f bpf.Flow) (*tracked, error) {
 	return t, nil
 }
 
-// change has conntrack know something else of a connection. One that has ended meanwhile is
-// no error.
+// change sets attributes of a conntrack entry. It is no error if the entry is gone: the connection
+// has ended meanwhile.
 func change(f bpf.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("tell conntrack of %s to %s: %w", f.Pod, f.Peer, err)
+		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
 	}
 	return nil
 }
 
-// liberal has conntrack accept what is out of the window that it knows of.
-func liberal(f bpf.Flow) error { return change(f, tcpInfo(flagsAre(tcpLiberal, tcpLiberal)...)) }
+// liberal stops conntrack from checking the window of a connection.
+func liberal(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
 
-// acked has conntrack know that all that it has seen was acknowledged.
-func acked(f bpf.Flow) error { return change(f, tcpInfo(flagsAre(0, tcpUnacknowledged)...)) }
+// acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
+func acked(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
 
-// reopen has conntrack hold a connection as established, idle for so long, that it took to have
-// ended though it has not: somebody forged that, and a liberal conntrack does not look at its
-// numbers. It would soon forget the connection.
+// reopen moves a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it
+// out of that state, because a liberal conntrack does not check sequence numbers, and then the
+// entry would soon time out.
 func reopen(f bpf.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
@@ -109,21 +108,21 @@ func reopen(f bpf.Flow, idle time.Duration) error {
 	if err != nil {
 		return err
 	}
-	// The state first: the kernel takes the time-out of a message before its state, and a reset that
-	// comes between the two would leave its own time-out to what is established then.
-	state := append(flagsAre(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
-	return errors.Join(change(f, tcpInfo(state...)), change(f, timeoutIs(timeout)))
+	// Set the state first, in a message of its own: the kernel applies a message's timeout before its
+	// state, and an RST between the two would leave its own short timeout to the ESTABLISHED entry.
+	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
+	return errors.Join(change(f, tcpInfo(state...)), change(f, timeoutAttr(timeout)))
 }
 
-// timeoutOf is for how many seconds conntrack remembers a connection in a state (as sysctls name them)
-// that has been idle for so long.
+// timeoutOf returns the timeout that is left to a connection in a state, as sysctls name it, that
+// has been idle for so long.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
-	err = scan("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
+	err = readSysctl("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
 	return seconds - min(seconds, uint32(idle/time.Second)), err
 }
 
-// unacknowledged has conntrack remember a connection that is idle as long as one that waits for an
-// acknowledgement.
+// unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,
+// which the resynchronised entry does not show.
 func unacknowledged(f bpf.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil {
@@ -133,31 +132,31 @@ func unacknowledged(f bpf.Flow, idle time.Duration) error {
 	if err != nil || is.timeout <= timeout {
 		return err
 	}
-	return change(f, timeoutIs(timeout))
+	return change(f, timeoutAttr(timeout))
 }
 
-// reset has conntrack know that a connection was reset, for as long as it remembers such.
+// reset moves a connection to CLOSE, with the timeout of that state: its RST took the fast path.
 func reset(f bpf.Flow) error {
 	timeout, err := timeoutOf("close", 0)
 	if err != nil {
 		return err
 	}
-	return change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutIs(timeout))
+	return change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout))
 }
 
-// abandon has conntrack judge nothing of a connection by numbers that it will never catch up
-// with.
+// abandon leaves the entry of a connection liberal for good, because conntrack will never know its
+// sequence numbers.
 func abandon(f bpf.Flow) error {
-	return change(f, tcpInfo(flagsAre(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
+	return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
 }
 
-// timeoutIs has a connection be forgotten after so many seconds.
-func timeoutIs(seconds uint32) *nl.RtAttr {
+// timeoutAttr sets the timeout of an entry.
+func timeoutAttr(seconds uint32) *nl.RtAttr {
 	return nl.NewRtAttr(ctaTimeout, binary.BigEndian.AppendUint32(nil, seconds))
 }
 
-// flagsAre has the flags of a mask be others, in both directions.
-func flagsAre(flags, mask byte) (all []*nl.RtAttr) {
+// flagAttrs sets the flags of a mask in both directions.
+func flagAttrs(flags, mask byte) (all []*nl.RtAttr) {
 	for _, way := range []int{ctaTCPFlagsOriginal, ctaTCPFlagsReply} {
 		all = append(all, nl.NewRtAttr(way, []byte{flags, mask}))
 	}
@@ -173,7 +172,8 @@ func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
 	return info
 }
 
-// request says something of a connection to conntrack, which finds it by what its pod sends.
+// request sends a ctnetlink request about a connection, which conntrack finds by the tuple of what
+// the pod sends.
 func request(kind int, f bpf.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
 	family := uint8(unix.AF_INET)
@@ -198,9 +198,9 @@ func request(kind int, f bpf.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	return r.Execute(unix.NETLINK_NETFILTER, 0)
 }
 
-var errShort = errors.New("conntrack's answer is cut short")
+var errShort = errors.New("conntrack's answer is truncated")
 
-// parseTracked reads a message of ctnetlink: struct nfgenmsg, and attributes.
+// parseTracked parses a ctnetlink message: struct nfgenmsg and attributes.
 func parseTracked(b []byte) (*tracked, error) {
 	if len(b) < nl.SizeofNfgenmsg {
 		return nil, errShort
@@ -270,7 +270,7 @@ func parseTuple(b []byte) (from, to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(ends[0], ports[0]), netip.AddrPortFrom(ends[1], ports[1]), err
 }
 
-// each reads attributes of netlink, until one cannot be read.
+// each calls read for each netlink attribute, until it fails.
 func each(b []byte, read func(kind uint16, b []byte) error) error {
 	var first error
 	err := attributes(b, func(kind uint16, b []byte) {
@@ -281,23 +281,22 @@ func each(b []byte, read func(kind uint16, b []byte) error) error {
 	return errors.Join(first, err)
 }
 
-// renewer has conntrack know the numbers of connections, in the network namespace of the
-// thread that made it.
-type renewer struct {
-	drop *bpf.Renewals
-	// Raw sockets of IPv4 and of IPv6.
+// resyncer resynchronises conntrack in the network namespace of the thread that created it.
+type resyncer struct {
+	drop *bpf.ResyncFilter
+	// four and six are raw sockets of IPv4 and IPv6; six is -1 if the kernel has no IPv6.
 	four, six int
 }
 
-func newRenewer() (r *renewer, err error) {
-	r = &renewer{four: -1, six: -1}
+func newResyncer() (r *resyncer, err error) {
+	r = &resyncer{four: -1, six: -1}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("prepare to renew what conntrack knows: %w", err), r.close())
+			err = errors.Join(fmt.Errorf("prepare to resynchronise conntrack: %w", err), r.close())
 			r = nil
 		}
 	}()
-	if r.drop, err = bpf.DropRenewals(); err != nil {
+	if r.drop, err = bpf.DropResync(); err != nil {
 		return r, err
 	}
 	open := func(family int) (int, error) {
@@ -310,7 +309,8 @@ func newRenewer() (r *renewer, err error) {
 	if r.four, err = open(unix.AF_INET); err != nil {
 		return r, err
 	}
-	// Out of a device that they never reach: for that there need be no route to a service.
+	// drop_resync drops the packets before they reach a device, and binding to one saves the route
+	// lookup: there need not be a route to a Service.
 	if err := unix.BindToDevice(r.four, "lo"); err != nil {
 		return r, os.NewSyscallError("setsockopt", err)
 	}
@@ -320,7 +320,7 @@ func newRenewer() (r *renewer, err error) {
 	return r, err
 }
 
-func (r *renewer) close() error {
+func (r *resyncer) close() error {
 	var errs []error
 	for _, fd := range []int{r.four, r.six} {
 		if fd >= 0 {
@@ -333,16 +333,17 @@ func (r *renewer) close() error {
 	return errors.Join(errs...)
 }
 
-// renew has conntrack know the numbers of a connection. If it goes on to be carried conntrack
-// stays liberal; else it checks the window again, and its time-out is as old as the
-// connection has been idle. A connection that has ended is no error; errMissed leaves it as it is.
-func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried bool) error {
+// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
+// stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
+// connection's last packet. It is no error if the connection has ended; if it returns errMissed, it
+// has not changed the entry.
+func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
 		return err
 	}
 	if (before.flags[0]|before.flags[1])&tcpLiberal == 0 {
-		return nil // it has followed the connection
+		return nil // conntrack has seen all packets
 	}
 	if missed, err := before.missed(idle); err != nil {
 		return err
@@ -350,7 +351,7 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 		return errMissed
 	}
 	if before.state != tcpEstablished {
-		// Its end would have had the fast path forget it.
+		// The connection has not ended: its end would have deleted the flow.
 		if err := reopen(f, idle); err != nil {
 			return err
 		}
@@ -359,62 +360,63 @@ func (r *renewer) renew(f bpf.Flow, n bpf.Numbers, idle time.Duration, carried b
 	if before.original.from != f.Pod {
 		original, reply = reply, original
 	}
-	if err := r.show(before, original, reply); err != nil {
-		return fmt.Errorf("renew what conntrack knows of %s to %s: %w", f.Pod, f.Peer, err)
+	if err := r.handshake(before, original, reply); err != nil {
+		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
 	}
-	if carried {
+	if accelerated {
 		return liberal(f)
 	}
 	after, err := lookUp(f)
 	if err != nil || after == nil || after.state != tcpEstablished {
 		return err
 	}
-	// The handshake left the original direction with what its SYN said.
+	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
 	if after.flags[0]&tcpLiberal != 0 {
-		return fmt.Errorf("renew what conntrack knows of %s to %s: it took no notice", f.Pod, f.Peer)
+		return fmt.Errorf("resynchronise conntrack with %s to %s: it did not accept the handshake", f.Pod, f.Peer)
 	}
 	var flags byte
 	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
-		// Conntrack has found it in the middle, does not know by how much windows are scaled, and was
-		// liberal with it from the start.
+		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
+		// liberal from the start.
 		flags = tcpLiberal
 	}
-	return change(f, tcpInfo(flagsAre(flags, tcpLiberal)...), timeoutIs(after.timeout-min(after.timeout, uint32(idle/time.Second))))
+	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeout-min(after.timeout, uint32(idle/time.Second))))
 }
 
-// renewals are there as long as they are needed: to attach the program takes the kernel a while.
-type renewals struct {
+// resyncs keeps a resyncer while it is in use: attaching its program for each connection would
+// be slow.
+type resyncs struct {
 	mu   sync.Mutex
-	r    *renewer
+	r    *resyncer
 	used bool
-	// lacks tells whether the kernel does not have what it takes.
-	lacks bool
+	// unsupported is set once the kernel has turned out to lack a feature.
+	unsupported bool
 }
 
-var errCannotRenew = errors.New("the numbers that conntrack has of connections cannot be renewed")
+var errCannotResync = errors.New("conntrack cannot be resynchronised")
 
-// do renews, in the calling thread's network namespace.
-func (a *renewals) do(renew func(*renewer) error) (err error) {
+// do calls fn with a resyncer of the calling thread's network namespace.
+func (a *resyncs) do(fn func(*resyncer) error) (err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.lacks {
-		return errCannotRenew
+	if a.unsupported {
+		return errCannotResync
 	}
 	if a.r == nil {
-		if a.r, err = newRenewer(); err != nil {
-			a.lacks = true
-			return fmt.Errorf("%w: %w", errCannotRenew, err)
+		if a.r, err = newResyncer(); err != nil {
+			a.unsupported = true
+			return fmt.Errorf("%w: %w", errCannotResync, err)
 		}
 	}
 	a.used = true
-	return renew(a.r)
+	return fn(a.r)
 }
 
-// try tells whether numbers can be renewed.
-func (a *renewals) try() error { return a.do(func(*renewer) error { return nil }) }
+// try returns why conntrack cannot be resynchronised, if so.
+func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
 
-// rest ends what was not used since it was called last.
-func (a *renewals) rest() error {
+// closeUnused closes the resyncer if it was not used since the last call.
+func (a *resyncs) closeUnused() error {
 	a.mu.Lock()
 	used := a.used
 	a.used = false
@@ -425,7 +427,7 @@ func (a *renewals) rest() error {
 	return a.close()
 }
 
-func (a *renewals) close() error {
+func (a *resyncs) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.r
@@ -436,26 +438,27 @@ func (a *renewals) close() error {
 	return r.close()
 }
 
-// guard drops what would have conntrack forget a connection that it is liberal with (bpf.Guard).
-type guard struct {
+// forgedFilter attaches drop_forged (bpf.Fastpath.DropForged): a forged FIN or RST would make conntrack
+// delete the entry of a connection that it is liberal with.
+type forgedFilter struct {
 	mu           sync.Mutex
 	attached     io.Closer
 	used, closed bool
 }
 
-// start attaches it, in the calling thread's network namespace, if it is not.
-func (g *guard) start(programs *bpf.Fastpath) (err error) {
+// start attaches the program in the calling thread's network namespace, unless it is attached.
+func (g *forgedFilter) start(programs *bpf.Fastpath) (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.used = true
 	if g.attached == nil && !g.closed {
-		g.attached, err = programs.Guard()
+		g.attached, err = programs.DropForged()
 	}
 	return err
 }
 
-// rest takes it off, if it was not started since it was called last.
-func (g *guard) rest() error {
+// detachUnused detaches the program if start was not called since the last call.
+func (g *forgedFilter) detachUnused() error {
 	g.mu.Lock()
 	used := g.used
 	g.used = false
@@ -466,7 +469,7 @@ func (g *guard) rest() error {
 	return g.detach()
 }
 
-func (g *guard) detach() (err error) {
+func (g *forgedFilter) detach() (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.attached != nil {
@@ -476,36 +479,35 @@ func (g *guard) detach() (err error) {
 	return err
 }
 
-// close takes it off for good.
-func (g *guard) close() error {
+// close detaches the program for good.
+func (g *forgedFilter) close() error {
 	g.mu.Lock()
 	g.closed = true
 	g.mu.Unlock()
 	return g.detach()
 }
 
-var errMissed = errors.New("not all of the connection was seen")
+var errMissed = errors.New("conntrack has seen packets that the fast path missed")
 
-// missed tells whether conntrack has seen a packet of an established connection since the programs
-// saw its last: they have missed some.
+// missed reports whether conntrack has seen a later packet of an established connection than the
+// programs have: then their sequence numbers are old.
 func (t *tracked) missed(idle time.Duration) (bool, error) {
 	timeout, err := timeoutOf("established", 0)
 	if err != nil {
 		return false, err
 	}
-	// Of whole seconds, as conntrack's are.
+	// Conntrack's timeouts are whole seconds.
 	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
 }
 
-// TCP's flags (RFC 9293, section 3.1), and its options (section 3.2; RFC 2018 and 7323).
+// TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
 const (
 	synFlag, ackFlag                               = 0x02, 0x10
 	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
 )
 
-// show shows conntrack a handshake that ends at numbers, and the window that each side has
-// then.
-func (r *renewer) show(t *tracked, original, reply bpf.Side) error {
+// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows.
+func (r *resyncer) handshake(t *tracked, original, reply bpf.Side) error {
 	window := func(own, other bpf.Side, scale uint8) uint16 {
 		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
 	}
@@ -523,7 +525,7 @@ func (r *renewer) show(t *tracked, original, reply bpf.Side) error {
 	return nil
 }
 
-// options are those of a SYN, as far as conntrack heeds them.
+// options returns the options of a SYN that conntrack reads.
 func options(flags, scale uint8) (b []byte) {
 	if flags&tcpSelective != 0 {
 		b = append(b, noOption, noOption, selectivePermitted, 2)
@@ -534,7 +536,7 @@ func options(flags, scale uint8) (b []byte) {
 	return b
 }
 
-// segment is a packet of TCP without data.
+// segment is a TCP segment without data.
 type segment struct {
 	from, to netip.AddrPort
 	seq, ack uint32
@@ -543,8 +545,8 @@ type segment struct {
 	options  []byte
 }
 
-// bytes are the packet with its IP header. Sums are left out: conntrack does not look at those
-// of what the node sends, and nobody else sees it.
+// bytes returns the packet with its IP header. The checksums are zero: conntrack does not verify those
+// of packets that the node sends, and nobody else sees them.
 func (s segment) bytes() []byte {
 	length := 20 + len(s.options)
 	var b []byte
@@ -565,11 +567,10 @@ func (s segment) bytes() []byte {
 	return append(b, s.options...)
 }
 
-var errPassed = errors.New("a packet that is for conntrack alone was not dropped behind it")
+var errNotDropped = errors.New("a resync packet was not dropped behind conntrack")
 
-// send shows conntrack a packet, which is dropped then: the kernel says that it is not
-// permitted.
-func (r *renewer) send(s segment) error {
+// send sends a packet for conntrack to see. drop_resync drops it, which the kernel reports as EPERM.
+func (r *resyncer) send(s segment) error {
 	fd, to := r.four, unix.Sockaddr(nil)
 	if s.to.Addr().Is6() {
 		fd, to = r.six, &unix.SockaddrInet6{Addr: s.to.Addr().As16()}
@@ -580,7 +581,7 @@ func (r *renewer) send(s segment) error {
 	case errors.Is(err, unix.EPERM):
 		return nil
 	case err == nil:
-		return errPassed
+		return errNotDropped
 	default:
 		return os.NewSyscallError("sendto", err)
 	}

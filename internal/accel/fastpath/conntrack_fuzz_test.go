@@ -4,7 +4,7 @@ package fastpath
 
 import "testing"
 
-// FuzzTracked has whatever conntrack answers be read or refused.
+// FuzzTracked checks that any netlink message is parsed as a conntrack entry or rejected.
 func FuzzTracked(f *testing.F) {
 	nested := func(kind byte, inner ...byte) []byte {
 		return append([]byte{byte(len(inner) + 4), 0, kind, 0x80}, inner...)

@@ -27,17 +27,17 @@ import (
 )
 
 const (
-	// What conntrack's defaults are (nf_conntrack_proto_tcp.c), s.
+	// Conntrack's default timeouts (nf_conntrack_proto_tcp.c), in seconds.
 	establishedTimeout, unacknowledgedTimeout, closeTimeout = 432_000, 300, 10
 	// Its states and flags (nf_conntrack_tcp.h).
 	stateEstablished, stateClose     = 3, 8
 	flagLiberal, flagUnacknowledged  = 0x08, 0x10
 	tcpRST, tcpSYN                   = 0x04, 0x02
-	settled                          = 300 * time.Millisecond // longer than an acknowledgement is delayed
+	settled                          = 300 * time.Millisecond // longer than a delayed acknowledgement
 	sysctlUnacknowledged, sysctlPMTU = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "ipv4/route/mtu_expires"
 )
 
-// conntrack is what a node's conntrack knows of a connection that the pod of n0 opened.
+// conntrack returns a node's conntrack entry of a connection that the pod of n0 opened.
 func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
 	w.Helper()
 	near := e.Conn
@@ -51,7 +51,7 @@ func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
 	return t
 }
 
-// trip makes so many round trips.
+// trip makes n round trips.
 func (w *world) trip(e echo, n int) {
 	w.Helper()
 	for range n {
@@ -61,35 +61,36 @@ func (w *world) trip(e echo, n int) {
 	}
 }
 
-// TestConntrackIsAsWithout has conntrack know of a connection what it knew before the fast path
-// carried it: how long it is remembered at any time, all else once it is idle, or left.
-func TestConntrackIsAsWithout(t *testing.T) {
+// TestConntrackMatchesReference checks that conntrack entries of accelerated connections are as
+// they were before acceleration: the timeout at any time, state and flags once the connection is
+// idle or the fast path has stopped.
+func TestConntrackMatchesReference(t *testing.T) {
 	before := fastpath.ForgetAfter(4)
 	t.Cleanup(func() { fastpath.ForgetAfter(before) })
 	for _, tt := range []struct {
 		name  string
 		front front
 		six   bool
-		// found: conntrack knows it from its middle only.
-		found bool
-		talk  func(*world, echo)
+		// pickedUp: conntrack has picked up the connection in the middle.
+		pickedUp bool
+		talk     func(*world, echo)
 	}{
 		{name: "round trips", front: direct, talk: func(w *world, e echo) { w.trip(e, 2000) }},
-		{name: "round trips to a service", front: byService, talk: func(w *world, e echo) { w.trip(e, 2000) }},
-		{name: "round trips of IPv6", front: direct, six: true, talk: func(w *world, e echo) { w.trip(e, 2000) }},
-		{name: "found in the middle", front: direct, found: true, talk: func(w *world, e echo) { w.transfer(e, 1<<28); w.trip(e, 1000) }},
+		{name: "round trips to a Service", front: byService, talk: func(w *world, e echo) { w.trip(e, 2000) }},
+		{name: "round trips over IPv6", front: direct, six: true, talk: func(w *world, e echo) { w.trip(e, 2000) }},
+		{name: "picked up in the middle", front: direct, pickedUp: true, talk: func(w *world, e echo) { w.transfer(e, 1<<28); w.trip(e, 1000) }},
 		{name: "more than a gigabyte", front: direct, talk: func(w *world, e echo) {
 			w.transfer(e, 3<<29)
-			w.trip(e, 10) // or the last acknowledgement may be one of an old window
+			w.trip(e, 10) // otherwise the last acknowledgement may announce an old window
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			e := w.connectBy(tt.front).back()
-			e.quiet(t)
+			e.noKeepalive(t)
 			nodes := []string{"n0", "n1"}
 			for _, node := range nodes {
-				if tt.found {
+				if tt.pickedUp {
 					w.in(node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 				}
 			}
@@ -99,7 +100,7 @@ func TestConntrackIsAsWithout(t *testing.T) {
 			for _, node := range nodes {
 				was[node] = w.conntrack(node, e)
 				if was[node].State != stateEstablished || was[node].Flags[0]&flagUnacknowledged != 0 {
-					t.Fatalf("%s knows %+v without the fast path", node, was[node])
+					t.Fatalf("%s has %+v without the fast path", node, was[node])
 				}
 			}
 			same := func(when string) {
@@ -107,52 +108,52 @@ func TestConntrackIsAsWithout(t *testing.T) {
 				for _, node := range nodes {
 					is := w.conntrack(node, e)
 					if is.State != was[node].State || is.Flags != was[node].Flags {
-						t.Errorf("%s, %s knows %+v, and without the fast path %+v", when, node, is, was[node])
+						t.Errorf("%s: %s has %+v, without the fast path %+v", when, node, is, was[node])
 					}
 				}
 			}
-			remembered := func(when string, since time.Time) {
+			checkTimeout := func(when string, since time.Time) {
 				t.Helper()
 				for _, node := range nodes {
 					is := w.conntrack(node, e)
 					at := establishedTimeout - int(time.Since(since)/time.Second)
 					if int(is.Timeout) < at-2 || int(is.Timeout) > at+1 || (is.Flags[0]|is.Flags[1])&flagUnacknowledged != 0 {
-						t.Errorf("%s, %s remembers it for %d s, want %d: %+v", when, node, is.Timeout, at, is)
+						t.Errorf("%s: timeout on %s is %d s, want %d: %+v", when, node, is.Timeout, at, is)
 					}
 				}
 			}
 			w.start()
-			w.warm(e)
+			w.accelerate(e)
 			tt.talk(w, e)
 			last := time.Now()
 			if fast := w.counts(0)["fast-out"]; fast < 1000 {
-				t.Fatalf("only %d packets were carried", fast)
+				t.Fatalf("only %d packets took the fast path", fast)
 			}
 			time.Sleep(settled)
-			remembered("carried", last)
-			w.eventually("conntrack to check windows", func() {}, func() bool {
+			checkTimeout("accelerated", last)
+			w.eventually("conntrack checks windows", func() {}, func() bool {
 				return w.conntrack("n0", e).Flags == was["n0"].Flags && w.conntrack("n1", e).Flags == was["n1"].Flags
 			})
 			same("idle")
-			remembered("idle", last)
+			checkTimeout("idle", last)
 
-			// It goes on, is carried anew, and ends well.
-			w.warm(e)
+			// It continues, is accelerated again, and the fast path stops in order.
+			w.accelerate(e)
 			tt.talk(w, e)
 			last = time.Now()
 			w.stop(0)
 			w.stop(1)
-			same("left")
-			remembered("left", last)
+			same("stopped")
+			checkTimeout("stopped", last)
 			w.trip(e, 100)
 			time.Sleep(settled)
-			same("on the slow path again")
+			same("slow path again")
 		})
 	}
 }
 
-// quiet has nothing be sent of a connection while it is idle.
-func (e echo) quiet(t *testing.T) {
+// noKeepalive stops a connection from sending while it is idle.
+func (e echo) noKeepalive(t *testing.T) {
 	t.Helper()
 	for _, c := range []net.Conn{e.Conn, e.far} {
 		if err := c.(*net.TCPConn).SetKeepAlive(false); err != nil {
@@ -161,7 +162,7 @@ func (e echo) quiet(t *testing.T) {
 	}
 }
 
-// transfer sends so many bytes from the pod of n0, and gets them back.
+// transfer sends size bytes from the pod of n0 and reads them back.
 func (w *world) transfer(e echo, size int64) {
 	w.Helper()
 	sent := make(chan error, 1)
@@ -180,50 +181,50 @@ func (w *world) transfer(e echo, size int64) {
 	}
 }
 
-// zeros has no end.
+// zeros is an endless reader.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
-// TestIdleConnectionOutlivesHolder has a connection to a service, whose entry is forgotten soon
-// if data is unacknowledged, be remembered when the process is killed that carried it.
-func TestIdleConnectionOutlivesHolder(t *testing.T) {
+// TestIdleConnectionSurvivesAgentKill checks that the entry of a connection to a Service does not
+// expire after the agent is killed, although entries with unacknowledged data expire early here.
+func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		w.sysctl(node, sysctlUnacknowledged, "2")
 	}
-	holder := w.hold("n0")
+	agent := w.startAgent("n0")
 	e := w.connectBy(byService).back()
-	w.eventually("it to be carried", func() {}, func() bool {
+	w.eventually("the connection is accelerated", func() {}, func() bool {
 		before := w.forwarded("n0")
 		w.trip(e, 100)
 		return w.forwarded("n0")-before < 20
 	})
 	w.trip(e, 2000)
-	if err := holder.Process.Kill(); err != nil {
+	if err := agent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = holder.Wait()
+	_ = agent.Wait()
 	time.Sleep(settled)
 	w.trip(e, 100)
-	// What is new goes to another backend, where nobody knows of this connection.
+	// A new entry would lead to another backend, which does not know this connection.
 	byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
 	time.Sleep(4 * time.Second)
 	if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
-		t.Errorf("conntrack knows %+v", is)
+		t.Errorf("conntrack has %+v", is)
 	}
 	if err := e.trip(3 * time.Second); err != nil {
-		t.Errorf("a message after 4 s: %v", err)
+		t.Errorf("round trip after 4 s: %v", err)
 	}
 }
 
-// TestForgedEndBetweenHolders has conntrack hold a connection as established again that another
-// pod said had ended, when the process had died that carried it, and the next had not begun. One
-// whose pod ended it in truth, so that only the peer goes on to send, stays ended.
-func TestForgedEndBetweenHolders(t *testing.T) {
+// TestForgedFINBetweenAgents checks that conntrack is moved back to ESTABLISHED after another pod
+// has forged a FIN between the death of one agent and the start of the next. A connection that its
+// pod has really closed, so that only the peer still sends, stays closed.
+func TestForgedFINBetweenAgents(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	holder := w.hold("n0")
-	carried := func(e echo) func() bool {
+	agent := w.startAgent("n0")
+	accelerated := func(e echo) func() bool {
 		return func() bool {
 			before := w.forwarded("n0")
 			w.trip(e, 100)
@@ -232,45 +233,45 @@ func TestForgedEndBetweenHolders(t *testing.T) {
 	}
 	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
 	for _, e := range forged {
-		w.eventually("a connection to be carried", func() {}, carried(e))
+		w.eventually("the connection is accelerated", func() {}, accelerated(e))
 	}
 	ended := w.connect()
 	go func() { _, _ = io.Copy(ended.far, zeros{}) }()
 	go func() { _, _ = io.Copy(io.Discard, ended) }()
-	w.eventually("a stream to be carried", func() {}, func() bool {
+	w.eventually("the stream is accelerated", func() {}, func() bool {
 		is := w.conntrack("n0", ended)
 		return (is.Flags[0]&is.Flags[1])&flagLiberal != 0
 	})
-	if err := holder.Process.Kill(); err != nil {
+	if err := agent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = holder.Wait()
+	_ = agent.Wait()
 	for _, e := range forged {
 		forge := w.forger("n0p1", e)
-		w.eventually("conntrack to believe it", func() { forge(rand.Uint32(), 0x11) }, func() bool {
+		w.eventually("conntrack accepts the forged FIN", func() { forge(rand.Uint32(), 0x11) }, func() bool {
 			return w.conntrack("n0", e).State != stateEstablished
 		})
 	}
 	if err := ended.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the stream to have one end", func() {}, func() bool {
+	w.eventually("conntrack sees the FIN", func() {}, func() bool {
 		return w.conntrack("n0", ended).State != stateEstablished
 	})
 
-	w.hold("n0")
+	w.startAgent("n0")
 	for _, e := range forged {
-		w.eventually("it to be carried again", func() {}, carried(e))
+		w.eventually("the connection is accelerated again", func() {}, accelerated(e))
 		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
-			t.Errorf("conntrack knows %+v", is)
+			t.Errorf("conntrack has %+v", is)
 		}
 	}
 	if is := w.conntrack("n0", ended); is.State == stateEstablished {
-		t.Errorf("of a stream that has one end conntrack knows %+v", is)
+		t.Errorf("conntrack has %+v of a half-closed connection", is)
 	}
 }
 
-// forger sends packets from a place as if they were a connection's.
+// forger sends packets from a place with the addresses and ports of a connection.
 func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
 	w.Helper()
 	fd := -1
@@ -288,47 +289,47 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 	}
 }
 
-// TestForgedEnds has conntrack go on to hold a connection as established that another pod resets or
-// ends, which knows its ports and none of its numbers, however much it has carried, and though it
-// pauses. At the other pod's link there is no program.
-func TestForgedEnds(t *testing.T) {
+// TestForgedFINAndRST checks that a connection stays ESTABLISHED in conntrack when another pod,
+// which knows its ports but not its sequence numbers, forges FINs or RSTs: however much data has
+// been accelerated, and also in a pause. No programs are attached to the other pod's link.
+func TestForgedFINAndRST(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		flags []byte
 		talk  func(*world, echo)
 	}{
-		{"it is reset", []byte{tcpRST}, func(w *world, e echo) { w.trip(e, 2000) }},
-		{"it is reset after two gigabytes", []byte{tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
-		{"it ends", []byte{0x11}, func(w *world, e echo) { w.trip(e, 500) }},
-		// A connection that ends conntrack resets whatever the numbers are.
-		{"it ends and is reset", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
+		{"RST", []byte{tcpRST}, func(w *world, e echo) { w.trip(e, 2000) }},
+		{"RST after two gigabytes", []byte{tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
+		{"FIN", []byte{0x11}, func(w *world, e echo) { w.trip(e, 500) }},
+		// Once a connection is closing, conntrack accepts an RST with any sequence number.
+		{"FIN and RST", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			e.quiet(t)
+			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			e.noKeepalive(t)
 			tt.talk(w, e)
 			for n, place := range []string{"n0p1", "n1p1"} {
 				before := w.counts(n)["forged"]
 				forge := w.forger(place, e)
-				numbers, err := w.paths[0].Numbers(flowOf(e.Conn))
+				sequence, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
 				if err != nil {
 					t.Fatal(err)
 				}
 				const times = 64
 				for range times {
-					wrong := numbers.Pod.Next + 1<<30 + rand.Uint32N(1<<31) // in no window
+					wrong := sequence.Pod.Next + 1<<30 + rand.Uint32N(1<<31) // outside any window
 					for _, flags := range tt.flags {
 						forge(wrong, flags)
 					}
 				}
-				w.eventually("the forged ones to get there", func() {}, func() bool {
+				w.eventually("the forged packets are counted", func() {}, func() bool {
 					return int(w.counts(n)["forged"]-before) == times*len(tt.flags)
 				})
 			}
 			for _, node := range []string{"n0", "n1"} {
-				// It may take what was sent last to be unacknowledged, until the connection is idle.
+				// The last data may count as unacknowledged until the connection is idle.
 				if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < unacknowledgedTimeout-10 {
-					t.Errorf("%s knows %+v", node, is)
+					t.Errorf("%s has %+v", node, is)
 				}
 			}
 			w.trip(e, 100)
@@ -336,25 +337,25 @@ func TestForgedEnds(t *testing.T) {
 	}
 }
 
-// TestForgedPackets has a connection go on to be carried, and conntrack hold it as established,
-// though another pod says fifty times a second that it opens, ends, is reset, or goes on.
+// TestForgedPackets checks that a connection stays accelerated, and ESTABLISHED in conntrack, while
+// another pod forges a SYN, FIN, RST or other packets fifty times a second.
 func TestForgedPackets(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		flags byte
 		share float64
 	}{
-		{"it opens", tcpSYN, 0.95},
-		{"it is reset", tcpRST, 0.95},
-		{"it ends", 0x11, 0.95},
-		{"it goes on", 0x10, 0.95},
-		{"something is urgent", 0x30, 0.95},
-		{"nothing at all", 0, 0.95},
+		{"SYN", tcpSYN, 0.95},
+		{"RST", tcpRST, 0.95},
+		{"FIN", 0x11, 0.95},
+		{"ACK", 0x10, 0.95},
+		{"URG", 0x30, 0.95},
+		{"no flags", 0, 0.95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			// All programs are at the other pod's veth too.
-			w.warm(w.connectFrom(1, 1, direct).back())
+			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			// Attach all programs to the other pod's veth too.
+			w.accelerate(w.connectFrom(1, 1, direct).back())
 			forge := w.forger("n0p1", e)
 			before, n := w.counts(0), 0
 			pause := time.NewTicker(20 * time.Millisecond)
@@ -367,9 +368,9 @@ func TestForgedPackets(t *testing.T) {
 			}
 			after := w.counts(0)
 			if share := float64(after["fast-out"]-before["fast-out"]) / float64(n); share < tt.share {
-				t.Errorf("%.3f of the packets were carried meanwhile: %v, then %v", share, before, after)
+				t.Errorf("%.3f of the packets took the fast path meanwhile: %v, then %v", share, before, after)
 			}
-			w.eventually("conntrack to hold it as established", func() { w.trip(e, 1) }, func() bool {
+			w.eventually("conntrack has the connection as established", func() { w.trip(e, 1) }, func() bool {
 				is := w.conntrack("n0", e)
 				return is.State == stateEstablished && is.Timeout > 300
 			})
@@ -377,9 +378,9 @@ func TestForgedPackets(t *testing.T) {
 	}
 }
 
-// TestMTUOfRoute has nothing be carried that the kernel would cut: the route to the other node
-// has an MTU of its own, from the start, or since something on the way said so.
-func TestMTUOfRoute(t *testing.T) {
+// TestRouteMTU checks that packets which the kernel would fragment do not take the fast path: the
+// route to the other node has its own MTU, configured, or learned from ICMP.
+func TestRouteMTU(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		narrow func(*netlink.Route) error
@@ -393,7 +394,7 @@ func TestMTUOfRoute(t *testing.T) {
 			near := w.datagrams()
 			go func() { _, _ = io.Copy(io.Discard, near) }()
 			small, large := make([]byte, 64), make([]byte, 1390)
-			send := func(b []byte, n int) (carried uint64) {
+			send := func(b []byte, n int) (accelerated uint64) {
 				t.Helper()
 				before := w.counts(0)["fast-out"]
 				for range n {
@@ -403,32 +404,32 @@ func TestMTUOfRoute(t *testing.T) {
 				}
 				return w.counts(0)["fast-out"] - before
 			}
-			w.eventually("large ones to be carried", func() { send(small, 20) }, func() bool { return send(large, 20) >= 19 })
+			w.eventually("large packets take the fast path", func() { send(small, 20) }, func() bool { return send(large, 20) >= 19 })
 			_ = tt.narrow
 			if tt.narrow != nil {
-				w.in("n0", func() error { return narrowRoutes(1300) })
+				w.in("n0", func() error { return setRouteMTU(1300) })
 			} else {
-				w.learn("n0", 1300)
+				w.learnPMTU("n0", 1300)
 			}
-			w.eventually("small ones to be carried", func() { send(small, 20) }, func() bool { return send(small, 20) >= 19 })
-			time.Sleep(600 * time.Millisecond) // the kernel is asked twice a second
+			w.eventually("small packets take the fast path", func() { send(small, 20) }, func() bool { return send(small, 20) >= 19 })
+			time.Sleep(600 * time.Millisecond) // routes are read twice a second
 			send(small, 20)
-			cut := w.cut("n0")
+			fragments := w.fragments("n0")
 			if n := send(large, 100); n > 0 {
-				t.Errorf("%d of 100 were carried that are larger than the route takes", n)
+				t.Errorf("%d of 100 packets larger than the route's MTU took the fast path", n)
 			}
-			if n := w.cut("n0") - cut; n < 200 {
-				t.Errorf("the kernel made %d fragments of 100, want 200", n)
+			if n := w.fragments("n0") - fragments; n < 200 {
+				t.Errorf("the kernel made %d fragments of 100 packets, want 200", n)
 			}
 			if n := send(small, 100); n < 90 {
-				t.Errorf("%d of 100 were carried that fit", n)
+				t.Errorf("%d of 100 packets within the MTU took the fast path", n)
 			}
 		})
 	}
 }
 
-// narrowRoutes has the routes of the wire take no more than so many bytes.
-func narrowRoutes(mtu int) error {
+// setRouteMTU sets the MTU of the routes of the NIC.
+func setRouteMTU(mtu int) error {
 	routes, err := netlink.RouteList(nil, unix.AF_INET)
 	for _, r := range routes {
 		if r.Dst != nil && r.Dst.String() == "198.18.0.0/24" {
@@ -439,10 +440,10 @@ func narrowRoutes(mtu int) error {
 	return err
 }
 
-// learn has a node learn that no more than so many bytes get to the other one: something on the way says so.
-func (w *world) learn(node string, mtu uint16) {
+// learnPMTU makes a node learn a path MTU to the other node, from ICMP.
+func (w *world) learnPMTU(node string, mtu uint16) {
 	w.Helper()
-	// ICMP's "fragmentation needed" quotes what could not be sent (RFC 792, RFC 1191).
+	// ICMP "fragmentation needed" quotes the packet (RFC 792, RFC 1191).
 	quoted := make([]byte, 36)
 	quoted[0], quoted[8], quoted[9] = 0x45, 64, unix.IPPROTO_UDP
 	binary.BigEndian.PutUint16(quoted[2:], 1468)
@@ -451,7 +452,7 @@ func (w *world) learn(node string, mtu uint16) {
 	binary.BigEndian.PutUint16(quoted[20:], 50000)
 	binary.BigEndian.PutUint16(quoted[22:], 8472)
 	binary.BigEndian.PutUint16(quoted[24:], 1448)
-	quoted[28], quoted[34] = 0x08, 1 // VXLAN's network
+	quoted[28], quoted[34] = 0x08, 1 // the VXLAN header: flags and VNI
 	b := append([]byte{3, 4, 0, 0, 0, 0, byte(mtu >> 8), byte(mtu)}, quoted...)
 	binary.BigEndian.PutUint16(b[2:], ^grammar.Sum(0, b))
 	w.in("n1", func() error {
@@ -464,8 +465,8 @@ func (w *world) learn(node string, mtu uint16) {
 	})
 }
 
-// cut is how many fragments a node has made.
-func (w *world) cut(node string) (n int) {
+// fragments returns how many fragments a node has made.
+func (w *world) fragments(node string) (n int) {
 	w.Helper()
 	w.in(node, func() error {
 		b, err := os.ReadFile("/proc/thread-self/net/snmp")
@@ -483,7 +484,7 @@ func (w *world) cut(node string) (n int) {
 	return n
 }
 
-// dropInvalid has a node drop what conntrack calls invalid, as kube-proxy does.
+// dropInvalid makes a node drop packets that conntrack calls invalid, as kube-proxy does.
 func (w *world) dropInvalid(node string) {
 	w.rules(node, func(conn *nftables.Conn) {
 		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "invalid"})

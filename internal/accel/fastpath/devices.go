@@ -21,73 +21,73 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// overhead of VXLAN over IPv4 (RFC 7348, section 5).
+// overhead is what VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
 const overhead = 50
 
-// node is what the fast path has to know of one.
+// node is what a scan of the devices finds.
 type node struct {
-	overlays    map[int]bpf.Overlay
+	// overlays are the supported VXLAN devices by index.
+	overlays    map[int]bpf.VXLANDevice
 	nics, veths []int
 	names       map[int]string
-	// owners are the Ethernet addresses behind the veths, behind says by which of these which
-	// addresses of IP are reached.
-	owners []bpf.Owner
+	// owners are the MAC addresses behind the veths; behind is the veth of each IP address.
+	owners []bpf.LinkMAC
 	behind map[netip.Addr]int
-	// observers are those of all devices. guarded are VXLAN devices and what stands on pods'
-	// links: what comes there would be jumped.
+	// observers are those of all devices. monitored are the VXLAN devices and the upper devices of
+	// pods' links: the fast path bypasses their hooks, so inspect polls them.
 	observers observers
-	guarded   []int
-	// unlanded are NICs whose ingress has observers behind the place of land.
-	unlanded []int
-	// everywhere is why no device is understood, if so.
-	everywhere string
-	// near are the devices that pods may be behind: all by which no packet leaves the node; own
-	// are the Ethernet addresses of all devices.
+	monitored []int
+	// noDecap are NICs with observers that run after nic_decap, which would bypass them.
+	noDecap []int
+	// unsupported is why the fast path skips all devices, if it does.
+	unsupported string
+	// near are the devices that pods may be behind: all but NICs and VXLAN devices. own are the MAC
+	// addresses of all devices.
 	near map[int]bool
 	own  map[mac]bool
-	// mtu is that of the narrowest device on any way.
+	// mtu is the least MTU of all paths.
 	mtu int
-	// ports is the range of source ports, the end left out.
+	// ports is the range of source ports, without its end.
 	ports [2]uint16
-	// refused says which devices are not understood, and why.
-	refused []string
+	// skipped has a sentence for each skipped device that says why.
+	skipped []string
 }
 
-// attachments are the programs of each device, those that see a packet last first, where
-// some pods' links have them. If none has, the fast path sleeps: it has the scouts alone, or
-// nothing.
-func (n node) attachments(links []int, scouts bool) (all []attachment) {
+// attachments returns the programs of each device, if links are those of the active pods. Programs
+// that see a packet last come first, so that each finds those that follow it attached. Without
+// active pods the fast path is idle, and only the detector may have programs.
+func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
 			all = append(all, attachment{device, p})
 		}
 	}
-	awake := len(links) > 0
-	if awake {
+	active := len(links) > 0
+	if active {
 		for _, device := range n.nics {
-			add(device, "wire")
-			if !slices.Contains(n.unlanded, device) {
-				add(device, "land")
+			add(device, "observe_nic")
+			if !slices.Contains(n.noDecap, device) {
+				add(device, "nic_decap")
 			}
 		}
 	}
-	if awake || scouts {
+	if active || detecting {
 		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
-			add(device, "tunnel", "arrive")
+			add(device, "observe_vxlan", "vxlan_ingress")
 		}
 	}
 	for _, device := range n.veths {
 		if slices.Contains(links, device) {
-			add(device, "deliver", "leave")
+			add(device, "observe_pod", "encap")
 		}
 	}
 	return all
 }
 
-// look finds out what a node's devices are, in the calling thread's network namespace, whose h
-// is, and which of its neighbours, of those that are known, are behind them. Observers of the kinds
-// in unseenBy do not count.
-func look(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours own) (node, error) {
+// scanDevices scans the devices of the calling thread's network namespace, to which h belongs, and
+// maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
+// programs that ours selects.
+func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -100,22 +100,22 @@ func look(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours own)
 	if err != nil {
 		return node{}, err
 	}
-	forwarded, err := learned(h, links, known)
+	forwarded, err := fdbEntries(h, links, known)
 	if err != nil {
 		return node{}, err
 	}
 	var low, high uint16
-	if err := scan("net/ipv4/ip_local_port_range", &low, &high); err != nil {
+	if err := readSysctl("net/ipv4/ip_local_port_range", &low, &high); err != nil {
 		return node{}, err
 	}
-	why, err := everywhere(unseenBy)
+	why, err := unsupportedNode(unseenBy)
 	if err != nil {
 		return node{}, err
 	}
-	if err := narrowBy6(links); err != nil {
+	if err := limitMTUsByIPv6(links); err != nil {
 		return node{}, err
 	}
-	n := understand(links, routes, observers, slices.Concat(known, forwarded))
+	n := classify(links, routes, observers, slices.Concat(known, forwarded))
 	n.near, n.own = make(map[int]bool), make(map[mac]bool)
 	for _, l := range links {
 		a := l.Attrs()
@@ -124,17 +124,17 @@ func look(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours own)
 			n.own[address] = true
 		}
 	}
-	// As vxlan's: the end is the last port, and left out (udp_flow_src_port).
+	// As in udp_flow_src_port: the sysctl has the last port, and the kernel never uses it.
 	n.ports = [2]uint16{low, high}
-	if n.everywhere = why; why != "" {
+	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
-		n.refused = append(n.refused, "all devices: "+why)
+		n.skipped = append(n.skipped, "all devices: "+why)
 	}
 	return n, nil
 }
 
-// tunnels are the names of the overlays.
-func (n node) tunnels() (names []string) {
+// vxlanDevices returns the sorted names of the supported VXLAN devices.
+func (n node) vxlanDevices() (names []string) {
 	for index := range n.overlays {
 		names = append(names, n.names[index])
 	}
@@ -142,8 +142,8 @@ func (n node) tunnels() (names []string) {
 	return names
 }
 
-// speaksTo lists whom a node speaks to by a link of its own.
-func speaksTo(h *netlink.Handle) (all []netlink.Neigh, err error) {
+// listNeighbours lists the ARP and NDP neighbours of a node.
+func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
 		if err != nil {
@@ -154,11 +154,11 @@ func speaksTo(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// routed is the pod's link that the node's routes lead to an address by, or 0.
-func (n node) routed(h *netlink.Handle, address netip.Addr) int {
+// linkByRoute returns the pod's link to which the node routes an address, or 0.
+func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) int {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return 0 // nowhere
+		return 0 // no route
 	}
 	if via, ok := netip.AddrFromSlice(routes[0].Gw); ok {
 		if link := n.behind[via.Unmap()]; link != 0 {
@@ -171,16 +171,16 @@ func (n node) routed(h *netlink.Handle, address netip.Addr) int {
 	return 0
 }
 
-// narrowBy6 has devices be as narrow as they are to IPv6, which has an MTU of its own of each.
-func narrowBy6(links []netlink.Link) error {
+// limitMTUsByIPv6 lowers the MTUs in links to those of IPv6, which has a sysctl for each device.
+func limitMTUsByIPv6(links []netlink.Link) error {
 	for _, l := range links {
 		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
 			continue
 		}
 		a := l.Attrs()
 		mtu := a.MTU
-		// A device that is too narrow for IPv6 has none; so has one that is gone.
-		if err := scan("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		// The sysctl is missing if the device's MTU is too small for IPv6, or the device is gone.
+		if err := readSysctl("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		a.MTU = min(a.MTU, mtu)
@@ -188,8 +188,8 @@ func narrowBy6(links []netlink.Link) error {
 	return nil
 }
 
-// scan reads numbers of a sysctl.
-func scan(key string, to ...any) error {
+// readSysctl reads the numbers of a sysctl.
+func readSysctl(key string, to ...any) error {
 	b, err := os.ReadFile("/proc/sys/" + key)
 	if err == nil {
 		_, err = fmt.Sscan(string(b), to...)
@@ -200,7 +200,7 @@ func scan(key string, to ...any) error {
 	return nil
 }
 
-// dump repeats a listing that changed under the kernel's hands.
+// dump repeats a netlink dump that a concurrent change interrupted (NLM_F_DUMP_INTR).
 func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 	for tries := 1; ; tries++ {
 		all, err := list()
@@ -213,28 +213,28 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 	}
 }
 
-// understand sorts out what devices are for.
-func understand(links []netlink.Link, routes []netlink.Route, seen observers, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]bpf.Overlay), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: seen}
+// classify finds VXLAN devices, NICs and pods' links among the devices.
+func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbours []netlink.Neigh) node {
+	n := node{overlays: make(map[int]bpf.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
 		n.names[l.Attrs().Index] = l.Attrs().Name
 	}
-	n.addTunnels(links, byIndex, routes, neighbours)
+	n.addVXLANDevices(links, byIndex, routes, neighbours)
 	if len(n.overlays) == 0 {
 		return n
 	}
 	n.addPods(links, byIndex)
-	// What the way to another node has learnt of itself the programs ask for (mtu_of_route).
+	// Routes may have an MTU of their own. The programs look up path MTUs themselves (mtu_of_route).
 	for _, r := range routes {
 		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
-			n.narrow(r.MTU - overhead)
+			n.limitMTU(r.MTU - overhead)
 		}
 	}
 	for _, at := range neighbours {
 		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
-			n.owners = append(n.owners, bpf.Owner{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+			n.owners = append(n.owners, bpf.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
 		}
 	}
 	linksOf := make(map[[6]byte][]int)
@@ -255,68 +255,69 @@ func understand(links []netlink.Link, routes []netlink.Route, seen observers, ne
 	return n
 }
 
-// refuse leaves a device to the slow path.
-func (n *node) refuse(l netlink.Link, format string, args ...any) {
-	n.refused = append(n.refused, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
+// skip records a skipped device, and why.
+func (n *node) skip(l netlink.Link, format string, args ...any) {
+	n.skipped = append(n.skipped, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
 }
 
-// narrow has packets be no larger than a device on their way takes.
-func (n *node) narrow(mtu int) {
+// limitMTU lowers the MTU of the fast path to that of a device on the way.
+func (n *node) limitMTU(mtu int) {
 	if n.mtu == 0 || mtu < n.mtu {
 		n.mtu = mtu
 	}
 }
 
-// jumped is why a device with an observer is left alone.
-const jumped = "it has %s, which packets would jump"
+// bypassed is why a device with an observer is skipped.
+const bypassed = "it has %s, which the fast path would bypass"
 
-// overlaysMost is for how many VXLAN devices the programs have room (overlays in fastpath.c).
-const overlaysMost = 16
+// vxlanDevicesMax is the size of the map vxlan_devices in fastpath.c.
+const vxlanDevicesMax = 16
 
-// addTunnels finds the VXLAN devices and the NICs that they send by.
-func (n *node) addTunnels(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
+// addVXLANDevices finds the supported VXLAN devices and their NICs.
+func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
 	for _, l := range links {
 		v, ok := l.(*netlink.Vxlan)
 		if !ok {
 			continue
 		}
 		nic := byIndex[v.VtepDevIndex]
-		if why := odd(v, nic, byIndex, routes, neighbours); why != "" {
-			n.refuse(l, "%s", why)
+		if why := unsupportedVXLAN(v, nic, byIndex, routes, neighbours); why != "" {
+			n.skip(l, "%s", why)
 			continue
 		}
-		n.guarded = append(n.guarded, v.Index)
+		n.monitored = append(n.monitored, v.Index)
 		if what := n.observers.first(both(v.Index)); what != "" {
-			n.refuse(l, jumped, what)
+			n.skip(l, bypassed, what)
 			continue
 		}
-		// What a program sends to a NIC meets all that is there but nftables (nf_skip_egress).
+		// A redirected packet passes all hooks of the NIC's egress except nftables (nf_skip_egress).
 		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
-			n.refuse(l, "it sends by %s, which has %s, which packets would jump", nic.Attrs().Name, what)
+			n.skip(l, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, what)
 			continue
 		}
-		if len(n.overlays) == overlaysMost {
-			n.refuse(l, "%d other VXLAN devices are on the fast path, which has no room for more", overlaysMost)
+		if len(n.overlays) == vxlanDevicesMax {
+			n.skip(l, "the fast path supports %d VXLAN devices, and there are more", vxlanDevicesMax)
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)
-		n.overlays[v.Index] = bpf.Overlay{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
-		n.narrow(v.MTU)
-		n.narrow(nic.Attrs().MTU - overhead)
+		n.overlays[v.Index] = bpf.VXLANDevice{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		n.limitMTU(v.MTU)
+		n.limitMTU(nic.Attrs().MTU - overhead)
 		if slices.Contains(n.nics, v.VtepDevIndex) {
 			continue
 		}
 		n.nics = append(n.nics, v.VtepDevIndex)
-		// What comes by a NIC meets programs of tcx there before land, the last of them.
+		// nic_decap is the last tcx program: the others run before it, while tc filters and nftables
+		// would run after it.
 		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
-			n.unlanded = append(n.unlanded, v.VtepDevIndex)
-			n.refuse(nic, jumped+": the kernel takes them out of the tunnel", what)
+			n.noDecap = append(n.noDecap, v.VtepDevIndex)
+			n.skip(nic, bypassed+": the kernel decapsulates its packets", what)
 		}
 	}
 }
 
-// addPods finds the links of pods. Those behind a device with an observer are left alone; that
-// is said once.
+// addPods finds the links of pods. It skips those behind an upper device with an observer, and
+// records that once for all of them.
 func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	up := uppers(links)
 	observed := make(map[int]bool)
@@ -325,17 +326,17 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 		if l.Type() != "veth" || a.NetNsID < 0 || slices.Contains(n.nics, a.Index) {
 			continue
 		}
-		above := climb(up, a.Index)
+		above := allUppers(up, a.Index)
 		if slices.ContainsFunc(above, func(device int) bool { return slices.Contains(n.nics, device) }) {
-			continue // it is of the wire
+			continue // it carries the underlay
 		}
 		behind := false
 		for _, device := range above {
-			if _, asked := observed[device]; !asked {
-				n.guarded = append(n.guarded, device)
+			if _, known := observed[device]; !known {
+				n.monitored = append(n.monitored, device)
 				what := n.observers.first(both(device))
 				if observed[device] = what != ""; observed[device] {
-					n.refuse(byIndex[device], "it has %s, which packets of the pods behind it would jump", what)
+					n.skip(byIndex[device], "it has %s, which packets of the pods behind it would bypass", what)
 				}
 			}
 			behind = behind || observed[device]
@@ -344,19 +345,19 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 			continue
 		}
 		if what := n.observers.first(both(a.Index)); what != "" {
-			n.refuse(l, jumped, what)
+			n.skip(l, bypassed, what)
 			continue
 		}
 		n.veths = append(n.veths, a.Index)
-		n.narrow(a.MTU)
+		n.limitMTU(a.MTU)
 		if master := byIndex[a.MasterIndex]; master != nil {
-			n.narrow(master.Attrs().MTU)
+			n.limitMTU(master.Attrs().MTU)
 		}
 	}
 }
 
-// uppers are, by a device's index, those that stand on it and take in what it takes in: the
-// bridge that it belongs to, VLANs of it.
+// uppers returns the upper devices by the index of the lower one: those that receive what it
+// receives, such as its bridge and its VLAN devices.
 func uppers(links []netlink.Link) map[int][]int {
 	known := make(map[int]bool)
 	for _, l := range links {
@@ -370,7 +371,7 @@ func uppers(links []netlink.Link) map[int][]int {
 		}
 		switch l.Type() {
 		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
-			if a.NetNsID < 0 && known[a.ParentIndex] { // else its other device is not of this node
+			if a.NetNsID < 0 && known[a.ParentIndex] { // otherwise its lower device is in another namespace
 				up[a.ParentIndex] = append(up[a.ParentIndex], a.Index)
 			}
 		}
@@ -378,8 +379,8 @@ func uppers(links []netlink.Link) map[int][]int {
 	return up
 }
 
-// climb lists all devices above one.
-func climb(up map[int][]int, device int) []int {
+// allUppers returns the upper devices of a device, their upper devices, and so on.
+func allUppers(up map[int][]int, device int) []int {
 	all := []int{device}
 	for i := 0; i < len(all); i++ {
 		for _, d := range up[all[i]] {
@@ -391,51 +392,51 @@ func climb(up map[int][]int, device int) []int {
 	return all[1:]
 }
 
-// odd says what is odd about a VXLAN device, if anything: the programs write what
-// flannel's and Calico's write. What it sends by may be a device on top of others, such as a
-// bond, a VLAN or a bridge: their hooks are on the way of all packets. What is on top of that
-// again would be jumped.
-func odd(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
+// unsupportedVXLAN returns why the fast path does not support a VXLAN device, or "". The programs
+// write what the devices of flannel and Calico write. The NIC may be an upper device itself, such
+// as a bond, a VLAN device or a bridge: accelerated packets pass the hooks of its lower devices.
+// They would bypass those of an upper device of the NIC.
+func unsupportedVXLAN(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
 	switch {
 	case v.FlowBased:
-		return "each packet brings its own tunnel (external)"
+		return "each packet has its own tunnel key (external)"
 	case len(v.Group) > 0 && !v.Group.IsUnspecified():
 		return "it has a default destination or a multicast group"
 	case v.SrcAddr.To4() == nil:
-		return "it does not say which IPv4 address it sends from"
+		return "it has no local IPv4 address (local)"
 	case nic == nil:
-		return "it does not say which device it sends by"
+		return "it has no underlying device (dev)"
 	case nic.Attrs().Flags&net.FlagUp == 0 || v.Flags&net.FlagUp == 0:
-		return "it, or the device that it sends by, is down"
+		return "it or its NIC is down"
 	case nic.Attrs().EncapType != "ether":
-		return fmt.Sprintf("it sends by %s, whose packets have no Ethernet header", nic.Attrs().Name)
+		return fmt.Sprintf("its NIC %s has no Ethernet header", nic.Attrs().Name)
 	case byIndex[nic.Attrs().MasterIndex] != nil:
-		return fmt.Sprintf("it sends by %s, which belongs to %s: packets that come would jump that", nic.Attrs().Name, byIndex[nic.Attrs().MasterIndex].Attrs().Name)
+		return fmt.Sprintf("its NIC %s has the master %s, which the fast path would bypass", nic.Attrs().Name, byIndex[nic.Attrs().MasterIndex].Attrs().Name)
 	case v.Learning:
-		return "it learns where addresses are from packets"
+		return "it learns addresses from packets (learning)"
 	case v.TOS != 0:
-		return "it sets a type of service"
+		return "it sets a TOS (tos)"
 	case v.TTL != 0:
-		return "it sets a hop limit"
+		return "it sets a TTL (ttl)"
 	case v.GBP:
-		return "it carries a group policy"
+		return "it has a group policy (gbp)"
 	case v.PortLow != 0 || v.PortHigh != 0:
-		return "it has a range of source ports of its own"
+		return "it has its own range of source ports (srcport)"
 	case len(v.HardwareAddr) != 6:
-		return "it has no Ethernet address"
+		return "it has no MAC address"
 	}
 	for _, r := range routes {
 		if r.LinkIndex == v.Index && r.MTU != 0 {
-			return fmt.Sprintf("the route to %s has an MTU of its own", r.Dst)
+			return fmt.Sprintf("the route to %s has its own MTU", r.Dst)
 		}
 	}
 	for _, at := range neighbours {
 		if at.LinkIndex == v.Index && bytes.Equal(at.HardwareAddr, make([]byte, 6)) {
-			return "it sends copies of what it knows no destination of"
+			return "it floods packets with unknown destinations"
 		}
 	}
 	if strings.HasPrefix(nic.Type(), "vxlan") {
-		return "it sends by another overlay"
+		return "its NIC is another VXLAN device"
 	}
 	return ""
 }

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestUnderstand has devices on top of a NIC and of pods' links be taken for what they are.
-func TestUnderstand(t *testing.T) {
+// TestDeviceClassification checks how devices on top of a NIC and of pods' links are classified.
+func TestDeviceClassification(t *testing.T) {
 	attrs := func(index int, name string, change ...func(*netlink.LinkAttrs)) netlink.LinkAttrs {
 		a := netlink.LinkAttrs{Index: index, Name: name, MTU: 1500, Flags: net.FlagUp, EncapType: "ether", NetNsID: -1}
 		for _, c := range change {
@@ -33,82 +33,82 @@ func TestUnderstand(t *testing.T) {
 	vxlan := &netlink.Vxlan{LinkAttrs: attrs(tunnel, "flannel.1"), SrcAddr: net.IPv4(192, 0, 2, 1).To4(), VtepDevIndex: nic, Port: 8472}
 	vxlan.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	veth := &netlink.Veth{LinkAttrs: attrs(pod, "veth7", ofPod)}
-	const where = `flannel.1: it sends by eth0, which belongs to bond0: packets that come would jump that`
+	const where = `flannel.1: its NIC eth0 has the master bond0, which the fast path would bypass`
 	for name, tt := range map[string]struct {
 		devices []netlink.Link
 		seen    map[side][]observer
-		refused []string
+		skipped []string
 		veths   []int
 	}{
-		"a NIC": {devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth}, veths: []int{pod}},
-		"a bond": {devices: []netlink.Link{
+		"NIC": {devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth}, veths: []int{pod}},
+		"bond": {devices: []netlink.Link{
 			&netlink.Bond{LinkAttrs: attrs(nic, "bond0")}, &netlink.Device{LinkAttrs: attrs(lower, "eth0", master(nic))}, veth}, veths: []int{pod}},
-		"a VLAN": {devices: []netlink.Link{
+		"VLAN": {devices: []netlink.Link{
 			&netlink.Vlan{LinkAttrs: attrs(nic, "eth0.7", on(lower))}, &netlink.Device{LinkAttrs: attrs(lower, "eth0")}, veth}, veths: []int{pod}},
-		"a team": {devices: []netlink.Link{
+		"team": {devices: []netlink.Link{
 			&netlink.GenericLink{LinkAttrs: attrs(nic, "team0"), LinkType: "team"}, &netlink.Device{LinkAttrs: attrs(lower, "eth0", master(nic))}, veth}, veths: []int{pod}},
-		"part of a bond": {devices: []netlink.Link{
-			&netlink.Device{LinkAttrs: attrs(nic, "eth0", master(lower))}, &netlink.Bond{LinkAttrs: attrs(lower, "bond0")}, veth}, refused: []string{where}},
-		"no Ethernet": {devices: []netlink.Link{
+		"lower device of a bond": {devices: []netlink.Link{
+			&netlink.Device{LinkAttrs: attrs(nic, "eth0", master(lower))}, &netlink.Bond{LinkAttrs: attrs(lower, "bond0")}, veth}, skipped: []string{where}},
+		"no Ethernet header": {devices: []netlink.Link{
 			&netlink.Wireguard{LinkAttrs: attrs(nic, "wg0", func(a *netlink.LinkAttrs) { a.EncapType = "none" })}, veth},
-			refused: []string{"flannel.1: it sends by wg0, whose packets have no Ethernet header"}},
-		"a bridge of a wire": {devices: []netlink.Link{
+			skipped: []string{"flannel.1: its NIC wg0 has no Ethernet header"}},
+		"bridge": {devices: []netlink.Link{
 			&netlink.Bridge{LinkAttrs: attrs(nic, "br0")}, &netlink.Veth{LinkAttrs: attrs(lower, "eth0", ofPod, master(nic))}, veth}, veths: []int{pod}},
-		"a VLAN on the pods' bridge": {
+		"VLAN on the pods' bridge": {
 			devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, &netlink.Bridge{LinkAttrs: attrs(bridge, "cni0")},
 				&netlink.Vlan{LinkAttrs: attrs(vlan, "cni0.9", on(bridge))},
 				&netlink.Veth{LinkAttrs: attrs(pod, "veth7", ofPod, master(bridge))}, &netlink.Veth{LinkAttrs: attrs(pod+1, "veth8", ofPod, master(bridge))},
 				&netlink.Veth{LinkAttrs: attrs(pod+2, "veth9", ofPod)}},
 			seen:    map[side][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
-			refused: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would jump"},
+			skipped: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would bypass"},
 			veths:   []int{pod + 2},
 		},
-		"a VLAN elsewhere": {
+		"macvlan in another namespace": {
 			devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth,
-				&netlink.Macvlan{LinkAttrs: attrs(vlan, "other", on(pod), ofPod)}}, // of a device that has this number in another namespace
+				&netlink.Macvlan{LinkAttrs: attrs(vlan, "other", on(pod), ofPod)}}, // its parent has this ifindex in another namespace
 			seen:  map[side][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
 			veths: []int{pod},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := understand(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
-			if d := cmp.Diff(tt.refused, n.refused); d != "" {
-				t.Errorf("refused (-want +got):\n%s", d)
+			n := classify(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
+			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+				t.Errorf("skipped (-want +got):\n%s", d)
 			}
 			if !slices.Equal(n.veths, tt.veths) {
-				t.Errorf("links of pods are %v, want %v", n.veths, tt.veths)
+				t.Errorf("pod links are %v, want %v", n.veths, tt.veths)
 			}
-			if carried := n.overlays[tunnel].NIC == nic; carried == slices.ContainsFunc(n.refused, func(why string) bool { return why[:5] == "flann" }) {
-				t.Errorf("the tunnel is carried: %t, refused: %q", carried, n.refused)
+			if accelerated := n.overlays[tunnel].NIC == nic; accelerated == slices.ContainsFunc(n.skipped, func(why string) bool { return why[:5] == "flann" }) {
+				t.Errorf("the VXLAN device is accelerated: %t, skipped: %q", accelerated, n.skipped)
 			}
 		})
 	}
 }
 
-// TestTurn has each side be asked for once a round, however many there are.
+// TestTurn checks that a round inspects each side once, however many there are.
 func TestTurn(t *testing.T) {
-	for _, n := range []int{0, 1, inspectMost, inspectMost + 1, 3*inspectMost - 1} {
+	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {
 		all := make([]side, n)
 		for i := range all {
 			all[i].device = i
 		}
 		var round []side
 		from := 0
-		for range (n + inspectMost - 1) / inspectMost {
+		for range (n + inspectMax - 1) / inspectMax {
 			var part []side
-			part, from = turn(all, from)
+			part, from = batch(all, from)
 			round = append(round, part...)
 		}
 		if !slices.Equal(round, all) {
-			t.Errorf("of %d sides a round has %d", n, len(round))
+			t.Errorf("a round of %d sides inspects %d", n, len(round))
 		}
-		if part, _ := turn(all, from); len(part) > 0 && part[0] != all[0] {
+		if part, _ := batch(all, from); len(part) > 0 && part[0] != all[0] {
 			t.Errorf("the round after %d sides begins with %v", n, part[0])
 		}
 	}
 }
 
-// TestChainOf reads chains as the kernel lists them, and what is cut short without harm.
+// TestChainOf parses chains as the kernel lists them, and truncated messages.
 func TestChainOf(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -116,11 +116,11 @@ func TestChainOf(t *testing.T) {
 		want    chain
 		ok      bool
 	}{
-		{"ingress of one", chainMessage(unix.NFPROTO_NETDEV, unix.NF_NETDEV_INGRESS, device(unix.NFTA_HOOK_DEV, "eth0")), chain{"netdev t c", false, []string{"eth0"}}, true},
-		{"egress of some", chainMessage(unix.NFPROTO_NETDEV, unix.NF_NETDEV_EGRESS, attr(nftaHookDevs, device(1, "eth0"), device(nftaDevicePrefix, "cali"))),
+		{"ingress, one device", chainMessage(unix.NFPROTO_NETDEV, unix.NF_NETDEV_INGRESS, device(unix.NFTA_HOOK_DEV, "eth0")), chain{"netdev t c", false, []string{"eth0"}}, true},
+		{"egress, two devices", chainMessage(unix.NFPROTO_NETDEV, unix.NF_NETDEV_EGRESS, attr(nftaHookDevs, device(1, "eth0"), device(nftaDevicePrefix, "cali"))),
 			chain{"netdev t c", true, []string{"eth0", "cali*"}}, true},
-		{"ingress of inet", chainMessage(unix.NFPROTO_INET, nfInetIngress, device(unix.NFTA_HOOK_DEV, "eth0")), chain{"inet t c", false, []string{"eth0"}}, true},
-		{"prerouting of inet", chainMessage(unix.NFPROTO_INET, unix.NF_INET_PRE_ROUTING), chain{}, false},
+		{"inet ingress", chainMessage(unix.NFPROTO_INET, nfInetIngress, device(unix.NFTA_HOOK_DEV, "eth0")), chain{"inet t c", false, []string{"eth0"}}, true},
+		{"inet prerouting", chainMessage(unix.NFPROTO_INET, unix.NF_INET_PRE_ROUTING), chain{}, false},
 		{"no hook", chainMessage(unix.NFPROTO_NETDEV, -1), chain{}, false},
 	} {
 		got, ok := chainOf(tt.message)
@@ -131,24 +131,24 @@ func TestChainOf(t *testing.T) {
 	c := chain{devices: []string{"eth0", "cali*"}}
 	for name, want := range map[string]bool{"eth0": true, "eth01": false, "cali12": true, "cal": false} {
 		if c.at(name) != want {
-			t.Errorf("a chain of %q is at %s: %t", c.devices, name, !want)
+			t.Errorf("chain of %q at %s: %t", c.devices, name, !want)
 		}
 	}
 }
 
-// FuzzChainOf has no message of the kernel, whatever it is, be read beyond its end.
+// FuzzChainOf checks that no message is read beyond its end.
 func FuzzChainOf(f *testing.F) {
 	f.Add(chainMessage(unix.NFPROTO_NETDEV, unix.NF_NETDEV_EGRESS, attr(nftaHookDevs, device(1, "eth0"), device(nftaDevicePrefix, "cali"))))
 	f.Add(chainMessage(unix.NFPROTO_INET, nfInetIngress, device(unix.NFTA_HOOK_DEV, "eth0")))
 	f.Add([]byte{unix.NFPROTO_NETDEV, 0, 0, 0, 4})
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if c, ok := chainOf(message); ok && c.name == "" {
-			t.Error("a chain has no name")
+			t.Error("chain without a name")
 		}
 	})
 }
 
-// attr is an attribute of a message, of parts.
+// attr returns a netlink attribute made of parts.
 func attr(kind uint16, parts ...[]byte) []byte {
 	body := slices.Concat(parts...)
 	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(body)))
@@ -158,8 +158,7 @@ func attr(kind uint16, parts ...[]byte) []byte {
 
 func device(kind uint16, name string) []byte { return attr(kind, []byte(name+"\x00")) }
 
-// chainMessage is what the kernel says of a chain c of a table t, at a hook if it is not less
-// than 0.
+// chainMessage is a message about chain c of table t, with a hook unless it is negative.
 func chainMessage(family uint8, hook int, devices ...[]byte) []byte {
 	m := slices.Concat([]byte{family, 0, 0, 0}, device(unix.NFTA_CHAIN_TABLE, "t"), device(unix.NFTA_CHAIN_NAME, "c"))
 	if hook < 0 {

@@ -30,8 +30,8 @@ const (
 	silence = "silence"
 )
 
-// dialogue is a conversation of datagrams between the first pods of both nodes, one a millisecond
-// each way, and a server of TCP at the second one.
+// dialogue exchanges datagrams between the first pods of both nodes, one per millisecond and
+// direction, and has a TCP server at the second one.
 type dialogue struct {
 	*world
 	datagrams        *net.UDPConn
@@ -96,7 +96,7 @@ func (c *dialogue) note(err error) {
 	}
 }
 
-// established tells what becomes of the datagrams that are sent from now on.
+// established returns what becomes of datagrams that are sent from now on.
 func (c *dialogue) established() string {
 	const enough = 60 * time.Millisecond
 	began := time.Now()
@@ -111,7 +111,7 @@ func (c *dialogue) established() string {
 	return silence
 }
 
-// fresh tells what becomes of a connection that is opened now.
+// fresh returns what becomes of a connection that is opened now.
 func (c *dialogue) fresh() (result string) {
 	c.Helper()
 	c.in("n0p0", func() error {
@@ -133,7 +133,7 @@ func (c *dialogue) fresh() (result string) {
 	return result
 }
 
-// ipset is a set of addresses on a node, as policy engines have them.
+// ipset creates a set of addresses on a node, as policy engines do.
 func (w *world) ipset(node, name string) {
 	w.Helper()
 	w.in(node, func() error {
@@ -141,7 +141,7 @@ func (w *world) ipset(node, name string) {
 	})
 }
 
-// member has an address be in a set of a node, or not.
+// member adds an address to a set of a node, or deletes it.
 func (w *world) member(node, set string, a netip.Addr, is bool) {
 	w.Helper()
 	w.in(node, func() error {
@@ -153,8 +153,8 @@ func (w *world) member(node, set string, a netip.Addr, is bool) {
 	})
 }
 
-// restore changes rules of iptables on a node, as policy engines do: chains that are declared
-// are written anew, others stay.
+// restore changes iptables rules on a node, as policy engines do: declared chains are replaced,
+// others stay.
 func (w *world) restore(node, program, rules string) {
 	w.Helper()
 	w.in(node, func() error {
@@ -176,59 +176,59 @@ var (
 	kubeRouterRules string
 )
 
-// engine is a policy engine made of iptables and ipset, on the node of the other pod.
+// engine is a policy engine that uses iptables and ipset, on the node of the other pod.
 type engine struct {
 	name, shape string
-	// sets are its ipsets, and whether the first pod of node0 is in them; rules are there from the
-	// start; changes happen one after the other.
+	// sets are its ipsets, and whether the first pod of node0 is in them. rules are there from the
+	// start; changes are made in order.
 	sets    map[string]bool
 	rules   string
 	changes []engineChange
 }
 
-// engineChange is a pod or a policy that comes, changes or goes.
+// engineChange is a change of a pod or a policy.
 type engineChange struct {
 	name string
-	// rules change, or who is in a set.
+	// A change of rules, or of a set.
 	rules, set string
 	member     bool
-	// forget has conntrack forget the pod, as some engines do.
+	// forget: flush the pod's conntrack entries, as some engines do.
 	forget bool
-	// established and fresh are what the pod of node0 sees of a connection that is there, and of
-	// one that it opens.
+	// established and fresh are what the pod of node0 sees of an existing connection, and of a new
+	// one.
 	established, fresh string
 }
 
-// announced tells whether the kernel announces a change of rules that a program makes.
-func (c engineChange) announced(program string) bool {
+// notified reports whether the kernel notifies a change of rules by a program.
+func (c engineChange) notified(program string) bool {
 	return c.rules != "" && !c.forget && program == "iptables-nft"
 }
 
-// calico is what Felix writes (felix/rules, by Calico 3.30) for two pods, of which the first
-// has a policy: it may be reached from the members of a set. What is from members of another set
-// an untracked policy drops (doNotTrack), whatever it belongs to.
+// calico is what Felix writes (felix/rules, by Calico 3.30) for two pods, the first with a policy
+// that allows the members of a set. An untracked policy (doNotTrack) drops packets from the members
+// of another set, also of established connections.
 var calico = engine{
 	name: "Calico", shape: v1alpha1.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
 	rules: calicoRules,
 	changes: []engineChange{
-		{name: "a pod is no longer allowed", set: "cali40s:allowed", established: through, fresh: silence},
-		{name: "it is allowed again", set: "cali40s:allowed", member: true, established: through, fresh: through},
-		{name: "an untracked policy denies the pod", set: "cali40s:denied", member: true, established: silence, fresh: silence},
-		{name: "it does no more", set: "cali40s:denied", established: through, fresh: through},
-		{name: "the endpoint goes", established: silence, fresh: silence, rules: `*filter
+		{name: "pod no longer allowed", set: "cali40s:allowed", established: through, fresh: silence},
+		{name: "pod allowed again", set: "cali40s:allowed", member: true, established: through, fresh: through},
+		{name: "untracked policy denies the pod", set: "cali40s:denied", member: true, established: silence, fresh: silence},
+		{name: "untracked policy no longer denies the pod", set: "cali40s:denied", established: through, fresh: through},
+		{name: "endpoint deleted", established: silence, fresh: silence, rules: `*filter
 :cali-to-wl-dispatch - [0:0]
 -A cali-to-wl-dispatch -o $1 -g cali-tw-1
 -A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP
 COMMIT
 `},
-		{name: "the endpoint comes", established: through, fresh: through, rules: `*filter
+		{name: "endpoint added", established: through, fresh: through, rules: `*filter
 :cali-to-wl-dispatch - [0:0]
 -A cali-to-wl-dispatch -o $0 -g cali-tw-0
 -A cali-to-wl-dispatch -o $1 -g cali-tw-1
 -A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP
 COMMIT
 `},
-		{name: "a policy denies before anything is allowed", established: through, fresh: silence, rules: `*filter
+		{name: "policy before the rule for established connections", established: through, fresh: silence, rules: `*filter
 :cali-pi-_allowed - [0:0]
 -A cali-pi-_allowed -m set --match-set cali40s:allowed src -j DROP
 COMMIT
@@ -236,29 +236,28 @@ COMMIT
 	},
 }
 
-// kubeRouter is what kube-router writes (pkg/controllers/netpol, by version 2.5) for a pod of
-// whose policies one allows the members of a set.
+// kubeRouter is what kube-router writes (pkg/controllers/netpol, by version 2.5) for a pod with a
+// policy that allows the members of a set.
 var kubeRouter = engine{
 	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
 	rules: kubeRouterRules,
 	changes: []engineChange{
-		{name: "a policy comes that allows the pod", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-DEFAULT")},
-		{name: "the pod is no longer allowed", set: "KUBE-SRC-ALLOWED", established: through, fresh: refused},
-		{name: "the policy goes", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-DEFAULT")},
-		{name: "policies for both ways come, and conntrack forgets the pod", forget: true, established: refused, fresh: refused, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-0")},
-		{name: "the pod is allowed", set: "KUBE-SRC-ALLOWED", member: true, established: through, fresh: through},
+		{name: "policy added that allows the pod", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-DEFAULT")},
+		{name: "pod no longer allowed", set: "KUBE-SRC-ALLOWED", established: through, fresh: refused},
+		{name: "policy deleted", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-DEFAULT")},
+		{name: "policies for both directions added, conntrack flushed", forget: true, established: refused, fresh: refused, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-0")},
+		{name: "pod allowed", set: "KUBE-SRC-ALLOWED", member: true, established: through, fresh: through},
 	},
 }
 
-// kubeRouterPolicy has the pod's chain ask a policy of each way.
+// kubeRouterPolicy makes the pod's chain jump to a policy for each direction.
 func kubeRouterPolicy(ingress, egress string) string {
 	return fmt.Sprintf("*filter\n-R KUBE-POD-FW-0 4 -d 10.244.1.2 -j %s\n-R KUBE-POD-FW-0 5 -s 10.244.1.2 -j %s\nCOMMIT\n", ingress, egress)
 }
 
-// TestPolicyEngines has a pod see what it sees without a fast path, on nodes with the rules that
-// policy engines write, while policies come and go under its connections: those that are carried,
-// and those that it opens. With legacy iptables and ipset, which nobody announces, that takes up to
-// a second.
+// TestPolicyEngines checks that a pod sees the same as without the fast path, on nodes with the
+// rules of policy engines, while policies change under its accelerated and its new connections.
+// Legacy iptables and ipset send no notifications, so their changes may take up to a second.
 func TestPolicyEngines(t *testing.T) {
 	for _, engine := range []engine{calico, kubeRouter} {
 		for _, program := range []string{"iptables-nft", "iptables-legacy"} {
@@ -274,7 +273,7 @@ func TestPolicyEngines(t *testing.T) {
 							w.member("n1", set, pod(0, 0), true)
 						}
 					}
-					w.sysctl("n1", "net/ipv4/icmp_ratelimit", "0") // of refusals
+					w.sysctl("n1", "net/ipv4/icmp_ratelimit", "0") // no limit on ICMP errors
 					w.restore("n1", program, strings.NewReplacer("$0", w.link(1, 0), "$1", w.link(1, 1)).Replace(engine.rules))
 					if with == "with" {
 						w.start()
@@ -286,7 +285,7 @@ func TestPolicyEngines(t *testing.T) {
 	}
 }
 
-// test has an engine make its changes, and compares what becomes of connections.
+// test makes the changes of an engine, and compares what becomes of connections.
 func (g engine) test(c *dialogue, program string) {
 	c.Helper()
 	e := c.connect().back()
@@ -294,7 +293,7 @@ func (g engine) test(c *dialogue, program string) {
 	is := through
 	for _, change := range g.changes {
 		if is == through {
-			c.carried(e)
+			c.waitAccelerated(e)
 		}
 		is = change.established
 		if change.rules != "" {
@@ -304,18 +303,18 @@ func (g engine) test(c *dialogue, program string) {
 			c.member("n1", change.set, pod(0, 0), change.member)
 		}
 		if change.forget {
-			c.in("n1", func() error { return forget(pod(1, 0)) })
+			c.in("n1", func() error { return flushConntrack(pod(1, 0)) })
 		}
 		set, limit := time.Now(), within
-		if is == through || change.announced(program) || c.paths[1] == nil {
+		if is == through || change.notified(program) || c.paths[1] == nil {
 			limit = soon
 		}
 		if fresh := c.fresh(); fresh != change.fresh {
-			c.Errorf("%s: a connection that is opened sees %s, want %s", change.name, fresh, change.fresh)
+			c.Errorf("%s: a new connection sees %s, want %s", change.name, fresh, change.fresh)
 		}
-		c.eventually("what was carried is over", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
+		c.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
 		if established := c.established(); established != change.established {
-			c.Errorf("%s: one that is there sees %s, want %s", change.name, established, change.established)
+			c.Errorf("%s: the established connection sees %s, want %s", change.name, established, change.established)
 		}
 		if took := time.Unix(0, c.answered.Load()).Sub(set); change.established != through && took > limit {
 			c.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, limit)
@@ -326,10 +325,10 @@ func (g engine) test(c *dialogue, program string) {
 	}
 }
 
-// carried waits until both connections get through, by the fast path if there is one.
-func (c *dialogue) carried(e echo) {
+// waitAccelerated waits until both connections get through, by the fast path if there is one.
+func (c *dialogue) waitAccelerated(e echo) {
 	c.Helper()
-	c.eventually("both connections are carried", func() { c.trip(e, 1) }, func() bool {
+	c.eventually("both connections are accelerated", func() { c.trip(e, 1) }, func() bool {
 		for _, f := range c.paths {
 			if f == nil {
 				continue
@@ -342,7 +341,7 @@ func (c *dialogue) carried(e echo) {
 	})
 }
 
-// gate is a program of tc that lets packets pass while it is open.
+// gate is a tc program that passes packets while it is open.
 func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 	t.Helper()
 	closed, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -374,15 +373,15 @@ func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 	}
 }
 
-// TestChained has Cilium's programs decide that are chained behind another network (generic-veth):
-// at both sides of a pod's link, to which nothing is carried then. They may come to a pod whose
-// connections are carried, and deny these.
-func TestChained(t *testing.T) {
+// TestChainedCilium attaches programs as Cilium does when it is chained to another CNI plugin
+// (generic-veth): on both sides of a pod's link, to which no packet may then take the fast path.
+// They are attached while the pod's connections are accelerated, and must be able to deny these.
+func TestChainedCilium(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
 	c := w.dialogue()
 	e := c.connect().back()
-	for _, by := range []string{"tcx", "filters of tc"} {
+	for _, by := range []string{"tcx", "tc filters"} {
 		attach := func(program *ebpf.Program, egress bool) (end func()) {
 			l, parent, at := w.device("n1", "pod"), uint32(netlink.HANDLE_MIN_INGRESS), ebpf.AttachTCXIngress
 			if egress {
@@ -396,7 +395,7 @@ func TestChained(t *testing.T) {
 		for _, egress := range []bool{false, true} {
 			side := map[bool]string{false: "from the pod", true: "to the pod"}[egress]
 			t.Run(by+" "+side, func(t *testing.T) {
-				c.carried(e)
+				c.waitAccelerated(e)
 				first, open := gate(t)
 				second, _ := gate(t)
 				open(false)
@@ -405,21 +404,21 @@ func TestChained(t *testing.T) {
 				defer attach(second, !egress)()
 				limit := soon
 				if by == "tcx" {
-					limit = within // it is not announced
+					limit = within // the kernel does not notify it
 				}
-				w.eventually("it denies", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(came) > limit })
+				w.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(came) > limit })
 				if is := c.established(); is != silence {
-					t.Errorf("a connection that was carried sees %s", is)
+					t.Errorf("the established connection sees %s, want silence", is)
 				}
 				open(true)
-				w.eventually("it allows", func() {}, func() bool { return c.established() == through })
-				w.eventually("the link is left alone", func() {}, func() bool { return w.refuses(1, w.link(1, 0)+": it has ") })
+				w.eventually("datagrams get through", func() {}, func() bool { return c.established() == through })
+				w.eventually("the link is skipped", func() {}, func() bool { return w.skips(1, w.link(1, 0)+": it has ") })
 				if fast := w.roundTrips(e, 1, 100); fast > 0 {
-					t.Errorf("%d packets were carried", fast)
+					t.Errorf("%d packets took the fast path", fast)
 				}
 				open(false)
 				if is := c.established(); is != silence {
-					t.Errorf("what goes the slow way sees %s", is)
+					t.Errorf("the connection on the slow path sees %s, want silence", is)
 				}
 				open(true)
 			})
@@ -427,9 +426,9 @@ func TestChained(t *testing.T) {
 	}
 }
 
-// TestBridgeRules has rules of ebtables at the pods' bridge end what is carried, at once, as they do
-// on the slow path, and let it go on when they go.
-func TestBridgeRules(t *testing.T) {
+// TestEbtablesRules checks that ebtables rules at the pods' bridge stop accelerated connections at
+// once, as on the slow path, and that these continue when the rules are deleted.
+func TestEbtablesRules(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
 	c := w.dialogue()
@@ -453,17 +452,17 @@ func TestBridgeRules(t *testing.T) {
 				return nil
 			})
 		}
-		c.carried(e)
+		c.waitAccelerated(e)
 		ebtables("-A")
 		set := time.Now()
-		w.eventually("it is heard of", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > soon })
+		w.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > soon })
 		if is := c.established(); is != silence {
-			t.Errorf("%v: what was carried sees %s", rule, is)
+			t.Errorf("%v: the established connection sees %s", rule, is)
 		}
 		if took := time.Unix(0, c.answered.Load()).Sub(set); took > soon {
 			t.Errorf("%v: datagrams were answered for %v", rule, took)
 		}
 		ebtables("-D")
 	}
-	c.carried(e)
+	c.waitAccelerated(e)
 }

@@ -10,72 +10,72 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// SleepAfter has every fast path sleep after so many beats without a connection, and returns
-// after how many it did.
-func SleepAfter(beats int) (before int) {
-	before, sleepAfter = sleepAfter, beats
+// IdleAfter sets after how many lease renewals without a connection a fast path goes idle, and
+// returns the previous value.
+func IdleAfter(renewals int) (before int) {
+	before, idleAfter = idleAfter, renewals
 	return before
 }
 
-// ForgetAfter has every fast path forget a connection that is idle for so many beats, and
-// returns after how many it did.
-func ForgetAfter(beats int) (before int) {
-	before, forgetAfter = forgetAfter, beats
+// ForgetAfter sets after how many lease renewals an idle flow is deleted, and returns the previous
+// value.
+func ForgetAfter(renewals int) (before int) {
+	before, forgetAfter = forgetAfter, renewals
 	return before
 }
 
-// Look is the time from one look at all connections to the next.
-const Look = lookAfter * beat
+// SweepInterval is the interval between two sweeps over all flows.
+const SweepInterval = sweepEvery * leaseRenewal
 
-// Within is within.
+// Within runs a function in a network namespace.
 var Within = within
 
-// WatchAll has it watch all pods, as if each had a connection.
-func (f *Fastpath) WatchAll() {
+// AttachAll attaches the programs to the links of all pods, as if each had a connection.
+func (f *Fastpath) AttachAll() {
 	f.mu.Lock()
 	veths := f.node.veths
 	f.mu.Unlock()
 	for _, link := range veths {
-		f.watch(link)
+		f.attach(link)
 	}
 }
 
-// Sleep has it fall asleep now, whatever it carries.
-func (f *Fastpath) Sleep() {
+// GoIdle makes the fast path go idle now, whatever connections it accelerates.
+func (f *Fastpath) GoIdle() {
 	f.pods.mu.Lock()
 	clear(f.pods.used)
 	f.pods.mu.Unlock()
-	poke(f.resync)
+	poke(f.rescan)
 }
 
-// Numbers are what it knows of a connection of TCP.
-func (f *Fastpath) Numbers(flow bpf.Flow) (bpf.Numbers, error) { return f.numbers(flow) }
+// SequenceNumbers returns the sequence numbers of a TCP flow.
+func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) { return f.sequence(flow) }
 
-// Generation counts how often all that was seen became void.
+// Generation returns the generation: how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {
 	f.changes.mu.Lock()
 	defer f.changes.mu.Unlock()
 	return int(f.changes.generation)
 }
 
-// ChangesWithin has links whose owners change too often have none for so long, and returns for how
-// long they had none.
+// ChangesWithin sets for how long a link whose owners change too often has none, and returns the
+// previous value.
 func ChangesWithin(d time.Duration) (before time.Duration) {
 	before, changesWithin = changesWithin, d
 	return before
 }
 
-// Look has the devices be looked at, as if something had changed.
-func (f *Fastpath) Look() { poke(f.resync) }
+// Resync makes the fast path read the devices again, as after a change.
+func (f *Fastpath) Resync() { poke(f.rescan) }
 
-// Looked tells the last look at the devices from others, and how long there is to be none after it.
-func (f *Fastpath) Looked() (which uintptr, pause time.Duration) {
+// LastResync returns an identity of the last resync, and the least pause after it.
+func (f *Fastpath) LastResync() (which uintptr, pause time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return reflect.ValueOf(f.node.names).Pointer(), f.pause
 }
 
-// Describe tells all that is known, for a test that fails.
+// Describe returns the whole state, for the log of a failed test.
 func (f *Fastpath) Describe() string {
 	counts, err := f.Counts()
 	flows, failed := f.programs.Flows()
@@ -83,11 +83,11 @@ func (f *Fastpath) Describe() string {
 	f.mu.Lock()
 	veths := len(f.node.veths)
 	f.mu.Unlock()
-	said := fmt.Sprintf("%v %v, generation %d, problem %v, refused %q, %d veths, repaired %d, counts %v",
-		err, failed, f.Generation(), f.Problem(), f.Refused(), veths, f.Repaired(), counts)
+	s := fmt.Sprintf("%v %v, generation %d, problem %v, skipped %q, %d veths, repaired %d, counts %v",
+		err, failed, f.Generation(), f.Problem(), f.Skipped(), veths, f.Repaired(), counts)
 	for flow, seen := range flows {
-		n, err := f.programs.Numbers(flow, now)
-		said += fmt.Sprintf("\n  %v seen %s ago at %d, numbers %v %v", flow, now-seen.At, seen.Link, n, err)
+		n, err := f.programs.Sequence(flow, now)
+		s += fmt.Sprintf("\n  %v validated %s ago at link %d, sequence numbers %v %v", flow, now-seen.Validated, seen.Link, n, err)
 	}
-	return said
+	return s
 }

@@ -1,17 +1,16 @@
 //go:build linux
 
-// Package fastpath lets packets of pods' established connections over a VXLAN overlay
-// past the bridge, routing and netfilter of a node, and keeps that safe: it finds the
-// devices, attaches the programs of bpf/fastpath.c to them, follows what changes, and
-// is the heart without whose beat the programs do nothing.
+// Package fastpath runs the fast path of a node: packets of pods' established connections
+// over a VXLAN overlay bypass the node's bridge, routing and netfilter. It finds the devices,
+// attaches the programs of bpf/fastpath.c, invalidates flows when the network changes, and
+// renews the lease without which the programs forward nothing.
 //
-// Which packet goes where is the programs' business; what an accelerator is, and when
-// one is applied, that of internal/accel. docs/fastpath.md tells the path of a packet.
+// The programs decide which path a packet takes; internal/accel decides what an accelerator
+// is and when one is applied. docs/fastpath.md describes the path of a packet.
 //
-// Nothing of it outlives the process: programs, maps and attachments go with it, and
-// there is nothing to put back. What conntrack knows of connections that are open then is
-// renewed (conntrack.go); if the process is killed, conntrack goes on not to check their window,
-// until they have been idle on the fast path of the next.
+// Nothing outlives the process: the kernel removes programs, maps and attachments with it.
+// Close resynchronises conntrack with the open connections (conntrack.go). If the process is
+// killed, conntrack stays liberal with them until the next process has released them as idle.
 package fastpath
 
 import (
@@ -40,32 +39,32 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// Life is how long the programs work on without a beat.
-const Life = 2 * time.Second
+// LeaseTime is how long the programs forward packets after the last renewal of the lease.
+const LeaseTime = 2 * time.Second
 
 const (
-	beat = Life / 4
-	// forgetSoon is how many beats a connection may be idle where there is little room: it is
-	// not on the fast path by then.
-	forgetSoon = 4
-	// lookAfter is how many beats pass from one look at all connections to the next.
-	lookAfter = 8
-	// lookShare is how much longer than a look at the devices took there is none, whatever is
-	// announced meanwhile.
-	lookShare = 10
+	leaseRenewal = LeaseTime / 4
+	// forgetWhenFull replaces forgetAfter while the flow table is nearly full. A flow has expired
+	// by then, so its connection takes the slow path anyway.
+	forgetWhenFull = 4
+	// sweepEvery is the interval between sweeps of the flow table, in lease renewals.
+	sweepEvery = 8
+	// scanShare times the CPU time of a device scan passes before the next: a burst of notifications
+	// must not occupy a CPU.
+	scanShare = 10
 )
 
-// forgetAfter is how many beats a connection may be idle until it is forgotten; tests have less
-// patience.
+// forgetAfter is after how many lease renewals the sweep forgets an idle connection. Tests shorten it.
 var forgetAfter = 20
 
-// sleepAfter is how many beats a pod is watched without a connection; tests have less patience.
-var sleepAfter = 64
+// idleAfter is after how many lease renewals a pod without an eligible connection is idle. Tests
+// shorten it.
+var idleAfter = 64
 
-// Hook is a program at a device.
+// Hook is a program attached to a device.
 type Hook struct {
 	Device string
-	// Program is its name in bpf/fastpath.c.
+	// Program is the program's name in bpf/fastpath.c.
 	Program string
 }
 
@@ -75,35 +74,37 @@ type Fastpath struct {
 	programs *bpf.Fastpath
 	ns       netns.NsHandle
 	links    *netlink.Handle
-	changes  *changes
-	// unseenBy are the kinds of observers that packets may jump; ours the programs.
+	changes  *invalidator
+	// unseenBy are the kinds of observers that the fast path may bypass; ours are the IDs of its
+	// own programs.
 	unseenBy []string
 	ours     map[ebpf.ProgramID]bool
 
-	quit, resync, news chan struct{}
-	// beating is what keeps the programs alive, running is what ends with them.
-	beating, running sync.WaitGroup
-	renewals         renewals
-	cannotRenew      sync.Once
-	guard            guard
-	cannotGuard      sync.Once
+	quit, rescan, updates chan struct{}
+	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
+	// when the programs are closed.
+	leasing, running sync.WaitGroup
+	resyncs          resyncs
+	warnResync       sync.Once
+	dropForged       forgedFilter
+	warnDropForged   sync.Once
 	pods             pods
-	// pause is how long there is to be no look at the devices after the last.
+	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
-	// verify has the next look at the devices ask the kernel for every attachment too.
+	// verify makes the next scan also check every attachment in the kernel.
 	verify atomic.Bool
 
 	// mu guards what follows.
 	mu       sync.Mutex
 	node     node
-	scouts   scouts
-	awake    bool
+	detector detector
+	active   bool
 	attached map[attachment]link.Link
-	// inspected is how many sides of devices have been inspected in this round.
+	// inspected is how many sides of devices inspect has checked in this round.
 	inspected int
-	// failed says why the last try to attach failed, for as long as there is the device.
+	// failed holds the errors of attachments that failed, while their devices exist.
 	failed   map[attachment]error
-	refused  []string
+	skipped  []string
 	repaired int
 	problem  error
 }
@@ -113,14 +114,14 @@ type attachment struct {
 	program string
 }
 
-// Start makes the fast path of a network namespace, which stays open until Close, with
-// the devices that are there and those that come later. What it does not understand
-// stays as it is, and so does what others observe, but for kinds of v1alpha1's Fastpath that
-// may be unseenBy: see Refused. It fails where the kernel lacks something.
+// Start runs the fast path in a network namespace until Close; the caller keeps ns open until
+// then. It uses the present devices and those that appear later. It skips devices that it does
+// not support and those with observers, except for the kinds in unseenBy (v1alpha1.Fastpath):
+// see Skipped. It fails if the kernel lacks a feature.
 func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
-		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), resync: make(chan struct{}, 1), news: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: pods{used: make(map[int]time.Time), asked: make(map[netip.Addr]bool)},
+		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
+		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
 	}
 	defer func() {
 		if err != nil {
@@ -131,38 +132,37 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 	if f.programs, err = bpf.LoadFastpath(); err != nil {
 		return f, err
 	}
-	if f.ours, err = idsOf(f.hooks()); err != nil {
+	if f.ours, err = idsOf(f.programHooks()); err != nil {
 		return f, err
 	}
-	// To load them took all types of the kernel: 10 MiB that an idle process would keep
-	// for minutes.
+	// Loading parses the kernel's BTF, and an idle process would hold those 10 MiB for minutes.
 	debug.FreeOSMemory()
 	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
 		return f, fmt.Errorf("open netlink: %w", err)
 	}
-	// Heard before looked at, so that nothing is missed between.
-	if f.changes, err = listen(ns, f.changed); err != nil {
+	// Subscribe before the first scan, so that no change falls between the two.
+	if f.changes, err = newInvalidator(ns, f.changed); err != nil {
 		return f, err
 	}
-	// A kernel that cannot is one thing, not to be permitted another.
-	if err := within(ns, f.renewals.try); errors.Is(err, fs.ErrPermission) {
+	// A kernel without the feature leaves conntrack liberal; a missing privilege is fatal.
+	if err := within(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
 		return f, err
 	}
 	started := make(chan error, 1)
-	f.beating.Go(func() {
+	f.leasing.Go(func() {
 		if err := within(ns, func() error { return f.run(started) }); err != nil {
 			started <- err
 		}
 	})
 	f.running.Go(func() {
-		if err := within(ns, f.follow); err != nil {
-			log.Error("follow connections of the fast path", "error", err)
+		if err := within(ns, f.handleEvents); err != nil {
+			log.Error("handle events of the fast path", "error", err)
 		}
 	})
 	return f, <-started
 }
 
-// Plan tells what is attached where on a fast path that watches all pods.
+// Plan returns the hooks of a fast path on which every pod has an eligible connection.
 func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
 	err = within(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -170,8 +170,8 @@ func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		defer h.Close()
-		// Those of whoever holds a fast path are told by their names.
-		n, err := look(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
+		// Another process may run the fast path; its programs are recognised by name.
+		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
 		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -183,18 +183,20 @@ func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
 	return all, nil
 }
 
-// Close takes the programs off. It is safe on what Start did not finish.
+// Close detaches the programs. It also cleans up after a Start that failed.
 func (f *Fastpath) Close() error {
 	close(f.quit)
 	var errs []error
 	if f.changes != nil {
 		f.changes.close()
 	}
-	f.beating.Wait()
-	// Without a beat they carry nothing, and go on to follow what conntrack is to know.
+	f.leasing.Wait()
+	// Without a lease the programs forward nothing, but still track the sequence numbers that
+	// releaseAll needs.
 	if f.programs != nil {
-		// What is left is not judged by numbers that go on without the programs.
-		errs = append(errs, f.programs.Beat(0), f.letGo(), f.guard.close())
+		// Detach drop_forged before the other programs: it must not judge packets by sequence numbers
+		// that nobody updates.
+		errs = append(errs, f.programs.RenewLease(0), f.releaseAll(), f.dropForged.close())
 	}
 	f.mu.Lock()
 	for at, l := range f.attached {
@@ -206,7 +208,7 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
-	errs = append(errs, f.renewals.close())
+	errs = append(errs, f.resyncs.close())
 	if f.changes != nil {
 		errs = append(errs, f.changes.release())
 	}
@@ -216,15 +218,15 @@ func (f *Fastpath) Close() error {
 	return errors.Join(errs...)
 }
 
-// letGo has conntrack check the windows of all connections again.
-func (f *Fastpath) letGo() error {
+// releaseAll makes conntrack check the windows of all connections again.
+func (f *Fastpath) releaseAll() error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
 	}
 	return within(f.ns, func() error {
-		// Those that never pause are given so long in all.
-		until := time.Now().Add(letGoFor)
+		// A connection that never pauses cannot be resynchronised, so there is a limit for all.
+		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
 			for flow := range flows {
 				done, err := f.release(flow, false)
@@ -235,7 +237,7 @@ func (f *Fastpath) letGo() error {
 					err = abandon(flow)
 				}
 				if err != nil {
-					f.log.Warn("tell conntrack of a connection that leaves the fast path", "connection", flow, "error", err)
+					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
 				}
 				delete(flows, flow)
 			}
@@ -245,12 +247,13 @@ func (f *Fastpath) letGo() error {
 	})
 }
 
-// letGoFor bounds what Close does for connections that are busy.
-const letGoFor = 2 * time.Second
+// releaseTimeout bounds how long Close waits for busy connections to pause.
+const releaseTimeout = 2 * time.Second
 
-// release has conntrack check the window of a connection again, if it pauses. If it does not, or
-// not all of it was seen, conntrack goes on to be liberal with it. One that has been idle for long
-// has paused, even if what was sent last was never acknowledged, as by a host that is gone.
+// release makes conntrack check the window of a connection again, and returns whether it is done
+// with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
+// are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
+// unacknowledged data: its peer may be gone.
 func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -259,31 +262,31 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	n, err := f.programs.Numbers(flow, now)
+	n, err := f.programs.Sequence(flow, now)
 	if err != nil {
 		return false, err
 	}
 	known := n
-	if idle && n != (bpf.Numbers{}) {
-		// What is sent again has conntrack know that it is not acknowledged.
+	if idle && n != (bpf.Sequence{}) {
+		// Resynchronise to the acknowledged numbers, so that conntrack takes a retransmission for new data.
 		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
-	} else if !n.Quiet() {
+	} else if !n.Acknowledged() {
 		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
-			return true, nil // it was never carried
+			return true, nil // it was never accelerated
 		}
 		return false, nil
 	}
-	if err := f.renew(flow, known, false); errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, known, false); errors.Is(err, errMissed) {
 		return false, nil
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
 	}
-	after, err := f.numbers(flow)
+	after, err := f.sequence(flow)
 	switch {
 	case err != nil:
 		return true, err
 	case after != n:
-		// Conntrack has missed some of what came meanwhile.
+		// Packets took the fast path meanwhile, and conntrack missed them.
 		return false, liberal(flow)
 	case known != n:
 		return true, unacknowledged(flow, now-n.Last)
@@ -291,70 +294,73 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	return true, nil
 }
 
-// numbers are the TCP sequence numbers of a connection, zero if not all are known.
-func (f *Fastpath) numbers(flow bpf.Flow) (bpf.Numbers, error) {
+// sequence returns the TCP sequence numbers of a connection, or zero if not all are known.
+func (f *Fastpath) sequence(flow bpf.Flow) (bpf.Sequence, error) {
 	now, err := monotonic()
 	if err != nil {
-		return bpf.Numbers{}, err
+		return bpf.Sequence{}, err
 	}
-	return f.programs.Numbers(flow, now)
+	return f.programs.Sequence(flow, now)
 }
 
-// renew has conntrack know a connection's numbers, if this kernel can.
-func (f *Fastpath) renew(flow bpf.Flow, n bpf.Numbers, carried bool) error {
+// resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
+// otherwise leaves its entry liberal for good.
+func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, accelerated bool) error {
 	now, err := monotonic()
 	if err != nil {
 		return err
 	}
-	err = f.renewals.do(func(r *renewer) error { return r.renew(flow, n, now-n.Last, carried) })
-	if errors.Is(err, errCannotRenew) {
-		f.cannotRenew.Do(func() { f.log.Warn("conntrack goes on to be liberal with connections that were carried", "error", err) })
+	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
+	if errors.Is(err, errCannotResync) {
+		f.warnResync.Do(func() {
+			f.log.Warn("conntrack stays liberal with accelerated connections: it cannot be resynchronised", "error", err)
+		})
 		return abandon(flow)
 	}
 	return err
 }
 
-// Counts tells what became of packets: see bpf.Fastpath.
+// Counts returns the number of packets by reason: see bpf.Fastpath.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
-// Connections counts those that are known, and those of them that take the fast path now.
+// Connections counts the known connections, and those of them that are accelerated now.
 func (f *Fastpath) Connections() (known, fast int, err error) {
 	now, err := monotonic()
 	if err != nil {
 		return 0, 0, err
 	}
-	return f.programs.Carried(now)
+	return f.programs.Accelerated(now)
 }
 
-// Worn tells whether it is time to begin anew: its tables fill with what has been there
-// once, and what finds no room in them stays on the slow path.
-func (f *Fastpath) Worn() bool {
-	worn, err := f.programs.Worn()
+// TablesWorn reports whether the fast path should be restarted: entries of some tables are never
+// reused, and once a table is full, new connections take the slow path.
+func (f *Fastpath) TablesWorn() bool {
+	worn, err := f.programs.TablesWorn()
 	if err != nil {
-		f.log.Warn("look after the fast path", "error", err)
+		f.log.Warn("check the tables of the fast path", "error", err)
 	}
 	return worn
 }
 
-// Verify has the devices looked at anew soon, every program attached again that somebody
-// has taken off, and moved to the end behind which others have come.
+// Verify requests a scan of the devices that also checks every attachment. It attaches programs
+// again that somebody detached, and moves programs back to the end of their hook.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
-	poke(f.resync)
+	poke(f.rescan)
 }
 
-// News gets something after Hooks, Refused, Repaired or Problem have become others.
-func (f *Fastpath) News() <-chan struct{} { return f.news }
+// Changes receives a value after Hooks, Skipped, Repaired or Problem have changed.
+func (f *Fastpath) Changes() <-chan struct{} { return f.updates }
 
-// Repaired is how often a program was found to be taken off, and was attached again.
+// Repaired counts how often a program was found detached, and attached again.
 func (f *Fastpath) Repaired() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.repaired
 }
 
-// Problem is why all packets take the slow path now, if they do: the devices could not
-// be looked at, or the heart does not beat.
+// Problem returns why all packets take the slow path now, if they do: scanning the devices
+// or renewing the lease failed.
 func (f *Fastpath) Problem() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -365,12 +371,12 @@ func (f *Fastpath) setProblem(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if (err == nil) != (f.problem == nil) {
-		poke(f.news)
+		poke(f.updates)
 	}
 	f.problem = err
 }
 
-// poke has whoever waits go on, now or when he comes to wait.
+// poke wakes the receiver of ch. It does not block: a pending wake-up serves all.
 func poke(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -378,12 +384,12 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// Hooks are where programs are attached now. There are none while no pod has a connection
-// that is worth it, though scouts may look for one.
+// Hooks returns where programs are attached now. While the fast path is idle it returns none, even
+// if the detector has attached programs for a moment.
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.awake {
+	if !f.active {
 		return nil
 	}
 	var all []Hook
@@ -396,105 +402,106 @@ func (f *Fastpath) Hooks() []Hook {
 	return all
 }
 
-// Overlays are the VXLAN devices whose packets it may carry.
-func (f *Fastpath) Overlays() []string {
+// VXLANDevices returns the names of the VXLAN devices that the fast path supports.
+func (f *Fastpath) VXLANDevices() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.node.tunnels()
+	return f.node.vxlanDevices()
 }
 
-// Refused says, a sentence each, which devices are left to the slow path, and why.
-func (f *Fastpath) Refused() []string {
+// Skipped returns a sentence for each skipped device that says why.
+func (f *Fastpath) Skipped() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.refused)
+	return slices.Clone(f.skipped)
 }
 
-// changed is called for what the kernel announces.
+// changed handles a change that the invalidator reports.
 func (f *Fastpath) changed(generation uint32, devices bool) {
 	if err := f.programs.SetGeneration(generation); err != nil {
 		f.log.Error("invalidate the fast path", "error", err)
 	}
 	if devices {
-		poke(f.resync)
+		poke(f.rescan)
 	}
 }
 
-// run beats, and keeps the devices in step. Its thread is in the network namespace, as
-// programs are attached to a device of the thread's. If anything in here hangs, the beat
-// stops, and with it the fast path. It fails only before it says that it has started.
+// run renews the lease, scans the devices and sweeps the flow table until quit is closed. It runs
+// in the network namespace, because attaching resolves device indices there. One goroutine
+// does it all on purpose: if any step hangs, the lease expires and packets take the slow path.
+// It returns an error only before it reports that it has started.
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
-		err = f.beat()
+		err = f.renewLease()
 	}
 	if err != nil {
 		return err
 	}
 	started <- nil
-	ticker := time.NewTicker(glance)
+	ticker := time.NewTicker(detectEvery)
 	defer ticker.Stop()
-	unseen := make(map[bpf.Flow]time.Duration)
-	resync, paused := f.resync, make(<-chan time.Time)
+	unvalidated := make(map[bpf.Flow]time.Duration)
+	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
 	for n := 0; ; {
 		select {
 		case <-f.quit:
 			return nil
 		case <-paused:
-			resync = f.resync
-		case <-resync:
+			rescan = f.rescan
+		case <-rescan:
 			if synced = f.sync(); synced != nil {
-				f.log.Warn("keep devices of the fast path in step", "error", synced)
-				// What is not known is not to be used.
-				if err := f.programs.SetOverlays(nil); err != nil {
-					f.log.Error("take back VXLAN devices from the fast path", "error", err)
+				f.log.Warn("scan devices for the fast path", "error", synced)
+				// Fail safe: the programs must not use devices in an unknown state.
+				if err := f.programs.SetVXLANDevices(nil); err != nil {
+					f.log.Error("clear the VXLAN devices of the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
-			resync, paused = nil, time.After(f.pause)
+			rescan, paused = nil, time.After(f.pause)
 		case now := <-ticker.C:
-			if err := f.scout(now); err != nil {
-				f.log.Warn("look for connections worth the fast path", "error", err)
+			if err := f.detect(now); err != nil {
+				f.log.Warn("detect eligible connections", "error", err)
 			}
-			if n++; n%int(beat/glance) > 0 {
+			if n++; n%int(leaseRenewal/detectEvery) > 0 {
 				continue
 			}
-			if err := f.beat(); err != nil {
-				f.log.Error("keep the fast path alive", "error", err)
+			if err := f.renewLease(); err != nil {
+				f.log.Error("renew the lease of the fast path", "error", err)
 				f.setProblem(err)
 			} else {
 				f.setProblem(synced)
 			}
 			if err := f.inspect(); err != nil {
-				f.log.Warn("look for others at devices of the fast path", "error", err)
+				f.log.Warn("look for observers at devices of the fast path", "error", err)
 			}
-			if n%int(lookAfter*beat/glance) > 0 {
+			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
 				continue
 			}
-			if err := f.forget(unseen); err != nil {
+			if err := f.forget(unvalidated); err != nil {
 				f.log.Warn("forget connections of the fast path", "error", err)
 				continue
 			}
-			if f.pods.rest() || f.changes.restless() {
-				poke(f.resync)
+			if f.pods.anyIdle() || f.changes.throttled() {
+				poke(f.rescan)
 			}
-			if err := f.renewals.rest(); err != nil {
-				f.log.Warn("stop renewing what conntrack knows", "error", err)
+			if err := f.resyncs.closeUnused(); err != nil {
+				f.log.Warn("detach the program that drops resync packets", "error", err)
 			}
 		}
 	}
 }
 
-func (f *Fastpath) beat() error {
+func (f *Fastpath) renewLease() error {
 	now, err := monotonic()
 	if err != nil {
 		return err
 	}
-	return f.programs.Beat(now + Life)
+	return f.programs.RenewLease(now + LeaseTime)
 }
 
-// monotonic is the time of the programs.
+// monotonic reads CLOCK_MONOTONIC, the clock of the programs.
 func monotonic() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -503,8 +510,8 @@ func monotonic() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// threadTime is the CPU time of the calling thread: unlike that of a clock it does not go on while
-// the process waits for a CPU, or is stopped.
+// threadTime returns the CPU time of the calling thread. Unlike a wall clock it stands still while
+// the thread waits for a CPU.
 func threadTime() (time.Duration, error) {
 	var used unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
@@ -513,57 +520,57 @@ func threadTime() (time.Duration, error) {
 	return time.Duration(used.Nano()), nil
 }
 
-// watch has a pod's link be watched, which has a connection worth it.
-func (f *Fastpath) watch(link int) {
+// attach requests programs for the link of a pod that has an eligible connection.
+func (f *Fastpath) attach(link int) {
 	if link != 0 && f.pods.use(link) {
-		poke(f.resync)
+		poke(f.rescan)
 	}
 }
 
-// forget takes out connections that have been idle for a while, so that there is room, and has
-// the pods of all others be watched. They are looked up no more by then but by their next
-// packet, which becomes known anew. Since when one has been there that was never seen to get
-// through, unseen says.
-func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
+// forget deletes idle connections to make room, after it has resynchronised conntrack with them,
+// and keeps the pods of all others active. The next packet of a deleted connection creates its
+// flow again. A flow that was never validated has no time stamp, so unvalidated holds when forget
+// first found it.
+func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
 	}
-	for flow := range unseen {
-		if seen, known := flows[flow]; !known || seen.At != 0 {
-			delete(unseen, flow)
+	for flow := range unvalidated {
+		if activity, known := flows[flow]; !known || activity.Validated != 0 {
+			delete(unvalidated, flow)
 		}
 	}
 	now, err := monotonic()
 	if err != nil {
 		return err
 	}
-	idle := time.Duration(forgetAfter) * beat
+	idle := time.Duration(forgetAfter) * leaseRenewal
 	crowded := len(flows) > f.programs.Room()/4*3
 	if crowded {
-		idle = forgetSoon * beat
+		idle = forgetWhenFull * leaseRenewal
 	}
-	for flow, seen := range flows {
-		since := seen.At
+	for flow, activity := range flows {
+		since := activity.Validated
 		if since == 0 {
-			if unseen[flow] == 0 {
-				unseen[flow] = now
+			if unvalidated[flow] == 0 {
+				unvalidated[flow] = now
 			}
-			since = unseen[flow]
+			since = unvalidated[flow]
 		}
 		if now-since > idle {
-			delete(unseen, flow)
-			// There may be thousands.
-			if err := f.beat(); err != nil {
+			delete(unvalidated, flow)
+			// There may be thousands, and the lease must not expire meanwhile.
+			if err := f.renewLease(); err != nil {
 				return err
 			}
 			done, err := f.release(flow, true)
 			if err != nil {
-				f.log.Warn("tell conntrack of an idle connection", "connection", flow, "error", err)
-			} else if n, err := f.numbers(flow); err != nil {
+				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
+			} else if n, err := f.sequence(flow); err != nil {
 				return err
-			} else if !done && n != (bpf.Numbers{}) && !crowded {
-				f.watch(seen.Link) // conntrack is still liberal with it, which takes a guard
+			} else if !done && n != (bpf.Sequence{}) && !crowded {
+				f.attach(activity.Link) // conntrack is still liberal with it, so drop_forged needs its sequence numbers
 				continue
 			}
 			if err := f.programs.Forget(flow); err != nil {
@@ -571,26 +578,26 @@ func (f *Fastpath) forget(unseen map[bpf.Flow]time.Duration) error {
 			}
 			continue
 		}
-		f.watch(seen.Link)
+		f.attach(activity.Link)
 	}
 	if len(flows) == 0 {
-		return f.guard.rest()
+		return f.dropForged.detachUnused()
 	}
-	f.guarded()
+	f.ensureDropForged()
 	return nil
 }
 
-// guarded has forged ends of connections be dropped, if this kernel can.
-func (f *Fastpath) guarded() {
-	err := f.guard.start(f.programs)
+// ensureDropForged attaches drop_forged, if the kernel supports it.
+func (f *Fastpath) ensureDropForged() {
+	err := f.dropForged.start(f.programs)
 	if err != nil {
-		f.cannotGuard.Do(func() {
-			f.log.Warn("whoever can forge packets can have conntrack forget connections that are carried", "error", err)
+		f.warnDropForged.Do(func() {
+			f.log.Warn("forged FIN and RST packets can have conntrack delete entries of accelerated connections", "error", err)
 		})
 	}
 }
 
-// reopen has conntrack hold a connection as established, if it took it to have ended and it has not.
+// reopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
 func (f *Fastpath) reopen(flow bpf.Flow) error {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return nil
@@ -599,66 +606,67 @@ func (f *Fastpath) reopen(flow bpf.Flow) error {
 	if err != nil {
 		return err
 	}
-	n, err := f.programs.Numbers(flow, now)
-	if err != nil || n == (bpf.Numbers{}) {
+	n, err := f.programs.Sequence(flow, now)
+	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
 	return reopen(flow, now-n.Last)
 }
 
-// follow does as the programs ask, until they are closed.
-func (f *Fastpath) follow() error {
+// handleEvents handles the events of the programs until they are closed.
+func (f *Fastpath) handleEvents() error {
 	for {
-		news, err := f.programs.News()
+		event, err := f.programs.ReadEvent()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
 		if err == nil {
-			err = f.heed(news)
+			err = f.handle(event)
 		}
 		if err != nil {
-			f.log.Warn("do as the programs of the fast path ask", "connection", news.Flow, "error", err)
+			f.log.Warn("handle an event of the fast path", "connection", event.Flow, "error", err)
 		}
 	}
 }
 
-// heed does what the programs ask for: watches a pod, or tells conntrack of a connection.
-func (f *Fastpath) heed(news bpf.News) error {
-	flow := news.Flow
+// handle handles an event: an attach request for a pod, or an update of a conntrack entry.
+func (f *Fastpath) handle(event bpf.Event) error {
+	flow := event.Flow
 	switch {
-	case news.Ask == bpf.AskWatch:
-		link, anew := f.pods.linkOf(news.Pod)
+	case event.Kind == bpf.EventAttach:
+		link, anew := f.pods.linkOf(event.Pod)
 		if anew {
-			poke(f.resync)
+			poke(f.rescan)
 		}
-		f.watch(link)
+		f.attach(link)
 		return nil
-	case news.Ask == bpf.AskLiberal:
-		f.guarded()
+	case event.Kind == bpf.EventLiberal:
+		f.ensureDropForged()
 		return liberal(flow)
-	case news.Ask == bpf.AskReopen:
+	case event.Kind == bpf.EventReopen:
 		return f.reopen(flow)
-	case news.Ask == bpf.AskAcked:
+	case event.Kind == bpf.EventAcked:
 		return acked(flow)
-	case news.Ask == bpf.AskClose:
+	case event.Kind == bpf.EventReset:
 		return reset(flow)
 	}
-	n, err := f.numbers(flow)
-	if err != nil || n == (bpf.Numbers{}) {
+	n, err := f.sequence(flow)
+	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
-	if err := f.renew(flow, n, true); !errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errMissed) {
 		return err
 	}
 	return nil
 }
 
-// scout has the programs at the VXLAN devices look for connections, or not.
-func (f *Fastpath) scout(now time.Time) error {
+// detect attaches and detaches the programs of the VXLAN devices while the fast path is idle, as
+// the detector decides.
+func (f *Fastpath) detect(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.awake {
-		f.scouts = scouts{}
+	if f.active {
+		f.detector = detector{}
 		return nil
 	}
 	if f.closing() {
@@ -666,26 +674,26 @@ func (f *Fastpath) scout(now time.Time) error {
 	}
 	n, err := packets(f.links, f.node)
 	if err != nil {
-		poke(f.resync) // what is wrong it will say
+		poke(f.rescan) // the scan reports the problem
 		return nil
 	}
-	if !f.scouts.look(now, n) {
+	if !f.detector.update(now, n) {
 		return nil
 	}
-	return f.fit(false)
+	return f.attachPrograms(false)
 }
 
-// sync looks at the devices that are there, tells the programs of them, and attaches these.
+// sync scans the devices, configures the programs for them, and attaches the programs.
 func (f *Fastpath) sync() error {
 	began, err := threadTime()
 	if err != nil {
 		return err
 	}
-	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return speaksTo(f.links) })
+	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return listNeighbours(f.links) })
 	if err != nil {
 		return err
 	}
-	node, err := look(f.links, known, f.unseenBy, f.own)
+	node, err := scanDevices(f.links, known, f.unseenBy, f.owns)
 	if err != nil {
 		return err
 	}
@@ -694,23 +702,23 @@ func (f *Fastpath) sync() error {
 	if f.closing() {
 		return nil
 	}
-	restless, err := f.changes.own(&node, f.programs.SetOwners)
+	throttled, err := f.changes.setLinkMACs(&node, f.programs.SetLinkMACs)
 	if err := errors.Join(
 		err,
-		f.programs.SetOverlays(node.overlays),
+		f.programs.SetVXLANDevices(node.overlays),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err
 	}
-	for _, link := range restless {
-		node.refused = append(node.refused, node.names[link]+": which Ethernet addresses are behind it changes too often; another pod may be taking them")
+	for _, link := range throttled {
+		node.skipped = append(node.skipped, node.names[link]+": the MAC addresses behind it change too often; another pod may be using them")
 	}
 	verify := f.verify.Swap(false)
 	if verify {
-		f.pods.forget()
+		f.pods.forgetRequests()
 	}
 	for _, address := range f.pods.wanted() {
-		if link := node.routed(f.links, address); link != 0 {
+		if link := node.linkByRoute(f.links, address); link != 0 {
 			node.behind[address] = link
 		}
 	}
@@ -718,42 +726,42 @@ func (f *Fastpath) sync() error {
 	if err != nil {
 		return err
 	}
-	f.pause = lookShare * (used - began)
-	if !slices.Equal(node.tunnels(), f.node.tunnels()) {
-		poke(f.news)
+	f.pause = scanShare * (used - began)
+	if !slices.Equal(node.vxlanDevices(), f.node.vxlanDevices()) {
+		poke(f.updates)
 	}
-	refused := f.refused
+	before := f.skipped
 	f.node = node
-	err = f.fit(verify)
-	if slices.ContainsFunc(f.refused, func(why string) bool { return !slices.Contains(refused, why) }) {
-		// What was seen at a device that is left alone now is void.
-		f.changes.void()
+	err = f.attachPrograms(verify)
+	if slices.ContainsFunc(f.skipped, func(why string) bool { return !slices.Contains(before, why) }) {
+		// Flows that were validated over a device that is skipped now must not use it any more.
+		f.changes.invalidate()
 	}
 	return err
 }
 
-// inspectMost bounds the sides of devices that are asked for in a beat: those of 128 pods that
-// have connections, and of the next ones in the next beat.
-const inspectMost = 256
+// inspectMax bounds how many sides of devices inspect checks per lease renewal: those of 128 active
+// pods. It checks the next ones after the next renewal.
+const inspectMax = 256
 
-// inspect has the devices be looked at anew where something has changed that is not announced: a
-// sysctl, a program of XDP or tcx. It asks for VXLAN devices, bridges, NICs, and the links of pods
-// that have programs of ours.
+// inspect polls for changes of which netlink sends no notification (sysctls, XDP and tcx programs),
+// and requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of
+// pods that have programs of the fast path.
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	why, err := everywhere(f.unseenBy)
+	why, err := unsupportedNode(f.unseenBy)
 	if err != nil {
 		return err
 	}
-	changed := why != f.node.everywhere
-	hooks := f.hooks()
+	changed := why != f.node.unsupported
+	hooks := f.programHooks()
 	ours := make(map[side]bool)
 	for a := range f.attached {
 		ours[side{a.device, hooks[a.program].egress}] = true
 	}
 	sides := slices.Collect(maps.Keys(ours))
-	for _, device := range f.node.guarded {
+	for _, device := range f.node.monitored {
 		for _, s := range both(device) {
 			if !ours[s] {
 				sides = append(sides, s)
@@ -763,17 +771,17 @@ func (f *Fastpath) inspect() error {
 	slices.SortFunc(sides, func(a, b side) int {
 		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
 	})
-	sides, f.inspected = turn(sides, f.inspected)
+	sides, f.inspected = batch(sides, f.inspected)
 	for _, s := range sides {
-		// The kernel has each wait for its turn.
-		if err := f.beat(); err != nil {
+		// Each query takes the RTNL lock, so that all of them may take longer than the lease.
+		if err := f.renewLease(); err != nil {
 			return err
 		}
-		as, err := f.asSeen(s, ours[s])
+		same, err := f.unchanged(s, ours[s])
 		if err != nil {
 			return err
 		}
-		changed = changed || !as
+		changed = changed || !same
 	}
 	if changed {
 		f.Verify()
@@ -781,34 +789,34 @@ func (f *Fastpath) inspect() error {
 	return nil
 }
 
-// turn is the part of all sides that begins behind so many, and how many are behind it.
-func turn(all []side, from int) (part []side, next int) {
+// batch returns the sides to inspect from an index on, and the index of the next batch.
+func batch(all []side, from int) (part []side, next int) {
 	if from >= len(all) {
 		from = 0
 	}
-	next = min(from+inspectMost, len(all))
+	next = min(from+inspectMax, len(all))
 	return all[from:next], next
 }
 
-// asSeen tells whether a side has the programs that it had at the last look, and ours behind them
-// if it is to have one.
-func (f *Fastpath) asSeen(s side, ours bool) (bool, error) {
+// unchanged reports whether a side has the same foreign programs as in the last scan, and, if ours is
+// set, a program of the fast path behind them.
+func (f *Fastpath) unchanged(s side, ours bool) (bool, error) {
 	all, err := programsAt(s)
-	if err != nil || ours && (len(all) == 0 || !f.own(all[len(all)-1])) {
+	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {
 		return false, err
 	}
-	was, asked := f.node.observers.programs[s]
-	if asked && !slices.Equal(slices.DeleteFunc(all, f.own), was) {
+	was, scanned := f.node.observers.programs[s]
+	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
 		return false, nil
 	}
-	if s.egress || !slices.Contains(f.node.guarded, s.device) {
+	if s.egress || !slices.Contains(f.node.monitored, s.device) {
 		return true, nil
 	}
 	l, err := f.links.LinkByIndex(s.device)
-	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // one that is gone is announced
+	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // netlink notifies of a removed device
 }
 
-// closing tells whether it is being closed: what is attached now would stay.
+// closing reports whether Close has begun: it would not detach what is attached from then on.
 func (f *Fastpath) closing() bool {
 	select {
 	case <-f.quit:
@@ -818,33 +826,33 @@ func (f *Fastpath) closing() bool {
 	}
 }
 
-// programs are their names.
-var programs = []string{"wire", "land", "tunnel", "arrive", "leave", "deliver"}
+// programs are the names of the programs that the fast path attaches to devices.
+var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
 
-// hook is a program and the side of a device that it is for.
+// hook is a program and the side of a device that it is attached to.
 type hook struct {
 	program *ebpf.Program
 	egress  bool
 }
 
-func (f *Fastpath) hooks() map[string]hook {
+func (f *Fastpath) programHooks() map[string]hook {
 	return map[string]hook{
-		"wire":    {f.programs.Wire, true},
-		"land":    {f.programs.Land, false},
-		"tunnel":  {f.programs.Tunnel, true},
-		"arrive":  {f.programs.Arrive, false},
-		"leave":   {f.programs.Leave, false},
-		"deliver": {f.programs.Deliver, true},
+		"observe_nic":   {f.programs.ObserveNIC, true},
+		"nic_decap":     {f.programs.NICDecap, false},
+		"observe_vxlan": {f.programs.ObserveVXLAN, true},
+		"vxlan_ingress": {f.programs.VXLANIngress, false},
+		"encap":         {f.programs.Encap, false},
+		"observe_pod":   {f.programs.ObservePod, true},
 	}
 }
 
-// idsOf are the kernel's numbers of programs.
+// idsOf returns the IDs of programs.
 func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 	ids := make(map[ebpf.ProgramID]bool)
 	for name, h := range hooks {
 		info, err := h.program.Info()
 		if err != nil {
-			return nil, fmt.Errorf("ask for the number of program %s: %w", name, err)
+			return nil, fmt.Errorf("query the ID of program %s: %w", name, err)
 		}
 		id, _ := info.ID()
 		ids[id] = true
@@ -852,66 +860,67 @@ func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 	return ids, nil
 }
 
-func (f *Fastpath) own(id ebpf.ProgramID) bool { return f.ours[id] }
+func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
 
-// fit has those programs be attached that are needed at the devices of the node.
-func (f *Fastpath) fit(verify bool) error {
-	hooks := f.hooks()
+// attachPrograms attaches the programs that the devices of the node need, and detaches the others.
+func (f *Fastpath) attachPrograms(verify bool) error {
+	hooks := f.programHooks()
 	node := f.node
 	links, watched := f.pods.follow(node)
-	attachments := node.attachments(links, f.scouts.on)
+	attachments := node.attachments(links, f.detector.on)
 	want := make(map[attachment]bool)
 	for _, a := range attachments {
 		want[a] = true
 	}
 	var errs []error
-	// Of scouts that come and go there is no news.
-	quiet := !f.awake && len(links) == 0
+	// The detector attaches and detaches programs all the time; that is not a change to report.
+	quiet := !f.active && len(links) == 0
 	changed := false
 	for a, l := range f.attached {
-		// The kernel takes its time with each, and there may be hundreds.
-		errs = append(errs, f.beat())
+		// Detaching is slow and there may be hundreds: the lease must not expire meanwhile.
+		errs = append(errs, f.renewLease())
 		switch {
 		case !want[a]:
 			if _, there := node.names[a.device]; there && !slices.Contains(node.veths, a.device) {
-				errs = append(errs, f.programs.Miss()) // packets go on there, and are not seen
+				errs = append(errs, f.programs.InvalidateSequences()) // packets pass there unseen from now on
 			}
 			errs = append(errs, l.Close())
-		case verify && !holds(l, a.device):
-			f.log.Warn("somebody has taken a program of the fast path off; it is attached again", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.Miss(), l.Close())
+		case verify && !isAttached(l, a.device):
+			f.log.Warn("somebody detached a program of the fast path; it is attached again", "device", node.names[a.device], "program", a.program)
+			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 			f.repaired++
-		case verify && !f.last(side{a.device, hooks[a.program].egress}):
-			f.log.Info("another program stands behind one of the fast path, which would jump it; it is moved to the end", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.Miss(), l.Close())
+		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
+			f.log.Info("another program was attached behind one of the fast path, which would bypass it; the fast path moves to the end", "device", node.names[a.device], "program", a.program)
+			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
 		default:
 			continue
 		}
 		delete(f.attached, a)
 		changed = true
 	}
-	f.awake = len(links) > 0
-	errs = append(errs, f.tellWatched(node, watched))
+	f.active = len(links) > 0
+	errs = append(errs, f.setWatched(node, watched))
 	for _, a := range attachments {
 		if f.attached[a] != nil {
 			continue
 		}
-		errs = append(errs, f.beat())
+		errs = append(errs, f.renewLease())
 		h := hooks[a.program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
 		if errors.Is(err, unix.ENODEV) {
-			continue // it went; a change will tell
+			continue // the device is gone; a notification follows
 		}
 		if err != nil {
-			// The others do without it: nothing is believed that has not passed all hooks.
+			// The other programs are safe without it: a flow becomes valid only after its packets passed
+			// all hooks.
 			f.failed[a] = err
 			continue
 		}
 		delete(f.failed, a)
 		f.attached[a] = l
 		changed = true
-		if a.program == "deliver" {
-			errs = append(errs, f.tellWatched(node, watched))
+		if a.program == "observe_pod" {
+			errs = append(errs, f.setWatched(node, watched))
 		}
 	}
 	var failed []string
@@ -923,53 +932,55 @@ func (f *Fastpath) fit(verify bool) error {
 		}
 	}
 	slices.Sort(failed)
-	refused := slices.Concat(node.refused, failed)
-	for _, r := range refused {
-		if !slices.Contains(f.refused, r) {
-			f.log.Info("not on the fast path: " + r)
+	skipped := slices.Concat(node.skipped, failed)
+	for _, r := range skipped {
+		if !slices.Contains(f.skipped, r) {
+			f.log.Info("the fast path skips " + r)
 		}
 	}
-	if changed && !quiet || !slices.Equal(refused, f.refused) {
-		poke(f.news)
+	if changed && !quiet || !slices.Equal(skipped, f.skipped) {
+		poke(f.updates)
 	}
-	f.refused = refused
+	f.skipped = skipped
 	return errors.Join(errs...)
 }
 
-// tellWatched tells the programs which pods are watched, of those whose links have deliver.
-func (f *Fastpath) tellWatched(n node, watched []int) error {
+// setWatched configures for which pods the programs create flows: those in watched whose links have
+// observe_pod, without which no flow becomes valid.
+func (f *Fastpath) setWatched(n node, watched []int) error {
 	addresses := make(map[int][]netip.Addr)
 	for address, link := range n.behind {
 		addresses[link] = append(addresses[link], address)
 	}
 	var all []bpf.Pod
 	for _, link := range watched {
-		if f.attached[attachment{link, "deliver"}] != nil {
+		if f.attached[attachment{link, "observe_pod"}] != nil {
 			all = append(all, bpf.Pod{Link: link, Addresses: addresses[link]})
 		}
 	}
 	return f.programs.SetWatched(all)
 }
 
-// last tells whether one of ours is the last program at a side, as far as the kernel says: those
-// behind it would not see what it carries.
-func (f *Fastpath) last(s side) bool {
+// isLast reports whether the last program at a side is one of the fast path: the fast path would
+// bypass a program behind it. It reports true if the kernel does not answer.
+func (f *Fastpath) isLast(s side) bool {
 	all, err := programsAt(s)
 	return err != nil || len(all) == 0 || f.ours[all[len(all)-1]]
 }
 
-// holds tells whether a program is at its device still, as far as the kernel says.
-func holds(l link.Link, device int) bool {
+// isAttached reports whether a program is still attached to its device. It reports true if the
+// kernel does not answer.
+func isAttached(l link.Link, device int) bool {
 	info, err := l.Info()
 	if err != nil {
-		return true // and a reason to leave it alone
+		return true // do not replace it without evidence
 	}
 	at := info.TCX()
 	return at == nil || int(at.Ifindex) == device
 }
 
-// within runs fn on a thread that is in a network namespace. One that does not find back
-// is not used again.
+// within runs fn on a thread in a network namespace. If the thread cannot return to its own
+// namespace, it stays locked, and ends with its goroutine.
 func within(ns netns.NsHandle, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {

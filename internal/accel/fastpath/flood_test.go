@@ -25,9 +25,9 @@ import (
 
 var flood = flag.Int("flood", 100_000, "how many new connections TestFlood makes")
 
-// beginning is a packet that begins a connection between the second pods of the
-// nodes that there was none of: a SYN, or a datagram.
-func beginning(n int) []byte {
+// firstPacket returns the first packet of a new connection between the second pods of the nodes: a
+// SYN, or a datagram.
+func firstPacket(n int) []byte {
 	b := make([]byte, 40)
 	b[0], b[8] = 0x45, 64
 	from, to := pod(0, 1).As4(), pod(1, 1).As4()
@@ -48,11 +48,10 @@ func beginning(n int) []byte {
 	return b
 }
 
-// TestFlood has a connection stay on the fast path, and stop for no time, while another pod
-// begins new ones as fast as it can: they take nothing from it. -flood 1000000 takes half a
-// minute.
+// TestFlood checks that a connection stays accelerated, without pauses, while another pod opens new
+// connections as fast as it can. -flood 1000000 takes half a minute.
 func TestFlood(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	socket := -1
 	w.in("n0p1", func() (err error) {
 		socket, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -64,7 +63,7 @@ func TestFlood(t *testing.T) {
 		defer over.Store(true)
 		to := &unix.SockaddrInet4{Addr: pod(1, 1).As4()}
 		for n := range *flood {
-			if err := unix.Sendto(socket, beginning(n), 0, to); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			if err := unix.Sendto(socket, firstPacket(n), 0, to); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				t.Errorf("connection %d: %v", n, err)
 				return
 			}
@@ -91,20 +90,20 @@ func TestFlood(t *testing.T) {
 	}
 	now := w.counts(0)
 	fast := now["fast-out"] - before["fast-out"]
-	t.Logf("%d connections in %s: meanwhile %d round trips, of which %d set out by the fast path, the longest %s; %d connections were known at most; %v",
+	t.Logf("%d connections in %s: meanwhile %d round trips, %d left by the fast path, the longest took %s; at most %d flows; %v",
 		*flood, time.Since(began), trips, fast, longest, most, now)
 	if fast < trips*9/10 {
-		t.Errorf("%d of %d round trips set out by the fast path", fast, trips)
+		t.Errorf("%d of %d round trips left by the fast path", fast, trips)
 	}
 	if longest > time.Second {
 		t.Errorf("a round trip took %s", longest)
 	}
-	if most > 100 || now["full"] > 0 {
-		t.Errorf("%d connections were known, %d found no room", most, now["full"])
+	if most > 100 || now["table-full"] > 0 {
+		t.Errorf("%d flows, %d packets counted as table-full", most, now["table-full"])
 	}
 }
 
-// table is one of those of a node's fast path.
+// table returns a map of a node's fast path.
 func (w *world) table(node, name string) (table *ebpf.Map) {
 	w.Helper()
 	w.in(node, func() error {
@@ -125,13 +124,13 @@ func (w *world) table(node, name string) (table *ebpf.Map) {
 				}
 			}
 		}
-		return fmt.Errorf("no program has a table %s", name)
+		return fmt.Errorf("no program has a map %s", name)
 	})
 	w.Cleanup(func() { table.Close() })
 	return table
 }
 
-// tableOf is a program's table of that name, or nil.
+// tableOf returns a program's map of that name, or nil.
 func tableOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -156,7 +155,7 @@ func tableOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	return nil, nil
 }
 
-// fill has a table of a node's fast path have no room, and tells how many keys it took.
+// fill fills a map of a node's fast path, and returns how many keys it took.
 func (w *world) fill(node, table string) (n int) {
 	w.Helper()
 	m := w.table(node, table)
@@ -171,12 +170,13 @@ func (w *world) fill(node, table string) (n int) {
 	}
 }
 
-// TestFull has a connection that finds no room go the slow way, and say why, while one
-// that is known stays; and has it take the fast path when those that are idle are gone.
-func TestFull(t *testing.T) {
-	w, known := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestFullFlowTable checks that a connection without room in the flow table takes the slow path,
+// counted as table-full, while a known one stays accelerated, and that it is accelerated once idle
+// flows have been deleted.
+func TestFullFlowTable(t *testing.T) {
+	w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	filled := w.fill("n0", "flows")
-	t.Logf("%d connections fill it", filled)
+	t.Logf("%d flows fill the table", filled)
 	began := time.Now()
 	late := w.connect().back()
 	trip := func(e echo) {
@@ -184,8 +184,8 @@ func TestFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.eventually("there is no room", func() { trip(late) }, func() bool { return w.counts(0)["full"] > 10 })
-	w.warm(known)
+	w.eventually("packets are counted as table-full", func() { trip(late) }, func() bool { return w.counts(0)["table-full"] > 10 })
+	w.accelerate(known)
 	connections := func() (all, fast int) {
 		all, fast, err := w.paths[0].Connections()
 		if err != nil {
@@ -193,43 +193,42 @@ func TestFull(t *testing.T) {
 		}
 		return all, fast
 	}
-	w.eventually("there is room again", func() { trip(known) }, func() bool { all, _ := connections(); return all < filled })
+	w.eventually("flows are deleted", func() { trip(known) }, func() bool { all, _ := connections(); return all < filled })
 	took := time.Since(began)
-	t.Logf("there was room after %s", took)
-	// What was never seen to get through is noted at one look and forgotten at the next.
-	if took > 2*fastpath.Look+2*time.Second {
-		t.Errorf("there was room after %s", took)
+	t.Logf("flows were deleted after %s", took)
+	// A flow that was never validated is noted by one sweep and deleted by the next.
+	if took > 2*fastpath.SweepInterval+2*time.Second {
+		t.Errorf("flows were deleted after %s", took)
 	}
-	w.eventually("both are on the fast path", func() { trip(late); trip(known) }, func() bool { _, fast := connections(); return fast == 2 })
+	w.eventually("both connections are accelerated", func() { trip(late); trip(known) }, func() bool { _, fast := connections(); return fast == 2 })
 }
 
-// TestExhausted has a connection be carried that found room in the tables of a node, and one that
-// does not go the slow way, when one of them is full.
-func TestExhausted(t *testing.T) {
+// TestFullTables checks that when a map is full, a connection that is already in it stays
+// accelerated, and a new one takes the slow path.
+func TestFullTables(t *testing.T) {
 	for _, tt := range []struct {
 		table string
-		// front stands in front of the server of the connection that comes too late, which is of
-		// this pod.
+		// front and pod: how the new connection is made.
 		front front
 		pod   int
-		// why its packets are counted, if they are.
+		// why is the reason that its packets are counted under, if any.
 		why string
 	}{
-		{"fronts", byService, 0, "full"},
-		{"pod_places", direct, 1, "full"},
-		{"owners", direct, 1, "unlike"},
-		{"watched", direct, 1, ""},
+		{"reverse_nat", byService, 0, "table-full"},
+		{"pod_link_index", direct, 1, "table-full"},
+		{"link_macs", direct, 1, "mismatch"},
+		{"watched_pods", direct, 1, ""},
 	} {
 		t.Run(tt.table, func(t *testing.T) {
-			w, known := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			t.Logf("%d keys fill it", w.fill("n0", tt.table))
+			w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			t.Logf("%d keys fill the map", w.fill("n0", tt.table))
 			late := w.connectOf(tt.pod, tt.front).back()
 			began, before := time.Now(), w.counts(0)[tt.why]
-			w.eventually("it is looked at", func() { w.trip(late, 10); w.trip(known, 10) }, func() bool {
+			w.eventually("packets are inspected", func() { w.trip(late, 10); w.trip(known, 10) }, func() bool {
 				return time.Since(began) > within && (tt.why == "" || w.counts(0)[tt.why] > before)
 			})
 			if _, fast, err := w.paths[0].Connections(); fast != 1 || err != nil {
-				t.Errorf("%d connections are carried, want 1: %v", fast, err)
+				t.Errorf("%d connections are accelerated, want 1: %v", fast, err)
 			}
 			if err := w.paths[0].Problem(); err != nil {
 				t.Error(err)
@@ -238,10 +237,10 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// TestManyTunnels has connections be carried, and others' VXLAN devices be left alone, on a node
-// that has more of them than there is room for.
-func TestManyTunnels(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestManyVXLANDevices checks that connections stay accelerated, and other VXLAN devices are
+// skipped, on a node with more VXLAN devices than the fast path supports.
+func TestManyVXLANDevices(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	nic := w.device("n0", "eth0").Attrs().Index
 	w.in("n0", func() (err error) {
 		for n := range 20 {
@@ -251,10 +250,10 @@ func TestManyTunnels(t *testing.T) {
 		}
 		return err
 	})
-	w.eventually("some are left alone", func() { w.trip(e, 1) }, func() bool {
-		return w.refuses(0, ": 16 other VXLAN devices are on the fast path, which has no room for more")
+	w.eventually("some devices are skipped", func() { w.trip(e, 1) }, func() bool {
+		return w.skips(0, ": the fast path supports 16 VXLAN devices, and there are more")
 	})
-	w.warm(e)
+	w.accelerate(e)
 	if err := w.paths[0].Problem(); err != nil {
 		t.Error(err)
 	}

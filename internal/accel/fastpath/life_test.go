@@ -24,18 +24,18 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// pulse is a datagram a millisecond from node0/pod0 to node1/pod0, which sends each back.
-type pulse struct {
+// ping sends a datagram per millisecond from node0/pod0 to node1/pod0, which echoes.
+type ping struct {
 	*world
 	near *net.UDPConn
 	on   atomic.Bool
-	// round tells datagrams that were sent before reset from those after.
+	// round distinguishes datagrams that were sent before and after begin.
 	round, sent, back atomic.Uint64
 }
 
-func (w *world) pulse() *pulse {
+func (w *world) ping() *ping {
 	w.Helper()
-	p := &pulse{world: w, near: w.datagrams()}
+	p := &ping{world: w, near: w.datagrams()}
 	go func() {
 		for got := make([]byte, 64); ; {
 			n, err := p.near.Read(got)
@@ -68,7 +68,7 @@ func (w *world) pulse() *pulse {
 	return p
 }
 
-func (p *pulse) begin() {
+func (p *ping) begin() {
 	p.on.Store(false)
 	p.round.Add(1)
 	p.sent.Store(0)
@@ -76,19 +76,19 @@ func (p *pulse) begin() {
 	p.on.Store(true)
 }
 
-// through waits until most of what is sent comes back.
-func (p *pulse) through() {
+// waitDelivered waits until most datagrams come back.
+func (p *ping) waitDelivered() {
 	p.Helper()
 	sent, back := p.sent.Load(), p.back.Load()
-	p.world.eventually("datagrams get through", func() { time.Sleep(20 * time.Millisecond) }, func() bool {
+	p.world.eventually("datagrams are delivered", func() { time.Sleep(20 * time.Millisecond) }, func() bool {
 		n, m := p.sent.Load()-sent, p.back.Load()-back
 		sent, back = sent+n, back+m
 		return n > 0 && m >= n*3/4
 	})
 }
 
-// lost ends it, and counts those that did not come back.
-func (p *pulse) lost() int {
+// lost stops sending, and returns how many datagrams did not come back.
+func (p *ping) lost() int {
 	p.on.Store(false)
 	for began := time.Now(); time.Since(began) < 100*time.Millisecond && p.back.Load() < p.sent.Load(); {
 		time.Sleep(time.Millisecond)
@@ -96,8 +96,8 @@ func (p *pulse) lost() int {
 	return int(p.sent.Load() - p.back.Load())
 }
 
-// carried waits until it takes the fast path of both nodes, both ways.
-func (p *pulse) carried() {
+// waitAccelerated waits until the datagrams take the fast path of both nodes, both ways.
+func (p *ping) waitAccelerated() {
 	p.Helper()
 	p.begin()
 	defer p.on.Store(false)
@@ -110,7 +110,7 @@ func (p *pulse) carried() {
 		}
 	}
 	again()
-	p.eventually("datagrams are carried", func() { time.Sleep(30 * time.Millisecond) }, func() bool {
+	p.eventually("datagrams are accelerated", func() { time.Sleep(30 * time.Millisecond) }, func() bool {
 		defer again()
 		n := p.sent.Load() - sent
 		for i := range before {
@@ -123,8 +123,9 @@ func (p *pulse) carried() {
 	})
 }
 
-// strangers counts the packets of IPv4 that are put into the second pods though they are for others.
-func (w *world) strangers() (count func() int) {
+// misdelivered counts the IPv4 packets that are delivered to the second pods although they are for
+// others.
+func (w *world) misdelivered() (count func() int) {
 	w.Helper()
 	fds := make(map[int]netip.Addr)
 	for node := range 2 {
@@ -159,41 +160,41 @@ func (w *world) strangers() (count func() int) {
 	}
 }
 
-// twins are two worlds to which the same happens, one with fast paths, and one without.
-type twins struct {
-	fast, slow *world
-	echoes     [2]echo
-	pulses     [2]*pulse
-	strangers  func() int
+// comparison applies the same changes to two worlds: one with fast paths, and a reference without.
+type comparison struct {
+	fast, reference *world
+	echoes          [2]echo
+	pings           [2]*ping
+	misdelivered    func() int
 }
 
-func newTwins(t *testing.T, shape string) *twins {
+func newComparison(t *testing.T, shape string) *comparison {
 	t.Helper()
-	tw := &twins{fast: newWorld(t, shape, v1alpha1.OffloadFull), slow: newWorld(t, shape, v1alpha1.OffloadFull)}
+	tw := &comparison{fast: newWorld(t, shape, v1alpha1.OffloadFull), reference: newWorld(t, shape, v1alpha1.OffloadFull)}
 	tw.fast.start()
-	for i, w := range []*world{tw.fast, tw.slow} {
-		for node := range 2 { // or a question that is lost is asked again after a second
+	for i, w := range []*world{tw.fast, tw.reference} {
+		for node := range 2 { // a lost ARP request is repeated after a second by default
 			w.sysctl(fmt.Sprintf("n%d", node), "net/ipv4/neigh/eth0/retrans_time_ms", "20")
 		}
-		tw.echoes[i], tw.pulses[i] = w.connect().back(), w.pulse()
+		tw.echoes[i], tw.pings[i] = w.connect().back(), w.ping()
 	}
-	tw.strangers = tw.fast.strangers()
-	tw.carried(t)
+	tw.misdelivered = tw.fast.misdelivered()
+	tw.waitAccelerated(t)
 	return tw
 }
 
-// happens has the same happen to both. No more datagrams are lost from then on than without the fast
-// path, and connections go on.
-func (tw *twins) happens(t *testing.T, what func(*world)) {
-	const tolerated = 500 // half of what goes on to be carried if nobody hears of a change
+// apply makes the same change to both worlds. No more datagrams may be lost afterwards than without
+// the fast path, and connections must continue.
+func (tw *comparison) apply(t *testing.T, what func(*world)) {
+	const tolerated = 500 // half of what is lost if a change goes unnoticed
 	var lost [2]int
-	for i, w := range []*world{tw.fast, tw.slow} {
+	for i, w := range []*world{tw.fast, tw.reference} {
 		w.T = t
-		p := tw.pulses[i]
+		p := tw.pings[i]
 		p.begin()
 		what(w)
-		p.begin() // what is lost meanwhile depends on how long that took
-		p.through()
+		p.begin() // losses during the change depend on how long it took
+		p.waitDelivered()
 		lost[i] = p.lost()
 		w.trip(tw.echoes[i], 1)
 	}
@@ -202,13 +203,14 @@ func (tw *twins) happens(t *testing.T, what func(*world)) {
 	}
 }
 
-// carried has connections be carried on both nodes, both ways, with nothing put into other pods.
-func (tw *twins) carried(t *testing.T) {
-	tw.fast.T, tw.slow.T = t, t
-	tw.fast.warm(tw.echoes[0])
-	tw.pulses[0].carried()
-	if n := tw.strangers(); n > 0 {
-		t.Errorf("%d packets were put into pods that they were not for", n)
+// waitAccelerated waits until the connections are accelerated on both nodes, both ways, and checks
+// that no packet was delivered to another pod.
+func (tw *comparison) waitAccelerated(t *testing.T) {
+	tw.fast.T, tw.reference.T = t, t
+	tw.fast.accelerate(tw.echoes[0])
+	tw.pings[0].waitAccelerated()
+	if n := tw.misdelivered(); n > 0 {
+		t.Errorf("%d packets were delivered to the wrong pods", n)
 	}
 }
 
@@ -224,34 +226,34 @@ func (w *world) set(place, device string, change func(netlink.Link) error) {
 	})
 }
 
-// tunnels makes the VXLAN devices of some nodes anew, as flannel and Calico do when they start again
-// and want others.
-func tunnels(name string, change func(*netlink.Vxlan), nodes ...string) func(*world) {
+// recreateVXLAN deletes the VXLAN devices of some nodes and creates them again with a change, as
+// flannel and Calico do when they restart with another configuration.
+func recreateVXLAN(name string, change func(*netlink.Vxlan), nodes ...string) func(*world) {
 	return func(w *world) {
 		for _, node := range nodes {
-			w.in(node, func() error { return remake(name, change) })
+			w.in(node, func() error { return recreate(name, change) })
 		}
 	}
 }
 
-// relink gives the first pods of both nodes other links, with other Ethernet addresses: they have
-// their sockets and addresses still.
-func relink(w *world) {
+// replaceLinks gives the first pods of both nodes new links with other MAC addresses. The pods keep
+// their sockets and addresses.
+func replaceLinks(w *world) {
 	for node := range 2 {
-		w.relink(node)
+		w.replaceLinks(node)
 	}
 }
 
-func (w *world) relink(node int) {
+func (w *world) replaceLinks(node int) {
 	w.Helper()
 	place, name := fmt.Sprintf("n%d", node), w.link(node, 0)
 	var was netlink.Link
-	var ways []netlink.Route // to the pod, where no bridge leads there
+	var addSecondLink []netlink.Route // to the pod, if it is not on a bridge
 	w.in(place, func() (err error) {
 		if was, err = netlink.LinkByName(name); err != nil {
 			return err
 		}
-		ways, err = netlink.RouteList(was, netlink.FAMILY_V4)
+		addSecondLink, err = netlink.RouteList(was, netlink.FAMILY_V4)
 		return err
 	})
 	ns := w.ns(place + "p0")
@@ -273,7 +275,7 @@ func (w *world) relink(node int) {
 		return errors.Join(errs[:]...)
 	})
 	w.in(place, func() error { return errors.Join(netlink.LinkDel(was), netlink.LinkAdd(veth)) })
-	if attrs.MasterIndex == 0 { // then the node answers for the gateway
+	if attrs.MasterIndex == 0 { // then the node answers ARP for the gateway
 		w.sysctl(place, "net/ipv4/conf/"+name+"/proxy_arp", "1")
 		w.sysctl(place, "net/ipv4/neigh/"+name+"/proxy_delay", "0")
 	}
@@ -285,7 +287,7 @@ func (w *world) relink(node int) {
 		for _, a := range addresses {
 			err = errors.Join(err, netlink.AddrAdd(l, &netlink.Addr{IPNet: a.IPNet}))
 		}
-		for _, linked := range []bool{true, false} { // what a gateway is reached by goes first
+		for _, linked := range []bool{true, false} { // the link-scope route to the gateway comes first
 			for _, r := range routes {
 				if r.LinkIndex = l.Attrs().Index; (r.Gw == nil) == linked {
 					err = errors.Join(err, netlink.RouteReplace(&r))
@@ -295,7 +297,7 @@ func (w *world) relink(node int) {
 		return err
 	})
 	w.in(place, func() error {
-		for _, r := range ways {
+		for _, r := range addSecondLink {
 			r.LinkIndex = veth.Index
 			if err := netlink.RouteReplace(&r); err != nil {
 				return err
@@ -303,13 +305,13 @@ func (w *world) relink(node int) {
 		}
 		return nil
 	})
-	w.forgotten(place, pod(node, 0))
-	w.up(place, name)
-	w.up(place+"p0", "eth0")
+	w.deleteNeighbour(place, pod(node, 0))
+	w.waitUp(place, name)
+	w.waitUp(place+"p0", "eth0")
 }
 
-// forgotten has a node not know any more where an address is.
-func (w *world) forgotten(node string, address netip.Addr) {
+// deleteNeighbour deletes a node's neighbour entry of an address.
+func (w *world) deleteNeighbour(node string, address netip.Addr) {
 	w.Helper()
 	w.in(node, func() error {
 		all, err := netlink.NeighList(0, netlink.FAMILY_V4)
@@ -322,37 +324,37 @@ func (w *world) forgotten(node string, address netip.Addr) {
 	})
 }
 
-// readdress gives the second node's first pod another Ethernet address.
-func readdress(w *world) {
+// changePodMAC changes the MAC address of the second node's first pod.
+func changePodMAC(w *world) {
 	w.set("n1p0", "eth0", func(l netlink.Link) error {
 		m := l.Attrs().HardwareAddr
 		m[5] ^= 1
 		return netlink.LinkSetHardwareAddr(l, m)
 	})
-	w.forgotten("n1", pod(1, 0))
+	w.deleteNeighbour("n1", pod(1, 0))
 }
 
-// rewire gives the second node's NIC another Ethernet address.
-func rewire(w *world) {
+// changeNICMAC changes the MAC address of the second node's NIC.
+func changeNICMAC(w *world) {
 	w.set("n1", "eth0", func(l netlink.Link) error {
 		m := l.Attrs().HardwareAddr
 		m[5] ^= 1
 		return netlink.LinkSetHardwareAddr(l, m)
 	})
-	w.forgotten("n0", netip.MustParseAddr("198.18.0.2"))
+	w.deleteNeighbour("n0", netip.MustParseAddr("198.18.0.2"))
 }
 
-// flap takes the first node's NIC down, and up again.
+// flap sets the first node's NIC down, and up again.
 func flap(w *world) {
 	w.set("n0", "eth0", netlink.LinkSetDown)
-	time.Sleep(100 * time.Millisecond) // for so long
+	time.Sleep(100 * time.Millisecond) // how long it stays so
 	w.set("n0", "eth0", netlink.LinkSetUp)
-	w.up("n0", "eth0")
-	w.up("sw", "node0")
+	w.waitUp("n0", "eth0")
+	w.waitUp("sw", "node0")
 }
 
-// up waits until a device is, which the kernel may take a second for (linkwatch_event).
-func (w *world) up(place, device string) {
+// waitUp waits until a device is operational, which can take the kernel a second (linkwatch_event).
+func (w *world) waitUp(place, device string) {
 	w.Helper()
 	w.eventually(device+" is up", func() { time.Sleep(time.Millisecond) }, func() (up bool) {
 		w.set(place, device, func(l netlink.Link) error { up = l.Attrs().OperState == netlink.OperUp; return nil })
@@ -360,11 +362,12 @@ func (w *world) up(place, device string) {
 	})
 }
 
-// replug takes the link of the second node's first pod out of the bridge, and puts it back.
-func replug(w *world) {
+// reattachToBridge takes the link of the second node's first pod out of the bridge, and puts it
+// back.
+func reattachToBridge(w *world) {
 	link := w.link(1, 0)
 	w.set("n1", link, func(l netlink.Link) error { return netlink.LinkSetNoMaster(l) })
-	time.Sleep(100 * time.Millisecond) // for so long
+	time.Sleep(100 * time.Millisecond) // how long it stays so
 	w.set("n1", link, func(l netlink.Link) error {
 		bridge, err := netlink.LinkByName("cni0")
 		if err != nil {
@@ -374,8 +377,8 @@ func replug(w *world) {
 	})
 }
 
-// rebridge deletes a node's bridge and makes another for the same pods.
-func rebridge(w *world) {
+// recreateBridge deletes a node's bridge and creates another for the same pods.
+func recreateBridge(w *world) {
 	links := []string{w.link(0, 0), w.link(0, 1)}
 	w.in("n0", func() error {
 		old, err := netlink.LinkByName("cni0")
@@ -400,13 +403,13 @@ func rebridge(w *world) {
 		}
 		return nil
 	})
-	w.forgets("n0p0")
-	w.forgets("n0p1")
+	w.flushGateway("n0p0")
+	w.flushGateway("n0p1")
 }
 
-// forgets has a pod not know any more where its gateway is, as one does that says so to its
-// neighbours.
-func (w *world) forgets(place string) {
+// flushGateway deletes a pod's neighbour entry of its gateway, as a pod does that announces a new
+// MAC address.
+func (w *world) flushGateway(place string) {
 	w.Helper()
 	w.in(place, func() error {
 		all, err := netlink.NeighList(eth0(), netlink.FAMILY_V4)
@@ -419,53 +422,53 @@ func (w *world) forgets(place string) {
 	})
 }
 
-// TestDevicesChange has connections go on through what happens to the devices on their way.
-func TestDevicesChange(t *testing.T) {
+// TestDeviceChanges checks that connections survive changes of the devices on their path.
+func TestDeviceChanges(t *testing.T) {
 	same := func(*netlink.Vxlan) {}
 	for _, s := range []struct {
 		shape string
 		cases map[string]func(*world)
 	}{
 		{v1alpha1.ShapeFlannel, map[string]func(*world){
-			"the NIC goes down and up":            flap,
-			"the VXLAN device is made anew":       tunnels("flannel.1", same, "n0"),
-			"the VXLAN device gets narrower":      tunnels("flannel.1", func(v *netlink.Vxlan) { v.MTU = 1400 }, "n1"),
-			"the overlay's number changes":        tunnels("flannel.1", func(v *netlink.Vxlan) { v.VxlanId++ }, "n0", "n1"),
-			"the overlay's port changes":          tunnels("flannel.1", func(v *netlink.Vxlan) { v.Port ^= 1 }, "n0", "n1"),
-			"the bridge is made anew":             rebridge,
-			"pods get other links":                relink,
-			"a pod gets another Ethernet address": readdress,
-			"a NIC gets another Ethernet address": rewire,
-			"a pod's link is out of the bridge":   replug,
+			"NIC down and up":        flap,
+			"VXLAN device recreated": recreateVXLAN("flannel.1", same, "n0"),
+			"VXLAN device MTU":       recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.MTU = 1400 }, "n1"),
+			"VNI":                    recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.VxlanId++ }, "n0", "n1"),
+			"VXLAN port":             recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.Port ^= 1 }, "n0", "n1"),
+			"bridge recreated":       recreateBridge,
+			"pod links replaced":     replaceLinks,
+			"pod MAC":                changePodMAC,
+			"NIC MAC":                changeNICMAC,
+			"pod link reattached":    reattachToBridge,
 		}},
 		{v1alpha1.ShapeCalico, map[string]func(*world){
-			"the VXLAN device is made anew": tunnels("vxlan.calico", same, "n1"),
-			"pods get other links":          relink,
+			"VXLAN device recreated": recreateVXLAN("vxlan.calico", same, "n1"),
+			"pod links replaced":     replaceLinks,
 		}},
 	} {
 		t.Run(s.shape, func(t *testing.T) {
-			tw := newTwins(t, s.shape)
+			tw := newComparison(t, s.shape)
 			for name, what := range s.cases {
 				t.Run(name, func(t *testing.T) {
-					tw.happens(t, what)
-					tw.carried(t)
+					tw.apply(t, what)
+					tw.waitAccelerated(t)
 				})
 			}
 		})
 	}
 }
 
-// TestAddressMoves has an address move from pod to pod, all of which are there and would take what
-// is for it: what is sent later than the kernel knows of that is put into the right one.
-func TestAddressMoves(t *testing.T) {
+// TestPodAddressMoves moves an address between pods, all of which would accept its packets. Packets
+// that are sent after the kernel has learned of the move must be delivered to the right pod.
+func TestPodAddressMoves(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
-	for _, device := range []string{"all", "cni0"} { // or the sender is told to send to the other pod itself
+	for _, device := range []string{"all", "cni0"} { // otherwise the sender is redirected to the other pod
 		w.sysctl("n0", "net/ipv4/conf/"+device+"/send_redirects", "0")
 	}
 	address := netip.AddrFrom4([4]byte{10, 244, 1, 77})
 	at := []struct{ node, pod int }{{1, 0}, {1, 1}, {0, 1}}
-	// last is when the last of what a pod received was sent.
+	// last is when the last datagram that a pod received was sent.
 	var last [3]atomic.Int64
 	for i, p := range at {
 		place := fmt.Sprintf("n%dp%d", p.node, p.pod)
@@ -497,7 +500,7 @@ func TestAddressMoves(t *testing.T) {
 	})
 	t.Cleanup(func() { near.Close() })
 	send := func() {
-		time.Sleep(time.Millisecond) // the rate
+		time.Sleep(time.Millisecond) // limits the rate
 		_, _ = near.Write(binary.NativeEndian.AppendUint64(nil, uint64(time.Now().UnixNano())))
 	}
 	byRoute := func(i int) {
@@ -520,39 +523,39 @@ func TestAddressMoves(t *testing.T) {
 		to  int
 		do  func(to int)
 	}{
-		{"by a route", 0, byRoute},
-		{"by a route", 1, byRoute},
-		{"to the other node", 2, byRoute},
-		{"from the other node", 1, func(int) { noRoute("n0") }},
-		{"by a neighbour's entry", 0, func(to int) { byNeighbour(to); noRoute("n1") }},
-		{"by a neighbour's entry", 1, byNeighbour},
-		{"by a neighbour's entry", 0, byNeighbour},
+		{"route", 0, byRoute},
+		{"route", 1, byRoute},
+		{"route to the other node", 2, byRoute},
+		{"route back from the other node", 1, func(int) { noRoute("n0") }},
+		{"neighbour entry", 0, func(to int) { byNeighbour(to); noRoute("n1") }},
+		{"neighbour entry", 1, byNeighbour},
+		{"neighbour entry", 0, byNeighbour},
 	} {
 		name := fmt.Sprintf("%s to pod %v", move.how, at[move.to])
 		move.do(move.to)
 		moved := time.Now()
-		w.eventually(name+": it is there", send, func() bool { return last[move.to].Load() > moved.Add(2*soon).UnixNano() })
+		w.eventually(name+": datagrams arrive there", send, func() bool { return last[move.to].Load() > moved.Add(2*soon).UnixNano() })
 		for i := range at {
 			if late := time.Unix(0, last[i].Load()).Sub(moved); i != move.to && late > soon {
-				t.Errorf("%s: what was sent %s later was put into pod %v", name, late, at[i])
+				t.Errorf("%s: a datagram sent %s later was delivered to pod %v", name, late, at[i])
 			}
 		}
 		if at[move.to].node == 0 {
 			continue
 		}
 		out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]
-		w.eventually(name+": it is carried", send, func() bool { return w.counts(0)["fast-out"] > out+100 && w.counts(1)["fast-in"] > in+100 })
+		w.eventually(name+": datagrams take the fast path", send, func() bool { return w.counts(0)["fast-out"] > out+100 && w.counts(1)["fast-in"] > in+100 })
 	}
 }
 
-// suspend stops a process, and waits until it does nothing any more.
-func (w *world) suspend(holder *exec.Cmd) {
+// suspend stops a process, and waits until all its threads are stopped.
+func (w *world) suspend(agent *exec.Cmd) {
 	w.Helper()
-	if err := holder.Process.Signal(unix.SIGSTOP); err != nil {
+	if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
 		w.Fatal(err)
 	}
 	w.eventually("the process has stopped", func() { time.Sleep(time.Millisecond) }, func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", holder.Process.Pid))
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", agent.Process.Pid))
 		for _, thread := range threads {
 			stat, failed := os.ReadFile(thread)
 			err = errors.Join(err, failed)
@@ -567,36 +570,36 @@ func (w *world) suspend(holder *exec.Cmd) {
 	})
 }
 
-// TestHolderIsSuspended stops the process that holds the fast path, as a machine that is suspended
-// does, and has it go on. A rule that comes meanwhile ends what was carried within a second, also
-// if it was not heard of by then; and a device that was made anew meanwhile is carried by.
-func TestHolderIsSuspended(t *testing.T) {
+// TestAgentSuspended stops the agent, as when a machine is suspended, and continues it. A drop rule
+// that is added meanwhile must take effect within a second, even if the agent has not been notified
+// by then. A VXLAN device that is recreated meanwhile must be used.
+func TestAgentSuspended(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	holder := w.hold("n0")
-	e, p := w.connect().back(), w.pulse()
-	for _, pause := range []time.Duration{fastpath.Life / 3, fastpath.Life + time.Second} {
-		w.eventually("fast path", func() {}, func() bool { return w.slow(e, 100) < 20 })
+	agent := w.startAgent("n0")
+	e, p := w.connect().back(), w.ping()
+	for _, pause := range []time.Duration{fastpath.LeaseTime / 3, fastpath.LeaseTime + time.Second} {
+		w.eventually("fast path", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
 		p.begin()
 		before := 0
-		w.eventually("datagrams are carried", func() { before = w.forwarded("n0"); time.Sleep(50 * time.Millisecond) },
+		w.eventually("datagrams are accelerated", func() { before = w.forwarded("n0"); time.Sleep(50 * time.Millisecond) },
 			func() bool { return p.back.Load() > 100 && w.forwarded("n0")-before < 20 })
-		w.suspend(holder)
+		w.suspend(agent)
 		w.drop("n0")
 		set := time.Now()
 		back, last, going := p.back.Load(), set, false
-		w.eventually("the time is over", func() { time.Sleep(time.Millisecond) }, func() bool {
+		w.eventually("the pause is over", func() { time.Sleep(time.Millisecond) }, func() bool {
 			if now := p.back.Load(); now != back {
 				back, last = now, time.Now()
 			}
 			if !going && time.Since(set) > pause {
 				going = true
-				if err := holder.Process.Signal(unix.SIGCONT); err != nil {
+				if err := agent.Process.Signal(unix.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
 			}
 			return time.Since(set) > max(pause, within)+500*time.Millisecond
 		})
-		t.Logf("stopped for %s: delivered for %s after the rule", pause, last.Sub(set))
+		t.Logf("stopped for %s: datagrams were delivered for %s after the rule", pause, last.Sub(set))
 		if took := last.Sub(set); took > within {
 			t.Errorf("stopped for %s: datagrams were delivered for %s after a rule that drops them", pause, took)
 		}
@@ -605,16 +608,16 @@ func TestHolderIsSuspended(t *testing.T) {
 			conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
 		})
 	}
-	w.eventually("fast path again", func() {}, func() bool { return w.slow(e, 100) < 20 })
-	w.suspend(holder)
-	tunnels("flannel.1", func(v *netlink.Vxlan) { v.VxlanId++ }, "n0", "n1")(w)
+	w.eventually("fast path again", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
+	w.suspend(agent)
+	recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.VxlanId++ }, "n0", "n1")(w)
 	w.trip(e, 100)
-	if err := holder.Process.Signal(unix.SIGCONT); err != nil {
+	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	w.eventually("fast path by the new device", func() {}, func() bool { return w.slow(e, 100) < 20 })
+	w.eventually("fast path with the new device", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %s until the process had looked at the new device", took)
+		t.Errorf("the new device was used after %s", took)
 	}
 }

@@ -37,12 +37,12 @@ import (
 	"slipstream.dev/internal/target/lab"
 )
 
-// childHolds has this binary hold the fast path of its network namespace until its input
-// ends.
-const childHolds = "SLIPSTREAM_TEST_FASTPATH"
+// agentEnv makes this binary run the fast path in its network namespace until its input ends, as
+// the agent does.
+const agentEnv = "SLIPSTREAM_TEST_FASTPATH"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(childHolds) == "" {
+	if os.Getenv(agentEnv) == "" {
 		os.Exit(m.Run())
 	}
 	var f *fastpath.Fastpath
@@ -54,15 +54,15 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	// A test that fails asks for what is known.
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, unix.SIGUSR1)
+	// A failed test asks for the state.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGUSR1)
 	go func() {
-		for range asked {
+		for range signals {
 			fmt.Fprintln(os.Stderr, f.Describe())
 		}
 	}()
-	fmt.Println("holds")
+	fmt.Println("started")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
@@ -73,7 +73,7 @@ type world struct {
 	*testing.T
 	name  string
 	paths [2]*fastpath.Fastpath
-	// six has its connections be of IPv6.
+	// six makes its connections use IPv6.
 	six bool
 }
 
@@ -97,7 +97,7 @@ func newWorld(t *testing.T, shape, offload string) *world {
 	return w
 }
 
-// ns opens the namespace of "n0", "n0p1", "sw".
+// ns opens the network namespace of "n0", "n0p1" or "sw".
 func (w *world) ns(place string) netns.NsHandle {
 	w.Helper()
 	ns, err := netns.GetFromName("slip-" + w.name + "-" + place)
@@ -132,7 +132,7 @@ func (w *world) in(place string, f func() error) {
 	}
 }
 
-// start has the nodes' fast paths begin, until the test ends or stop.
+// start starts the fast paths of the nodes. They end with the test, or by stop.
 func (w *world) start(unseenBy ...string) {
 	w.Helper()
 	for i := range w.paths {
@@ -166,17 +166,17 @@ func (w *world) counts(node int) map[string]uint64 {
 	return counts
 }
 
-// eventually waits until a condition holds, which step may bring about.
+// eventually calls step until a condition holds.
 func (w *world) eventually(what string, step func(), holds func() bool) {
 	w.Helper()
 	for begin := time.Now(); !holds(); {
 		if time.Since(begin) > patience {
 			for i, p := range w.paths {
 				if p != nil {
-					w.Logf("node%d: %v, refused %q", i, w.counts(i), p.Refused())
+					w.Logf("node%d: %v, skipped %q", i, w.counts(i), p.Skipped())
 				}
 			}
-			w.Fatalf("%s: not after %s", what, patience)
+			w.Fatalf("%s: not within %s", what, patience)
 		}
 		step()
 	}
@@ -188,7 +188,7 @@ func pod6(node, n int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 0x73, 0x6c, 0x69, 0x70, 0x01, 7: byte(node), 15: byte(n + 2)})
 }
 
-// pod is the address of a pod that its connections are to and from.
+// pod returns the address that connections of a pod use.
 func (w *world) pod(node, n int) netip.Addr {
 	if w.six {
 		return pod6(node, n)
@@ -196,11 +196,11 @@ func (w *world) pod(node, n int) netip.Addr {
 	return pod(node, n)
 }
 
-// versions of IP, that of the tunnel being 4.
+// versions of IP inside the tunnel. The outer headers are IPv4.
 var versions = map[string]bool{"IPv4": false, "IPv6": true}
 
-// newWorldOf is a world of a version of IP. The shapes have a tunnel of IPv6 for it; here it
-// goes by that of IPv4.
+// newWorldOf returns a world whose connections use one IP version. The lab has an IPv6 tunnel for
+// IPv6; here it goes by the IPv4 tunnel.
 func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	t.Helper()
 	w := newWorld(t, shape, offload)
@@ -208,25 +208,25 @@ func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	if !six {
 		return w
 	}
-	var tunnels [2]netlink.Link
-	for i := range tunnels {
+	var recreateVXLAN [2]netlink.Link
+	for i := range recreateVXLAN {
 		w.in(fmt.Sprintf("n%d", i), func() error {
 			links, err := netlink.LinkList()
 			for _, l := range links {
 				if v, ok := l.(*netlink.Vxlan); ok && v.SrcAddr.To4() != nil {
-					tunnels[i] = l
+					recreateVXLAN[i] = l
 				}
 			}
 			return err
 		})
 	}
-	for i, l := range tunnels {
+	for i, l := range recreateVXLAN {
 		w.in(fmt.Sprintf("n%d", i), func() error {
 			index, first := l.Attrs().Index, net.IP(pod6(1-i, -2).AsSlice())
 			to := &net.IPNet{IP: first, Mask: net.CIDRMask(64, 128)}
 			return errors.Join(
 				netlink.RouteDel(&netlink.Route{Dst: to}),
-				netlink.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: first, HardwareAddr: tunnels[1-i].Attrs().HardwareAddr}),
+				netlink.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: first, HardwareAddr: recreateVXLAN[1-i].Attrs().HardwareAddr}),
 				netlink.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to, Gw: first, Flags: int(netlink.FLAG_ONLINK)}),
 			)
 		})
@@ -234,21 +234,21 @@ func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	return w
 }
 
-// front makes what stands in front of a server, and is its address.
+// front sets up what clients connect to instead of the server, and returns its address.
 type front func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort
 
 func direct(_ *world, _ byte, server netip.AddrPort) netip.AddrPort { return server }
 
 var service = netip.MustParseAddrPort("10.96.0.9:80")
 
-// byService has node0 translate a service's address to the server's, and to no other from
-// then on, as kube-proxy does.
+// byService makes node0 translate the address of a Service to that of the server, and of no other
+// from then on, as kube-proxy does.
 func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
-	return w.lead(service, server, protocol)
+	return w.dnat(service, server, protocol)
 }
 
-// rules changes a node's rules of nftables.
+// rules changes the nftables rules of a node.
 func (w *world) rules(node string, change func(*nftables.Conn)) {
 	w.Helper()
 	ns := w.ns(node)
@@ -263,8 +263,8 @@ func (w *world) rules(node string, change func(*nftables.Conn)) {
 	}
 }
 
-// family is what nftables calls an address's version of IP, and where such an address is in a
-// header as what a packet goes to.
+// family returns the nftables family of an address, and the payload expression of the destination
+// address.
 func family(a netip.Addr) (f nftables.TableFamily, destination *expr.Payload) {
 	p := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if a.Is4() {
@@ -274,8 +274,8 @@ func family(a netip.Addr) (f nftables.TableFamily, destination *expr.Payload) {
 	return nftables.TableFamilyIPv6, p
 }
 
-// lead is byService of an address and some protocols.
-func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
+// dnat is byService for a given address and protocols.
+func (w *world) dnat(from, server netip.AddrPort, protocols ...byte) netip.AddrPort {
 	w.Helper()
 	w.rules("n0", func(conn *nftables.Conn) {
 		family, destination := family(from.Addr())
@@ -301,7 +301,7 @@ func (w *world) lead(from, server netip.AddrPort, protocols ...byte) netip.AddrP
 	return from
 }
 
-// masqueraded has node0 send what goes to the server in its own name.
+// masqueraded makes node0 masquerade connections to the server.
 func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
 	w.rules("n0", func(conn *nftables.Conn) {
@@ -318,7 +318,7 @@ func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
 	return server
 }
 
-// echo is a connection from node0/pod0 to node1/pod0, where all comes back.
+// echo is a connection from node0/pod0 to node1/pod0, which echoes.
 type echo struct {
 	net.Conn
 	far net.Conn
@@ -329,19 +329,19 @@ func (w *world) connect() echo {
 	return w.connectBy(direct)
 }
 
-// connectBy is connect to what stands in front of the other end.
+// connectBy connects to what stands in front of the server.
 func (w *world) connectBy(front front) echo {
 	w.Helper()
 	return w.connectOf(0, front)
 }
 
-// connectOf is connectBy of other pods.
+// connectOf is connectBy for the pods number n.
 func (w *world) connectOf(n int, front front) echo {
 	w.Helper()
 	return w.connectFrom(n, n, front)
 }
 
-// connectFrom is connectOf of two pods that have not the same number.
+// connectFrom is connectOf for two pods with different numbers.
 func (w *world) connectFrom(near, n int, front front) echo {
 	w.Helper()
 	var e echo
@@ -364,13 +364,13 @@ func (w *world) connectFrom(near, n int, front front) echo {
 	return e
 }
 
-// back has the far end send back what comes.
+// back makes the far end echo what it receives.
 func (e echo) back() echo {
 	go func() { _, _ = io.Copy(e.far, e.far) }()
 	return e
 }
 
-// trip sends a message and waits for it.
+// trip makes one round trip.
 func (e echo) trip(wait time.Duration) error {
 	var message, got [64]byte
 	binary.NativeEndian.PutUint64(message[:], uint64(time.Now().UnixNano()))
@@ -384,13 +384,13 @@ func (e echo) trip(wait time.Duration) error {
 		return err
 	}
 	if got != message {
-		return errors.New("something else came back")
+		return errors.New("the echo differs")
 	}
 	return nil
 }
 
-// warm sends until all goes the fast path, on both nodes, both ways.
-func (w *world) warm(e echo) {
+// accelerate makes round trips until all packets take the fast path, on both nodes, both ways.
+func (w *world) accelerate(e echo) {
 	w.Helper()
 	var before [2]map[string]uint64
 	for i := range before {
@@ -411,7 +411,7 @@ func (w *world) warm(e echo) {
 	})
 }
 
-// stream sends until much of it has taken the fast path, and holds what arrives against it.
+// stream sends until many packets have taken the fast path, and compares what arrives.
 func (w *world) stream(e echo) {
 	w.Helper()
 	const size = 64 << 20
@@ -436,18 +436,18 @@ func (w *world) stream(e echo) {
 			}
 		}
 		if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
-			w.Fatal("what arrived is not what was sent")
+			w.Fatal("the data received differs from the data sent")
 		}
 	}, func() bool { return before > 0 && w.counts(0)["fast-out"]-before > size/(1<<16)/2 })
 }
 
-// carrying is a world and a connection in it that takes the fast path.
-func carrying(t *testing.T, shape, offload string) (*world, echo) {
+// accelerated returns a world and an accelerated connection in it.
+func accelerated(t *testing.T, shape, offload string) (*world, echo) {
 	t.Helper()
 	w := newWorld(t, shape, offload)
 	w.start()
 	e := w.connect().back()
-	w.warm(e)
+	w.accelerate(e)
 	return w, e
 }
 
@@ -456,9 +456,9 @@ var (
 	offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
 )
 
-// TestCarries has both directions of a connection on the fast path of both nodes, in
-// either shape and with either NIC, and what is sent arrives.
-func TestCarries(t *testing.T) {
+// TestFastPath checks that a connection takes the fast path of both nodes, both ways, in each shape
+// and with each NIC, and that its data arrives.
+func TestFastPath(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for version, six := range versions {
@@ -467,13 +467,13 @@ func TestCarries(t *testing.T) {
 					w.start()
 					e := w.connect()
 					w.stream(e)
-					w.warm(e.back())
+					w.accelerate(e.back())
 					for i := range w.paths {
 						c := w.counts(i)
 						t.Logf("node%d: %v", i, c)
-						for _, why := range []string{"no-room", "full", "rewritten", "unsummed", "large"} {
+						for _, why := range []string{"encap-failed", "table-full", "rewritten", "csum-unverified", "exceeds-mtu"} {
 							if c[why] > 0 {
-								t.Errorf("node%d: %d packets were %s", i, c[why], why)
+								t.Errorf("node%d: %d packets counted as %s", i, c[why], why)
 							}
 						}
 					}
@@ -483,8 +483,8 @@ func TestCarries(t *testing.T) {
 	}
 }
 
-// TestService has connections to a service on the fast path, both ways and of either
-// protocol, while node0 translates their peer; and lets them be led to another server.
+// TestService checks that connections to a Service take the fast path both ways while node0
+// translates their peer, and that they follow when the Service gets another backend.
 func TestService(t *testing.T) {
 	for _, offload := range offloads {
 		t.Run("TCP "+offload, func(t *testing.T) {
@@ -492,10 +492,10 @@ func TestService(t *testing.T) {
 			w.start()
 			e := w.connectBy(byService)
 			w.stream(e)
-			w.warm(e.back())
-			// Rules that come and go end no connection.
+			w.accelerate(e.back())
+			// Unrelated rule changes end no connection.
 			byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
-			w.warm(e)
+			w.accelerate(e)
 		})
 	}
 	t.Run("UDP", func(t *testing.T) {
@@ -521,8 +521,8 @@ func TestService(t *testing.T) {
 				}
 			}()
 		}
-		lead := func(i int) { byService(w, unix.IPPROTO_UDP, servers[i].LocalAddr().(*net.UDPAddr).AddrPort()) }
-		lead(0)
+		dnat := func(i int) { byService(w, unix.IPPROTO_UDP, servers[i].LocalAddr().(*net.UDPAddr).AddrPort()) }
+		dnat(0)
 		var near *net.UDPConn
 		w.in("n0p0", func() (err error) {
 			near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(service))
@@ -541,9 +541,9 @@ func TestService(t *testing.T) {
 		}
 		for i := range servers {
 			if i > 0 {
-				lead(i)
+				dnat(i)
 				w.in("n0", func() error {
-					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, ledTo(service))
+					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, dnatTo(service))
 					return err
 				})
 				trip()
@@ -565,14 +565,14 @@ func TestService(t *testing.T) {
 	t.Run("UDP not connected", func(t *testing.T) {
 		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 		w.start()
-		w.datagramsBy(byService) // has a server there
+		w.datagramsBy(byService) // starts the server
 		var near *net.UDPConn
 		w.in("n0p0", func() (err error) {
 			near, err = net.ListenUDP("udp4", nil)
 			return err
 		})
 		defer near.Close()
-		w.eventually("they are looked at", func() {
+		w.eventually("packets are inspected", func() {
 			buf := make([]byte, 64)
 			_ = near.SetDeadline(time.Now().Add(patience))
 			if _, err := near.WriteToUDPAddrPort([]byte("datagram"), service); err != nil {
@@ -581,12 +581,12 @@ func TestService(t *testing.T) {
 			if _, err := near.Read(buf); err != nil {
 				t.Fatal(err)
 			}
-		}, func() bool { c := w.counts(0); return c["unlike"] > 100 && c["fast-in"] > 100 })
+		}, func() bool { c := w.counts(0); return c["mismatch"] > 100 && c["fast-in"] > 100 })
 		if n := w.counts(0)["fast-out"]; n > 0 {
-			t.Errorf("%d left by the fast path", n)
+			t.Errorf("%d packets left by the fast path", n)
 		}
 	})
-	// What is in another's name, and of IPv6 what is to a service.
+	// Masquerading, and any NAT of IPv6.
 	for name, tt := range map[string]struct {
 		six   bool
 		front front
@@ -594,29 +594,29 @@ func TestService(t *testing.T) {
 		"masqueraded":      {false, masqueraded},
 		"masqueraded IPv6": {true, masqueraded},
 		"IPv6": {true, func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
-			return w.lead(netip.MustParseAddrPort("[fd73:6c69:7002::9]:80"), server, protocol)
+			return w.dnat(netip.MustParseAddrPort("[fd73:6c69:7002::9]:80"), server, protocol)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			w.start()
-			w.warm(w.connectFrom(0, 1, direct).back()) // has the pod be watched
+			w.accelerate(w.connectFrom(0, 1, direct).back()) // attaches programs to the pod's link
 			before := w.counts(0)
 			e := w.connectBy(tt.front).back()
-			w.eventually("it is looked at", func() {
+			w.eventually("packets are inspected", func() {
 				if err := e.trip(patience); err != nil {
 					t.Fatal(err)
 				}
-			}, func() bool { c := w.counts(0); return c["translated"]+c["rewritten"]+c["untracked"] > 5 })
+			}, func() bool { c := w.counts(0); return c["nat"]+c["rewritten"]+c["untracked"] > 5 })
 			if c := w.counts(0); c["fast-out"] != before["fast-out"] || c["fast-in"] != before["fast-in"] {
-				t.Errorf("it took the fast path: %v, then %v", before, c)
+				t.Errorf("packets took the fast path: %v, then %v", before, c)
 			}
 		})
 	}
 }
 
-// untracked has node0 not track datagrams from a length on: they go as they are, whatever it
-// makes of their connection's others.
+// untracked makes node0 not track datagrams from a length on: they are not translated, even if
+// others of their connection are.
 func (w *world) untracked(length uint16) {
 	w.Helper()
 	family, at := nftables.TableFamilyIPv4, uint32(2)
@@ -635,15 +635,16 @@ func (w *world) untracked(length uint16) {
 	})
 }
 
-// anotherPod is led to the server.
+// anotherPod is the address of another pod, which node0 translates to the server's.
 func anotherPod(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
-	return w.lead(netip.AddrPortFrom(w.pod(1, 1), server.Port()), server, protocol)
+	return w.dnat(netip.AddrPortFrom(w.pod(1, 1), server.Port()), server, protocol)
 }
 
-// TestUntranslated has datagrams that get through as they are not be taken for what becomes of
-// their connection, whose others are translated: what it says to one pod another would hear.
-func TestUntranslated(t *testing.T) {
+// TestUntranslatedDatagrams checks that untracked datagrams, which are delivered without
+// translation, do not validate the flow of a connection whose other datagrams are translated: the
+// fast path would deliver them to another pod.
+func TestUntranslatedDatagrams(t *testing.T) {
 	for name, tt := range map[string]struct {
 		six   bool
 		front front
@@ -665,26 +666,26 @@ func TestUntranslated(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.start()
-			w.eventually("they are looked at", func() {
-				time.Sleep(time.Millisecond) // the rate
+			w.eventually("packets are inspected", func() {
+				time.Sleep(time.Millisecond) // limits the rate
 				_, _ = near.Write(make([]byte, 1000))
-			}, func() bool { return w.counts(0)["translated"] > 5 || w.counts(0)["fast-out"] > 0 })
+			}, func() bool { return w.counts(0)["nat"] > 5 || w.counts(0)["fast-out"] > 0 })
 			if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
-				t.Errorf("they took the fast path: %v", c)
+				t.Errorf("packets took the fast path: %v", c)
 			}
 		})
 	}
 }
 
-// ledTo are conntrack's entries of connections to an address.
-type ledTo netip.AddrPort
+// dnatTo matches conntrack entries of connections to an address.
+type dnatTo netip.AddrPort
 
-func (to ledTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+func (to dnatTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.DstIP.Equal(netip.AddrPort(to).Addr().AsSlice())
 }
 
-// fromTunnel counts the packets that a node's kernel has taken out of the tunnel.
-func (w *world) fromTunnel(node string) (n uint64) {
+// decappedByKernel counts the packets that a node's kernel has decapsulated.
+func (w *world) decappedByKernel(node string) (n uint64) {
 	w.Helper()
 	w.in(node, func() error {
 		links, err := netlink.LinkList()
@@ -698,9 +699,9 @@ func (w *world) fromTunnel(node string) (n uint64) {
 	return n
 }
 
-// TestLand has single packets be taken out of the tunnel at the NIC, in either shape and
-// with either NIC, unless a filter of tc would be jumped.
-func TestLand(t *testing.T) {
+// TestNICDecap checks that single packets are decapsulated at the NIC, in each shape and with each
+// NIC, unless that would bypass a tc filter.
+func TestNICDecap(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for version, six := range versions {
@@ -708,38 +709,39 @@ func TestLand(t *testing.T) {
 					w := newWorldOf(t, shape, offload, six)
 					w.start()
 					e := w.connect().back()
-					// Of 100 that come, so many are taken out of the tunnel by the kernel.
+					// Of 100 packets that arrive, so many are decapsulated by the kernel.
 					byKernel := func() uint64 {
-						before := w.fromTunnel("n1")
+						before := w.decappedByKernel("n1")
 						for range 100 {
 							if err := e.trip(patience); err != nil {
 								t.Fatal(err)
 							}
 						}
-						return w.fromTunnel("n1") - before
+						return w.decappedByKernel("n1") - before
 					}
-					w.eventually("they land", func() {}, func() bool { return byKernel() < 20 })
+					w.eventually("nic_decap decapsulates", func() {}, func() bool { return byKernel() < 20 })
 					if shape != v1alpha1.ShapeFlannel || six {
 						return
 					}
 					w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
-					w.eventually("they land no more", func() {}, func() bool { return byKernel() >= 100 })
-					w.warm(e)
+					w.eventually("the kernel decapsulates", func() {}, func() bool { return byKernel() >= 100 })
+					w.accelerate(e)
 				})
 			}
 		}
 	}
 }
 
-// TestEnds has large packets be taken out of the tunnel at the NIC while nothing is in the pod
-// that could do anything with them but hand them to the socket, and by the kernel otherwise.
-func TestEnds(t *testing.T) {
+// TestLargePacketsDecappedAtNIC checks that large packets are decapsulated at the NIC while they
+// can only end at a socket of the pod, and by the kernel while anything in the pod could do
+// something else with them.
+func TestLargePacketsDecappedAtNIC(t *testing.T) {
 	for version, six := range versions {
-		t.Run(version, func(t *testing.T) { testEnds(t, six) })
+		t.Run(version, func(t *testing.T) { testLargePacketsDecappedAtNIC(t, six) })
 	}
 }
 
-// segmentOf is how long an end of a connection takes the segments to be that it receives.
+// segmentOf returns the receive MSS estimate of one end of a connection.
 func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
 	t.Helper()
 	option(t, c.(*net.TCPConn), func(fd int) error {
@@ -752,9 +754,9 @@ func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
 	return bytes
 }
 
-func testEnds(t *testing.T, six bool) {
+func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
-	// The other end would take longer segments than this one sends.
+	// The other end would accept longer segments than this one sends.
 	w.in("n0p0", func() error {
 		l, err := netlink.LinkByIndex(eth0())
 		if err != nil {
@@ -773,11 +775,11 @@ func testEnds(t *testing.T, six bool) {
 	if six {
 		ip = nftables.TableFamilyIPv6
 	}
-	// Of the packets of a stream, this part is taken out of the tunnel by the kernel.
+	// The share of a stream's packets that the kernel decapsulates.
 	byKernel := func() float64 {
-		fast, kernel := w.counts(1)["fast-in"], w.fromTunnel("n1")
+		fast, kernel := w.counts(1)["fast-in"], w.decappedByKernel("n1")
 		w.stream(e)
-		return float64(w.fromTunnel("n1")-kernel) / float64(w.counts(1)["fast-in"]-fast)
+		return float64(w.decappedByKernel("n1")-kernel) / float64(w.counts(1)["fast-in"]-fast)
 	}
 	table := func(family nftables.TableFamily, c nftables.Chain) func() func() {
 		return func() func() {
@@ -794,10 +796,10 @@ func testEnds(t *testing.T, six bool) {
 		name  string
 		begin func() (end func())
 	}{
-		{"a chain of rules before the route is chosen", table(ip, nftables.Chain{Hooknum: nftables.ChainHookPrerouting})},
-		{"a chain of rules before the socket", table(ip, nftables.Chain{Hooknum: nftables.ChainHookInput})},
-		{"a chain of rules at the device", table(nftables.TableFamilyNetdev, nftables.Chain{Hooknum: nftables.ChainHookIngress, Device: "eth0"})},
-		{"a program of tc", func() func() {
+		{"nftables prerouting chain", table(ip, nftables.Chain{Hooknum: nftables.ChainHookPrerouting})},
+		{"nftables input chain", table(ip, nftables.Chain{Hooknum: nftables.ChainHookInput})},
+		{"nftables netdev chain", table(nftables.TableFamilyNetdev, nftables.Chain{Hooknum: nftables.ChainHookIngress, Device: "eth0"})},
+		{"tcx program", func() func() {
 			var at link.Link
 			w.in("n1p0", func() (err error) {
 				at, err = link.AttachTCX(link.TCXOptions{Interface: eth0(), Program: program(t, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, -1)), Attach: ebpf.AttachTCXIngress})
@@ -805,7 +807,7 @@ func testEnds(t *testing.T, six bool) {
 			})
 			return func() { at.Close() }
 		}},
-		{"a device above the pod's", func() func() {
+		{"macvlan", func() func() {
 			above := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "above"}, Mode: netlink.MACVLAN_MODE_BRIDGE}
 			w.in("n1p0", func() error {
 				above.ParentIndex = eth0()
@@ -814,16 +816,16 @@ func testEnds(t *testing.T, six bool) {
 			return func() { w.in("n1p0", func() error { return netlink.LinkDel(above) }) }
 		}},
 	} {
-		w.eventually("they land", func() {}, func() bool { return byKernel() < 0.1 })
+		w.eventually("nic_decap decapsulates", func() {}, func() bool { return byKernel() < 0.1 })
 		if now := segmentOf(t, e.far); now != segment {
-			t.Errorf("their receiver takes segments to have %d bytes, it was %d on the slow path", now, segment)
+			t.Errorf("the receiver's MSS estimate is %d bytes, on the slow path %d", now, segment)
 		}
 		end := tt.begin()
-		w.eventually("the kernel takes them: "+tt.name, func() {}, func() bool { return byKernel() > 0.9 })
+		w.eventually("the kernel decapsulates: "+tt.name, func() {}, func() bool { return byKernel() > 0.9 })
 		end()
 	}
 
-	// A pod's XDP would be passed by: then nothing is put into it.
+	// The fast path would bypass XDP of the pod, so it must not deliver there.
 	w.in("n1p0", func() error {
 		at, err := link.AttachXDP(link.XDPOptions{Interface: eth0(), Program: program(t, ebpf.XDP, asm.Mov.Imm(asm.R0, 2)), Flags: link.XDPDriverMode}) // XDP_PASS
 		if err == nil {
@@ -831,19 +833,19 @@ func testEnds(t *testing.T, six bool) {
 		}
 		return err
 	})
-	w.eventually("XDP sees all", func() {}, func() bool {
+	w.eventually("no packet takes the fast path", func() {}, func() bool {
 		before := w.counts(1)["fast-in"]
 		w.stream(e)
 		return w.counts(1)["fast-in"] == before
 	})
 }
 
-// TestForwards has a pod forward what comes, which takes the fast path, but for large packets on
-// the way in: they would bear the tunnel's marks on.
-func TestForwards(t *testing.T) {
+// TestPodForwards checks that packets to a pod which forwards them take the fast path, but that
+// large ones are decapsulated by the kernel: otherwise they would keep their tunnel GSO type.
+func TestPodForwards(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
-	// Behind node1/pod0, which answers for its address, is node1/pod1.
+	// node1/pod1 is reached through node1/pod0, which answers ARP for its address.
 	const behind = "10.244.1.77"
 	inner := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner"}, PeerName: "outer"}
 	far := w.ns("n1p1")
@@ -867,7 +869,7 @@ func TestForwards(t *testing.T) {
 	})
 	var listener net.Listener
 	w.in("n1p1", func() (err error) {
-		// It is not to answer for its address by another device.
+		// It must not answer for its address on another device.
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0); err != nil {
 			return err
 		}
@@ -895,27 +897,27 @@ func TestForwards(t *testing.T) {
 	}
 	t.Cleanup(func() { e.Close(); e.far.Close() })
 	var fast, kernel uint64
-	w.eventually("it takes the fast path", func() {}, func() bool {
-		before, taken := w.counts(1)["fast-in"], w.fromTunnel("n1")
+	w.eventually("packets take the fast path", func() {}, func() bool {
+		before, taken := w.counts(1)["fast-in"], w.decappedByKernel("n1")
 		w.stream(e)
-		fast, kernel = w.counts(1)["fast-in"]-before, w.fromTunnel("n1")-taken
+		fast, kernel = w.counts(1)["fast-in"]-before, w.decappedByKernel("n1")-taken
 		return fast >= 1000
 	})
 	if float64(kernel) < 0.9*float64(fast) {
-		t.Errorf("of %d packets %d were taken out of the tunnel by the kernel, want all", fast, kernel)
+		t.Errorf("of %d packets the kernel decapsulated %d, want all", fast, kernel)
 	}
 }
 
-// eth0 is the index of the pod's device that the calling thread is in.
+// eth0 returns the index of the pod's device in the current namespace.
 func eth0() int {
 	l, err := netlink.LinkByName("eth0")
 	if err != nil {
-		return 0 // which is no device
+		return 0 // no device
 	}
 	return l.Attrs().Index
 }
 
-// program loads one of eBPF that ends with what was put into R0.
+// program loads an eBPF program that returns the value in R0.
 func program(t *testing.T, kind ebpf.ProgramType, does ...asm.Instruction) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL", Instructions: append(does, asm.Return())})
@@ -926,8 +928,8 @@ func program(t *testing.T, kind ebpf.ProgramType, does ...asm.Instruction) *ebpf
 	return p
 }
 
-// counting is a program that counts packets, by what was put into R2, and lets them pass, from
-// "out" on without having counted.
+// counting returns a program that counts packets by the value in R2 and passes them. A jump to
+// "out" passes without counting.
 func counting(t *testing.T, kinds uint32, kind ...asm.Instruction) (*ebpf.Map, *ebpf.Program) {
 	t.Helper()
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: kinds})
@@ -948,7 +950,7 @@ func counting(t *testing.T, kinds uint32, kind ...asm.Instruction) (*ebpf.Map, *
 	)...)
 }
 
-// filter gives a device of a node a filter of tc that lets all pass.
+// filter adds a tc filter to a device of a node that passes all packets.
 func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	w.Helper()
 	pass := program(w.T, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, -1))
@@ -959,7 +961,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 		}
 		i := slices.IndexFunc(links, is)
 		if i < 0 {
-			return errors.New("there is no such device")
+			return errors.New("no such device")
 		}
 		index := links[i].Attrs().Index
 		err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
@@ -975,10 +977,10 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	})
 }
 
-// TestCopies leaves a VXLAN device alone that sends copies of what it knows no destination of:
-// one of them alone would take the fast path.
-func TestCopies(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestVXLANFlooding checks that a VXLAN device which floods frames to unknown MAC addresses, by a
+// default FDB entry, is skipped: the fast path would send one copy only.
+func TestVXLANFlooding(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
 		if err != nil {
@@ -987,18 +989,18 @@ func TestCopies(t *testing.T) {
 		return netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF,
 			State: unix.NUD_PERMANENT, HardwareAddr: make(net.HardwareAddr, 6), IP: net.IPv4(198, 18, 0, 9)})
 	})
-	w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool {
-		return slices.Contains(w.paths[0].Refused(), "flannel.1: it sends copies of what it knows no destination of")
+	w.eventually("the device is skipped", func() { _ = e.trip(patience) }, func() bool {
+		return slices.Contains(w.paths[0].Skipped(), "flannel.1: it floods packets with unknown destinations")
 	})
 }
 
-// datagrams are a UDP socket in node0/pod0, of which one in node1/pod0 sends all back.
+// datagrams returns a UDP socket in node0/pod0 whose peer in node1/pod0 echoes.
 func (w *world) datagrams() *net.UDPConn {
 	w.Helper()
 	return w.datagramsBy(direct)
 }
 
-// datagramsBy are datagrams to what stands in front of the other end.
+// datagramsBy is datagrams to what stands in front of the server.
 func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
@@ -1025,7 +1027,7 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 	return near
 }
 
-// drop has a node drop what it forwards of a connection's port.
+// drop makes a node drop what it forwards for the port of datagrams.
 func (w *world) drop(node string) {
 	w.Helper()
 	w.rules(node, func(conn *nftables.Conn) {
@@ -1036,9 +1038,9 @@ func (w *world) drop(node string) {
 	})
 }
 
-// TestDrop has what ends a connection on the slow path end it on the fast one: at once
-// where the kernel announces it, and within a second where it does not. Datagrams are sent
-// at a rate and not waited for: those that go to see whether they get through do not.
+// TestDrop checks that whatever makes the slow path drop a connection also stops the fast path: at
+// once if the kernel notifies, within a second if not. Datagrams are sent at a fixed rate without
+// waiting: those that revalidate the flow are dropped.
 func TestDrop(t *testing.T) {
 	for _, node := range []string{"n0", "n1"} {
 		for _, tt := range []struct {
@@ -1048,16 +1050,16 @@ func TestDrop(t *testing.T) {
 			drop        func(*world)
 			least, most time.Duration
 		}{
-			{"announced IPv6", v1alpha1.ShapeFlannel, true, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
+			{"notified IPv6", v1alpha1.ShapeFlannel, true, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
 			{"by a route IPv6", v1alpha1.ShapeCalico, true, func(w *world) {
 				w.in(node, func() error {
-					// The other node's pods, or the own one.
+					// The pods of the other node, or the own pod.
 					to := w.pod(1, 0)
 					return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_BLACKHOLE, Priority: 1})
 				})
 			}, -time.Second, 100 * time.Millisecond},
-			{"announced", v1alpha1.ShapeFlannel, false, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
-			{"unannounced", v1alpha1.ShapeCalico, false, func(w *world) {
+			{"notified", v1alpha1.ShapeFlannel, false, func(w *world) { w.drop(node) }, -time.Second, 100 * time.Millisecond},
+			{"not notified", v1alpha1.ShapeCalico, false, func(w *world) {
 				w.in(node, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
 			}, 100 * time.Millisecond, 1050 * time.Millisecond},
 		} {
@@ -1075,13 +1077,13 @@ func TestDrop(t *testing.T) {
 					}
 				}()
 				send := func() {
-					time.Sleep(time.Millisecond) // the rate
+					time.Sleep(time.Millisecond) // limits the rate
 					_, _ = near.Write([]byte("datagram"))
 				}
 				w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
 				tt.drop(w)
 				set := time.Now()
-				w.eventually("it ends", send, func() bool {
+				w.eventually("packets are dropped", send, func() bool {
 					return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
 				})
 				took := time.Unix(0, last.Load()).Sub(set)
@@ -1090,16 +1092,17 @@ func TestDrop(t *testing.T) {
 					t.Errorf("packets were delivered for %s, want at most %s", took, tt.most)
 				}
 				if took < tt.least {
-					t.Errorf("packets were delivered for %s: was it announced after all?", took)
+					t.Errorf("packets were delivered for %s only: did the kernel notify?", took)
 				}
 			})
 		}
 	}
 }
 
-// TestOneWay has datagrams that go one way take the fast path once one was answered, and
-// never before: to rules each of them is of a new connection. A rule ends them at once.
-func TestOneWay(t *testing.T) {
+// TestOneWayDatagrams checks that one-way datagrams take the fast path once one has been answered,
+// and not before: netfilter rules see each of them as NEW until then. A drop rule stops them at
+// once.
+func TestOneWayDatagrams(t *testing.T) {
 	for i, shape := range slices.Concat(shapes, shapes, shapes) {
 		answered, routed := i < 2*len(shapes), i < len(shapes)
 		t.Run(fmt.Sprintf("%s answered %t routed %t", shape, answered, routed), func(t *testing.T) {
@@ -1140,7 +1143,7 @@ func TestOneWay(t *testing.T) {
 					last.Store(time.Now().UnixNano())
 				}
 			}()
-			// The answer is all that the other pod ever sends, and nobody watches yet.
+			// The other pod sends this answer and nothing else, before any program is attached.
 			if answered {
 				_ = near.SetDeadline(time.Now().Add(patience))
 				if _, err := near.Write([]byte("datagram")); err != nil {
@@ -1152,20 +1155,20 @@ func TestOneWay(t *testing.T) {
 			}
 			w.start()
 			send := func() {
-				time.Sleep(time.Millisecond) // the rate
+				time.Sleep(time.Millisecond) // limits the rate
 				_, _ = near.Write([]byte("datagram"))
 			}
 			if !answered {
-				w.eventually("they are looked at", send, func() bool { return w.counts(0)["unanswered"] > 5 && w.counts(1)["unanswered"] > 5 })
+				w.eventually("packets are inspected", send, func() bool { return w.counts(0)["unreplied"] > 5 && w.counts(1)["unreplied"] > 5 })
 				if out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]; out > 0 || in > 0 {
-					t.Errorf("%d left and %d arrived by the fast path", out, in)
+					t.Errorf("%d packets left and %d arrived by the fast path", out, in)
 				}
 				return
 			}
 			w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 1000 && w.counts(1)["fast-in"] > 1000 })
 			w.drop("n1")
 			set := time.Now()
-			w.eventually("it ends", send, func() bool { return time.Since(set) > 2*time.Second })
+			w.eventually("packets are dropped", send, func() bool { return time.Since(set) > 2*time.Second })
 			if took := time.Unix(0, last.Load()).Sub(set); took > 100*time.Millisecond {
 				t.Errorf("datagrams were delivered for %s after a rule that drops them", took)
 			}
@@ -1173,7 +1176,7 @@ func TestOneWay(t *testing.T) {
 	}
 }
 
-// route has a node send what is for an address to a pod of its own, which has another.
+// route makes a node route an address to one of its pods, which has another address.
 func (w *world) route(node string, address, pod netip.Addr) {
 	w.Helper()
 	w.in(node, func() error {
@@ -1185,23 +1188,23 @@ func (w *world) route(node string, address, pod netip.Addr) {
 	})
 }
 
-// TestGeneration has a change that does not matter to the connection let it through, and
-// back onto the fast path.
-func TestGeneration(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	before := w.counts(0)["changed"]
+// TestRevalidation checks that an unrelated route change invalidates a flow, and that the
+// connection is accelerated again.
+func TestRevalidation(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	before := w.counts(0)["invalidated"]
 	w.in("n0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE})
 	})
-	w.eventually("the connection is looked at anew", func() { _ = e.trip(patience) }, func() bool { return w.counts(0)["changed"] > before })
-	w.warm(e)
+	w.eventually("the flow is invalidated", func() { _ = e.trip(patience) }, func() bool { return w.counts(0)["invalidated"] > before })
+	w.accelerate(e)
 }
 
-// hold has another process hold the fast path of a node.
-func (w *world) hold(node string) *exec.Cmd {
+// startAgent runs the fast path of a node in another process.
+func (w *world) startAgent(node string) *exec.Cmd {
 	w.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childHolds+"=1")
+	cmd.Env = append(os.Environ(), agentEnv+"=1")
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -1215,13 +1218,13 @@ func (w *world) hold(node string) *exec.Cmd {
 	w.Cleanup(func() { _ = cmd.Process.Kill(); stdin.Close(); _ = cmd.Wait() })
 	line := make([]byte, 64)
 	n, err := stdout.Read(line)
-	if err != nil || string(line[:n]) != "holds\n" {
-		w.Fatalf("holder says %q: %v", line[:n], err)
+	if err != nil || string(line[:n]) != "started\n" {
+		w.Fatalf("the agent prints %q: %v", line[:n], err)
 	}
 	return cmd
 }
 
-// forwarded are the packets that a node's own stack has forwarded.
+// forwarded returns how many packets the IP stack of a node has forwarded.
 func (w *world) forwarded(node string) (n int) {
 	w.Helper()
 	w.in(node, func() error {
@@ -1246,11 +1249,11 @@ func (w *world) forwarded(node string) (n int) {
 	return n
 }
 
-// TestHolderDies has a connection go on over the slow path when the process that holds
-// the fast path hangs, or is killed; and onto the fast path again with the next.
-func TestHolderDies(t *testing.T) {
+// TestAgentKilled checks that a connection continues on the slow path when the agent hangs or is
+// killed, and is accelerated again afterwards.
+func TestAgentKilled(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	holder := w.hold("n0")
+	agent := w.startAgent("n0")
 	e := w.connect().back()
 	trips := func(n int) (slow int) {
 		t.Helper()
@@ -1265,34 +1268,34 @@ func TestHolderDies(t *testing.T) {
 	fast := func() bool { return trips(100) < 20 }
 	w.eventually("fast path", func() {}, fast)
 
-	if err := holder.Process.Signal(unix.SIGSTOP); err != nil {
+	if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	stopped := time.Now()
 	w.eventually("slow path", func() {}, func() bool { return trips(10) >= 20 })
-	if took := time.Since(stopped); took > fastpath.Life+100*time.Millisecond {
-		t.Errorf("the fast path was there %s after its holder had stopped", took)
+	if took := time.Since(stopped); took > fastpath.LeaseTime+100*time.Millisecond {
+		t.Errorf("the fast path was in use %s after the agent had stopped", took)
 	}
-	if err := holder.Process.Signal(unix.SIGCONT); err != nil {
+	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("fast path again", func() {}, fast)
 
-	if err := holder.Process.Kill(); err != nil {
+	if err := agent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = holder.Wait()
+	_ = agent.Wait()
 	if slow := trips(100); slow < 200 {
-		t.Errorf("%d of 200 packets were forwarded after the holder was killed", slow)
+		t.Errorf("%d of 200 packets were forwarded by the kernel after the agent was killed", slow)
 	}
 	if left := w.hooks("n0"); len(left) > 0 {
-		t.Errorf("there are programs left at %v", left)
+		t.Errorf("programs are still attached to %v", left)
 	}
-	w.hold("n0")
-	w.eventually("fast path with another holder", func() {}, fast)
+	w.startAgent("n0")
+	w.eventually("fast path with another agent", func() {}, fast)
 }
 
-// hooks are the devices of a node that have programs.
+// hooks returns the devices of a node that have tcx programs.
 func (w *world) hooks(node string) (names []string) {
 	w.Helper()
 	w.in(node, func() error {
@@ -1316,7 +1319,7 @@ func (w *world) hooks(node string) (names []string) {
 	return names
 }
 
-// state is what of a node can be changed, as text.
+// state returns the configuration of a node that the fast path could change, as text.
 func (w *world) state(node string) (lines []string) {
 	w.Helper()
 	w.in(node, func() error {
@@ -1354,15 +1357,15 @@ func (w *world) state(node string) (lines []string) {
 	return append(lines, w.hooks(node)...)
 }
 
-// TestClose leaves a node as it was, and connections unbroken.
+// TestClose checks that closing the fast path restores the node and breaks no connection.
 func TestClose(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadNone)
 	before := w.state("n0")
 	w.start()
 	e := w.connect().back()
-	w.warm(e)
+	w.accelerate(e)
 	if got := w.hooks("n0"); len(got) == 0 {
-		t.Error("there are no programs anywhere")
+		t.Error("no programs are attached")
 	}
 	w.stop(0)
 	for range 100 {
@@ -1371,15 +1374,15 @@ func TestClose(t *testing.T) {
 		}
 	}
 	if d := cmp.Diff(before, w.state("n0")); d != "" {
-		t.Errorf("the node is not as it was (-before +after):\n%s", d)
+		t.Errorf("the node differs (-before +after):\n%s", d)
 	}
 }
 
-// TestReset has a reset arrive however much conntrack has missed.
+// TestReset checks that an RST is delivered however many packets conntrack has missed.
 func TestReset(t *testing.T) {
 	for _, size := range []int64{1 << 20, 3 << 30, 5 << 30} {
 		for _, closed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other of IPv6
+			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other over IPv6
 				w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, closed == (size == 3<<30))
 				w.start()
 				w.dropInvalid("n0")
@@ -1404,9 +1407,9 @@ func TestReset(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				w.eventually("all arrives", func() { runtime.Gosched() }, func() bool { return received.Load() == size })
+				w.eventually("all data arrives", func() { runtime.Gosched() }, func() bool { return received.Load() == size })
 				if c := w.counts(0); size > 1<<30 && c["fast-out"] < 1000 {
-					t.Errorf("it did not take the fast path: %v", c)
+					t.Errorf("packets did not take the fast path: %v", c)
 				}
 				if closed {
 					w.stop(0)
@@ -1419,12 +1422,12 @@ func TestReset(t *testing.T) {
 				select {
 				case err := <-ended:
 					if !errors.Is(err, unix.ECONNRESET) {
-						t.Errorf("the other end reads %v, want a reset", err)
+						t.Errorf("the other end reads %v, want ECONNRESET", err)
 					}
 				case <-time.After(patience):
-					t.Error("the reset did not arrive")
+					t.Error("the RST did not arrive")
 				}
-				w.eventually("conntrack to know of the reset", func() {}, func() bool {
+				w.eventually("conntrack is in CLOSE", func() {}, func() bool {
 					a, b := w.conntrack("n0", e), w.conntrack("n1", e)
 					return a.State == stateClose && b.State == stateClose && a.Timeout <= closeTimeout && b.Timeout <= closeTimeout
 				})
@@ -1433,7 +1436,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestProbe has the probe find that the fast path works here, and leave nothing.
+// TestProbe checks that the self-test passes here and leaves nothing behind.
 func TestProbe(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -1442,5 +1445,5 @@ func TestProbe(t *testing.T) {
 	if err := fastpath.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("it took %s", time.Since(begin))
+	t.Logf("the self-test took %s", time.Since(begin))
 }

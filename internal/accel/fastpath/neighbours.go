@@ -20,113 +20,111 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// A pod may send frames from any number of made-up Ethernet addresses, answer for addresses of
-// others, and have the node look for neighbours that are not there. All of it is announced, and
-// little of it matters:
+// A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses
+// of others, and make the node resolve neighbours that do not exist. The kernel sends notifications
+// of all that, and few of them may invalidate flows:
 //
-//   - What was seen of packets to a pod is believed of an owner alone, which is an Ethernet address
-//     at a link (see deliver in bpf/fastpath.c). So what a bridge learns of any other address makes
-//     nothing untrue. It is not even heard: a filter keeps it from the socket.
-//   - Owners are addresses that neighbours of IP have, as it is to them that a node sends what it
-//     routes. So what a bridge learns of these is to be looked at, and no more than these.
-//   - A neighbour of IP that packets could not be sent to was on nobody's way. Where one becomes
-//     usable, what was sent until then went another way, which is as good as before.
-//   - A neighbour by whose Ethernet address nothing is believed to be reached may become another.
-//     That holds for links of pods. By NICs and VXLAN devices packets leave, of which there are no
-//     owners: of their neighbours all matters.
+//   - A flow into a pod is validated only for an owner, a MAC address at a link (see observe_pod in
+//     bpf/fastpath.c). So FDB changes of all other addresses are irrelevant. A socket filter drops
+//     their notifications.
+//   - Owners are MAC addresses of IP neighbours, because those are where the node sends routed
+//     packets. So FDB changes matter for these addresses only.
+//   - No packet was sent to an unusable IP neighbour. When one becomes usable, the packets
+//     before took another way, which is still valid.
+//   - The MAC address of a neighbour may change if the old one is no owner. That holds for neighbours
+//     on the pods' side. NICs and VXLAN devices have no owners: all changes of their neighbours
+//     matter.
 //
-// What does matter a pod can cause too, by taking another's Ethernet address, say: the kernel
-// then sends it what is for the other, and packets have to follow. A link where that happens
-// again and again has no owners for a while, so that it matters no more, and an address that is no
-// owner is not heard of for a while.
+// A pod can cause relevant changes too, for example by spoofing another pod's MAC address: the
+// kernel then delivers the other's packets to it, and the fast path has to follow. If that happens
+// too often at a link, the link is throttled: it has no owners for a while, so the changes no longer
+// matter. An address that is no owner is throttled too: it is not subscribed to for a while.
 
 const (
-	// neighboursMost bounds how many neighbours are known. The kernel keeps 1,024 of a version of
-	// IP if not told otherwise (net.ipv4.neigh.default.gc_thresh3).
-	neighboursMost = 32768
-	// ownersMost bounds the owners of a link: no pod is to fill the table.
-	ownersMost = 32
-	// changesMost is after how many changes within changesWithin a link has no owners for as long,
-	// and an address is not heard of.
-	changesMost = 8
+	// neighboursMax bounds the known neighbours. By default the kernel keeps 1,024 for each version
+	// of IP (net.ipv4.neigh.default.gc_thresh3).
+	neighboursMax = 32768
+	// linkMACsMax bounds the owners of a link, so that no pod can fill the map.
+	linkMACsMax = 32
+	// changesMax is how many changes within changesWithin a link or an address may have. With more it is
+	// throttled for changesWithin.
+	changesMax = 8
 )
 
-// Tests have less patience.
+// changesWithin is a variable because tests shorten it.
 var changesWithin = 10 * time.Second
 
 type mac [6]byte
 
-// macOf is an Ethernet address, if it is one.
+// macOf returns b as a MAC address, if it has the length of one.
 func macOf(b []byte) (m mac, ok bool) { return m, copy(m[:], b) == len(m) && len(b) == len(m) }
 
-// neighbour is whom a node speaks to by one of its devices.
+// neighbour is the key of an ARP or NDP neighbour.
 type neighbour struct {
 	device int
 	ip     netip.Addr
 }
 
-// hearing is what a filter lets through: see bpf.Neighbours.
-type hearing interface {
+// fdbFilter selects the MAC addresses whose FDB notifications pass: see bpf.Neighbours.
+type fdbFilter interface {
 	Hear(address [6]byte) error
 	Ignore(address [6]byte) error
 }
 
-// neighbours are those of a node. It is not safe for concurrent use.
+// neighbours tracks the neighbours of a node. It is not safe for concurrent use.
 type neighbours struct {
-	hearing hearing
-	// usable are those that packets are sent to at once, by their link-layer addresses; if
-	// complete, all.
+	filter fdbFilter
+	// usable are the link-layer addresses of the usable neighbours: of all of them if complete is set.
 	usable   map[neighbour]string
 	complete bool
-	// heard are the addresses of which is heard what bridges learn: those of usable, and more.
-	heard map[mac]bool
-	// owners are at which links there may be owners in the programs' table.
+	// subscribed are the addresses that the filter passes: those of usable, owners and devices.
+	subscribed map[mac]bool
+	// owners are the links of each MAC address that the programs' map may have.
 	owners map[mac][]int
-	// near are the devices that pods may be behind, own the addresses of devices, as of the last look.
+	// near are the devices that pods may be behind, own the MAC addresses of devices, as of the last scan.
 	near map[int]bool
 	own  map[mac]bool
-	// changed counts what has changed of the owners of links, and moved what bridges have learned
-	// of addresses that are heard of.
-	changed frequencies[int]
-	moved   frequencies[mac]
+	// changed counts changes of owners by link, moved the FDB changes by subscribed address.
+	changed rates[int]
+	moved   rates[mac]
 }
 
-// frequencies are how often something happened to each of some things lately, and since when.
-type frequencies[K comparable] map[K]struct {
+// rates counts recent events by key.
+type rates[K comparable] map[K]struct {
 	times int
 	since time.Time
 }
 
-func (f frequencies[K]) count(k K, now time.Time) {
+func (f rates[K]) count(k K, now time.Time) {
 	at := f[k]
 	if at.times == 0 || now.Sub(at.since) > changesWithin {
 		at.times, at.since = 0, now
 	}
 	at.times++
-	if at.times == changesMost+1 {
+	if at.times == changesMax+1 {
 		at.since = now
 	}
 	f[k] = at
 }
 
-// often tells whether something happens too often.
-func (f frequencies[K]) often(k K, now time.Time) bool {
+// exceeded reports whether a key had more than changesMax events.
+func (f rates[K]) exceeded(k K, now time.Time) bool {
 	at := f[k]
-	return at.times > changesMost && now.Sub(at.since) <= changesWithin
+	return at.times > changesMax && now.Sub(at.since) <= changesWithin
 }
 
-// any tells whether it did for anything.
-func (f frequencies[K]) any() bool {
+// anyExceeded reports whether any key had more than changesMax events, even if that was a while ago.
+func (f rates[K]) anyExceeded() bool {
 	for _, at := range f {
-		if at.times > changesMost {
+		if at.times > changesMax {
 			return true
 		}
 	}
 	return false
 }
 
-// forget forgets what happened long ago.
-func (f frequencies[K]) forget(now time.Time) {
+// expire deletes the counts of old events.
+func (f rates[K]) expire(now time.Time) {
 	for k, at := range f {
 		if now.Sub(at.since) > changesWithin {
 			delete(f, k)
@@ -134,13 +132,13 @@ func (f frequencies[K]) forget(now time.Time) {
 	}
 }
 
-func newNeighbours(h hearing) *neighbours {
-	return &neighbours{hearing: h, usable: make(map[neighbour]string), heard: make(map[mac]bool), changed: make(frequencies[int]), moved: make(frequencies[mac])}
+func newNeighbours(filter fdbFilter) *neighbours {
+	return &neighbours{filter: filter, usable: make(map[neighbour]string), subscribed: make(map[mac]bool), changed: make(rates[int]), moved: make(rates[mac])}
 }
 
-// says tells of a message about a neighbour whether something that was seen may not be so any
-// more, and whether the devices are to be looked at.
-func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look bool) {
+// apply applies a neighbour or FDB notification. It returns whether it invalidates flows, and whether
+// the devices must be scanned.
+func (n *neighbours) apply(gone bool, data []byte, now time.Time) (invalidated, devices bool) {
 	m, err := neighbourOf(data)
 	if err != nil {
 		return true, true
@@ -148,16 +146,16 @@ func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look boo
 	if m.family == unix.AF_BRIDGE {
 		address, ok := macOf(m.address)
 		if m.master == 0 || !ok {
-			return true, true // of a VXLAN device
+			return true, true // an entry of a VXLAN device
 		}
-		if !n.heard[address] {
-			return false, false // the filter was not there yet, or was just told
+		if !n.subscribed[address] {
+			return false, false // sent before the filter was attached or changed
 		}
-		// Of an owner all is heard, which ends when its link has none.
-		if n.moved.count(address, now); n.moved.often(address, now) && len(n.owners[address]) == 0 {
-			n.ignore(address)
+		// An owner stays subscribed; if its link is throttled, it ceases to be one.
+		if n.moved.count(address, now); n.moved.exceeded(address, now) && len(n.owners[address]) == 0 {
+			n.unsubscribe(address)
 		}
-		return n.matters(address, now), true
+		return n.invalidates(address, now), true
 	}
 	ip, ok := netip.AddrFromSlice(m.destination)
 	if !ok {
@@ -174,74 +172,77 @@ func (n *neighbours) says(gone bool, data []byte, now time.Time) (void, look boo
 	case is == "":
 		delete(n.usable, key)
 	default:
-		n.know(key, is, now)
+		n.add(key, is, now)
 	}
-	near, seen := n.near[m.device]
-	look = near || !seen
+	near, known := n.near[m.device]
+	devices = near || !known
 	if was == "" {
-		return !n.complete, look
+		return !n.complete, devices
 	}
 	address, ok := macOf([]byte(was))
-	return !ok || !near || n.matters(address, now), look
+	return !ok || !near || n.invalidates(address, now), devices
 }
 
-// matters tells whether there may be an owner of an address, of which something has changed.
-func (n *neighbours) matters(address mac, now time.Time) bool {
+// invalidates counts a change of a MAC address, and reports whether it invalidates flows: if the address
+// may be an owner, or belongs to a device of the node.
+func (n *neighbours) invalidates(address mac, now time.Time) bool {
 	for _, link := range n.owners[address] {
 		n.changed.count(link, now)
 	}
 	return len(n.owners[address]) > 0 || n.own[address]
 }
 
-// know notes a neighbour that is usable, if there is room. What bridges learn of its address is
-// heard from then on, before anybody asks them where it is.
-func (n *neighbours) know(key neighbour, address string, now time.Time) {
-	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMost {
+// add adds a usable neighbour if there is room. It subscribes to the MAC address at once, before a
+// scan looks it up in the FDB, so that no change falls between the two.
+func (n *neighbours) add(key neighbour, address string, now time.Time) {
+	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMax {
 		n.complete = false
 		return
 	}
 	n.usable[key] = address
 	if m, ok := macOf([]byte(address)); ok {
-		n.hear(m, now)
+		n.subscribe(m, now)
 	}
 }
 
-// hear has it be heard what bridges learn of an address. If there is no room it becomes no owner.
-func (n *neighbours) hear(m mac, now time.Time) {
-	if !n.heard[m] && !n.moved.often(m, now) && n.hearing.Hear(m) == nil {
-		n.heard[m] = true
+// subscribe makes the filter pass FDB notifications of a MAC address. If the filter is full, the
+// address does not become an owner.
+func (n *neighbours) subscribe(m mac, now time.Time) {
+	if !n.subscribed[m] && !n.moved.exceeded(m, now) && n.filter.Hear(m) == nil {
+		n.subscribed[m] = true
 	}
 }
 
-func (n *neighbours) ignore(m mac) {
-	if n.hearing.Ignore(m) == nil {
-		delete(n.heard, m)
+func (n *neighbours) unsubscribe(m mac) {
+	if n.filter.Ignore(m) == nil {
+		delete(n.subscribed, m)
 	}
 }
 
-// lose has nothing be known of neighbours: not all of what was announced was heard.
-func (n *neighbours) lose() {
+// overrun forgets all neighbours, because notifications were lost.
+func (n *neighbours) overrun() {
 	clear(n.usable)
 	n.complete = false
 }
 
-// find adds those of a list that are not known. A list may be older than what was heard: what has
-// gone since it has still, and is wrong at its next change about there having been something to change.
-func (n *neighbours) find(all []netlink.Neigh, now time.Time) {
+// merge adds the neighbours of a dump that are not known. The dump may be older than the last
+// notifications and contain neighbours that are gone; their next change then invalidates flows
+// without need.
+func (n *neighbours) merge(all []netlink.Neigh, now time.Time) {
 	n.complete = true
 	for _, at := range all {
 		ip, ok := netip.AddrFromSlice(at.IP)
 		if key := (neighbour{at.LinkIndex, ip}); ok && at.State&usable != 0 && n.usable[key] == "" {
-			n.know(key, string(at.HardwareAddr), now)
+			n.add(key, string(at.HardwareAddr), now)
 		}
 	}
 }
 
-// list returns those that are known, in an order that stays. Of those that were not heard of for a
-// while it is heard again from then on.
+// list returns the known neighbours in a stable order. It subscribes again to addresses that are no
+// longer throttled.
 func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 	for key, address := range n.usable {
-		n.know(key, address, now)
+		n.add(key, address, now)
 		family := netlink.FAMILY_V6
 		if key.ip.Is4() {
 			family = netlink.FAMILY_V4
@@ -254,29 +255,29 @@ func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 	return all
 }
 
-// admit leaves out owners that are too many for their link, those that were there before going
-// first, or not heard of, and all of links where they change too often, which it returns.
-func (n *neighbours) admit(owners []bpf.Owner, now time.Time) (admitted []bpf.Owner, restless []int) {
-	seen := make(map[bpf.Owner]bool)
+// admit selects from owners at most linkMACsMax of each link, present owners first. It leaves out
+// addresses that are not subscribed, and all of throttled links, which it returns.
+func (n *neighbours) admit(owners []bpf.LinkMAC, now time.Time) (admitted []bpf.LinkMAC, throttled []int) {
+	seen := make(map[bpf.LinkMAC]bool)
 	of := make(map[int]int)
 	for _, known := range []bool{true, false} {
 		for _, o := range owners {
 			switch {
-			case n.changed.often(o.Link, now):
-				restless = append(restless, o.Link)
-			case slices.Contains(n.owners[o.MAC], o.Link) == known && !seen[o] && n.heard[o.MAC] && of[o.Link] < ownersMost:
+			case n.changed.exceeded(o.Link, now):
+				throttled = append(throttled, o.Link)
+			case slices.Contains(n.owners[o.MAC], o.Link) == known && !seen[o] && n.subscribed[o.MAC] && of[o.Link] < linkMACsMax:
 				seen[o] = true
 				of[o.Link]++
 				admitted = append(admitted, o)
 			}
 		}
 	}
-	slices.Sort(restless)
-	return admitted, slices.Compact(restless)
+	slices.Sort(throttled)
+	return admitted, slices.Compact(throttled)
 }
 
-// expect notes owners that the programs are about to be told of, beside those that they know.
-func (n *neighbours) expect(owners []bpf.Owner) {
+// prepare adds owners that are about to be written to the programs' map.
+func (n *neighbours) prepare(owners []bpf.LinkMAC) {
 	all := make(map[mac][]int)
 	maps.Copy(all, n.owners)
 	for _, o := range owners {
@@ -287,20 +288,20 @@ func (n *neighbours) expect(owners []bpf.Owner) {
 	n.owners = all
 }
 
-// settle notes what a node was seen to have: its owners are those alone that the programs were
-// told of. It tells whether some are not any more, so that what was seen of them is to be void:
-// what will be announced of them is not heard.
-func (n *neighbours) settle(of node, now time.Time) (void bool) {
+// commit takes over a scan whose owners were written to the programs' map, and adjusts the subscriptions.
+// It returns whether any owners were removed, which invalidates flows, because the filter drops
+// later notifications about them.
+func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	before := n.owners
 	n.owners, n.near, n.own = nil, of.near, of.own
-	n.expect(of.owners)
+	n.prepare(of.owners)
 	for address, links := range before {
 		for _, link := range links {
-			void = void || !slices.Contains(n.owners[address], link)
+			invalidated = invalidated || !slices.Contains(n.owners[address], link)
 		}
 	}
-	n.changed.forget(now)
-	n.moved.forget(now)
+	n.changed.expire(now)
+	n.moved.expire(now)
 	keep := make(map[mac]bool)
 	maps.Copy(keep, of.own)
 	for address := range n.owners {
@@ -312,33 +313,33 @@ func (n *neighbours) settle(of node, now time.Time) (void bool) {
 		}
 	}
 	for address := range keep {
-		n.hear(address, now)
+		n.subscribe(address, now)
 	}
-	for address := range n.heard {
+	for address := range n.subscribed {
 		if !keep[address] {
-			n.ignore(address)
+			n.unsubscribe(address)
 		}
 	}
-	return void
+	return invalidated
 }
 
-// States of a neighbour in which packets are sent to it at once (NUD_VALID in
-// include/net/neighbour.h, less those without an address).
+// usable are the states in which the kernel sends to a neighbour without resolving it first
+// (NUD_VALID in include/net/neighbour.h, without the states that have no address).
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
 
-// announced is what a message says of a neighbour.
-type announced struct {
+// neighbourUpdate is a parsed neighbour or FDB message.
+type neighbourUpdate struct {
 	family               byte
 	device, master       int
 	state                uint16
 	destination, address []byte
 }
 
-// neighbourOf reads a message about a neighbour.
-func neighbourOf(data []byte) (m announced, err error) {
+// neighbourOf parses a neighbour or FDB message.
+func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 	// struct ndmsg: family, 3 of padding, index, state, flags, type.
 	if len(data) < unix.SizeofNdMsg {
-		return m, errors.New("it is cut short")
+		return m, errors.New("the message is truncated")
 	}
 	m.family = data[0]
 	m.device = int(int32(binary.NativeEndian.Uint32(data[4:])))
@@ -358,13 +359,13 @@ func neighbourOf(data []byte) (m announced, err error) {
 	return m, err
 }
 
-// attributes calls take for each attribute of a message, until one is cut short. That of the
-// netlink package fails where the last one is not padded.
+// attributes calls take for each attribute of a message, until one is truncated. The function of the
+// netlink package fails if the last one lacks padding.
 func attributes(b []byte, take func(kind uint16, value []byte)) error {
 	for len(b) >= unix.SizeofNlAttr {
 		length := int(binary.NativeEndian.Uint16(b))
 		if length < unix.SizeofNlAttr || length > len(b) {
-			return errors.New("an attribute is cut short")
+			return errors.New("an attribute is truncated")
 		}
 		take(binary.NativeEndian.Uint16(b[2:])&^unix.NLA_F_NESTED, b[unix.SizeofNlAttr:length])
 		b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
@@ -372,17 +373,16 @@ func attributes(b []byte, take func(kind uint16, value []byte)) error {
 	return nil
 }
 
-// learned asks bridges by which of their links they reach neighbours, and VXLAN devices whether
-// they send copies of what they know no destination of: in the calling thread's network
-// namespace. It asks for one address after the other: a pod may have a bridge learn any number of
-// others, among which they would be listed.
-func learned(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) (all []netlink.Neigh, err error) {
+// fdbEntries looks up the bridge ports of known neighbours, and the default entries of VXLAN devices
+// (all-zero MAC address), in the calling thread's network namespace. It queries single addresses
+// instead of dumping the FDB, which a pod can fill with any number of spoofed addresses.
+func fdbEntries(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) (all []netlink.Neigh, err error) {
 	socket, err := nl.GetNetlinkSocketAt(-1, -1, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer socket.Close()
-	f := forwarding{socket: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}, asked: make(map[question]bool)}
+	f := fdbLookup{socket: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}, done: make(map[fdbQuery]bool)}
 	of, err := bridgesOf(h, links)
 	if err != nil {
 		return nil, err
@@ -393,14 +393,14 @@ func learned(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) (al
 			continue
 		}
 		for _, b := range of[at.LinkIndex] {
-			if err := f.ask(question{master: b.index, vlan: b.vlan, address: address}); err != nil {
+			if err := f.query(fdbQuery{master: b.index, vlan: b.vlan, address: address}); err != nil {
 				return nil, err
 			}
 		}
 	}
 	for _, l := range links {
 		if l.Type() == "vxlan" {
-			if err := f.ask(question{device: l.Attrs().Index}); err != nil {
+			if err := f.query(fdbQuery{device: l.Attrs().Index}); err != nil {
 				return nil, err
 			}
 		}
@@ -408,26 +408,26 @@ func learned(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) (al
 	return f.answers, nil
 }
 
-// forwarding asks the kernel for entries of bridges and of VXLAN devices.
-type forwarding struct {
+// fdbLookup queries FDB entries of bridges and of VXLAN devices.
+type fdbLookup struct {
 	socket  map[int]*nl.SocketHandle
-	asked   map[question]bool
+	done    map[fdbQuery]bool
 	answers []netlink.Neigh
 }
 
-// question is for an address at a bridge and in a VLAN of it, or at a device.
-type question struct {
+// fdbQuery is for an address at a bridge, maybe in a VLAN of it, or at a device.
+type fdbQuery struct {
 	master, device int
 	vlan           uint16
 	address        mac
 }
 
-// ask has what the kernel knows be among the answers.
-func (f *forwarding) ask(q question) error {
-	if f.asked[q] {
+// query adds the matching FDB entry, if there is one, to the answers.
+func (f *fdbLookup) query(q fdbQuery) error {
+	if f.done[q] {
 		return nil
 	}
-	f.asked[q] = true
+	f.done[q] = true
 	r := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
 	r.Sockets = f.socket
 	about := netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(q.device)}
@@ -443,31 +443,32 @@ func (f *forwarding) ask(q question) error {
 		r.AddData(nl.NewRtAttr(unix.NDA_VLAN, nl.Uint16Attr(q.vlan)))
 	}
 	replies, err := r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
-	// There is none, or the device has gone since: a change will tell.
+	// There is no entry, or the device is gone: a notification follows.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("ask where %s is forwarded to: %w", net.HardwareAddr(q.address[:]), err)
+		return fmt.Errorf("query the FDB entry of %s: %w", net.HardwareAddr(q.address[:]), err)
 	}
 	for _, data := range replies {
 		m, err := neighbourOf(data)
 		if err != nil {
-			return fmt.Errorf("read where %s is forwarded to: %w", net.HardwareAddr(q.address[:]), err)
+			return fmt.Errorf("parse the FDB entry of %s: %w", net.HardwareAddr(q.address[:]), err)
 		}
 		f.answers = append(f.answers, netlink.Neigh{LinkIndex: m.device, Family: unix.AF_BRIDGE, MasterIndex: m.master, HardwareAddr: m.address})
 	}
 	return nil
 }
 
-// domain is a bridge, or a VLAN of one that tells them apart.
+// domain is a bridge, or a VLAN of one with VLAN filtering.
 type domain struct {
 	index int
 	vlan  uint16
 }
 
-// bridgesOf are the bridges that packets may pass to neighbours by a device: the device itself, the
-// one that it is a VLAN of, or any. Those of pods that are linked to their node alone pass none.
+// bridgesOf returns for each device the bridges on the way to its neighbours: the device itself,
+// the bridge under a VLAN device, or, for all other kinds, any. There is none for NICs, VXLAN
+// devices and routed veths of pods.
 func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error) {
 	bridges := make(map[int]domain)
 	filtering := make(map[int]bool)
@@ -480,7 +481,7 @@ func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error
 		d := domain{index: b.Index}
 		if b.VlanFiltering != nil && *b.VlanFiltering {
 			filtering[b.Index] = true
-			vlans, err := dump("VLANs of bridges", func() ([]domain, error) { return ownVLAN(h, b.Index) })
+			vlans, err := dump("VLANs of bridges", func() ([]domain, error) { return pvidOf(h, b.Index) })
 			if err != nil {
 				return nil, err
 			}
@@ -494,15 +495,15 @@ func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error
 	of := make(map[int][]domain)
 	for _, l := range links {
 		a := l.Attrs()
-		under, over := bridges[a.ParentIndex]
+		bridge, onBridge := bridges[a.ParentIndex]
 		switch v, isVLAN := l.(*netlink.Vlan); {
 		case l.Type() == "bridge":
 			of[a.Index] = []domain{bridges[a.Index]}
-		case isVLAN && over:
-			if filtering[under.index] {
-				under.vlan = uint16(v.VlanId)
+		case isVLAN && onBridge:
+			if filtering[bridge.index] {
+				bridge.vlan = uint16(v.VlanId)
 			}
-			of[a.Index] = []domain{under}
+			of[a.Index] = []domain{bridge}
 		case l.Type() == "vxlan" || l.Type() == "device" || a.MasterIndex == 0 && a.NetNsID >= 0:
 		default:
 			of[a.Index] = all
@@ -511,8 +512,8 @@ func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error
 	return of, nil
 }
 
-// ownVLAN is the VLAN that a bridge's own packets are in that bear no mark of one.
-func ownVLAN(h *netlink.Handle, bridge int) (own []domain, err error) {
+// pvidOf returns the VLAN of untagged packets that a bridge itself sends (PVID), if there is one.
+func pvidOf(h *netlink.Handle, bridge int) (own []domain, err error) {
 	vlans, err := h.BridgeVlanList()
 	for _, v := range vlans[int32(bridge)] {
 		if v.PortVID() {

@@ -20,10 +20,10 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// forged marks what TestNested sends.
+// forged marks the payload of what TestNestedVXLAN sends.
 var forged = []byte("this is forged")
 
-// encapsulated is a datagram in VXLAN, as a node would send it (RFC 7348, section 5).
+// encapsulated returns a datagram in VXLAN, as a node would send it (RFC 7348, section 5).
 func encapsulated(vni int, to, from net.HardwareAddr, source, destination netip.AddrPort) []byte {
 	udp := slices.Concat(make([]byte, 8), forged)
 	binary.BigEndian.PutUint16(udp, source.Port())
@@ -40,7 +40,7 @@ func encapsulated(vni int, to, from net.HardwareAddr, source, destination netip.
 	return slices.Concat(vxlan, to, from, []byte{8, 0}, ip, udp)
 }
 
-// forgedAt begins to note the datagrams that come into a pod and are forged.
+// forgedAt counts the forged datagrams that a pod receives.
 func (w *world) forgedAt(place string) (seen func() map[string]int) {
 	w.Helper()
 	fd := -1
@@ -70,12 +70,12 @@ func (w *world) forgedAt(place string) (seen func() map[string]int) {
 	}
 }
 
-// TestNested has a pod send datagrams to where nodes take packets out of tunnels, and others to
-// pods, which look like what a node would encapsulate of a connection that is carried. What comes
-// of them comes without a fast path.
-func TestNested(t *testing.T) {
+// TestNestedVXLAN sends VXLAN packets from a pod, to the addresses and ports where nodes
+// decapsulate and to pods, that look like what a node would encapsulate for an accelerated
+// connection. The pods must receive the same of them as without the fast path.
+func TestNestedVXLAN(t *testing.T) {
 	vnis := map[string]int{v1alpha1.ShapeFlannel: 1, v1alpha1.ShapeCalico: 4096}
-	tunnels := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}
+	vxlanDevices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			w := newWorld(t, shape, v1alpha1.OffloadFull)
@@ -89,14 +89,14 @@ func TestNested(t *testing.T) {
 			})
 			t.Cleanup(func() { hostile.Close() })
 			option(t, hostile, func(fd int) error {
-				return errors.Join( // as a tunnel has it: whole, 64 hops when it leaves the node, no sum
+				return errors.Join( // as a node would send it: DF, TTL 64 behind the node, no checksum
 					unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT),
 					unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 65),
 					unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1))
 			})
 			var macs [2]net.HardwareAddr
 			for node := range macs {
-				macs[node] = w.device(fmt.Sprintf("n%d", node), tunnels[shape]).Attrs().HardwareAddr
+				macs[node] = w.device(fmt.Sprintf("n%d", node), vxlanDevices[shape]).Attrs().HardwareAddr
 			}
 			var captures []func() map[string]int
 			for _, place := range []string{"n0p0", "n0p1", "n1p0", "n1p1"} {
@@ -127,7 +127,7 @@ func TestNested(t *testing.T) {
 					}
 				}
 				all, last := make(map[string]int), time.Now()
-				w.eventually("no more comes", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
+				w.eventually("no more datagrams arrive", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
 					for _, seen := range captures {
 						for what, n := range seen() {
 							all[what] += n
@@ -138,15 +138,15 @@ func TestNested(t *testing.T) {
 				})
 				return all
 			}
-			c.carried(e)
+			c.waitAccelerated(e)
 			want := came()
 			t.Log(want)
 			w.start()
-			c.carried(e)
+			c.waitAccelerated(e)
 			if d := cmp.Diff(want, came()); d != "" {
-				t.Errorf("what comes is not what came (-without +with):\n%s", d)
+				t.Errorf("datagrams received (-without the fast path +with):\n%s", d)
 			}
-			c.carried(e)
+			c.waitAccelerated(e)
 		})
 	}
 }

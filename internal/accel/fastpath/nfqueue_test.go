@@ -16,13 +16,13 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// judge decides on the packets that rules queue to it, as kube-network-policies does.
-type judge struct {
-	judged atomic.Int64
+// queueHandler returns verdicts on queued packets, as kube-network-policies does.
+type queueHandler struct {
+	queued atomic.Int64
 	denies atomic.Bool
 }
 
-// Numbers of nfnetlink_queue (include/uapi/linux/netfilter/nfnetlink_queue.h).
+// Constants of nfnetlink_queue (include/uapi/linux/netfilter/nfnetlink_queue.h).
 const (
 	nfqMsgVerdict, nfqMsgConfig                 = 1, 2
 	nfqaPacketHeader, nfqaVerdictHeader         = 1, 2
@@ -30,10 +30,10 @@ const (
 	nfqCommandBind, nfqCopyMeta, nfDrop, nfPass = 1, 1, 0, 1
 )
 
-// judge begins to decide on what is queued to a number on a node.
-func (w *world) judge(node string, queue uint16) *judge {
+// handleQueue starts a handler of a queue on a node.
+func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 	w.Helper()
-	j := new(judge)
+	j := new(queueHandler)
 	fd := -1
 	request := func(kind int, attribute int, data []byte) error {
 		r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_QUEUE<<8|kind, 0)
@@ -64,23 +64,23 @@ func (w *world) judge(node string, queue uint16) *judge {
 			}
 			messages, parse := syscall.ParseNetlinkMessage(buf[:max(n, 0)])
 			if err = errors.Join(err, parse); err != nil {
-				w.Errorf("receive what is queued: %v", err)
+				w.Errorf("receive from the queue: %v", err)
 				return
 			}
 			for _, m := range messages {
 				attributes, err := nl.ParseRouteAttr(m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):])
 				if err != nil || len(attributes) == 0 || attributes[0].Attr.Type != nfqaPacketHeader || len(attributes[0].Value) < 4 {
-					w.Errorf("a message of type %d has %v: %v", m.Header.Type, attributes, err)
+					w.Errorf("message of type %d with attributes %v: %v", m.Header.Type, attributes, err)
 					return
 				}
-				j.judged.Add(1)
+				j.queued.Add(1)
 				verdict := uint32(nfPass)
 				if j.denies.Load() {
 					verdict = nfDrop
 				}
 				id := attributes[0].Value[:4]
 				if err := request(nfqMsgVerdict, nfqaVerdictHeader, append(binary.BigEndian.AppendUint32(nil, verdict), id...)); err != nil {
-					w.Errorf("decide on what is queued: %v", err)
+					w.Errorf("send a verdict: %v", err)
 				}
 			}
 		}
@@ -88,22 +88,22 @@ func (w *world) judge(node string, queue uint16) *judge {
 	return j
 }
 
-// TestNFQueue has a program decide on packets that rules queue to it, beneath connections that are
-// carried: it is asked of each new connection, and what it denies is denied. What is there goes on
-// where a rule lets established ones pass, as kube-network-policies writes it; else it ends when
-// the program denies it, which nobody announces, within a second.
+// TestNFQueue lets a program decide on packets by NFQUEUE while connections are accelerated. It
+// must see each new connection and be able to deny it. Established connections continue if a rule
+// accepts them, as kube-network-policies has it; otherwise they end when the program denies them,
+// within a second, as there is no notification.
 func TestNFQueue(t *testing.T) {
 	const accept = "-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
 	for _, tt := range []struct {
 		name, accept, established string
 	}{
-		{"new ones", accept, through},
-		{"all", "", silence},
+		{"new connections", accept, through},
+		{"all packets", "", silence},
 	} {
 		for _, with := range []string{"without", "with"} {
 			t.Run(tt.name+" "+with, func(t *testing.T) {
 				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-				j := w.judge("n1", 100)
+				j := w.handleQueue("n1", 100)
 				w.restore("n1", "iptables-nft", "*mangle\n"+tt.accept+"-A POSTROUTING -d 10.244.1.2 -j NFQUEUE --queue-num 100 --queue-bypass\nCOMMIT\n")
 				limit := soon
 				if with == "with" {
@@ -111,30 +111,30 @@ func TestNFQueue(t *testing.T) {
 					limit = within
 				}
 				c := w.dialogue()
-				c.carried(c.connect().back())
+				c.waitAccelerated(c.connect().back())
 				const n = 10
-				before := j.judged.Load()
+				before := j.queued.Load()
 				for range n {
 					if fresh := c.fresh(); fresh != through {
-						t.Errorf("a connection that is opened sees %s", fresh)
+						t.Errorf("a new connection sees %s", fresh)
 					}
 				}
-				asked := j.judged.Load() - before
-				t.Logf("it was asked %d times of %d connections and what was carried meanwhile", asked, n)
-				if asked < n || tt.accept != "" && asked > n {
-					t.Errorf("it was asked %d times, want %d", asked, n)
+				queued := j.queued.Load() - before
+				t.Logf("%d packets were queued for %d new connections and the established ones", queued, n)
+				if queued < n || tt.accept != "" && queued > n {
+					t.Errorf("%d packets were queued, want %d", queued, n)
 				}
 				j.denies.Store(true)
 				set := time.Now()
 				if fresh := c.fresh(); fresh != silence {
-					t.Errorf("a connection that is denied sees %s", fresh)
+					t.Errorf("a denied connection sees %s", fresh)
 				}
-				c.eventually("what was carried is over", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
+				c.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
 				if established := c.established(); established != tt.established {
-					t.Errorf("one that is there sees %s, want %s", established, tt.established)
+					t.Errorf("the established connection sees %s, want %s", established, tt.established)
 				}
 				j.denies.Store(false)
-				c.eventually("all goes on", func() { time.Sleep(time.Millisecond) }, func() bool { return c.established() == through && c.fresh() == through })
+				c.eventually("all connections get through", func() { time.Sleep(time.Millisecond) }, func() bool { return c.established() == through && c.fresh() == through })
 			})
 		}
 	}

@@ -19,11 +19,11 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Packets of the fast path pass some sides of a node's devices by. What is there on the slow
-// path, and would miss them, is an observer: one that counts, one that limits a rate, one that
-// filters. A device with an observer is left alone, unless a policy names its kind.
+// Accelerated packets bypass some hooks of a node's devices. Whatever is attached there and would
+// miss them is an observer, whether it counts, shapes or filters packets. The fast path skips a
+// device with an observer, unless a policy allows it to bypass that kind.
 
-// side is where a device takes packets in, or where it sends them out.
+// side is the ingress or the egress of a device.
 type side struct {
 	device int
 	egress bool
@@ -43,24 +43,23 @@ func (s side) attach() ebpf.AttachType {
 	return ebpf.AttachTCXIngress
 }
 
-// observer is one at a side of a device.
+// observer is an observer at a side of a device.
 type observer struct {
-	// kind is one of v1alpha1's; empty where no policy may have packets be unseen by it.
+	// kind is one of v1alpha1's (UnseenBy...), or empty if no policy can allow to bypass it.
 	kind string
 	name string
 }
 
-// observers are those of a node's devices, but for the kinds that may miss packets.
+// observers are those of a node's devices, without the kinds that may be bypassed.
 type observers struct {
 	at map[side][]observer
-	// programs are those of tcx at the sides that were asked for them, but for our own; xdp says
-	// which devices have an XDP program. They come and go unannounced.
+	// programs are the foreign tcx programs of each side that was queried; xdp is whether a device has
+	// an XDP program. Netlink sends no notification when these change.
 	programs map[side][]ebpf.ProgramID
 	xdp      map[int]bool
 }
 
-// first names an observer at some sides, of some kinds only if any are given; "" if there is
-// none.
+// first names an observer at one of the sides, of one of the kinds if any are given, or returns "".
 func (o observers) first(sides []side, kinds ...string) string {
 	for _, s := range sides {
 		for _, other := range o.at[s] {
@@ -72,14 +71,14 @@ func (o observers) first(sides []side, kinds ...string) string {
 	return ""
 }
 
-// both are the sides of a device.
+// both returns both sides of a device.
 func both(device int) []side { return []side{{device, false}, {device, true}} }
 
-// own tells whether a program is one of the fast path's.
-type own func(ebpf.ProgramID) bool
+// isOurs reports whether a program belongs to the fast path.
+type isOurs func(ebpf.ProgramID) bool
 
-// observersOf finds the observers of devices that are not of the kinds in unseenBy.
-func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, ours own) (observers, error) {
+// observersOf finds the observers of devices, without those of the kinds in unseenBy.
+func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, ours isOurs) (observers, error) {
 	o := observers{at: make(map[side][]observer), programs: make(map[side][]ebpf.ProgramID), xdp: make(map[int]bool)}
 	add := func(s side, kind, format string, args ...any) {
 		if !slices.Contains(unseenBy, kind) {
@@ -100,7 +99,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		return o, err
 	}
 	for _, s := range filtered {
-		add(s, v1alpha1.UnseenByTC, "filters of tc at its %s", s)
+		add(s, v1alpha1.UnseenByTC, "tc filters at its %s", s)
 	}
 	chains, err := netdevChains()
 	if err != nil {
@@ -111,11 +110,11 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		o.xdp[a.Index] = hasXDP(l)
 		for _, c := range chains {
 			if s := (side{a.Index, c.egress}); c.at(a.Name) {
-				add(s, v1alpha1.UnseenByNetdev, "a chain of nftables at its %s (%s)", s, c.name)
+				add(s, v1alpha1.UnseenByNetdev, "an nftables chain at its %s (%s)", s, c.name)
 			}
 		}
 		for _, s := range both(a.Index) {
-			// What comes from a pod meets XDP and programs of tcx before ours.
+			// On ingress of a pod's veth, XDP and other tcx programs run before encap.
 			if !s.egress && l.Type() == "veth" {
 				continue
 			}
@@ -128,7 +127,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			}
 			o.programs[s] = slices.DeleteFunc(all, ours)
 			for _, id := range o.programs[s] {
-				add(s, v1alpha1.UnseenByTCX, "a program of tcx at its %s (%s)", s, programName(id))
+				add(s, v1alpha1.UnseenByTCX, "a tcx program at its %s (%s)", s, programName(id))
 			}
 		}
 	}
@@ -137,15 +136,15 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 
 func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
 
-// programsAt are the programs of tcx at a side, in their order. One that is gone has none, nor
-// has one of a kernel without tcx.
+// programsAt returns the tcx programs of a side in the order in which they run: none if the device is
+// gone or the kernel has no tcx.
 func programsAt(s side) ([]ebpf.ProgramID, error) {
 	all, err := link.QueryPrograms(link.QueryOptions{Target: s.device, Attach: s.attach()})
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list programs of tcx: %w", err)
+		return nil, fmt.Errorf("list tcx programs: %w", err)
 	}
 	var ids []ebpf.ProgramID
 	for _, p := range all.Programs {
@@ -154,7 +153,7 @@ func programsAt(s side) ([]ebpf.ProgramID, error) {
 	return ids, nil
 }
 
-// programName is what a program is called, or its number where nobody may ask.
+// programName returns the name of a program, or its ID if the process may not query it.
 func programName(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -168,7 +167,7 @@ func programName(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// filtersOf finds the sides of devices that have filters of tc.
+// filtersOf finds the sides of devices that have tc filters.
 func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []side, err error) {
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "clsact" && t != "ingress" {
@@ -177,7 +176,7 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 		index := q.Attrs().LinkIndex
 		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index })
 		if i < 0 {
-			continue // it came since; a change will tell
+			continue // the device is new; a notification follows
 		}
 		for s, parent := range map[side]uint32{{index, false}: netlink.HANDLE_MIN_INGRESS, {index, true}: netlink.HANDLE_MIN_EGRESS} {
 			if s.egress && q.Type() == "ingress" {
@@ -199,16 +198,16 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 	return all, nil
 }
 
-// chain is one of nftables that devices have at their ingress or egress.
+// chain is an nftables chain at the ingress or egress of devices.
 type chain struct {
-	// name is what nft lists it by: family, table and chain.
+	// name is family, table and chain, as nft lists them.
 	name   string
 	egress bool
-	// devices are names, and the beginnings of names with a * behind.
+	// devices are names, or prefixes of names with a * appended.
 	devices []string
 }
 
-// at tells whether a device has it.
+// at reports whether the chain is attached to a device.
 func (c chain) at(device string) bool {
 	return slices.ContainsFunc(c.devices, func(d string) bool {
 		start, wild := strings.CutSuffix(d, "*")
@@ -216,7 +215,7 @@ func (c chain) at(device string) bool {
 	})
 }
 
-// Numbers of nftables (include/uapi/linux/netfilter/nf_tables.h, include/uapi/linux/netfilter.h)
+// Constants of nftables (include/uapi/linux/netfilter/nf_tables.h, include/uapi/linux/netfilter.h)
 // that package unix lacks.
 const (
 	nftaHookDevs     = 4
@@ -224,9 +223,9 @@ const (
 	nfInetIngress    = 5
 )
 
-// netdevChains lists the chains at devices in the thread's network namespace: of the family
-// netdev, and of inet, which has them at an ingress. The other families' are not asked for, of
-// which a cluster may have thousands.
+// netdevChains lists the chains at devices in the thread's network namespace: those of the family
+// netdev, and the ingress chains of inet. It does not list other families, of which a cluster may
+// have thousands of chains.
 func netdevChains() (all []chain, err error) {
 	for _, family := range []uint8{unix.NFPROTO_NETDEV, unix.NFPROTO_INET} {
 		messages, err := dump("chains of nftables", func() ([][]byte, error) {
@@ -249,7 +248,7 @@ func netdevChains() (all []chain, err error) {
 	return all, nil
 }
 
-// chainOf reads a message about a chain, if it is one at devices.
+// chainOf parses a message about a chain; ok is false if the chain is not at a device.
 func chainOf(message []byte) (c chain, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return c, false
@@ -279,17 +278,17 @@ func chainOf(message []byte) (c chain, ok bool) {
 	return c, true
 }
 
-// hookOf reads where a chain is: the number of its hook, or less than 0, and its devices.
+// hookOf parses the hook of a chain: its number, or -1, and its devices.
 func hookOf(b []byte) (number int, devices []string) {
 	number = -1
-	// What is cut short is read as far as it goes.
+	// A truncated attribute is parsed as far as it goes.
 	_ = attributes(b, func(kind uint16, is []byte) {
 		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
 			if len(is) == 4 {
 				number = int(binary.BigEndian.Uint32(is))
 			}
-		case unix.NFTA_HOOK_DEV: // of one device, which newer kernels have in the list too
+		case unix.NFTA_HOOK_DEV: // a single device, which newer kernels also list in NFTA_HOOK_DEVS
 			devices = append(devices, unix.ByteSliceToString(is))
 		case nftaHookDevs:
 			_ = attributes(is, func(kind uint16, is []byte) {
@@ -304,14 +303,14 @@ func hookOf(b []byte) (number int, devices []string) {
 	return number, devices
 }
 
-// everywhere says why no packet in the thread's network namespace may take the fast path, or
-// nothing. Some of it the kernel does not announce.
-func everywhere(unseenBy []string) (string, error) {
+// unsupportedNode returns why no packet in the thread's network namespace may take the fast path, or
+// "". The kernel sends no notification when a sysctl changes.
+func unsupportedNode(unseenBy []string) (string, error) {
 	var pathMTU, accounting int
-	if err := scan("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
+	if err := readSysctl("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
 		return "", err
 	}
-	if err := scan("net/netfilter/nf_conntrack_acct", &accounting); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := readSysctl("net/netfilter/nf_conntrack_acct", &accounting); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
 	policies, err := ipsecPolicies()
@@ -319,7 +318,7 @@ func everywhere(unseenBy []string) (string, error) {
 	case err != nil:
 		return "", err
 	case policies > 0:
-		return "there are policies of IPsec (ip xfrm policy), which packets would jump", nil
+		return "there are IPsec policies (ip xfrm policy), which the fast path would bypass", nil
 	case accounting != 0 && !slices.Contains(unseenBy, v1alpha1.UnseenByAccounting):
 		return "net.netfilter.nf_conntrack_acct is set, so conntrack counts the packets of each connection, and would miss most of them", nil
 	case pathMTU != 0:
@@ -328,8 +327,7 @@ func everywhere(unseenBy []string) (string, error) {
 	return "", nil
 }
 
-// ipsecPolicies counts the policies of IPsec in the thread's network namespace, without those of
-// single sockets.
+// ipsecPolicies counts the IPsec policies in the thread's network namespace, without those of sockets.
 func ipsecPolicies() (n uint32, err error) {
 	const spdInfo = 1 // XFRMA_SPD_INFO
 	request := nl.NewNetlinkRequest(nl.XFRM_MSG_GETSPDINFO, 0)
@@ -343,7 +341,7 @@ func ipsecPolicies() (n uint32, err error) {
 	}
 	for _, m := range messages {
 		if err := attributes(m[min(4, len(m)):], func(kind uint16, is []byte) {
-			// struct xfrmu_spdinfo: of what comes in, goes out, is forwarded.
+			// struct xfrmu_spdinfo begins with the counts of in, out and forward policies.
 			if kind == spdInfo && len(is) >= 12 {
 				for i := range 3 {
 					n += binary.NativeEndian.Uint32(is[4*i:])

@@ -24,11 +24,11 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// noticed is how soon a program of tcx is seen that comes to a device of the fast path: it is
-// looked for twice a second.
+// noticed is how soon a tcx program is noticed that is attached to a device of the fast path: the
+// devices are inspected twice a second.
 const noticed = 2 * time.Second
 
-// device finds one of a node: by its name, or as the link of its first pod.
+// device returns a device of a node: by its name, or the link of its first pod.
 func (w *world) device(node, name string) (found netlink.Link) {
 	w.Helper()
 	index := 0
@@ -52,8 +52,8 @@ func (w *world) device(node, name string) (found netlink.Link) {
 	return found
 }
 
-// observe puts something at a device of a node that counts what it sees there, and returns the
-// count, if it has one, and how it is taken away.
+// observe attaches something to a device of a node that counts the packets it sees. It returns the
+// count, if it has one, and a function that detaches it.
 type observe func(w *world, node string, l netlink.Link) (count func() uint64, end func())
 
 func programOfTCX(at ebpf.AttachType) observe {
@@ -172,12 +172,13 @@ var (
 	inetIngress         = nftables.ChainHookRef(5) // NF_INET_INGRESS
 )
 
-// refuses tells whether a node leaves something alone for a reason.
-func (w *world) refuses(node int, why string) bool {
-	return slices.ContainsFunc(w.paths[node].Refused(), func(r string) bool { return strings.Contains(r, why) })
+// skips reports whether a node skips something for a reason.
+func (w *world) skips(node int, why string) bool {
+	return slices.ContainsFunc(w.paths[node].Skipped(), func(r string) bool { return strings.Contains(r, why) })
 }
 
-// trips makes round trips, and returns how many packets of a node took the fast path meanwhile.
+// roundTrips makes round trips, and returns how many packets took the fast path of a node
+// meanwhile.
 func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 	w.Helper()
 	before := w.counts(node)
@@ -190,13 +191,13 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 	return after["fast-out"] + after["fast-in"] - before["fast-out"] - before["fast-in"]
 }
 
-// TestObservers has whatever sees packets on the slow path, or holds them back, see all of them
-// when it comes to a device while a connection is carried: that is left alone, with a reason, as
-// long as it is there.
+// TestObservers checks that whatever sees or delays packets on the slow path sees all of them when
+// it is attached to a device while a connection is accelerated. The device is skipped, with a
+// reason, as long as the observer is there.
 func TestObservers(t *testing.T) {
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
-			w, e := carrying(t, shape, v1alpha1.OffloadFull)
+			w, e := accelerated(t, shape, v1alpha1.OffloadFull)
 			type place struct {
 				name, device string
 				observe
@@ -204,42 +205,42 @@ func TestObservers(t *testing.T) {
 			}
 			tunnel := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}[shape]
 			places := []place{
-				{"queue of the tunnel", tunnel, queue, tunnel + ": it has a queue (tbf), which packets would jump"},
-				{"tcx where it takes in", tunnel, tcxIn, tunnel + ": it has a program of tcx at its ingress ("},
-				{"tcx where it sends", tunnel, tcxOut, tunnel + ": it has a program of tcx at its egress ("},
-				{"queue of the pod", "pod", queue, ": it has a queue (tbf), which packets would jump"},
-				{"tcx to the pod", "pod", tcxOut, ": it has a program of tcx at its egress ("},
-				{"nftables where the NIC sends", "eth0", netdevOut, tunnel + ": it sends by eth0, which has a chain of nftables at its egress (netdev test count), which packets would jump"},
+				{"qdisc of the VXLAN device", tunnel, queue, tunnel + ": it has a queue (tbf), which the fast path would bypass"},
+				{"tcx ingress of the VXLAN device", tunnel, tcxIn, tunnel + ": it has a tcx program at its ingress ("},
+				{"tcx egress of the VXLAN device", tunnel, tcxOut, tunnel + ": it has a tcx program at its egress ("},
+				{"qdisc of the pod's link", "pod", queue, ": it has a queue (tbf), which the fast path would bypass"},
+				{"tcx egress of the pod's link", "pod", tcxOut, ": it has a tcx program at its egress ("},
+				{"nftables egress of the NIC", "eth0", netdevOut, tunnel + ": its NIC eth0 has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
 			}
 			if shape == v1alpha1.ShapeFlannel {
-				const behind = ", which packets of the pods behind it would jump"
+				const behind = ", which packets of the pods behind it would bypass"
 				places = append(places,
-					place{"tc where it takes in", tunnel, tcIn, tunnel + ": it has filters of tc at its ingress, which packets would jump"},
-					place{"tc where it sends", tunnel, tcOut, tunnel + ": it has filters of tc at its egress, which packets would jump"},
-					place{"nftables where it takes in", tunnel, netdevIn, tunnel + ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
-					place{"nftables (inet) where it takes in", tunnel, inetIn, tunnel + ": it has a chain of nftables at its ingress (inet test count), which packets would jump"},
-					place{"nftables where it sends", tunnel, netdevOut, tunnel + ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
-					place{"XDP of the tunnel", tunnel, xdp, tunnel + ": it has an XDP program, which packets would jump"},
-					place{"queue of the bridge", "cni0", queue, "cni0: it has a queue (tbf)" + behind},
-					place{"tcx from the bridge", "cni0", tcxIn, "cni0: it has a program of tcx at its ingress ("},
-					place{"tcx into the bridge", "cni0", tcxOut, "cni0: it has a program of tcx at its egress ("},
-					place{"tc from the bridge", "cni0", tcIn, "cni0: it has filters of tc at its ingress" + behind},
-					place{"tc into the bridge", "cni0", tcOut, "cni0: it has filters of tc at its egress" + behind},
-					place{"nftables from the bridge", "cni0", netdevIn, "cni0: it has a chain of nftables at its ingress (netdev test count)" + behind},
-					place{"nftables into the bridge", "cni0", netdevOut, "cni0: it has a chain of nftables at its egress (netdev test count)" + behind},
+					place{"tc ingress of the VXLAN device", tunnel, tcIn, tunnel + ": it has tc filters at its ingress, which the fast path would bypass"},
+					place{"tc egress of the VXLAN device", tunnel, tcOut, tunnel + ": it has tc filters at its egress, which the fast path would bypass"},
+					place{"nftables ingress of the VXLAN device", tunnel, netdevIn, tunnel + ": it has an nftables chain at its ingress (netdev test count), which the fast path would bypass"},
+					place{"nftables inet ingress of the VXLAN device", tunnel, inetIn, tunnel + ": it has an nftables chain at its ingress (inet test count), which the fast path would bypass"},
+					place{"nftables egress of the VXLAN device", tunnel, netdevOut, tunnel + ": it has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
+					place{"XDP of the VXLAN device", tunnel, xdp, tunnel + ": it has an XDP program, which the fast path would bypass"},
+					place{"qdisc of the bridge", "cni0", queue, "cni0: it has a queue (tbf)" + behind},
+					place{"tcx ingress of the bridge", "cni0", tcxIn, "cni0: it has a tcx program at its ingress ("},
+					place{"tcx egress of the bridge", "cni0", tcxOut, "cni0: it has a tcx program at its egress ("},
+					place{"tc ingress of the bridge", "cni0", tcIn, "cni0: it has tc filters at its ingress" + behind},
+					place{"tc egress of the bridge", "cni0", tcOut, "cni0: it has tc filters at its egress" + behind},
+					place{"nftables ingress of the bridge", "cni0", netdevIn, "cni0: it has an nftables chain at its ingress (netdev test count)" + behind},
+					place{"nftables egress of the bridge", "cni0", netdevOut, "cni0: it has an nftables chain at its egress (netdev test count)" + behind},
 					place{"XDP of the bridge", "cni0", xdp, "cni0: it has an XDP program" + behind},
-					place{"tc from the pod", "pod", tcIn, ": it has filters of tc at its ingress, which packets would jump"},
-					place{"tc to the pod", "pod", tcOut, ": it has filters of tc at its egress, which packets would jump"},
-					place{"nftables from the pod", "pod", netdevIn, ": it has a chain of nftables at its ingress (netdev test count), which packets would jump"},
-					place{"nftables to the pod", "pod", netdevOut, ": it has a chain of nftables at its egress (netdev test count), which packets would jump"},
+					place{"tc ingress of the pod's link", "pod", tcIn, ": it has tc filters at its ingress, which the fast path would bypass"},
+					place{"tc egress of the pod's link", "pod", tcOut, ": it has tc filters at its egress, which the fast path would bypass"},
+					place{"nftables ingress of the pod's link", "pod", netdevIn, ": it has an nftables chain at its ingress (netdev test count), which the fast path would bypass"},
+					place{"nftables egress of the pod's link", "pod", netdevOut, ": it has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
 				)
 			}
 			for _, p := range places {
 				count, end := p.observe(w, "n0", w.device("n0", p.device))
 				came := time.Now()
-				w.eventually(p.name+": it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(0, p.why) })
+				w.eventually(p.name+": the device is skipped", func() { _ = e.trip(patience) }, func() bool { return w.skips(0, p.why) })
 				if took := time.Since(came); took > noticed {
-					t.Errorf("%s: it was refused after %s", p.name, took)
+					t.Errorf("%s: the device was skipped after %s", p.name, took)
 				}
 				before := uint64(0)
 				if count != nil {
@@ -249,44 +250,45 @@ func TestObservers(t *testing.T) {
 					t.Errorf("%s: of 200 packets %d took the fast path", p.name, fast)
 				}
 				if count != nil && count()-before < 100 {
-					t.Errorf("%s: of 100 packets it saw %d", p.name, count()-before)
+					t.Errorf("%s: of 100 packets the observer saw %d", p.name, count()-before)
 				}
 				end()
-				w.warm(e)
+				w.accelerate(e)
 			}
 		})
 	}
 }
 
-// TestObserversOfNIC has packets be taken out of the tunnel by the kernel where a NIC's ingress
-// has what would miss them.
-func TestObserversOfNIC(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestNICObservers checks that the kernel decapsulates where the NIC's ingress has an observer that
+// nic_decap would bypass.
+func TestNICObservers(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, p := range []struct {
 		observe
 		why string
 	}{
-		{tcIn, "eth0: it has filters of tc at its ingress, which packets would jump: the kernel takes them out of the tunnel"},
-		{netdevIn, "eth0: it has a chain of nftables at its ingress (netdev test count), which packets would jump: the kernel takes them out of the tunnel"},
+		{tcIn, "eth0: it has tc filters at its ingress, which the fast path would bypass: the kernel decapsulates its packets"},
+		{netdevIn, "eth0: it has an nftables chain at its ingress (netdev test count), which the fast path would bypass: the kernel decapsulates its packets"},
 	} {
 		count, end := p.observe(w, "n1", w.device("n1", "eth0"))
-		w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(1, p.why) })
-		w.warm(e)
+		w.eventually("the device is skipped", func() { _ = e.trip(patience) }, func() bool { return w.skips(1, p.why) })
+		w.accelerate(e)
 		before := count()
 		if fast := w.roundTrips(e, 1, 100); fast < 180 {
 			t.Errorf("of 200 packets %d took the fast path", fast)
 		}
 		if n := count() - before; n < 100 {
-			t.Errorf("%s: it saw %d of 100 packets", p.why, n)
+			t.Errorf("%s: the observer saw %d of 100 packets", p.why, n)
 		}
 		end()
-		w.warm(e)
+		w.accelerate(e)
 	}
 }
 
-// TestEverywhere has nothing be carried where a whole node has what would miss packets.
-func TestEverywhere(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestNodeWideObservers checks that no packet takes the fast path on a node with a setting that
+// needs to see all packets.
+func TestNodeWideObservers(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	sysctl := func(key string) (begin, end func()) {
 		set := func(value string) func() {
 			return func() { w.in("n0", func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0) }) }
@@ -305,25 +307,25 @@ func TestEverywhere(t *testing.T) {
 	}{
 		{"all devices: net.netfilter.nf_conntrack_acct is set", account, unaccount},
 		{"all devices: net.ipv4.ip_forward_use_pmtu is set", perPath, perDevice},
-		{"all devices: there are policies of IPsec",
+		{"all devices: there are IPsec policies",
 			func() { w.in("n0", func() error { return netlink.XfrmPolicyAdd(policy) }) },
 			func() { w.in("n0", func() error { return netlink.XfrmPolicyDel(policy) }) }},
 	} {
 		tt.begin()
 		came := time.Now()
-		w.eventually("it is refused", func() { _ = e.trip(patience) }, func() bool { return w.refuses(0, tt.why) })
+		w.eventually("the device is skipped", func() { _ = e.trip(patience) }, func() bool { return w.skips(0, tt.why) })
 		if took := time.Since(came); took > noticed {
-			t.Errorf("%s: after %s", tt.why, took)
+			t.Errorf("%s: noticed after %s", tt.why, took)
 		}
 		if fast := w.roundTrips(e, 0, 100); fast > 0 {
 			t.Errorf("%s: of 200 packets %d took the fast path", tt.why, fast)
 		}
 		tt.end()
-		w.warm(e)
+		w.accelerate(e)
 	}
 }
 
-// TestUnseenBy has packets be carried past what may miss them, by its kind, and by no other.
+// TestUnseenBy checks that packets may bypass the kinds of observers in unseenBy, and no others.
 func TestUnseenBy(t *testing.T) {
 	type kind struct {
 		name, why string
@@ -333,10 +335,10 @@ func TestUnseenBy(t *testing.T) {
 		return func(w *world) { o(w, "n0", w.device("n0", device)) }
 	}
 	kinds := []kind{
-		{v1alpha1.UnseenByTCX, "cni0: it has a program of tcx", at("cni0", tcxIn)},
-		{v1alpha1.UnseenByTC, "flannel.1: it has filters of tc", at("flannel.1", tcOut)},
+		{v1alpha1.UnseenByTCX, "cni0: it has a tcx program", at("cni0", tcxIn)},
+		{v1alpha1.UnseenByTC, "flannel.1: it has tc filters", at("flannel.1", tcOut)},
 		{v1alpha1.UnseenByQueue, "flannel.1: it has a queue", at("flannel.1", queue)},
-		{v1alpha1.UnseenByNetdev, "flannel.1: it sends by eth0, which has a chain of nftables", at("eth0", netdevOut)},
+		{v1alpha1.UnseenByNetdev, "flannel.1: its NIC eth0 has an nftables chain", at("eth0", netdevOut)},
 		{v1alpha1.UnseenByAccounting, "all devices: net.netfilter.nf_conntrack_acct is set", func(w *world) {
 			w.in("n0", func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0) })
 		}},
@@ -349,41 +351,41 @@ func TestUnseenBy(t *testing.T) {
 	}
 	for _, k := range kinds {
 		w.start(slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == k.name })...)
-		if !w.refuses(0, k.why) {
-			t.Errorf("all but %s may miss packets, and of that it says %q", k.name, w.paths[0].Refused())
+		if !w.skips(0, k.why) {
+			t.Errorf("with all kinds but %s in unseenBy, skipped are %q", k.name, w.paths[0].Skipped())
 		}
 		w.stop(0)
 		w.stop(1)
 	}
 	w.start(all...)
-	w.warm(w.connect().back())
+	w.accelerate(w.connect().back())
 }
 
-// TestComesBehind has a program of tcx that comes behind one of ours, where those ahead of it see
-// all, soon see all as well.
-func TestComesBehind(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestTCXProgramAttachedBehind checks that a tcx program which is attached behind one of ours soon
+// sees all packets, where programs ahead of ours would.
+func TestTCXProgramAttachedBehind(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, at := range []struct{ node, device string }{{"n0", "pod"}, {"n1", "eth0"}} {
 		node := int(at.node[1] - '0')
 		count, _ := tcxIn(w, at.node, w.device(at.node, at.device))
 		came := time.Now()
-		w.eventually("it sees what is carried", func() {}, func() bool {
+		w.eventually("the program sees all packets", func() {}, func() bool {
 			before := count()
 			return w.roundTrips(e, node, 50) > 90 && count()-before >= 50
 		})
 		if took := time.Since(came); took > noticed {
-			t.Errorf("%s: it saw all after %s", at.device, took)
+			t.Errorf("%s: the program saw all packets after %s", at.device, took)
 		}
 		if n := w.paths[node].Repaired(); n > 0 {
-			t.Errorf("%d programs count as taken off", n)
+			t.Errorf("%d programs count as repaired", n)
 		}
 	}
 }
 
-// TestSeesAll has what is in a pod, and what is at a node's sides that packets of the fast path do
-// not jump, see all that is carried.
-func TestSeesAll(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestObserversNotBypassed checks that observers in a pod, and at the hooks of a node that the fast
+// path does not bypass, see all packets of an accelerated connection.
+func TestObserversNotBypassed(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, tt := range []struct {
 		place, device, name string
 		observe
@@ -405,7 +407,7 @@ func TestSeesAll(t *testing.T) {
 		count, end := tt.observe(w, tt.place, w.device(tt.place, tt.device))
 		name := tt.place + " " + tt.device + " " + tt.name
 		var saw, fast uint64
-		w.eventually(name+": it sees all that is carried", func() {
+		w.eventually(name+": the observer sees all packets", func() {
 			before := count()
 			fast = w.roundTrips(e, 0, 100)
 			saw = count() - before
@@ -414,9 +416,9 @@ func TestSeesAll(t *testing.T) {
 	}
 }
 
-// sees begins to capture at a device, as tcpdump does, and returns how many packets came in and
-// went out.
-func (w *world) sees(place string, l netlink.Link) func() (in, out int) {
+// captureCount starts a capture at a device, as tcpdump does, and returns a function that counts
+// the packets in and out.
+func (w *world) captureCount(place string, l netlink.Link) func() (in, out int) {
 	w.Helper()
 	fd := -1
 	w.in(place, func() (err error) {
@@ -446,9 +448,9 @@ func (w *world) sees(place string, l netlink.Link) func() (in, out int) {
 	}
 }
 
-// TestTaps has a capture see what docs/fastpath.md says.
-func TestTaps(t *testing.T) {
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+// TestPacketCapture checks that a capture sees what docs/fastpath.md says.
+func TestPacketCapture(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	const n = 500
 	few, all := [2]int{0, n / 10}, [2]int{n, n * 11 / 10}
 	type tap struct {
@@ -457,13 +459,13 @@ func TestTaps(t *testing.T) {
 		count   func() (in, out int)
 	}
 	taps := []tap{
-		{"the pod's device", all, all, w.sees("n0p0", w.device("n0p0", "eth0"))},
-		{"the pod's link", all, few, w.sees("n0", w.device("n0", "pod"))},
-		{"the bridge", few, few, w.sees("n0", w.device("n0", "cni0"))},
-		{"the VXLAN device", few, few, w.sees("n0", w.device("n0", "flannel.1"))},
-		{"the NIC", all, all, w.sees("n0", w.device("n0", "eth0"))},
+		{"the pod's device", all, all, w.captureCount("n0p0", w.device("n0p0", "eth0"))},
+		{"the pod's link", all, few, w.captureCount("n0", w.device("n0", "pod"))},
+		{"the bridge", few, few, w.captureCount("n0", w.device("n0", "cni0"))},
+		{"the VXLAN device", few, few, w.captureCount("n0", w.device("n0", "flannel.1"))},
+		{"the NIC", all, all, w.captureCount("n0", w.device("n0", "eth0"))},
 	}
-	w.warm(e)
+	w.accelerate(e)
 	for _, tap := range taps {
 		tap.count()
 	}
@@ -478,9 +480,9 @@ func TestTaps(t *testing.T) {
 	}
 }
 
-// beneath has the tunnels of both nodes send by a device that stands on their NICs, and tells whether
-// the kernel has such devices.
-func (w *world) beneath(with func(nic netlink.Link) netlink.Link) (has bool) {
+// onUpperDevice makes the VXLAN devices of both nodes send by an upper device of their NICs. It
+// reports whether the kernel has such devices.
+func (w *world) onUpperDevice(with func(nic netlink.Link) netlink.Link) (has bool) {
 	w.Helper()
 	has = true
 	for _, node := range []string{"n0", "n1"} {
@@ -501,9 +503,9 @@ func (w *world) beneath(with func(nic netlink.Link) netlink.Link) (has bool) {
 				return err
 			}
 			if _, is := above.(*netlink.Bond); is {
-				err = netlink.LinkSetDown(nic) // or it takes none
+				err = netlink.LinkSetDown(nic) // a bond takes no device that is up
 			}
-			if above.Attrs().ParentIndex == 0 { // it has parts
+			if above.Attrs().ParentIndex == 0 { // it has lower devices, as a bridge or a bond
 				err = errors.Join(err, netlink.LinkSetMaster(nic, above))
 			}
 			if err := errors.Join(err, netlink.LinkSetUp(nic), netlink.LinkSetUp(above)); err != nil {
@@ -514,15 +516,14 @@ func (w *world) beneath(with func(nic netlink.Link) netlink.Link) (has bool) {
 					return err
 				}
 			}
-			return remake("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = above.Attrs().Index })
+			return recreate("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = above.Attrs().Index })
 		})
 	}
 	return has
 }
 
-// remake deletes a VXLAN device of the thread's namespace, and makes one that is like it but for a
-// change.
-func remake(name string, change func(*netlink.Vxlan)) error {
+// recreate deletes a VXLAN device of the current namespace, and creates it again with a change.
+func recreate(name string, change func(*netlink.Vxlan)) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
@@ -571,9 +572,10 @@ func remake(name string, change func(*netlink.Vxlan)) error {
 	return nil
 }
 
-// TestLower has a tunnel be carried that sends by a device on top of the NIC, and one be left
-// alone that sends by a device beneath another, whose hooks it would jump.
-func TestLower(t *testing.T) {
+// TestLowerDevices checks that a VXLAN device is accelerated that sends by an upper device of the
+// NIC, and that one is skipped that sends by a lower device of another, whose hooks would be
+// bypassed.
+func TestLowerDevices(t *testing.T) {
 	attrs := func(nic netlink.Link) netlink.LinkAttrs {
 		a := netlink.NewLinkAttrs()
 		a.Name, a.MTU = "above", nic.Attrs().MTU
@@ -601,35 +603,35 @@ func TestLower(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			if !w.beneath(above) {
+			if !w.onUpperDevice(above) {
 				t.Logf("this kernel has no %s; make kernels boots some that have", name)
 				return
 			}
 			w.start()
 			e := w.connect().back()
 			if name != "bridge" {
-				w.warm(e)
+				w.accelerate(e)
 				return
 			}
-			// A bridge has sums of what is encapsulated made before its ports: those that arrive
-			// from a wire without a NIC nobody vouches for.
-			w.eventually("they leave by the fast path, and arrive", func() { w.roundTrips(e, 0, 10) }, func() bool {
+			// A bridge computes the checksums of encapsulated packets before its ports, and a wire
+			// without a NIC verifies none: what arrives has unverified checksums.
+			w.eventually("packets leave by the fast path", func() { w.roundTrips(e, 0, 10) }, func() bool {
 				return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-out"] > 100
 			})
 			for i := range w.paths {
-				if w.refuses(i, "eth0") {
-					t.Errorf("the NIC is taken for a pod's: %q", w.paths[i].Refused())
+				if w.skips(i, "eth0") {
+					t.Errorf("the NIC is taken for a pod's link: %q", w.paths[i].Skipped())
 				}
 			}
 			w.in("n0", func() error {
 				nic, err := netlink.LinkByName("eth0")
 				if err == nil {
-					err = remake("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = nic.Attrs().Index })
+					err = recreate("flannel.1", func(v *netlink.Vxlan) { v.VtepDevIndex = nic.Attrs().Index })
 				}
 				return err
 			})
-			w.eventually("it is refused", func() { time.Sleep(10 * time.Millisecond) }, func() bool {
-				return w.refuses(0, "flannel.1: it sends by eth0, which belongs to above: packets that come would jump that")
+			w.eventually("the device is skipped", func() { time.Sleep(10 * time.Millisecond) }, func() bool {
+				return w.skips(0, "flannel.1: its NIC eth0 has the master above, which the fast path would bypass")
 			})
 		})
 	}

@@ -12,109 +12,110 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// pods are the links of pods that have connections worth it, and so programs: a short
-// connection pays for each that it meets. They are told of while programs are being attached,
-// and do not wait for that.
+// pods tracks the links of active pods, which have programs. Others have none, because every packet
+// of a short connection would pay for them. Its lock is separate, so that attach requests do not
+// wait while programs are being attached.
 type pods struct {
 	mu sync.Mutex
-	// behind are the links by the addresses that are known to be there.
-	behind map[bpf.Short]int
-	// asked are addresses that were not: a route may lead to them.
-	asked map[netip.Addr]bool
-	// used says when there was a connection worth it last.
+	// behind is the link of each known address.
+	behind map[bpf.PodKey]int
+	// requested are addresses with attach requests whose links were unknown: the next scan looks up
+	// their routes.
+	requested map[netip.Addr]bool
+	// used is when each link last had an eligible connection.
 	used map[int]time.Time
 }
 
-// doubt is how long a pod that is watched no more keeps its programs: it may have a connection
-// that never becomes known, to somewhere else, and would have it watched again at once.
-const doubt = lookAfter * beat
+// retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection
+// that looks eligible but never becomes a flow, and that would request the programs again at once.
+const retryAfter = sweepEvery * leaseRenewal
 
-// askedMost bounds the addresses that are looked up at each look at the devices. Where there are
-// more, others make room, whichever they are: a pod that sends in the name of many addresses has
-// as many be asked for.
-const askedMost = 256
+// requestedMax bounds the routes that each scan looks up: a pod can request any number of addresses
+// by spoofing them. Beyond that, a new address replaces another.
+const requestedMax = 256
 
-// resting tells whether a pod has had no connection for so long that it is not watched.
-func resting(used time.Time) bool { return time.Since(used) >= time.Duration(sleepAfter)*beat }
+// isIdle reports whether a pod last had an eligible connection so long ago that it is idle.
+func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
 
-// use notes that a pod has a connection worth it, and tells whether that is new.
+// use records that a pod has an eligible connection, and returns whether the pod was idle.
 func (p *pods) use(link int) (anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	anew = resting(p.used[link])
+	anew = isIdle(p.used[link])
 	p.used[link] = time.Now()
 	return anew
 }
 
-// linkOf is where an address is, or 0, and whether that is asked for the first time: then the
-// next look at the devices tells where a route leads to it.
-func (p *pods) linkOf(pod bpf.Short) (link int, anew bool) {
+// linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
+// then a scan must look up its route.
+func (p *pods) linkOf(pod bpf.PodKey) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	link = p.behind[pod]
 	address, known := pod.Addr()
-	if link != 0 || !known || p.asked[address] {
+	if link != 0 || !known || p.requested[address] {
 		return link, false
 	}
-	if len(p.asked) >= askedMost {
-		p.makeRoom()
+	if len(p.requested) >= requestedMax {
+		p.evictRequest()
 	}
-	p.asked[address] = true
+	p.requested[address] = true
 	return 0, true
 }
 
-// makeRoom has some address be asked for no more, one that leads nowhere if there is any.
-func (p *pods) makeRoom() {
+// evictRequest forgets one requested address, preferably one without a link.
+func (p *pods) evictRequest() {
 	var some netip.Addr
-	for some = range p.asked { // in no order
-		if p.behind[bpf.ShortOf(some)] == 0 {
+	for some = range p.requested { // in no order
+		if p.behind[bpf.PodKeyOf(some)] == 0 {
 			break
 		}
 	}
-	delete(p.asked, some)
+	delete(p.requested, some)
 }
 
-// wanted are the addresses that were asked for.
+// wanted returns the requested addresses.
 func (p *pods) wanted() []netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Collect(maps.Keys(p.asked))
+	return slices.Collect(maps.Keys(p.requested))
 }
 
-// forget has addresses that lead to no pod which is watched be asked for anew.
-func (p *pods) forget() {
+// forgetRequests forgets requested addresses that lead to no active pod, so that they can be requested
+// again.
+func (p *pods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.asked, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.ShortOf(a)]].IsZero() })
+	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.PodKeyOf(a)]].IsZero() })
 }
 
-// rest tells whether any are resting.
-func (p *pods) rest() bool {
+// anyIdle reports whether a pod with programs is idle.
+func (p *pods) anyIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, at := range p.used {
-		if resting(at) {
+		if isIdle(at) {
 			return true
 		}
 	}
 	return false
 }
 
-// follow learns what a node has, and returns those of its links that are to have all programs,
-// and those of them that are watched.
+// follow takes over a new scan. It returns the links that need programs, and those of them whose
+// pods are active, for which the programs create flows.
 func (p *pods) follow(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.behind = make(map[bpf.Short]int)
+	p.behind = make(map[bpf.PodKey]int)
 	for address, link := range n.behind {
-		p.behind[bpf.ShortOf(address)] = link
+		p.behind[bpf.PodKeyOf(address)] = link
 	}
 	for link, at := range p.used {
 		switch {
-		case !slices.Contains(n.veths, link) || resting(at.Add(doubt)):
+		case !slices.Contains(n.veths, link) || isIdle(at.Add(retryAfter)):
 			delete(p.used, link)
 			continue
-		case !resting(at):
+		case !isIdle(at):
 			watched = append(watched, link)
 		}
 		all = append(all, link)

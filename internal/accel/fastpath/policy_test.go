@@ -26,7 +26,7 @@ import (
 
 var changes = flag.Int("changes", 80, "how many rules TestPolicy inserts and removes")
 
-// traffic is datagrams between sockets of both nodes: one a millisecond each way of each
+// traffic is datagrams between sockets of both nodes: one per millisecond in each direction of each
 // connection.
 type traffic struct {
 	*world
@@ -63,7 +63,7 @@ func (w *world) traffic() *traffic {
 			go tr.receive(tr.sockets[node][i])
 		}
 	}
-	for c := range len(tr.flows) / 2 { // no two of the same ends
+	for c := range len(tr.flows) / 2 { // no tuple twice
 		near, far := c%4, (c+c/4)%4
 		tr.flows[2*c].from, tr.flows[2*c].to = at(0, near), at(1, far)
 		tr.flows[2*c+1].from, tr.flows[2*c+1].to = at(1, far), at(0, near)
@@ -110,8 +110,8 @@ func (tr *traffic) receive(c *net.UDPConn) {
 	}
 }
 
-// carried waits until what is sent takes the fast path, and is delivered.
-func (tr *traffic) carried() {
+// waitAccelerated waits until the datagrams take the fast path, and are delivered.
+func (tr *traffic) waitAccelerated() {
 	tr.Helper()
 	var sent uint64
 	var began time.Time
@@ -144,17 +144,17 @@ func (tr *traffic) carried() {
 	})
 }
 
-// match is what a rule is about; what is not set is anything.
+// match is what a rule matches. Fields that are not set match anything.
 type match struct {
 	source, target netip.Addr
-	port           uint16 // that it goes to
+	port           uint16 // destination port
 }
 
 func (m match) is(from, to netip.AddrPort) bool {
 	return (!m.source.IsValid() || m.source == from.Addr()) && (!m.target.IsValid() || m.target == to.Addr()) && (m.port == 0 || m.port == to.Port())
 }
 
-// exprs are a rule of nftables that drops what matches.
+// exprs returns an nftables rule that drops what matches.
 func (m match) exprs() (all []expr.Any) {
 	compare := func(base expr.PayloadBase, offset uint32, value []byte) {
 		all = append(all, &expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(value))},
@@ -172,7 +172,7 @@ func (m match) exprs() (all []expr.Any) {
 	return append(all, &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
-// args are that rule for iptables.
+// args returns the same rule for iptables.
 func (m match) args(verb string) []string {
 	all := []string{"-w", verb, "FORWARD", "-p", "udp"}
 	if m.source.IsValid() {
@@ -191,17 +191,17 @@ func (m match) String() string {
 	return fmt.Sprintf("from %s to %s port %d", m.source, m.target, m.port)
 }
 
-// both tells of what ends all that a pod is sent and all that it sends: policies, and
-// routes, as there is no answer from where no way leads to.
+// both matches all packets to and from a pod. Policies stop both; so do routes, as a sender without
+// a route back gets no answers.
 func (m match) both(from, to netip.AddrPort) bool {
 	return m.target == from.Addr() || m.target == to.Addr()
 }
 
-// policy is what a controller of network policies has on a node: rules that stay, and maps
-// from pods to verdicts that change.
+// policy is what a network policy controller has on a node: rules that stay, and maps from pods to
+// verdicts that change.
 type policy struct {
 	*nftables.Conn
-	// any judges every packet, fresh those of new connections.
+	// any decides on every packet, fresh on those of new connections.
 	any, fresh *nftables.Set
 	forward    *nftables.Chain
 }
@@ -249,7 +249,7 @@ func (w *world) policy(node string) *policy {
 	return p
 }
 
-// isolate has the verdict on a pod in a map be a drop, or be gone.
+// isolate sets the verdict on a pod in a map to drop, or deletes it.
 func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
 	element := []nftables.SetElement{{Key: pod.AsSlice(), VerdictData: &expr.Verdict{Kind: expr.VerdictDrop}}}
 	change := p.SetAddElements
@@ -259,8 +259,8 @@ func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
 	return errors.Join(change(set, element), p.Flush())
 }
 
-// forget has conntrack forget the connections of a pod.
-func forget(pod netip.Addr) error {
+// flushConntrack deletes the conntrack entries of a pod.
+func flushConntrack(pod netip.Addr) error {
 	filter := new(netlink.ConntrackFilter)
 	if err := filter.AddIP(netlink.ConntrackOrigSrcIP, pod.AsSlice()); err != nil {
 		return err
@@ -273,27 +273,26 @@ func forget(pod netip.Addr) error {
 	return err
 }
 
-// kind is a way to have packets dropped: turn does, in the thread's network namespace,
-// and undoes it.
+// kind is a way to drop packets. turn does so in the network namespace of the thread, or undoes it.
 type kind struct {
 	name  string
 	about func(*rand.Rand) match
 	turn  func(p *policy, m match, on bool) error
-	// hits tells which flows: match.is, if it is nil.
+	// hits reports which flows are affected: match.is, if nil.
 	hits func(m match, from, to netip.AddrPort) bool
-	// announced by the kernel; else it takes up to a second. spares: the slow path goes on
-	// to deliver what is known.
-	announced, spares bool
+	// notified: the kernel notifies the change; otherwise it takes up to a second. spares:
+	// established connections continue on the slow path.
+	notified, spares bool
 }
 
 const (
-	// soon is how long packets may be delivered after what was announced.
+	// soon is how long packets may be delivered after a change that is notified.
 	soon = 100 * time.Millisecond
-	// within is how long after what was not, and a little for clocks.
+	// within is how long after one that is not, with a margin for clocks.
 	within = time.Second + 50*time.Millisecond
 )
 
-func anything(r *rand.Rand) (m match) {
+func randomMatch(r *rand.Rand) (m match) {
 	what, node := 1+r.IntN(7), r.IntN(2)
 	if what&1 != 0 {
 		m.source = pod(node, r.IntN(2))
@@ -307,7 +306,7 @@ func anything(r *rand.Rand) (m match) {
 	return m
 }
 
-func anyPod(r *rand.Rand) match { return match{target: pod(r.IntN(2), r.IntN(2))} }
+func randomPodMatch(r *rand.Rand) match { return match{target: pod(r.IntN(2), r.IntN(2))} }
 
 func iptables(program string) func(*policy, match, bool) error {
 	return func(_ *policy, m match, on bool) error {
@@ -325,7 +324,7 @@ func iptables(program string) func(*policy, match, bool) error {
 
 func kinds() []kind {
 	return []kind{
-		{name: "a rule of nftables", about: anything, announced: true, turn: func(p *policy, m match, on bool) error {
+		{name: "nftables rule", about: randomMatch, notified: true, turn: func(p *policy, m match, on bool) error {
 			if on {
 				p.InsertRule(&nftables.Rule{Table: p.forward.Table, Chain: p.forward, Exprs: m.exprs()})
 			} else {
@@ -333,11 +332,11 @@ func kinds() []kind {
 			}
 			return p.Flush()
 		}},
-		{name: "a rule of iptables", about: anything, announced: true, turn: iptables("iptables-nft")},
-		{name: "a verdict map", about: anyPod, announced: true, hits: match.both, turn: func(p *policy, m match, on bool) error {
+		{name: "iptables-nft rule", about: randomMatch, notified: true, turn: iptables("iptables-nft")},
+		{name: "verdict map", about: randomPodMatch, notified: true, hits: match.both, turn: func(p *policy, m match, on bool) error {
 			return p.isolate(p.any, m.target, on)
 		}},
-		{name: "a route", about: anyPod, announced: true, hits: match.both, turn: func(_ *policy, m match, on bool) error {
+		{name: "route", about: randomPodMatch, notified: true, hits: match.both, turn: func(_ *policy, m match, on bool) error {
 			r := &netlink.Route{Dst: &net.IPNet{IP: m.target.AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE, Table: 99}
 			rule := netlink.NewRule()
 			rule.Table, rule.Priority = 99, 1
@@ -346,21 +345,21 @@ func kinds() []kind {
 			}
 			return errors.Join(netlink.RuleDel(rule), netlink.RouteDel(r))
 		}},
-		{name: "a verdict map behind established ones", about: anyPod, announced: true, spares: true, turn: func(p *policy, m match, on bool) error {
+		{name: "verdict map for new connections", about: randomPodMatch, notified: true, spares: true, turn: func(p *policy, m match, on bool) error {
 			return p.isolate(p.fresh, m.target, on)
 		}},
-		{name: "a verdict map, and conntrack forgets", about: anyPod, hits: match.both, turn: func(p *policy, m match, on bool) error {
+		{name: "verdict map and conntrack flush", about: randomPodMatch, hits: match.both, turn: func(p *policy, m match, on bool) error {
 			err := p.isolate(p.fresh, m.target, on)
 			if err == nil && on {
-				err = forget(m.target)
+				err = flushConntrack(m.target)
 			}
 			return err
 		}},
-		{name: "a rule of legacy iptables", about: anything, turn: iptables("iptables-legacy")},
+		{name: "iptables-legacy rule", about: randomMatch, turn: iptables("iptables-legacy")},
 	}
 }
 
-// has tells whether the kernel has what a program of iptables needs.
+// has reports whether the kernel supports a variant of iptables.
 func (w *world) has(program string) (has bool) {
 	w.Helper()
 	w.in("n0", func() error {
@@ -373,8 +372,8 @@ func (w *world) has(program string) (has bool) {
 	return has
 }
 
-// TestPolicy inserts and removes rules on either node while connections are on the fast
-// path: no packet is delivered later than it may be. -changes 1000 takes some four minutes.
+// TestPolicy adds and deletes rules on either node while connections are accelerated: no packet may
+// be delivered later than allowed. -changes 1000 takes about four minutes.
 func TestPolicy(t *testing.T) {
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
@@ -391,7 +390,7 @@ func TestPolicy(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			times, longest := make([]int, len(all)), make([]time.Duration, len(all))
 			for change := range *changes / len(shapes) / 2 {
-				// Each in turn, and what takes less time once more.
+				// Each kind once, and the faster ones once more.
 				what := change / 2 % len(all)
 				if change%2 == 1 {
 					what = r.IntN(4)
@@ -409,11 +408,11 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// turn has packets dropped for a while on some node, and tells for how long after it those
-// were delivered that should not have been.
+// turn drops packets for a while on some node, and returns for how long after the change any were
+// still delivered.
 func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time.Duration) {
 	tr.Helper()
-	tr.carried()
+	tr.waitAccelerated()
 	m, node := k.about(r), r.IntN(2)
 	place := fmt.Sprintf("n%d", node)
 	hits := k.hits
@@ -423,12 +422,12 @@ func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time
 	var set time.Time
 	tr.in(place, func() error { err := k.turn(policies[node], m, true); set = time.Now(); return err })
 	limit := within
-	if k.announced {
+	if k.notified {
 		limit = soon
 	}
-	other := r.IntN(2) == 0 // some other change, which does not make it undone
-	tr.eventually("the time is over", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
-		if other && k.announced && time.Since(set) > limit/2 {
+	other := r.IntN(2) == 0 // also make an unrelated change
+	tr.eventually("the limit has passed", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
+		if other && k.notified && time.Since(set) > limit/2 {
 			other = false
 			tr.in(place, func() error {
 				route := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE}
@@ -447,7 +446,7 @@ func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time
 				tr.Errorf("%s was delivered for %s, want at most %s", what, took, limit)
 			}
 		} else if took < limit/2 {
-			tr.Errorf("%s was delivered for %s only, though nothing forbids it", what, took)
+			tr.Errorf("%s was delivered for %s only, though no rule matches", what, took)
 		}
 	}
 	tr.in(place, func() error { return k.turn(policies[node], m, false) })

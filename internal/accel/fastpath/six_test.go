@@ -24,7 +24,7 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// option sets or gets options of a connection's socket.
+// option sets or gets socket options of a connection.
 func option(t *testing.T, c syscall.Conn, do func(fd int) error) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -37,8 +37,8 @@ func option(t *testing.T, c syscall.Conn, do func(fd int) error) {
 	}
 }
 
-// trips makes one round trip of datagrams after another until a condition holds.
-func (w *world) trips(near *net.UDPConn, what string, holds func() bool) {
+// tripsUntil makes round trips of datagrams until a condition holds.
+func (w *world) tripsUntil(near *net.UDPConn, what string, holds func() bool) {
 	w.Helper()
 	w.eventually(what, func() {
 		_ = near.SetDeadline(time.Now().Add(patience))
@@ -51,45 +51,47 @@ func (w *world) trips(near *net.UDPConn, what string, holds func() bool) {
 	}, holds)
 }
 
-// TestOddSix has datagrams of a connection that is carried go the slow way, and arrive, when they
-// have a header of options, and end at the node when they have no hop left.
-func TestOddSix(t *testing.T) {
+// TestIPv6OptionsAndHopLimit checks that datagrams of an accelerated connection take the slow path,
+// and arrive, if they have a destination options header, and are dropped by the node if their hop
+// limit expires.
+func TestIPv6OptionsAndHopLimit(t *testing.T) {
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
 	w.start()
 	near := w.datagrams()
-	carried := func() bool {
+	accelerated := func() bool {
 		c, d := w.counts(0), w.counts(1)
 		return min(c["fast-out"], c["fast-in"], d["fast-out"], d["fast-in"]) > 100
 	}
-	w.trips(near, "fast path", carried)
+	w.tripsUntil(near, "fast path", accelerated)
 
 	option(t, near, func(fd int) error {
-		// 8 bytes: the next header, the length in units of 8 beyond that, padding (RFC 8200, section 4.2).
+		// 8 bytes: next header, length in units of 8 bytes beyond the first, padding (RFC 8200,
+		// section 4.2).
 		return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, string([]byte{0, 0, 1, 4, 0, 0, 0, 0}))
 	})
 	before := [2]map[string]uint64{w.counts(0), w.counts(1)}
-	w.trips(near, "options are seen", func() bool { return w.counts(0)["options"] >= before[0]["options"]+200 })
+	w.tripsUntil(near, "packets are counted as ip-options", func() bool { return w.counts(0)["ip-options"] >= before[0]["ip-options"]+200 })
 	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
-		t.Errorf("%d with options left by the fast path", now["fast-out"]-before[0]["fast-out"])
+		t.Errorf("%d packets with options left by the fast path", now["fast-out"]-before[0]["fast-out"])
 	}
-	if now := w.counts(1); now["fast-in"] != before[1]["fast-in"] || now["options"] < before[1]["options"]+200 {
-		t.Errorf("%d with options arrived by the fast path, %d by the slow one", now["fast-in"]-before[1]["fast-in"], now["options"]-before[1]["options"])
+	if now := w.counts(1); now["fast-in"] != before[1]["fast-in"] || now["ip-options"] < before[1]["ip-options"]+200 {
+		t.Errorf("%d packets with options arrived by the fast path, %d by the slow path", now["fast-in"]-before[1]["fast-in"], now["ip-options"]-before[1]["ip-options"])
 	}
 	option(t, near, func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, "") })
 
 	option(t, near, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1) })
 	before[0] = w.counts(0)
-	w.eventually("there is no hop left", func() { _, _ = near.Write([]byte("datagram")) }, func() bool { return w.counts(0)["last-hop"] >= before[0]["last-hop"]+100 })
+	w.eventually("packets are counted as ttl", func() { _, _ = near.Write([]byte("datagram")) }, func() bool { return w.counts(0)["ttl"] >= before[0]["ttl"]+100 })
 	if now := w.counts(0); now["fast-out"] != before[0]["fast-out"] {
-		t.Errorf("%d without a hop left by the fast path", now["fast-out"]-before[0]["fast-out"])
+		t.Errorf("%d packets with hop limit 1 left by the fast path", now["fast-out"]-before[0]["fast-out"])
 	}
 }
 
-// twin is another address of a /64 with the same digest in bpf/fastpath.c: that has its steps
-// taken back from what differs in the half that it leaves out.
-func twin(a netip.Addr, n uint64) netip.Addr {
+// collidingAddress returns another address of a /64 with the same hash in bpf/fastpath.c: it
+// inverts the steps of the hash for the lower half of the address.
+func collidingAddress(a netip.Addr, n uint64) netip.Addr {
 	const first, second = 0x9e3779b97f4a7c15, 0xd6e8feb86659fd93
-	inverse := uint64(second) // of an odd number, modulo 2 to the 64th, by Newton
+	inverse := uint64(second) // of an odd number modulo 2^64, by Newton's method
 	for range 5 {
 		inverse *= 2 - second*inverse
 	}
@@ -103,20 +105,21 @@ func twin(a netip.Addr, n uint64) netip.Addr {
 	return netip.AddrFrom16(raw)
 }
 
-// TestTwins has two pods of one address to the digest that keys have: of what is said to them from
-// one port to one port each hears its own, and only one of both connections is carried.
-func TestTwins(t *testing.T) {
+// TestIPv6AddressHashCollision uses two pods whose addresses have the same hash in flow keys. With
+// the same ports on both, each must receive its own datagrams, and only one of the two connections
+// may be accelerated.
+func TestIPv6AddressHashCollision(t *testing.T) {
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
 	w.start()
 	const port = 5000
-	servers := [2]netip.Addr{w.pod(1, 0), twin(w.pod(1, 0), 1<<20)}
+	servers := [2]netip.Addr{w.pod(1, 0), collidingAddress(w.pod(1, 0), 1<<20)}
 	t.Log(servers)
 	w.in("n1p1", func() error {
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		// Without the flag it is tentative until the kernel's own worker has had its turn.
+		// Without the flag the address is tentative until duplicate address detection is done.
 		return netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: servers[1].AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD})
 	})
 	var near [2]*net.UDPConn
@@ -166,32 +169,32 @@ func TestTwins(t *testing.T) {
 			t.Fatalf("%d bytes came back to %d: %v", n, i, err)
 		}
 	}
-	w.eventually("one is on the fast path", func() { trip(0) }, func() bool { return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-in"] > 100 })
+	w.eventually("one connection is accelerated", func() { trip(0) }, func() bool { return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-in"] > 100 })
 	before := w.counts(0)
 	for range 2000 {
 		trip(1)
 	}
 	now := w.counts(0)
 	if n := now["fast-out"] - before["fast-out"] + now["fast-in"] - before["fast-in"]; n > 0 {
-		t.Errorf("%d of the other took the fast path", n)
+		t.Errorf("%d packets of the other took the fast path", n)
 	}
-	if now["unlike"] == before["unlike"] {
-		t.Errorf("the other is not told from the one: have the digests become others? %v", now)
+	if now["mismatch"] == before["mismatch"] {
+		t.Errorf("no mismatch was counted: has the hash changed? %v", now)
 	}
 	for range 2000 {
 		trip(0)
 		trip(1)
 	}
 	for i := range got {
-		t.Logf("server %d got %d, of them wrong %d", i, got[i].Load(), wrong[i].Load())
+		t.Logf("server %d received %d datagrams, %d of them wrong", i, got[i].Load(), wrong[i].Load())
 		if n := wrong[i].Load(); n > 0 {
-			t.Errorf("server %d got %d datagrams of the other's", i, n)
+			t.Errorf("server %d received %d datagrams of the other", i, n)
 		}
 	}
 }
 
-// TestNarrowSix has what is too large for a device as IPv6 has it go the slow way.
-func TestNarrowSix(t *testing.T) {
+// TestIPv6DeviceMTU checks that packets larger than a device's IPv6 MTU take the slow path.
+func TestIPv6DeviceMTU(t *testing.T) {
 	w := newWorldOf(t, v1alpha1.ShapeCalico, v1alpha1.OffloadNone, true)
 	w.start()
 	near := w.datagrams()
@@ -204,12 +207,12 @@ func TestNarrowSix(t *testing.T) {
 	w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
 	w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/vxlan.calico/mtu", []byte("1290"), 0) })
 	w.paths[0].Verify()
-	w.eventually("they are too large", send, func() bool { return w.counts(0)["large"] > 0 })
+	w.eventually("packets are counted as exceeds-mtu", send, func() bool { return w.counts(0)["exceeds-mtu"] > 0 })
 }
 
-// TestPriority has what is carried wait in a device's queue as what is not: by its type of service
-// where the kernel makes something of that.
-func TestPriority(t *testing.T) {
+// TestSKBPriority checks that accelerated packets have the same priority for qdiscs as others: by
+// their TOS, where the kernel derives it from that.
+func TestSKBPriority(t *testing.T) {
 	for version, six := range versions {
 		t.Run(version, func(t *testing.T) {
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
@@ -227,9 +230,9 @@ func TestPriority(t *testing.T) {
 				})
 			}
 			seen, counter := counting(t, 8,
-				asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its length, of struct __sk_buff
+				asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // __sk_buff.len
 				asm.JNE.Imm(asm.R2, size, "out"),
-				asm.LoadMem(asm.R2, asm.R1, 32, asm.Word), // its priority
+				asm.LoadMem(asm.R2, asm.R1, 32, asm.Word), // __sk_buff.priority
 				asm.And.Imm(asm.R2, 7))
 			w.in("n0", func() error {
 				l, err := netlink.LinkByName("eth0")
@@ -252,7 +255,7 @@ func TestPriority(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Of 100 packets, how many had which priority.
+			// The priorities of 100 packets.
 			priorities := func() (all [8]uint64) {
 				for i := range uint32(len(all)) {
 					if err := seen.Put(i, uint64(0)); err != nil {
@@ -285,10 +288,10 @@ func TestPriority(t *testing.T) {
 				before = w.counts(0)["fast-out"]
 				fast := priorities()
 				if n := w.counts(0)["fast-out"] - before; n < 90 {
-					t.Fatalf("of type of service %#x %d of 100 took the fast path", tos, n)
+					t.Fatalf("with TOS %#x %d of 100 packets took the fast path", tos, n)
 				}
 				if fast != slow[tos] {
-					t.Errorf("of 100 packets with type of service %#x each priority had, on the slow path, %v, on the fast one %v", tos, slow[tos], fast)
+					t.Errorf("priorities of 100 packets with TOS %#x: on the slow path %v, on the fast path %v", tos, slow[tos], fast)
 				}
 			}
 		})

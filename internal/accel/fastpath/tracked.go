@@ -4,15 +4,16 @@ package fastpath
 
 import "slipstream.dev/bpf"
 
-// Tracked is what conntrack knows of a connection.
+// Tracked is the conntrack entry of a connection.
 type Tracked struct {
 	State uint8
-	// Flags are those of the original direction and of the reply, Timeout is in seconds.
+	// Flags are those of the original and of the reply direction; Timeout is in seconds.
 	Flags   [2]uint8
 	Timeout uint32
 }
 
-// Conntrack asks for a connection in the calling thread's network namespace.
+// Conntrack returns the conntrack entry of a connection in the calling thread's network namespace, or
+// zero if there is none.
 func Conntrack(f bpf.Flow) (Tracked, error) {
 	t, err := lookUp(f)
 	if err != nil || t == nil {

@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// flowOf is the connection of a socket.
+// flowOf returns the flow of a socket.
 func flowOf(c net.Conn) bpf.Flow {
 	address := func(a net.Addr) netip.AddrPort {
 		ap := netip.MustParseAddrPort(a.String())
@@ -34,24 +34,25 @@ func flowOf(c net.Conn) bpf.Flow {
 	return bpf.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: protocol}
 }
 
-// tracks tells whether conntrack of node0 knows a connection.
-func (w *world) tracks(c net.Conn) (known bool) {
+// isTracked reports whether conntrack of node0 has an entry for a connection.
+func (w *world) isTracked(c net.Conn) (known bool) {
 	w.Helper()
 	w.in("n0", func() error {
 		is, err := fastpath.Conntrack(flowOf(c))
-		known = is != fastpath.Tracked{} // UDP has nothing but its time-out, in full seconds
+		known = is != fastpath.Tracked{} // for UDP only the timeout is set, in whole seconds
 		return err
 	})
 	return known
 }
 
-// TestTimeouts has conntrack forget a connection when it would without the fast path, though it
-// misses most packets; not know it again by itself; and the connection go on when it is used again.
-func TestTimeouts(t *testing.T) {
-	// The agent tells conntrack of what is idle when that has forgotten it.
+// TestConntrackTimeouts checks that conntrack entries expire when they would without the fast path,
+// although conntrack misses most packets; that an expired entry does not come back by itself; and
+// that the connection continues when it is used again.
+func TestConntrackTimeouts(t *testing.T) {
+	// By then the entries have expired, before the agent updates those of idle connections.
 	defer fastpath.ForgetAfter(fastpath.ForgetAfter(5))
 	var known [2]map[string]time.Duration
-	t.Run("twins", func(t *testing.T) {
+	t.Run("reference", func(t *testing.T) {
 		for i, name := range []string{"without", "with"} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -61,27 +62,27 @@ func TestTimeouts(t *testing.T) {
 		}
 	})
 	for name, want := range known[0] {
-		is, forgotten := known[1][name]
-		t.Logf("%s: known for %v, without the fast path for %v", name, is, want)
+		is, expired := known[1][name]
+		t.Logf("%s: expired after %v, without the fast path after %v", name, is, want)
 		// Conntrack does not see the last packets.
-		if !forgotten || is < want-time.Second || is > want+time.Second {
-			t.Errorf("%s: known for %v (forgotten %t), without the fast path for %v", name, is, forgotten, want)
+		if !expired || is < want-time.Second || is > want+time.Second {
+			t.Errorf("%s: expired after %v (%t), without the fast path after %v", name, is, expired, want)
 		}
 	}
 }
 
-// timeouts tells for how long conntrack knows connections that are used for a while.
-func (w *world) timeouts(carried bool) (known map[string]time.Duration) {
+// timeouts returns after how long the entries of connections expire that were used for a while.
+func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
 	w.Helper()
-	const stream, long, short = "TCP", "UDP that lasted for two seconds", "UDP that did not"
+	const stream, long, short = "TCP", "UDP for two seconds", "UDP for less"
 	for _, key := range []string{"tcp_timeout_established", "udp_timeout", "udp_timeout_stream"} {
 		w.sysctl("n0", "net/netfilter/nf_conntrack_"+key, "2")
 	}
-	if carried {
+	if accelerated {
 		w.start()
 	}
 	e := w.connect().back()
-	e.quiet(w.T)
+	e.noKeepalive(w.T)
 	conns := map[string]net.Conn{stream: e, long: w.datagrams()}
 	last := make(map[string]time.Time)
 	use := func(name string) {
@@ -104,19 +105,19 @@ func (w *world) timeouts(carried bool) (known map[string]time.Duration) {
 			use(name)
 		}
 	}
-	if carried {
+	if accelerated {
 		if _, fast, err := w.paths[0].Connections(); err != nil || fast != len(conns) {
-			w.Errorf("%d of %d connections are carried: %v", fast, len(conns), err)
+			w.Errorf("%d of %d connections are accelerated: %v", fast, len(conns), err)
 		}
 	}
 	known = make(map[string]time.Duration)
 	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(20 * time.Millisecond) {
 		for name, c := range conns {
-			_, forgotten := known[name]
-			if tracks := w.tracks(c); !forgotten && !tracks {
+			_, expired := known[name]
+			if isTracked := w.isTracked(c); !expired && !isTracked {
 				known[name] = time.Since(last[name])
-			} else if forgotten && tracks {
-				w.Fatalf("%s is known again after %v", name, time.Since(last[name]))
+			} else if expired && isTracked {
+				w.Fatalf("%s has an entry again after %v", name, time.Since(last[name]))
 			}
 		}
 	}
@@ -126,18 +127,19 @@ func (w *world) timeouts(carried bool) (known map[string]time.Duration) {
 	return known
 }
 
-// TestGone has conntrack forget a connection whose other end is gone, and with it what it sent last,
-// as soon as it would without the fast path: not after the five days of one that is idle.
-func TestGone(t *testing.T) {
+// TestUnackedEntryExpires checks that the entry of a connection whose peer has disappeared, with
+// data unacknowledged, expires as soon as it would without the fast path: not after the five days
+// of an idle connection.
+func TestUnackedEntryExpires(t *testing.T) {
 	defer fastpath.ForgetAfter(fastpath.ForgetAfter(4))
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.in("n1p0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
 	})
 	if _, err := e.Write(make([]byte, 64)); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it is remembered for minutes", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+	w.eventually("the timeouts are of unacknowledged data", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
 		return w.conntrack("n0", e).Timeout <= unacknowledgedTimeout && w.conntrack("n1", e).Timeout <= unacknowledgedTimeout
 	})
 	w.eventually("conntrack checks windows", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
@@ -145,59 +147,59 @@ func TestGone(t *testing.T) {
 	})
 }
 
-// zoned has node0 track all packets in a zone of their own.
-const zoned = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
+// zoneRules make node0 track all packets in a conntrack zone.
+const zoneRules = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 
-// TestZones has connections that conntrack tracks in a zone of its own go the slow way.
-func TestZones(t *testing.T) {
+// TestConntrackZone checks that connections in a conntrack zone take the slow path.
+func TestConntrackZone(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.restore("n0", "iptables-nft", zoned)
+	w.restore("n0", "iptables-nft", zoneRules)
 	w.start()
 	e := w.connect().back()
-	w.eventually("it is looked at", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["untracked"] > 5 })
+	w.eventually("packets are counted as untracked", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["untracked"] > 5 })
 	if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 {
-		t.Errorf("it took the fast path: %v", c)
+		t.Errorf("packets took the fast path: %v", c)
 	}
 }
 
-// TestZoneComes has a connection be left to the slow path when a rule has its packets be tracked in
-// another zone: conntrack has an entry of it in each, and the one that is looked up is not the one
-// that sees them.
-func TestZoneComes(t *testing.T) {
+// TestConntrackZoneAdded checks that a connection returns to the slow path when a new rule moves
+// its packets to another conntrack zone. Conntrack then has an entry in each zone, and the programs
+// look up the one that no longer sees the packets.
+func TestConntrackZoneAdded(t *testing.T) {
 	for _, program := range []string{"iptables-nft", "iptables-legacy"} {
 		t.Run(program, func(t *testing.T) {
-			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			if !w.has(program) {
 				return
 			}
-			w.restore("n0", program, zoned)
+			w.restore("n0", program, zoneRules)
 			for came := time.Now(); time.Since(came) < within; {
 				w.trip(e, 10)
 			}
 			if fast := w.roundTrips(e, 0, 100); fast > 0 {
-				t.Errorf("%d packets of 200 are carried by what conntrack knows in another zone", fast)
+				t.Errorf("%d packets of 200 took the fast path by an entry in another zone", fast)
 			}
 		})
 	}
 }
 
-// crowd has conntrack of node0 be full of connections, which it drops for others unless they are
-// assured.
-func (w *world) crowd(assured bool) {
+// fillConntrack fills conntrack of node0 with entries. Conntrack evicts them for new ones unless
+// they are assured.
+func (w *world) fillConntrack(assured bool) {
 	w.Helper()
 	status := uint32(1<<1 | 1<<3) // IPS_SEEN_REPLY, IPS_CONFIRMED, IPS_ASSURED: nf_conntrack_common.h
 	if assured {
 		status |= 1 << 2
 	}
-	// One request, in which the source is replaced: the pod's address of both tuples.
+	// One request, which is repeated with other sources: the original source, in both tuples.
 	source, other := []byte{203, 0, 113, 77}, []byte{198, 51, 100, 1}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE) // IPCTNL_MSG_CT_NEW
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	for kind, ends := range map[int][2][]byte{nl.CTA_TUPLE_ORIG: {source, other}, nl.CTA_TUPLE_REPLY: {other, source}} {
+	for kind, addresses := range map[int][2][]byte{nl.CTA_TUPLE_ORIG: {source, other}, nl.CTA_TUPLE_REPLY: {other, source}} {
 		tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
 		ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
-		ip.AddRtAttr(nl.CTA_IP_V4_SRC, ends[0])
-		ip.AddRtAttr(nl.CTA_IP_V4_DST, ends[1])
+		ip.AddRtAttr(nl.CTA_IP_V4_SRC, addresses[0])
+		ip.AddRtAttr(nl.CTA_IP_V4_DST, addresses[1])
 		proto := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
 		proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
 		proto.AddRtAttr(nl.CTA_PROTO_SRC_PORT, []byte{0, 9})
@@ -215,7 +217,7 @@ func (w *world) crowd(assured bool) {
 			}
 			return n, err
 		}
-		most, err := read("nf_conntrack_max")
+		limit, err := read("nf_conntrack_max")
 		if err != nil {
 			return err
 		}
@@ -224,7 +226,7 @@ func (w *world) crowd(assured bool) {
 			return err
 		}
 		defer unix.Close(fd)
-		for n := 0; n < 2*most; {
+		for n := 0; n < 2*limit; {
 			var batch []byte
 			for range 256 {
 				n++
@@ -234,40 +236,40 @@ func (w *world) crowd(assured bool) {
 			if err := unix.Sendto(fd, batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 				return err
 			}
-			if is, err := read("nf_conntrack_count"); err != nil || is >= most {
+			if is, err := read("nf_conntrack_count"); err != nil || is >= limit {
 				return err
 			}
 		}
 		is, _ := read("nf_conntrack_count")
-		return fmt.Errorf("conntrack has no end: %d of %d", is, most)
+		return fmt.Errorf("conntrack does not fill up: %d of %d", is, limit)
 	})
 }
 
-// TestCrowd has connections be carried that conntrack knows when it has no room for others, and
-// new ones get through, and be carried, as far as it drops others for them.
-func TestCrowd(t *testing.T) {
+// TestFullConntrackTable checks that connections in a full conntrack table stay accelerated, and
+// that new connections get through, and are accelerated, if conntrack evicts entries for them.
+func TestFullConntrackTable(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		assured bool
 		fresh   string
 	}{
-		{"it drops others", false, through},
-		{"it keeps others", true, silence},
+		{"evicted", false, through},
+		{"assured", true, silence},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			c := w.dialogue()
-			c.carried(e)
-			w.crowd(tt.assured)
+			c.waitAccelerated(e)
+			w.fillConntrack(tt.assured)
 			if fresh := c.fresh(); fresh != tt.fresh {
-				t.Errorf("a connection that is opened sees %s, want %s", fresh, tt.fresh)
+				t.Errorf("a new connection sees %s, want %s", fresh, tt.fresh)
 			}
-			for began := time.Now(); time.Since(began) < within; { // until all that was seen is old
+			for began := time.Now(); time.Since(began) < within; { // until flows would have expired
 				w.trip(e, 100)
 			}
-			c.carried(e)
+			c.waitAccelerated(e)
 			if tt.fresh == through {
-				w.warm(w.connectOf(1, direct).back())
+				w.accelerate(w.connectOf(1, direct).back())
 			}
 		})
 	}

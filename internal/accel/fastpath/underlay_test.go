@@ -17,14 +17,15 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// nodeAt is the address of a node.
-func nodeAt(node int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(node + 1)}) }
+// nodeAddress returns the underlay address of a node.
+func nodeAddress(node int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(node + 1)}) }
 
-// gateway is the switch's address, once it forwards.
+// gateway is the address of the switch, once it forwards.
 var gateway = netip.MustParseAddr("198.18.0.253")
 
-// ways joins the nodes by a second wire, from eth1 to eth1, and has the switch forward.
-func (w *world) ways() {
+// addSecondLink connects the nodes by a second wire, from eth1 to eth1, and makes the switch
+// forward.
+func (w *world) addSecondLink() {
 	w.Helper()
 	far := w.ns("n1")
 	defer far.Close()
@@ -39,8 +40,8 @@ func (w *world) ways() {
 		w.set(place, "eth1", func(l netlink.Link) error {
 			return netlink.AddrAdd(l, &netlink.Addr{IPNet: prefix(netip.AddrFrom4([4]byte{198, 18, 1, byte(node + 1)}), 24)})
 		})
-		w.up(place, "eth1")
-		for _, device := range []string{"eth0", "eth1"} { // packets may come by either
+		w.waitUp(place, "eth1")
+		for _, device := range []string{"eth0", "eth1"} { // packets may arrive by either
 			w.sysctl(place, "net/ipv4/conf/"+device+"/rp_filter", "2")
 		}
 	}
@@ -58,11 +59,11 @@ func (w *world) ways() {
 	w.sysctl("sw", "net/ipv4/conf/default/send_redirects", "0")
 }
 
-// way has what a node sends to the other go some way, or by one of several devices.
-func (w *world) way(node int, r netlink.Route, devices ...string) {
+// setRoute sets a node's route to the other node, by one or several devices.
+func (w *world) setRoute(node int, r netlink.Route, devices ...string) {
 	w.Helper()
 	w.in(fmt.Sprintf("n%d", node), func() error {
-		r.Dst = prefix(nodeAt(1-node), 32)
+		r.Dst = prefix(nodeAddress(1-node), 32)
 		for _, device := range devices {
 			l, err := netlink.LinkByName(device)
 			if err != nil {
@@ -74,28 +75,28 @@ func (w *world) way(node int, r netlink.Route, devices ...string) {
 	})
 }
 
-// noWay has it go the way that it went.
-func (w *world) noWay(nodes ...int) {
+// resetRoute deletes the routes of setRoute.
+func (w *world) resetRoute(nodes ...int) {
 	w.Helper()
 	for _, node := range nodes {
 		w.in(fmt.Sprintf("n%d", node), func() error {
-			return netlink.RouteDel(&netlink.Route{Dst: prefix(nodeAt(1-node), 32), Scope: netlink.SCOPE_NOWHERE})
+			return netlink.RouteDel(&netlink.Route{Dst: prefix(nodeAddress(1-node), 32), Scope: netlink.SCOPE_NOWHERE})
 		})
 	}
 }
 
-// by counts what a node has sent by a device.
-func (w *world) by(node int, device string) (n uint64) {
+// sentBy returns how many packets a node has sent by a device.
+func (w *world) sentBy(node int, device string) (n uint64) {
 	w.Helper()
 	w.set(fmt.Sprintf("n%d", node), device, func(l netlink.Link) error { n = l.Attrs().Statistics.TxPackets; return nil })
 	return n
 }
 
-// readdressNIC has the node's address be no NIC's, as where routes to nodes are learnt, or its first
-// NIC's again.
-func (w *world) readdressNIC(node int, away bool) {
+// moveNodeAddress moves the node's address to the loopback device, as where routes to nodes are
+// learned by a routing protocol, or back to its first NIC.
+func (w *world) moveNodeAddress(node int, away bool) {
 	w.Helper()
-	own, other := netlink.Addr{IPNet: prefix(nodeAt(node), 24)}, netlink.Addr{IPNet: prefix(netip.AddrFrom4([4]byte{198, 18, 2, byte(node + 1)}), 24)}
+	own, other := netlink.Addr{IPNet: prefix(nodeAddress(node), 24)}, netlink.Addr{IPNet: prefix(netip.AddrFrom4([4]byte{198, 18, 2, byte(node + 1)}), 24)}
 	w.in(fmt.Sprintf("n%d", node), func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -105,20 +106,21 @@ func (w *world) readdressNIC(node int, away bool) {
 		if err != nil {
 			return err
 		}
-		alone := &netlink.Addr{IPNet: prefix(nodeAt(node), 32)}
+		host := &netlink.Addr{IPNet: prefix(nodeAddress(node), 32)}
 		if away {
-			return errors.Join(netlink.AddrAdd(lo, alone), netlink.AddrDel(nic, &own), netlink.AddrAdd(nic, &other))
+			return errors.Join(netlink.AddrAdd(lo, host), netlink.AddrDel(nic, &own), netlink.AddrAdd(nic, &other))
 		}
-		return errors.Join(netlink.AddrAdd(nic, &own), netlink.AddrDel(lo, alone), netlink.AddrDel(nic, &other))
+		return errors.Join(netlink.AddrAdd(nic, &own), netlink.AddrDel(lo, host), netlink.AddrDel(nic, &other))
 	})
 }
 
-// TestWaysChange has the way to the other node change while packets are carried: they go where
-// the kernel sends them, and those by another NIC than the VXLAN device names are left to it.
-func TestWaysChange(t *testing.T) {
-	tw := newTwins(t, v1alpha1.ShapeFlannel)
-	for _, w := range []*world{tw.fast, tw.slow} {
-		w.ways()
+// TestRouteChanges changes the route to the other node while a connection is accelerated: packets
+// must go where the kernel sends them, and those that leave by another NIC than that of the VXLAN
+// device must take the slow path.
+func TestRouteChanges(t *testing.T) {
+	tw := newComparison(t, v1alpha1.ShapeFlannel)
+	for _, w := range []*world{tw.fast, tw.reference} {
+		w.addSecondLink()
 	}
 	w, e := tw.fast, tw.echoes[0]
 	const trips = 200
@@ -126,35 +128,34 @@ func TestWaysChange(t *testing.T) {
 		name string
 		do   func(*world)
 		back func(*world)
-		// how packets go then: of node0 and node1, those that they send by eth1, and those that
-		// are carried of what they send.
-		other, carried [2]bool
-		// forwarded: the switch does, and not just passes.
+		// for node0 and node1: which packets leave by eth1, and which take the fast path.
+		other, accelerated [2]bool
+		// forwarded: the switch routes them, instead of bridging them.
 		forwarded bool
 	}{
-		{name: "a more specific route",
-			do:   func(w *world) { w.way(0, netlink.Route{}, "eth0") },
-			back: func(w *world) { w.noWay(0) }, carried: [2]bool{true, true}},
-		{name: "a gateway",
-			do:   func(w *world) { w.way(0, netlink.Route{Gw: gateway.AsSlice()}, "eth0") },
-			back: func(w *world) { w.noWay(0) }, carried: [2]bool{true, true}, forwarded: true},
+		{name: "more specific route",
+			do:   func(w *world) { w.setRoute(0, netlink.Route{}, "eth0") },
+			back: func(w *world) { w.resetRoute(0) }, accelerated: [2]bool{true, true}},
+		{name: "gateway",
+			do:   func(w *world) { w.setRoute(0, netlink.Route{Gw: gateway.AsSlice()}, "eth0") },
+			back: func(w *world) { w.resetRoute(0) }, accelerated: [2]bool{true, true}, forwarded: true},
 		{name: "another NIC",
 			do: func(w *world) {
-				w.way(0, netlink.Route{}, "eth1")
-				w.way(1, netlink.Route{}, "eth1")
+				w.setRoute(0, netlink.Route{}, "eth1")
+				w.setRoute(1, netlink.Route{}, "eth1")
 			},
-			back: func(w *world) { w.noWay(0, 1) }, other: [2]bool{true, true}},
-		{name: "another NIC back",
-			do:   func(w *world) { w.way(1, netlink.Route{}, "eth1") },
-			back: func(w *world) { w.noWay(1) }, other: [2]bool{false, true}, carried: [2]bool{true, false}},
+			back: func(w *world) { w.resetRoute(0, 1) }, other: [2]bool{true, true}},
+		{name: "another NIC one way",
+			do:   func(w *world) { w.setRoute(1, netlink.Route{}, "eth1") },
+			back: func(w *world) { w.resetRoute(1) }, other: [2]bool{false, true}, accelerated: [2]bool{true, false}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tw.happens(t, tt.do)
-			for i, want := range tt.carried {
+			tw.apply(t, tt.do)
+			for i, want := range tt.accelerated {
 				if !want {
 					continue
 				}
-				w.eventually("it is carried", func() {}, func() bool {
+				w.eventually("packets take the fast path", func() {}, func() bool {
 					before := w.counts(i)["fast-out"]
 					w.trip(e, trips)
 					return w.counts(i)["fast-out"]-before >= trips*3/4
@@ -162,50 +163,50 @@ func TestWaysChange(t *testing.T) {
 			}
 			var fast, other [2]uint64
 			for i := range fast {
-				fast[i], other[i] = w.counts(i)["fast-out"], w.by(i, "eth1")
+				fast[i], other[i] = w.counts(i)["fast-out"], w.sentBy(i, "eth1")
 			}
 			forwarded := w.forwarded("sw")
 			w.trip(e, trips)
 			for i := range fast {
-				fast[i], other[i] = w.counts(i)["fast-out"]-fast[i], w.by(i, "eth1")-other[i]
-				if carried := fast[i] > 0; carried != tt.carried[i] {
-					t.Errorf("of %d packets of node%d %d were carried", trips, i, fast[i])
+				fast[i], other[i] = w.counts(i)["fast-out"]-fast[i], w.sentBy(i, "eth1")-other[i]
+				if accelerated := fast[i] > 0; accelerated != tt.accelerated[i] {
+					t.Errorf("of %d packets of node%d %d took the fast path", trips, i, fast[i])
 				}
 				if (other[i] >= trips) != tt.other[i] || (other[i] > trips/10) != tt.other[i] {
-					t.Errorf("of %d packets of node%d %d went by the other NIC", trips, i, other[i])
+					t.Errorf("of %d packets of node%d %d left by the other NIC", trips, i, other[i])
 				}
 			}
 			if n := w.forwarded("sw") - forwarded; (n >= trips) != tt.forwarded {
-				t.Errorf("of %d packets %d went by the gateway", trips, n)
+				t.Errorf("of %d packets %d passed the gateway", trips, n)
 			}
-			tw.happens(t, tt.back)
-			tw.carried(t)
+			tw.apply(t, tt.back)
+			tw.waitAccelerated(t)
 		})
 	}
-	t.Run("none", func(t *testing.T) {
-		tw.happens(t, func(w *world) {
-			w.way(0, netlink.Route{Type: unix.RTN_BLACKHOLE})
+	t.Run("blackhole", func(t *testing.T) {
+		tw.apply(t, func(w *world) {
+			w.setRoute(0, netlink.Route{Type: unix.RTN_BLACKHOLE})
 			time.Sleep(soon)
-			p := tw.pulses[0]
-			if w == tw.slow {
-				p = tw.pulses[1]
+			p := tw.pings[0]
+			if w == tw.reference {
+				p = tw.pings[1]
 			}
 			back := p.back.Load()
 			time.Sleep(2 * soon)
 			if n := p.back.Load() - back; n > 0 {
-				t.Errorf("%d datagrams came back without a way", n)
+				t.Errorf("%d datagrams came back without a route", n)
 			}
-			w.noWay(0)
+			w.resetRoute(0)
 		})
-		tw.carried(t)
+		tw.waitAccelerated(t)
 	})
-	t.Run("several", func(t *testing.T) {
-		// The kernel prefers the NIC that has the source's address; here none has.
-		tw.happens(t, func(w *world) {
+	t.Run("multipath", func(t *testing.T) {
+		// The kernel prefers the NIC that has the source address. Here none has.
+		tw.apply(t, func(w *world) {
 			for i := range 2 {
-				w.readdressNIC(i, true)
+				w.moveNodeAddress(i, true)
 				w.sysctl(fmt.Sprintf("n%d", i), "net/ipv4/fib_multipath_hash_policy", "1")
-				w.way(i, netlink.Route{}, "eth0", "eth1")
+				w.setRoute(i, netlink.Route{}, "eth0", "eth1")
 			}
 		})
 		var first, second bool
@@ -214,56 +215,55 @@ func TestWaysChange(t *testing.T) {
 			if first && second {
 				break
 			}
-			// The kernel chooses anew where the route is not what it was.
+			// The kernel hashes again when the route changes.
 			slices.Reverse(devices)
-			w.way(0, netlink.Route{}, devices...)
+			w.setRoute(0, netlink.Route{}, devices...)
 			e := w.connect().back()
 			for began := time.Now(); time.Since(began) < 150*time.Millisecond; {
 				w.trip(e, 10)
 			}
-			fast, other := w.counts(0)["fast-out"], w.by(0, "eth1")
+			fast, other := w.counts(0)["fast-out"], w.sentBy(0, "eth1")
 			w.trip(e, trips)
-			fast, other = w.counts(0)["fast-out"]-fast, w.by(0, "eth1")-other
+			fast, other = w.counts(0)["fast-out"]-fast, w.sentBy(0, "eth1")-other
 			first = first || fast >= trips*3/4
 			second = second || other >= trips*3/4
 			if fast+other > trips*11/10 {
-				t.Errorf("of %d packets %d were carried, and %d went by the other NIC", trips, fast, other)
+				t.Errorf("of %d packets %d took the fast path, and %d left by the other NIC", trips, fast, other)
 			}
 		}
 		if !first || !second {
-			t.Errorf("a connection was carried by its NIC: %t; one was left by the other: %t", first, second)
+			t.Errorf("a connection was accelerated by its NIC: %t; one took the slow path by the other: %t", first, second)
 		}
-		tw.happens(t, func(w *world) {
+		tw.apply(t, func(w *world) {
 			for i := range 2 {
-				w.readdressNIC(i, false)
+				w.moveNodeAddress(i, false)
 			}
-			w.noWay(0, 1)
+			w.resetRoute(0, 1)
 		})
-		tw.carried(t)
+		tw.waitAccelerated(t)
 	})
 }
 
-// TestStreamLearnsMTU has a stream go on when something between the nodes says that its packets are
-// too long for the way: the kernel cuts them, as it does without the fast path, and what is short
-// enough is carried.
-func TestStreamLearnsMTU(t *testing.T) {
+// TestStreamPMTU checks that a stream continues after ICMP has reported a smaller path MTU: the
+// kernel fragments its packets, as without the fast path, and small packets stay accelerated.
+func TestStreamPMTU(t *testing.T) {
 	const size = 4 << 20
-	w, e := carrying(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.transfer(e, size)
-	w.learn("n0", 1300)
-	time.Sleep(600 * time.Millisecond) // the kernel is asked twice a second
+	w.learnPMTU("n0", 1300)
+	time.Sleep(600 * time.Millisecond) // routes are read twice a second
 	w.trip(e, 10)
-	before := w.cut("n0")
+	before := w.fragments("n0")
 	w.transfer(e, size)
-	if n := w.cut("n0") - before; n < size/1448 {
+	if n := w.fragments("n0") - before; n < size/1448 {
 		t.Errorf("the kernel made %d fragments of %d bytes", n, size)
 	}
-	w.warm(e)
+	w.accelerate(e)
 }
 
-// TestVLANs has pods be carried whose bridges filter VLANs; and what is put out of its pod's VLAN gets
-// to it no more.
-func TestVLANs(t *testing.T) {
+// TestBridgeVLANFiltering checks that pods on VLAN-filtering bridges are accelerated, and that a
+// pod which is removed from its VLAN receives nothing.
+func TestBridgeVLANFiltering(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		has := true
@@ -278,27 +278,27 @@ func TestVLANs(t *testing.T) {
 			return err
 		})
 		if !has {
-			t.Log("this kernel's bridges do not filter VLANs; make kernels boots some whose do")
+			t.Log("bridges of this kernel do not filter VLANs; make kernels boots some that do")
 			return
 		}
 	}
 	w.start()
-	e, p := w.connect().back(), w.pulse()
-	w.warm(e)
-	p.carried()
+	e, p := w.connect().back(), w.ping()
+	w.accelerate(e)
+	p.waitAccelerated()
 	p.begin()
-	p.through()
+	p.waitDelivered()
 	link := w.link(1, 0)
 	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanDel(l, 1, true, true, false, false) })
 	time.Sleep(soon)
 	back := p.back.Load()
 	time.Sleep(2 * soon)
 	if n := p.back.Load() - back; n > 0 {
-		t.Errorf("%d datagrams came back from a pod that is in no VLAN", n)
+		t.Errorf("%d datagrams came back from a pod in no VLAN", n)
 	}
 	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanAdd(l, 1, true, true, false, false) })
-	p.through()
+	p.waitDelivered()
 	p.on.Store(false)
-	w.warm(e)
-	p.carried()
+	w.accelerate(e)
+	p.waitAccelerated()
 }

@@ -20,10 +20,10 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-// frame is one from node0 to node1 on the wire, taken apart.
+// frame is a parsed frame from node0 to node1.
 type frame struct {
-	// headers are all in front of the inner UDP's or TCP's payload, less what is
-	// each packet's own: identifications, lengths and sums, which are checked.
+	// headers is all that precedes the inner payload, without the fields that differ in each
+	// packet: identifications, lengths and checksums. Those are verified.
 	headers string
 	payload []byte
 	size    int
@@ -31,14 +31,14 @@ type frame struct {
 	sum bool
 }
 
-// take is the frame of a captured packet of the connection to a port, if it is one.
-func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
+// parseFrame parses a captured packet, if it is of the connection to a port.
+func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	const outer, inner = 14, 64
 	if len(b) < inner+28 || binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP {
 		return f, false, nil
 	}
 	six := b[inner]>>4 == 6
-	next, ends := inner+9, inner+20 // its protocol, and where that's header begins
+	next, ends := inner+9, inner+20 // its protocol, and the offset of that header
 	if six {
 		next, ends = inner+6, inner+40
 	}
@@ -83,7 +83,7 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	}
 	f.sum = half(outer+26) != 0
 	if f.sum && protocol == unix.IPPROTO_UDP {
-		// What the device would fill in, which the outer sum counts on.
+		// The device would fill it in, and the outer checksum relies on that.
 		if half(at) == int(grammar.Sum(inside(), nil)) {
 			b[at], b[at+1] = 0, 0
 			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(inside(), b[ends:]))
@@ -100,7 +100,7 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	if protocol == unix.IPPROTO_UDP {
 		own = append(own, ends+4)
 	} else {
-		clear(b[ends+4 : ends+l4]) // numbers, window, options
+		clear(b[ends+4 : ends+l4]) // sequence numbers, window, options
 	}
 	for _, at := range own {
 		b[at], b[at+1] = 0, 0
@@ -109,7 +109,7 @@ func take(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	return f, true, errors.Join(errs...)
 }
 
-// capture takes the frames that come over the wire from node0, until stop returns them.
+// capture captures the frames that node0 sends on the wire, until stop returns them.
 func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 	w.Helper()
 	fd := -1
@@ -137,7 +137,7 @@ func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 			n, from, err := unix.Recvfrom(fd, buf, 0)
 			if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 				select {
-				case <-quit: // and nothing is left to read
+				case <-quit: // once nothing is left to read
 					unix.Close(fd)
 					done <- all
 					return
@@ -153,7 +153,7 @@ func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 				continue
 			}
-			f, ok, err := take(buf[:n], protocol, port)
+			f, ok, err := parseFrame(buf[:n], protocol, port)
 			if err != nil {
 				w.Errorf("packet %x: %v", buf[:min(n, 128)], err)
 			}
@@ -173,13 +173,13 @@ func headersOf(frames []frame) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// TestDatagramsOnTheWire compares what node0 sends over the slow path and over the fast
-// one, of the same sockets: the same but for identifications.
+// TestDatagramsOnTheWire compares what node0 sends on the slow path and on the fast path, from the
+// same sockets: equal except identifications.
 func TestDatagramsOnTheWire(t *testing.T) {
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
-				// One of them by way of a service, two of IPv6.
+				// One of them by a Service, two over IPv6.
 				front, by, six := front(direct), "", false
 				switch {
 				case tos == 3 && shape == v1alpha1.ShapeFlannel:
@@ -207,9 +207,9 @@ func TestDatagramsOnTheWire(t *testing.T) {
 					}), err); err != nil {
 						t.Fatal(err)
 					}
-					sizes := []int{0, 1, 2, 63, 64, 1000, 1421, 1422} // the last fills the MTU
+					sizes := []int{0, 1, 2, 63, 64, 1000, 1421, 1422} // up to the MTU
 					if six {
-						sizes[6], sizes[7] = 1381, 1382 // of a pod's routes of IPv6
+						sizes[6], sizes[7] = 1381, 1382 // up to the MTU of IPv6 routes of a pod
 					}
 					answer := make([]byte, 2048)
 					send := func(rounds int) {
@@ -259,7 +259,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 	}
 }
 
-// TestStreamOnTheWire compares the headers and sizes of a stream.
+// TestStreamOnTheWire compares the headers and sizes of a TCP stream.
 func TestStreamOnTheWire(t *testing.T) {
 	for i, offload := range slices.Concat(offloads, offloads) {
 		six := i >= len(offloads)
@@ -294,7 +294,7 @@ func TestStreamOnTheWire(t *testing.T) {
 			send()
 			fast := stop()
 			if w.counts(0)["fast-out"] == before {
-				t.Errorf("it did not take the fast path: %v", w.counts(0))
+				t.Errorf("packets did not take the fast path: %v", w.counts(0))
 			}
 			if a, b := headersOf(slow), headersOf(fast); !slices.Equal(a, b) {
 				t.Errorf("slow %q\nfast %q", a, b)
@@ -306,7 +306,7 @@ func TestStreamOnTheWire(t *testing.T) {
 	}
 }
 
-// discard reads without splice, which needs no file.
+// discard hides the io.ReaderFrom of io.Discard, so that reads do not use splice.
 type discard struct{}
 
 func (discard) Write(b []byte) (int, error) { return len(b), nil }

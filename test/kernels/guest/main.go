@@ -28,8 +28,8 @@ var tests = []struct {
 	argv []string
 }{
 	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
-	{"beside", []string{"/tests/fastpath", "-test.run=^TestBeside$", "-packets=1600"}},
-	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLower|TestVLANs)$"}},
+	{"differential", []string{"/tests/fastpath", "-test.run=^TestDifferential$", "-packets=1600"}},
+	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLowerDevices|TestBridgeVLANFiltering)$"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
 }
 

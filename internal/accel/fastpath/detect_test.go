@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// Scouts look when there are packets, for a while, more and more rarely as long as there are.
-func TestScouts(t *testing.T) {
-	var s scouts
+// TestDetector checks that sampling is on for a while when there are packets, with growing pauses
+// as long as there are.
+func TestDetector(t *testing.T) {
+	var s detector
 	now, sum := time.Now(), uint64(1000)
 	var turns []time.Duration
 	began := now
 	pass := func(d time.Duration, perGlance uint64) {
-		for end := now.Add(d); now.Before(end); now = now.Add(glance) {
+		for end := now.Add(d); now.Before(end); now = now.Add(detectEvery) {
 			sum += perGlance
-			if s.look(now, sum) {
+			if s.update(now, sum) {
 				turns = append(turns, now.Sub(began))
 			}
 		}
@@ -25,20 +26,20 @@ func TestScouts(t *testing.T) {
 	want := func(what string, at ...time.Duration) {
 		t.Helper()
 		if !slices.Equal(turns, at) {
-			t.Fatalf("%s: turned at %v, want %v", what, turns, at)
+			t.Fatalf("%s: switched at %v, want %v", what, turns, at)
 		}
 		turns, began = nil, now
 	}
-	const on, off = scoutFor, scoutAgain
-	pass(glance, 0)
-	want("what was before does not count")
-	pass(time.Minute, busy-1)
+	const on, off = detectFor, detectPause
+	pass(detectEvery, 0)
+	want("packets before the start")
+	pass(time.Minute, busyPackets-1)
 	want("few packets")
-	pass(34*time.Second, busy)
+	pass(34*time.Second, busyPackets)
 	want("many packets", 0, on, on+off, 2*on+off, 2*on+3*off, 3*on+3*off, 3*on+7*off, 4*on+7*off,
 		4*on+15*off, 5*on+15*off, 5*on+23*off, 6*on+23*off, 6*on+31*off, 7*on+31*off)
 	pass(time.Minute, 0)
-	want("none")
-	pass(2*time.Second, busy)
-	want("many again", 0, on, on+off, 2*on+off)
+	want("no packets")
+	pass(2*time.Second, busyPackets)
+	want("many packets again", 0, on, on+off, 2*on+off)
 }

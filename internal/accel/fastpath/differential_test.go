@@ -28,26 +28,25 @@ import (
 	"slipstream.dev/internal/grammar"
 )
 
-var packets = flag.Int("packets", 16_000, "how many packets TestBeside makes")
+var packets = flag.Int("packets", 16_000, "how many packets TestDifferential makes")
 
 const (
 	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
-	// connections are known at a time, each of TCP and of UDP. One in some hundred packets ends
-	// one, so there are others with each round.
+	// connections of TCP, and as many of UDP, are open at a time. One in a few hundred packets ends
+	// one, so each round opens others.
 	connections = 48
 	round       = 4000
-	// volley is how many packets are on their way at a time.
-	volley = 100
+	// inFlight is how many packets are sent before the test waits for them.
+	inFlight = 100
 )
 
-// vnet is struct virtio_net_hdr, which a packet socket has in front of each packet: what a
-// device knows of it.
+// vnet is struct virtio_net_hdr, which precedes each packet of a packet socket: its offload state.
 type vnet struct {
 	Flags, GSO                        byte
 	Headers, Segment, SumStart, SumAt uint16
 }
 
-// groups is where a node tells of the multicast groups that it is in, when it likes (RFC 3376).
+// groups is the multicast address of IGMPv3 reports, which a node sends at any time (RFC 3376).
 var groups = []byte{0x01, 0x00, 0x5e, 0, 0, 22}
 
 const (
@@ -56,34 +55,34 @@ const (
 	gsoTCP6  = 4 // VIRTIO_NET_HDR_GSO_TCPV6
 )
 
-// shot is a packet that is put in at an end of a node.
-type shot struct {
+// injected is a packet that enters a node at an end.
+type injected struct {
 	end int
 	vnet
 	frame []byte
 }
 
-// Ends of a node: its first two pods, and the wire.
+// Ends of a node: its first two pods, and the NIC.
 const (
-	pod0, pod1, onWire = 0, 1, 2
+	pod0, pod1, atNIC = 0, 1, 2
 )
 
-// alone is a node whose ends are in a test's hands: what it sends to pods or to the wire is
-// captured there and goes no further, so that it answers for itself alone.
-type alone struct {
+// isolatedNode is a node whose ends are controlled by the test: what it sends to pods or to the NIC
+// is captured there and goes no further.
+type isolatedNode struct {
 	*world
 	sockets [3]int
 	links   [2]net.HardwareAddr
 	like    grammar.Connection
-	// four is one of IPv4, whatever the others are of.
+	// four is an IPv4 connection, whatever version the others are of.
 	four grammar.Connection
 	buf  []byte
 	mark uint64
 }
 
-func newAlone(t *testing.T, shape, offload string, six bool) *alone {
+func newIsolatedNode(t *testing.T, shape, offload string, six bool) *isolatedNode {
 	t.Helper()
-	a := &alone{world: newWorldOf(t, shape, offload, six), buf: make([]byte, 1<<17)}
+	a := &isolatedNode{world: newWorldOf(t, shape, offload, six), buf: make([]byte, 1<<17)}
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
 	}})
@@ -91,9 +90,9 @@ func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 		t.Fatal(err)
 	}
 	defer drop.Close()
-	// Packets of a pod's stack have the hash of their socket; so have most of these.
+	// Packets of a pod's stack have the hash of their socket; so have most packets here.
 	hash, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its length, of struct __sk_buff
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // __sk_buff.len
 		asm.And.Imm(asm.R2, 7),
 		asm.JEq.Imm(asm.R2, 7, "none"),
 		asm.FnGetHashRecalc.Call(),
@@ -104,16 +103,16 @@ func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 		t.Fatal(err)
 	}
 	defer hash.Close()
-	var index [2]int // of the pods' links on the node
+	var index [2]int // of the pods' links, on the node
 	for i, at := range []struct{ place, device string }{{"n0p0", "eth0"}, {"n0p1", "eth0"}, {"sw", "node0"}} {
 		a.in(at.place, func() error {
 			device, err := netlink.LinkByName(at.device)
 			if err != nil {
 				return err
 			}
-			if i != onWire {
+			if i != atNIC {
 				a.links[i], index[i] = device.Attrs().HardwareAddr, device.Attrs().ParentIndex
-				// So that it can send what is too large for the way on.
+				// So that it can send packets larger than the MTU of the path.
 				if err := netlink.LinkSetMTU(device, 16000); err != nil {
 					return err
 				}
@@ -133,7 +132,7 @@ func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 			return errors.Join(
 				attach(drop, ebpf.AttachTCXIngress),
 				attach(hash, ebpf.AttachTCXEgress),
-				os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0), // which speaks up by itself
+				os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0), // it would send by itself
 				unix.SetsockoptInt(a.sockets[i], unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
 				unix.SetsockoptInt(a.sockets[i], unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
 				unix.SetsockoptInt(a.sockets[i], unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
@@ -159,7 +158,7 @@ func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 		})
 	}
 	a.in("n0", func() error { return a.settle(index, nics[1]) })
-	a.asThemselves()
+	a.disableMasquerade()
 	a.four = grammar.Connection{
 		Peer: netip.AddrPortFrom(pod(1, 0), 5000), Front: netip.AddrPortFrom(pod(1, 0), 5000),
 		MAC: a.links[0], Gateway: a.gateway(index[0]), MTU: 1450,
@@ -180,8 +179,9 @@ func newAlone(t *testing.T, shape, offload string, six bool) *alone {
 	return a
 }
 
-// gateway is what a pod sends to: the bridge that its link is in, or the link.
-func (a *alone) gateway(index int) (mac net.HardwareAddr) {
+// gateway returns the MAC address that a pod sends to: of the bridge that its link is in, or of the
+// link.
+func (a *isolatedNode) gateway(index int) (mac net.HardwareAddr) {
 	a.Helper()
 	a.in("n0", func() error {
 		l, err := netlink.LinkByIndex(index)
@@ -196,9 +196,9 @@ func (a *alone) gateway(index int) (mac net.HardwareAddr) {
 	return mac
 }
 
-// settle has the node, whose pods' links these are, know its neighbours for good, and do
-// nothing by the clock: no two nodes would do that at the same packet.
-func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
+// settle gives the node permanent neighbours and turns off all that it does by timers: no two nodes
+// would do that at the same packet.
+func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 	}
 	errs := []error{
 		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 2), nic),
-		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 254), nic), // the default route's
+		know(eth0.Attrs().Index, net.IPv4(198, 18, 0, 254), nic), // the gateway of the default route
 	}
 	if a.six {
 		errs = append(errs, know(eth0.Attrs().Index, net.ParseIP("fd73:6c69:7000::fe"), nic))
@@ -224,7 +224,7 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 		device := index
 		if master := l.Attrs().MasterIndex; master != 0 {
 			device = master
-			// What a bridge learns is announced, and heard of some packets later.
+			// What a bridge learns is notified, and takes effect some packets later.
 			errs = append(errs, netlink.LinkSetLearning(l, false), netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE,
 				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: a.links[i]}))
 			bridge, err := netlink.LinkByIndex(master)
@@ -242,7 +242,7 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 		errs = append(errs, os.WriteFile("/proc/sys/net/"+key, []byte(value), 0))
 	}
 	for _, device := range asks {
-		set("ipv4/neigh/"+device+"/mcast_solicit", "0") // nobody else is there
+		set("ipv4/neigh/"+device+"/mcast_solicit", "0") // no other host would answer
 		set("ipv6/neigh/"+device+"/mcast_solicit", "0")
 		set("ipv4/conf/"+device+"/send_redirects", "0")
 	}
@@ -259,15 +259,15 @@ func (a *alone) settle(index [2]int, nic net.HardwareAddr) error {
 	} else {
 		set("ipv6/conf/all/disable_ipv6", "1")
 	}
-	// As the fast path has it with its connections.
+	// As the fast path sets it for its connections.
 	set("netfilter/nf_conntrack_tcp_be_liberal", "1")
 	set("netfilter/nf_conntrack_tcp_ignore_invalid_rst", "1")
 	return errors.Join(errs...)
 }
 
-// asThemselves has the node send what it forwards in no name but the sender's: the port that
-// it would take for its own is random.
-func (a *alone) asThemselves() {
+// disableMasquerade stops the node from masquerading what it forwards: it would choose a random
+// port.
+func (a *isolatedNode) disableMasquerade() {
 	a.Helper()
 	a.rules("n0", func(conn *nftables.Conn) {
 		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
@@ -276,8 +276,8 @@ func (a *alone) asThemselves() {
 	})
 }
 
-// put has a packet come in at an end. It tells whether the device there took it.
-func (a *alone) put(s shot) bool {
+// inject sends a packet into an end. It reports whether the device accepted it.
+func (a *isolatedNode) inject(s injected) bool {
 	a.Helper()
 	b := binary.LittleEndian.AppendUint16([]byte{s.Flags, s.GSO}, s.Headers)
 	for _, v := range []uint16{s.Segment, s.SumStart, s.SumAt} {
@@ -290,18 +290,18 @@ func (a *alone) put(s shot) bool {
 	return err == nil
 }
 
-// take is all that came out at the ends, once all that was put in has come through: what is
-// put in behind it has.
-func (a *alone) take(see func(end int, frame []byte)) {
+// collect calls see for all packets that came out at the ends. It waits for packets that it injects
+// last.
+func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 	a.Helper()
 	c := a.four
 	c.Pod = netip.AddrPortFrom(pod(0, 0), 9)
 	c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 9)
 	c.Front = c.Peer
-	for range 2 { // GRO may have held something back
+	for range 2 { // GRO may hold packets back
 		a.mark++
 		last := binary.BigEndian.AppendUint64([]byte("the last"), a.mark)
-		out, in := c.Out(253), c.In(253) // for experiments (RFC 3692), and no connection's
+		out, in := c.Out(253), c.In(253) // a protocol for experiments (RFC 3692), which no connection has
 		out.Payload, in.Payload = 0, 0
 		outer, inner := append(out.Bytes(), last...), append(in.Bytes(), last...)
 		for _, b := range [][]byte{outer, inner} {
@@ -310,9 +310,9 @@ func (a *alone) take(see func(end int, frame []byte)) {
 			b[24], b[25] = 0, 0
 			binary.BigEndian.PutUint16(b[24:], ^grammar.Sum(0, b[14:34]))
 		}
-		a.put(shot{end: pod0, frame: outer})
-		a.put(shot{end: onWire, frame: c.Wrap(inner)})
-		for _, end := range []int{onWire, pod0, pod1} {
+		a.inject(injected{end: pod0, frame: outer})
+		a.inject(injected{end: atNIC, frame: c.Wrap(inner)})
+		for _, end := range []int{atNIC, pod0, pod1} {
 			for {
 				flags := 0
 				if end == pod1 {
@@ -329,7 +329,7 @@ func (a *alone) take(see func(end int, frame []byte)) {
 				if bytes.HasSuffix(b, last) {
 					break
 				}
-				if !bytes.Contains(b, last[:8]) && !bytes.Equal(b[10:16], groups) && !ownMatter(b[10:]) {
+				if !bytes.Contains(b, last[:8]) && !bytes.Equal(b[10:16], groups) && !isUnsolicited(b[10:]) {
 					see(end, b)
 				}
 			}
@@ -337,23 +337,23 @@ func (a *alone) take(see func(end int, frame []byte)) {
 	}
 }
 
-// ownMatter tells whether a frame is of what a node says by itself, when it likes: to all
-// that speak IPv6, or that there is a shorter way (once a second).
-func ownMatter(frame []byte) bool {
+// isUnsolicited reports whether a frame is one that a node sends by itself at any time: IPv6
+// multicast, or an ICMPv6 redirect (once a second).
+func isUnsolicited(frame []byte) bool {
 	return frame[0] == 0x33 && frame[1] == 0x33 ||
 		len(frame) > 54 && frame[12] == 0x86 && frame[14]>>4 == 6 && frame[20] == unix.IPPROTO_ICMPV6 && frame[54] == 137
 }
 
-// alike is a captured frame without what is to differ: identifications of the kernel's own
-// packets and what time it tells who asks for that, the outer sum of a packet that is to be cut,
-// and how much of it lies in one piece. The open connections are of ports from one on.
-func alike(end int, b []byte, port uint16) string {
+// normalise returns a captured frame without what may differ: identifications of the kernel's own
+// packets, ICMP timestamps, the outer checksum of GSO packets, and the split into fragments of
+// memory. Open connections have ports from port on.
+func normalise(end int, b []byte, port uint16) string {
 	b[2], b[3] = 0, 0
 	header := func(at int) {
 		if len(b) < at+20 || b[at]>>4 != 4 {
 			return
 		}
-		// What the kernel answers has the options of what it answers to.
+		// ICMP errors quote the options of the packet that they answer.
 		if size := int(b[at]&0xf) * 4; size < 20 || len(b) < at+size || grammar.Sum(0, b[at:at+size]) != 0xffff {
 			return
 		}
@@ -365,12 +365,12 @@ func alike(end int, b []byte, port uint16) string {
 		header(at)
 		const timestampReply = 14
 		if l4 := at + int(b[at]&0xf)*4; b[at]>>4 == 4 && len(b) >= l4+20 && b[l4] == timestampReply {
-			clear(b[l4+2 : l4+4])   // the sum
-			clear(b[l4+12 : l4+20]) // when the request came, when this goes
+			clear(b[l4+2 : l4+4])   // the checksum
+			clear(b[l4+12 : l4+20]) // receive and transmit timestamps
 		}
 	}
 	const outer, inner = 10 + 14, 10 + grammar.Head
-	if end == onWire && len(b) >= inner+20 && b[outer-2] == 0x08 && b[outer+9] == udp {
+	if end == atNIC && len(b) >= inner+20 && b[outer-2] == 0x08 && b[outer+9] == udp {
 		header(outer)
 		if b[1] != 0 {
 			b[outer+26], b[outer+27] = 0, 0
@@ -378,8 +378,8 @@ func alike(end int, b []byte, port uint16) string {
 		if b[inner+9] == unix.IPPROTO_ICMP {
 			icmp(inner)
 		}
-		// Of what is from no open connection two may be one on the wire by chance, and the kernel
-		// has one be from a port at random.
+		// Two packets that belong to no open connection may have the same tuple on the wire by
+		// chance. The kernel then gives one of them a random port.
 		own, from, ends := pod(0, 0).AsSlice(), inner+12, inner+20
 		if b[inner]>>4 == 6 {
 			own, from, ends = pod6(0, 0).AsSlice(), inner+8, inner+40
@@ -395,8 +395,8 @@ func alike(end int, b []byte, port uint16) string {
 	return string(b)
 }
 
-// inside is where TCP or UDP begins in a packet at an offset and which it is, and what of its sum
-// is from the IP header.
+// inside returns where TCP or UDP begins in the packet at an offset, the protocol, and the sum of
+// its pseudo header.
 func inside(b []byte, at int) (l4 int, protocol byte, pseudo uint32, ok bool) {
 	switch {
 	case len(b) >= at+20+18 && b[at] == 0x45:
@@ -407,8 +407,8 @@ func inside(b []byte, at int) (l4 int, protocol byte, pseudo uint32, ok bool) {
 	return l4, protocol, uint32(grammar.Sum(pseudo+uint32(protocol)+uint32(len(b)-l4), nil)), protocol == tcp || protocol == udp
 }
 
-// left is a packet's sum being left to a device, as a pod's stack does.
-func left(b []byte, at int) vnet {
+// partialChecksum leaves a packet's checksum to the device, as a pod's stack does.
+func partialChecksum(b []byte, at int) vnet {
 	l4, protocol, _, ok := inside(b, at)
 	if !ok {
 		return vnet{}
@@ -420,8 +420,8 @@ func left(b []byte, at int) vnet {
 	return v
 }
 
-// summed has the sums of TCP or UDP in a packet at an offset be right.
-func summed(b []byte, at int) {
+// setChecksums sets the TCP and UDP checksums of the packet at an offset.
+func setChecksums(b []byte, at int) {
 	l4, protocol, pseudo, ok := inside(b, at)
 	if !ok {
 		return
@@ -438,9 +438,9 @@ func summed(b []byte, at int) {
 	binary.BigEndian.PutUint16(b[field:], s)
 }
 
-// unreset has a packet, at an offset, not be a reset. What conntrack makes of one depends on all
-// that it saw of the connection, which is less where the fast path is (see TestReset).
-func unreset(b []byte, at int) []byte {
+// withoutRST clears the RST flag of the packet at an offset. How conntrack judges an RST depends on
+// all packets that it saw of the connection, which are fewer with the fast path (see TestReset).
+func withoutRST(b []byte, at int) []byte {
 	flags := 0
 	switch {
 	case len(b) < at+20:
@@ -465,19 +465,19 @@ func unreset(b []byte, at int) []byte {
 	return b
 }
 
-// shoot makes a packet that comes in at some end.
-func shoot(g grammar.Grammar) shot {
+// randomPacket returns a packet that enters at some end.
+func randomPacket(g grammar.Grammar) injected {
 	if g.IntN(2) == 0 {
-		s := shot{end: pod0, frame: unreset(g.Packet(true), 14)}
+		s := injected{end: pod0, frame: withoutRST(g.Packet(true), 14)}
 		if g.IntN(20) == 0 {
 			s.end = pod1
 		}
 		switch g.IntN(10) {
 		case 0:
 		case 1:
-			s.vnet = left(s.frame, grammar.Head) // of a tunnel in the pod
+			s.vnet = partialChecksum(s.frame, grammar.Head) // the inner checksum, as of a tunnel in the pod
 		default:
-			s.vnet = left(s.frame, 14)
+			s.vnet = partialChecksum(s.frame, 14)
 		}
 		if g.Large && s.SumStart <= 54 && s.SumAt == 16 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
 			s.GSO, s.Headers, s.Segment = gsoTCP, s.SumStart+20, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
@@ -487,37 +487,37 @@ func shoot(g grammar.Grammar) shot {
 		}
 		return s
 	}
-	s := shot{end: onWire, frame: unreset(g.Wrapped(), grammar.Head)}
+	s := injected{end: atNIC, frame: withoutRST(g.Wrapped(), grammar.Head)}
 	switch g.IntN(8) {
-	case 0: // nobody vouches for it
+	case 0: // checksum not verified
 	case 1:
-		summed(s.frame, grammar.Head)
+		setChecksums(s.frame, grammar.Head)
 	case 2:
-		summed(s.frame, grammar.Head)
-		summed(s.frame, 14)
+		setChecksums(s.frame, grammar.Head)
+		setChecksums(s.frame, 14)
 	case 3:
-		s.vnet = left(s.frame, 14) // the outer sum
+		s.vnet = partialChecksum(s.frame, 14) // the outer checksum
 	default:
-		s.vnet = left(s.frame, grammar.Head)
+		s.vnet = partialChecksum(s.frame, grammar.Head)
 	}
 	return s
 }
 
-// open has a connection begin, at either end.
-func open(c grammar.Connection, byPod bool) (all []shot) {
+// open returns the packets that open a connection, from either end.
+func open(c grammar.Connection, byPod bool) (all []injected) {
 	step := func(out bool, protocol, flags byte) {
-		p, s := c.Out(protocol), shot{end: pod0}
+		p, s := c.Out(protocol), injected{end: pod0}
 		if !out {
-			p, s = c.In(protocol), shot{end: onWire}
+			p, s = c.In(protocol), injected{end: atNIC}
 		}
 		p.Flags = flags
 		b := p.Bytes()
-		s.vnet = left(b, 14)
+		s.vnet = partialChecksum(b, 14)
 		_, _, pseudo, _ := inside(b, 14)
 		binary.BigEndian.PutUint16(b[s.SumStart+s.SumAt:], uint16(pseudo))
 		if s.frame = b; !out {
 			s.frame = c.Wrap(b)
-			s.vnet = left(s.frame, grammar.Head)
+			s.vnet = partialChecksum(s.frame, grammar.Head)
 		}
 		all = append(all, s)
 	}
@@ -529,15 +529,15 @@ func open(c grammar.Connection, byPod bool) (all []shot) {
 	return all
 }
 
-// talk is a packet each way of a connection that is open, of either protocol.
-func talk(c grammar.Connection) []shot {
+// talk returns a packet each way of an open connection, of either protocol.
+func talk(c grammar.Connection) []injected {
 	return append(open(c, false)[2:], open(c, true)[2:3]...)
 }
 
-// TestBeside has packets of all kinds come from pods and from the wire to two nodes, of which
-// one has the fast path, with connections on it: what comes out at the other ends is the same,
-// byte for byte but for identifications. -packets 1000000 takes 80 s.
-func TestBeside(t *testing.T) {
+// TestDifferential sends packets of all kinds from pods and from the wire to two nodes, one with
+// the fast path and accelerated connections, the other a reference without. What comes out at the
+// other ends must be the same, byte for byte except identifications. -packets 1000000 takes 80 s.
+func TestDifferential(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -548,10 +548,10 @@ func TestBeside(t *testing.T) {
 	}{{shapes[0], offloads[0], false}, {shapes[1], offloads[1], false}, {shapes[0], offloads[1], true}, {shapes[1], offloads[0], true}}
 	for _, kind := range kinds {
 		t.Run(fmt.Sprintf("%s IPv6 %t", kind.shape, kind.six), func(t *testing.T) {
-			sides := [2]*alone{newAlone(t, kind.shape, kind.offload, kind.six), newAlone(t, kind.shape, kind.offload, kind.six)}
+			sides := [2]*isolatedNode{newIsolatedNode(t, kind.shape, kind.offload, kind.six), newIsolatedNode(t, kind.shape, kind.offload, kind.six)}
 			fast := sides[0]
 			for _, a := range sides {
-				a.lead(service, a.four.Peer, tcp, udp)
+				a.dnat(service, a.four.Peer, tcp, udp)
 			}
 			fast.start()
 			pin(t)
@@ -559,10 +559,10 @@ func TestBeside(t *testing.T) {
 			t.Logf("seed %d", seed)
 			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == v1alpha1.OffloadFull}
 			var known []grammar.Connection
-			var made, shown, refused, differ int
-			var carried, large uint64
+			var made, shown, rejected, differ int
+			var accelerated, large uint64
 			sum := func() uint64 { c := fast.counts(0); return c["fast-out"] + c["fast-in"] }
-			for n := 0; n < *packets/len(kinds); n += volley {
+			for n := 0; n < *packets/len(kinds); n += inFlight {
 				if n%round == 0 {
 					known = known[:0]
 					for range connections {
@@ -571,30 +571,30 @@ func TestBeside(t *testing.T) {
 					}
 					begin(t, sides, known)
 				}
-				shots := make([]shot, volley)
-				for i := range shots {
+				packetsIn := make([]injected, inFlight)
+				for i := range packetsIn {
 					g.Connection = known[g.IntN(len(known))]
-					shots[i] = shoot(g)
+					packetsIn[i] = randomPacket(g)
 				}
 				came := make(map[string]int)
 				before, forged := sum(), fast.counts(0)["forged"]
 				for i, a := range sides {
 					each := 1 - 2*i
-					for _, s := range shots {
-						if !a.put(s) {
-							refused++
+					for _, s := range packetsIn {
+						if !a.inject(s) {
+							rejected++
 						}
 					}
-					a.take(func(end int, frame []byte) {
+					a.collect(func(end int, frame []byte) {
 						if frame[1] != 0 {
 							large++
 						}
-						came[fmt.Sprint(end)+alike(end, frame, known[0].Pod.Port())] += each
+						came[fmt.Sprint(end)+normalise(end, frame, known[0].Pod.Port())] += each
 					})
 				}
-				carried += sum() - before
-				shown += volley
-				// What conntrack calls invalid the other node may pass on, or answer.
+				accelerated += sum() - before
+				shown += inFlight
+				// The reference node may forward or answer what the fast path drops as forged.
 				forged = fast.counts(0)["forged"] - forged
 				for frame, n := range came {
 					if n == 0 {
@@ -606,41 +606,42 @@ func TestBeside(t *testing.T) {
 					}
 					differ++
 					if differ <= 10 {
-						t.Errorf("the node with the fast path sent this %+d times more to end %s: %x %x", n, frame[:1], frame[1:11], frame[11:min(len(frame), 200)])
+						t.Errorf("the node with the fast path sent this frame %+d times more to end %s: %x %x", n, frame[:1], frame[1:11], frame[11:min(len(frame), 200)])
 					}
 				}
 				if differ > 0 {
-					for _, s := range shots {
-						t.Logf("shot %d %v %x", s.end, s.vnet, s.frame[:min(len(s.frame), 150)])
+					for _, s := range packetsIn {
+						t.Logf("injected at end %d: %v %x", s.end, s.vnet, s.frame[:min(len(s.frame), 150)])
 					}
 					break
 				}
 			}
-			t.Logf("%d packets, %d of them refused, %d times was one carried, %d large ones came out, %d differences; %v",
-				shown, refused/2, carried, large, differ, fast.counts(0))
-			if carried < uint64(shown)/10 {
-				t.Error("too few were carried")
+			t.Logf("%d packets, %d not accepted, %d on the fast path, %d GSO packets came out, %d differences; %v",
+				shown, rejected/2, accelerated, large, differ, fast.counts(0))
+			if accelerated < uint64(shown)/10 {
+				t.Error("too few packets took the fast path")
 			}
 		})
 	}
 	warned()
 }
 
-// other is the nth connection that none of the last 200 rounds had: to the peer, or by way of the service.
-func (a *alone) other(n int) grammar.Connection {
+// other returns the nth connection, which none of the last 200 rounds had: to the peer, or by way
+// of the Service.
+func (a *isolatedNode) other(n int) grammar.Connection {
 	c := a.like
 	c.Pod = netip.AddrPortFrom(a.pod(0, 0), uint16(20_000+n%(200*connections)))
-	if n%2 == 0 && !a.six { // of IPv6 none to a service is carried
+	if n%2 == 0 && !a.six { // IPv6 connections to a Service are not accelerated
 		c.Front = service
-	} else { // no two are one on the wire, or the kernel would make one another at random
+	} else { // unlike any other on the wire, or the kernel would choose a random port
 		c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 7000)
 		c.Front = c.Peer
 	}
 	return c
 }
 
-// pin has the test's thread, which ends with the test, stay on one CPU: all packets wait in
-// one line there, and none is overtaken by the last.
+// pin binds the thread, which ends with the test, to one CPU: all packets then wait in one queue,
+// and none is overtaken by the last.
 func pin(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -658,41 +659,41 @@ func pin(t *testing.T) {
 	}
 }
 
-// begin has connections open on both sides, no others be open there, and those of the first
-// be on its fast path.
-func begin(t *testing.T, sides [2]*alone, all []grammar.Connection) {
+// begin opens connections on both nodes, and no others, and waits until those of the first node are
+// accelerated.
+func begin(t *testing.T, sides [2]*isolatedNode, all []grammar.Connection) {
 	t.Helper()
 	nothing := func(int, []byte) {}
 	for _, a := range sides {
 		a.in("n0", func() error {
-			// That connections are forgotten is not announced, and the fast path would know them
-			// for a second; that a route comes and goes is.
+			// The kernel does not notify that conntrack entries are deleted, so flows would stay
+			// valid for a second. It does notify that a route is added and deleted.
 			nowhere := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE}
 			return errors.Join(netlink.ConntrackTableFlush(netlink.ConntrackTable), netlink.RouteAdd(nowhere), netlink.RouteDel(nowhere))
 		})
 		for i, c := range all {
 			for _, s := range open(c, c.Front == service || i%4 == 1) {
-				a.put(s)
+				a.inject(s)
 			}
 		}
-		a.take(nothing)
+		a.collect(nothing)
 	}
 	a := sides[0]
 	var out, in uint64
-	a.eventually("the connections are on the fast path", func() {
+	a.eventually("the connections are accelerated", func() {
 		before := a.counts(0)
 		for _, c := range all {
 			for _, s := range talk(c) {
-				a.put(s)
+				a.inject(s)
 			}
 		}
-		a.take(nothing)
+		a.collect(nothing)
 		now := a.counts(0)
 		out, in = now["fast-out"]-before["fast-out"], now["fast-in"]-before["fast-in"]
 	}, func() bool { return min(out, in) >= uint64(2*len(all))*9/10 })
 }
 
-// kernelLog has the test fail, when what it returns is called, if the kernel has warned since.
+// kernelLog returns a function that fails the test if the kernel has logged a warning since.
 func kernelLog(t *testing.T) func() {
 	t.Helper()
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -712,7 +713,7 @@ func kernelLog(t *testing.T) func() {
 				return
 			}
 			if errors.Is(err, unix.EPIPE) {
-				t.Error("the kernel said more than it kept")
+				t.Error("the kernel's log has lost messages")
 				continue
 			}
 			if err != nil {

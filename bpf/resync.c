@@ -2,10 +2,10 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Drops packets behind conntrack that are there for conntrack alone: those by which the fast
- * path has it know the numbers of a connection again (internal/accel/fastpath/conntrack.go).
+ * Drops the packets by which the agent resynchronises conntrack (internal/accel/fastpath/conntrack.go),
+ * once conntrack has seen them.
  *
- *   drop_renewals    netfilter's hook for what the node sends, right behind conntrack
+ *   drop_resync    netfilter LOCAL_OUT, right behind conntrack
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -13,8 +13,8 @@
 #define DROP 0 /* NF_DROP */
 #define ACCEPT 1 /* NF_ACCEPT */
 
-/* The mark of such packets. */
-volatile const __u32 renewal = 0;
+/* The mark of these packets. */
+volatile const __u32 resync_mark = 0;
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
@@ -27,9 +27,9 @@ struct bpf_nf_ctx {
 #pragma clang attribute pop
 
 SEC("netfilter")
-int drop_renewals(struct bpf_nf_ctx *ctx)
+int drop_resync(struct bpf_nf_ctx *ctx)
 {
-	return ctx->skb->mark == renewal ? DROP : ACCEPT;
+	return ctx->skb->mark == resync_mark ? DROP : ACCEPT;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

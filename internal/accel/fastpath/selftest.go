@@ -21,19 +21,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTime is how long the probe's connection may take to get onto the fast path.
+// probeTime bounds how long the probe waits for its connection to be accelerated.
 const probeTime = 5 * time.Second
 
-// The probe's addresses: of the nodes on their wire, of the pods. Nobody else sees them.
+// The addresses of the probe's nodes and pods. They exist only in its own namespaces.
 var (
 	probeNodes = [2]net.IP{net.IPv4(198, 18, 255, 1).To4(), net.IPv4(198, 18, 255, 2).To4()}
 	probePods  = [2]net.IP{net.IPv4(10, 255, 255, 1).To4(), net.IPv4(10, 255, 255, 2).To4()}
 	probeMACs  = [2]net.HardwareAddr{{2, 0, 0, 0, 1, 1}, {2, 0, 0, 0, 1, 2}}
 )
 
-// Probe tries, in namespaces that are gone afterwards, whether this kernel carries packets
-// on the fast path: a TCP connection of a pod, over a VXLAN device, to a node that has no
-// fast path. What goes out and comes back is compared. The error says what does not work.
+// Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod opens
+// a TCP connection over a VXLAN device to a node without the fast path, and compares what it sends
+// with what comes back. The error says what does not work.
 func Probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -56,14 +56,14 @@ func Probe(ctx context.Context) error {
 	return nil
 }
 
-// newNamespace makes a network namespace that goes with its handle.
+// newNamespace creates a network namespace that lives as long as its handle.
 func newNamespace() (ns netns.NsHandle, err error) {
 	home, err := netns.Get()
 	if err != nil {
 		return ns, err
 	}
 	defer home.Close()
-	err = within(home, func() error { // on a thread that finds back
+	err = within(home, func() error { // on a thread that returns to its own namespace
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make a network namespace: %w", err)
 		}
@@ -73,7 +73,7 @@ func newNamespace() (ns netns.NsHandle, err error) {
 	return ns, err
 }
 
-// probeDevices makes what a pod has on its node, and on the far node only the tunnel's end.
+// probeDevices creates a node with a pod, and another node of which only the VXLAN device matters.
 func probeDevices(spaces [3]netns.NsHandle) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
 	attrs := func(name string) netlink.LinkAttrs {
@@ -156,7 +156,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 	return nil
 }
 
-// lacking says of an error, if it is one of a kernel without a kind of device, what to do.
+// lacking adds what to do to an error that says that the kernel lacks a kind of device.
 func lacking(what, module string, err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("this kernel lacks %s (load the module %s)", what, module)
@@ -166,8 +166,7 @@ func lacking(what, module string, err error) error {
 
 func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
 
-// forward has what comes by a device be forwarded. It is told by netlink, as /proc/sys is
-// read-only in a container.
+// forward enables forwarding on a device, by netlink because /proc/sys is read-only in a container.
 func forward(device string) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
@@ -183,13 +182,12 @@ func forward(device string) error {
 	r.AddData(at)
 	r.AddData(spec)
 	if _, err := r.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("have %s forward: %w", device, err)
+		return fmt.Errorf("enable forwarding on %s: %w", device, err)
 	}
 	return nil
 }
 
-// track has connections of the thread's network namespace tracked: the kernel does so
-// where a rule asks for it.
+// track enables conntrack in the thread's network namespace, by a rule that needs it.
 func track() error {
 	conn, err := nftables.New()
 	if err != nil {
@@ -207,7 +205,7 @@ func track() error {
 	return nil
 }
 
-// probeTraffic sends until packets of both ways have taken the fast path.
+// probeTraffic sends data until packets in both directions have taken the fast path.
 func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
 	f, err := Start(spaces[0], slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -237,7 +235,7 @@ func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
 	go func() { _, _ = io.Copy(far, far) }()
 	deadline, _ := ctx.Deadline()
 	_ = near.SetDeadline(deadline)
-	// Small ones, and large ones that are cut on the way.
+	// Both small messages and messages that leave as GSO packets.
 	message := bytes.Repeat([]byte("fast path "), 1<<10)
 	answer := make([]byte, len(message))
 	for round := byte(0); ; round++ {
@@ -247,14 +245,14 @@ func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
 			_, err = io.ReadFull(near, answer[:len(sent)])
 		}
 		if err == nil && !bytes.Equal(sent, answer[:len(sent)]) {
-			return errors.New("what came back is not what was sent")
+			return errors.New("the data that came back differs from what was sent")
 		}
 		counts, countErr := f.Counts()
 		switch {
 		case countErr != nil:
 			return countErr
 		case err != nil:
-			return fmt.Errorf("packets do not take it: %w (%v)", err, counts)
+			return fmt.Errorf("packets do not take the fast path: %w (%v)", err, counts)
 		case counts["fast-out"] > 100 && counts["fast-in"] > 100:
 			return nil
 		}

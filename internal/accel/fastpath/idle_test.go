@@ -23,7 +23,8 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// programs are the kinds of programs that are attached on a node, as the kernel has it.
+// programs returns the names of the programs that are attached on a node, as the kernel reports
+// them.
 func (w *world) programs(node int) string {
 	w.Helper()
 	var kinds []string
@@ -38,7 +39,7 @@ func (w *world) programs(node int) string {
 				for _, a := range q.Programs {
 					p, err := ebpf.NewProgramFromID(a.ID)
 					if errors.Is(err, os.ErrNotExist) {
-						continue // it went
+						continue // it has been unloaded
 					}
 					if err != nil {
 						return err
@@ -58,8 +59,8 @@ func (w *world) programs(node int) string {
 	return fmt.Sprint(slices.Compact(kinds))
 }
 
-// strays are ten datagrams, each one of its own: from ports that follow one.
-func (w *world) strays(port int) {
+// sendShort sends ten datagrams, each of a connection of its own: from ports that follow port.
+func (w *world) sendShort(port int) {
 	w.Helper()
 	w.in("n0p0", func() error {
 		for n := range 10 {
@@ -76,53 +77,55 @@ func (w *world) strays(port int) {
 	})
 }
 
-const asleep, scouting, awake = "[]", "[arrive tunnel]", "[arrive deliver land leave tunnel wire]"
+const idle, sampling, active = "[]", "[observe_vxlan vxlan_ingress]", "[encap nic_decap observe_nic observe_pod observe_vxlan vxlan_ingress]"
 
-// While no connection is worth it there are no programs, but for those that look for one, now
-// and then, where there are packets.
-func TestSleep(t *testing.T) {
-	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
+// TestIdle checks that no programs are attached while no connection is eligible, except that
+// observe_vxlan and vxlan_ingress sample now and then while there is traffic.
+func TestIdle(t *testing.T) {
+	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	want := func(programs string) {
 		t.Helper()
 		w.eventually("programs "+programs, func() {}, func() bool { return w.programs(0) == programs && w.programs(1) == programs })
 	}
-	want(asleep)
+	want(idle)
 	seen := map[string]int{}
 	port := 20000
-	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(10 * time.Millisecond) { // the rate
-		w.strays(port)
+	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(10 * time.Millisecond) { // limits the rate
+		w.sendShort(port)
 		port += 10
 		seen[w.programs(0)]++
 		if hooks := w.paths[0].Hooks(); hooks != nil {
-			t.Fatalf("it is awake: %v", hooks)
+			t.Fatalf("the fast path is active: %v", hooks)
 		}
 	}
 	t.Log(seen)
-	if seen[scouting] == 0 || seen[scouting] > seen[asleep] || seen[awake] > 0 {
-		t.Errorf("programs were %v, of short connections", seen)
+	if seen[sampling] == 0 || seen[sampling] > seen[idle] || seen[active] > 0 {
+		t.Errorf("with short connections programs were %v", seen)
 	}
-	want(asleep)
+	want(idle)
 	for range 2 {
 		e := w.connect().back()
-		w.warm(e)
-		want(awake)
-		// One that becomes known as they fall asleep does not stay without them.
+		w.accelerate(e)
+		want(active)
+		// A connection that becomes known while the fast path goes idle must be accelerated
+		// nevertheless.
 		for _, f := range w.paths {
-			f.Sleep()
+			f.GoIdle()
 		}
-		want(asleep)
-		w.warm(e)
-		want(awake)
+		want(idle)
+		w.accelerate(e)
+		want(active)
 		e.Close()
 		e.far.Close()
-		want(asleep)
+		want(idle)
 	}
 }
 
-// Where a scout finds no room that is said once, not whenever they come.
-func TestNoRoom(t *testing.T) {
+// TestTCXChainFull checks that a full tcx chain at the VXLAN device is reported once, not with each
+// attempt to attach.
+func TestTCXChainFull(t *testing.T) {
 	w := newWorld(t, "flannel", "full")
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
@@ -134,38 +137,39 @@ func TestNoRoom(t *testing.T) {
 			}
 		}
 		if errors.Is(err, unix.ERANGE) {
-			return nil // there is no room for more
+			return nil // the chain is full
 		}
 		return err
 	})
 	w.start(v1alpha1.UnseenByTCX)
 	port := 20000
-	scouts := func(they string, there bool) {
+	expectSampling := func(what string, there bool) {
 		w.Helper()
-		w.eventually("scouts "+they, func() { w.strays(port); port += 10 }, func() bool { return strings.Contains(w.programs(0), "tunnel") == there })
+		w.eventually("sampling programs "+what, func() { w.sendShort(port); port += 10 }, func() bool { return strings.Contains(w.programs(0), "observe_vxlan") == there })
 	}
-	scouts("come", true)
-	scouts("go", false)
-	refused := w.paths[0].Refused()
-	if !slices.ContainsFunc(refused, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach arrive: ") }) {
-		t.Errorf("refused %q", refused)
+	expectSampling("attached", true)
+	expectSampling("detached", false)
+	skipped := w.paths[0].Skipped()
+	if !slices.ContainsFunc(skipped, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach vxlan_ingress: ") }) {
+		t.Errorf("skipped %q", skipped)
 	}
 	select {
-	case <-w.paths[0].News():
+	case <-w.paths[0].Changes():
 	default:
-		t.Error("it is no news")
+		t.Error("no change was reported")
 	}
-	scouts("come again", true)
-	scouts("go again", false)
+	expectSampling("attached again", true)
+	expectSampling("detached again", false)
 	select {
-	case <-w.paths[0].News():
-		t.Errorf("it is news again: %q", w.paths[0].Refused())
+	case <-w.paths[0].Changes():
+		t.Errorf("the change was reported again: %q", w.paths[0].Skipped())
 	default:
 	}
 }
 
-// One that lasts is found among many that do not, also by scouts that come rarely.
-func TestAmongShort(t *testing.T) {
+// TestLongConnectionAmongShort checks that sampling finds a long connection among many short ones,
+// also when it samples rarely.
+func TestLongConnectionAmongShort(t *testing.T) {
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	stop, ended := make(chan struct{}), make(chan error, 1)
@@ -174,13 +178,13 @@ func TestAmongShort(t *testing.T) {
 	defer near.Close()
 	go func() {
 		ended <- fastpath.Within(near, func() error {
-			// Not of the net package, which takes its time to make a socket.
+			// A socket of package net would take too long to open.
 			s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 			if err != nil {
 				return err
 			}
 			defer unix.Close(s)
-			tick := time.NewTicker(time.Millisecond) // conntrack remembers each of them
+			tick := time.NewTicker(time.Millisecond) // conntrack has an entry for each
 			defer tick.Stop()
 			for n := uint32(0); ; n++ {
 				if n%10 == 0 {
@@ -190,7 +194,7 @@ func TestAmongShort(t *testing.T) {
 					case <-tick.C:
 					}
 				}
-				datagram := []byte{byte(n >> 8), byte(n), 9, byte(n >> 16), 0, 8, 0, 0} // from port, to port, length, no sum
+				datagram := []byte{byte(n >> 8), byte(n), 9, byte(n >> 16), 0, 8, 0, 0} // source port, destination port, length, no checksum
 				if err := unix.Sendto(s, datagram, 0, &unix.SockaddrInet4{Addr: pod(1, 1).As4()}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 					return err
 				}
@@ -198,23 +202,23 @@ func TestAmongShort(t *testing.T) {
 			}
 		})
 	}()
-	for turns, was := 0, asleep; turns < 6; { // they have come for the third time, and gone
-		if now := w.programs(0); now != was && (now == asleep || now == scouting) {
+	for turns, was := 0, idle; turns < 6; { // attached for the third time, and detached
+		if now := w.programs(0); now != was && (now == idle || now == sampling) {
 			turns, was = turns+1, now
 		}
 	}
 	e := w.connect().back()
 	began, before := time.Now(), sent.Load()
-	w.warm(e)
-	t.Logf("carried after %v, in which %d datagrams were sent", time.Since(began), sent.Load()-before)
+	w.accelerate(e)
+	t.Logf("accelerated after %v and %d short connections", time.Since(began), sent.Load()-before)
 	close(stop)
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 }
 
-// short is a connection of a message, from node0's n-th pod.
-func (w *world) short(n int) {
+// shortConnection makes a connection of one message from node0's n-th pod.
+func (w *world) shortConnection(n int) {
 	w.Helper()
 	e := w.connectOf(n, direct).back()
 	if err := e.trip(patience); err != nil {
@@ -224,7 +228,7 @@ func (w *world) short(n int) {
 	e.far.Close()
 }
 
-// link is the node's end of a pod's link.
+// link returns the name of the node's end of a pod's link.
 func (w *world) link(node, pod int) (name string) {
 	w.Helper()
 	var index int
@@ -245,8 +249,8 @@ func (w *world) link(node, pod int) (name string) {
 	return name
 }
 
-// having are the devices of a node that have a program.
-func (w *world) having(node int, program string) (devices []string) {
+// devicesWith returns the devices of a node that have a program.
+func (w *world) devicesWith(node int, program string) (devices []string) {
 	for _, h := range w.paths[node].Hooks() {
 		if h.Program == program {
 			devices = append(devices, h.Device)
@@ -256,10 +260,11 @@ func (w *world) having(node int, program string) (devices []string) {
 	return devices
 }
 
-// Only pods that have a connection worth it have programs at their links; the others get them
-// when they have one, and lose them some time after the last.
-func TestWatched(t *testing.T) {
-	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
+// TestProgramsOnlyAtActivePods checks that only pods with an eligible connection have programs at
+// their links: others get them with their first such connection, and lose them some time after the
+// last.
+func TestProgramsOnlyAtActivePods(t *testing.T) {
+	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			w := newWorld(t, shape, "full")
@@ -273,29 +278,29 @@ func TestWatched(t *testing.T) {
 							links = append(links, w.link(node, n))
 						}
 						slices.Sort(links)
-						for _, program := range []string{"deliver", "leave"} {
-							if !slices.Equal(w.having(node, program), links) {
+						for _, program := range []string{"observe_pod", "encap"} {
+							if !slices.Equal(w.devicesWith(node, program), links) {
 								return false
 							}
 						}
 					}
 					return true
 				}
-				w.eventually(fmt.Sprintf("pods %v are watched", pods), step, holds)
+				w.eventually(fmt.Sprintf("programs are at the links of pods %v", pods), step, holds)
 			}
-			carried := func(n int) echo {
+			accelerated := func(n int) echo {
 				t.Helper()
 				e := w.connectOf(n, direct).back()
 				start := time.Now()
-				w.warm(e)
+				w.accelerate(e)
 				took := time.Since(start)
-				t.Logf("carried after %v", took)
+				t.Logf("accelerated after %v", took)
 				if took > 3*time.Second {
-					t.Errorf("carried after %v", took)
+					t.Errorf("accelerated after %v", took)
 				}
 				return e
 			}
-			first := carried(0)
+			first := accelerated(0)
 			goesOn := func() {
 				if err := first.trip(patience); err != nil {
 					t.Fatal(err)
@@ -303,21 +308,21 @@ func TestWatched(t *testing.T) {
 			}
 			want(goesOn, 0)
 			for range 10 {
-				w.short(1)
+				w.shortConnection(1)
 			}
 			want(goesOn, 0)
-			second := carried(1)
+			second := accelerated(1)
 			want(goesOn, 0, 1)
-			w.warm(first)
+			w.accelerate(first)
 			second.Close()
 			second.far.Close()
 			want(goesOn, 0)
-			w.warm(first)
+			w.accelerate(first)
 			first.Close()
 			first.far.Close()
 			want(func() {})
 			for node := range w.paths {
-				if got := w.programs(node); got != asleep && got != scouting {
+				if got := w.programs(node); got != idle && got != sampling {
 					t.Errorf("node%d has %s", node, got)
 				}
 			}
@@ -325,10 +330,11 @@ func TestWatched(t *testing.T) {
 	}
 }
 
-// A pod that has a connection over the overlay which never becomes known is asked for again and
-// again. It is not to lose its programs and get them back all the time, and is watched on.
-func TestNeverKnown(t *testing.T) {
-	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
+// TestIneligibleConnectionKeepsPrograms checks that a pod keeps its programs while it has overlay
+// traffic that never becomes eligible. Attach requests for it do not stop, and the programs must
+// not be detached and attached again and again.
+func TestIneligibleConnectionKeepsPrograms(t *testing.T) {
+	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
 	w := newWorld(t, "flannel", "full")
 	w.untracked(0)
 	w.start()
@@ -338,27 +344,27 @@ func TestNeverKnown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	has := func() bool { return slices.Contains(w.having(0, "deliver"), w.link(0, 0)) }
-	w.eventually("it is watched", trip, has)
+	has := func() bool { return slices.Contains(w.devicesWith(0, "observe_pod"), w.link(0, 0)) }
+	w.eventually("the pod's link has programs", trip, has)
 	for began := time.Now(); time.Since(began) < 15*time.Second; trip() {
 		if !has() {
-			t.Fatalf("it is watched no more after %v", time.Since(began))
+			t.Fatalf("the pod's link has no programs after %v", time.Since(began))
 		}
 	}
 	if c := w.counts(0); c["fast-out"]+c["fast-in"] > 0 || c["untracked"] == 0 {
-		t.Errorf("it became known: %v", c)
+		t.Errorf("packets took the fast path: %v", c)
 	}
 	e.Close()
-	w.eventually("it is not watched", func() {}, func() bool { return len(w.having(0, "deliver")) == 0 })
+	w.eventually("the pod's link has no programs", func() {}, func() bool { return len(w.devicesWith(0, "observe_pod")) == 0 })
 }
 
-// Connections that stay on their node, or go elsewhere, are no reason to watch a pod.
-func TestNear(t *testing.T) {
-	defer fastpath.SleepAfter(fastpath.SleepAfter(8))
+// TestLocalConnections checks that connections which do not use the overlay do not attach programs.
+func TestLocalConnections(t *testing.T) {
+	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	first := w.connect().back()
-	w.warm(first)
+	w.accelerate(first)
 	first.Close()
 	var near net.Conn
 	var listener net.Listener
@@ -378,23 +384,23 @@ func TestNear(t *testing.T) {
 	defer near.Close()
 	defer far.Close()
 	e := echo{near, far}.back()
-	w.eventually("it is not watched", func() {
+	w.eventually("the pod's link has no programs", func() {
 		if err := e.trip(patience); err != nil {
 			t.Fatal(err)
 		}
 	}, func() bool { return len(w.paths[0].Hooks()) == 0 })
 }
 
-// A node's many pods may take longer to attach programs to than the heart beats without: the
-// fast path does not stop for that.
-func TestBeatsOn(t *testing.T) {
+// TestLeaseRenewedDuringAttach checks that the lease is renewed while programs are being attached
+// to many pods, however long that takes.
+func TestLeaseRenewedDuringAttach(t *testing.T) {
 	w := newWorld(t, "flannel", "full")
 	far := w.ns("n0p1")
 	defer far.Close()
 	w.start()
 	e := w.connect().back()
-	w.warm(e)
-	hooks := func() int { return len(w.paths[0].Hooks()) } // waits while programs are attached
+	w.accelerate(e)
+	hooks := func() int { return len(w.paths[0].Hooks()) } // blocks while programs are being attached
 	for pods, more := 0, 300; ; more = pods {
 		w.in("n0", func() error {
 			for range more {
@@ -407,9 +413,9 @@ func TestBeatsOn(t *testing.T) {
 			}
 			return nil
 		})
-		w.paths[0].Sleep()
-		w.eventually("all is off", func() {}, func() bool { return hooks() == 0 })
-		before := w.counts(0)["dead"]
+		w.paths[0].GoIdle()
+		w.eventually("all programs are detached", func() {}, func() bool { return hooks() == 0 })
+		before := w.counts(0)["lease-expired"]
 		ended := make(chan error, 1)
 		var stop atomic.Bool
 		began := time.Now()
@@ -422,17 +428,17 @@ func TestBeatsOn(t *testing.T) {
 			}
 			ended <- nil
 		}()
-		w.eventually("all is on", w.paths[0].WatchAll, func() bool { return hooks() >= 2*pods })
+		w.eventually("all programs are attached", w.paths[0].AttachAll, func() bool { return hooks() >= 2*pods })
 		took := time.Since(began)
 		stop.Store(true)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%d pods took %v", pods, took)
-		if n := w.counts(0)["dead"] - before; n > 0 {
-			t.Errorf("the heart did not beat for %d packets", n)
+		t.Logf("attaching to %d pods took %v", pods, took)
+		if n := w.counts(0)["lease-expired"] - before; n > 0 {
+			t.Errorf("the lease had expired for %d packets", n)
 		}
-		if took > fastpath.Life+time.Second || t.Failed() {
+		if took > fastpath.LeaseTime+time.Second || t.Failed() {
 			return
 		}
 	}

@@ -1,0 +1,66 @@
+//go:build linux
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
+// less.
+const flowTTL = time.Second
+
+const udp = 17 // IP protocol number (RFC 768)
+
+// TablesWorn reports whether three quarters of the encapsulation templates or of the pod links are used.
+// The programs never reuse an index, so the caller must load them again in time.
+func (f *Fastpath) TablesWorn() (bool, error) {
+	o := &f.objects
+	for _, of := range []struct {
+		used *ebpf.Variable
+		all  *ebpf.Map
+	}{{o.TemplatesUsed, o.EncapTemplates}, {o.PodLinksUsed, o.PodLinks}} {
+		var used uint32
+		if err := of.used.Get(&used); err != nil {
+			return false, fmt.Errorf("read the use of the fast path's tables: %w", err)
+		}
+		if used >= of.all.MaxEntries()/4*3 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Accelerated counts the known connections, and those of them that are accelerated at a time of
+// CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
+func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
+	var generation uint32
+	if err := f.objects.Generation.Get(&generation); err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	}
+	valid := func(validated uint64, in uint32) bool {
+		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
+	}
+	// Batches, because single look-ups would take two system calls for each connection.
+	keys, values := make([]fastpathKey, 512), make([]fastpathFlow, 512)
+	for cursor := new(ebpf.MapBatchCursor); ; {
+		n, err := f.objects.Flows.BatchLookup(cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+		}
+		known += n
+		for i, v := range values[:n] {
+			out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
+			if out && in || keys[i].Protocol == udp && (out || in) {
+				fast++
+			}
+		}
+		if err != nil {
+			return known, fast, nil // that was the last batch
+		}
+	}
+}

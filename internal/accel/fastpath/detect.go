@@ -1,0 +1,72 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+const (
+	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices.
+	detectEvery = leaseRenewal / 5
+	// busyPackets is how many packets in an interval make the devices busy.
+	busyPackets = 10
+	// detectFor is how long the detector's programs stay attached.
+	detectFor = 3 * detectEvery
+	// detectPause is the pause after a detection that found nothing. It doubles each time, up to
+	// detectPauseMax, while the devices stay busy.
+	detectPause, detectPauseMax = time.Second, 8 * time.Second
+)
+
+// detector decides when the programs of the VXLAN devices search for eligible connections while the
+// fast path is idle: only while the devices are busy, and then for a part of the time, because
+// every packet pays for the programs.
+type detector struct {
+	on bool
+	// next is when the detector may switch on or off; wait is the length of the last pause.
+	next time.Time
+	wait time.Duration
+	// packets is the last value of the counters.
+	packets uint64
+}
+
+// update takes over the counters, and returns whether the detector was switched on or off.
+func (s *detector) update(now time.Time, packets uint64) (switched bool) {
+	few := s.packets == 0 || packets-s.packets < busyPackets
+	s.packets = packets
+	if few && !s.on {
+		s.wait = 0
+	}
+	if now.Before(s.next) || few && !s.on {
+		return false
+	}
+	s.on = !s.on
+	if s.on {
+		s.next = now.Add(detectFor)
+		return true
+	}
+	s.wait = min(max(2*s.wait, detectPause), detectPauseMax)
+	s.next = now.Add(s.wait)
+	return true
+}
+
+// packets sums the packet counters of the VXLAN devices.
+func packets(h *netlink.Handle, n node) (sum uint64, err error) {
+	for index := range n.overlays {
+		l, err := h.LinkByIndex(index)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue // the device is gone; a notification follows
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read counters of %s: %w", n.names[index], err)
+		}
+		if s := l.Attrs().Statistics; s != nil {
+			sum += s.RxPackets + s.TxPackets
+		}
+	}
+	return sum, nil
+}

@@ -1,0 +1,77 @@
+package text
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading  = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	anchorID = regexp.MustCompile(`<a id="([^"]+)">`)
+	notSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors are those that GitHub gives the headings of a document, and its own.
+func anchors(text string) map[string]bool {
+	all := make(map[string]bool)
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		all[strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	for _, m := range anchorID.FindAllStringSubmatch(text, -1) {
+		all[m[1]] = true
+	}
+	return all
+}
+
+// TestLinks fails for each link of a document to a file or a heading that does not exist.
+func TestLinks(t *testing.T) {
+	root := filepath.Join("..", "..")
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin" || d.Name() == "results" && filepath.Dir(path) == root) {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || filepath.Ext(path) != ".md" {
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(m[1], "#")
+			to := path
+			if file != "" {
+				to = filepath.Join(filepath.Dir(path), file)
+			}
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s: %s: no such file", path, m[1])
+				continue
+			}
+			if anchor == "" || filepath.Ext(to) != ".md" {
+				continue
+			}
+			text, err := os.ReadFile(to)
+			if err != nil {
+				return err
+			}
+			if !anchors(string(text))[anchor] {
+				t.Errorf("%s: %s: no such heading", path, m[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
