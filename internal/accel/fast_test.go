@@ -169,7 +169,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 		}
 		plan, err := s.Plan(t.Context(), wanted)
 		must(t, err)
-		if planned := slices.ContainsFunc(plan, func(p record.Setting) bool { return p.Path == "tcx/tunnel/tunnel" }); planned != given {
+		if planned := slices.ContainsFunc(plan, func(p record.Setting) bool { return p.Path == "tcx/tunnel/observe_vxlan" }); planned != given {
 			t.Errorf("unseen by %q: planned is %v", unseenBy, plan)
 		}
 	}

@@ -364,7 +364,7 @@ func wear(t testing.TB) {
 	t.Helper()
 	spec, err := ebpf.LoadCollectionSpec(filepath.Join("..", "..", "bpf", "fastpath_bpfel.o"))
 	must(t, err)
-	used := spec.Variables["pods_used"]
+	used := spec.Variables["pod_links_used"]
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	q, err := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
@@ -459,7 +459,7 @@ func TestFastpathCannot(t *testing.T) {
 	attrs.Name, attrs.Flags = "other", net.FlagUp
 	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: 4789}))
 	o := a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
-	if !strings.Contains(o.Message, "other: each packet brings its own tunnel") {
+	if !strings.Contains(o.Message, "other: each packet has its own tunnel key") {
 		t.Errorf("%+v", o)
 	}
 	if s := a.Status(); s.Fastpath == nil || s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonImpossible {
