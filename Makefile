@@ -83,7 +83,7 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 
 SOAK ?= 1h
 .PHONY: soak
-soak: cluster-deps $(HELM) ## Have connections live through kills, floods, forged packets, … beside twins without a fast path: SOAK=1h in namespaces, as long in a cluster (root)
+soak: cluster-deps $(HELM) ## Compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels

@@ -28,9 +28,10 @@ func accelCommand(p Process) *cobra.Command {
 		Short: "Plan, apply, show and revert accelerators on this machine",
 		Long: `Plan, apply, show and revert accelerators in this network namespace. They are
 those of a variant of an experiment, so what an experiment has proved can be
-switched on as it was measured. All that is changed is journalled first, read
-back, and restored by revert. The fast path alone lasts only as long as the process
-that holds it: an agent is such a process, apply is none, and status shows them.`,
+switched on as it was measured. apply journals each setting before it writes it,
+and reads it back; revert restores it. The fast path lasts only as long as the
+process that runs it, so apply refuses it: use slipstream agent. status shows
+settings and fast paths.`,
 		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
   slipstream accel apply results/demo-20260102T150405Z/experiment.yaml rfs
   slipstream accel status
@@ -99,7 +100,7 @@ that holds it: an agent is such a process, apply is none, and status shows them.
 		},
 		&cobra.Command{
 			Use: "revert", Args: cobra.NoArgs,
-			Short: "Restore what apply found here, and what dead processes left on this machine",
+			Short: "Restore what apply found here, and what processes that ended left on this machine",
 			RunE: func(c *cobra.Command, _ []string) error {
 				recovered, err := accel.Recover(c.Context(), options())
 				if err != nil {

@@ -19,15 +19,16 @@ func agentCommand(p Process) *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
 		Use:   "agent",
-		Short: "Keep accelerations on, on this node, as policies say",
-		Long: `Keep accelerations on, on this node: those of an AccelerationPolicy in a file, or
-of the policies of a cluster that select the node. New devices and pods are
-followed, everything is read back every 30 s, and what no policy wants any more
-is put back. An agent that ends leaves its settings, and the next adopts them; the
-fast path alone ends with it, and begins with the next.`,
+		Short: "Apply the accelerators of policies on this node, and keep them applied",
+		Long: `Apply the accelerators of an AccelerationPolicy in a file, or of the policies of a
+cluster that select this node, and keep them applied. The agent accelerates new
+devices and pods as they appear, verifies all settings every 30 s (less often on
+large nodes), and restores settings that no policy wants any more. Settings outlive
+the agent, and the next agent adopts them; the fast path ends with its agent, and
+the next agent starts it again.`,
 		Example: `  slipstream agent --policy /etc/slipstream/policy.yaml     a host without Kubernetes
   slipstream agent --node node1                             in a cluster, as its DaemonSet starts it
-  slipstream agent --revert                                 put back everything that agents have set here`,
+  slipstream agent --revert                                 restore everything that agents have set here`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -39,15 +40,15 @@ fast path alone ends with it, and begins with the next.`,
 	f := c.Flags()
 	f.StringVar(&o.policy, "policy", "", "a file with an AccelerationPolicy, read again when it changes or on SIGHUP")
 	f.StringVar(&o.node, "node", "", "this node's name in the cluster")
-	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: once that is deleted, an agent that is stopped puts everything back")
+	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: once that is deleted, an agent that is stopped restores everything")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the cluster (default: as a pod of it)")
 	f.StringVar(&o.serve.Metrics, "listen", "127.0.0.1:9469", "the address of /metrics; empty for nowhere")
 	f.StringVar(&o.serve.Health, "health", "127.0.0.1:9470", "the address of /healthz; empty for nowhere")
-	f.BoolVar(&o.auth, "metrics-auth", false, "with --node: answer /metrics over TLS alone, and who has a token that the cluster lets get it (TokenReview, SubjectAccessReview)")
+	f.BoolVar(&o.auth, "metrics-auth", false, "with --node: serve /metrics over TLS only, and only to bearer tokens that may get it (TokenReview, SubjectAccessReview)")
 	f.StringVar(&o.serve.CertFile, "tls-cert", "", "a file with the certificate of /metrics (default with --metrics-auth: one that the agent signs itself)")
 	f.StringVar(&o.serve.KeyFile, "tls-key", "", "a file with its key")
 	f.StringVar(&o.journal, "journal", journalDir, "the folder that says what was changed; one for the whole machine")
-	f.BoolVar(&o.revert, "revert", false, "put back everything that agents have set on this machine, and end")
+	f.BoolVar(&o.revert, "revert", false, "restore everything that agents have set on this machine, and exit")
 	return c
 }
 

@@ -110,7 +110,7 @@ func rootCommand(p Process) *cobra.Command {
 		Use:   "slipstream",
 		Short: "Measure what a container network costs, and prove what makes it faster",
 		Long: `slipstream measures what a container network costs against the raw network
-under it, applies accelerations, and proves with interleaved runs and
+under it, applies accelerators, and proves with interleaved runs and
 confidence intervals which of them help.
 
 Start with: slipstream run demo   (as root; it makes its own lab and removes it)`,

@@ -38,7 +38,7 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that pods can go to)")
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers")
 	f.StringVar(&o.selector, "selector", "", "labels that nodes must have to be chosen: pool=net,zone=a")
-	f.StringVar(&o.image, "image", "", "image of the pods, pulled if it is not there (default this release's, which must be)")
+	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default: this release's, which must already be on the nodes)")
 }
 
 // overrides are what the flags set in the experiment.
@@ -207,10 +207,10 @@ func cleanupCommand(p Process) *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove from a cluster what runs that died have left",
 		Long: `Remove from a cluster what runs that died have left: namespaces, pods, services
-and leases. The pods' end restores what they had set on their nodes. A run whose
-process is alive is left alone: one that has renewed its lease within the last
-minute, by this machine's clock. So is, and it is named, what has the labels of
-slipstream but not a name and a form that only a run gives.`,
+and leases. When a pod of a run ends, it restores the settings of its node. A run
+that has renewed its lease within the last minute, by this machine's clock, is
+alive and stays. Objects with slipstream's labels that no run can have created
+stay too, and are listed.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        what there is, and what would be removed
   slipstream cleanup --all            runs that are alive too`,

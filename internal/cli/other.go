@@ -19,7 +19,7 @@ func linuxCommands(Process) []*cobra.Command {
 	for _, c := range []struct{ use, short, needs string }{
 		{"lab", "A lab of network namespaces to play in", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
-		{"agent", "Keep accelerations on, on this node, as policies say", "settings of the Linux kernel"},
+		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
 	} {
 		all = append(all, &cobra.Command{
 			Use: c.use, Short: c.short + " (Linux)", DisableFlagParsing: true,

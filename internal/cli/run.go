@@ -35,7 +35,7 @@ func runCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [PRESET|FILE]",
 		Short: "Run an experiment: measure, prove, report, and leave the machine as it was",
-		Example: `  slipstream run demo                 what VXLAN costs here, and what RPS and RFS give back
+		Example: `  slipstream run demo                 what VXLAN costs here, and what RPS, RFS and the fast path give back
   slipstream run --list               the presets
   slipstream run demo --dry-run       what would be done, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
