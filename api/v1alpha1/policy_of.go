@@ -1,7 +1,6 @@
 package v1alpha1
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -74,7 +73,7 @@ func ParseLabels(text string) (map[string]string, error) {
 			return nil, fmt.Errorf("must be KEY=VALUE[,KEY=VALUE…], is %q", text)
 		}
 		if faults := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(faults) > 0 {
-			return nil, errors.New(fmt.Sprintf("%q is no label: ", label) + strings.Join(faults, "; "))
+			return nil, fmt.Errorf("%q is no label: %s", label, strings.Join(faults, "; "))
 		}
 		all[key] = value
 	}

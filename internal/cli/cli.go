@@ -105,6 +105,14 @@ var groupOf = map[string]string{
 	"version": "other", "completion": "other", "help": "other",
 }
 
+// plugin is the command by which kubectl runs the program as its plugin, or "" if it does not.
+func plugin(program string) string {
+	if strings.HasPrefix(filepath.Base(program), "kubectl-") {
+		return "kubectl slipstream"
+	}
+	return ""
+}
+
 func rootCommand(p Process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipstream",
@@ -118,9 +126,8 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	if strings.HasPrefix(filepath.Base(p.Args[0]), "kubectl-") {
-		// kubectl runs it as a plugin, by the name that people typed.
-		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl slipstream"}
+	if name := plugin(p.Args[0]); name != "" {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
 	}
 	root.SetIn(p.In)
 	root.SetOut(p.Out)
@@ -128,9 +135,10 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if missing := new(pflag.NotExistError); errors.As(err, &missing) {
 			var names []string
+			name := "--" + missing.GetSpecifiedName()
 			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
-			if near := v1alpha1.Near("--"+missing.GetSpecifiedName(), names); len(near) > 0 && len(near) < 4 {
-				err = fmt.Errorf("%w, %s", err, v1alpha1.Suggest("--"+missing.GetSpecifiedName(), names))
+			if near := v1alpha1.Near(name, names); len(near) > 0 && len(near) < 4 {
+				err = fmt.Errorf("%w, %s", err, v1alpha1.Suggest(name, names))
 			}
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))

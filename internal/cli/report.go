@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -159,9 +160,7 @@ var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
 // next is the command that a person wants after a result: to keep on what it has proved,
 // or to learn what it has not.
 func next(dir *record.Dir, m *report.Model, program string) string {
-	if strings.HasPrefix(filepath.Base(program), "kubectl-") {
-		program = "kubectl slipstream"
-	}
+	program = cmp.Or(plugin(program), program)
 	keep := m.Keep()
 	switch {
 	case m.Unfinished != "":

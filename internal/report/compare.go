@@ -37,7 +37,7 @@ func (c Changes) rows() []changed {
 			continue
 		}
 		q := quantityOf(r.Metric)
-		show := func(v float64) string { return fixed(v*q.scale, decimalsFor(v*q.scale)) }
+		show := func(v float64) string { return significant(v * q.scale) }
 		out = append(out, changed{
 			Variant: r.Variant, Workload: r.Workload, Metric: q.name, Unit: q.unit, Pairs: r.Pairs,
 			Before: show(r.Before), After: show(r.Mean),

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -22,10 +23,10 @@ func (m *Model) conclude() []string {
 	costs := m.costSentences()
 	out := costs
 	for _, q := range []question{choice, other} {
-		compared := m.compared(q)
 		if q == other && len(out) > 0 {
 			break
 		}
+		compared := m.compared(q)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
 				out = append(out, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
@@ -211,33 +212,25 @@ func harms(all []stats.Proof, best stats.Proof) string {
 	return strings.Join(out, "; ") + "."
 }
 
-func byGain(a, b *stats.Row) int {
-	switch {
-	case a.Gain() < b.Gain():
-		return -1
-	case a.Gain() > b.Gain():
-		return 1
-	}
-	return 0
-}
+func byGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
 
 // bestOfEach workload, in order; worstOfEach is the reverse of it.
 func bestOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, func(a, b *stats.Row) bool { return a.Gain() > b.Gain() })
+	return ofEach(rows, func(a, b *stats.Row) int { return byGain(b, a) })
 }
 
 func worstOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, func(a, b *stats.Row) bool { return a.Gain() < b.Gain() })
+	return ofEach(rows, byGain)
 }
 
-func ofEach(rows []*stats.Row, before func(a, b *stats.Row) bool) []*stats.Row {
+func ofEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
 	var out []*stats.Row
 	for _, r := range rows {
 		i := slices.IndexFunc(out, func(o *stats.Row) bool { return o.Workload == r.Workload })
 		switch {
 		case i < 0:
 			out = append(out, r)
-		case before(r, out[i]):
+		case order(r, out[i]) < 0:
 			out[i] = r
 		}
 	}
