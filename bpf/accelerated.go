@@ -8,13 +8,12 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
 // less.
 const flowTTL = time.Second
-
-const udp = 17 // IP protocol number (RFC 768)
 
 // TablesWorn reports whether three quarters of the encapsulation templates or of the pod links are used.
 // The programs never reuse an index, so the caller must load them again in time.
@@ -55,7 +54,7 @@ func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
 		known += n
 		for i, v := range values[:n] {
 			out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
-			if out && in || keys[i].Protocol == udp && (out || in) {
+			if out && in || keys[i].Protocol == unix.IPPROTO_UDP && (out || in) {
 				fast++
 			}
 		}

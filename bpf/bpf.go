@@ -33,7 +33,7 @@ import (
 // Softirq measures the time in softirqs on every CPU until it is closed.
 type Softirq struct {
 	objects softirqObjects
-	links   []link.Link
+	links   attachments
 }
 
 // SoftirqCPU has the nanoseconds and runs of each softirq on one CPU since
@@ -76,11 +76,7 @@ func (s *Softirq) Read() ([]SoftirqCPU, error) {
 
 // Close detaches the programs.
 func (s *Softirq) Close() error {
-	var errs []error
-	for _, l := range s.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, s.objects.Close())...)
+	return errors.Join(s.links.Close(), s.objects.Close())
 }
 
 // LoadRehash loads the program that replaces the sender's flow hash of a packet by

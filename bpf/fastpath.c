@@ -82,11 +82,9 @@
 #define CT_HELPER (1 << 13)
 #define NF_DROP 0 /* include/uapi/linux/netfilter.h */
 #define NF_ACCEPT 1
-#define NF_PRE_ROUTING 0 /* include/uapi/linux/netfilter.h */
+#define NF_PRE_ROUTING 0
 #define NF_LOCAL_IN 1
-#define CHECKSUM_NONE 0 /* include/linux/skbuff.h */
-#define CHECKSUM_UNNECESSARY 1
-#define CHECKSUM_COMPLETE 2
+#define CHECKSUM_UNNECESSARY 1 /* include/linux/skbuff.h */
 #define CHECKSUM_PARTIAL 3
 
 #define MS 1000000ULL
@@ -536,7 +534,7 @@ struct {
 
 /* What the agent is asked to do. fastpath.go decodes it. */
 enum event_kind {
-	EVENT_ATTACH,   /* attach programs to the link of its pod: the connection is eligible */
+	EVENT_ATTACH,  /* attach programs to the link of its pod: the connection is eligible */
 	EVENT_LIBERAL, /* make its conntrack entry liberal */
 	EVENT_ACKED,   /* clear conntrack's flag of unacknowledged data */
 	EVENT_RESYNC,   /* resynchronise conntrack */
@@ -655,9 +653,9 @@ static __always_inline __u8 *pull_data(struct __sk_buff *skb, __u32 size)
 /* How many bytes of the header the fast path rewrites: no IPv6 address. */
 #define CHANGES(is_ipv6) ((is_ipv6) ? 8 : IP_HLEN)
 
-/* hop is the word of the hop limit, with one less and IPv4's header's sum to match
- * (RFC 1624, as ip_decrease_ttl in include/net/ip.h). */
-static __always_inline __u32 hop_limit_mask(__u32 word, int is_ipv6)
+/* decrement_hop_limit returns the word of the TTL or hop limit with one less, and the IPv4 header
+ * checksum updated. */
+static __always_inline __u32 decrement_hop_limit(__u32 word, int is_ipv6)
 {
 	__u32 check = word >> 16;
 
@@ -790,12 +788,12 @@ static __always_inline __u64 peer_of(const struct key *k)
 }
 
 /* with_peer is a key with another peer. */
-static __always_inline struct key with_peer(const struct key *k, __u64 wire_peer)
+static __always_inline struct key with_peer(const struct key *k, __u64 peer)
 {
 	struct key other = *k;
 
-	other.peer = wire_peer;
-	other.peer_port = wire_peer >> 32;
+	other.peer = peer;
+	other.peer_port = peer >> 32;
 	return other;
 }
 
@@ -883,9 +881,9 @@ static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state
 	return sample(c) && admit(hash, bpf_ktime_get_coarse_ns());
 }
 
-static __always_inline void emit(const struct key *k, const struct flow *f, __u32 ask)
+static __always_inline void emit(const struct key *k, const struct flow *f, __u32 kind)
 {
-	struct event event = {.key = *k, .kind = ask};
+	struct event event = {.key = *k, .kind = kind};
 
 	if (f && k->is_ipv6) {
 		__builtin_memcpy(event.pod6, f->pod6, sizeof(event.pod6));
@@ -1091,24 +1089,24 @@ static __always_inline __u16 csum_replace(__u16 sum, __be32 from, __be32 to)
 
 /* nat_headers rewrites the peer of a packet, as the kernel does (nf_nat_ipv4_manip_pkt in
  * net/netfilter/nf_nat_proto.c): its destination, or its source. */
-static __always_inline void nat_headers(struct headers *h, int out, __u64 wire_peer)
+static __always_inline void nat_headers(struct headers *h, int out, __u64 peer)
 {
 	__u32 *address = &h->ip[out ? 4 : 3];
 
-	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~csum_replace(~(h->ip[2] >> 16), *address, wire_peer) << 16;
-	*address = wire_peer;
-	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(wire_peer >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(wire_peer >> 32);
+	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~csum_replace(~(h->ip[2] >> 16), *address, peer) << 16;
+	*address = peer;
+	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(peer >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(peer >> 32);
 }
 
 /* nat_packet rewrites the peer in the TCP or UDP header at an offset, and updates the checksum
  * there. */
-static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 wire_peer, __u16 *check)
+static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 peer, __u16 *check)
 {
 	__u32 at = l4 + (PROTOCOL(was, 0) == TCP ? 16 : 6);
 	__u64 flags = PROTOCOL(was, 0) == TCP ? 0 : BPF_F_MARK_MANGLED_0;
-	__be16 port = wire_peer >> 32;
+	__be16 port = peer >> 32;
 
-	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)wire_peer, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
+	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)peer, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
 	    bpf_l4_csum_replace(skb, at, HALF(was->l4[0], out), port, flags | sizeof(port)) ||
 	    bpf_skb_load_bytes(skb, at, check, sizeof(*check)))
 		return -1;
@@ -1124,7 +1122,7 @@ static __always_inline int headers_match(const struct headers *was, const struct
 		if (was->l4[i] != is->l4[i])
 			return 0;
 	for (i = 0; i < HLEN(is_ipv6) / 4; i++)
-		if ((i == HOP(is_ipv6) ? hop_limit_mask(was->ip[i], is_ipv6) : was->ip[i]) != is->ip[i])
+		if ((i == HOP(is_ipv6) ? decrement_hop_limit(was->ip[i], is_ipv6) : was->ip[i]) != is->ip[i])
 			return 0;
 	return 1;
 }
@@ -1143,9 +1141,9 @@ static __always_inline int headers_equal(const struct headers *a, const struct h
 	return 1;
 }
 
-/* same_addresses_or_ports tells whether headers are of the same packet at least, whatever has been
+/* same_packet tells whether headers are of the same packet, even if addresses or ports were
  * rewritten. */
-static __always_inline int same_addresses_or_ports(const struct headers *was, const struct headers *is, int is_ipv6)
+static __always_inline int same_packet(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	if (was->l4[1] != is->l4[1])
 		return 0;
@@ -1603,7 +1601,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	sum += w.outer.head.ttl | UDP << 8;
 	sum += w.outer.head.source[0] + w.outer.head.source[1] + w.outer.head.destination[0] + w.outer.head.destination[1];
 	w.outer.head.ip_check = ~fold(sum);
-	led.ip[HOP(is_ipv6)] = hop_limit_mask(led.ip[HOP(is_ipv6)], is_ipv6);
+	led.ip[HOP(is_ipv6)] = decrement_hop_limit(led.ip[HOP(is_ipv6)], is_ipv6);
 	words = w.inner.ip;
 	for (i = 0; i < CHANGES(is_ipv6) / 4; i++)
 		words[i] = led.ip[i];
@@ -1901,7 +1899,7 @@ static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_st
 		p->overlay = skb->ifindex;
 		p->ct = ct_entry(skb);
 		c->out_stage = 2;
-	} else if (same_addresses_or_ports(&p->headers, &h, is_ipv6)) {
+	} else if (same_packet(&p->headers, &h, is_ipv6)) {
 		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REWRITTEN);
 	}
 	return NEXT;
@@ -2087,7 +2085,7 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_sta
 	copy_headers(&led, h, is_ipv6);
 	if (translated)
 		nat_headers(&led, 0, peer_of(own));
-	led.ip[HOP(is_ipv6)] = hop_limit_mask(led.ip[HOP(is_ipv6)], is_ipv6);
+	led.ip[HOP(is_ipv6)] = decrement_hop_limit(led.ip[HOP(is_ipv6)], is_ipv6);
 	__builtin_memcpy(head.ip, led.ip, CHANGES(is_ipv6));
 	if (bpf_skb_store_bytes(skb, 0, &head, __builtin_offsetof(typeof(head), ip) + CHANGES(is_ipv6), 0) ||
 	    (translated && nat_packet(skb, sizeof(head), 0, h, peer_of(own), &check)))
@@ -2352,7 +2350,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	if (translated)
 		nat_headers(&was, 0, peer_of(&key));
 	if (!headers_match(&was, &h, is_ipv6)) {
-		if (same_addresses_or_ports(&was, &h, is_ipv6))
+		if (same_packet(&was, &h, is_ipv6))
 			count(c, is_ipv6 ? nat_reason(&was, &h) : REWRITTEN);
 		return NEXT;
 	}

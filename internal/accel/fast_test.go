@@ -117,14 +117,14 @@ func TestFastpathHolder(t *testing.T) {
 	ask("who talks nonsense", "does not answer", 1)
 }
 
-// TestFastpathNews has a device come that the fast path leaves alone, which nobody asks for.
-func TestFastpathNews(t *testing.T) {
+// TestFastpathChanges checks that a skipped device is reported without Keep.
+func TestFastpathChanges(t *testing.T) {
 	node(t, enter(t), 1)
 	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
 	if s.FastpathChanges() != nil {
-		t.Error("there is news of what is off")
+		t.Error("a fast path that is off has a channel of changes")
 	}
 	v, err := s.Look()
 	must(t, err)
@@ -135,7 +135,7 @@ func TestFastpathNews(t *testing.T) {
 		select {
 		case <-s.FastpathChanges():
 		case <-limit:
-			t.Fatalf("no news: %+v", s.FastpathState())
+			t.Fatalf("no change is reported: %+v", s.FastpathState())
 		}
 		if alone := strings.Join(s.FastpathState().Skipped, "; "); strings.Contains(alone, "other: ") {
 			return
@@ -165,7 +165,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 		must(t, err)
 		alone := strings.Join(s.FastpathState().Skipped, "; ")
 		if strings.Contains(alone, "tunnel: it has a queue (tbf)") == given {
-			t.Errorf("unseen by %q: left alone are %s", unseenBy, alone)
+			t.Errorf("unseen by %q: skipped: %s", unseenBy, alone)
 		}
 		plan, err := s.Plan(t.Context(), wanted)
 		must(t, err)

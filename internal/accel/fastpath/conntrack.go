@@ -460,18 +460,17 @@ func (g *forgedFilter) start(programs *bpf.Fastpath) (err error) {
 // detachUnused detaches the program if start was not called since the last call.
 func (g *forgedFilter) detachUnused() error {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	used := g.used
 	g.used = false
-	g.mu.Unlock()
 	if used {
 		return nil
 	}
 	return g.detach()
 }
 
+// detach detaches the program. The caller holds mu.
 func (g *forgedFilter) detach() (err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if g.attached != nil {
 		err = g.attached.Close()
 		g.attached = nil
@@ -482,8 +481,8 @@ func (g *forgedFilter) detach() (err error) {
 // close detaches the program for good.
 func (g *forgedFilter) close() error {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.closed = true
-	g.mu.Unlock()
 	return g.detach()
 }
 

@@ -226,7 +226,7 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 		return n
 	}
 	n.addPods(links, byIndex)
-	// Routes may have an MTU of their own. The programs look up path MTUs themselves (mtu_of_route).
+	// Routes may have an MTU of their own. The programs look up path MTUs themselves (route_mtu).
 	for _, r := range routes {
 		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
 			n.limitMTU(r.MTU - overhead)

@@ -49,7 +49,10 @@ func (f *Fastpath) GoIdle() {
 }
 
 // SequenceNumbers returns the sequence numbers of a TCP flow.
-func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) { return f.sequence(flow) }
+func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
+	n, _, err := f.sequence(flow)
+	return n, err
+}
 
 // Generation returns the generation: how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {

@@ -258,11 +258,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
-	now, err := monotonic()
-	if err != nil {
-		return false, err
-	}
-	n, err := f.programs.Sequence(flow, now)
+	n, now, err := f.sequence(flow)
 	if err != nil {
 		return false, err
 	}
@@ -281,7 +277,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
 	}
-	after, err := f.sequence(flow)
+	after, _, err := f.sequence(flow)
 	switch {
 	case err != nil:
 		return true, err
@@ -294,13 +290,13 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	return true, nil
 }
 
-// sequence returns the TCP sequence numbers of a connection, or zero if not all are known.
-func (f *Fastpath) sequence(flow bpf.Flow) (bpf.Sequence, error) {
-	now, err := monotonic()
-	if err != nil {
-		return bpf.Sequence{}, err
+// sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
+// time at which they were read.
+func (f *Fastpath) sequence(flow bpf.Flow) (n bpf.Sequence, now time.Duration, err error) {
+	if now, err = monotonic(); err == nil {
+		n, err = f.programs.Sequence(flow, now)
 	}
-	return f.programs.Sequence(flow, now)
+	return n, now, err
 }
 
 // resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
@@ -567,7 +563,7 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 			done, err := f.release(flow, true)
 			if err != nil {
 				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-			} else if n, err := f.sequence(flow); err != nil {
+			} else if n, _, err := f.sequence(flow); err != nil {
 				return err
 			} else if !done && n != (bpf.Sequence{}) && !crowded {
 				f.attach(activity.Link) // conntrack is still liberal with it, so drop_forged needs its sequence numbers
@@ -599,14 +595,7 @@ func (f *Fastpath) ensureDropForged() {
 
 // reopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
 func (f *Fastpath) reopen(flow bpf.Flow) error {
-	if flow.Protocol != unix.IPPROTO_TCP {
-		return nil
-	}
-	now, err := monotonic()
-	if err != nil {
-		return err
-	}
-	n, err := f.programs.Sequence(flow, now)
+	n, now, err := f.sequence(flow)
 	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
@@ -650,7 +639,7 @@ func (f *Fastpath) handle(event bpf.Event) error {
 	case event.Kind == bpf.EventReset:
 		return reset(flow)
 	}
-	n, err := f.sequence(flow)
+	n, _, err := f.sequence(flow)
 	if err != nil || n == (bpf.Sequence{}) {
 		return err
 	}
@@ -965,7 +954,7 @@ func (f *Fastpath) setWatched(n node, watched []int) error {
 // bypass a program behind it. It reports true if the kernel does not answer.
 func (f *Fastpath) isLast(s side) bool {
 	all, err := programsAt(s)
-	return err != nil || len(all) == 0 || f.ours[all[len(all)-1]]
+	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
 }
 
 // isAttached reports whether a program is still attached to its device. It reports true if the
