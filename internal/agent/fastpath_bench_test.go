@@ -126,7 +126,7 @@ func (l *load) trips(c net.Conn) error {
 func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 	before := programs(t)
 	l := p.load()
-	carried := func() uint64 {
+	accelerated := func() uint64 {
 		held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
 		must(t, err)
 		if len(held) != 1 {
@@ -137,8 +137,8 @@ func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 	for kill := range kills {
 		c := p.child(time.Hour, fastPolicy.Accelerate)
 		c.until(t, 6)
-		eventually(t, "packets are carried", func() string {
-			if n := carried(); n < 500 {
+		eventually(t, "packets are accelerated", func() string {
+			if n := accelerated(); n < 500 {
 				return fmt.Sprint(n)
 			}
 			return ""

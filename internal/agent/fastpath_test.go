@@ -128,9 +128,9 @@ func trip(t testing.TB, c net.Conn) {
 	}
 }
 
-// carried has a connection talk until so many more of its packets take the fast path,
+// accelerated exchanges messages until so many more of its packets take the fast path,
 // both ways.
-func (r *running) carried(what string, c net.Conn, packets uint64) {
+func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	r.t.Helper()
 	before, err := r.host.Fastpath()
 	must(r.t, err)
@@ -244,9 +244,9 @@ func TestFastpath(t *testing.T) {
 			return ""
 		})
 	}
-	a.carried("policy on", c, 100)
-	const awake = 6 // wire and land, tunnel and arrive, and for the pod that speaks deliver and leave
-	hooks("awake", awake)
+	a.accelerated("policy on", c, 100)
+	const active = 6 // observe_nic and nic_decap, observe_vxlan and vxlan_ingress, and for the active pod observe_pod and encap
+	hooks("active", active)
 	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
 		t.Errorf("%+v %+v", s, s.Fastpath)
 	}
@@ -254,26 +254,26 @@ func TestFastpath(t *testing.T) {
 		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
 	}
 	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
-	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != awake || held[0].Packets["fast-in"] < 100 {
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != active || held[0].Packets["fast-in"] < 100 {
 		t.Errorf("asked from outside: %+v, %v", held, err)
 	}
 	// A device that packets must not jump.
 	p.pod("shaped")
 	shape(t, "veth-shaped")
 	a.wantEvent(v1alpha1.ReasonSkipped, "veth-shaped")
-	hooks("it is shaped", awake)
+	hooks("it is shaped", active)
 	s := a.Status()
 	if s.Fastpath.Reason != v1alpha1.ReasonSkipped || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
 		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
 	}
 	p.remove("shaped")
-	hooks("it leaves", awake)
+	hooks("it leaves", active)
 
 	// Somebody takes a program off.
 	a.detachOne()
 	a.wantEvent("Repaired", "1 settings of node0")
-	hooks("attached again", awake)
-	a.carried("repaired", c, 100)
+	hooks("attached again", active)
+	a.accelerated("repaired", c, 100)
 
 	// Its tables are nearly full.
 	wear(t)
@@ -284,8 +284,8 @@ func TestFastpath(t *testing.T) {
 		}
 		return ""
 	})
-	a.carried("begun anew", c, 100)
-	hooks("begun anew", awake)
+	a.accelerated("begun anew", c, 100)
+	hooks("begun anew", active)
 
 	// Another wants it here: an experiment's worker.
 	other, err := accel.Open(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
@@ -309,10 +309,10 @@ func TestFastpath(t *testing.T) {
 		}
 	}()
 	recreate(t)
-	hooks("another device", awake)
+	hooks("another device", active)
 	close(stop)
 	<-talking
-	a.carried("another device", c, 100)
+	a.accelerated("another device", c, 100)
 
 	// Another agent, and what it does while somebody else holds it.
 	a.stop()
@@ -332,7 +332,7 @@ func TestFastpath(t *testing.T) {
 	_, err = other.Revert(t.Context())
 	must(t, err)
 	a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	a.carried("another agent", c, 100)
+	a.accelerated("another agent", c, 100)
 
 	a.Set(one())
 	eventually(t, "policy off", func() string { return cmp.Diff(before, programs(t)) })

@@ -128,7 +128,7 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 const fastForAll = "{" + everywhere + "accelerate: [{fastpath: {}}]}"
 
 // testFastpath has the agents of a cluster hold the fast path: packets between pods of
-// two nodes are carried, those by a service's address too, and afterwards there is
+// two nodes are accelerated, those by a service's address too, and afterwards there is
 // nothing of it. Agents, and four pods of the deployment web, are there.
 func testFastpath(t *testing.T, c *Cluster) {
 	nodes := []string{"node0", "node1"}
@@ -162,7 +162,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 	packets := func(n, reason string) float64 {
 		return agentMetrics(t, c.Node(n))(`slipstream_fastpath_packets_total{reason="` + reason + `"}`)
 	}
-	until(t, "packets between pods are carried", func() string {
+	until(t, "packets between pods are accelerated", func() string {
 		for range 200 {
 			direct()
 		}
@@ -176,7 +176,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 		return ""
 	})
 	// Those by a service's address too, by the node that kube-proxy has translate them.
-	until(t, "packets to a service are carried", func() string {
+	until(t, "packets to a service are accelerated", func() string {
 		out, in := packets("node0", "fast-out"), packets("node0", "fast-in")
 		trips := 0.0
 		// For longer than scrapes share what one of them has gathered.

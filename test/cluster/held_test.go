@@ -164,7 +164,7 @@ func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 
 // forge has another pod send packets as if they were the near end's, with numbers that are out of
 // its window by far, as those of who does not know them are; one that is in it by chance conntrack
-// would rightly believe, on one side of the soak and not on the other. Offsets are from 0 to 1.
+// would rightly accept, on one side of the soak and not on the other. Offsets are from 0 to 1.
 func (h *held) forge(from webPod, flags byte, offsets []float64) error {
 	next, err := nextNumber(h.near)
 	if err != nil {

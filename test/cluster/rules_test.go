@@ -118,9 +118,9 @@ func (d *datagrams) lateAt(t *testing.T, node *Node, insert, remove string) time
 }
 
 // testRules has rules that drop what goes to a pod come and go on either node, beside those of
-// kube-proxy: none of what is sent after the bound may arrive. carried counts the packets that took
+// kube-proxy: none of what is sent after the bound may arrive. accelerated counts the packets that took
 // the fast path.
-func testRules(t *testing.T, c *Cluster, near, far webPod, carried func() float64) {
+func testRules(t *testing.T, c *Cluster, near, far webPod, accelerated func() float64) {
 	// What is announced has to be heard, by an agent that waits for a CPU.
 	const heard, unannounced = 200 * time.Millisecond, time.Second
 	kinds := []struct {
@@ -138,10 +138,10 @@ func testRules(t *testing.T, c *Cluster, near, far webPod, carried func() float6
 	longest, times := map[string]time.Duration{}, map[string]int{}
 	for n := range *rules {
 		kind, node := kinds[n%len(kinds)], c.Node(fmt.Sprint("node", n/len(kinds)%2))
-		began, sent, fast := d.now(), d.sent.Load(), carried()
+		began, sent, fast := d.now(), d.sent.Load(), accelerated()
 		until(t, "all that is sent takes the fast path", func() string {
 			before, was := sent, fast
-			sent, fast = d.sent.Load(), carried()
+			sent, fast = d.sent.Load(), accelerated()
 			if d.least() < began || fast-was < float64(sent-before)*7/8 {
 				return fmt.Sprintf("%.0f of %d", fast-was, sent-before)
 			}

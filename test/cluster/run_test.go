@@ -224,7 +224,7 @@ func TestRunInCluster(t *testing.T) {
 		}
 		if fast := len(tr.Fastpath); strings.HasSuffix(tr.Variant, "/fastpath") {
 			if fast != 2 || tr.Fastpath[0].Packets[record.FastOut] == 0 || tr.Fastpath[1].Packets[record.FastIn] == 0 {
-				t.Errorf("%s: the fast path carried nothing: %+v", name, tr.Fastpath)
+				t.Errorf("%s: the fast path forwarded nothing: %+v", name, tr.Fastpath)
 			}
 		} else if fast > 0 {
 			t.Errorf("%s: there is a fast path: %+v", name, tr.Fastpath)

@@ -90,9 +90,9 @@ func (a asker) asks(t *testing.T, pod string) (times float64) {
 }
 
 // testServices has connections to services of each kind reach the pods that kube-proxy sends them
-// to, and go on to: they are carried where they go by VXLAN from a pod to a pod of another node, or
+// to, and go on to: they are accelerated where they go by VXLAN from a pod to a pod of another node, or
 // from another node.
-func testServices(t *testing.T, c *Cluster, carried func(node string) float64) {
+func testServices(t *testing.T, c *Cluster, accelerated func(node string) float64) {
 	on0, on1 := webPodsOn(t, c, "node0"), webPodsOn(t, c, "node1")
 	if len(on0) < 2 || len(on1) < 2 {
 		t.Fatalf("there are %d and %d pods on the nodes, want two each", len(on0), len(on1))
@@ -140,13 +140,13 @@ func testServices(t *testing.T, c *Cluster, carried func(node string) float64) {
 		t.Cleanup(func() { a.Close() })
 		return a, pod
 	}
-	// isCarried waits until most of what a connection asks is, both ways, on these nodes.
-	isCarried := func(t *testing.T, a asker, pod string, nodes ...string) {
+	// isAccelerated waits until most of what a connection asks is, both ways, on these nodes.
+	isAccelerated := func(t *testing.T, a asker, pod string, nodes ...string) {
 		t.Helper()
 		for _, n := range nodes {
-			until(t, "it is carried on "+n, func() string {
-				before := carried(n)
-				if times, fast := a.asks(t, pod), carried(n); fast-before < 2*times*3/4 {
+			until(t, "it is accelerated on "+n, func() string {
+				before := accelerated(n)
+				if times, fast := a.asks(t, pod), accelerated(n); fast-before < 2*times*3/4 {
 					return fmt.Sprintf("%.0f packets in %.0f round trips", fast-before, times)
 				}
 				return ""
@@ -158,7 +158,7 @@ func testServices(t *testing.T, c *Cluster, carried func(node string) float64) {
 	for _, tt := range []struct {
 		name, from, to string
 		pod            webPod
-		carried        []string
+		accelerated    []string
 	}{
 		// Which the first node sends on in the second one's name.
 		{"a node's port", near.netns, port1("31001"), beside, []string{"node0"}},
@@ -171,37 +171,37 @@ func testServices(t *testing.T, c *Cluster, carried func(node string) float64) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, pod := connect(t, tt.from, tt.to, tt.pod.name)
-			isCarried(t, a, pod, tt.carried...)
-			if tt.carried != nil {
+			isAccelerated(t, a, pod, tt.accelerated...)
+			if tt.accelerated != nil {
 				return
 			}
-			before := carried("node0") + carried("node1")
+			before := accelerated("node0") + accelerated("node1")
 			times := a.asks(t, pod)
-			if n := carried("node0") + carried("node1") - before; n > times/10 {
-				t.Errorf("%.0f packets were carried in %.0f round trips", n, times)
+			if n := accelerated("node0") + accelerated("node1") - before; n > times/10 {
+				t.Errorf("%.0f packets were accelerated in %.0f round trips", n, times)
 			}
 		})
 	}
 	t.Run("session affinity", func(t *testing.T) {
 		to := address("sticky")
 		first, pod := connect(t, near.netns, to, far.name, further.name)
-		isCarried(t, first, pod, "node0", "node1")
+		isAccelerated(t, first, pod, "node0", "node1")
 		for range 10 {
 			if _, name := connect(t, near.netns, to, far.name, further.name); name != pod {
 				t.Fatalf("%s answers, and before did %s", name, pod)
 			}
 		}
-		isCarried(t, first, pod, "node0", "node1")
+		isAccelerated(t, first, pod, "node0", "node1")
 	})
 	t.Run("pods change", func(t *testing.T) {
 		old, _ := connect(t, near.netns, moving, far.name)
-		isCarried(t, old, far.name, "node0", "node1")
+		isAccelerated(t, old, far.name, "node0", "node1")
 		before := far
 		for _, next := range []webPod{further, beside} {
 			label(before, "moving-")
 			label(next, "moving=yes")
 			a, _ := connect(t, near.netns, moving, next.name)
-			isCarried(t, old, far.name, "node0", "node1")
+			isAccelerated(t, old, far.name, "node0", "node1")
 			a.asks(t, next.name)
 			before = next
 		}

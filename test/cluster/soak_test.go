@@ -57,8 +57,8 @@ type pair struct {
 	node      int
 	byService bool
 	opened    time.Time
-	// carried is when it was seen to be last.
-	carried time.Time
+	// accelerated is when it was last seen on the fast path.
+	accelerated time.Time
 	// past is what was done to it, known what conntrack knew of it last, with the fast path.
 	past  []string
 	known [2]fastpath.Tracked
@@ -82,7 +82,7 @@ func (p *pair) end(side, node int) *net.TCPConn {
 }
 
 // soaked are two sides of a cluster with the same connections, which see the same: the first has
-// fast paths, by the agents of its nodes, its twin has none.
+// fast paths, by the agents of its nodes, the second has none.
 type soaked struct {
 	*testing.T
 	*rand.Rand
@@ -105,7 +105,7 @@ type soaked struct {
 
 	rounds, policies, pods, opened, compared, differ int
 	messages, bytes, resets, misdelivered            atomic.Int64
-	carried                                          [2]float64
+	accelerated                                      [2]float64
 }
 
 // TestSoak has connections between pods of a cluster live through what happens there, beside the
@@ -166,13 +166,13 @@ policy changes               %d
 pods created and deleted     %d
 connections opened           %d on each side
 messages                     %d, %.1f GB, both sides
-packets carried, by node     %.0f and %.0f
+packets accelerated, by node     %.0f and %.0f
 resets                       %d
 misdeliveries                %d
 entries compared             %d
 entries that differ          %d
 memory of an agent, MiB      %.1f in the first round, %.1f in the last, each at most: %.1f`,
-		s.rounds, s.kills[0]+s.kills[1], s.policies, s.pods, s.opened, s.messages.Load(), float64(s.bytes.Load())/1e9, s.carried[0], s.carried[1],
+		s.rounds, s.kills[0]+s.kills[1], s.policies, s.pods, s.opened, s.messages.Load(), float64(s.bytes.Load())/1e9, s.accelerated[0], s.accelerated[1],
 		s.resets.Load(), s.misdelivered.Load(), s.compared, s.differ, first, last, s.memory)
 }
 
@@ -396,8 +396,8 @@ func (s *soaked) broke(p *pair, side int, err error) {
 		s.resets.Add(1)
 	}
 	without := []string{"", ", without the fast path"}[side]
-	s.Errorf("%v, between %s and %s%s: %v; an agent was killed last at %v, it was carried last at %v\n%s", p, s.sides[side].nodes[0].name, s.sides[side].nodes[1].name,
-		without, err, s.killed.Format(time.TimeOnly), p.carried.Format(time.TimeOnly), s.entries(p))
+	s.Errorf("%v, between %s and %s%s: %v; an agent was killed last at %v, it was last accelerated at %v\n%s", p, s.sides[side].nodes[0].name, s.sides[side].nodes[1].name,
+		without, err, s.killed.Format(time.TimeOnly), p.accelerated.Format(time.TimeOnly), s.entries(p))
 }
 
 // entries is what all nodes know of a connection, and what was done to it last.
@@ -453,14 +453,14 @@ func took(n *Node) (out, in float64, err error) {
 	return out, in, nil
 }
 
-// carry talks until both nodes carry a connection: those of the process that came after a kill too.
-func (s *soaked) carry(p *pair) {
+// accelerate exchanges messages until both nodes accelerate a connection: those of the process that came after a kill too.
+func (s *soaked) accelerate(p *pair) {
 	s.Helper()
 	const trips = 100
 	var before [2][2]float64
 	talked := false
 	s.calmly(func() {
-		until(s, p.String()+", to be carried", func() (missing string) {
+		until(s, p.String()+", to be accelerated", func() (missing string) {
 			for i, n := range s.sides[0].nodes {
 				out, in, err := took(n)
 				if err != nil {
@@ -468,7 +468,7 @@ func (s *soaked) carry(p *pair) {
 				} else if out, in := out-before[i][0], in-before[i][1]; !talked || out < trips*3/4 || in < trips*3/4 {
 					missing += fmt.Sprintf("of %d there and back %s had %.0f and %.0f take the fast path ", trips, n.name, out, in)
 				} else {
-					s.carried[i] += out + in
+					s.accelerated[i] += out + in
 				}
 				before[i] = [2]float64{out, in}
 			}
@@ -481,8 +481,8 @@ func (s *soaked) carry(p *pair) {
 			return missing
 		})
 	})
-	p.carried = time.Now()
-	p.note("is carried")
+	p.accelerated = time.Now()
+	p.note("is accelerated")
 }
 
 // forgotten waits until the fast path has let go of connections that are idle: conntrack checks
@@ -523,12 +523,12 @@ func (s *soaked) tracked(p *pair, side, node int) fastpath.Tracked {
 	return t
 }
 
-// settle has all be carried, and then be idle until conntrack checks the windows of all connections,
+// settle has all be accelerated, and then be idle until conntrack checks the windows of all connections,
 // and compares what it knows of each.
 func (s *soaked) settle() {
 	s.Helper()
 	for _, p := range s.pairs {
-		s.carry(p)
+		s.accelerate(p)
 	}
 	s.calmly(func() {
 		for _, p := range s.pairs {
@@ -551,21 +551,21 @@ func (s *soaked) settle() {
 	s.restarts()
 }
 
-// left compares what a node knows that the fast path has left. A connection that nobody has carried since
+// left compares what a node knows that the fast path has left. A connection that nobody has accelerated since
 // an agent was killed may be as that one left it.
 func (s *soaked) left(node int) {
 	s.Helper()
 	s.calmly(func() {
 		time.Sleep(settled)
 		for _, p := range s.pairs {
-			if p.carried.After(s.killed) {
+			if p.accelerated.After(s.killed) {
 				s.compare(p, node)
 			}
 		}
 	})
 }
 
-// compare holds what a node of the fast path knows of a connection against its twin. What forged
+// compare holds what a node of the fast path knows of a connection against the same connection on the second side. What forged
 // packets do to its time-out they do until it sends again, unless its numbers are renewed.
 func (s *soaked) compare(p *pair, node int) {
 	s.Helper()
@@ -823,13 +823,13 @@ func (s *soaked) flood(arp bool) {
 
 // forge has the hostile pod of a connection's near node send packets as if they were the connection's.
 //
-// Where a killed agent has left conntrack liberal, it believes each FIN and reset, whatever its
+// Where a killed agent has left conntrack liberal, it accepts each FIN and reset, whatever its
 // numbers, until the next agent has learnt of the connection: that is known, and as with the
-// kernel's own flow tables. So these wait until it is carried again.
+// kernel's own flow tables. So these wait until it is accelerated again.
 func (s *soaked) forge(flags byte) {
 	p := s.any()
-	if flags&(tcpFIN|tcpRST) != 0 && !p.carried.After(s.killed) {
-		s.carry(p)
+	if flags&(tcpFIN|tcpRST) != 0 && !p.accelerated.After(s.killed) {
+		s.accelerate(p)
 	}
 	p.note(fmt.Sprintf("is forged with flags %#x", flags))
 	p.forged.Store(true)
@@ -861,10 +861,10 @@ func (s *soaked) replace() {
 	s.pairs[i] = s.connect(i, s.IntN(2), s.IntN(2) == 1)
 }
 
-// idle has a connection be carried, be idle for as long as the fast path takes to forget it, and go on.
+// idle has a connection be accelerated, be idle for as long as the fast path takes to forget it, and go on.
 func (s *soaked) idle() {
 	p := s.any()
-	s.carry(p)
+	s.accelerate(p)
 	s.calmly(func() { s.forgotten(p) })
 	s.talk(p, 20)
 }
