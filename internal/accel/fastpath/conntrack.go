@@ -360,6 +360,10 @@ func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accele
 	if before.original.from != f.Pod {
 		original, reply = reply, original
 	}
+	if accelerated {
+		// Conntrack gives a closed window a short timeout, and would not see it open again.
+		original.Edge, reply.Edge = openWindow(original, reply), openWindow(reply, original)
+	}
 	if err := r.handshake(before, original, reply); err != nil {
 		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
 	}
@@ -381,6 +385,11 @@ func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accele
 		flags = tcpLiberal
 	}
 	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeout-min(after.timeout, uint32(idle/time.Second))))
+}
+
+// openWindow returns the right edge of a window of a side that is open, whatever its scale.
+func openWindow(own, other bpf.Side) uint32 {
+	return other.Expects + max(own.Edge-other.Expects, 1<<14)
 }
 
 // resyncs keeps a resyncer while it is in use: attaching its program for each connection would

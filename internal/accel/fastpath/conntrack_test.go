@@ -152,6 +152,27 @@ func TestConntrackMatchesReference(t *testing.T) {
 	}
 }
 
+// TestResyncWithClosedWindow checks that a resynchronisation while a window is closed does not leave the
+// short timeout of a closed window to an accelerated connection: conntrack does not see the
+// packets that would end it.
+func TestResyncWithClosedWindow(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	w.trip(e, 100)
+	time.Sleep(settled)
+	n, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Peer.Edge, n.Pod.Edge = n.Pod.Expects, n.Peer.Expects
+	if err := w.paths[0].ResyncAccelerated(flowOf(e.Conn), n); err != nil {
+		t.Fatal(err)
+	}
+	if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
+		t.Errorf("conntrack has %+v", is)
+	}
+}
+
 // noKeepalive stops a connection from sending while it is idle.
 func (e echo) noKeepalive(t *testing.T) {
 	t.Helper()

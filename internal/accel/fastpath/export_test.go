@@ -54,6 +54,11 @@ func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
 	return n, err
 }
 
+// ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
+func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
+	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+}
+
 // Generation returns the generation: how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {
 	f.changes.mu.Lock()
