@@ -2434,21 +2434,20 @@ enum { NOT_ENDING, ENDING, TOO_MANY_HEADERS };
  * limit; a longer chain than EXTENSION_HEADERS_MAX only hides what follows. */
 static __always_inline int find_ending(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int is_ipv6)
 {
-	__u32 buffer[10], at = HLEN(is_ipv6);
-	const __u8 *data = bpf_dynptr_slice(packet, 0, buffer, HLEN(is_ipv6));
+	__u32 ip_buffer[10], buffer[5], at = HLEN(is_ipv6);
+	const __u8 *ip = bpf_dynptr_slice(packet, 0, ip_buffer, HLEN(is_ipv6)), *data;
 	const __u32 *l4;
-	__u8 protocol;
+	__u8 protocol, flags;
 	int i;
 
-	if (!data)
+	if (!ip)
 		return NOT_ENDING;
-	copy(h->ip, data, HLEN(is_ipv6));
 	if (!is_ipv6) {
-		if (data[9] != TCP || (HALF(h->ip[1], 1) & bpf_htons(0x1fff)))
+		if (ip[9] != TCP || (HALF(((const __u32 *)ip)[1], 1) & bpf_htons(0x1fff)))
 			return NOT_ENDING;
-		at = (data[0] & 0xf) * 4;
+		at = (ip[0] & 0xf) * 4;
 	} else {
-		protocol = data[6];
+		protocol = ip[6];
 		for (i = 0; i < EXTENSION_HEADERS_MAX && protocol != TCP; i++) {
 			if (!is_extension_header(protocol))
 				return NOT_ENDING;
@@ -2464,9 +2463,13 @@ static __always_inline int find_ending(const struct bpf_dynptr *packet, struct h
 	l4 = bpf_dynptr_slice(packet, at, buffer, sizeof(h->l4));
 	if (!l4)
 		return NOT_ENDING;
+	flags = ((const __u8 *)l4)[13];
+	if (likely(!(flags & (TCP_FIN | TCP_RST)) || (flags & TCP_SYN)))
+		return NOT_ENDING;
+	copy(h->ip, ip, HLEN(is_ipv6));
 	copy(h->l4, l4, sizeof(h->l4));
 	*end = SEQ(h) + bpf_dynptr_size(packet) - at - (BYTE(h->l4[3], 0) >> 4) * 4;
-	return (FLAGS(h) & (TCP_FIN | TCP_RST)) && !(FLAGS(h) & TCP_SYN) ? ENDING : NOT_ENDING;
+	return ENDING;
 }
 
 static __always_inline int drop_forged_ip(const struct bpf_dynptr *packet, int is_ipv6)
