@@ -3,7 +3,6 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -44,22 +43,16 @@ func (f *Fastpath) Accelerated(now time.Duration) (known, fast int, err error) {
 	valid := func(validated uint64, in uint32) bool {
 		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
 	}
-	// Batches, because single look-ups would take two system calls for each connection.
-	keys, values := make([]fastpathKey, 512), make([]fastpathFlow, 512)
-	for cursor := new(ebpf.MapBatchCursor); ; {
-		n, err := f.objects.Flows.BatchLookup(cursor, keys, values, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	err = each(f.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+		known++
+		out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
+		if out && in || k.Protocol == unix.IPPROTO_UDP && (out || in) {
+			fast++
 		}
-		known += n
-		for i, v := range values[:n] {
-			out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
-			if out && in || keys[i].Protocol == unix.IPPROTO_UDP && (out || in) {
-				fast++
-			}
-		}
-		if err != nil {
-			return known, fast, nil // that was the last batch
-		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
 	}
+	return known, fast, nil
 }

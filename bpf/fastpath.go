@@ -375,6 +375,26 @@ func (f *Fastpath) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	}, nil
 }
 
+// each calls fn with the entries of a hash map until fn fails. It reads them in batches: an iterator
+// needs two system calls for each entry, and ends early if the entry that it has reached is deleted.
+func each[K, V any](m *ebpf.Map, fn func(K, V) error) error {
+	keys, values := make([]K, 512), make([]V, 512)
+	for cursor := new(ebpf.MapBatchCursor); ; {
+		n, err := m.BatchLookup(cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		for i := range n {
+			if err := fn(keys[i], values[i]); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return nil // that was the last batch
+		}
+	}
+}
+
 // InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
 // in each direction: while a program is detached, packets pass unseen.
 func (f *Fastpath) InvalidateSequences() error {
@@ -398,15 +418,12 @@ func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 	if err := f.objects.Bloom.Get(before); err != nil {
 		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
-	var k fastpathKey
-	var v fastpathFlow
-	i := f.objects.Flows.Iterate()
-	for i.Next(&k, &v) {
+	err := each(f.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		link := v.Out.Device
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
 			var pod fastpathPodLink
 			if err := f.objects.PodLinks.Lookup(v.In.Template, &pod); err != nil {
-				return nil, fmt.Errorf("look up the pod of a connection of the fast path: %w", err)
+				return fmt.Errorf("look up the pod's link: %w", err)
 			}
 			link = pod.Veth
 		}
@@ -415,19 +432,12 @@ func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 		if v.WirePeer != k.wirePeer() {
 			translated[k] = v.WirePeer
 		}
-	}
-	switch err := i.Err(); {
-	case errors.Is(err, ebpf.ErrIterationAborted):
-		// Concurrent changes ended the iteration. What it returned is right, but too incomplete to
-		// replace the Bloom filter.
-		return all, nil
-	case err != nil:
+		return nil
+	})
+	if err != nil {
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
-	switch err := f.sweepReverseNAT(translated, bloom); {
-	case errors.Is(err, ebpf.ErrIterationAborted):
-		return all, nil
-	case err != nil:
+	if err := f.sweepReverseNAT(translated, bloom); err != nil {
 		return nil, err
 	}
 	// Keep the bits of flows that were created meanwhile.
@@ -447,11 +457,8 @@ func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 // sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
 // bloom. translated has the peer on the wire of each flow with NAT.
 func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []uint64) error {
-	var wire fastpathKey
-	var entry fastpathNatEntry
 	var gone []fastpathKey
-	i := f.objects.ReverseNat.Iterate()
-	for i.Next(&wire, &entry) {
+	err := each(f.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
 			// The flow may be new.
 			var v fastpathFlow
@@ -461,12 +468,13 @@ func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []ui
 			}
 			if err != nil || v.WirePeer != wire.wirePeer() {
 				gone = append(gone, wire)
-				continue
+				return nil
 			}
 		}
 		bloom[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
-	}
-	if err := i.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return fmt.Errorf("list reverse NAT entries of the fast path: %w", err)
 	}
 	for _, wire := range gone {

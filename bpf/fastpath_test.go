@@ -758,6 +758,63 @@ func testFlows(t *testing.T, v version) {
 	}
 }
 
+// TestFlowsWhileOthersAreDeleted checks that Flows returns all connections that stay, whatever others come
+// and go meanwhile.
+func TestFlowsWhileOthersAreDeleted(t *testing.T) {
+	f := loadForTest(t, nil)
+	f.addFlow(t, four, unix.IPPROTO_TCP, nil)
+	var template fastpathFlow
+	pod, peer := four.ends()
+	if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &template); err != nil {
+		t.Fatal(err)
+	}
+	const staying, churning = 12000, 1000
+	put := func(i int) fastpathKey {
+		k := template.Key
+		k.Pod = uint32(i)
+		v := template
+		v.Key = k
+		if err := f.objects.Flows.Put(k, v); err != nil {
+			t.Error(err)
+		}
+		return k
+	}
+	for i := range staying {
+		put(i)
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			if err := f.objects.Flows.Delete(put(staying + i%churning)); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 20 {
+		flows, err := f.Flows()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stayed := 0
+		for flow := range flows {
+			if flow.key().Pod < staying {
+				stayed++
+			}
+		}
+		if stayed != staying {
+			t.Errorf("%d of %d connections", stayed, staying)
+		}
+	}
+	close(quit)
+	<-done
+}
+
 // TestObserveNICIgnoresForgedPackets checks that observe_nic validates nothing by a packet that it
 // has not followed from the pod over the VXLAN device: anybody can send packets that look the same.
 func TestObserveNICIgnoresForgedPackets(t *testing.T) {
