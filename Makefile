@@ -75,7 +75,7 @@ GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -
 test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
 	$(GOTEST) $$(comm -23 <(go list ./... | sort) <(go list $(NETWORK) | sort))
-	$(GOTEST) -p=1 $(NETWORK)
+	$(GOTEST) -p=1 -parallel=4 $(NETWORK)
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)

@@ -197,6 +197,7 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 func TestObservers(t *testing.T) {
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, shape, v1alpha1.OffloadFull)
 			type place struct {
 				name, device string
