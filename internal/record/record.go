@@ -59,12 +59,12 @@ type Trial struct {
 	// Attempt counts from 1; a failed trial is tried again at its block's end.
 	Attempt int       `json:"attempt"`
 	Started time.Time `json:"started"`
-	// Took is the whole trial in seconds, Window the measured part of it.
-	Took   float64 `json:"took"`
-	Window float64 `json:"window"`
+	// Took is how long the whole trial took, Window the measured part of it.
+	Took   float64 `json:"took" unit:"s"`
+	Window float64 `json:"window" unit:"s"`
 	Status Status  `json:"status"`
 	Error  string  `json:"error,omitempty"`
-	// Metrics by name, over all pairs; the unit is in Units.
+	// Metrics by name, over all pairs.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	// Latency is the merged histogram of all pairs in nanoseconds, HDR V2
 	// compressed, base64; empty where no latency was taken.
@@ -94,10 +94,10 @@ type Endpoint struct {
 	// Place is the namespace or pod it ran in.
 	Place string `json:"place"`
 	// Seconds is the window as this end's own clock saw it.
-	Seconds float64 `json:"seconds"`
+	Seconds float64 `json:"seconds" unit:"s"`
 	// Bytes of payload and Messages (or round trips) within the window; a
 	// sender counts what it handed over, a receiver what it got.
-	Bytes       uint64 `json:"bytes"`
+	Bytes       uint64 `json:"bytes" unit:"bytes"`
 	Messages    uint64 `json:"messages,omitempty"`
 	Lost        uint64 `json:"lost,omitempty"`
 	Retransmits uint64 `json:"retransmits,omitempty"`
@@ -108,19 +108,19 @@ type Endpoint struct {
 	Arrived    uint64  `json:"arrived,omitempty"`
 	Reordered  uint64  `json:"reordered,omitempty"`
 	Duplicates uint64  `json:"duplicates,omitempty"`
-	Jitter     float64 `json:"jitter,omitempty"`
+	Jitter     float64 `json:"jitter,omitempty" unit:"s"`
 	// Of HTTP's client: how many requests failed in the window, by one of the Err
 	// constants, none of which are among Messages; and the Completion in seconds, where
 	// a number of requests was asked for.
 	Errors     map[string]uint64 `json:"errors,omitempty"`
-	Completion float64           `json:"completion,omitempty"`
+	Completion float64           `json:"completion,omitempty" unit:"s"`
 	// CPUSeconds of this end's own process over the window.
-	CPUSeconds float64 `json:"cpu_seconds,omitempty"`
+	CPUSeconds float64 `json:"cpu_seconds,omitempty" unit:"s"`
 	// Latency is this end's histogram, encoded as Trial.Latency is.
 	Latency string `json:"latency,omitempty"`
 	// BitsPerSecond and Percentiles (s, by metric name) are a tool's own
 	// figures, where it tells no more than those.
-	BitsPerSecond float64            `json:"bits_per_second,omitempty"`
+	BitsPerSecond float64            `json:"bits_per_second,omitempty" unit:"bit/s"`
 	Percentiles   map[string]float64 `json:"percentiles,omitempty"`
 	Warnings      []Warning          `json:"warnings,omitempty"`
 }
@@ -141,7 +141,7 @@ type Host struct {
 	// Boot is the machine's boot id: one record a boot id and trial.
 	Boot    string   `json:"boot"`
 	Nodes   []string `json:"nodes"`
-	Seconds float64  `json:"seconds"`
+	Seconds float64  `json:"seconds" unit:"s"`
 	// Source of softirq time: "ebpf" is exact, "ticks" is /proc/stat.
 	Source   string    `json:"softirq_source"`
 	CPUs     []CPU     `json:"cpus"`
@@ -159,19 +159,19 @@ const (
 // Host.Source.
 type CPU struct {
 	ID      int     `json:"cpu"`
-	User    float64 `json:"usr"`
-	System  float64 `json:"sys"`
-	IRQ     float64 `json:"irq"`
-	Steal   float64 `json:"steal"`
-	Idle    float64 `json:"idle"`
-	Busy    float64 `json:"busy"`
-	Softirq float64 `json:"softirq"`
+	User    float64 `json:"usr" unit:"s"`
+	System  float64 `json:"sys" unit:"s"`
+	IRQ     float64 `json:"irq" unit:"s"`
+	Steal   float64 `json:"steal" unit:"s"`
+	Idle    float64 `json:"idle" unit:"s"`
+	Busy    float64 `json:"busy" unit:"s"`
+	Softirq float64 `json:"softirq" unit:"s"`
 	// SoftirqTicks is what /proc/stat says of the same.
-	SoftirqTicks float64 `json:"softirq_ticks"`
+	SoftirqTicks float64 `json:"softirq_ticks" unit:"s"`
 	// SoftirqNetRx and SoftirqNetTx are those vectors' part of Softirq,
 	// where the source is eBPF.
-	SoftirqNetRx float64 `json:"softirq_net_rx,omitempty"`
-	SoftirqNetTx float64 `json:"softirq_net_tx,omitempty"`
+	SoftirqNetRx float64 `json:"softirq_net_rx,omitempty" unit:"s"`
+	SoftirqNetTx float64 `json:"softirq_net_tx,omitempty" unit:"s"`
 	// NetRx and NetTx count how often the softirqs ran (/proc/softirqs).
 	NetRx uint64 `json:"net_rx"`
 	NetTx uint64 `json:"net_tx"`
@@ -189,8 +189,8 @@ type Device struct {
 	Name      string `json:"name"`
 	RxPackets uint64 `json:"rx_packets"`
 	TxPackets uint64 `json:"tx_packets"`
-	RxBytes   uint64 `json:"rx_bytes"`
-	TxBytes   uint64 `json:"tx_bytes"`
+	RxBytes   uint64 `json:"rx_bytes" unit:"bytes"`
+	TxBytes   uint64 `json:"tx_bytes" unit:"bytes"`
 	RxDropped uint64 `json:"rx_dropped"`
 	TxDropped uint64 `json:"tx_dropped"`
 	RxErrors  uint64 `json:"rx_errors"`
@@ -201,7 +201,7 @@ type Device struct {
 // window.
 type Fastpath struct {
 	Place string `json:"place"`
-	// Packets by reason, those without any left out: FastOut and FastIn took it, all
+	// Packets by reason, those without any left out: fast-out and fast-in took it, all
 	// others say why not (docs/fastpath.md).
 	Packets map[string]uint64 `json:"packets"`
 }
@@ -228,9 +228,9 @@ type Load struct {
 	Role string `json:"role,omitempty"`
 	// Receive and Send are what the NIC carried in bit/s, with the headers of its
 	// link; Rate is the cap of either, 0 where there is none.
-	Receive float64 `json:"receive"`
-	Send    float64 `json:"send"`
-	Rate    float64 `json:"rate,omitempty"`
+	Receive float64 `json:"receive" unit:"bit/s"`
+	Send    float64 `json:"send" unit:"bit/s"`
+	Rate    float64 `json:"rate,omitempty" unit:"bit/s"`
 	// Core is the busiest of the CPUs that the node's processes run on, Busy the
 	// share of the window that it was. Shared tells that others' run there too.
 	// Busy is 0 where CPUs were not sampled.
@@ -252,7 +252,7 @@ type Setting struct {
 
 // Warning is data that travels with a result.
 type Warning struct {
-	// Code is one of the Warn constants.
+	// Code names the kind: one of the Warn constants.
 	Code string `json:"code"`
 	// Message is a sentence for a person, with the figures.
 	Message string `json:"message"`
@@ -287,8 +287,15 @@ const (
 	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
 )
 
+// SchemaVersion is that of the results folder's format. It grows when a field changes its
+// meaning or goes, not when one is added. Folders from before the first have none.
+const SchemaVersion = 1
+
 // Environment is what the run ran on: environment.json.
 type Environment struct {
+	// SchemaVersion of the results folder, set when it is made.
+	SchemaVersion int `json:"schemaVersion"`
+	// Version of the program.
 	Version string    `json:"slipstream"`
 	Started time.Time `json:"started"`
 	// Command is what repeats the run.
@@ -312,13 +319,13 @@ type Node struct {
 	Isolated   string `json:"isolated,omitempty"`
 	NodeCPUs   string `json:"node_cpus,omitempty"`
 	IRQCPUs    string `json:"irq_cpus,omitempty"`
-	MemoryByte uint64 `json:"memory_bytes"`
+	MemoryByte uint64 `json:"memory_bytes" unit:"bytes"`
 	Governor   string `json:"governor,omitempty"`
 	Clock      string `json:"clocksource,omitempty"`
 	Hypervisor bool   `json:"hypervisor"`
 	// InterruptSeconds is how long an interrupt from one CPU to another takes,
 	// there and back; 0 where it was not timed. Nodes of one machine share it.
-	InterruptSeconds float64 `json:"interrupt_seconds,omitempty"`
+	InterruptSeconds float64 `json:"interrupt_seconds,omitempty" unit:"s"`
 	// Held is what others kept accelerated there when the run began, and who, a phrase
 	// each: every variant is measured with it.
 	Held []string `json:"held,omitempty"`
@@ -332,7 +339,7 @@ type Node struct {
 	Role  string `json:"role,omitempty"`
 	Proxy string `json:"proxy,omitempty"`
 	// NICRate caps a lab's NIC in either direction, in bit/s; 0 where nothing does.
-	NICRate float64 `json:"nic_rate,omitempty"`
+	NICRate float64 `json:"nic_rate,omitempty" unit:"bit/s"`
 	// Services that a lab made on the node; nil if none.
 	Services *Services `json:"services,omitempty"`
 }
@@ -347,7 +354,7 @@ type Services struct {
 	Total    int `json:"total"`
 	// LoadSeconds is how long it took to load all rules of the node, or, in mode ebpf,
 	// the programs and maps of all nodes.
-	LoadSeconds float64 `json:"load_seconds"`
+	LoadSeconds float64 `json:"load_seconds" unit:"s"`
 }
 
 // Link is a network device as it stood before the run.
