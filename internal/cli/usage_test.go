@@ -104,6 +104,6 @@ func TestHelp(t *testing.T) {
 		t.Errorf("exit %d, version %q", code, version)
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
-		t.Errorf("--version says %q", flag) // docs/kubernetes.md takes its third word
+		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md takes its third word
 	}
 }

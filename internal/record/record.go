@@ -202,7 +202,7 @@ type Device struct {
 type Fastpath struct {
 	Place string `json:"place"`
 	// Packets by reason, those without any left out: fast-out and fast-in took it, all
-	// others say why not (docs/fastpath.md).
+	// others say why not (docs/explanation/fastpath.md).
 	Packets map[string]uint64 `json:"packets"`
 }
 

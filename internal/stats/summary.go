@@ -1,7 +1,7 @@
 // Package stats turns the trials of an experiment into estimates, intervals and
 // verdicts, and says how many blocks an experiment with runs: auto needs. The
 // unit is the trial; what a trial holds within (packets, seconds, pairs) is
-// never pooled as if it were independent. docs/method.md explains the method.
+// never pooled as if it were independent. docs/explanation/method.md explains the method.
 //
 // It reads what internal/record keeps and writes what internal/report shows; it
 // measures nothing, and an old result is judged on any machine.
