@@ -45,12 +45,11 @@ func experimentPage(b *bytes.Buffer) error {
 	if err != nil {
 		return err
 	}
-	head(b, "The experiment file", "api/v1alpha1", `What `+"`slipstream run`"+` reads, and `+"`slipstream validate`"+` checks. Editors check and complete it by its
-[JSON Schema](experiment.schema.json): begin the file with
+	head(b, "The experiment file", "api/v1alpha1", `What `+"`slipstream run`"+` reads and `+"`slipstream validate`"+` checks. The presets are examples: [demo](../../examples/demo.yaml).
+Editors check and complete the file by its [JSON Schema](experiment.schema.json) if the first line names that, by its path
+from the file:
 
-    # yaml-language-server: $schema=experiment.schema.json
-
-and the way to the schema from there. The [presets](../../examples) are examples.`)
+    # yaml-language-server: $schema=../docs/reference/experiment.schema.json`)
 	newPage(b, defaults).tables("", s)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -143,15 +144,20 @@ func commandsPage(b *bytes.Buffer) error {
 	return commandTree(b, cli.Command())
 }
 
+var part = regexp.MustCompile(`(?m)^### (.*)$`)
+
 func commandTree(b *bytes.Buffer, c *cobra.Command) error {
 	c.DisableAutoGenTag = true
 	link := func(file string) string {
 		return "#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
 	}
-	fmt.Fprintln(b)
-	if err := doc.GenMarkdownCustom(c, b, link); err != nil {
+	var text bytes.Buffer
+	if err := doc.GenMarkdownCustom(c, &text, link); err != nil {
 		return err
 	}
+	// The parts of a command are no sections: all commands have the same.
+	parts := strings.ReplaceAll(text.String(), "SEE ALSO", "See also")
+	fmt.Fprintf(b, "\n%s\n", strings.TrimSpace(part.ReplaceAllString(parts, "**$1**")))
 	for _, sub := range c.Commands() {
 		if sub.IsAvailableCommand() && !sub.IsAdditionalHelpTopicCommand() {
 			if err := commandTree(b, sub); err != nil {
