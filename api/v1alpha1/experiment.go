@@ -13,15 +13,16 @@ const (
 // Experiment is one comparison: variants × workloads × pairs, run in
 // randomised complete blocks.
 type Experiment struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Metadata   Metadata `json:"metadata"`
-	Spec       Spec     `json:"spec"`
+	APIVersion string   `json:"apiVersion"` // version of this file's format
+	Kind       string   `json:"kind"`       // what the file is
+	Metadata   Metadata `json:"metadata"`   // names the experiment
+	Spec       Spec     `json:"spec"`       // says what is compared
 }
 
 // Metadata names the experiment; the name starts that of the results folder
 // and is a DNS label.
 type Metadata struct {
+	// Name of the experiment.
 	Name string `json:"name"`
 	// Description is for people; run --list shows the first line of a preset's.
 	Description string `json:"description,omitempty"`

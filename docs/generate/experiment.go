@@ -50,8 +50,7 @@ Editors check and complete the file by its [JSON Schema](experiment.schema.json)
 from the file:
 
     # yaml-language-server: $schema=../docs/reference/experiment.schema.json`)
-	newPage(b, defaults).tables("", s)
-	return nil
+	return newPage(b, defaults).tables("", s)
 }
 
 // experiment is the schema: Go's types and comments, with what the checks demand.

@@ -59,8 +59,7 @@ func resourcePage(file, about string) func(*bytes.Buffer) error {
 		}
 		running(s, "")
 		head(b, crd.Spec.Names.Kind, file, about)
-		newPage(b, defaults).tables("", s)
-		return nil
+		return newPage(b, defaults).tables("", s)
 	}
 }
 
@@ -100,7 +99,9 @@ This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Me
 		if err != nil {
 			return err
 		}
-		p.tables(file.name, s)
+		if err := p.tables(file.name, s); err != nil {
+			return err
+		}
 	}
 	return constants(b, "internal/record/record.go")
 }

@@ -141,19 +141,23 @@ func newPage(b *bytes.Buffer, third column) *page {
 }
 
 // tables writes a table of the fields of a schema, and one for each structure that they
-// lead to. The title is that of the first; without one it has no heading.
-func (p *page) tables(title string, s *jsonschema.Schema) {
+// lead to. The title is that of the first; without one it has no heading. It fails if a
+// field has no description.
+func (p *page) tables(title string, s *jsonschema.Schema) error {
 	p.defs, p.todo = s.Definitions, []section{{title, s}}
 	for len(p.todo) > 0 {
 		next := p.todo[0]
 		p.todo = p.todo[1:]
-		p.section(next)
+		if err := p.section(next); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (p *page) def(ref string) *jsonschema.Schema { return p.defs[strings.TrimPrefix(ref, "#/$defs/")] }
 
-func (p *page) section(s section) {
+func (p *page) section(s section) error {
 	if s.title != "" {
 		fmt.Fprintf(p, "\n## %s\n", s.title)
 	}
@@ -166,6 +170,9 @@ func (p *page) section(s section) {
 		if strings.ToLower(s.title) == s.title && s.title != "" { // a path, not a type
 			path = s.title + "." + f.Key
 		}
+		if f.Value.Description == "" {
+			return fmt.Errorf("the field %s of %q has no comment in Go", f.Key, s.title)
+		}
 		kind := p.typeOf(path, f.Value)
 		if unit, ok := f.Value.Extras["unit"]; ok {
 			kind += fmt.Sprintf(", %s", unit)
@@ -173,6 +180,7 @@ func (p *page) section(s section) {
 		fmt.Fprintf(p, "| `%s` | %s | %s | %s |\n", f.Key, kind,
 			p.third.of(f.Value, slices.Contains(s.of.Required, f.Key)), escape(meaning(f.Value)))
 	}
+	return nil
 }
 
 // typeOf is the type of a field in words, with a link to the table of a structure.
@@ -186,7 +194,11 @@ func (p *page) typeOf(path string, s *jsonschema.Schema) string {
 	case ok:
 		return own
 	case s.Type == "array":
-		return "list of " + p.typeOf(path+"[]", s.Items)
+		of := p.typeOf(path+"[]", s.Items)
+		if of == s.Items.Type {
+			of += "s"
+		}
+		return "list of " + of
 	case s.Properties != nil && s.Properties.Len() > 0:
 		if !p.titles[title] {
 			p.titles[title] = true
@@ -209,7 +221,7 @@ func anchor(title string) string { return notAnchor.ReplaceAllString(strings.ToL
 
 // meaning is the description of a field and its limits.
 func meaning(s *jsonschema.Schema) string {
-	parts := []string{s.Description}
+	parts := []string{sentence(s.Description)}
 	if s.MinItems != nil && s.MaxItems == nil {
 		parts = append(parts, "At least one.")
 	}
@@ -228,9 +240,14 @@ func meaning(s *jsonschema.Schema) string {
 		parts = append(parts, fmt.Sprintf("%s to %s.", s.Minimum, s.Maximum))
 	}
 	if text, ok := s.Extras["limits"].(string); ok {
-		parts = append(parts, strings.ToUpper(text[:1])+text[1:]+".")
+		parts = append(parts, sentence(text))
 	}
 	return strings.TrimSpace(strings.Join(parts, " "))
+}
+
+// sentence begins with a capital, and ends with a full stop.
+func sentence(text string) string {
+	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
 }
 
 // escape makes text one cell of a table; what stands in backticks is text already.
