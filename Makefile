@@ -116,6 +116,17 @@ generate: generate-deps $(TOOLS) ## Generate the worker's protocol and the eBPF 
 generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in the tree
 	.ci/generated
 
+# The pages link as they do in the repository, so the site has the same folders.
+SITE := README.md CONTRIBUTING.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
+.PHONY: site
+site: ## Build the documents as web pages that need no server: bin/site/html/index.html
+	@.ci/deps mkdocs /usr/share/mkdocs/themes/material=mkdocs-material
+	rm -rf bin/site
+	mkdir -p bin/site/source
+	git ls-files -z -co --exclude-standard $(SITE) | xargs -0 cp --parents -t bin/site/source
+	mkdocs build --quiet --strict -f docs/mkdocs.yml
+	@echo "file://$(CURDIR)/bin/site/html/index.html"
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin
