@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -413,12 +414,12 @@ func (f *Fastpath) InvalidateSequences() error {
 func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 	all := make(map[Flow]Activity)
 	translated := make(map[fastpathKey]uint64)
-	bloom := make([]uint64, f.objects.Bloom.Size()/8)
-	before := make([]uint64, len(bloom))
-	if err := f.objects.Bloom.Get(before); err != nil {
-		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
+	before, err := f.bloom()
+	if err != nil {
+		return nil, err
 	}
-	err := each(f.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+	used := make([]uint64, len(before))
+	err = each(f.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		link := v.Out.Device
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
 			var pod fastpathPodLink
@@ -428,7 +429,7 @@ func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 			link = pod.Veth
 		}
 		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
-		bloom[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+		used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
 		if v.WirePeer != k.wirePeer() {
 			translated[k] = v.WirePeer
 		}
@@ -437,26 +438,91 @@ func (f *Fastpath) Flows() (map[Flow]Activity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
-	if err := f.sweepReverseNAT(translated, bloom); err != nil {
+	if err := f.sweepReverseNAT(translated, used); err != nil {
 		return nil, err
 	}
-	// Keep the bits of flows that were created meanwhile.
-	now := make([]uint64, len(bloom))
-	if err := f.objects.Bloom.Get(now); err != nil {
+	return all, f.clearBloom(before, used)
+}
+
+// clearBloom clears the Bloom filter's bits that no flow has. used has the bits of the flows, read after
+// the filter was before.
+func (f *Fastpath) clearBloom(before, used []uint64) error {
+	now, err := f.bloom()
+	if err != nil {
+		return err
+	}
+	for i := range used {
+		used[i] |= now[i] &^ before[i] // of flows that were created meanwhile
+	}
+	if slices.Equal(used, now) {
+		return nil
+	}
+	if err := f.setBloom(used); err != nil {
+		return err
+	}
+	// That may have cleared the bit of a flow: one that was created just now, or meanwhile in the place of
+	// a deleted flow that had set the same bit. The programs have not seen all packets of such a flow. They
+	// create a flow before they set its bit, so it is found here.
+	for {
+		used, err := f.usedBits()
+		if err != nil {
+			return err
+		}
+		now, err := f.bloom()
+		if err != nil {
+			return err
+		}
+		lost := false
+		for i := range now {
+			lost = lost || used[i]&^now[i] != 0
+			now[i] |= used[i]
+		}
+		if !lost {
+			return nil
+		}
+		if err := errors.Join(f.setBloom(now), f.InvalidateSequences()); err != nil {
+			return err
+		}
+	}
+}
+
+// usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
+func (f *Fastpath) usedBits() ([]uint64, error) {
+	used := make([]uint64, f.objects.Bloom.Size()/8)
+	err := errors.Join(
+		each(f.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+		each(f.objects.ReverseNat, func(_ fastpathKey, v fastpathNatEntry) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	return used, nil
+}
+
+func (f *Fastpath) bloom() ([]uint64, error) {
+	bits := make([]uint64, f.objects.Bloom.Size()/8)
+	if err := f.objects.Bloom.Get(bits); err != nil {
 		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
-	for i := range bloom {
-		bloom[i] |= now[i] &^ before[i]
+	return bits, nil
+}
+
+func (f *Fastpath) setBloom(bits []uint64) error {
+	if err := f.objects.Bloom.Set(bits); err != nil {
+		return fmt.Errorf("write the Bloom filter of the fast path: %w", err)
 	}
-	if err := f.objects.Bloom.Set(bloom); err != nil {
-		return nil, fmt.Errorf("write the Bloom filter of the fast path: %w", err)
-	}
-	return all, nil
+	return nil
 }
 
 // sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
-// bloom. translated has the peer on the wire of each flow with NAT.
-func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []uint64) error {
+// used. translated has the peer on the wire of each flow with NAT.
+func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, used []uint64) error {
 	var gone []fastpathKey
 	err := each(f.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
@@ -471,7 +537,7 @@ func (f *Fastpath) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []ui
 				return nil
 			}
 		}
-		bloom[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
+		used[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
 		return nil
 	})
 	if err != nil {
