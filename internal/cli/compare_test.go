@@ -28,7 +28,7 @@ func TestCompareGate(t *testing.T) {
 		"the same again":        {[]string{before, after, "--margin", "0.05"}, 0, 0, 0, "", "10 the same"},
 		"slower":                {[]string{before, slower}, 0, 3, 3, "the second result is slower", "rfs: stream throughput −"},
 		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
-		"cannot be told":        {[]string{before, few}, 0, 0, 4, "too noisy", "10 not clear"},
+		"inconclusive":          {[]string{before, few}, 0, 0, 4, "too much noise", "10 inconclusive"},
 		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs × stream × 1"},
 		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "nothing that both", "nothing was compared"},
 	} {

@@ -131,8 +131,8 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	return m, nil
 }
 
-// expected is an error where an expectation of the experiment failed, or where that cannot
-// be told; what it was stands in the report.
+// expected is an error where an expectation of the experiment failed or is inconclusive; the
+// report has the comparisons.
 func expected(m *report.Model) error {
 	count := map[stats.Outcome]int{}
 	for _, e := range m.Expected {
@@ -140,10 +140,10 @@ func expected(m *report.Model) error {
 	}
 	all := len(m.Expected)
 	switch {
-	case count[stats.Failed] > 0:
-		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.Failed], all)}
-	case count[stats.Unclear] > 0:
-		return exitError{code: exitUnclear, err: fmt.Errorf("%d of %d expectations cannot be told: more blocks may (--runs)", count[stats.Unclear], all)}
+	case count[stats.OutcomeFailed] > 0:
+		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.OutcomeFailed], all)}
+	case count[stats.OutcomeInconclusive] > 0:
+		return exitError{code: exitInconclusive, err: fmt.Errorf("%d of %d expectations are inconclusive: more blocks may tell (--runs)", count[stats.OutcomeInconclusive], all)}
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, quote(dir.Path), keep)
 	case keep != "":
 		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, quote(dir.Path), keep)
-	case m.Unclear() && strings.Contains(m.Environment.Command, " run "):
+	case m.Inconclusive() && strings.Contains(m.Environment.Command, " run "):
 		return fmt.Sprintf("%s --runs %d", runsFlag.ReplaceAllString(m.Environment.Command, ""), max(20, 2*m.Blocks))
 	}
 	return ""

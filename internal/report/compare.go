@@ -14,7 +14,7 @@ import (
 )
 
 // Changes show a comparison of two runs: the rows that its gate looks at. Strict calls
-// what cannot be told a failure.
+// what is inconclusive a failure.
 type Changes struct {
 	*stats.Comparison
 	Strict bool
@@ -73,7 +73,7 @@ func (c Changes) Summary() string {
 	if len(rows) == 0 {
 		return "There is nothing that both have, so nothing was compared."
 	}
-	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d not clear.", c.After.Name, c.Before.Name,
+	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d inconclusive.", c.After.Name, c.Before.Name,
 		count[stats.Faster], count[stats.Slower], count[stats.Same], count[stats.Inconclusive])
 	if len(slower) > 0 {
 		text += " Slower: " + strings.Join(slower[:min(len(slower), few)], "; ")
@@ -168,15 +168,15 @@ type (
 	}
 )
 
-func (s *junitSuite) add(class, name, out string, failure, unclear string, strict bool) {
+func (s *junitSuite) add(class, name, out string, failure, inconclusive string, strict bool) {
 	one := junitCase{Class: class, Name: name, Out: out}
 	switch {
-	case failure == "" && unclear == "":
+	case failure == "" && inconclusive == "":
 	case failure != "" || strict:
-		one.Failure = &junitWhy{failure + unclear}
+		one.Failure = &junitWhy{failure + inconclusive}
 		s.Failures++
 	default:
-		one.Skipped = &junitWhy{unclear}
+		one.Skipped = &junitWhy{inconclusive}
 		s.Skipped++
 	}
 	s.Tests++
@@ -200,14 +200,14 @@ func compareJUnit(w io.Writer, c Changes) error {
 		}
 	}
 	for _, r := range c.rows() {
-		failure, unclear := "", ""
+		failure, inconclusive := "", ""
 		switch r.Verdict {
 		case stats.Slower:
 			failure = r.says + " is slower"
 		case stats.Inconclusive:
-			unclear = r.says + " is not clear: the runs are too few or too noisy to tell"
+			inconclusive = r.says + " is inconclusive: too few blocks, or too much noise"
 		}
-		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, unclear, c.Strict)
+		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, inconclusive, c.Strict)
 	}
 	for _, m := range c.Missing {
 		s.add("missing", PlainLine(m), "", "", "missing", c.Strict)

@@ -158,7 +158,7 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 		out = append(out, fmt.Sprintf("No difference: %s.", some(still)))
 	}
 	if len(open) > 0 {
-		out = append(out, fmt.Sprintf("Not clear, more blocks may tell: %s.", some(open)))
+		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", some(open)))
 	}
 	return out
 }
@@ -269,8 +269,9 @@ func (m *Model) Keep() string {
 	return best.Variant
 }
 
-// Unclear tells that more blocks could tell more: of some variant nothing is known yet.
-func (m *Model) Unclear() bool {
+// Inconclusive tells that more blocks could tell more: some variant has an inconclusive
+// comparison.
+func (m *Model) Inconclusive() bool {
 	for _, proofs := range m.compared(choice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
 			return slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict == stats.Inconclusive })

@@ -151,7 +151,7 @@ func (m *Model) bound(series []stats.Limit) string {
 	case helps:
 		verb = "more backends help nevertheless"
 	case open:
-		verb = "more backends are not shown to help, nor not to"
+		verb = "whether more backends help is inconclusive"
 	}
 	return fmt.Sprintf("%s; %s: %s", text, verb, list(ratios))
 }

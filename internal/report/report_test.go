@@ -470,7 +470,7 @@ func TestConclusion(t *testing.T) {
 			"rfs+ gives the most back, against vxlan: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (8–12) at 1 pair.",
 			"rps harms: pingpong median latency +42 % (38–46) at 1 pair.",
 			"No difference: rps+.",
-			"Not clear, more blocks may tell: rfs.",
+			"Inconclusive, more blocks may tell: rfs.",
 		}, "rfs+"},
 		{"more harm than a line has room for", []stats.Row{
 			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
@@ -483,8 +483,8 @@ func TestConclusion(t *testing.T) {
 		}, []string{"Against vxlan, rps gains the most: stream throughput +50 % (40–60) at 1 pair; but it costs pingpong median latency +42 % (38–46) at 1 pair."}, ""},
 		{"a gain of more than twice is a factor", []stats.Row{stream("rfs", 2.2, 2.1, 2.3, stats.Faster)},
 			[]string{"Against vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
-		{"not clear", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
-			[]string{"Nothing is proven faster than vxlan.", "Not clear, more blocks may tell: rfs."}, ""},
+		{"inconclusive", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
+			[]string{"Nothing is proven faster than vxlan.", "Inconclusive, more blocks may tell: rfs."}, ""},
 		{"a narrow interval keeps a decimal", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster)},
 			[]string{"Against vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
 	} {
@@ -598,7 +598,7 @@ func TestAdvice(t *testing.T) {
 		if !slices.ContainsFunc(a.Harms, func(h string) bool { return strings.HasPrefix(h, "rfs: ") }) {
 			t.Errorf("%s at %d pairs: harms %q, want rfs among them", a.Workload, a.Pairs, a.Harms)
 		}
-		for _, all := range [][]string{a.Also, a.Harms, a.Same, a.Unclear, {a.Use}} {
+		for _, all := range [][]string{a.Also, a.Harms, a.Same, a.Inconclusive, {a.Use}} {
 			if strings.Contains(strings.Join(all, " "), "native") {
 				t.Errorf("the host network is nothing to switch on: %q", all)
 			}

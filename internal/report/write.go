@@ -185,8 +185,8 @@ func Terminal(w io.Writer, m *Model) error {
 	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
 }
 
-// JUnit writes a test case for each expectation, for a pipeline to show. What cannot be told
-// fails there, as it fails the run.
+// JUnit writes a test case for each expectation, for a pipeline to show. One that is
+// inconclusive fails there, as it fails the run.
 func JUnit(w io.Writer, m *Model) error {
 	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
 	if m.Unfinished != "" {
@@ -194,7 +194,7 @@ func JUnit(w io.Writer, m *Model) error {
 	}
 	for _, e := range m.Expected {
 		failure := ""
-		if e.Outcome != stats.Met {
+		if e.Outcome != stats.OutcomeMet {
 			failure = fmt.Sprintf("%s: %s", e.Outcome, e.Why)
 		}
 		s.add(PlainLine(m.Name), PlainLine(e.Claim), e.Why, failure, "", true)

@@ -11,11 +11,11 @@ import (
 type Outcome string
 
 // An expectation is met where all its comparisons are, failed where one is, and else
-// unclear.
+// inconclusive.
 const (
-	Met     Outcome = "met"
-	Failed  Outcome = "failed"
-	Unclear Outcome = "unclear"
+	OutcomeMet          Outcome = "met"
+	OutcomeFailed       Outcome = "failed"
+	OutcomeInconclusive Outcome = "inconclusive"
 )
 
 // Expected is what became of one expectation.
@@ -32,7 +32,7 @@ type Expected struct {
 func (t *table) expected(s *Summary) []Expected {
 	var out []Expected
 	for _, x := range t.exp.Spec.Expect {
-		e := Expected{Claim: x.String(), Outcome: Met, Rows: []Row{}}
+		e := Expected{Claim: x.String(), Outcome: OutcomeMet, Rows: []Row{}}
 		for _, w := range t.exp.Spec.Workloads {
 			if x.Workload != "" && x.Workload != w.Name {
 				continue
@@ -46,7 +46,7 @@ func (t *table) expected(s *Summary) []Expected {
 			for _, pairs := range t.exp.PairsOf(w) {
 				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
 				if !ok {
-					e.Outcome = worse(e.Outcome, Unclear)
+					e.Outcome = worse(e.Outcome, OutcomeInconclusive)
 					continue
 				}
 				e.Outcome = worse(e.Outcome, r.meets(x, t.exp.Spec.Margin))
@@ -54,7 +54,7 @@ func (t *table) expected(s *Summary) []Expected {
 			}
 		}
 		if len(e.Rows) == 0 {
-			e.Outcome = Unclear
+			e.Outcome = OutcomeInconclusive
 		}
 		out = append(out, e)
 	}
@@ -84,7 +84,7 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 	v := r.Versus
 	switch {
 	case v.Verdict == Slower:
-		return Failed
+		return OutcomeFailed
 	case x.NotSlower != "":
 		// Not worse by more than the margin at either end of the interval: more need not
 		// be known.
@@ -93,22 +93,22 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 			worst = v.CI95[0]
 		}
 		if v.N > 1 && worst >= 1/(1+margin) {
-			return Met
+			return OutcomeMet
 		}
-		return Unclear
+		return OutcomeInconclusive
 	case v.Verdict == Inconclusive:
-		return Unclear
+		return OutcomeInconclusive
 	case (v.Verdict == Faster) == (x.Faster != ""):
-		return Met
+		return OutcomeMet
 	}
-	return Failed
+	return OutcomeFailed
 }
 
 func worse(a, b Outcome) Outcome {
-	for _, o := range []Outcome{Failed, Unclear} {
+	for _, o := range []Outcome{OutcomeFailed, OutcomeInconclusive} {
 		if a == o || b == o {
 			return o
 		}
 	}
-	return Met
+	return OutcomeMet
 }

@@ -23,21 +23,21 @@ func TestExpected(t *testing.T) {
 		x    v1alpha1.Expectation
 		want Outcome
 	}{
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, Unclear},
-		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, Unclear},
-		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, Unclear},
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, OutcomeInconclusive},
+		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, OutcomeInconclusive},
+		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, OutcomeInconclusive},
 		// The experiment compares these with base alone.
-		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, Met},
-		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, Failed},
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, Unclear}, // which no workload gives
+		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, OutcomeInconclusive}, // which no workload gives
 	} {
 		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
 		s, err := Analyze(exp, all)
@@ -50,8 +50,8 @@ func TestExpected(t *testing.T) {
 	}
 	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
 	s, err := Analyze(exp, trials("base", "stream", 1, record.Throughput, 1, 2, 3))
-	if err != nil || s.Expected[0].Outcome != Unclear {
-		t.Errorf("nothing measured of the variant: %v, %v, want unclear", s.Expected, err)
+	if err != nil || s.Expected[0].Outcome != OutcomeInconclusive {
+		t.Errorf("nothing measured of the variant: %v, %v, want inconclusive", s.Expected, err)
 	}
 }
 
@@ -62,10 +62,10 @@ func TestExpectedOfLatency(t *testing.T) {
 		ci     [2]float64
 		want   Outcome
 	}{
-		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, Met},
-		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, Unclear},
-		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, Met},
-		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, Unclear},
+		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, OutcomeMet},
+		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, OutcomeInconclusive},
+		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, OutcomeMet},
+		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, OutcomeInconclusive},
 	} {
 		r := Row{Metric: c.metric, Versus: &Versus{N: 6, CI95: c.ci, Verdict: Inconclusive}}
 		if got := r.meets(v1alpha1.Expectation{NotSlower: "base"}, 0.02); got != c.want {
