@@ -295,17 +295,22 @@ type Expected struct {
 func expectations(all []stats.Expected) []Expected {
 	var out []Expected
 	for _, x := range all {
-		e := Expected{Claim: x.Claim, Outcome: x.Outcome}
-		var rows []*stats.Row
-		for i := range x.Rows {
-			rows = append(rows, &x.Rows[i])
-		}
-		if e.Why = saysAll(worstOfEach(rows)); e.Why == "" {
-			e.Why = "nothing was measured"
-		}
-		out = append(out, e)
+		out = append(out, Expected{x.Claim, x.Outcome, whyExpected(x)})
 	}
 	return out
+}
+
+// whyExpected says what gave an expectation its outcome.
+func whyExpected(x stats.Expected) string {
+	switch more := len(x.Decided) - few; {
+	case len(x.Rows) == 0:
+		return "nothing was measured"
+	case len(x.Decided) == 0:
+		return "no comparison for " + list(x.Missing)
+	case more > 0:
+		return fmt.Sprintf("%s, and %d more", saysAll(x.Decided), more)
+	}
+	return saysAll(x.Decided)
 }
 
 // Text is the outcome in a line: "expected: … (met): …".

@@ -508,6 +508,27 @@ func TestConclusion(t *testing.T) {
 	}
 }
 
+// TestExpectationNamesWhatDecided: of a claim on many workloads those that failed are named,
+// wherever they stand.
+func TestExpectationNamesWhatDecided(t *testing.T) {
+	row := func(workload string, ratio float64) stats.Row {
+		return stats.Row{Workload: workload, Pairs: 1, Metric: record.Throughput,
+			Versus: &stats.Versus{N: 6, Ratio: ratio, CI95: [2]float64{ratio - 0.01, ratio + 0.01}}}
+	}
+	rows := []stats.Row{row("a", 1.1), row("b", 1.2), row("c", 1.3), row("d", 0.5), row("e", 1.4)}
+	all := []*stats.Row{&rows[0], &rows[1], &rows[2], &rows[4]}
+	for want, x := range map[string]stats.Expected{
+		"d throughput −50 % (49–51) at 1 pair":             {Rows: rows, Decided: []*stats.Row{&rows[3]}},
+		"nothing was measured":                             {},
+		"no comparison for d × 1":                          {Rows: rows, Missing: []string{"d × 1"}},
+		"c throughput +30 % (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},
+	} {
+		if got := expectations([]stats.Expected{x})[0].Why; !strings.HasSuffix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestUnfinishedIsSaidFirst: every format says at its top that a run is not done.
 func TestUnfinishedIsSaidFirst(t *testing.T) {
 	const want = "7 of 48 trials are done"

@@ -1,6 +1,9 @@
 package stats
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"slices"
 
 	"slipstream.dev/api/v1alpha1"
@@ -25,6 +28,10 @@ type Expected struct {
 	Outcome Outcome `json:"outcome"`
 	// Rows are the comparisons that it asks for: of the variant with the one that it names.
 	Rows []Row `json:"rows"`
+	// Decided are those of Rows that gave it its outcome, the farthest from the claim first;
+	// Missing are comparisons that it asks for and no data gave, in words.
+	Decided []*Row   `json:"-"`
+	Missing []string `json:"-"`
 }
 
 // expected judges every expectation. A comparison that the summary has is taken from there,
@@ -47,6 +54,7 @@ func (t *table) expected(s *Summary) []Expected {
 				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
 				if !ok {
 					e.Outcome = worse(e.Outcome, OutcomeInconclusive)
+					e.Missing = append(e.Missing, fmt.Sprintf("%s × %d", w.Name, pairs))
 					continue
 				}
 				e.Outcome = worse(e.Outcome, r.meets(x, t.exp.Spec.Margin))
@@ -56,9 +64,27 @@ func (t *table) expected(s *Summary) []Expected {
 		if len(e.Rows) == 0 {
 			e.Outcome = OutcomeInconclusive
 		}
+		e.decide(x, t.exp.Spec.Margin)
 		out = append(out, e)
 	}
 	return out
+}
+
+// decide picks the rows that gave the outcome: those that failed, say, of many that did not.
+func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
+	for i := range e.Rows {
+		if r := &e.Rows[i]; r.meets(x, margin) == e.Outcome {
+			e.Decided = append(e.Decided, r)
+		}
+	}
+	off := func(r *Row) float64 {
+		loss := -math.Log(r.Gain())
+		if x.Same != "" {
+			return math.Abs(loss)
+		}
+		return loss
+	}
+	slices.SortStableFunc(e.Decided, func(a, b *Row) int { return cmp.Compare(off(b), off(a)) })
 }
 
 func (t *table) expectedRow(s *Summary, x v1alpha1.Expectation, workload string, pairs int, metric string) (Row, bool) {

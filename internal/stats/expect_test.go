@@ -73,3 +73,46 @@ func TestExpectedOfLatency(t *testing.T) {
 		}
 	}
 }
+
+// TestExpectedNamesWhatDecided: of a claim on several cells the rows that failed, or are
+// inconclusive, are told from those that are as expected, the worst first.
+func TestExpectedNamesWhatDecided(t *testing.T) {
+	exp := experiment("base", "other")
+	exp.Spec.Runs.N = 6
+	exp.Spec.Workloads = exp.Spec.Workloads[:1]
+	exp.Spec.Pairs = []int{1, 2, 4, 8}
+	steady := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
+	noise := []float64{50, 150, 70, 130, 200, 20}
+	for name, c := range map[string]struct {
+		x       v1alpha1.Expectation
+		other   [][]float64 // by pairs
+		want    []int       // pairs of the rows that decided
+		missing []string
+	}{
+		"failed":       {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(0.9), noise, steady(0.5)}, []int{8, 2}, nil},
+		"inconclusive": {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.6), noise, steady(1.7)}, []int{4}, nil},
+		"met":          {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6), steady(1.4)}, []int{2, 8, 1, 4}, nil},
+		"not the same": {v1alpha1.Expectation{Variant: "other", Same: "base"}, [][]float64{steady(1), steady(1.1), steady(2), steady(0.7)}, []int{4, 8, 2}, nil},
+		"missing":      {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream × 8"}},
+	} {
+		var all []record.Trial
+		for i, pairs := range exp.Spec.Pairs {
+			all = slices.Concat(all, trials("base", "stream", pairs, record.Throughput, steady(1)...))
+			if i < len(c.other) {
+				all = slices.Concat(all, trials("other", "stream", pairs, record.Throughput, c.other[i]...))
+			}
+		}
+		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
+		s, err := Analyze(exp, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, r := range s.Expected[0].Decided {
+			got = append(got, r.Pairs)
+		}
+		if !slices.Equal(got, c.want) || !slices.Equal(s.Expected[0].Missing, c.missing) {
+			t.Errorf("%s: decided at %v pairs, missing %q; want %v, %q", name, got, s.Expected[0].Missing, c.want, c.missing)
+		}
+	}
+}
