@@ -61,17 +61,9 @@ where something is missing. Both say 4 where there is nothing to compare.`,
 }
 
 func (o compareOptions) run(p Process, folders []string, margin bool) error {
-	var results [2]stats.Result
-	for i, path := range folders {
-		dir, err := record.Open(path)
-		if err != nil {
-			return usage(err)
-		}
-		exp, trials, err := readExperiment(dir)
-		if err != nil {
-			return err
-		}
-		results[i] = stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+	_, results, err := openTwo(folders)
+	if err != nil {
+		return err
 	}
 	only, err := o.filter(results)
 	if err != nil {
@@ -105,6 +97,25 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or something is missing")}
 	}
 	return nil
+}
+
+// openTwo reads what two runs left. Their folders' names tell them apart, or else the paths.
+func openTwo(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
+	for i, path := range paths {
+		dir, err := record.Open(path)
+		if err != nil {
+			return dirs, results, usage(err)
+		}
+		exp, trials, err := readExperiment(dir)
+		if err != nil {
+			return dirs, results, err
+		}
+		dirs[i], results[i] = dir, stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+	}
+	if results[0].Name == results[1].Name {
+		results[0].Name, results[1].Name = paths[0], paths[1]
+	}
+	return dirs, results, nil
 }
 
 // folderName is the name of a results folder, wherever it was named from.

@@ -10,42 +10,41 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// conclude says what a person wants to know, a sentence each: what the overlay costs,
-// what gains the most against each baseline, what harms, and what is left open. All
+// conclude says what a person wants to know, a sentence each: what the overlay costs, and
+// then what gains the most against each baseline, what harms, and what is left open. All
 // workloads have a say.
-func (m *Model) conclude() []string {
+func (m *Model) conclude() (costs, rest []string) {
 	if len(m.Tables) == 0 || len(m.summary.Rows) == 0 {
 		if len(m.Failures) > 0 {
-			return []string{"No trial gave a result: " + m.Failures[0].Error + "."}
+			return nil, []string{"No trial gave a result: " + m.Failures[0].Error + "."}
 		}
-		return []string{"No trial gave a result."}
+		return nil, []string{"No trial gave a result."}
 	}
-	costs := m.costSentences()
-	out := costs
+	costs = m.costSentences()
 	for _, q := range []question{choice, other} {
-		if q == other && len(out) > 0 {
+		if q == other && len(costs)+len(rest) > 0 {
 			break
 		}
 		compared := m.compared(q)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
-				out = append(out, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
+				rest = append(rest, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
 			}
 		}
 	}
-	if len(out) > 0 {
-		return out
+	if len(costs)+len(rest) > 0 {
+		return costs, rest
 	}
 	t := m.Tables[0]
 	for _, row := range t.Rows {
 		for i, l := range row.Cells {
 			if l.Missing == "" {
-				return []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
+				return nil, []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
 					row.Variant, t.Title, l.Estimate.with(t.Unit), pairs(t.Pairs[i]))}
 			}
 		}
 	}
-	return []string{"The workload " + t.Workload + " gave no result."}
+	return nil, []string{"The workload " + t.Workload + " gave no result."}
 }
 
 // few is how many of anything a sentence names.

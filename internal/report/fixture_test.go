@@ -178,13 +178,14 @@ func (f *fixture) model() *Model { return New(f.exp, f.summary(), f.trials, f.en
 func (f *fixture) summary() *stats.Summary {
 	s := &stats.Summary{Experiment: f.exp.Metadata.Name, Baseline: f.exp.Spec.Baseline}
 	values := map[string][]float64{}
+	blocks := map[string][]int{}
 	id := func(variant, workload string, pairs int, metric string) string {
 		return variant + "\x00" + workload + "\x00" + strconv.Itoa(pairs) + "\x00" + metric
 	}
 	for _, t := range f.trials {
 		for metric, v := range t.Metrics {
 			key := id(t.Variant, t.Workload, t.Pairs, metric)
-			values[key] = append(values[key], v)
+			values[key], blocks[key] = append(values[key], v), append(blocks[key], t.Block)
 		}
 	}
 	metrics := []string{record.Throughput, record.Rate, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.CPUPerGB, record.SoftirqPerGB}
@@ -201,12 +202,18 @@ func (f *fixture) summary() *stats.Summary {
 						Variant: v.Name, Workload: w.Name, Pairs: p, Metric: metric, Unit: record.Units[metric],
 						N: len(own), Mean: mean, CI95: [2]float64{mean - half, mean + half}, Warnings: []record.Warning{},
 					}
+					for i, b := range blocks[id(v.Name, w.Name, p, metric)] {
+						row.Blocks = append(row.Blocks, stats.Block{Block: b, Value: own[i]})
+					}
 					versus := v.Versus
 					if versus == "" {
 						versus = f.exp.Spec.Baseline
 					}
 					if base := values[id(versus, w.Name, p, metric)]; versus != v.Name && len(base) == len(own) {
 						row.Versus = compare(own, base, versus, metric)
+						for i := range row.Blocks {
+							row.Blocks[i].Ratio = own[i] / base[i]
+						}
 					}
 					s.Rows = append(s.Rows, row)
 				}

@@ -17,9 +17,9 @@ import (
 
 // Measures of every figure, in points.
 const (
-	figureWidth = 760.0
-	small       = 8.5 // ticks
-	normal      = 9.5 // labels
+	figureWidth = 366.0 // two side by side on a desk, one on a phone
+	small       = 9.0   // ticks
+	normal      = 10.0  // labels
 )
 
 // look is how a variant is drawn, the same in every figure.
@@ -61,14 +61,13 @@ func (m *Model) drawFigures() []Figure {
 			out = append(out, m.scalingFigure(tables[0], versus))
 		}
 	}
-	for _, w := range m.exp.Spec.Workloads {
-		if f, ok := m.latencyFigure(w); ok {
-			out = append(out, f)
-		}
-	}
-	for _, w := range m.exp.Spec.Workloads {
-		if f, ok := m.cpuFigure(w); ok {
-			out = append(out, f)
+	for _, draw := range []func(v1alpha1.Workload, int) (Figure, bool){m.latencyFigure, m.cpuFigure} {
+		for _, w := range m.exp.Spec.Workloads {
+			for _, pairs := range smallestAndLargest(m.pairsOf(w)) {
+				if f, ok := draw(w, pairs); ok {
+					out = append(out, f)
+				}
+			}
 		}
 	}
 	return out
@@ -100,15 +99,16 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		c := curve{variant: row.Variant, look: m.look(row.Variant)}
 		numbers := []string{row.Variant}
 		for i, l := range row.Cells {
-			if !l.Compared || l.Versus != versus || math.IsNaN(l.at) || math.IsInf(l.at, 0) {
+			if !l.Compared || l.Versus != versus || !spreadOf(l.row).drawable() {
 				numbers = append(numbers, "–")
 				continue
 			}
-			c.points = append(c.points, sample{float64(i), l.at, l.ratio,
+			ratio := spreadOf(l.row)
+			c.points = append(c.points, sample{float64(i), ratio.at, ratio.ci,
 				l.Verdict == stats.Faster || l.Verdict == stats.Slower})
-			top = max(top, l.at)
-			if l.ratio.known() {
-				bound = max(bound, l.ratio.hi)
+			top = max(top, ratio.at)
+			if ratio.ci.known() {
+				bound = max(bound, ratio.ci.hi)
 			}
 			numbers = append(numbers, strings.TrimSpace(l.Ratio.String()+" "+string(l.Verdict)))
 		}
@@ -130,12 +130,8 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		Alt: fmt.Sprintf("%s relative to %s at %s: %s.", upper(t.Title), versus,
 			listPairs(t.Pairs), list(ends(curves, t.Pairs))),
 		Data:   data,
-		Half:   len(t.Pairs) <= 3 && len(curves) <= 10,
 		width:  figureWidth,
-		height: max(280, 70+12*float64(len(curves)+1)),
-	}
-	if f.Half {
-		f.width = (figureWidth - 28) / 2
+		height: max(260, 70+12*float64(len(curves)+1)),
 	}
 	f.draw = func(p *pen) {
 		labels := 0.0
@@ -258,56 +254,36 @@ func listPairs(n []int) string {
 	return list(words) + " pairs"
 }
 
-// latencyFigure draws the percentiles of each variant, its trials merged, at
-// the smallest and the largest number of pairs. The x axis is logarithmic in
-// the share of slower messages, as is usual for HDR histograms.
-func (m *Model) latencyFigure(w v1alpha1.Workload) (Figure, bool) {
-	type panel struct {
-		pairs  int
-		curves []curve
-	}
-	var panels []panel
-	const perDecade = 20
+// latencyFigure draws the percentiles of each variant, its trials merged, at one number of
+// pairs. The x axis is logarithmic in the share of slower messages, as is usual for HDR
+// histograms.
+func (m *Model) latencyFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+	var curves []curve
 	least, most, end := math.Inf(1), 0.0, 2.0
-	data := Data{Columns: []string{"Variant", "Pairs", "Messages", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "Largest µs"}}
+	data := Data{Columns: []string{"Variant", "Messages", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "Largest µs"}}
 	var alt []string
-	for _, n := range smallestAndLargest(m.pairsOf(w)) {
-		pn := panel{pairs: n}
-		for _, v := range m.exp.Spec.Variants {
-			h := m.merged(cell{v.Name, w.Name, n, ""})
-			if h == nil || h.TotalCount() == 0 {
-				continue
-			}
-			us := func(percentile float64) float64 { return float64(h.ValueAtPercentile(percentile)) / 1e3 }
-			row := []string{v.Name, fmt.Sprint(n), fmt.Sprint(h.TotalCount())}
-			for _, q := range []float64{50, 90, 99, 99.9, 100} {
-				row = append(row, significant(us(q)))
-			}
-			data.Rows = append(data.Rows, row)
-			alt = append(alt, fmt.Sprintf("%s at %s %s", v.Name, pairs(n), row[3]+" and "+row[5]))
-			// Beyond ten slower messages a percentile is one message's luck.
-			last := min(math.Log10(max(float64(h.TotalCount())/10, 1)), 5)
-			c := curve{variant: v.Name, look: m.look(v.Name)}
-			for i := 0; float64(i)/perDecade <= last; i++ {
-				x := float64(i) / perDecade
-				y := us(100 * (1 - math.Pow(10, -x)))
-				if y <= 0 {
-					continue
-				}
-				c.points = append(c.points, sample{x: x, y: y, filled: i%perDecade == 0 && i > 0})
-				least, most = min(least, y), max(most, y)
-			}
-			if len(c.points) == 0 {
-				continue
-			}
-			end = max(end, math.Ceil(last*2)/2)
-			pn.curves = append(pn.curves, c)
+	for _, v := range m.exp.Spec.Variants {
+		h := m.merged(cell{v.Name, w.Name, n, ""})
+		if h == nil || h.TotalCount() == 0 {
+			continue
 		}
-		if len(pn.curves) > 0 {
-			panels = append(panels, pn)
+		row := []string{v.Name, fmt.Sprint(h.TotalCount())}
+		for _, q := range []float64{50, 90, 99, 99.9, 100} {
+			row = append(row, significant(microseconds(h, q)))
 		}
+		data.Rows = append(data.Rows, row)
+		alt = append(alt, fmt.Sprintf("%s %s and %s", v.Name, row[2], row[4]))
+		c, last := percentiles(h)
+		if len(c) == 0 {
+			continue
+		}
+		for _, s := range c {
+			least, most = min(least, s.y), max(most, s.y)
+		}
+		end = max(end, math.Ceil(last*2)/2)
+		curves = append(curves, curve{v.Name, m.look(v.Name), c})
 	}
-	if len(panels) == 0 {
+	if len(curves) == 0 {
 		return Figure{}, false
 	}
 	lo, hi := ladder(least, false), ladder(most, true)
@@ -316,65 +292,80 @@ func (m *Model) latencyFigure(w v1alpha1.Workload) (Figure, bool) {
 	}
 	f := Figure{
 		Section: SectionLatency,
-		Name:    slug(w.Name, "latency-distribution"),
-		Title:   upper(w.Name) + " latency distribution",
+		Name:    slug(w.Name, "latency-distribution", fmt.Sprint(n)),
+		Title:   fmt.Sprintf("%s latency distribution, %s", upper(w.Name), pairs(n)),
 		Caption: "All trials of a variant merged. Both axes are logarithmic: to the right, each tick leaves a tenth of the messages; a curve ends where fewer than ten are left. Lower is better.",
-		Alt:     fmt.Sprintf("Percentile curves of %s latency in µs. Median and p99: %s.", w.Name, strings.Join(alt, "; ")),
+		Alt:     fmt.Sprintf("Percentile curves of %s latency at %s, in µs. Median and p99: %s.", w.Name, pairs(n), strings.Join(alt, "; ")),
 		Data:    data,
 		width:   figureWidth,
-		height:  max(280, 80+12*float64(len(m.exp.Spec.Variants))),
+		height:  max(260, 80+12*float64(len(m.exp.Spec.Variants))),
 	}
-	f.draw = func(p *pen) {
-		labels := 0.0
-		for _, pn := range panels {
-			for _, c := range pn.curves {
-				labels = max(labels, p.width(c.variant, normal))
-			}
-		}
-		labels = min(labels, 110)
-		each := f.width / float64(len(panels))
-		for i, pn := range panels {
-			area := frame{left: float64(i)*each + 40, top: 40, right: float64(i+1)*each - labels - 30, bottom: f.height - 36}
-			x := func(v float64) float64 { return area.left + (area.right-area.left)*v/end }
-			y := func(v float64) float64 {
-				return area.bottom - (area.bottom-area.top)*math.Log(v/lo)/math.Log(hi/lo)
-			}
-			p.text(point{area.left - 40, 12}, pairs(pn.pairs), normal+1, inkText, alignLeft)
-			p.text(point{area.left - 40, 27}, "µs", small, inkMuted, alignLeft)
-			for v := lo; v <= hi*1.001; v = ladder(v*1.01, true) {
-				p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
-				p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(v)), small, inkMuted, alignRight)
-			}
-			ticks := []struct {
-				at   float64
-				text string
-			}{{0, "0"}, {math.Log10(2), "50"}, {1, "90"}, {2, "99"}, {3, "99.9"}, {4, "99.99"}, {5, "99.999"}}
-			for _, t := range ticks {
-				if t.at > end {
-					break
-				}
-				p.line(0.6, inkGrid, nil, point{x(t.at), area.top}, point{x(t.at), area.bottom})
-				p.text(point{x(t.at), area.bottom + 13}, t.text, small, inkMuted, alignCentre)
-			}
-			p.text(point{(area.left + area.right) / 2, area.bottom + 28}, "percentile", small, inkMuted, alignCentre)
-			var tags []tag
-			for _, c := range pn.curves {
-				var line []point
-				for _, s := range c.points {
-					line = append(line, point{x(s.x), y(s.y)})
-				}
-				p.line(1.4, c.look.ink, c.look.dash, line...)
-				for j, s := range c.points {
-					if s.filled {
-						p.marker(c.look.shape, line[j], 2.4, c.look.ink, true)
-					}
-				}
-				tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
-			}
-			p.tags(tags, area, labels)
-		}
-	}
+	f.draw = func(p *pen) { p.latencies(curves, f, lo, hi, end) }
 	return f, true
+}
+
+func microseconds(h *hdrhistogram.Histogram, percentile float64) float64 {
+	return float64(h.ValueAtPercentile(percentile)) / 1e3
+}
+
+// percentiles are the points of a curve, filled at each tenth of the messages, and how many
+// tenths there are.
+func percentiles(h *hdrhistogram.Histogram) (points []sample, last float64) {
+	const perDecade = 20
+	// Beyond ten slower messages a percentile is one message's luck.
+	last = min(math.Log10(max(float64(h.TotalCount())/10, 1)), 5)
+	for i := 0; float64(i)/perDecade <= last; i++ {
+		x := float64(i) / perDecade
+		if y := microseconds(h, 100*(1-math.Pow(10, -x))); y > 0 {
+			points = append(points, sample{x: x, y: y, filled: i%perDecade == 0 && i > 0})
+		}
+	}
+	return points, last
+}
+
+func (p *pen) latencies(curves []curve, f Figure, lo, hi, end float64) {
+	labels := 0.0
+	for _, c := range curves {
+		labels = max(labels, p.width(c.variant, normal))
+	}
+	labels = min(labels, 0.2*f.width)
+	area := frame{left: 40, top: 22, right: f.width - labels - 30, bottom: f.height - 36}
+	x := func(v float64) float64 { return area.left + (area.right-area.left)*v/end }
+	y := func(v float64) float64 {
+		return area.bottom - (area.bottom-area.top)*math.Log(v/lo)/math.Log(hi/lo)
+	}
+	p.text(point{0, 12}, "µs", small, inkMuted, alignLeft)
+	for v := lo; v <= hi*1.001; v = ladder(v*1.01, true) {
+		p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
+		p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(v)), small, inkMuted, alignRight)
+	}
+	ticks := []struct {
+		at   float64
+		text string
+	}{{0, "0"}, {math.Log10(2), "50"}, {1, "90"}, {2, "99"}, {3, "99.9"}, {4, "99.99"}, {5, "99.999"}}
+	for _, t := range ticks {
+		if t.at > end {
+			break
+		}
+		p.line(0.6, inkGrid, nil, point{x(t.at), area.top}, point{x(t.at), area.bottom})
+		p.text(point{x(t.at), area.bottom + 13}, t.text, small, inkMuted, alignCentre)
+	}
+	p.text(point{(area.left + area.right) / 2, area.bottom + 28}, "percentile", small, inkMuted, alignCentre)
+	var tags []tag
+	for _, c := range curves {
+		var line []point
+		for _, s := range c.points {
+			line = append(line, point{x(s.x), y(s.y)})
+		}
+		p.line(1.4, c.look.ink, c.look.dash, line...)
+		for j, s := range c.points {
+			if s.filled {
+				p.marker(c.look.shape, line[j], 2.4, c.look.ink, true)
+			}
+		}
+		tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
+	}
+	p.tags(tags, area, labels)
 }
 
 // ladder is the nearest 1, 2 or 5 × a power of ten at or above, or at or below.
@@ -402,8 +393,9 @@ func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 		}
 		h, err := record.DecodeHistogram(t.Latency)
 		if err != nil {
-			m.Warnings = append(m.Warnings, Warning{"latency-unreadable", []Entry{{
-				fmt.Sprintf("block %d is left out of the latency distribution: %v", t.Block, err), m.words([]cell{c})}}})
+			w := newWarning(warnUnreadable)
+			w.Entries = []Entry{{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})}}
+			m.Warnings = append(m.Warnings, w)
 			continue
 		}
 		if all == nil {
@@ -442,7 +434,6 @@ type core struct {
 // load is one cell's cores.
 type load struct {
 	variant string
-	pairs   int
 	cores   []core
 }
 
@@ -494,7 +485,7 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 		keys = append(keys, k)
 	}
 	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(a.host-b.host, a.cpu-b.cpu) })
-	l := load{variant: c.variant, pairs: c.pairs}
+	l := load{variant: c.variant}
 	for _, k := range keys {
 		one := *sums[k]
 		for part := range one.share {
@@ -554,82 +545,46 @@ func (l load) bars(most int) []core {
 	return out
 }
 
-// cpuFigure is a small multiple: a panel a variant, a bar a core, at the
-// smallest and the largest number of pairs.
-func (m *Model) cpuFigure(w v1alpha1.Workload) (Figure, bool) {
+// cpuFigure is a small multiple: a panel a variant, a bar a core, at one number of pairs.
+func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	var hosts []record.Host
 	sources := map[string]bool{}
-	var groups [][]load
-	panels, widest := 0, 0
-	for _, n := range smallestAndLargest(m.pairsOf(w)) {
-		var group []load
-		for _, v := range m.exp.Spec.Variants {
-			if l := m.load(cell{v.Name, w.Name, n, ""}, &hosts, sources); len(l.cores) > 0 {
-				group = append(group, l)
-				widest = max(widest, len(l.cores))
-			}
-		}
-		if len(group) > 0 {
-			groups = append(groups, group)
-			panels += len(group)
+	var loads []load
+	widest := 0
+	for _, v := range m.exp.Spec.Variants {
+		if l := m.load(cell{v.Name, w.Name, n, ""}, &hosts, sources); len(l.cores) > 0 {
+			loads = append(loads, l)
+			widest = max(widest, len(l.cores))
 		}
 	}
-	if panels == 0 {
+	if len(loads) == 0 {
 		return Figure{}, false
 	}
 	// As many bars as a page can carry, whatever the machine.
-	const bars = 1400
-	most := min(128, max(16, bars/panels))
-	caption := "Mean over the trials; a bar is a core"
-	if widest > most {
-		caption = fmt.Sprintf("Mean over the trials; a bar is the mean of %d neighbouring cores, numbered by the first", (widest+most-1)/most)
-	}
-	switch {
-	case sources[record.SoftirqEBPF] && len(sources) == 1:
-		caption += ". Softirq time is exact (eBPF)."
-	case sources[record.SoftirqEBPF]:
-		caption += ". Softirq time is exact (eBPF) on some machines and counted in ticks on others."
-	default:
-		caption += ". Softirq time is counted in ticks, which miss part of it on idle cores."
-	}
-	busiest := groups[0][0]
-	for _, g := range groups {
-		for _, l := range g {
-			if l.busy() > busiest.busy() {
-				busiest = l
-			}
-		}
-	}
+	const bars = 700
+	most := min(64, max(16, bars/len(loads)))
+	shown := min(widest, most)
+	busiest := slices.MaxFunc(loads, func(a, b load) int { return cmp.Compare(a.busy(), b.busy()) })
 	f := Figure{
 		Section: SectionCPU,
-		Name:    slug(w.Name, "cpu"),
-		Title:   "CPU time per core, " + w.Name,
-		Caption: caption,
-		Alt: fmt.Sprintf("Stacked CPU time of each core during %s, for each variant. Busiest is %s at %s: %s of %s in use, %s of them in softirq.",
-			w.Name, busiest.variant, pairs(busiest.pairs), fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), fixed(busiest.sum(partSoftirq), 1)),
-		Data:  cpuData(groups, panels*min(widest, most), most),
+		Name:    slug(w.Name, "cpu", fmt.Sprint(n)),
+		Title:   fmt.Sprintf("CPU time per core, %s, %s", w.Name, pairs(n)),
+		Caption: cpuCaption(widest, most, sources),
+		Alt: fmt.Sprintf("Stacked CPU time of each core during %s at %s, for each variant. Busiest is %s: %s of %s in use, %s of them in softirq.",
+			w.Name, pairs(n), busiest.variant, fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), fixed(busiest.sum(partSoftirq), 1)),
+		Data:  cpuData(loads, len(loads)*shown, most),
 		width: figureWidth,
 	}
 	const (
-		axis, gap             = 30.0, 14.0
-		heading, title, under = 24.0, 14.0, 30.0
-		plot, legend          = 78.0, 24.0
+		axis, gap          = 30.0, 14.0
+		title, plot, under = 14.0, 78.0, 30.0
+		legend             = 24.0
 	)
-	shown := min(widest, most)
 	columns := max(1, int((f.width-axis+gap)/(max(88, 4*float64(shown))+gap)))
-	rows := 0
-	for i, g := range groups {
-		perRow := (len(g) + columns - 1) / columns
-		if i == 0 { // no row with a single orphan
-			columns = (len(g) + perRow - 1) / perRow
-		}
-		rows += (len(g) + columns - 1) / columns
-	}
-	panel := min(190, (f.width-axis-4-gap*float64(columns-1))/float64(columns))
-	if widest > 12 {
-		panel = (f.width - axis - 4 - gap*float64(columns-1)) / float64(columns)
-	}
-	f.height = legend + float64(len(groups))*heading + float64(rows)*(title+plot+under)
+	rows := (len(loads) + columns - 1) / columns
+	columns = (len(loads) + rows - 1) / rows // no row with a single orphan
+	panel := (f.width - axis - 4 - gap*float64(columns-1)) / float64(columns)
+	f.height = legend + float64(rows)*(title+plot+under)
 	f.draw = func(p *pen) {
 		x := axis
 		for part, name := range partNames() {
@@ -637,22 +592,27 @@ func (m *Model) cpuFigure(w v1alpha1.Workload) (Figure, bool) {
 			p.text(point{x + 14, 10.5}, name, normal, inkText, alignLeft)
 			x += 14 + p.width(name, normal) + 18
 		}
-		y := legend
-		for _, g := range groups {
-			p.text(point{0, y + 13}, pairs(g[0].pairs), normal+1, inkText, alignLeft)
-			y += heading
-			for i, l := range g {
-				if i > 0 && i%columns == 0 {
-					y += title + plot + under
-				}
-				at := frame{left: axis + float64(i%columns)*(panel+gap), top: y + title}
-				at.right, at.bottom = at.left+panel, at.top+plot
-				p.panel(l, l.bars(most), at, hosts, i%columns == 0)
-			}
-			y += title + plot + under
+		for i, l := range loads {
+			at := frame{left: axis + float64(i%columns)*(panel+gap), top: legend + float64(i/columns)*(title+plot+under) + title}
+			at.right, at.bottom = at.left+panel, at.top+plot
+			p.panel(l, l.bars(most), at, hosts, i%columns == 0)
 		}
 	}
 	return f, true
+}
+
+func cpuCaption(widest, most int, sources map[string]bool) string {
+	caption := "Mean over the trials; a bar is a core"
+	if widest > most {
+		caption = fmt.Sprintf("Mean over the trials; a bar is the mean of %d neighbouring cores, numbered by the first", (widest+most-1)/most)
+	}
+	switch {
+	case sources[record.SoftirqEBPF] && len(sources) == 1:
+		return caption + ". Softirq time is exact (eBPF)."
+	case sources[record.SoftirqEBPF]:
+		return caption + ". Softirq time is exact (eBPF) on some machines and counted in ticks on others."
+	}
+	return caption + ". Softirq time is counted in ticks, which miss part of it on idle cores."
 }
 
 // panel draws one variant's cores.
@@ -713,36 +673,31 @@ func (p *pen) panel(l load, bars []core, at frame, hosts []record.Host, axis boo
 
 // cpuData has a row a bar, or a row a panel where those would be too many to
 // listen to.
-func cpuData(groups [][]load, bars, most int) Data {
-	const many = 160
+func cpuData(loads []load, bars, most int) Data {
+	const many = 80
 	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
 	names := partNames()
 	if bars <= many {
-		d := Data{Columns: append([]string{"Variant", "Pairs", "Core"}, names[:]...)}
-		for _, g := range groups {
-			for _, l := range g {
-				for _, c := range l.bars(most) {
-					row := []string{l.variant, fmt.Sprint(l.pairs), c.name}
-					for _, s := range c.share {
-						row = append(row, percentOf(s))
-					}
-					d.Rows = append(d.Rows, row)
+		d := Data{Columns: append([]string{"Variant", "Core"}, names[:]...)}
+		for _, l := range loads {
+			for _, c := range l.bars(most) {
+				row := []string{l.variant, c.name}
+				for _, s := range c.share {
+					row = append(row, percentOf(s))
 				}
+				d.Rows = append(d.Rows, row)
 			}
 		}
 		return d
 	}
-	d := Data{Columns: append([]string{"Variant", "Pairs", "Cores", "Busiest core"}, names[:]...)}
-	for _, g := range groups {
-		for _, l := range g {
-			top := slices.MinFunc(l.cores, func(a, b core) int { return cmp.Compare(a.share[partIdle], b.share[partIdle]) })
-			row := []string{l.variant, fmt.Sprint(l.pairs), fmt.Sprint(len(l.cores)),
-				top.name + " (" + percentOf(1-top.share[partIdle]) + ")"}
-			for part := range names {
-				row = append(row, percentOf(l.sum(part)/float64(len(l.cores))))
-			}
-			d.Rows = append(d.Rows, row)
+	d := Data{Columns: append([]string{"Variant", "Cores", "Busiest core"}, names[:]...)}
+	for _, l := range loads {
+		top := slices.MinFunc(l.cores, func(a, b core) int { return cmp.Compare(a.share[partIdle], b.share[partIdle]) })
+		row := []string{l.variant, fmt.Sprint(len(l.cores)), top.name + " (" + percentOf(1-top.share[partIdle]) + ")"}
+		for part := range names {
+			row = append(row, percentOf(l.sum(part)/float64(len(l.cores))))
 		}
+		d.Rows = append(d.Rows, row)
 	}
 	return d
 }

@@ -24,9 +24,11 @@ type Model struct {
 	Description string
 	// Unfinished says what the run still lacks, empty where that is nothing.
 	Unfinished string
-	// Headline is the result in a sentence or two, More what else there is to say of it.
+	// Headline is the answer in a sentence, More what else there is to say, and Forest the
+	// answer in a picture.
 	Headline string
 	More     []string
+	Forest   *Forest
 	// Blocks is the largest number of blocks that any figure rests on.
 	Blocks int
 	Costs  []Cost
@@ -53,7 +55,7 @@ type Model struct {
 	trials  []record.Trial
 	rows    map[cell]*stats.Row
 	figures []Figure
-	// conclusion is Headline and More, a sentence each.
+	// conclusion is Headline and More in the order in which they are said.
 	conclusion []string
 }
 
@@ -63,6 +65,8 @@ type Definition struct{ Name, Text string }
 // Table compares the variants of one workload by one metric.
 type Table struct {
 	ID, Workload, Metric string
+	// Prefix of the anchors that it links to.
+	Prefix string
 	// Title is the workload and the metric, Unit that of every value.
 	Title, Unit string
 	// Better says which direction is: "higher" or "lower".
@@ -73,8 +77,8 @@ type Table struct {
 	Rows   []Row
 	// Baselines are the variants that others are compared with here.
 	Baselines []string
-	// One is where the ratio 1 stands on the scale of Line's bar, in %.
-	One float64
+	// Ticks are the axis under the bars.
+	Ticks []Tick
 }
 
 // Row is a variant's line at each of the table's pairs.
@@ -97,27 +101,13 @@ type Line struct {
 	Ratio    Estimate
 	Verdict  stats.Verdict
 	P        string
-	// Lo, At and Hi place the ratio and its interval on a bar, in % of its
-	// width on a logarithmic scale. Bar is "in", "below" or "above" the scale,
-	// and empty where there is no interval.
-	Bar        string
-	Lo, At, Hi float64
+	// Bar is nil where there is no ratio to draw.
+	Bar *Bar
 	// Notes are the codes of warnings that hold for this cell, not for all.
 	Notes []string
 
-	ratio    interval
-	at       float64
-	question question
+	row *stats.Row
 }
-
-// Warning is one code with each of its messages and where it holds.
-type Warning struct {
-	Code    string
-	Entries []Entry
-}
-
-// Entry is a message and the cells that it holds for, in words.
-type Entry struct{ Message, Where string }
 
 // Failure is an error and the trials that it ended.
 type Failure struct {
@@ -158,17 +148,22 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 		m.Blocks = max(m.Blocks, r.N)
 	}
 	m.Variants, m.Workloads = definitions(exp)
-	m.Warnings = m.warnings()
+	everywhere := m.everywhere()
+	m.Warnings = m.warnings(everywhere)
 	m.Failures = failures(trials)
-	m.Tables = m.tables()
+	m.Tables = m.tables(everywhere)
 	m.Costs = m.costs()
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Unfinished = unfinished(summary.Unfinished)
-	m.conclusion = m.conclude()
-	short := min(len(m.conclusion), 2)
-	m.Headline, m.More = strings.Join(m.conclusion[:short], " "), m.conclusion[short:]
+	costs, rest := m.conclude()
+	m.conclusion = slices.Concat(costs, rest)
+	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]
+	if len(rest) > 0 { // what to do is asked for first
+		m.Headline, m.More = rest[0], slices.Concat(costs, rest[1:])
+	}
+	m.Forest = m.forest()
 	m.Machines = machines(env.Nodes)
 	m.figures = m.drawFigures()
 	return m
@@ -210,9 +205,8 @@ func (m *Model) native(v v1alpha1.Variant) bool { return m.path(v).Native != nil
 
 // tables are one a workload and metric: those that the workload is judged by,
 // whether they gave numbers or not, then the rest in alphabetical order.
-func (m *Model) tables() []Table {
+func (m *Model) tables(everywhere map[string]bool) []Table {
 	var out []Table
-	everywhere := m.everywhere()
 	for _, w := range m.exp.Spec.Workloads {
 		measured := map[string]bool{}
 		for c := range m.rows {
@@ -262,46 +256,37 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 			row.Cells[i].Baseline = !row.Cells[i].Compared && slices.Contains(t.Baselines, row.Variant)
 		}
 	}
-	t.placeBars()
+	m.drawBars(&t)
 	return t
 }
 
-// placeBars chooses a scale on which twice and half are equally far. The host
-// network is often so far away that the rest would be one dot, so its bars may
-// fall off the scale where there is something to choose from.
-func (t *Table) placeBars() {
-	lo, hi := 1.0, 1.0
-	for _, choices := range []bool{true, false} {
-		for _, row := range t.Rows {
-			for _, l := range row.Cells {
-				if l.Bar != "" && (!choices || l.question == choice) {
-					lo, hi = min(lo, l.ratio.lo), max(hi, l.ratio.hi)
-				}
+// drawBars chooses a scale for all rows of a table. The host network is often so far away
+// that the rest would be one dot, so it may fall off the scale where there is something to
+// choose from.
+func (m *Model) drawBars(t *Table) {
+	var choices, all []spread
+	for _, row := range t.Rows {
+		for _, l := range row.Cells {
+			if !l.Compared || !spreadOf(l.row).drawable() {
+				continue
+			}
+			all = append(all, spreadOf(l.row))
+			if m.question(l.row) == choice {
+				choices = append(choices, spreadOf(l.row))
 			}
 		}
-		if lo < hi {
-			break
-		}
 	}
-	at := func(r float64) float64 {
-		if lo == hi {
-			return 50
-		}
-		const air = 4
-		return math.Round(10*(air+(100-2*air)*math.Log(r/lo)/math.Log(hi/lo))) / 10
+	s := scaleOf(all)
+	if len(choices) > 0 {
+		s = scaleOf(choices)
 	}
-	t.One = at(1)
+	if len(all) > 0 {
+		t.Ticks = s.ticks()
+	}
 	for _, row := range t.Rows {
 		for i := range row.Cells {
-			l := &row.Cells[i]
-			switch {
-			case l.Bar == "":
-			case l.at > hi:
-				l.Bar = "above"
-			case l.at < lo:
-				l.Bar = "below"
-			default:
-				l.Lo, l.At, l.Hi = max(0, at(l.ratio.lo)), at(l.at), min(100, at(l.ratio.hi))
+			if l := &row.Cells[i]; l.Compared && spreadOf(l.row).drawable() {
+				l.Bar = s.bar(spreadOf(l.row), l.Verdict, tip(l.row))
 			}
 		}
 	}
@@ -314,7 +299,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	}
 	mean := r.Mean * q.scale
 	l := Line{
-		N: r.N,
+		N: r.N, row: r,
 		Estimate: estimate(mean, of(r.CI95, r.N).mapped(func(x float64) float64 { return x * q.scale }),
 			decimalsFor(mean)),
 	}
@@ -327,12 +312,8 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	if v == nil {
 		return l
 	}
-	l.ratio, l.at, l.question = of(v.CI95, v.N), v.Ratio, m.question(r)
 	l.Compared, l.Versus, l.Verdict, l.P = true, v.Baseline, v.Verdict, pValue(v.P)
-	l.Ratio = estimate(v.Ratio, l.ratio, 2)
-	if l.ratio.known() && l.ratio.lo > 0 {
-		l.Bar = "in"
-	}
+	l.Ratio = estimate(v.Ratio, of(v.CI95, v.N), 2)
 	return l
 }
 
@@ -356,97 +337,6 @@ func (m *Model) whyMissing(c cell) string {
 		why = "failed"
 	}
 	return why
-}
-
-func (m *Model) warnings() []Warning {
-	type message struct{ code, text string }
-	var order []message
-	held := map[message][]cell{}
-	have := map[cell]map[string]bool{} // codes, by whole cell
-	add := func(c cell, w record.Warning) {
-		key := message{w.Code, w.Message}
-		if held[key] == nil {
-			order = append(order, key)
-		}
-		if !slices.Contains(held[key], c) {
-			held[key] = append(held[key], c)
-		}
-		if have[c] == nil {
-			have[c] = map[string]bool{}
-		}
-		have[c][w.Code] = true
-	}
-	for _, r := range m.summary.Rows {
-		for _, w := range r.Warnings {
-			add(cell{r.Variant, r.Workload, r.Pairs, ""}, w)
-		}
-	}
-	// A summary sums up what its trials warned of; what it left out counts too.
-	summed := map[cell]map[string]bool{}
-	for c, codes := range have {
-		summed[c] = maps.Clone(codes)
-	}
-	for _, t := range m.trials {
-		c := cell{t.Variant, t.Workload, t.Pairs, ""}
-		for _, w := range t.Warnings {
-			if !summed[c][w.Code] {
-				add(c, w)
-			}
-		}
-	}
-	var out []Warning
-	for _, key := range order {
-		i := slices.IndexFunc(out, func(w Warning) bool { return w.Code == key.code })
-		if i < 0 {
-			i = len(out)
-			out = append(out, Warning{Code: key.code})
-		}
-		out[i].Entries = append(out[i].Entries, Entry{key.text, m.words(held[key])})
-	}
-	return out
-}
-
-// everywhere are the codes that every cell with numbers carries; to repeat
-// them on each line would hide the others.
-func (m *Model) everywhere() map[string]bool {
-	count := map[string]int{}
-	for _, r := range m.summary.Rows {
-		seen := map[string]bool{}
-		for _, w := range r.Warnings {
-			if !seen[w.Code] {
-				count[w.Code]++
-			}
-			seen[w.Code] = true
-		}
-	}
-	maps.DeleteFunc(count, func(_ string, n int) bool { return n < len(m.summary.Rows) })
-	all := map[string]bool{}
-	for code := range count {
-		all[code] = true
-	}
-	return all
-}
-
-// words names cells, or counts them where they are many. Everywhere is where
-// there are numbers.
-func (m *Model) words(cells []cell) string {
-	measured := map[cell]bool{}
-	for c := range m.rows {
-		c.metric = ""
-		measured[c] = true
-	}
-	total := len(measured)
-	if total > 1 && len(cells) >= total {
-		return "everywhere"
-	}
-	if len(cells) > 8 {
-		return fmt.Sprintf("%d of %d cells", len(cells), total)
-	}
-	names := make([]string, 0, len(cells))
-	for _, c := range cells {
-		names = append(names, fmt.Sprintf("%s %s %s", c.variant, c.workload, pairs(c.pairs)))
-	}
-	return list(names)
 }
 
 func failures(trials []record.Trial) []Failure {
@@ -483,7 +373,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
 		}
 		if v.Versus != "" {
-			parts = append(parts, "compared with "+v.Versus)
+			parts = append(parts, "baseline "+v.Versus)
 		}
 		variants = append(variants, Definition{v.Name, strings.Join(parts, "; ")})
 	}
