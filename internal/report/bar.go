@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"slipstream.dev/internal/record"
@@ -84,8 +85,6 @@ func scaleOf(all []spread) scale {
 	return s
 }
 
-func (s scale) has(ratio float64) bool { return ratio >= s.lo && ratio <= s.hi }
-
 // at is a ratio's place, in barWidth.
 func (s scale) at(ratio float64) float64 {
 	if s.lo == s.hi {
@@ -145,7 +144,7 @@ func (s scale) ticks() []Tick {
 	for _, r := range ratios {
 		at := s.at(r)
 		if !slices.ContainsFunc(out, func(t Tick) bool { return math.Abs(t.At*barWidth/100-at) < apart }) {
-			out = append(out, Tick{at / (barWidth / 100), fmt.Sprintf("%.4g", r)})
+			out = append(out, Tick{at / (barWidth / 100), strconv.FormatFloat(math.Round(1e6*r)/1e6, 'f', -1, 64)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Tick) int { return int(math.Copysign(1, a.At-b.At)) })
@@ -174,7 +173,7 @@ func tip(r *stats.Row) string {
 		blocks = append(blocks, text)
 	}
 	if len(blocks) > 0 {
-		lines = append(lines, "trials: "+strings.Join(blocks, ", "))
+		lines = append(lines, "trials (ratio in the block): "+strings.Join(blocks, ", "))
 	}
 	return strings.Join(lines, "\n")
 }

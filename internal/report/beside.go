@@ -14,16 +14,55 @@ type Beside struct {
 
 // BesideHTML writes the page of two results; changes compares the first with the second.
 func BesideHTML(w io.Writer, before, after *Model, changes Changes) error {
-	return putPage(w, "beside", Beside{changes, [2]*Model{before.inside("before-"), after.inside("after-")}})
+	return putPage(w, "beside", beside(before, after, changes))
 }
 
-// inside is the model in a page with another one: its anchors have a prefix of their own.
+func beside(before, after *Model, changes Changes) Beside {
+	b := Beside{changes, [2]*Model{before.inside("before-"), after.inside("after-")}}
+	b.share()
+	return b
+}
+
+// share gives what stands side by side one scale.
+func (b Beside) share() {
+	for _, p := range b.Pairs() {
+		var all []spread
+		for side, t := range p.Sides {
+			if t != nil {
+				all = append(all, t.spreads(b.Sides[side])...)
+			}
+		}
+		for _, t := range p.Sides {
+			if t != nil {
+				t.draw(scaleOf(all))
+			}
+		}
+	}
+	var all []spread
+	for _, m := range b.Sides {
+		if m.Forest != nil {
+			all = append(all, m.Forest.spreads()...)
+		}
+	}
+	for _, m := range b.Sides {
+		if m.Forest != nil {
+			m.Forest.draw(scaleOf(all))
+		}
+	}
+}
+
+// inside is the model in a page with another one: its anchors have a prefix of their own,
+// and its bars can be drawn anew.
 func (m *Model) inside(prefix string) *Model {
 	own := *m
-	own.Tables, own.Warnings = slices.Clone(m.Tables), slices.Clone(m.Warnings)
+	own.Tables, own.Warnings, own.Forest = slices.Clone(m.Tables), slices.Clone(m.Warnings), m.forest()
 	for i := range own.Tables {
 		t := &own.Tables[i]
 		t.ID, t.Prefix = prefix+t.ID, prefix
+		t.Rows = slices.Clone(t.Rows)
+		for j := range t.Rows {
+			t.Rows[j].Cells = slices.Clone(t.Rows[j].Cells)
+		}
 	}
 	for i := range own.Warnings {
 		own.Warnings[i].ID = prefix + own.Warnings[i].ID

@@ -46,27 +46,29 @@ func (m *Model) forest() *Forest {
 			}
 		}
 		if len(f.Groups) > 0 {
-			f.draw()
+			f.draw(scaleOf(f.spreads()))
 			return f
 		}
 	}
 	return nil
 }
 
-func (f *Forest) draw() {
+func (f *Forest) spreads() []spread {
 	var all []spread
 	for _, g := range f.Groups {
 		for _, r := range g.Rows {
 			all = append(all, spreadOf(r.row).gains(r.row.Metric))
 		}
 	}
-	s := scaleOf(all)
+	return all
+}
+
+func (f *Forest) draw(s scale) {
 	f.Ticks = s.ticks()
 	for _, g := range f.Groups {
 		for i := range g.Rows {
 			r := &g.Rows[i]
-			r.Bar = s.bar(all[0], r.Verdict, tip(r.row))
-			all = all[1:]
+			r.Bar = s.bar(spreadOf(r.row).gains(r.row.Metric), r.Verdict, tip(r.row))
 		}
 	}
 }

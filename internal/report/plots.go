@@ -99,7 +99,7 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		c := curve{variant: row.Variant, look: m.look(row.Variant)}
 		numbers := []string{row.Variant}
 		for i, l := range row.Cells {
-			if !l.Compared || l.Versus != versus || !spreadOf(l.row).drawable() {
+			if !l.drawable() || l.Versus != versus {
 				numbers = append(numbers, "–")
 				continue
 			}
@@ -576,7 +576,7 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 		width: figureWidth,
 	}
 	const (
-		axis, gap          = 30.0, 14.0
+		axis, gap          = 34.0, 14.0
 		title, plot, under = 14.0, 78.0, 30.0
 		legend             = 24.0
 	)

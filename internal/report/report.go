@@ -79,6 +79,9 @@ type Table struct {
 	Baselines []string
 	// Ticks are the axis under the bars.
 	Ticks []Tick
+	// Noted tells that a row has Notes, of this table or of another one: all have the same
+	// columns.
+	Noted bool
 }
 
 // Row is a variant's line at each of the table's pairs.
@@ -227,7 +230,18 @@ func (m *Model) tables(everywhere map[string]bool) []Table {
 			out = append(out, t)
 		}
 	}
+	noted := slices.ContainsFunc(out, Table.noted)
+	for i := range out {
+		out[i].Noted = noted
+	}
 	return out
+}
+
+// noted tells that some row of a table has notes.
+func (t Table) noted() bool {
+	return slices.ContainsFunc(t.Rows, func(r Row) bool {
+		return slices.ContainsFunc(r.Cells, func(l Line) bool { return len(l.Notes) > 0 })
+	})
 }
 
 func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]bool) Table {
@@ -256,18 +270,17 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 			row.Cells[i].Baseline = !row.Cells[i].Compared && slices.Contains(t.Baselines, row.Variant)
 		}
 	}
-	m.drawBars(&t)
+	t.draw(scaleOf(t.spreads(m)))
 	return t
 }
 
-// drawBars chooses a scale for all rows of a table. The host network is often so far away
-// that the rest would be one dot, so it may fall off the scale where there is something to
-// choose from.
-func (m *Model) drawBars(t *Table) {
+// spreads are what the scale of a table is for. The host network is often so far away that
+// the rest would be one dot, so it may fall off where there is something to choose from.
+func (t *Table) spreads(m *Model) []spread {
 	var choices, all []spread
 	for _, row := range t.Rows {
 		for _, l := range row.Cells {
-			if !l.Compared || !spreadOf(l.row).drawable() {
+			if !l.drawable() {
 				continue
 			}
 			all = append(all, spreadOf(l.row))
@@ -276,17 +289,21 @@ func (m *Model) drawBars(t *Table) {
 			}
 		}
 	}
-	s := scaleOf(all)
 	if len(choices) > 0 {
-		s = scaleOf(choices)
+		return choices
 	}
-	if len(all) > 0 {
-		t.Ticks = s.ticks()
-	}
+	return all
+}
+
+func (l Line) drawable() bool { return l.Compared && spreadOf(l.row).drawable() }
+
+// draw makes the bars of all rows.
+func (t *Table) draw(s scale) {
+	t.Ticks = nil
 	for _, row := range t.Rows {
 		for i := range row.Cells {
-			if l := &row.Cells[i]; l.Compared && spreadOf(l.row).drawable() {
-				l.Bar = s.bar(spreadOf(l.row), l.Verdict, tip(l.row))
+			if l := &row.Cells[i]; l.drawable() {
+				l.Bar, t.Ticks = s.bar(spreadOf(l.row), l.Verdict, tip(l.row)), s.ticks()
 			}
 		}
 	}
