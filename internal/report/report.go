@@ -118,11 +118,21 @@ type Failure struct {
 	Where []string
 }
 
-// Machine is the nodes that are alike in all that the environment records.
+// Machine is the nodes that are alike in all facts that the environment records.
 type Machine struct {
+	Nodes   string
+	Facts   []Definition
+	Devices []Devices
+
+	nodes []string
+}
+
+// Devices are the network devices of a machine's nodes that have the same.
+type Devices struct {
 	Nodes string
-	Facts []Definition
 	Links []record.Link
+
+	nodes []string
 }
 
 // cell is one figure's place in the experiment; metric is empty where a trial
@@ -518,42 +528,51 @@ func nicName(n v1alpha1.NIC) string {
 
 func machines(nodes []record.Node) []Machine {
 	var out []Machine
-	var names [][]string
 	for _, n := range nodes {
-		facts := []Definition{
-			{"Kernel", strings.TrimSpace(n.Kernel + " " + n.Arch)},
-			{"System", n.Distribution},
-			{"CPU", n.CPUModel},
-			{"CPUs online", n.CPUs},
-			{"CPUs of the node", n.NodeCPUs},
-			{"CPUs of the NIC's interrupts", n.IRQCPUs},
-			{"CPUs isolated", n.Isolated},
-			{"Memory", memory(n.MemoryByte)},
-			{"Frequency governor", n.Governor},
-			{"Clock source", n.Clock},
-			{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
-			{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
-			{"Role", n.Role},
-			{"Proxy", n.Proxy},
-			{"Rate of the NIC", bitRate(n.NICRate)},
-		}
-		facts = append(facts, sorted(n.Tools)...)
-		facts = append(facts, sorted(n.Sysctls)...)
-		facts = slices.DeleteFunc(facts, func(d Definition) bool { return d.Text == "" })
-		i := slices.IndexFunc(out, func(m Machine) bool {
-			return slices.Equal(m.Facts, facts) && slices.EqualFunc(m.Links, n.Links, sameLink)
-		})
+		facts := nodeFacts(n)
+		i := slices.IndexFunc(out, func(m Machine) bool { return slices.Equal(m.Facts, facts) })
 		if i < 0 {
 			i = len(out)
-			out = append(out, Machine{Facts: facts, Links: n.Links})
-			names = append(names, nil)
+			out = append(out, Machine{Facts: facts})
 		}
-		names[i] = append(names[i], n.Name)
-	}
-	for i := range out {
-		out[i].Nodes = list(names[i])
+		m := &out[i]
+		m.nodes = append(m.nodes, n.Name)
+		m.Nodes = list(m.nodes)
+		if len(n.Links) == 0 {
+			continue
+		}
+		d := slices.IndexFunc(m.Devices, func(d Devices) bool { return slices.EqualFunc(d.Links, n.Links, sameLink) })
+		if d < 0 {
+			d = len(m.Devices)
+			m.Devices = append(m.Devices, Devices{Links: n.Links})
+		}
+		m.Devices[d].nodes = append(m.Devices[d].nodes, n.Name)
+		m.Devices[d].Nodes = list(m.Devices[d].nodes)
 	}
 	return out
+}
+
+func nodeFacts(n record.Node) []Definition {
+	facts := []Definition{
+		{"Kernel", strings.TrimSpace(n.Kernel + " " + n.Arch)},
+		{"System", n.Distribution},
+		{"CPU", n.CPUModel},
+		{"CPUs online", n.CPUs},
+		{"CPUs of the node", n.NodeCPUs},
+		{"CPUs of the NIC's interrupts", n.IRQCPUs},
+		{"CPUs isolated", n.Isolated},
+		{"Memory", memory(n.MemoryByte)},
+		{"Frequency governor", n.Governor},
+		{"Clock source", n.Clock},
+		{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
+		{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
+		{"Role", n.Role},
+		{"Proxy", n.Proxy},
+		{"Rate of the NIC", bitRate(n.NICRate)},
+	}
+	facts = append(facts, sorted(n.Tools)...)
+	facts = append(facts, sorted(n.Sysctls)...)
+	return slices.DeleteFunc(facts, func(d Definition) bool { return d.Text == "" })
 }
 
 func sameLink(a, b record.Link) bool {

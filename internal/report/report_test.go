@@ -722,3 +722,21 @@ func TestFormats(t *testing.T) {
 		}
 	}
 }
+
+// TestMachines: nodes that are alike in their facts are told of once, and their devices once
+// for each that differ.
+func TestMachines(t *testing.T) {
+	a, b := []record.Link{{Name: "eth0", MTU: 1500}}, []record.Link{{Name: "eth0", MTU: 9000}}
+	var got []string
+	for _, m := range machines([]record.Node{
+		{Name: "n0", Kernel: "6.1", Links: a}, {Name: "n1", Kernel: "6.1", Links: b}, {Name: "n2", Kernel: "6.1", Links: a}, {Name: "n3", Kernel: "6.12"},
+	}) {
+		got = append(got, m.Nodes)
+		for _, d := range m.Devices {
+			got = append(got, fmt.Sprintf("%s: MTU %d", d.Nodes, d.Links[0].MTU))
+		}
+	}
+	if want := []string{"n0, n1 and n2", "n0 and n2: MTU 1500", "n1: MTU 9000", "n3"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -71,7 +71,7 @@ func newWarning(code string) Warning {
 	case record.WarnNoRatio:
 		w.Effect = "There is no verdict on it."
 	case record.WarnSteal:
-		w.Effect = "Other virtual machines add scatter, and make means too low."
+		w.Effect = "Other virtual machines took CPU time, so means are worse and scatter more."
 	case record.WarnSkew:
 		w.Effect = "The ends measured different moments, so a value may be off by as much."
 	case record.WarnFailedTrials:
