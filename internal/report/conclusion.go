@@ -14,7 +14,7 @@ import (
 // then what gains the most against each baseline, what harms, and what is left open. All
 // workloads have a say.
 func (m *Model) conclude() (costs, rest []string) {
-	if len(m.Tables) == 0 || len(m.summary.Rows) == 0 {
+	if m.Blocks == 0 {
 		if len(m.Failures) > 0 {
 			return nil, []string{"No trial gave a result: " + m.Failures[0].Error + "."}
 		}

@@ -51,9 +51,12 @@ func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	retried.Status, retried.Error, retried.Metrics = record.StatusFailed, "client node0/pod0: connect: connection refused", nil
 	f.trials = slices.Insert(f.trials, 3, retried)
 	for i := range f.trials {
-		if tr := &f.trials[i]; tr.Variant == "rfs+" && tr.Workload == "pingpong" && tr.Pairs == 4 {
-			*tr = record.Trial{Block: tr.Block, Variant: tr.Variant, Workload: tr.Workload, Pairs: tr.Pairs, Attempt: 2,
+		if tr := &f.trials[i]; tr.Variant == "rfs+" && tr.Workload == "pingpong" && tr.Pairs == 4 && tr.Status == record.StatusOK {
+			*tr = record.Trial{Block: tr.Block, Variant: tr.Variant, Workload: tr.Workload, Pairs: tr.Pairs, Attempt: 1,
 				Status: record.StatusFailed, Error: "server node1/pod3: read tcp: i/o timeout"}
+			again := *tr
+			again.Attempt = 2
+			f.trials = append(f.trials, again)
 		}
 	}
 	s := f.summary()
@@ -242,7 +245,7 @@ func TestHostileNames(t *testing.T) {
 	f.env.Command = "slipstream run '" + evil + "'"
 	f.env.Nodes[0].CPUModel = evil
 	f.run(t)
-	f.trials = append(f.trials, record.Trial{Variant: evil, Workload: "str/eam+", Pairs: 1, Status: record.StatusFailed, Error: evil})
+	f.trials = append(f.trials, record.Trial{Block: 1, Variant: evil, Workload: "str/eam+", Pairs: 1, Status: record.StatusFailed, Error: evil})
 	s := f.summary()
 	warn(s, record.Warning{Code: record.WarnDrops, Message: evil}, func(r stats.Row) bool { return r.Variant == evil })
 	m := New(f.exp, s, f.trials, f.env)
@@ -314,7 +317,7 @@ func TestUnusualResults(t *testing.T) {
 			name: "every trial failed",
 			change: func(f *fixture) {
 				for i := range f.trials {
-					f.trials[i] = record.Trial{Variant: f.trials[i].Variant, Workload: f.trials[i].Workload, Pairs: f.trials[i].Pairs,
+					f.trials[i] = record.Trial{Block: f.trials[i].Block, Variant: f.trials[i].Variant, Workload: f.trials[i].Workload, Pairs: f.trials[i].Pairs,
 						Status: record.StatusFailed, Error: "create vxlan device: operation not supported"}
 				}
 			},
@@ -651,12 +654,15 @@ func TestWarnings(t *testing.T) {
 	warning := func(code string, s Severity, message, where string) Warning {
 		return Warning{Code: code, ID: "warning-" + code, Severity: s, Effect: newWarning(code).Effect, Entries: []Entry{{message, where}}}
 	}
+	failed := warning(record.WarnFailedTrials, Caution, "1 of 7 attempts failed; 6 blocks have a trial that succeeded", "rps+ stream 1 pair")
+	failed.Entries = append(failed.Entries, Entry{"12 of 12 attempts failed; 0 blocks have a trial that succeeded", "rfs+ pingpong 4 pairs"})
 	want := []Warning{
+		failed,
 		warning(record.WarnRetransmits, Caution, "1.2 % of the segments were sent again, up to 2.1 % in block 3", "rfs stream 4 pairs"),
 		warning(record.WarnSteal, Caution, "4 % of the CPU time was stolen", "native stream 1 pair"),
 		warning(record.WarnSharedCPUs, Note, "node0 and node1 share CPUs 0-1", "everywhere"),
 	}
-	want[2].Everywhere = true
+	want[3].Everywhere = true
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
