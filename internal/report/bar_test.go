@@ -161,7 +161,7 @@ func TestBesideSharesScales(t *testing.T) {
 	x, y := before.model(), after.model()
 	one := func(m *Model) string { return m.Tables[0].Rows[2].Cells[0].Bar.One }
 	own := one(x)
-	b := beside(x, y, Changes{})
+	b := beside(x, y, Changes{Comparison: &stats.Comparison{}})
 	if one(x) != own || own == one(y) {
 		t.Errorf("the reports of one result have 1 at %s and %s, and first had it at %s", one(x), one(y), own)
 	}
@@ -180,6 +180,11 @@ func TestBesideAnchors(t *testing.T) {
 		return BesideHTML(w, m, New(f.exp, s, f.trials, f.env), Changes{Comparison: &stats.Comparison{Before: stats.Side{Name: "a"}, After: stats.Side{Name: "b"}}})
 	}, m)
 	anchorsFit(t, page)
+	for _, caption := range []string{"stream throughput in a <", "stream throughput in b <"} {
+		if !strings.Contains(page, caption) {
+			t.Errorf("no table has the caption %q", caption)
+		}
+	}
 	if !strings.Contains(page, `data-label="a">0.1.0</td><td class="text wide" data-label="b">0.2.0`) || strings.Contains(page, "node0 and node1: Kernel") {
 		t.Error("the page does not tell what differs from what does not")
 	}

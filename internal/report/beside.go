@@ -18,7 +18,7 @@ func BesideHTML(w io.Writer, before, after *Model, changes Changes) error {
 }
 
 func beside(before, after *Model, changes Changes) Beside {
-	b := Beside{changes, [2]*Model{before.inside("before-"), after.inside("after-")}}
+	b := Beside{changes, [2]*Model{before.inside(changes.Before.Name, "before-"), after.inside(changes.After.Name, "after-")}}
 	b.share()
 	return b
 }
@@ -51,14 +51,14 @@ func (b Beside) share() {
 	}
 }
 
-// inside is the model in a page with another one: its anchors have a prefix of their own,
-// and its bars can be drawn anew.
-func (m *Model) inside(prefix string) *Model {
+// inside is the model in a page with another one: its tables say whose they are,
+// its anchors have a prefix of their own, and its bars can be drawn anew.
+func (m *Model) inside(name, prefix string) *Model {
 	own := *m
 	own.Tables, own.Warnings, own.Forest = slices.Clone(m.Tables), slices.Clone(m.Warnings), m.forest()
 	for i := range own.Tables {
 		t := &own.Tables[i]
-		t.ID, t.Prefix = prefix+t.ID, prefix
+		t.ID, t.Of, t.Prefix = prefix+t.ID, name, prefix
 		t.Rows = slices.Clone(t.Rows)
 		for j := range t.Rows {
 			t.Rows[j].Cells = slices.Clone(t.Rows[j].Cells)

@@ -64,8 +64,9 @@ type Definition struct{ Name, Text string }
 // Table compares the variants of one workload by one metric.
 type Table struct {
 	ID, Workload, Metric string
-	// Prefix of the anchors that it links to.
-	Prefix string
+	// In a page of two results, Of is the one that it is from, and Prefix that of the
+	// anchors that it links to.
+	Of, Prefix string
 	// Title is the workload and the metric, Unit that of every value.
 	Title, Unit string
 	// Better says which direction is: "higher" or "lower".
