@@ -93,7 +93,7 @@ func TestGolden(t *testing.T) {
 func TestHTMLNeedsNothingElse(t *testing.T) {
 	f, s := eventful(t)
 	page := render(t, HTML, New(f.exp, s, f.trials, f.env))
-	for _, pattern := range []string{`https?:`, `\ssrc=`, `url\((?:[^d]|d[^a])`, `@import`, `<link`, `<iframe`, `<object`, `href="[^#]`, `ZgotmplZ`} {
+	for _, pattern := range []string{`https?:`, `\ssrc=`, `url\((?:[^d]|d[^a])`, `@import`, `fetch\(`, `XMLHttp`, `import\(`, `<link`, `<iframe`, `<object`, `href="[^#]`, `ZgotmplZ`} {
 		if hit := regexp.MustCompile(pattern).FindString(page); hit != "" {
 			t.Errorf("the page has %q", hit)
 		}
@@ -639,32 +639,6 @@ func TestAdvice(t *testing.T) {
 				t.Errorf("the host network is nothing to switch on: %q", all)
 			}
 		}
-	}
-}
-
-// TestWarnings checks that nothing a trial warned of gets lost, and that what
-// its summary says already is not said again.
-func TestWarnings(t *testing.T) {
-	f, s := eventful(t)
-	f.trials[0].Warnings = []record.Warning{
-		{Code: record.WarnSharedCPUs, Message: "a trial's own words"},
-		{Code: record.WarnSteal, Message: "4 % of the CPU time was stolen"},
-	}
-	got := New(f.exp, s, f.trials, f.env).Warnings
-	warning := func(code string, s Severity, message, where string) Warning {
-		return Warning{Code: code, ID: "warning-" + code, Severity: s, Effect: newWarning(code).Effect, Entries: []Entry{{message, where}}}
-	}
-	failed := warning(record.WarnFailedTrials, Caution, "1 of 7 attempts failed; 6 blocks have a trial that succeeded", "rps+ stream 1 pair")
-	failed.Entries = append(failed.Entries, Entry{"12 of 12 attempts failed; 0 blocks have a trial that succeeded", "rfs+ pingpong 4 pairs"})
-	want := []Warning{
-		failed,
-		warning(record.WarnRetransmits, Caution, "1.2 % of the segments were sent again, up to 2.1 % in block 3", "rfs stream 4 pairs"),
-		warning(record.WarnSteal, Caution, "4 % of the CPU time was stolen", "native stream 1 pair"),
-		warning(record.WarnSharedCPUs, Note, "node0 and node1 share CPUs 0-1", "everywhere"),
-	}
-	want[3].Everywhere = true
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
 
