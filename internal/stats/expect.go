@@ -25,7 +25,7 @@ const (
 type Expected struct {
 	// Claim is the expectation in words.
 	Claim   string  `json:"claim"`
-	Outcome Outcome `json:"outcome"`
+	Outcome Outcome `json:"outcome"` // met, failed or inconclusive
 	// Rows are the comparisons that it asks for: of the variant with the one that it names.
 	Rows []Row `json:"rows"`
 	// Decided are those of Rows that gave it its outcome, the farthest from the claim first;
