@@ -26,9 +26,9 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitUnclear are the gate's: it is slower, it cannot tell.
-	exitSlower  = 3
-	exitUnclear = 4
+	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive.
+	exitSlower       = 3
+	exitInconclusive = 4
 )
 
 // Process is what the command line has of its process.

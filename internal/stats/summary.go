@@ -10,6 +10,7 @@ package stats
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -49,6 +50,15 @@ type Row struct {
 	// no ratio (the warnings say no-ratio).
 	Versus   *Versus          `json:"versus,omitempty"`
 	Warnings []record.Warning `json:"warnings"` // what to keep in mind with its figures
+	// Blocks are what Mean and Ratio rest on, in order; trials.jsonl has them.
+	Blocks []Block `json:"-"`
+}
+
+// Block is what one block says of a row: what its trial measured, and the ratio to the
+// baseline's trial, 0 where there is none.
+type Block struct {
+	Block        int
+	Value, Ratio float64
 }
 
 // Versus is a row's comparison with its baseline: the ratio variant / baseline.
@@ -130,6 +140,9 @@ func (t *table) row(c *cell, metric string) Row {
 	if r.N == 0 {
 		return r
 	}
+	for i, b := range blocks {
+		r.Blocks = append(r.Blocks, Block{Block: b, Value: values[i]})
+	}
 	own := t.mean(blocks, values)
 	r.Mean, r.CI95 = own.mean, own.interval()
 	if r.N < fewBlocks {
@@ -157,6 +170,10 @@ func (t *table) compare(r *Row, c *cell) {
 	if err != nil {
 		r.warn(record.WarnNoRatio, "no comparison with %s: %v", base.variant.Name, err)
 		return
+	}
+	for i, b := range blocks {
+		at := slices.IndexFunc(r.Blocks, func(own Block) bool { return own.Block == b })
+		r.Blocks[at].Ratio = math.Exp(ratios[i])
 	}
 	e := t.mean(blocks, ratios)
 	r.Versus = versus(base.variant.Name, e)
