@@ -557,6 +557,18 @@ func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPo
 // Room returns the size of the flow table.
 func (f *Fastpath) Room() int { return int(f.objects.Flows.MaxEntries()) }
 
+// Known reports whether a connection has a flow.
+func (f *Fastpath) Known(flow Flow) (bool, error) {
+	var v fastpathFlow
+	switch err := f.objects.Flows.Lookup(flow.key(), &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up a connection of the fast path: %w", err)
+	}
+	return true, nil
+}
+
 // Forget deletes the flow of a connection.
 func (f *Fastpath) Forget(flow Flow) error {
 	if err := f.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

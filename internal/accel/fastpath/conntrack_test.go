@@ -174,6 +174,35 @@ func TestResyncWithClosedWindow(t *testing.T) {
 	}
 }
 
+// TestEventAfterRelease checks that an event from before a connection left the fast path does not make
+// its conntrack entry liberal again, for good.
+func TestEventAfterRelease(t *testing.T) {
+	before := fastpath.ForgetAfter(4)
+	t.Cleanup(func() { fastpath.ForgetAfter(before) })
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	f, flow := w.paths[0], flowOf(e.Conn)
+	strict := func() bool { is := w.conntrack("n0", e); return (is.Flags[0]|is.Flags[1])&flagLiberal == 0 }
+	handle := func(when string) {
+		t.Helper()
+		if err := f.MakeLiberal(flow); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		if !strict() {
+			t.Errorf("%s: conntrack does not check windows", when)
+		}
+	}
+	w.eventually("conntrack checks windows", func() {}, strict)
+	w.eventually("the flow is deleted", func() {}, func() bool {
+		known, _, err := f.Connections()
+		return err == nil && known == 0
+	})
+	handle("idle")
+	w.accelerate(e)
+	w.stop(0)
+	handle("stopped")
+}
+
 // noKeepalive stops a connection from sending while it is idle.
 func (e echo) noKeepalive(t *testing.T) {
 	t.Helper()

@@ -55,6 +55,11 @@ func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
 	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 
+// MakeLiberal handles the event that asks to make the conntrack entry of a connection liberal.
+func (f *Fastpath) MakeLiberal(flow bpf.Flow) error {
+	return within(f.ns, func() error { return f.handle(bpf.Event{Kind: bpf.EventLiberal, Flow: flow}) })
+}
+
 // Generation returns the generation: how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {
 	f.changes.mu.Lock()

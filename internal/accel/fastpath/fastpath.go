@@ -84,11 +84,14 @@ type Fastpath struct {
 	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
 	// when the programs are closed.
 	leasing, running sync.WaitGroup
-	resyncs          resyncs
-	warnResync       sync.Once
-	dropForged       forgedFilter
-	warnDropForged   sync.Once
-	pods             pods
+	// entries is held while a conntrack entry is changed: an event from before a connection was released
+	// must not make its entry liberal again.
+	entries        sync.Mutex
+	resyncs        resyncs
+	warnResync     sync.Once
+	dropForged     forgedFilter
+	warnDropForged sync.Once
+	pods           pods
 	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -229,17 +232,18 @@ func (f *Fastpath) releaseAll() error {
 		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
 			for flow := range flows {
+				f.entries.Lock()
 				done, err := f.release(flow, false)
-				if err == nil && !done && time.Now().Before(until) {
-					continue
+				if err == nil && !done && !time.Now().Before(until) {
+					done, err = true, abandon(flow)
 				}
-				if err == nil && !done {
-					err = abandon(flow)
-				}
+				f.entries.Unlock()
 				if err != nil {
 					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
 				}
-				delete(flows, flow)
+				if done || err != nil {
+					delete(flows, flow)
+				}
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -253,7 +257,7 @@ const releaseTimeout = 2 * time.Second
 // release makes conntrack check the window of a connection again, and returns whether it is done
 // with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
 // are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
-// unacknowledged data: its peer may be gone.
+// unacknowledged data: its peer may be gone. The caller holds entries.
 func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -560,17 +564,10 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 			if err := f.renewLease(); err != nil {
 				return err
 			}
-			done, err := f.release(flow, true)
-			if err != nil {
-				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-			} else if n, _, err := f.sequence(flow); err != nil {
+			if forgotten, err := f.forgetIdle(flow, crowded); err != nil {
 				return err
-			} else if !done && n != (bpf.Sequence{}) && !crowded {
-				f.attach(activity.Link) // conntrack is still liberal with it, so drop_forged needs its sequence numbers
-				continue
-			}
-			if err := f.programs.Forget(flow); err != nil {
-				return err
+			} else if !forgotten {
+				f.attach(activity.Link)
 			}
 			continue
 		}
@@ -581,6 +578,23 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 	}
 	f.ensureDropForged()
 	return nil
+}
+
+// forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
+// possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
+// drop_forged needs its sequence numbers.
+func (f *Fastpath) forgetIdle(flow bpf.Flow, crowded bool) (forgotten bool, err error) {
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	done, err := f.release(flow, true)
+	if err != nil {
+		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
+	} else if n, _, err := f.sequence(flow); err != nil {
+		return false, err
+	} else if !done && n != (bpf.Sequence{}) && !crowded {
+		return false, nil
+	}
+	return true, f.programs.Forget(flow)
 }
 
 // ensureDropForged attaches drop_forged, if the kernel supports it.
@@ -620,23 +634,34 @@ func (f *Fastpath) handleEvents() error {
 
 // handle handles an event: an attach request for a pod, or an update of a conntrack entry.
 func (f *Fastpath) handle(event bpf.Event) error {
-	flow := event.Flow
-	switch {
-	case event.Kind == bpf.EventAttach:
+	switch event.Kind {
+	case bpf.EventAttach:
 		link, anew := f.pods.linkOf(event.Pod)
 		if anew {
 			poke(f.rescan)
 		}
 		f.attach(link)
 		return nil
-	case event.Kind == bpf.EventLiberal:
+	case bpf.EventLiberal:
 		f.ensureDropForged()
+	}
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	if f.closing() {
+		return nil // releaseAll may have released the connection
+	}
+	flow := event.Flow
+	switch event.Kind {
+	case bpf.EventLiberal:
+		if known, err := f.programs.Known(flow); err != nil || !known {
+			return err // forgetIdle has released the connection
+		}
 		return liberal(flow)
-	case event.Kind == bpf.EventReopen:
+	case bpf.EventReopen:
 		return f.reopen(flow)
-	case event.Kind == bpf.EventAcked:
+	case bpf.EventAcked:
 		return acked(flow)
-	case event.Kind == bpf.EventReset:
+	case bpf.EventReset:
 		return reset(flow)
 	}
 	n, _, err := f.sequence(flow)
