@@ -69,6 +69,7 @@ func openLab(ctx context.Context, p Process, spec *v1alpha1.Lab) (*site, error) 
 	}
 	return &site{
 		target:  newLabTarget(spec, p),
+		probe:   accel.Probe,
 		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release: release,
 	}, nil

@@ -170,9 +170,8 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if exp.Spec.Seed == 0 {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
-	plan := experiment.New(exp)
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, plan)
+		return dryRun(ctx, p, o, exp, experiment.New(exp))
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -180,15 +179,48 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	defer at.release()
+	leftOut, err := leaveOut(ctx, at, exp, o.set, progress.note)
+	if err != nil {
+		return err
+	}
 	resolved, err := v1alpha1.Marshal(exp)
 	if err != nil {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), commandLine(p.Args)
+		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), commandLine(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
-	return measure(ctx, p, at, exp, plan, nil, progress, create)
+	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
+}
+
+// leaveOut removes from an experiment the variants that the site cannot apply, and says so.
+func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []string, note func(string)) ([]record.LeftOut, error) {
+	if at.probe == nil {
+		return nil, nil
+	}
+	leftOut, err := experiment.LeaveOut(exp, namedBy(set, exp), at.probe(ctx))
+	if ctx.Err() != nil { // which may be why a probe failed
+		return nil, ctx.Err()
+	}
+	for _, l := range leftOut {
+		note("left out here: " + l.String())
+	}
+	return leftOut, err
+}
+
+// namedBy returns the variants that --set names, and the flag.
+func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
+	named := map[string]string{}
+	for _, text := range set {
+		field, _, _ := strings.Cut(text, "=")
+		for _, v := range exp.Spec.Variants {
+			if at := "spec.variants." + v.Name; field == "spec.variants" || field == at || strings.HasPrefix(field, at+".") {
+				named[v.Name] = "--set " + text
+			}
+		}
+	}
+	return named
 }
 
 // dryRun shows a plan and, of a cluster, whether it could be carried out.
@@ -225,6 +257,9 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 // site is where an experiment runs.
 type site struct {
 	target experiment.Target
+	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster,
+	// where a trial tells.
+	probe func(context.Context) func(v1alpha1.Accelerator) error
 	// restore puts right what workers that died have left.
 	restore func(context.Context) error
 	release func()

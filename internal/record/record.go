@@ -295,8 +295,19 @@ type Environment struct {
 	Command string `json:"command"`
 	// Placement says in a sentence where the nodes' work ran.
 	Placement string `json:"placement,omitempty"`
-	Nodes     []Node `json:"nodes"`
+	// LeftOut are the experiment's variants that could not be applied there.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
+	Nodes   []Node    `json:"nodes"`
 }
+
+// LeftOut is a variant that the run left out from the start.
+type LeftOut struct {
+	Variant string `json:"variant"`
+	// Why is a phrase for a person.
+	Why string `json:"why"`
+}
+
+func (l LeftOut) String() string { return l.Variant + ": " + l.Why }
 
 // Node is one node of the target.
 type Node struct {

@@ -24,6 +24,8 @@ type Model struct {
 	Description string
 	// Unfinished says what the run still lacks, empty where that is nothing.
 	Unfinished string
+	// LeftOut says which variants could not be applied, and why.
+	LeftOut []string
 	// Headline is the result in a sentence or two, More what else there is to say of it.
 	Headline string
 	More     []string
@@ -166,6 +168,9 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Unfinished = unfinished(summary.Unfinished)
+	for _, l := range env.LeftOut {
+		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
+	}
 	m.conclusion = m.conclude()
 	short := min(len(m.conclusion), 2)
 	m.Headline, m.More = strings.Join(m.conclusion[:short], " "), m.conclusion[short:]
