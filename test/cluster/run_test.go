@@ -313,7 +313,7 @@ func TestSteeredPods(t *testing.T) {
 	if err := v.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "go on with: slipstream run --resume") {
+	if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "to resume: slipstream run --resume") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
 	if _, trials := resultsOf(t, out); len(trials) < 2 {
