@@ -75,8 +75,8 @@ PACKAGES ?= ./...
 .PHONY: test
 test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
-	comm -23 <(go list $(PACKAGES) | sort) <(go list $(NETWORK) | sort) | xargs -r $(GOTEST)
-	comm -12 <(go list $(PACKAGES) | sort) <(go list $(NETWORK) | sort) | xargs -r $(GOTEST) -p=1
+	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(NETWORK) | sort) | xargs -r $(GOTEST)
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(NETWORK) | sort) | xargs -r $(GOTEST) -p=1
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
