@@ -202,7 +202,7 @@ func lockMachine(journal string) (*os.File, error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = errors.New("another agent runs on this machine; stop it first (it may be a DaemonSet's, or a service of systemd)")
+		err = errors.New("another agent is running on this machine: stop it first (it may belong to a DaemonSet or a systemd service)")
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
@@ -232,7 +232,7 @@ const settled = 5 * time.Second
 func (a *Agent) Run(ctx context.Context) error {
 	// What follows is small beside what the start of the program has touched.
 	if err := process.ReleaseProgram(); err != nil {
-		a.options.Log.Warn("give back memory", "error", err)
+		a.options.Log.Warn("release memory", "error", err)
 	}
 	verify := time.NewTimer(min(a.rest(0), 2*settled))
 	defer verify.Stop()
@@ -268,7 +268,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case u, ok := <-a.watch.changes:
 			if !ok {
 				a.metrics.overruns.Inc()
-				a.options.Log.Warn("messages about devices were lost; everything is listed anew")
+				a.options.Log.Warn("netlink notifications were lost; all devices are listed again")
 				if err := a.watch.again(); err != nil {
 					return fmt.Errorf("follow the node's devices: %w", err)
 				}
@@ -318,7 +318,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			verify.Reset(a.rest(spent))
 			go func() { // it takes a while, and a pod may come
 				if err := process.Shrink(); err != nil {
-					a.options.Log.Warn("give back memory", "error", err)
+					a.options.Log.Warn("release memory", "error", err)
 				}
 			}()
 		}
@@ -364,10 +364,10 @@ func (a *Agent) Healthy() error {
 	defer a.mu.Unlock()
 	limit := 3*a.pause + 30*time.Second
 	if since := time.Since(a.beat); since > limit {
-		return fmt.Errorf("the agent has not come round for %s; it should every %s", since.Round(time.Second), a.pause.Round(time.Second))
+		return fmt.Errorf("the agent's last check was %s ago; it should check every %s", since.Round(time.Second), a.pause.Round(time.Second))
 	}
 	if a.deaf > 1 {
-		return errors.New("devices have appeared that no message told of, again and again")
+		return errors.New("devices keep appearing without a netlink notification")
 	}
 	return nil
 }
@@ -385,7 +385,7 @@ func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
 		err = errors.Join(err, r.Err)
 	}
 	if err = errors.Join(err, keepErr); err != nil {
-		return restored + kept.Reverted, fmt.Errorf("put back what the agent has set: %w", err)
+		return restored + kept.Reverted, fmt.Errorf("restore settings: %w", err)
 	}
 	return restored + kept.Reverted, nil
 }

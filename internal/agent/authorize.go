@@ -43,7 +43,7 @@ const (
 	askTimeout  = 10 * time.Second
 )
 
-var errBusy = errors.New("as many tokens as may be reviewed at once are being reviewed")
+var errBusy = errors.New("too many tokens are under review; try again")
 
 func newReviewer(authn, authz rest.Interface) *reviewer {
 	return &reviewer{authn: authn, authz: authz, asking: make(chan struct{}, askingMost), known: make(map[[sha256.Size]byte]answer)}
@@ -140,8 +140,8 @@ func authorized(h http.Handler, may func(context.Context, string) (bool, error),
 		case errors.Is(err, errBusy): // whoever has so many tokens is not to fill the log
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case err != nil:
-			log.Warn("ask the cluster who may get /metrics", "error", err)
-			http.Error(w, "the cluster could not be asked whether this token may get /metrics; the agent's log says why", http.StatusServiceUnavailable)
+			log.Warn("review a token for /metrics", "error", err)
+			http.Error(w, "the API server did not say whether this token may get /metrics; see the agent's log", http.StatusServiceUnavailable)
 		case !ok:
 			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
 		default:

@@ -40,7 +40,7 @@ func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 		return nil, errors.Join(fmt.Errorf("watch the folder of %s: %w", file, err), p.inotify.Close())
 	}
 	if p.text, err = os.ReadFile(file); err != nil {
-		err = fmt.Errorf("read policy: %w (to put back what an agent has set, use --revert)", err)
+		err = fmt.Errorf("read policy: %w (to restore what agents have set, use --revert)", err)
 	} else {
 		err = p.set()
 	}
@@ -109,7 +109,7 @@ func (p *PolicyFile) read() {
 	text, err := os.ReadFile(p.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		if p.text != nil {
-			p.agent.options.Log.Warn("the policy file is gone: what it wanted is put back", "file", p.file)
+			p.agent.options.Log.Warn("the policy file is gone: its settings are restored", "file", p.file)
 			p.agent.Set(Desired{})
 		}
 		p.text = nil
@@ -123,6 +123,6 @@ func (p *PolicyFile) read() {
 		err = p.set()
 	}
 	if err != nil {
-		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the policy is as it was before the file changed: %s", err)})
+		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the changed policy file is invalid, so the previous policy stays in force: %s", err)})
 	}
 }

@@ -430,7 +430,7 @@ func (c *Cluster) writeStatus(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			c.options.Log.Warn("write the node's state", "error", err)
+			c.options.Log.Warn("write the node's status", "error", err)
 			if !deleted {
 				poke(c.dirty)
 			}
@@ -562,7 +562,7 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 			var err error
 			switch {
 			case is && (!current || at.Status != metav1.ConditionTrue):
-				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "an agent's node has the labels; NodeAccelerations say how it fares on each")
+				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "a node with an agent has the labels; for the state of each node, see its NodeAcceleration")
 			case !is && was && unclear == nil && current && at.Status == metav1.ConditionTrue:
 				// Others that it selects will say so.
 				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode)
@@ -587,7 +587,7 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 	}
 }
 
-const noNode = "no agent has found its node to have the labels of nodeSelector; kubectl get nodes --show-labels lists them"
+const noNode = "no node with an agent has the labels of nodeSelector; kubectl get nodes --show-labels lists them"
 
 // mark writes the condition, unless somebody else was first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {

@@ -267,7 +267,7 @@ func (a *Agent) compare(devices []accel.Device) {
 	}
 	a.hear(false)
 	a.metrics.missed.Add(float64(missed))
-	a.options.Log.Error("devices have appeared that no message told of", "devices", missed)
+	a.options.Log.Error("devices appeared without a netlink notification", "devices", missed)
 	for index, l := range a.links {
 		l.told = true
 		a.links[index] = l
@@ -317,7 +317,7 @@ func (a *Agent) tally(place string, kept accel.Kept) {
 	a.metrics.reverted.Add(float64(kept.Reverted))
 	if kept.Repaired > 0 && a.adopted {
 		a.metrics.repaired.Add(float64(kept.Repaired))
-		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by somebody else; they are as the policies want them again", kept.Repaired, place)})
+		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by something else, and are restored to what the policies want", kept.Repaired, place)})
 	}
 	for _, r := range kept.Refused {
 		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
@@ -495,7 +495,7 @@ func (a *Agent) sweep(ctx context.Context) {
 	a.metrics.reverted.Add(float64(restored))
 	if err != nil && ctx.Err() == nil {
 		a.metrics.errors.Inc()
-		a.options.Log.Warn("let go of pods that are gone", "error", err)
+		a.options.Log.Warn("forget pods that are gone", "error", err)
 	}
 }
 

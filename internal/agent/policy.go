@@ -97,7 +97,7 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 			}
 			if err != nil {
 				p.reason = v1alpha1.ReasonConflict
-				p.problem = fmt.Sprintf("policy %s goes first, and both cannot be had: %s; nothing is changed for this one", q.Name, err)
+				p.problem = fmt.Sprintf("policy %s takes precedence, and conflicts with this one: %s; this policy is not applied", q.Name, err)
 			}
 		}
 		if p.reason == "" {

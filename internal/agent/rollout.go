@@ -132,11 +132,11 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version Policy) Poli
 	case t.trouble != "":
 		return withhold(v1alpha1.ReasonRolledBack, t.trouble)
 	case r != nil && slices.Contains(r.FailedNodes, c.options.Node):
-		return withhold(v1alpha1.ReasonRolledBack, "the node had trouble when it got this version of the policy; a change of the policy begins its rollout again")
+		return withhold(v1alpha1.ReasonRolledBack, "this version of the policy failed on the node and was rolled back; a change of the policy starts a new rollout")
 	case r == nil || !begun(r, p.UID, c.options.Node):
-		return withhold(v1alpha1.ReasonWaiting, "the rollout of the policy has not come to this node yet")
+		return withhold(v1alpha1.ReasonWaiting, "the rollout has not reached this node yet")
 	case t.taken.IsZero() && !r.Complete && !ready(c.node()):
-		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; while a policy is rolled out it waits for that")
+		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; the rollout waits until it is")
 	}
 	if t.taken.IsZero() {
 		t.taken, t.start = time.Now(), c.losses()
@@ -156,7 +156,7 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 func (c *Cluster) readLosses() losses {
 	l, err := readLosses(cmp.Or(c.options.Proc, "/proc"))
 	if err != nil {
-		c.options.Log.Warn("count the node's losses", "error", err)
+		c.options.Log.Warn("count the packets that the node drops", "error", err)
 	}
 	return l
 }
@@ -227,7 +227,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 	case t.watched && quiet > rest+share:
 		return c.next(ctx, p, step)
 	case r.First != "" && quiet > 3*rest+c.pace.silence+share:
-		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("no node that has it has made the next step for %s; look at node %s, which got it first", quiet.Round(time.Second), r.First))
+		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil
 }
@@ -236,16 +236,16 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 // without any it enters that the policy was watched.
 func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, rest time.Duration) string {
 	if !ready(c.node()) {
-		return "is not Ready since it has it"
+		return "has not been Ready since it got the policy"
 	}
 	if message := c.failure(p, t); message != "" {
-		return "could not keep it: " + message
+		return "could not apply it: " + message
 	}
 	// An agent that has been restarted knows no before.
 	if t.taken.Sub(t.seen) >= c.pace.baseline {
 		before, after := t.start.since(t.before), c.losses().since(t.start)
 		if risen(before, after) {
-			return fmt.Sprintf("loses more packets since it has it: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
+			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
 	if time.Since(t.taken) < rest {
@@ -255,7 +255,7 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 		if time.Since(t.taken) > rest+3*c.pace.lasting {
-			return fmt.Sprintf("cannot reach the API server since it has it: %s", err)
+			return fmt.Sprintf("cannot reach the API server since it got the policy: %s", err)
 		}
 		return ""
 	}
@@ -299,17 +299,17 @@ func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, trouble string) {
 		t.trouble = trouble
 	}
 	c.mu.Unlock()
-	c.options.Log.Error("the node gives a policy up", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
-	c.Notify(Event{true, v1alpha1.ReasonRolledBack, fmt.Sprintf("policy %s: the node %s; it is as it was before", p.Name, trouble)})
+	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
+	c.Notify(Event{true, v1alpha1.ReasonRolledBack, fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, trouble)})
 	poke(c.changed)
 }
 
 // begin makes this node the first, or every node where that is asked for.
 func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	r := v1alpha1.RolloutStatus{Generation: p.Generation, Started: metav1.NewTime(c.clock.now()), First: c.options.Node}
-	message := fmt.Sprintf("node %s has it first", c.options.Node)
+	message := fmt.Sprintf("node %s is the first to get it", c.options.Node)
 	if step == 100 {
-		r.First, r.Percent, message = "", 100, "every node has it at once, as stepPercent says"
+		r.First, r.Percent, message = "", 100, "all nodes get it at once, because stepPercent is 100"
 	}
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, message)
 }
@@ -351,10 +351,10 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step
 		return err
 	case len(down) > 0:
 		slices.Sort(down)
-		return c.halt(ctx, p, down, fmt.Sprintf("node %s is not Ready since it has it", down[0]))
+		return c.halt(ctx, p, down, fmt.Sprintf("node %s has not been Ready since it got the policy", down[0]))
 	case nearest == 100:
 		r.Percent, r.Complete = 100, true
-		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "every node has it, and none had trouble")
+		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem")
 	}
 	r.Percent = min(100, (nearest/step+1)*step)
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
@@ -395,7 +395,7 @@ func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
 	}, &r).Into(&now)
 	if err == nil && now.Status.Rollout == nil {
-		err = fmt.Errorf("the cluster's kind %s does not know rollouts, and keeps none: it is of an older version; apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
+		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
 	}
 	return err
 }

@@ -66,7 +66,7 @@ func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error
 	}()
 	if o.Health != "" {
 		if err := s.start(o.Health, nil, a.Health(), healthConnections, failed); err != nil {
-			return s, fmt.Errorf("serve health: %w (--health takes another address)", err)
+			return s, fmt.Errorf("serve health: %w (choose another address with --health)", err)
 		}
 	}
 	if o.Metrics == "" {
@@ -81,7 +81,7 @@ func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error
 		handler = authorized(handler, o.Authorize, o.Log)
 	}
 	if err := s.start(o.Metrics, secure, handler, metricsConnections, failed); err != nil {
-		return s, fmt.Errorf("serve metrics: %w (--listen takes another address)", err)
+		return s, fmt.Errorf("serve metrics: %w (choose another address with --listen)", err)
 	}
 	return s, nil
 }
@@ -235,7 +235,7 @@ func (o ServeOptions) tls() (*tls.Config, error) {
 	}
 	switch {
 	case (o.CertFile == "") != (o.KeyFile == ""):
-		return nil, errors.New("a certificate and its key are needed together: --tls-cert and --tls-key")
+		return nil, errors.New("--tls-cert and --tls-key must be given together")
 	case o.CertFile != "":
 		if _, err := load(); err != nil {
 			return nil, fmt.Errorf("read the certificate: %w", err)

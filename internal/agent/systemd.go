@@ -32,9 +32,9 @@ func (a *Agent) Systemd(ctx context.Context) error {
 			case <-tick.C:
 			}
 			if err := a.Healthy(); err != nil {
-				a.options.Log.Error("not healthy; the service manager is not told otherwise", "error", err)
+				a.options.Log.Error("not healthy; systemd gets no watchdog notification", "error", err)
 			} else if err := notifySystemd("WATCHDOG=1"); err != nil {
-				a.options.Log.Warn("tell the service manager", "error", err)
+				a.options.Log.Warn("notify systemd", "error", err)
 			}
 		}
 	}()
@@ -50,11 +50,11 @@ func notifySystemd(state string) error {
 	// A name that begins with @ is abstract, which net writes the same way.
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
-		return fmt.Errorf("tell the service manager: %w", err)
+		return fmt.Errorf("notify systemd: %w", err)
 	}
 	defer c.Close()
 	if _, err := c.Write([]byte(state)); err != nil {
-		return fmt.Errorf("tell the service manager: %w", err)
+		return fmt.Errorf("notify systemd: %w", err)
 	}
 	return nil
 }

@@ -130,7 +130,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 		forwarder []string
 		want      string
 	}{
-		"none":    {nil, "needs a command that forwards"},
+		"none":    {nil, "needs Options.Forwarder"},
 		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
 		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "no such verb"},
 	} {
