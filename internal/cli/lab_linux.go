@@ -259,7 +259,7 @@ func labListCommand(p Process) *cobra.Command {
 
 func labExecCommand(p Process) *cobra.Command {
 	return &cobra.Command{
-		Use: "exec NAME PLACE -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
+		Use: "exec NAME NODE[/POD] -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
 		Short: "Run a command in a node or pod of a lab, such as node0 or node0/pod1",
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := lab.Open(lab.DefaultDir, args[0])
