@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Systemd tells the service manager that the agent is at work, and goes on saying so
-// while it is healthy, as long as the unit asks for it (WatchdogSec); systemd restarts
-// what falls silent. Without a service manager it does nothing.
+// Systemd notifies systemd that the agent has started and, if the unit has WatchdogSec, that it is healthy;
+// systemd restarts an agent that stops sending these notifications. Without systemd it does nothing.
 func (a *Agent) Systemd(ctx context.Context) error {
 	if err := notifySystemd("READY=1"); err != nil {
 		return err
@@ -47,7 +46,7 @@ func notifySystemd(state string) error {
 	if socket == "" {
 		return nil
 	}
-	// A name that begins with @ is abstract, which net writes the same way.
+	// A name that begins with @ is abstract; net uses the same notation.
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
 		return fmt.Errorf("notify systemd: %w", err)
