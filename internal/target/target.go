@@ -106,7 +106,7 @@ const (
 	ForControl Use = "control"
 )
 
-// ErrLost: the target is unreachable, or nodes or pods of it are gone, so that no trial can succeed any
+// ErrLost means that the target is unreachable, or nodes or pods of it are gone, so that no trial can succeed any
 // more.
 var ErrLost = errors.New("the target is lost")
 

@@ -36,11 +36,11 @@ import (
 const DefaultDir = "/run/slipstream/lab"
 
 var (
-	// ErrNotFound: there is no lab of that name.
+	// ErrNotFound means that there is no lab of that name.
 	ErrNotFound = errors.New("no such lab")
-	// ErrInUse: a process is creating, using or removing the lab.
+	// ErrInUse means that a process is creating, using or removing the lab.
 	ErrInUse = errors.New("in use")
-	// ErrExists: a lab or something else has the name.
+	// ErrExists means that a lab or something else has the name.
 	ErrExists = errors.New("already exists")
 )
 
