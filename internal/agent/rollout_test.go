@@ -245,7 +245,7 @@ func TestRolloutAtOnce(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
 	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
-	s.wantRollout(t, all, "False Progressing every node", 1, 1, 1)
+	s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
 	s.wantRollout(t, all, "True Complete", 1, 1, 1)
 }
 

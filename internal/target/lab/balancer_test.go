@@ -266,7 +266,7 @@ func TestProxyDies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			await(t, "its end is told", func() bool { return strings.Contains(log.String(), "proxy ended") })
+			await(t, "its end is told", func() bool { return strings.Contains(log.String(), "the proxy exited") })
 			if !strings.Contains(log.String(), "node=node1") || !strings.Contains(log.String(), "killed") {
 				t.Errorf("told is %s", log.String())
 			}

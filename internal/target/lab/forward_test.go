@@ -170,7 +170,7 @@ func TestForwarderDies(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "forwarder ended") })
+	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "the forwarder exited") })
 	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
 		t.Errorf("told is %s", log.String())
 	}
