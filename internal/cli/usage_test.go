@@ -18,6 +18,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"rum":                             `no command "rum": did you mean slipstream run?`,
 		"comparre a b":                    `no command "comparre": did you mean slipstream compare?`,
 		"xyzzyxyzzy":                      `no command "xyzzyxyzzy" (see slipstream --help)`,
+		"validate":                        "requires at least 1 arg(s), only received 0: slipstream validate FILE... (see slipstream validate --help)",
 		"run dem":                         "dem is neither a file nor a preset; did you mean demo?",
 		"run kube":                        "did you mean kubernetes?",
 		"run demo --drry-run":             "unknown flag: --drry-run, did you mean --dry-run?",
@@ -75,6 +76,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"run", "serv"}, "service-routing\t", ""},
 		{[]string{"policy", dir, ""}, "fastpath\n", "native\n"},
+		{[]string{"validate", ""}, "yaml\nyml\n:8\n", "demo"}, // 8: files that end so
 	} {
 		_, stdout, _ := slipstream(t, append([]string{"__complete"}, c.args...)...)
 		has(t, strings.Join(c.args, " "), stdout, c.has)
@@ -102,6 +104,6 @@ func TestHelp(t *testing.T) {
 		t.Errorf("exit %d, version %q", code, version)
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
-		t.Errorf("--version says %q", flag) // docs/kubernetes.md takes its third word
+		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md takes its third word
 	}
 }

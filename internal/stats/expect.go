@@ -22,7 +22,7 @@ const (
 type Expected struct {
 	// Claim is the expectation in words.
 	Claim   string  `json:"claim"`
-	Outcome Outcome `json:"outcome"`
+	Outcome Outcome `json:"outcome"` // met, failed or unclear
 	// Rows are the comparisons that it asks for: of the variant with the one that it names.
 	Rows []Row `json:"rows"`
 }
