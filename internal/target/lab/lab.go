@@ -391,6 +391,9 @@ func (l *Lab) Placement() string {
 	if cpus[0].IRQ < 0 && l.state.Config.Balancer != nil {
 		return l.state.Config.Balancer.placement(cpus[0].CPUs)
 	}
+	if len(cpus[0].CPUs) == 1 {
+		return fmt.Sprintf("The nodes share CPU %s, so both ends of a pair run on it.", formatCPUs(cpus[0].CPUs))
+	}
 	if cpus[0].IRQ < 0 {
 		return fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node: the two ends of a pair are on different CPUs, "+
 			"and a packet is received on the CPU that sent it.", formatCPUs(cpus[0].CPUs))

@@ -83,6 +83,10 @@ func TestPlaces(t *testing.T) {
 	if got, want := l.Placement(), "The nodes share CPUs 0-1, "; !strings.HasPrefix(got, want) {
 		t.Errorf("placement is %q, want it to begin %q", got, want)
 	}
+	l.state.CPUs = divide([]int{3}, 2)
+	if got, want := l.Placement(), "The nodes share CPU 3, so both ends of a pair run on it."; got != want {
+		t.Errorf("placement is %q, want %q", got, want)
+	}
 }
 
 func TestValidate(t *testing.T) {
