@@ -14,13 +14,13 @@ import (
 // Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
-	// Settings that are held on the node and in its pods, and those that read back.
+	// Settings is the number of settings on the node and in its pods, and of those that read back.
 	Settings, Verified int
 	// Ready: no policy has failed. Reason is one of v1alpha1's.
 	Ready           bool
 	Reason, Message string
-	// Devices of the node by class; Pods are namespaces that are followed, Missing
-	// those of them that could not be found.
+	// Devices is the number of devices by class, Pods that of pods' namespaces, Missing that of those which
+	// could not be found.
 	Devices       map[string]int
 	Pods, Missing int
 	// Fastpath is nil if no policy wants the fast path.
@@ -154,7 +154,7 @@ func files(a v1alpha1.Accelerator) []string {
 	return nil
 }
 
-// accountsFor tells whether a policy wants a setting of a class.
+// accountsFor reports whether a policy wants a setting of a class.
 func (p policy) accountsFor(class, file string) bool {
 	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool {
 		return slices.Contains(devices(a), class) && slices.Contains(files(a), file)
@@ -187,7 +187,7 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 		return o
 	}
 	add(&o.Settings, &o.Verified, a.counts, mine)
-	// The worst says what the state is; the rest is in the log.
+	// The worst problem determines the state; the log has the others.
 	fail := func(reason, message string) {
 		if o.State != v1alpha1.StateFailed {
 			o.State, o.Reason, o.Message = v1alpha1.StateFailed, reason, message
