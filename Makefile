@@ -56,7 +56,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy ethtool; fi
+		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy; fi
 
 .PHONY: generate-deps
 generate-deps:
@@ -71,12 +71,13 @@ WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
 MEASURING := ./bpf ./internal/collect ./internal/target/lab ./internal/traffic/... ./internal/worker ./test
 GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
+PACKAGES ?= ./...
 .PHONY: test
-test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP for some; CI=1: no skips)
+test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
-	$(GOTEST) $$(comm -23 <(go list ./... | sort) <(go list $(WAITING) $(MEASURING) | sort))
-	$(GOTEST) -p=1 $(MEASURING)
-	$(GOTEST) -p=2 -parallel=4 $(WAITING)
+	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(WAITING) $(MEASURING) | sort) | xargs -r $(GOTEST)
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) | sort) | xargs -r $(GOTEST) -p=1
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=2 -parallel=4
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)

@@ -485,9 +485,12 @@ func (r *reader) workload(path string, w *Workload) {
 		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
 		choice{"http", w.HTTP != nil})
 	r.pairs(path+".pairs", w.Pairs)
-	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad, "connect": w.Connect, "http": w.HTTP} {
-		if t != nil {
-			r.traffic(path+"."+kind, kind, t)
+	for _, of := range []struct {
+		kind string
+		*Traffic
+	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}} {
+		if of.Traffic != nil {
+			r.traffic(path+"."+of.kind, of.kind, of.Traffic)
 		}
 	}
 }

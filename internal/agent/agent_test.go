@@ -490,7 +490,7 @@ func TestConflictAndNonsense(t *testing.T) {
 	p.wantMasks("the first wins", map[string]string{"/eth0": "1", "/veth-a": "1"})
 	a.wantState("first", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	a.wantState("agrees", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	if o := a.wantState("later", v1alpha1.StateFailed, v1alpha1.ReasonConflict); !strings.Contains(o.Message, "policy first goes first") || o.Settings != 0 {
+	if o := a.wantState("later", v1alpha1.StateFailed, v1alpha1.ReasonConflict); !strings.Contains(o.Message, "policy first takes precedence") || o.Settings != 0 {
 		t.Errorf("%+v, want one that names the first", o)
 	}
 	if o := a.wantState("impossible", v1alpha1.StateFailed, v1alpha1.ReasonImpossible); !strings.Contains(o.Message, "not online") {

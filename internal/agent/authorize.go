@@ -16,12 +16,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reviewer asks the cluster who has a token and what they may, as kube-rbac-proxy does.
-// What it has heard it remembers for a while: somebody who tries tokens costs the API
-// server no more than the client's rate of requests.
+// reviewer asks the API server who a token belongs to and what they may do, like kube-rbac-proxy. It
+// caches the answers, and the client's request limit bounds what guessed tokens cost the API server.
 type reviewer struct {
 	authn, authz rest.Interface
-	// asking bounds the questions that are under way.
+	// asking bounds the concurrent requests.
 	asking chan struct{}
 
 	mu    sync.Mutex
@@ -33,8 +32,8 @@ type answer struct {
 	until time.Time
 }
 
-// A token that is revoked reads metrics for rememberYes longer, and a right that is given
-// takes rememberNo to be noticed.
+// A revoked token can read metrics for up to rememberYes more, and a new permission takes up to rememberNo
+// to be noticed.
 const (
 	rememberYes = time.Minute
 	rememberNo  = 10 * time.Second
@@ -43,14 +42,14 @@ const (
 	askTimeout  = 10 * time.Second
 )
 
-var errBusy = errors.New("as many tokens as may be reviewed at once are being reviewed")
+var errBusy = errors.New("too many tokens are under review; try again")
 
 func newReviewer(authn, authz rest.Interface) *reviewer {
 	return &reviewer{authn: authn, authz: authz, asking: make(chan struct{}, askingMost), known: make(map[[sha256.Size]byte]answer)}
 }
 
-// MayGetMetrics tells whether the cluster lets whoever has a token get /metrics. An error
-// is that the cluster could not be asked.
+// MayGetMetrics reports whether the owner of a token may get /metrics. An error means that the API server
+// did not answer.
 func (c *Cluster) MayGetMetrics(ctx context.Context, token string) (bool, error) {
 	return c.reviewer.may(ctx, token, time.Now())
 }
@@ -83,8 +82,8 @@ func (r *reviewer) may(ctx context.Context, token string, now time.Time) (bool, 
 	return may, nil
 }
 
-// remember makes room by what is out of date, then by refusals: tokens that somebody makes up
-// push out no token that is good. Of more good ones than there is room for, some are asked for anew.
+// remember evicts expired answers first, then denials, so that made-up tokens do not evict valid ones. If
+// there are more valid tokens than room, some are reviewed again.
 func (r *reviewer) remember(key [sha256.Size]byte, a answer, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +125,7 @@ func (r *reviewer) ask(ctx context.Context, token string) (bool, error) {
 	return what.Status.Allowed, nil
 }
 
-// authorized answers those with a bearer token that may.
+// authorized serves requests with a bearer token that is authorized.
 func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -137,11 +136,11 @@ func authorized(h http.Handler, may func(context.Context, string) (bool, error),
 		}
 		ok, err := may(r.Context(), token)
 		switch {
-		case errors.Is(err, errBusy): // whoever has so many tokens is not to fill the log
+		case errors.Is(err, errBusy): // a flood of tokens must not fill the log
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case err != nil:
-			log.Warn("ask the cluster who may get /metrics", "error", err)
-			http.Error(w, "the cluster could not be asked whether this token may get /metrics; the agent's log says why", http.StatusServiceUnavailable)
+			log.Warn("review a token for /metrics", "error", err)
+			http.Error(w, "the API server did not say whether this token may get /metrics; see the agent's log", http.StatusServiceUnavailable)
 		case !ok:
 			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
 		default:

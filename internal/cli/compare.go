@@ -31,7 +31,7 @@ func compareCommand(p Process) *cobra.Command {
 	var o compareOptions
 	c := &cobra.Command{
 		Use:   "compare BEFORE AFTER",
-		Short: "Tell how a second result differs from a first",
+		Short: "Compare two results",
 		Long: `Tell how a second result differs from a first, for each variant, workload and
 number of pairs that both have. With --gate the exit code is 3 where the second is
 slower in a primary metric (the throughput of a stream, the median latency of
@@ -55,7 +55,7 @@ where something is missing. Both say 4 where there is nothing to compare.`,
 	f.StringVar(&o.gate, "gate", "", "exit with 3 where the second is slower; =strict: with 4 where it is inconclusive")
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
-	f.StringArrayVar(&o.only, "only", nil, "compare these alone: variant=NAME,…, workload=NAME,… or metric=NAME,…")
+	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
 	f.Float64Var(&o.margin, "margin", 0, "call a ratio within this of 1 the same, such as 0.02 (default the second experiment's)")
 	return c
 }

@@ -27,15 +27,15 @@ func policyCommand(p Process) *cobra.Command {
 	var o policyOptions
 	c := &cobra.Command{
 		Use:   "policy RESULT VARIANT",
-		Short: "Write the policy that keeps on what a result has proved",
-		Long: `Write the AccelerationPolicy that keeps the accelerators of a variant on, with
-what the result has proved in its annotations. Say where it is for: --host for a
-host without Kubernetes (slipstream agent --policy FILE), or, for a cluster,
---node-selector or --all.
+		Short: "Write the policy that applies what a result has proven",
+		Long: `Write the AccelerationPolicy that applies the accelerators of a variant, with the
+proof in its annotations. Choose where it applies: --host for a host without
+Kubernetes (slipstream agent --policy FILE), --node-selector or --all for a
+cluster.
 
-It writes none for a variant that is slower than its baseline in a primary metric
-of any workload and number of pairs (exit code 3), or that is faster in none
-(exit code 4), unless told --anyway. Primary metrics are the throughput of a
+Without --anyway, it writes no policy for a variant that is slower than its
+baseline in a primary metric of any workload and number of pairs (exit code 3),
+or that is faster in none (exit code 4). Primary metrics are the throughput of a
 stream and the median latency of everything else.`,
 		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
   slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
@@ -50,7 +50,7 @@ stream and the median latency of everything else.`,
 	f.BoolVar(&o.host, "host", false, "for a host without Kubernetes")
 	f.StringVar(&o.selector, "node-selector", "", "for the nodes of a cluster with these labels: KEY=VALUE[,KEY=VALUE…]")
 	f.BoolVar(&o.all, "all", false, "for every node of a cluster")
-	f.BoolVar(&o.anyway, "anyway", false, "write it though the variant is slower somewhere, or not proven faster")
+	f.BoolVar(&o.anyway, "anyway", false, "write it even if the variant is slower somewhere, or not proven faster")
 	return c
 }
 

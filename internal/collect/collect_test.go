@@ -80,7 +80,7 @@ func TestHost(t *testing.T) {
 		},
 		Warnings: []record.Warning{{
 			Code:    record.WarnNoEBPF,
-			Message: "softirq time is from clock ticks, which lose most of it on idle cores: no eBPF in this test",
+			Message: "softirq time was measured by clock ticks, which miss most of it on idle cores: no eBPF in this test",
 		}},
 	}
 	if diff := cmp.Diff(want, c.Host(before, after), near); diff != "" {

@@ -292,8 +292,18 @@ type Environment struct {
 	Command string `json:"command"`
 	// Placement says in a sentence where the nodes' work ran.
 	Placement string `json:"placement,omitempty"`
-	Nodes     []Node `json:"nodes"` // the nodes of the target
+	// LeftOut are the experiment's variants that could not be applied there.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
+	Nodes   []Node    `json:"nodes"` // the nodes of the target
 }
+
+// LeftOut is a variant that the run left out from the start.
+type LeftOut struct {
+	Variant string `json:"variant"` // name of the variant
+	Why     string `json:"why"`     // reason, as a phrase
+}
+
+func (l LeftOut) String() string { return l.Variant + ": " + l.Why }
 
 // Node is one node of the target.
 type Node struct {

@@ -23,6 +23,8 @@ type Model struct {
 	Description string
 	// Unfinished says what the run still lacks, empty where that is nothing.
 	Unfinished string
+	// LeftOut says which variants could not be applied, and why.
+	LeftOut []string
 	// Headline is the answer in a sentence, More what else there is to say, and Forest the
 	// answer in a picture.
 	Headline string
@@ -153,6 +155,9 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Unfinished = unfinished(summary.Unfinished)
+	for _, l := range env.LeftOut {
+		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
+	}
 	costs, rest := m.conclude()
 	m.conclusion = slices.Concat(costs, rest)
 	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]

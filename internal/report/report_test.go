@@ -570,6 +570,19 @@ func TestUnfinishedIsSaidFirst(t *testing.T) {
 	}
 }
 
+// TestLeftOutIsSaid: a report for people says which variants could not be applied, and why.
+func TestLeftOutIsSaid(t *testing.T) {
+	f := demo(t)
+	f.env.LeftOut = []record.LeftOut{{Variant: "fastpath", Why: "this kernel lacks tcx (since Linux 6.6)"}}
+	m := New(f.exp, f.summary(), f.trials, f.env)
+	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
+		text := strings.Join(strings.Fields(render(t, write, m)), " ")
+		if !strings.Contains(text, "Left out here: fastpath: this kernel lacks tcx (since Linux 6.6)") {
+			t.Errorf("%s does not say it:\n%.2000s", format, text)
+		}
+	}
+}
+
 func TestTerminalFitsAScreen(t *testing.T) {
 	f, s := eventful(t)
 	text := render(t, Terminal, New(f.exp, s, f.trials, f.env))

@@ -188,7 +188,7 @@ func Terminal(w io.Writer, m *Model) error {
 		said = append(said, m.Prices.Dominated()...)
 	}
 	b.WriteByte('\n')
-	for _, text := range slices.Concat(said, m.conclusion) {
+	for _, text := range slices.Concat(m.LeftOut, said, m.conclusion) {
 		b.WriteString(wrap(text, 80, "  "))
 	}
 	for _, e := range m.Expected {

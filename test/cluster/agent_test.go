@@ -288,7 +288,7 @@ func TestAgent(t *testing.T) {
 			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Selected")].status}{"\n"}{end}`))
 	})
 	until(t, "events", func() string {
-		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all goes first") {
+		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all takes precedence") {
 			return out
 		}
 		return ""

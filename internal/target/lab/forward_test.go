@@ -130,7 +130,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 		forwarder []string
 		want      string
 	}{
-		"none":    {nil, "needs a command that forwards"},
+		"none":    {nil, "needs Options.Forwarder"},
 		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
 		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "no such verb"},
 	} {
@@ -170,7 +170,7 @@ func TestForwarderDies(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "forwarder ended") })
+	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "the forwarder exited") })
 	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
 		t.Errorf("told is %s", log.String())
 	}

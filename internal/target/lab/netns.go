@@ -15,16 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where `ip netns` looks for namespaces by name. Its bind mount of
-// the folder onto itself is left to it: it lets other mount namespaces follow
-// along, and to remove a name the kernel has done without since 3.19 (unlink
-// detaches what is mounted on the name anywhere).
+// netnsDir is where `ip netns` looks for namespaces by name. `ip netns` also bind-mounts the folder onto
+// itself, so that names propagate to other mount namespaces; this package does not, as removing a name
+// has not needed it since Linux 3.19 (unlink detaches what is mounted on the name anywhere).
 const netnsDir = "/run/netns"
 
 func netnsPath(name string) string { return filepath.Join(netnsDir, name) }
 
-// namespace is a network namespace that is at hand: its file, and a netlink
-// socket in it.
+// namespace is an open network namespace: its file, and a netlink socket in it.
 type namespace struct {
 	name string
 	file *os.File
@@ -38,10 +36,10 @@ func (ns *namespace) close() {
 	}
 }
 
-// fd is how netlink takes a namespace to put a device in.
+// fd is the form in which netlink takes a namespace for a device.
 func (ns *namespace) fd() netlink.NsFd { return netlink.NsFd(ns.file.Fd()) }
 
-// createNamespace makes a namespace and its name, and runs setup in it.
+// createNamespace creates a named namespace, and runs setup in it.
 func createNamespace(name string, setup func() error) (ns *namespace, err error) {
 	path := netnsPath(name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -51,7 +49,7 @@ func createNamespace(name string, setup func() error) (ns *namespace, err error)
 	f.Close()
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make network namespace %s: %w", name, err)
+			return fmt.Errorf("create network namespace %s: %w", name, err)
 		}
 		if err := unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("bind network namespace to %s: %w", path, err)
@@ -68,7 +66,7 @@ func createNamespace(name string, setup func() error) (ns *namespace, err error)
 	return ns, nil
 }
 
-// openNamespace takes a namespace by its name.
+// openNamespace opens a namespace by its name.
 func openNamespace(name string) (ns *namespace, err error) {
 	err = inside(name, func() error {
 		ns, err = openHere(name)
@@ -77,7 +75,7 @@ func openNamespace(name string) (ns *namespace, err error) {
 	return ns, err
 }
 
-// openHere takes the namespace that the thread is in.
+// openHere opens the namespace of the thread.
 func openHere(name string) (*namespace, error) {
 	f, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -110,9 +108,8 @@ func insideFile(file *os.File, f func() error) error {
 	})
 }
 
-// onThread runs f on a thread of its own, whose network namespace f may change.
-// A thread that does not find back is not used again: it ends with its
-// goroutine, as that is still locked to it.
+// onThread runs f on its own thread, whose network namespace f may change. If the thread cannot return
+// to its namespace, it is not reused: it ends with the goroutine that is still locked to it.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -135,8 +132,8 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// removeNamespace takes a name away; the namespace goes when nothing else holds
-// it. A name that is not there, or was not bound yet, is no error.
+// removeNamespace removes the name of a namespace, which disappears once nothing else holds it. It is no
+// error if the name does not exist or was not bound yet.
 func removeNamespace(name string) error {
 	path := netnsPath(name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -148,7 +145,7 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// sysctl sets "net/ipv4/ip_forward=1" and the like in the thread's namespace.
+// sysctl sets sysctls such as "net/ipv4/ip_forward=1" in the thread's namespace.
 func sysctl(settings ...string) error {
 	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")
@@ -159,9 +156,8 @@ func sysctl(settings ...string) error {
 	return nil
 }
 
-// openSysfs opens a file of the sysfs that shows the thread's namespace. /sys
-// shows the devices of the namespace that it was mounted in, so this mounts
-// another, which has no place in the file tree and ends with the file.
+// openSysfs opens a file of a sysfs that shows the thread's namespace. /sys shows the devices of the
+// namespace that it was mounted in, so this mounts another one, detached, which ends with the file.
 func openSysfs(path string, flags int) (*os.File, error) {
 	fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/bpf"
 )
 
-// probe tries what a lab needs in a namespace without a name, which goes when
-// it is done. The error says what is missing and what to do.
+// probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
+// missing and what to do.
 func probe(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
@@ -22,10 +22,10 @@ func probe(c Config) error {
 	return onThread(func() error {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if errors.Is(err, unix.EPERM) {
-			return errors.New("making network namespaces is not permitted: run as root (in a container: privileged)")
+			return errors.New("no permission to create network namespaces: run as root (in a container: privileged)")
 		}
 		if err != nil {
-			return fmt.Errorf("make a network namespace: %w; this kernel needs CONFIG_NET_NS", err)
+			return fmt.Errorf("create a network namespace: %w; the kernel needs CONFIG_NET_NS", err)
 		}
 		ns, err := openHere("of the probe")
 		if err != nil {

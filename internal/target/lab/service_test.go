@@ -570,14 +570,14 @@ func TestServicesRefused(t *testing.T) {
 				t.Setenv("PATH", t.TempDir())
 				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
-			"need iptables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+			"need iptables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no ip6tables": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
 				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{udp6}}
 			},
-			"need ip6tables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+			"need ip6tables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no nft": {
 			func(t *testing.T, c *Config) {
@@ -595,7 +595,7 @@ func TestServicesRefused(t *testing.T) {
 				t.Setenv("PATH", dir)
 				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
-			"does not take kube-proxy's rules: nft: exit status 3: no such thing",
+			"does not accept kube-proxy's rules: nft: exit status 3: no such thing",
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
