@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -752,8 +753,8 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 	for _, w := range workloads {
 		names = append(names, w.Name)
 	}
-	for name, tool := range tools {
-		at := join(path, name)
+	for _, name := range slices.Sorted(maps.Keys(tools)) {
+		at, tool := join(path, name), tools[name]
 		i := slices.Index(names, name)
 		if i < 0 {
 			if len(names) > 0 && !r.malformedNear("spec.workloads") {
