@@ -76,17 +76,19 @@ func Rules(files map[string][]byte) (map[string]Rule, error) {
 		if _, err := r.read(files[name], nil); err != nil {
 			return nil, fmt.Errorf("learn the rules of experiment files: %w", err)
 		}
-		for path, field := range r.learned.fields {
+		for _, path := range slices.Sorted(maps.Keys(r.learned.fields)) {
+			field := r.learned.fields[path]
 			p := place{*r.rule(path), r.has(path)}
 			p.OneOf = nil // that is of its type
 			places[field] = append(places[field], p)
 		}
-		for path := range r.nodes {
+		for _, path := range slices.Sorted(maps.Keys(r.nodes)) {
 			if list, ok := r.learned.fields[parent(path)]; ok && strings.HasSuffix(path, "]") {
 				places[list+"[]"] = append(places[list+"[]"], place{*r.rule(path), true})
 			}
 		}
-		for path, name := range r.learned.types {
+		for _, path := range slices.Sorted(maps.Keys(r.learned.types)) {
+			name := r.learned.types[path]
 			places[name] = append(places[name], place{Rule{OneOf: r.rule(path).OneOf}, true})
 		}
 	}
