@@ -10,14 +10,11 @@
  * which loses relevant notifications. With the filter an address costs no more than this
  * program, which runs while the kernel receives the pod's frame.
  */
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
 #include <linux/neighbour.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
-#include <bpf/bpf_helpers.h>
 
-#define AF_BRIDGE 7 /* include/linux/socket.h */
+#include "lib/net.h"
 
 /* How many bytes of a message pass: all of them, or none. */
 #define ALL -1

@@ -21,35 +21,7 @@
  * and those that a router must not forward. No program reads headers above IP, so
  * fragments and ICMP errors take the same path as the flow that they belong to.
  */
-#include <linux/bpf.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-/* TCX_NEXT, formerly TC_ACT_UNSPEC: run the next program. */
-#define NEXT -1
-#define DROP 2 /* TC_ACT_SHOT */
-
-#define PACKET_HOST 0 /* include/uapi/linux/if_packet.h */
-#define AF_INET 2
-#define AF_INET6 10
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86dd
-#define ETH_HLEN 14
-
-struct ipv4 {
-	__u8 version_words, tos;
-	__be16 length, id, fragment;
-	__u8 ttl, protocol;
-	__u16 check;
-	__be32 from, to;
-};
-
-struct ipv6 {
-	__be32 flow;
-	__be16 length;
-	__u8 next, hops;
-	__be32 from[4], to[4];
-};
+#include "lib/net.h"
 
 /* An IPv6 address, or an IPv4-mapped one (RFC 4291, section 2.5.5.2). */
 struct address {
@@ -117,37 +89,38 @@ static __always_inline void *header(struct __sk_buff *skb, __u32 size)
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct ipv4 *ip = header(skb, sizeof(*ip));
+		struct iphdr *ip = header(skb, sizeof(*ip));
 		__u8 net;
 
-		if (!ip || ip->version_words >> 4 != 4)
+		if (!ip || ip->version != 4)
 			return 0;
 		p->version = 4;
 		p->hops = ip->ttl;
 		p->flow = ip->tos;
-		p->from = (struct address){{0, 0, bpf_htonl(0xffff), ip->from}};
-		p->to = (struct address){{0, 0, bpf_htonl(0xffff), ip->to}};
+		p->from = (struct address){{0, 0, bpf_htonl(0xffff), ip->saddr}};
+		p->to = (struct address){{0, 0, bpf_htonl(0xffff), ip->daddr}};
 		/* IP options, a length beyond the packet, a source that is no host address. */
-		net = bpf_ntohl(ip->from) >> 24;
-		p->kernels = ip->version_words != 0x45 || bpf_ntohs(ip->length) > skb->len - ETH_HLEN ||
+		net = bpf_ntohl(ip->saddr) >> 24;
+		p->kernels = *(__u8 *)ip != IHL_VERSION || bpf_ntohs(ip->tot_len) > skb->len - ETH_HLEN ||
 			     net == 0 || net == 127 || net >= 224;
 		return 1;
 	}
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6 *ip = header(skb, sizeof(*ip));
+		struct ipv6hdr *ip = header(skb, sizeof(*ip));
+		__be32 *flow = (void *)ip; /* version, traffic class and flow label */
 		__u32 net;
 
-		if (!ip || (bpf_ntohl(ip->flow) >> 28) != 6)
+		if (!ip || bpf_ntohl(*flow) >> 28 != 6)
 			return 0;
 		p->version = 6;
-		p->hops = ip->hops;
-		p->flow = ip->flow & bpf_htonl(0x0fffffff);
-		__builtin_memcpy(&p->from, ip->from, sizeof(p->from));
-		__builtin_memcpy(&p->to, ip->to, sizeof(p->to));
+		p->hops = ip->hop_limit;
+		p->flow = *flow & bpf_htonl(0x0fffffff);
+		__builtin_memcpy(&p->from, &ip->saddr, sizeof(p->from));
+		__builtin_memcpy(&p->to, &ip->daddr, sizeof(p->to));
 		/* Hop-by-hop options, a wrong length, and sources that a router must not
 		 * forward: link-local, multicast and unspecified addresses. */
-		net = bpf_ntohl(ip->from[0]);
-		p->kernels = ip->next == 0 || bpf_ntohs(ip->length) > skb->len - ETH_HLEN - sizeof(*ip) ||
+		net = bpf_ntohl(ip->saddr.s6_addr32[0]);
+		p->kernels = ip->nexthdr == IPPROTO_HOPOPTS || bpf_ntohs(ip->payload_len) > skb->len - ETH_HLEN - sizeof(*ip) ||
 			     (net & 0xffc00000) == 0xfe800000 || net >> 24 == 0xff || net == 0;
 		return 1;
 	}
@@ -160,11 +133,11 @@ static __always_inline int hop(struct __sk_buff *skb, const struct packet *p)
 	__u8 hops = p->hops - 1;
 
 	if (p->version == 6)
-		return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6, hops), &hops, 1, BPF_F_RECOMPUTE_CSUM);
+		return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6hdr, hop_limit), &hops, 1, BPF_F_RECOMPUTE_CSUM);
 	/* The header still sums up to the same, so skb->csum stays valid. */
-	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct ipv4, check), p->hops, hops, 2))
+	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, check), p->hops, hops, 2))
 		return -1;
-	return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv4, ttl), &hops, 1, 0);
+	return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, ttl), &hops, 1, 0);
 }
 
 /* deliver redirects the packet into a pod of this node. */
