@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * A fast path for unmodified VXLAN overlays: packets of established connections go from the

@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Drops the packets by which the agent resynchronises conntrack (internal/accel/fastpath/conntrack.go),

@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Socket-level load balancing of Services, modelled on Cilium's (bpf/bpf_sock.c

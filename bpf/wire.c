@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Makes a veth treat the flow hash of a packet as a wire does.

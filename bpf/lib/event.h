@@ -4,7 +4,6 @@
 
 #include "flow.h"
 
-/* EventKind in Go has the same order. */
 enum event_kind {
 	EVENT_ATTACH,  /* attach programs to the link of its pod: the connection is eligible */
 	EVENT_LIBERAL, /* make its conntrack entry liberal */
@@ -18,7 +17,8 @@ struct event {
 	struct key key;
 	/* IPv6 only: the addresses of a known flow. */
 	word pod6[2], peer6[2];
-	__u32 kind, zero;
+	enum event_kind kind;
+	__u32 zero;
 };
 
 struct {
@@ -26,7 +26,10 @@ struct {
 	__uint(max_entries, 1 << 16);
 } events SEC(".maps");
 
-static __always_inline void emit(const struct key *k, const struct flow *f, __u32 kind)
+/* So that BTF has the type. */
+const struct event *event_type __attribute__((unused));
+
+static __always_inline void emit(const struct key *k, const struct flow *f, enum event_kind kind)
 {
 	struct event event = {.key = *k, .kind = kind};
 

@@ -32,3 +32,6 @@ enum reason {
 	REASON_FORGED,          /* dropped: a FIN or RST that conntrack would call invalid */
 	REASONS,
 };
+
+/* So that BTF has the type: it has those of maps, variables and programs only. */
+const enum reason *reason_type __attribute__((unused));

@@ -20,7 +20,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/record"
 )
 
@@ -48,7 +47,7 @@ type Collector struct {
 	stat, softirqs, softnet *source
 	limits                  Limits
 	boot                    string
-	exact                   *bpf.Softirq // nil where softirqs cannot be traced, for reason:
+	exact                   *softirqTimes // nil where softirqs cannot be traced, for reason:
 	reason                  error
 }
 
@@ -56,7 +55,7 @@ type Collector struct {
 type Snapshot struct {
 	at        int64 // CLOCK_MONOTONIC in ns
 	cpus      []cpu // by number
-	exact     []bpf.SoftirqCPU
+	exact     []softirqCPU
 	throttled []throttled // an entry for each of Collector.limits
 	devices   []record.Device
 }
@@ -64,10 +63,10 @@ type Snapshot struct {
 // New opens the counters. Softirqs are timed by eBPF where the kernel and the
 // privileges allow it, until Close; else Host says that they were not, and why.
 func New(o Options) (*Collector, error) {
-	return newCollector(o, bpf.OpenSoftirq)
+	return newCollector(o, openSoftirqTimes)
 }
 
-func newCollector(o Options, openSoftirq func() (*bpf.Softirq, error)) (c *Collector, err error) {
+func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Collector, err error) {
 	o = o.withDefaults()
 	c = new(Collector)
 	defer func() {

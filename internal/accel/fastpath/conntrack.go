@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // Conntrack does not see most packets of an accelerated connection. But once the connection is
@@ -63,7 +63,7 @@ type tracked struct {
 
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
-func lookUp(f bpf.Flow) (*tracked, error) {
+func lookUp(f datapath.Flow) (*tracked, error) {
 	answers, err := request(ctGet, f)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
@@ -83,7 +83,7 @@ func lookUp(f bpf.Flow) (*tracked, error) {
 
 // change sets attributes of a conntrack entry. It is no error if the entry is gone: the connection
 // has ended meanwhile.
-func change(f bpf.Flow, to ...*nl.RtAttr) error {
+func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
 	}
@@ -91,15 +91,15 @@ func change(f bpf.Flow, to ...*nl.RtAttr) error {
 }
 
 // liberal stops conntrack from checking the window of a connection.
-func liberal(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
+func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
 
 // acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
-func acked(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
+func acked(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
 
 // reopen moves a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it
 // out of that state, because a liberal conntrack does not check sequence numbers, and then the
 // entry would soon time out.
-func reopen(f bpf.Flow, idle time.Duration) error {
+func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
 		return err
@@ -123,7 +123,7 @@ func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 
 // unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,
 // which the resynchronised entry does not show.
-func unacknowledged(f bpf.Flow, idle time.Duration) error {
+func unacknowledged(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil {
 		return err
@@ -136,7 +136,7 @@ func unacknowledged(f bpf.Flow, idle time.Duration) error {
 }
 
 // reset moves a connection to CLOSE, with the timeout of that state: its RST took the fast path.
-func reset(f bpf.Flow) error {
+func reset(f datapath.Flow) error {
 	timeout, err := timeoutOf("close", 0)
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func reset(f bpf.Flow) error {
 
 // abandon leaves the entry of a connection liberal for good, because conntrack will never know its
 // sequence numbers.
-func abandon(f bpf.Flow) error {
+func abandon(f datapath.Flow) error {
 	return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
 }
 
@@ -174,7 +174,7 @@ func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
 
 // request sends a ctnetlink request about a connection, which conntrack finds by the tuple of what
 // the pod sends.
-func request(kind int, f bpf.Flow, more ...*nl.RtAttr) ([][]byte, error) {
+func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
 	family := uint8(unix.AF_INET)
 	source, destination := ctaIPv4Src, ctaIPv4Dst
@@ -283,7 +283,7 @@ func each(b []byte, read func(kind uint16, b []byte) error) error {
 
 // resyncer resynchronises conntrack in the network namespace of the thread that created it.
 type resyncer struct {
-	drop *bpf.ResyncFilter
+	drop *datapath.ResyncFilter
 	// four and six are raw sockets of IPv4 and IPv6; six is -1 if the kernel has no IPv6.
 	four, six int
 }
@@ -296,7 +296,7 @@ func newResyncer() (r *resyncer, err error) {
 			r = nil
 		}
 	}()
-	if r.drop, err = bpf.DropResync(); err != nil {
+	if r.drop, err = datapath.DropResync(); err != nil {
 		return r, err
 	}
 	open := func(family int) (int, error) {
@@ -337,7 +337,7 @@ func (r *resyncer) close() error {
 // stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
 // connection's last packet. It is no error if the connection has ended; if it returns errMissed, it
 // has not changed the entry.
-func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accelerated bool) error {
+func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
 		return err
@@ -388,7 +388,7 @@ func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accele
 }
 
 // openWindow returns the right edge of a window of a side that is open, whatever its scale.
-func openWindow(own, other bpf.Side) uint32 {
+func openWindow(own, other datapath.Side) uint32 {
 	return other.Expects + max(own.Edge-other.Expects, 1<<14)
 }
 
@@ -447,7 +447,7 @@ func (a *resyncs) close() error {
 	return r.close()
 }
 
-// forgedFilter attaches drop_forged (bpf.Fastpath.DropForged): a forged FIN or RST would make conntrack
+// forgedFilter attaches drop_forged (datapath.Programs.DropForged): a forged FIN or RST would make conntrack
 // delete the entry of a connection that it is liberal with.
 type forgedFilter struct {
 	mu           sync.Mutex
@@ -456,7 +456,7 @@ type forgedFilter struct {
 }
 
 // start attaches the program in the calling thread's network namespace, unless it is attached.
-func (g *forgedFilter) start(programs *bpf.Fastpath) (err error) {
+func (g *forgedFilter) start(programs *datapath.Programs) (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.used = true
@@ -515,8 +515,8 @@ const (
 )
 
 // handshake sends a handshake that leaves conntrack with the given sequence numbers and windows.
-func (r *resyncer) handshake(t *tracked, original, reply bpf.Side) error {
-	window := func(own, other bpf.Side, scale uint8) uint16 {
+func (r *resyncer) handshake(t *tracked, original, reply datapath.Side) error {
+	window := func(own, other datapath.Side, scale uint8) uint16 {
 		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
 	}
 	from, back := window(original, reply, t.scale[0]), window(reply, original, t.scale[1])

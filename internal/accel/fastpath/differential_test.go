@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 var packets = flag.Int("packets", 16_000, "how many packets TestDifferential makes")

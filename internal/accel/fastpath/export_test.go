@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"time"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // IdleAfter sets after how many lease renewals without a connection a fast path goes idle, and
@@ -49,13 +49,13 @@ func (f *Fastpath) GoIdle() {
 }
 
 // SequenceNumbers returns the sequence numbers of a TCP flow.
-func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
+func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error) {
 	n, _, err := f.sequence(flow)
 	return n, err
 }
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
-func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
+func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
 	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 

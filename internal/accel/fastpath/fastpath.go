@@ -36,7 +36,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // LeaseTime is how long the programs forward packets after the last renewal of the lease.
@@ -71,7 +71,7 @@ type Hook struct {
 // Fastpath is the fast path of one node, from Start to Close.
 type Fastpath struct {
 	log      *slog.Logger
-	programs *bpf.Fastpath
+	programs *datapath.Programs
 	ns       netns.NsHandle
 	links    *netlink.Handle
 	changes  *invalidator
@@ -129,7 +129,7 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 			f = nil
 		}
 	}()
-	if f.programs, err = bpf.LoadFastpath(); err != nil {
+	if f.programs, err = datapath.Load(); err != nil {
 		return f, err
 	}
 	if f.ours, err = idsOf(f.programHooks()); err != nil {
@@ -254,7 +254,7 @@ const releaseTimeout = 2 * time.Second
 // with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
 // are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
 // unacknowledged data: its peer may be gone.
-func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
+func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
@@ -263,7 +263,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 		return false, err
 	}
 	known := n
-	if idle && n != (bpf.Sequence{}) {
+	if idle && n != (datapath.Sequence{}) {
 		// Resynchronise to the acknowledged numbers, so that conntrack takes a retransmission for new data.
 		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
 	} else if !n.Acknowledged() {
@@ -292,7 +292,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 
 // sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
 // time at which they were read.
-func (f *Fastpath) sequence(flow bpf.Flow) (n bpf.Sequence, now time.Duration, err error) {
+func (f *Fastpath) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Duration, err error) {
 	if now, err = monotonic(); err == nil {
 		n, err = f.programs.Sequence(flow, now)
 	}
@@ -301,7 +301,7 @@ func (f *Fastpath) sequence(flow bpf.Flow) (n bpf.Sequence, now time.Duration, e
 
 // resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
 // otherwise leaves its entry liberal for good.
-func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, accelerated bool) error {
+func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, accelerated bool) error {
 	now, err := monotonic()
 	if err != nil {
 		return err
@@ -316,7 +316,7 @@ func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, accelerated bo
 	return err
 }
 
-// Counts returns the number of packets by reason: see bpf.Fastpath.Counts.
+// Counts returns the number of packets by reason: see datapath.Programs.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
 // Connections counts the known connections, and those of them that are accelerated now.
@@ -437,7 +437,7 @@ func (f *Fastpath) run(started chan<- error) error {
 	started <- nil
 	ticker := time.NewTicker(detectEvery)
 	defer ticker.Stop()
-	unvalidated := make(map[bpf.Flow]time.Duration)
+	unvalidated := make(map[datapath.Flow]time.Duration)
 	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
 	for n := 0; ; {
@@ -527,7 +527,7 @@ func (f *Fastpath) attach(link int) {
 // and keeps the pods of all others active. The next packet of a deleted connection creates its
 // flow again. A flow that was never validated has no time stamp, so unvalidated holds when forget
 // first found it.
-func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
+func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
@@ -565,7 +565,7 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
 			} else if n, _, err := f.sequence(flow); err != nil {
 				return err
-			} else if !done && n != (bpf.Sequence{}) && !crowded {
+			} else if !done && n != (datapath.Sequence{}) && !crowded {
 				f.attach(activity.Link) // conntrack is still liberal with it, so drop_forged needs its sequence numbers
 				continue
 			}
@@ -594,9 +594,9 @@ func (f *Fastpath) ensureDropForged() {
 }
 
 // reopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
-func (f *Fastpath) reopen(flow bpf.Flow) error {
+func (f *Fastpath) reopen(flow datapath.Flow) error {
 	n, now, err := f.sequence(flow)
-	if err != nil || n == (bpf.Sequence{}) {
+	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
 	return reopen(flow, now-n.Last)
@@ -619,28 +619,28 @@ func (f *Fastpath) handleEvents() error {
 }
 
 // handle handles an event: an attach request for a pod, or an update of a conntrack entry.
-func (f *Fastpath) handle(event bpf.Event) error {
+func (f *Fastpath) handle(event datapath.Event) error {
 	flow := event.Flow
 	switch {
-	case event.Kind == bpf.EventAttach:
+	case event.Kind == datapath.EventAttach:
 		link, anew := f.pods.linkOf(event.Pod)
 		if anew {
 			poke(f.rescan)
 		}
 		f.attach(link)
 		return nil
-	case event.Kind == bpf.EventLiberal:
+	case event.Kind == datapath.EventLiberal:
 		f.ensureDropForged()
 		return liberal(flow)
-	case event.Kind == bpf.EventReopen:
+	case event.Kind == datapath.EventReopen:
 		return f.reopen(flow)
-	case event.Kind == bpf.EventAcked:
+	case event.Kind == datapath.EventAcked:
 		return acked(flow)
-	case event.Kind == bpf.EventReset:
+	case event.Kind == datapath.EventReset:
 		return reset(flow)
 	}
 	n, _, err := f.sequence(flow)
-	if err != nil || n == (bpf.Sequence{}) {
+	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
 	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errMissed) {
@@ -941,10 +941,10 @@ func (f *Fastpath) setWatched(n node, watched []int) error {
 	for address, link := range n.behind {
 		addresses[link] = append(addresses[link], address)
 	}
-	var all []bpf.Pod
+	var all []datapath.Pod
 	for _, link := range watched {
 		if f.attached[attachment{link, "observe_pod"}] != nil {
-			all = append(all, bpf.Pod{Link: link, Addresses: addresses[link]})
+			all = append(all, datapath.Pod{Link: link, Addresses: addresses[link]})
 		}
 	}
 	return f.programs.SetWatched(all)

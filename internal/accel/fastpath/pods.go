@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // pods tracks the links of active pods, which have programs. Others have none, because every packet
@@ -18,7 +18,7 @@ import (
 type pods struct {
 	mu sync.Mutex
 	// behind is the link of each known address.
-	behind map[bpf.PodKey]int
+	behind map[datapath.PodKey]int
 	// requested are addresses with attach requests whose links were unknown: the next scan looks up
 	// their routes.
 	requested map[netip.Addr]bool
@@ -48,7 +48,7 @@ func (p *pods) use(link int) (anew bool) {
 
 // linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
 // then a scan must look up its route.
-func (p *pods) linkOf(pod bpf.PodKey) (link int, anew bool) {
+func (p *pods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	link = p.behind[pod]
@@ -67,7 +67,7 @@ func (p *pods) linkOf(pod bpf.PodKey) (link int, anew bool) {
 func (p *pods) evictRequest() {
 	var some netip.Addr
 	for some = range p.requested { // in no order
-		if p.behind[bpf.PodKeyOf(some)] == 0 {
+		if p.behind[datapath.PodKeyOf(some)] == 0 {
 			break
 		}
 	}
@@ -86,7 +86,7 @@ func (p *pods) wanted() []netip.Addr {
 func (p *pods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[bpf.PodKeyOf(a)]].IsZero() })
+	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[datapath.PodKeyOf(a)]].IsZero() })
 }
 
 // anyIdle reports whether a pod with programs is idle.
@@ -106,9 +106,9 @@ func (p *pods) anyIdle() bool {
 func (p *pods) follow(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.behind = make(map[bpf.PodKey]int)
+	p.behind = make(map[datapath.PodKey]int)
 	for address, link := range n.behind {
-		p.behind[bpf.PodKeyOf(address)] = link
+		p.behind[datapath.PodKeyOf(address)] = link
 	}
 	for link, at := range p.used {
 		switch {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // TestPods checks that a pod's link is watched while the pod has connections, keeps its programs
@@ -67,7 +67,7 @@ func TestAttachRequests(t *testing.T) {
 	p := pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
-		if gotLink, gotAnew := p.linkOf(bpf.PodKeyOf(a)); gotLink != link || gotAnew != anew {
+		if gotLink, gotAnew := p.linkOf(datapath.PodKeyOf(a)); gotLink != link || gotAnew != anew {
 			t.Errorf("%s: link %d, new %t, want %d, %t", what, gotLink, gotAnew, link, anew)
 		}
 	}

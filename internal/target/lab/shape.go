@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // Shapes of the pods' network, beside the API's two of VXLAN.
@@ -65,7 +65,7 @@ type host struct {
 	*namespace
 	node
 	// programs carry the pods' packets, where eBPF does.
-	programs *bpf.Pods
+	programs *programs.HostRouting
 	// tunnelled has them carry those to other nodes by the VXLAN device.
 	tunnelled bool
 }
