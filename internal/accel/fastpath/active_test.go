@@ -16,11 +16,11 @@ import (
 func TestPods(t *testing.T) {
 	const pod, other = 3, 4
 	idle := time.Duration(idleAfter) * leaseRenewal
-	p := pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
+	p := activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
 	n := node{veths: []int{other, pod}}
 	want := func(what string, all, watched []int) {
 		t.Helper()
-		gotAll, gotWatched := p.follow(n)
+		gotAll, gotWatched := p.update(n)
 		if !slices.Equal(gotAll, all) || !slices.Equal(gotWatched, watched) {
 			t.Errorf("%s: links %v have programs, %v are watched, want %v and %v", what, gotAll, gotWatched, all, watched)
 		}
@@ -64,7 +64,7 @@ func TestPods(t *testing.T) {
 // it was forgotten. Other requests replace it; those for pods are kept as long as there is room.
 func TestAttachRequests(t *testing.T) {
 	const pod = 3
-	p := pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
+	p := activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
 		if gotLink, gotAnew := p.linkOf(datapath.PodKeyOf(a)); gotLink != link || gotAnew != anew {
@@ -80,7 +80,7 @@ func TestAttachRequests(t *testing.T) {
 	if got := p.wanted(); len(got) != 2 {
 		t.Errorf("requested are %v", got)
 	}
-	p.follow(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod, six: pod}})
+	p.update(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod, six: pod}})
 	want("a route to the pod", here, pod, false)
 	want("IPv6 neighbour", six, pod, false)
 	p.use(pod)

@@ -12,10 +12,10 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// pods tracks the links of active pods, which have programs. Others have none, because every packet
+// activePods tracks the links of active pods, which have programs. Others have none, because every packet
 // of a short connection would pay for them. Its lock is separate, so that attach requests do not
 // wait while programs are being attached.
-type pods struct {
+type activePods struct {
 	mu sync.Mutex
 	// behind is the link of each known address.
 	behind map[datapath.PodKey]int
@@ -38,7 +38,7 @@ const requestedMax = 256
 func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
 
 // use records that a pod has an eligible connection, and returns whether the pod was idle.
-func (p *pods) use(link int) (anew bool) {
+func (p *activePods) use(link int) (anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	anew = isIdle(p.used[link])
@@ -48,7 +48,7 @@ func (p *pods) use(link int) (anew bool) {
 
 // linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
 // then a scan must look up its route.
-func (p *pods) linkOf(pod datapath.PodKey) (link int, anew bool) {
+func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	link = p.behind[pod]
@@ -64,7 +64,7 @@ func (p *pods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 }
 
 // evictRequest forgets one requested address, preferably one without a link.
-func (p *pods) evictRequest() {
+func (p *activePods) evictRequest() {
 	var some netip.Addr
 	for some = range p.requested { // in no order
 		if p.behind[datapath.PodKeyOf(some)] == 0 {
@@ -75,7 +75,7 @@ func (p *pods) evictRequest() {
 }
 
 // wanted returns the requested addresses.
-func (p *pods) wanted() []netip.Addr {
+func (p *activePods) wanted() []netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Collect(maps.Keys(p.requested))
@@ -83,14 +83,14 @@ func (p *pods) wanted() []netip.Addr {
 
 // forgetRequests forgets requested addresses that lead to no active pod, so that they can be requested
 // again.
-func (p *pods) forgetRequests() {
+func (p *activePods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[datapath.PodKeyOf(a)]].IsZero() })
 }
 
 // anyIdle reports whether a pod with programs is idle.
-func (p *pods) anyIdle() bool {
+func (p *activePods) anyIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, at := range p.used {
@@ -101,9 +101,9 @@ func (p *pods) anyIdle() bool {
 	return false
 }
 
-// follow takes over a new scan. It returns the links that need programs, and those of them whose
+// update takes over a new scan. It returns the links that need programs, and those of them whose
 // pods are active, for which the programs create flows.
-func (p *pods) follow(n node) (all, watched []int) {
+func (p *activePods) update(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.behind = make(map[datapath.PodKey]int)
