@@ -68,7 +68,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # Packages whose tests make network namespaces, or count on a machine of their own, run one after
 # another; all others run before, at once.
 NETWORK := ./internal/accel/fastpath/... ./internal/agent ./internal/collect ./internal/target/lab/... \
-	./internal/traffic/... ./internal/worker ./test ./test/cluster
+	./internal/testenv ./internal/traffic/... ./internal/worker ./test ./test/cluster
 GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test
