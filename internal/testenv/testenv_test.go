@@ -43,7 +43,7 @@ func TestEventually(t *testing.T) {
 	}
 	f := new(failing)
 	func() {
-		defer func() { recover() }()
+		defer func() { _ = recover() }()
 		Eventually(f, time.Millisecond, "the moon", func() string { return "cheese" })
 	}()
 	if !strings.Contains(f.said, "the moon") || !strings.Contains(f.said, "cheese") {
