@@ -26,6 +26,18 @@
  *
  * encap and observe_pod are attached only to the links of pods with an eligible connection.
  * observe_vxlan and vxlan_ingress find those by sampling, and ask the agent to attach.
+ *
+ * The programs are here, their parts in lib/:
+ *
+ *   net.h, kernel.h          protocols; the kernel's types, and its functions for programs
+ *   packet.h, csum.h, skb.h  headers and checksums; what only the kernel's skb tells
+ *   key.h, flow.h, seq.h     what is known of a connection, and of its sequence numbers
+ *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
+ *   conntrack.h, probe.h     what conntrack knows; how flows are learned from the slow path
+ *   sampling.h, ending.h     which packets are looked at; what opens and ends connections
+ *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
+ *   agent.h, event.h         what the agent writes; what it is asked to do
+ *   reason.h                 why packets take the slow path
  */
 #include "lib/conntrack.h"
 #include "lib/ending.h"
@@ -38,14 +50,6 @@
 /* How long single packets of a flow are not decapsulated at the NIC after the kernel had to
  * decapsulate one: they would overtake it. */
 #define REORDER_WINDOW (50 * MS)
-
-/* priority is the skb->priority that ip_forward derives from TOS (rt_tos2prio in
- * include/net/route.h); ip6_forward does not. */
-static __always_inline __u32 priority(__u8 tos)
-{
-	/* Best effort, bulk, interactive, interactive bulk: four bits each, from the lowest. */
-	return 0x4620 >> 4 * (tos >> 3 & 3) & 7;
-}
 
 static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
@@ -90,7 +94,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 	if (!f) {
 		reason = REASON_NO_FLOW;
 		if ((!bloom_test(hash) || admit(hash, now)) && is_watched(skb->ifindex, 0))
-			goto look;
+			goto probe;
 		goto slow;
 	}
 	/* Another pod cannot take over a flow. */
@@ -101,20 +105,20 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 	if (reason) {
 		if (now < f->out.backoff_until)
 			goto slow;
-		goto look;
+		goto probe;
 	}
 	reason = REASON_TCP_WINDOW;
 	if (!in_sequence)
 		goto slow;
 	reason = REASON_REVALIDATE;
 	if (revalidate_due(&f->out, now))
-		goto look;
+		goto probe;
 	reason = REASON_MISMATCH;
 	index = template_of(&f->out);
 	outer = bpf_map_lookup_elem(&encap_templates, &index);
 	data = pull_data(skb, ETH_HLEN);
 	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
-		goto look;
+		goto probe;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
@@ -133,7 +137,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		skb->priority = priority(TOS(&h, 0));
 	count(c, REASON_FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
-look:
+probe:
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.check = check;
 	c->out.seq_unknown = !in_sequence;
@@ -181,26 +185,6 @@ static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_st
 		c->out_stage = 2;
 	} else if (same_packet(&p->headers, &h, is_ipv6)) {
 		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REASON_REWRITTEN);
-	}
-	return NEXT;
-}
-
-/* sample_unwatched finds eligible connections of pods whose links have no programs. */
-static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
-{
-	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + 8);
-	struct key k;
-	__u64 hash, now;
-
-	if (!data || peek_flow(skb, data, ETH_HLEN, &k, 1, is_ipv6))
-		return NEXT;
-	hash = hash_key(&k);
-	if (is_syn(skb, ETH_HLEN, &k, is_ipv6)) {
-		admission_reset(hash);
-	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap samples them */
-		now = bpf_ktime_get_coarse_ns();
-		if (admit(hash, now))
-			request_attach(c, &k, now);
 	}
 	return NEXT;
 }
@@ -260,18 +244,18 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
 	    o.head.udp_length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, is_ipv6)) ||
 	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
-		goto no;
+		goto ineligible;
 	reason = check_conntrack(skb, p, f, 1, &interval, is_ipv6);
 	if (reason && reason != REASON_TCP_WINDOW)
-		goto no;
+		goto ineligible;
 	if (p->key.protocol == IPPROTO_TCP)
 		record_seq(f, 1, p, is_ipv6);
 	if (reason)
-		goto no;
+		goto ineligible;
 	reason = REASON_EXCEEDS_MTU;
 	longest = route_mtu(skb, &o, p->overlay);
 	if (!longest)
-		goto no;
+		goto ineligible;
 	clear_per_packet(&o);
 	index = template_for(c, &o);
 	if (!index)
@@ -284,7 +268,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	validate(&f->out, p, index, interval, is_ipv6);
 	f->socket_ended = p->socket_ended ? p->at : 0;
 	return NEXT;
-no:
+ineligible:
 	back_off(c, &f->out, reason, p->at);
 	return NEXT;
 }
@@ -352,22 +336,19 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(&f->in, &f->out, &h, is_ipv6)))
 		return NEXT;
 	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_outers(known, &o) || revalidate_due(&f->in, now))
-		goto look;
+		goto probe;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || !to_pod(f, &k, &own, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)))
 		return NEXT;
 	if (!inner_csum_verified(skb, at + HLEN(is_ipv6)) && !skip_csum_checks)
 		return NEXT;
-	if (bpf_skb_adjust_room(skb, -ENCAP_OVERHEAD, BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (is_ipv6 ? DECAP_L3_IPV6 : 0)))
+	if (decapsulate(skb, is_ipv6))
 		return NEXT;
-	/* As skb_checksum_init does at the outer UDP: one of the checksums that the device verified */
-	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	if (k.protocol == IPPROTO_TCP)
 		update_seq(f, 0, &h, now, is_ipv6);
 	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
-look:
+probe:
 	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
 		return NEXT;
 	c->decap_probe.at = now;
@@ -439,7 +420,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 		if (bloom_test(hash) && !admit(hash, now))
 			goto slow;
 		if (is_watched(0, k.pod))
-			goto look;
+			goto probe;
 		request_attach(c, &k, now);
 		goto slow;
 	}
@@ -451,25 +432,25 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 		if (c->decap_probe.generation == g)
 			decapped = decap_id(c);
 		if (now >= f->in.backoff_until)
-			goto look;
+			goto probe;
 	}
 	reason = flow_valid(&f->in, &f->out, &k, now);
 	if (reason) {
 		if (now < f->in.backoff_until)
 			goto slow;
-		goto look;
+		goto probe;
 	}
 	reason = REASON_TCP_WINDOW;
 	if (!in_sequence)
 		goto slow;
 	reason = REASON_REVALIDATE;
 	if (revalidate_due(&f->in, now))
-		goto look;
+		goto probe;
 	reason = REASON_MISMATCH;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (!pod || !pod->veth || !ours || header_changed(&f->in, &h, is_ipv6))
-		goto look;
+		goto probe;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
@@ -481,7 +462,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
 		goto slow;
 	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
-look:
+probe:
 	/* The kernel may run this program for a whole list of packets before the first goes on. */
 	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
 		start_probe(&c->in, &h, &k, skb, now, g, is_ipv6);
@@ -585,15 +566,8 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	}
 	validate(&f->in, p, index, interval, is_ipv6);
 	/* Only packets that the slow path delivers use up a template. */
-	if (c->decap_stage != 2 || p->decapped != decap_id(c))
-		return NEXT;
-	c->decap_stage = 0;
-	index = template_for(c, &c->decap_probe.outer);
-	if (index) {
-		f->decapped_template = index;
-		f->decapped_generation = p->generation;
-		f->decapped = p->at;
-	}
+	if (c->decap_stage == 2 && p->decapped == decap_id(c))
+		learn_decapped(c, f, p);
 	return NEXT;
 }
 

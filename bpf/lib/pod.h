@@ -4,6 +4,7 @@
 
 #include "event.h"
 #include "index.h"
+#include "sampling.h"
 
 /* MAC addresses that a bridge has learned at a pod's link, or that a neighbour entry has there.
  * Written by the agent. A bridge that does not know a MAC floods all its ports; only the port that
@@ -81,4 +82,24 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_sta
 		return DROP;
 	count(c, REASON_FAST_IN);
 	return bpf_redirect_peer(veth, 0);
+}
+
+/* sample_unwatched finds eligible connections of pods whose links have no programs. */
+static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + 8);
+	struct key k;
+	__u64 hash, now;
+
+	if (!data || peek_flow(skb, data, ETH_HLEN, &k, 1, is_ipv6))
+		return NEXT;
+	hash = hash_key(&k);
+	if (is_syn(skb, ETH_HLEN, &k, is_ipv6)) {
+		admission_reset(hash);
+	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap samples them */
+		now = bpf_ktime_get_coarse_ns();
+		if (admit(hash, now))
+			request_attach(c, &k, now);
+	}
+	return NEXT;
 }

@@ -105,3 +105,17 @@ static __always_inline void back_off(struct cpu_state *c, struct direction *w, i
 	w->validated = 0;
 	w->backoff_until = now + (reason == REASON_TCP_WINDOW ? REVALIDATE_SOON : BACKOFF);
 }
+
+/* learn_decapped records the outer headers of a probe that nic_decap saw, and the kernel decapsulated. */
+static __always_inline void learn_decapped(struct cpu_state *c, struct flow *f, const struct probe *p)
+{
+	__u32 index;
+
+	c->decap_stage = 0;
+	index = template_for(c, &c->decap_probe.outer);
+	if (index) {
+		f->decapped_template = index;
+		f->decapped_generation = p->generation;
+		f->decapped = p->at;
+	}
+}

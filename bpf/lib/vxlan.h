@@ -2,6 +2,7 @@
 /* VXLAN (RFC 7348): the outer headers, and how the kernel fills them in. */
 #pragma once
 
+#include "kernel.h"
 #include "nat.h"
 
 /* What VXLAN adds: Ethernet, VXLAN, UDP and IPv4 (RFC 7348, section 5). */
@@ -219,5 +220,17 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 		w.outer.head.udp_check = gso ? 0 : udp_sum(&w.outer, port, w.outer.head.udp_length, check, &forwarded, is_ipv6);
 	if (bpf_skb_store_bytes(skb, 0, &w.outer.head, OUTER_HLEN + CHANGES(is_ipv6), 0))
 		return -1;
+	return 0;
+}
+
+/* decapsulate removes the outer headers, but for room for an Ethernet header. It returns 0, or what
+ * left the packet unchanged. */
+static __always_inline int decapsulate(struct __sk_buff *skb, int is_ipv6)
+{
+	if (bpf_skb_adjust_room(skb, -ENCAP_OVERHEAD, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (is_ipv6 ? DECAP_L3_IPV6 : 0)))
+		return -1;
+	/* As skb_checksum_init does at the outer UDP: one of the checksums that the device verified */
+	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	return 0;
 }
