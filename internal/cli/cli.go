@@ -26,9 +26,9 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitUnclear are the gate's: it is slower, it cannot tell.
-	exitSlower  = 3
-	exitUnclear = 4
+	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive.
+	exitSlower       = 3
+	exitInconclusive = 4
 )
 
 // Process is what the command line has of its process.
@@ -99,7 +99,7 @@ var groups = []*cobra.Group{
 
 // groupOf every verb that people use.
 var groupOf = map[string]string{
-	"run": "measure", "report": "measure", "compare": "measure", "cleanup": "measure",
+	"run": "measure", "report": "measure", "compare": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
 	"version": "other", "completion": "other", "help": "other",
@@ -111,6 +111,14 @@ func plugin(program string) string {
 		return "kubectl slipstream"
 	}
 	return ""
+}
+
+// Command is the tree of all commands, for their reference.
+func Command() *cobra.Command {
+	root := rootCommand(Process{Args: []string{"slipstream"}})
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
 }
 
 func rootCommand(p Process) *cobra.Command {
@@ -143,7 +151,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), cleanupCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(versionCommand(p))
 	cobra.EnableCommandSorting = false // the order of groups is that of use

@@ -138,16 +138,16 @@ func doubts(p stats.Proof) (code int, why string) {
 	case len(p.Slower) > 0:
 		return exitSlower, fmt.Sprintf("%s is slower than %s: %s", p.Variant, p.Baseline, says(p.Slower))
 	case len(p.All) == 0:
-		return exitUnclear, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
+		return exitInconclusive, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
 	case len(p.Faster) == 0:
 		best := p.Best()
-		return exitUnclear, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
+		return exitInconclusive, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
 			p.Variant, p.Baseline, report.Says(best), verdictWords[best.Versus.Verdict])
 	}
 	return exitGood, ""
 }
 
-var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within the margin", stats.Inconclusive: "not clear"}
+var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within the margin", stats.Inconclusive: "inconclusive"}
 
 func says(rows []*stats.Row) string {
 	var all []string

@@ -85,6 +85,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			e := w.connectBy(tt.front).back()
 			e.noKeepalive(t)
@@ -326,6 +327,7 @@ func TestForgedFINAndRST(t *testing.T) {
 		{"FIN and RST", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			e.noKeepalive(t)
 			tt.talk(w, e)
@@ -374,6 +376,7 @@ func TestForgedPackets(t *testing.T) {
 		{"no flags", 0, 0.95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			// Attach all programs to the other pod's veth too.
 			w.accelerate(w.connectFrom(1, 1, direct).back())
@@ -410,6 +413,7 @@ func TestRouteMTU(t *testing.T) {
 		{"learnt", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			w.start()
 			near := w.datagrams()

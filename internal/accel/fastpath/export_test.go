@@ -10,12 +10,8 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// IdleAfter sets after how many lease renewals without a connection a fast path goes idle, and
-// returns the previous value.
-func IdleAfter(renewals int) (before int) {
-	before, idleAfter = idleAfter, renewals
-	return before
-}
+// IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
+func IdleAfter(renewals int) { idleAfter = renewals }
 
 // ForgetAfter sets after how many lease renewals an idle flow is deleted, and returns the previous
 // value.

@@ -6,7 +6,7 @@
 // renews the lease without which the programs forward nothing.
 //
 // The programs decide which path a packet takes; internal/accel decides what an accelerator
-// is and when one is applied. docs/fastpath.md describes the path of a packet.
+// is and when one is applied. docs/explanation/fastpath.md describes the path of a packet.
 //
 // Nothing outlives the process: the kernel removes programs, maps and attachments with it.
 // Close resynchronises conntrack with the open connections (conntrack.go). If the process is

@@ -220,6 +220,7 @@ func TestFullTables(t *testing.T) {
 		{"watched_pods", direct, 1, ""},
 	} {
 		t.Run(tt.table, func(t *testing.T) {
+			t.Parallel()
 			w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			t.Logf("%d keys fill the map", w.fill("n0", tt.table))
 			late := w.connectOf(tt.pod, tt.front).back()

@@ -837,6 +837,45 @@ func TestFlowsWhileOthersAreDeleted(t *testing.T) {
 	<-done
 }
 
+// TestBloomBitOfNewFlow checks that a flow keeps its bits in the Bloom filter although a deleted one had
+// set them before, and that its sequence numbers are unknown after its bits were cleared.
+func TestBloomBitOfNewFlow(t *testing.T) {
+	f := loadForTest(t, nil)
+	pod, peer := four.ends()
+	flow := Flow{pod, peer, unix.IPPROTO_TCP}
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.BloomBit = 4711 })
+	wire, now := flow.key(), monotonic(t)
+	wire.PodPort++
+	if err := f.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key(), BloomBit: 42}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.Sequence(flow, now); err != nil || n == (Sequence{}) {
+		t.Fatalf("sequence numbers %v, error %v", n, err)
+	}
+	before, err := f.bloom()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.clearBloom(before, make([]uint64, len(before))); err != nil {
+		t.Fatal(err)
+	}
+	after, err := f.bloom()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bit := range []int{4711, 42} {
+		if after[bit/64]&(1<<(bit%64)) == 0 {
+			t.Errorf("bit %d is cleared", bit)
+		}
+	}
+	if after[1] != 0 {
+		t.Error("the bits of no flow are still set")
+	}
+	if n, err := f.Sequence(flow, now); err != nil || n != (Sequence{}) {
+		t.Errorf("sequence numbers %v, error %v, want none", n, err)
+	}
+}
+
 // TestObserveNICIgnoresForgedPackets checks that observe_nic validates nothing by a packet that it
 // has not followed from the pod over the VXLAN device: anybody can send packets that look the same.
 func TestObserveNICIgnoresForgedPackets(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -135,12 +136,12 @@ type Activity struct {
 func (p *Programs) Flows() (map[Flow]Activity, error) {
 	all := make(map[Flow]Activity)
 	translated := make(map[fastpathKey]uint64)
-	bloom := make([]uint64, p.objects.Bloom.Size()/8)
-	before := make([]uint64, len(bloom))
-	if err := p.objects.Bloom.Get(before); err != nil {
-		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
+	before, err := p.bloom()
+	if err != nil {
+		return nil, err
 	}
-	err := each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+	used := make([]uint64, len(before))
+	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		link := v.Out.Device
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
 			var pod fastpathPodLink
@@ -150,7 +151,7 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 			link = pod.Veth
 		}
 		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
-		bloom[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+		used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
 		if v.WirePeer != k.wirePeer() {
 			translated[k] = v.WirePeer
 		}
@@ -159,26 +160,91 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list connections of the fast path: %w", err)
 	}
-	if err := p.sweepReverseNAT(translated, bloom); err != nil {
+	if err := p.sweepReverseNAT(translated, used); err != nil {
 		return nil, err
 	}
-	// Keep the bits of flows that were created meanwhile.
-	now := make([]uint64, len(bloom))
-	if err := p.objects.Bloom.Get(now); err != nil {
+	return all, p.clearBloom(before, used)
+}
+
+// clearBloom clears the Bloom filter's bits that no flow has. used has the bits of the flows, read after
+// the filter was before.
+func (p *Programs) clearBloom(before, used []uint64) error {
+	now, err := p.bloom()
+	if err != nil {
+		return err
+	}
+	for i := range used {
+		used[i] |= now[i] &^ before[i] // of flows that were created meanwhile
+	}
+	if slices.Equal(used, now) {
+		return nil
+	}
+	if err := p.setBloom(used); err != nil {
+		return err
+	}
+	// That may have cleared the bit of a flow: one that was created just now, or meanwhile in the place of
+	// a deleted flow that had set the same bit. The programs have not seen all packets of such a flow. They
+	// create a flow before they set its bit, so it is found here.
+	for {
+		used, err := p.usedBits()
+		if err != nil {
+			return err
+		}
+		now, err := p.bloom()
+		if err != nil {
+			return err
+		}
+		lost := false
+		for i := range now {
+			lost = lost || used[i]&^now[i] != 0
+			now[i] |= used[i]
+		}
+		if !lost {
+			return nil
+		}
+		if err := errors.Join(p.setBloom(now), p.InvalidateSequences()); err != nil {
+			return err
+		}
+	}
+}
+
+// usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
+func (p *Programs) usedBits() ([]uint64, error) {
+	used := make([]uint64, p.objects.Bloom.Size()/8)
+	err := errors.Join(
+		each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+		each(p.objects.ReverseNat, func(_ fastpathKey, v fastpathNatEntry) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	return used, nil
+}
+
+func (p *Programs) bloom() ([]uint64, error) {
+	bits := make([]uint64, p.objects.Bloom.Size()/8)
+	if err := p.objects.Bloom.Get(bits); err != nil {
 		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
-	for i := range bloom {
-		bloom[i] |= now[i] &^ before[i]
+	return bits, nil
+}
+
+func (p *Programs) setBloom(bits []uint64) error {
+	if err := p.objects.Bloom.Set(bits); err != nil {
+		return fmt.Errorf("write the Bloom filter of the fast path: %w", err)
 	}
-	if err := p.objects.Bloom.Set(bloom); err != nil {
-		return nil, fmt.Errorf("write the Bloom filter of the fast path: %w", err)
-	}
-	return all, nil
+	return nil
 }
 
 // sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
-// bloom. translated has the peer on the wire of each flow with NAT.
-func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []uint64) error {
+// used. translated has the peer on the wire of each flow with NAT.
+func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used []uint64) error {
 	var gone []fastpathKey
 	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
@@ -193,7 +259,7 @@ func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, bloom []ui
 				return nil
 			}
 		}
-		bloom[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
+		used[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
 		return nil
 	})
 	if err != nil {

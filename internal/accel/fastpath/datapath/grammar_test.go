@@ -21,7 +21,7 @@ import (
 
 var packets = flag.Int("packets", 50_000, "how many packets TestGrammar makes")
 
-// takesFastPath reports whether a packet takes the fast path according to docs/fastpath.md.
+// takesFastPath reports whether a packet takes the fast path according to docs/explanation/fastpath.md.
 func takesFastPath(b []byte, v version, out bool, service netip.AddrPort) bool {
 	kind, size := []byte{0x08, 0x00}, v.header()
 	if v {
@@ -170,7 +170,7 @@ func decapTemplateForTest(v version) fastpathEncapTemplate {
 	return outerOf(known.Outer[:])
 }
 
-// isDecapped reports whether nic_decap decapsulates a packet according to docs/fastpath.md.
+// isDecapped reports whether nic_decap decapsulates a packet according to docs/explanation/fastpath.md.
 func isDecapped(b []byte, v version, service netip.AddrPort) bool {
 	if len(b) < 64+28 || !takesFastPath(b[50:], v, false, service) {
 		return false
