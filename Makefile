@@ -68,7 +68,8 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # Tests that make network namespaces and mostly wait run two packages at a time; those that measure,
 # one after another; all others run before, at once.
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
-MEASURING := ./bpf ./internal/collect ./internal/target/lab ./internal/traffic/... ./internal/worker ./test
+MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
+	./internal/worker ./test
 GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...

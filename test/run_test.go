@@ -12,12 +12,13 @@ import (
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv"
 )
 
 // TestRun is the main job, small: every file is there, and what it says holds
 // together.
 func TestRun(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	code, stdout, stderr := finish(t, "run", experiment(t), "--out", out)
@@ -124,7 +125,7 @@ func checkTrial(t *testing.T, tr record.Trial) {
 // TestInterrupt stops a run by Ctrl-C: it restores, renders what there is, and
 // can be resumed.
 func TestInterrupt(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	p := start(t, nil, "run", experiment(t, "runs: 2", "runs: 20"), "--out", out)
@@ -149,7 +150,7 @@ func TestInterrupt(t *testing.T) {
 
 // TestInterruptTwice leaves without a report, and still restores.
 func TestInterruptTwice(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	p := start(t, nil, "run", experiment(t, "runs: 2", "runs: 20"), "--out", out)
@@ -172,7 +173,7 @@ func TestInterruptTwice(t *testing.T) {
 // resumes it each time: no trial is lost, none is doubled, and the machine is as
 // it was.
 func TestKilled(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	const kills = 8
 	seed := uint64(time.Now().UnixNano())
@@ -223,7 +224,7 @@ func TestKilled(t *testing.T) {
 // TestWorkerKilled kills workers in mid-trial: those trials fail, are tried
 // again, and the run ends well.
 func TestWorkerKilled(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	p := start(t, nil, "run", experiment(t), "--out", out)
@@ -252,7 +253,7 @@ func TestWorkerKilled(t *testing.T) {
 
 // TestTwoRuns has a second run meet a first.
 func TestTwoRuns(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	first := start(t, nil, "run", experiment(t), "--out", t.TempDir())
 	first.await(t, "Gb/s", 1)
@@ -267,7 +268,7 @@ func TestTwoRuns(t *testing.T) {
 
 // TestDiskFull lets the disk fill up in mid-run.
 func TestDiskFull(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=64k"); err != nil {
@@ -285,7 +286,7 @@ func TestDiskFull(t *testing.T) {
 
 // TestTools runs the drivers of other tools, and tools that misbehave.
 func TestTools(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	file := experiment(t,
 		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}", "{name: stream, stream: {warmup: 50ms, duration: 200ms, tool: iperf3}}",
@@ -369,7 +370,7 @@ func TestUsage(t *testing.T) {
 // TestProtocols runs TCP and UDP over IPv4 and IPv6, through both shapes and
 // both NIC profiles, each variant compared with its own baseline.
 func TestProtocols(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	file := experiment(t,
@@ -410,7 +411,7 @@ func TestProtocols(t *testing.T) {
 // TestBridge: the ends of a pair are in two pods of one node, and the NIC carries
 // nothing of their traffic.
 func TestBridge(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	file := experiment(t,

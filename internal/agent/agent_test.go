@@ -21,6 +21,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 func must(t testing.TB, err error) {
@@ -228,17 +229,7 @@ func (p *place) start(o Options) *running {
 // eventually waits for want to be true; what it last said fails the test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		last := want()
-		if last == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 10 s: %s", what, last)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	testenv.Eventually(t, 10*time.Second, what, want)
 }
 
 func (p *place) wantMasks(what string, want map[string]string) {

@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/record"
 )
 
@@ -46,7 +45,7 @@ type Collector struct {
 	stat, softirqs, softnet *source
 	limits                  Limits
 	boot                    string
-	exact                   *bpf.Softirq // nil if softirqs cannot be traced, because of reason
+	exact                   *softirqTimes // nil if softirqs cannot be traced, because of reason
 	reason                  error
 }
 
@@ -54,7 +53,7 @@ type Collector struct {
 type Snapshot struct {
 	at        int64 // CLOCK_MONOTONIC in ns
 	cpus      []cpu // by number
-	exact     []bpf.SoftirqCPU
+	exact     []softirqCPU
 	throttled []throttled // an entry for each of Collector.limits
 	devices   []record.Device
 }
@@ -62,10 +61,10 @@ type Snapshot struct {
 // New opens the counters. eBPF programs time softirqs until Close, if the kernel and the privileges allow
 // that; otherwise Host says why not.
 func New(o Options) (*Collector, error) {
-	return newCollector(o, bpf.OpenSoftirq)
+	return newCollector(o, openSoftirqTimes)
 }
 
-func newCollector(o Options, openSoftirq func() (*bpf.Softirq, error)) (c *Collector, err error) {
+func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Collector, err error) {
 	o = o.withDefaults()
 	c = new(Collector)
 	defer func() {

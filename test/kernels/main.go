@@ -237,7 +237,7 @@ func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	for name, build := range map[string][]string{
 		"init":           {"build", "./test/kernels/guest"},
 		"tests/fastpath": {"test", "-c", "./internal/accel/fastpath"},
-		"tests/bpf":      {"test", "-c", "./bpf"},
+		"tests/datapath": {"test", "-c", "./internal/accel/fastpath/datapath"},
 	} {
 		argv := slices.Insert(slices.Clone(build), len(build)-1, "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(programs, name))
 		if _, err := command(ctx, "", env, append([]string{"go"}, argv...)...); err != nil {

@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"time"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
@@ -45,19 +45,19 @@ func (f *Fastpath) GoIdle() {
 }
 
 // SequenceNumbers returns the sequence numbers of a TCP flow.
-func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
+func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error) {
 	n, _, err := f.sequence(flow)
 	return n, err
 }
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
-func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
+func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
 	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 
 // MakeLiberal handles the event that asks to make the conntrack entry of a connection liberal.
-func (f *Fastpath) MakeLiberal(flow bpf.Flow) error {
-	return within(f.ns, func() error { return f.handle(bpf.Event{Kind: bpf.EventLiberal, Flow: flow}) })
+func (f *Fastpath) MakeLiberal(flow datapath.Flow) error {
+	return within(f.ns, func() error { return f.handle(datapath.Event{Kind: datapath.EventLiberal, Flow: flow}) })
 }
 
 // Generation returns the generation: how often all flows have been invalidated.

@@ -35,6 +35,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/testenv"
 )
 
 // agentEnv makes this binary run the fast path in its network namespace until its input ends, as
@@ -80,9 +81,7 @@ type world struct {
 
 func newWorld(t *testing.T, shape, offload string) *world {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d %d", t.Name(), os.Getpid(), time.Now().UnixNano())))[:13]}
 	l, err := lab.Up(t.Context(), lab.Config{
 		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500},
@@ -1443,9 +1442,7 @@ func TestReset(t *testing.T) {
 
 // TestProbe checks that the self-test passes here and leaves nothing behind.
 func TestProbe(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	begin := time.Now()
 	if err := fastpath.Probe(t.Context()); err != nil {
 		t.Fatal(err)

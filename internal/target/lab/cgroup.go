@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // cgroupPath returns the cgroup of a lab's pods, at the top of the hierarchy. The programs attached to
@@ -63,18 +63,18 @@ func makeTranslation(c Config, services []service) error {
 	for _, s := range services {
 		backends += len(s.backends)
 	}
-	programs, err := bpf.LoadServices(len(services), backends)
+	loaded, err := programs.LoadServices(len(services), backends)
 	if err != nil {
 		return err
 	}
-	defer programs.Close() // the cgroup holds them from then on
+	defer loaded.Close() // the cgroup holds them from then on
 	numbers := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 	for _, s := range services {
-		if err := programs.Add(bpf.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
+		if err := loaded.Add(programs.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
 			return err
 		}
 	}
-	return programs.Attach(int(dir.Fd()))
+	return loaded.Attach(int(dir.Fd()))
 }
 
 func openCgroup(lab string) (*os.File, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
@@ -68,7 +68,7 @@ func probeKernel(ns *namespace) error {
 	if err := ns.nl.QdiscAdd(tbf(queue, 1e9)); err != nil {
 		return missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
 	}
-	hash, err := bpf.LoadRehash()
+	hash, err := programs.LoadRehash()
 	if err != nil {
 		return missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
 	}

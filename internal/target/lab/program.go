@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // The devices of a node with Cilium, with its names (pkg/defaults/node.go). cilium_host has the node's
@@ -101,7 +101,7 @@ func makeFlowTunnel(h *host, c Config, nodes []node, i int) error {
 
 // loadPrograms loads the programs of node i and the map of pod prefixes to nodes.
 func loadPrograms(h *host, nodes []node, i, tunnel int) (err error) {
-	if h.programs, err = bpf.LoadPods(tunnel, ciliumVNI); err != nil {
+	if h.programs, err = programs.LoadHostRouting(tunnel, ciliumVNI); err != nil {
 		return err
 	}
 	for j, n := range nodes {
@@ -207,7 +207,7 @@ func probePrograms(ns *namespace, c Config) error {
 			return missing("VXLAN devices whose remote is the flow's", "CONFIG_VXLAN", "vxlan", err)
 		}
 	}
-	p, err := bpf.LoadPods(0, 0)
+	p, err := programs.LoadHostRouting(0, 0)
 	if err != nil {
 		return fmt.Errorf("shape %s needs a kernel whose eBPF has bpf_redirect_peer, bpf_redirect_neigh and bpf_check_mtu (5.12 or later): %w", c.Shape, err)
 	}

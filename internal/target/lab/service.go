@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // Services of a lab are in front of servers, as in a cluster: each has a ClusterIP and backends.
@@ -330,11 +330,11 @@ func probeServices(c Config, ns *namespace) error {
 		if _, err := cgroupRoot("/proc/self/mountinfo"); err != nil {
 			return err
 		}
-		programs, err := bpf.LoadServices(1, 1)
+		loaded, err := programs.LoadServices(1, 1)
 		if err != nil {
 			return fmt.Errorf("services in mode %s need a kernel with eBPF for cgroups (CONFIG_CGROUP_BPF, 5.8 or later): %w", mode, err)
 		}
-		return programs.Close()
+		return loaded.Close()
 	}
 	var some []service
 	for _, t := range c.Services.Transports {

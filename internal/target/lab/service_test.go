@@ -29,6 +29,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -459,7 +460,7 @@ func TestBackendChanges(t *testing.T) {
 
 // Rules are in the lab's namespaces alone, and they and the cgroup go with it.
 func TestServicesGo(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	ours := func() (text string) {
 		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
 			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -516,7 +517,7 @@ func TestServicesGo(t *testing.T) {
 
 // What cannot be is refused before anything is touched.
 func TestServicesRefused(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	seats := func(n int) (all []target.Seat) {
 		for i := range n {
 			all = append(all, target.Seat{Node: 1, Pod: i})
@@ -622,7 +623,7 @@ func TestServicesRefused(t *testing.T) {
 
 // A cgroup of the name that is no lab's is left alone.
 func TestForeignCgroup(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	c := config(labName(t))
 	c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: []target.Seat{{Node: 1}}, Transports: transports}
 	path, err := cgroupPath(c.Name)

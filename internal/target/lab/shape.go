@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // Shapes of the pod network, in addition to the API's two of VXLAN.
@@ -64,7 +64,7 @@ type host struct {
 	*namespace
 	node
 	// programs forward the pods' packets, in shapes of eBPF.
-	programs *bpf.Pods
+	programs *programs.HostRouting
 	// tunnelled: they send packets to other nodes through the VXLAN device.
 	tunnelled bool
 }

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // nicName is the name of a node's NIC and of a pod's device.
@@ -57,7 +57,7 @@ func prepareSwitch() error {
 }
 
 func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
-	hash, err := bpf.LoadRehash()
+	hash, err := programs.LoadRehash()
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ var tests = []struct {
 	name string
 	argv []string
 }{
-	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
+	{"grammar", []string{"/tests/datapath", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"differential", []string{"/tests/fastpath", "-test.run=^TestDifferential$", "-packets=1600"}},
 	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLowerDevices|TestBridgeVLANFiltering)$"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
