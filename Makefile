@@ -78,7 +78,7 @@ test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of th
 	go test -C tools -count=1 ./gotest ./image
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(WAITING) $(MEASURING) | sort) | xargs -r $(GOTEST)
 	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) | sort) | xargs -r $(GOTEST) -p=1
-	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=2 -parallel=4
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | sort -r | xargs -r $(GOTEST) -p=2 -parallel=4 # the longest first
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
