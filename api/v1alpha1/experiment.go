@@ -284,6 +284,8 @@ type Variant struct {
 }
 
 // Accelerator is one change to nodes or pods: exactly one field is set.
+//
+// +kubebuilder:object:generate=true
 type Accelerator struct {
 	RPS *RPS `json:"rps,omitempty"`
 	RFS *RFS `json:"rfs,omitempty"`
@@ -314,6 +316,8 @@ const (
 
 // RPS is Receive Packet Steering: the kernel spreads received packets over
 // CPUs by flow hash (Documentation/networking/scaling.rst).
+//
+// +kubebuilder:object:generate=true
 type RPS struct {
 	Devices []string `json:"devices"`
 	CPUs    string   `json:"cpus"`
@@ -321,6 +325,8 @@ type RPS struct {
 
 // RFS is Receive Flow Steering: the kernel takes a flow's packets to the CPU
 // that last read from its socket.
+//
+// +kubebuilder:object:generate=true
 type RFS struct {
 	Devices []string `json:"devices"`
 	// CPUs of an RPS mask beside it, for flows that RFS does not know yet.
@@ -332,6 +338,8 @@ type RFS struct {
 
 // Fastpath lets packets of established connections over a VXLAN overlay past the
 // node's bridge, routing and netfilter by eBPF.
+//
+// +kubebuilder:object:generate=true
 type Fastpath struct {
 	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
 	// The fast path skips devices that have one of another kind.
