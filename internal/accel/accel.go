@@ -23,11 +23,11 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
@@ -67,8 +67,8 @@ type Session struct {
 	options Options
 	holder  Holder
 	journal *journal
-	id      namespace
-	ns      netns.NsHandle
+	id      netns.ID
+	ns      netns.Handle
 	links   *netlink.Handle
 	names   nameSocket
 	sys     heldSysfs
@@ -88,7 +88,7 @@ type Session struct {
 // nothing. Close it after use.
 func Open(o Options) (s *Session, err error) {
 	o = o.withDefaults()
-	s = &Session{options: o, ns: netns.None(), names: -1}
+	s = &Session{options: o, ns: netns.None, names: -1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(Forbidden(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err)), s.Close())
@@ -104,11 +104,11 @@ func Open(o Options) (s *Session, err error) {
 	if s.journal, err = openJournal(o.JournalDir, o.Proc); err != nil {
 		return s, err
 	}
-	if s.id, err = currentNamespace(); err != nil {
+	if s.id, err = netns.CurrentID(); err != nil {
 		return s, err
 	}
-	if s.ns, err = netns.Get(); err != nil {
-		return s, fmt.Errorf("open this network namespace: %w", err)
+	if s.ns, err = netns.Current(); err != nil {
+		return s, err
 	}
 	if s.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return s, fmt.Errorf("open netlink: %w", err)
@@ -118,7 +118,7 @@ func Open(o Options) (s *Session, err error) {
 	}
 	var root *os.Root
 	if o.Sys == "" {
-		root, err = MountSys()
+		root, err = netns.Sysfs()
 	} else {
 		root, err = os.OpenRoot(o.Sys)
 	}

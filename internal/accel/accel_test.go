@@ -19,10 +19,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 )
 
@@ -52,18 +53,18 @@ func claimMachine(t testing.TB) {
 
 // enter makes a network namespace that the test's goroutine stays in, and
 // another for what is elsewhere. Neither has a name that others could see.
-func enter(t testing.TB) (elsewhere netns.NsHandle) {
+func enter(t testing.TB) (elsewhere netns.Handle) {
 	t.Helper()
 	needRoot(t)
 	runtime.LockOSThread()
-	before, err := netns.Get()
+	before, err := vnetns.Get()
 	must(t, err)
-	elsewhere, err = netns.New()
+	elsewhere, err = vnetns.New()
 	must(t, err)
-	ns, err := netns.New()
+	ns, err := vnetns.New()
 	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(netns.Set(before), ns.Close(), elsewhere.Close(), before.Close()); err != nil {
+		if err := errors.Join(vnetns.Set(before), ns.Close(), elsewhere.Close(), before.Close()); err != nil {
 			t.Errorf("leave the test's network namespace: %v", err) // the thread stays locked
 			return
 		}
@@ -72,11 +73,11 @@ func enter(t testing.TB) (elsewhere netns.NsHandle) {
 	return elsewhere
 }
 
-func file(ns netns.NsHandle) string { return fmt.Sprintf("/proc/self/fd/%d", ns) }
+func file(ns netns.Handle) string { return fmt.Sprintf("/proc/self/fd/%d", ns) }
 
 // node gives the namespace what a node has: a NIC of four queues, an overlay, a
 // bridge and pods, whose ends are elsewhere.
-func node(t testing.TB, elsewhere netns.NsHandle, pods int) {
+func node(t testing.TB, elsewhere netns.Handle, pods int) {
 	t.Helper()
 	eth := addVeth(t, elsewhere, "eth0", 4)
 	must(t, netlink.AddrAdd(eth, address(t, "192.0.2.1/24")))
@@ -91,7 +92,7 @@ func node(t testing.TB, elsewhere netns.NsHandle, pods int) {
 }
 
 // addVeth adds a veth whose peer is elsewhere.
-func addVeth(t testing.TB, elsewhere netns.NsHandle, name string, queues int) netlink.Link {
+func addVeth(t testing.TB, elsewhere netns.Handle, name string, queues int) netlink.Link {
 	t.Helper()
 	peer := fmt.Sprintf("sa%x", rand.Uint32())
 	must(t, netlink.LinkAdd(&netlink.Veth{
@@ -121,7 +122,7 @@ func must(t testing.TB, err error) {
 // snapshot reads every setting that an accelerator can change, as it is.
 func snapshot(t testing.TB) map[string]string {
 	t.Helper()
-	sys, err := MountSys()
+	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	values := make(map[string]string)
@@ -461,7 +462,7 @@ func TestRecoverOtherNamespaces(t *testing.T) {
 	if cmp.Equal(before, snapshot(t)) {
 		t.Fatal("nothing was applied")
 	}
-	must(t, within(file(elsewhere), func() error {
+	must(t, netns.Do(elsewhere, func() error {
 		held, err := Status(t.Context(), Options{JournalDir: dir})
 		if err != nil || len(held) != 5 {
 			t.Errorf("status: %v, %v, want the 5 settings of the namespace that is there", held, err)
@@ -491,11 +492,8 @@ func applyAndDie(t *testing.T, dir string) {
 	must(t, s.Close())
 }
 
-func TestMountSys(t *testing.T) {
+func TestDevices(t *testing.T) {
 	needRoot(t)
-	initial, err := netns.Get()
-	must(t, err)
-	defer initial.Close()
 	elsewhere := enter(t)
 	addVeth(t, elsewhere, "veth0", 3)
 	devices, err := Devices(false)
@@ -509,17 +507,6 @@ func TestMountSys(t *testing.T) {
 			t.Errorf("devices %q, want one to be %q", names, want)
 		}
 	}
-	if root, err := openSys("/sys"); err == nil {
-		root.Close()
-		t.Error("/sys of another namespace was taken for this one's")
-	}
-	must(t, within(file(initial), func() error {
-		root, err := openSys("/sys")
-		if err != nil {
-			return err
-		}
-		return root.Close()
-	}))
 }
 
 // The journal under SIGKILL.
@@ -569,7 +556,7 @@ func TestKill(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 6)
 	// What stood there need not be nothing.
-	sys, err := MountSys()
+	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	must(t, sysfs{sys}.write("class/net/eth0/queues/rx-2/rps_cpus", "1"))

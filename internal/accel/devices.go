@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 )
 
 // Device is a network device of one place.
@@ -40,7 +41,7 @@ func (d Device) queue(i int, name string) string {
 // index. What they are for cannot be told from within a pod, so the caller says
 // whether the place is one.
 func Devices(pod bool) ([]Device, error) {
-	sys, err := MountSys()
+	sys, err := netns.Sysfs()
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -255,7 +256,7 @@ func Fastpaths(o Options) ([]Fastpath, error) {
 // fastPrefix is the prefix of socket names, which the cookie of the network namespace completes.
 const fastPrefix = "fastpath-"
 
-func (j *journal) fastSocket(id namespace) string {
+func (j *journal) fastSocket(id netns.ID) string {
 	return filepath.Join(j.dir, fmt.Sprintf("%s%d", fastPrefix, id.Cookie))
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
@@ -197,7 +198,7 @@ func TestInForce(t *testing.T) {
 	must(t, err)
 	hold.serve(func() (Fastpath, error) { return Fastpath{Holder: hold.holder}, nil })
 	ask("the fast path too", "4 settings by somebody", "the fast path by "+hold.holder.String())
-	must(t, inside(elsewhere, "elsewhere", func() error {
+	must(t, netns.Do(elsewhere, func() error {
 		ask("elsewhere")
 		return nil
 	}))

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -20,7 +20,7 @@ type subscription struct {
 	done    chan struct{}
 }
 
-func subscribe(ns netns.NsHandle) (*subscription, error) {
+func subscribe(ns netns.Handle) (*subscription, error) {
 	u := &subscription{changes: make(chan netlink.LinkUpdate, 64), done: make(chan struct{})}
 	err := netlink.LinkSubscribeWithOptions(u.changes, u.done, netlink.LinkSubscribeOptions{Namespace: &ns})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -104,7 +105,7 @@ type ledger struct {
 	Boot string `json:"boot"`
 	// Place is what the first holder called the namespace.
 	Place string `json:"place"`
-	namespace
+	netns.ID
 	Entries []entry `json:"entries"`
 }
 
@@ -245,8 +246,8 @@ func (j *journal) lock() (unlock func(), err error) {
 // unfinished is the ledger that is being written, by who holds the lock.
 const unfinished = "unfinished.json"
 
-// file is the name of the ledger of a namespace, or of the machine.
-func (id namespace) file() string {
+// ledgerFile is the name of the ledger of a namespace, or of the machine.
+func ledgerFile(id netns.ID) string {
 	if id.Cookie == 0 {
 		return "machine.json"
 	}
@@ -269,10 +270,10 @@ type book struct {
 }
 
 func (j *journal) machine() (*book, error) {
-	return j.open(namespace{}, "machine", sysctls{j.proc})
+	return j.open(netns.ID{}, "machine", sysctls{j.proc})
 }
 
-func (j *journal) namespace(id namespace, place string, sys store, names nameSocket) (*book, error) {
+func (j *journal) namespace(id netns.ID, place string, sys store, names nameSocket) (*book, error) {
 	b, err := j.open(id, place, sys)
 	if err != nil {
 		return nil, err
@@ -282,15 +283,15 @@ func (j *journal) namespace(id namespace, place string, sys store, names nameSoc
 }
 
 // open reads a ledger, or begins one. Entries of another boot are void.
-func (j *journal) open(id namespace, place string, s store) (*book, error) {
-	l, err := j.read(id.file())
+func (j *journal) open(id netns.ID, place string, s store) (*book, error) {
+	l, err := j.read(ledgerFile(id))
 	if err != nil {
 		return nil, err
 	}
-	b := &book{ledger: l, file: filepath.Join(j.dir, id.file()), store: s, proc: j.proc}
+	b := &book{ledger: l, file: filepath.Join(j.dir, ledgerFile(id)), store: s, proc: j.proc}
 	if b.Boot != j.boot {
 		b.dirty = len(b.Entries) > 0
-		b.ledger = ledger{Version: ledgerVersion, Boot: j.boot, Place: place, namespace: id}
+		b.ledger = ledger{Version: ledgerVersion, Boot: j.boot, Place: place, ID: id}
 	}
 	return b, nil
 }
@@ -306,8 +307,8 @@ func (j *journal) read(name string) (ledger, error) {
 		return ledger{}, fmt.Errorf("read journal: %w", err)
 	}
 	l, err := decodeLedger(b)
-	if err == nil && l.file() != name {
-		err = fmt.Errorf("it belongs in %s", l.file())
+	if err == nil && ledgerFile(l.ID) != name {
+		err = fmt.Errorf("it belongs in %s", ledgerFile(l.ID))
 	}
 	if err != nil {
 		return ledger{}, fmt.Errorf("journal %s is damaged, nothing was restored from it "+

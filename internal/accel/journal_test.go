@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/netns"
 )
 
 const (
@@ -49,7 +51,7 @@ func testBook(t *testing.T, proc string, s store) *book {
 
 func reopen(t *testing.T, j *journal, s store) *book {
 	t.Helper()
-	b, err := j.open(namespace{Cookie: 9, Inode: 1}, "node0", s)
+	b, err := j.open(netns.ID{Cookie: 9, Inode: 1}, "node0", s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +265,7 @@ func TestDamagedJournal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err = j.open(namespace{Cookie: 9}, "node0", &memory{}); err == nil || !strings.Contains(err.Error(), file) {
+			if _, err = j.open(netns.ID{Cookie: 9}, "node0", &memory{}); err == nil || !strings.Contains(err.Error(), file) {
 				t.Errorf("error %v, want one that names the file", err)
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != text {
@@ -350,8 +352,8 @@ func crashAfter(t *testing.T, steps int, shared bool) (crashed bool) {
 		t.Fatal(err)
 	}
 	books := func(left *int) (machine, place *book) {
-		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
-		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+		machine, err1 := j.open(netns.ID{}, "machine", crash{table, left})
+		place, err2 := j.open(netns.ID{Cookie: 9}, "node0", crash{queues, left})
 		if err := errors.Join(err1, err2); err != nil {
 			t.Fatalf("after %d steps: %v", steps, err)
 		}
@@ -422,11 +424,11 @@ func TestSetIsUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := j.open(namespace{}, "machine", table)
+	machine, err := j.open(netns.ID{}, "machine", table)
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, err := j.open(namespace{Cookie: 9}, "node0", queues)
+	place, err := j.open(netns.ID{Cookie: 9}, "node0", queues)
 	if err != nil {
 		t.Fatal(err)
 	}

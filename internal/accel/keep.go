@@ -6,6 +6,7 @@ import (
 	"path"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 )
 
 // Keeping is applying for good. Where Apply is an experiment's, all or nothing
@@ -246,5 +247,5 @@ func (s *Session) IRQCPUs() string {
 	return s.irq.String()
 }
 
-// ID is that of the session's network namespace.
-func (s *Session) ID() ID { return ID(s.id.Cookie) }
+// Cookie is that of the session's network namespace.
+func (s *Session) Cookie() netns.Cookie { return s.id.Cookie }

@@ -13,10 +13,10 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 )
 
 // NetnsDir is where container runtimes pin the network namespaces of pods, those
@@ -29,12 +29,12 @@ const NetnsDir = "/run/netns"
 type Namespace struct {
 	// File that it was opened by, for messages.
 	File   string
-	handle netns.NsHandle
+	handle netns.Handle
 }
 
 // Do runs fn inside, on a thread of its own meanwhile. The mounts stay those of
 // the caller: nothing that a pod has mounted is looked at.
-func (n *Namespace) Do(fn func() error) error { return inside(n.handle, n.File, fn) }
+func (n *Namespace) Do(fn func() error) error { return netns.Do(n.handle, fn) }
 
 // Close lets go of it.
 func (n *Namespace) Close() error { return n.handle.Close() }
@@ -174,7 +174,7 @@ func (f *Finder) forget(pinned []candidate) {
 
 // open adds a candidate to found if its number is one of those looked for.
 func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
-	handle, err := openNamespace(c.file)
+	handle, err := netns.Open(c.file)
 	if err != nil {
 		return
 	}
@@ -207,7 +207,7 @@ func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, er
 			continue
 		}
 		seen[c.inode] = true
-		handle, err := openNamespace(c.file)
+		handle, err := netns.Open(c.file)
 		if err != nil {
 			continue
 		}
@@ -266,14 +266,11 @@ func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 // each in its own namespace.
 type End struct{ Index, Host int }
 
-// ID of a network namespace, never used twice within a boot; 0 is none.
-type ID uint64
-
 // KeepInside does Keep in a pod's namespace, for the ends of the node's veths
 // there and nothing else: what else a pod may have made is not looked at, so that
 // it costs nobody anything. Nor is the machine's table touched, which is the
 // node's. Of o the place's kind is overruled.
-func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.Accelerator) (id ID, kept Kept, err error) {
+func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.Accelerator) (id netns.Cookie, kept Kept, err error) {
 	o.Place.Kind = "pod"
 	err = n.Do(func() error {
 		s, err := Open(o)
@@ -281,7 +278,7 @@ func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accel
 			return err
 		}
 		defer s.Close()
-		id = ID(s.id.Cookie)
+		id = s.id.Cookie
 		kept, err = s.keepEnds(ctx, ends, accelerators)
 		return err
 	})
@@ -338,7 +335,7 @@ func (s *Session) keepEnds(ctx context.Context, ends []End, accelerators []v1alp
 // other than those to keep, and restores it where the namespace is still there.
 // One that neither a file nor a process stands for is taken to be gone, and what
 // was set there with it.
-func (f *Finder) Sweep(ctx context.Context, o Options, keep func(ID) bool) (restored int, err error) {
+func (f *Finder) Sweep(ctx context.Context, o Options, keep func(netns.Cookie) bool) (restored int, err error) {
 	o = o.withDefaults()
 	holder := Holder{Owner: o.Owner}
 	j, err := openJournal(o.JournalDir, o.Proc)
@@ -357,7 +354,7 @@ func (f *Finder) Sweep(ctx context.Context, o Options, keep func(ID) bool) (rest
 	for _, e := range entries {
 		number, isLedger := strings.CutPrefix(strings.TrimSuffix(e.Name(), ".json"), "netns-")
 		cookie, err := strconv.ParseUint(number, 10, 64)
-		if !isLedger || err != nil || keep(ID(cookie)) {
+		if !isLedger || err != nil || keep(netns.Cookie(cookie)) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -398,8 +395,8 @@ func (j *journal) letGo(name string, h Holder, candidates map[uint64]string) (re
 	}
 	there := false
 	if file := candidates[l.Inode]; file != "" {
-		err = within(file, func() error {
-			id, err := currentNamespace()
+		err = netns.DoAt(file, func() error {
+			id, err := netns.CurrentID()
 			if err != nil || id.Cookie != l.Cookie {
 				return err
 			}
@@ -413,7 +410,7 @@ func (j *journal) letGo(name string, h Holder, candidates map[uint64]string) (re
 	if err != nil || there {
 		return restored, err
 	}
-	b, err := j.open(l.namespace, l.Place, nowhere{})
+	b, err := j.open(l.ID, l.Place, nowhere{})
 	if err != nil {
 		return 0, err
 	}

@@ -12,18 +12,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 )
 
 // pin mounts a namespace on a file, as a container runtime does.
-func pin(t *testing.T, ns netns.NsHandle, path string) {
+func pin(t *testing.T, ns netns.Handle, path string) {
 	t.Helper()
 	writeFile(t, path, "")
-	must(t, inside(ns, path, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
+	must(t, netns.Do(ns, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 
@@ -32,21 +33,21 @@ func keeper(dir string) Options {
 }
 
 // podOf makes the veth of a pod, and returns its number and end.
-func podOf(t testing.TB, elsewhere netns.NsHandle, name string) (number int, end End) {
+func podOf(t testing.TB, elsewhere netns.Handle, name string) (number int, end End) {
 	t.Helper()
 	a := addVeth(t, elsewhere, name, 1).Attrs()
 	return a.NetNsID, End{Index: a.ParentIndex, Host: a.Index}
 }
 
 // maskIn reads the mask of a device by its index, inside.
-func maskIn(t testing.TB, ns netns.NsHandle, index int) (mask string) {
+func maskIn(t testing.TB, ns netns.Handle, index int) (mask string) {
 	t.Helper()
-	must(t, inside(ns, "pod", func() error {
+	must(t, netns.Do(ns, func() error {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {
 			return err
 		}
-		sys, err := MountSys()
+		sys, err := netns.Sysfs()
 		if err != nil {
 			return err
 		}
@@ -59,10 +60,10 @@ func maskIn(t testing.TB, ns netns.NsHandle, index int) (mask string) {
 
 func TestFinder(t *testing.T) {
 	elsewhere := enter(t)
-	other, err := netns.New()
+	other, err := vnetns.New()
 	must(t, err)
 	defer other.Close()
-	here, err := netns.New() // the node
+	here, err := vnetns.New() // the node
 	must(t, err)
 	defer here.Close()
 	dir := t.TempDir()
@@ -97,8 +98,8 @@ func TestFinder(t *testing.T) {
 	}
 
 	// By an address: that of one namespace, not of two.
-	giveAddress := func(ns netns.NsHandle, cidr string) {
-		must(t, inside(ns, "pod", func() error {
+	giveAddress := func(ns netns.Handle, cidr string) {
+		must(t, netns.Do(ns, func() error {
 			lo, err := netlink.LinkByName("lo")
 			if err != nil {
 				return err
@@ -133,7 +134,7 @@ func TestKeepInside(t *testing.T) {
 	f, err := NewFinder("/proc", netnsDir)
 	must(t, err)
 	defer f.Close()
-	keep := func(ends []End, accelerators ...v1alpha1.Accelerator) (ID, Kept) {
+	keep := func(ends []End, accelerators ...v1alpha1.Accelerator) (netns.Cookie, Kept) {
 		t.Helper()
 		n := f.Find(number)[number]
 		if n == nil {
@@ -222,7 +223,7 @@ func TestNamespaceGoes(t *testing.T) {
 					t.Errorf("it is held open: %v", found)
 				}
 			}
-			if _, err := f.Sweep(t.Context(), keeper(dir), func(ID) bool { return false }); err != nil {
+			if _, err := f.Sweep(t.Context(), keeper(dir), func(netns.Cookie) bool { return false }); err != nil {
 				t.Error(err)
 			}
 			if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
@@ -345,8 +346,8 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 	j, err := openJournal(t.TempDir(), fakeProc(t, nil))
 	must(t, err)
 	books := func(left *int) (machine, place *book) {
-		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
-		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+		machine, err1 := j.open(netns.ID{}, "machine", crash{table, left})
+		place, err2 := j.open(netns.ID{Cookie: 9}, "node0", crash{queues, left})
 		must(t, errors.Join(err1, err2))
 		return machine, place
 	}
@@ -414,7 +415,7 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 // read-only, which it is again afterwards.
 func TestReadOnlySysfs(t *testing.T) {
 	enter(t)
-	root, err := MountSys()
+	root, err := netns.Sysfs()
 	must(t, err)
 	defer root.Close()
 	s := sysfs{root}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -85,7 +86,7 @@ func InForce(o Options) (all []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := currentNamespace()
+	id, err := netns.CurrentID()
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func InForce(o Options) (all []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := j.read(id.file())
+	l, err := j.read(ledgerFile(id))
 	unlock()
 	if err != nil {
 		return nil, err
@@ -172,23 +173,23 @@ func (j *journal) visit(name string, fn func(*book) error) error {
 	if err != nil {
 		return err
 	}
-	file, err := findNamespace(j.proc, l.namespace)
+	file, err := netns.Find(j.proc, l.ID)
 	if err != nil {
 		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
 	}
 	if file == "" {
-		b, err := j.open(l.namespace, l.Place, nowhere{})
+		b, err := j.open(l.ID, l.Place, nowhere{})
 		if err != nil {
 			return err
 		}
 		return fn(b)
 	}
-	return within(file, func() error { return j.withBook(l, fn) })
+	return netns.DoAt(file, func() error { return j.withBook(l, fn) })
 }
 
 // withBook calls fn with the ledger of the calling thread's network namespace.
 func (j *journal) withBook(l ledger, fn func(*book) error) error {
-	sys, err := MountSys()
+	sys, err := netns.Sysfs()
 	if err != nil {
 		return err
 	}
@@ -198,7 +199,7 @@ func (j *journal) withBook(l ledger, fn func(*book) error) error {
 		return err
 	}
 	defer names.close()
-	b, err := j.namespace(l.namespace, l.Place, sysfs{sys}, names)
+	b, err := j.namespace(l.ID, l.Place, sysfs{sys}, names)
 	if err != nil {
 		return err
 	}

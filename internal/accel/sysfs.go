@@ -6,13 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
 )
 
 // store is where settings stand. Values go without their newline; otherwise
@@ -20,82 +19,6 @@ import (
 type store interface {
 	read(path string) (string, error)
 	write(path, value string) error
-}
-
-// MountSys opens a sysfs that shows the network devices of the calling thread's
-// network namespace. sysfs shows those of the namespace it was mounted in, and
-// /sys is most often mounted in another one than a pod's. The mount is detached:
-// it stands in no directory, nobody else sees it, and it goes with the root.
-//
-// A caller without the right to mount, or on a kernel before 5.2, gets /sys if
-// that shows the right devices, else an error.
-func MountSys() (*os.Root, error) {
-	// The mount takes the namespace of the thread that asks.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	root, err := mountPrivate("sysfs")
-	if err == nil {
-		return root, nil
-	}
-	root, sysErr := openSys("/sys")
-	if sysErr != nil {
-		return nil, fmt.Errorf("mount a sysfs of this network namespace: %w; and %w", err, sysErr)
-	}
-	return root, nil
-}
-
-// mountPrivate mounts a file system of the kernel's where nobody else sees it.
-func mountPrivate(kind string) (*os.Root, error) {
-	ctx, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsopen: %w", err)
-	}
-	defer unix.Close(ctx)
-	if err := unix.FsconfigCreate(ctx); err != nil {
-		return nil, fmt.Errorf("fsconfig: %w", err)
-	}
-	mount, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsmount: %w", err)
-	}
-	// The root holds the mount by itself from here on.
-	defer func() { unmounts() <- mount }()
-	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
-}
-
-// unmounts takes what fsmount made, to be closed beside everything else. With each the
-// kernel waits until all CPUs have been through what they were at
-// (synchronize_rcu_expedited in fs/namespace.c): a millisecond as a rule, and 100 where
-// CPUs are short, as when many pods come at once, which are what a mount is for.
-var unmounts = sync.OnceValue(func() chan<- int {
-	mounts := make(chan int, 64)
-	go func() {
-		for mount := range mounts {
-			_ = unix.Close(mount)
-		}
-	}()
-	return mounts
-})
-
-// openSys opens a sysfs mounted at dir after making sure that its links are
-// those of the calling thread's network namespace.
-func openSys(dir string) (*os.Root, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	links, err := dump("links", netlink.LinkList)
-	for _, l := range links {
-		index, _ := (sysfs{root}).read("class/net/" + l.Attrs().Name + "/ifindex")
-		if index != strconv.Itoa(l.Attrs().Index) {
-			err = fmt.Errorf("%s shows another network namespace", dir)
-		}
-	}
-	if err != nil {
-		_ = root.Close()
-		return nil, err
-	}
-	return root, nil
 }
 
 // sysfs holds the settings of one network namespace's devices.
@@ -258,7 +181,7 @@ func (s sysctls) write(path, value string) error {
 // openSysctl opens a sysctl of the calling thread's namespaces past a /proc/sys that is
 // read-only, as a container runtime mounts it for who is not privileged.
 func openSysctl(path string) (*os.File, error) {
-	proc, err := mountPrivate("proc")
+	proc, err := netns.Mount("proc")
 	if err != nil {
 		return nil, fmt.Errorf("/proc/sys is read-only, and a proc of its own cannot be mounted: %w", err)
 	}
@@ -281,7 +204,7 @@ func (s sysctls) at(path string, fn func(file string) error) error {
 	}
 	for pid := os.Getpid(); pid > 0; {
 		found := false
-		nearest := within(filepath.Join(s.proc, strconv.Itoa(pid), "ns/net"), func() error {
+		nearest := netns.DoAt(filepath.Join(s.proc, strconv.Itoa(pid), "ns/net"), func() error {
 			if _, err := os.Stat(file); err != nil {
 				return err
 			}

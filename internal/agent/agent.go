@@ -29,6 +29,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/target"
 )
@@ -375,7 +376,7 @@ func (a *Agent) Healthy() error {
 // Revert puts back everything that agents hold on this machine; no agent runs. It
 // returns how many settings it wrote.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
-	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id accel.ID) bool { return id == a.host.ID() })
+	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
 	view, lookErr := a.host.Look()
 	if lookErr != nil {
 		return restored, errors.Join(err, lookErr)

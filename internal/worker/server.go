@@ -26,6 +26,7 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -100,7 +101,7 @@ func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
 func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	defer process.Collecting()()
 	place := placeOf(q.GetPlace())
-	sys, err := accel.MountSys()
+	sys, err := netns.Sysfs()
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"slipstream.dev/bpf"
+	"slipstream.dev/internal/netns"
 )
 
 // IdleAfter sets after how many lease renewals without a connection a fast path goes idle, and
@@ -28,7 +29,7 @@ func ForgetAfter(renewals int) (before int) {
 const SweepInterval = sweepEvery * leaseRenewal
 
 // Within runs a function in a network namespace.
-var Within = within
+var Within = netns.Do
 
 // AttachAll attaches the programs to the links of all pods, as if each had a connection.
 func (f *Fastpath) AttachAll() {
@@ -56,7 +57,7 @@ func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
 func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
-	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 
 // Generation returns the generation: how often all flows have been invalidated.

@@ -28,7 +28,7 @@ type family struct {
 // those of network policy are left out: there is none here. Calico's node has flannel's too, in place of its own of the same
 // purpose, so that the shapes differ in how packets travel and in nothing else.
 func filter(ns *namespace, n node) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.file.Fd())))
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.handle)))
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
@@ -49,7 +49,7 @@ func filter(ns *namespace, n node) error {
 // would be in the way of all others', and those of a workload that makes thousands a
 // second fill it.
 func trackBriefly(ns *namespace) error {
-	return insideFile(ns.file, func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
+	return ns.do(func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
 }
 
 // markMasquerade is kube-proxy's mark on what it masquerades.

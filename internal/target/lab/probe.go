@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/bpf"
+	"slipstream.dev/internal/netns"
 )
 
 // probe tries what a lab needs in a namespace without a name, which goes when
@@ -19,19 +20,19 @@ func probe(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
 	}
-	return onThread(func() error {
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if errors.Is(err, unix.EPERM) {
-			return errors.New("making network namespaces is not permitted: run as root (in a container: privileged)")
-		}
-		if err != nil {
-			return fmt.Errorf("make a network namespace: %w; this kernel needs CONFIG_NET_NS", err)
-		}
-		ns, err := openHere("of the probe")
-		if err != nil {
-			return err
-		}
-		defer ns.close()
+	h, err := netns.New()
+	if errors.Is(err, unix.EPERM) {
+		return errors.New("making network namespaces is not permitted: run as root (in a container: privileged)")
+	}
+	if err != nil {
+		return fmt.Errorf("%w; this kernel needs CONFIG_NET_NS", err)
+	}
+	ns, err := withNetlink("of the probe", h)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	return ns.do(func() error {
 		if err := probeKernel(ns); err != nil {
 			return err
 		}

@@ -228,7 +228,7 @@ func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
 			return fmt.Errorf("make backends %s local: %w", backends, err)
 		}
 	}
-	return insideFile(ns.file, func() error {
+	return ns.do(func() error {
 		return sysctl(
 			// What TCP remembers of each peer it would remember once for each backend
 			// here, where every backend is a pod of its own elsewhere.
@@ -323,7 +323,7 @@ func (r rules) load(ctx context.Context, ns *namespace) error {
 	cmd.Stdin = bytes.NewReader(r.text)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.Discard, &said
-	if err := insideFile(ns.file, cmd.Start); err != nil {
+	if err := ns.do(cmd.Start); err != nil {
 		return fmt.Errorf("start %s: %w", r.argv[0], err)
 	}
 	if err := cmd.Wait(); err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 )
 
@@ -603,13 +604,13 @@ func TestInterruptCPU(t *testing.T) {
 	if err := w.connect(ns, layout(config("x"))[0], irq); err != nil {
 		t.Fatal(err)
 	}
-	if err := insideFile(ns.file, func() error {
-		f, err := openSysfs("class/net/eth0/queues/rx-0/rps_cpus", os.O_RDONLY)
+	if err := ns.do(func() error {
+		sys, err := netns.Sysfs()
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		got, err := io.ReadAll(f)
+		defer sys.Close()
+		got, err := sys.ReadFile("class/net/eth0/queues/rx-0/rps_cpus")
 		if want := accel.NewSet(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
 			t.Errorf("rps_cpus of the NIC is %s, want %s", got, want)
 		}
