@@ -10,6 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/accel/kernel/kerneltest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
@@ -47,12 +52,12 @@ func maskIn(t testing.TB, ns netns.Handle, index int) (mask string) {
 		if err != nil {
 			return err
 		}
-		sys, err := netns.Sysfs()
+		sys, err := kernel.OpenSysfs("")
 		if err != nil {
 			return err
 		}
 		defer sys.Close()
-		mask, err = sysfs{sys}.read("class/net/" + l.Attrs().Name + "/queues/rx-0/rps_cpus")
+		mask, err = sys.Read("class/net/" + l.Attrs().Name + "/queues/rx-0/rps_cpus")
 		return err
 	}))
 	return strings.TrimLeft(mask, "0,")
@@ -248,7 +253,7 @@ func TestKeep(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 2)
 	dir := t.TempDir()
-	s, err := Open(keeper(dir))
+	s, err := OpenKeeper(keeper(dir))
 	must(t, err)
 	defer s.Close()
 	before := snapshot(t)
@@ -267,8 +272,8 @@ func TestKeep(t *testing.T) {
 	if kept := keep(all...); kept.Set+kept.Repaired+kept.Reverted != 0 || len(kept.Counts) != 5 {
 		t.Errorf("again: %+v", kept)
 	}
-	must(t, s.sys.write("class/net/eth0/queues/rx-1/rps_cpus", "0"))
-	must(t, sysctls{"/proc"}.write(flowTable, "512"))
+	must(t, s.sys.Write("class/net/eth0/queues/rx-1/rps_cpus", "0"))
+	must(t, kernel.Sysctls{Proc: "/proc"}.Write(kernel.FlowTable, "512"))
 	if kept := keep(all...); kept.Repaired != 2 || kept.Set != 0 {
 		t.Errorf("drift: %+v", kept)
 	}
@@ -277,7 +282,7 @@ func TestKeep(t *testing.T) {
 	_, err = other.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "overlay")})
 	must(t, err)
 	kept := keep(append(all, rps(first(runtime.NumCPU()).String(), "overlay"))...)
-	if len(kept.Refused) != 1 || !errors.Is(kept.Refused[0].Err, ErrHeld) || kept.Refused[0].File != "rps_cpus" {
+	if len(kept.Refused) != 1 || !errors.Is(kept.Refused[0].Err, journal.ErrHeld) || kept.Refused[0].File != "rps_cpus" {
 		t.Errorf("held: %+v", kept.Refused)
 	}
 
@@ -290,7 +295,7 @@ func TestKeep(t *testing.T) {
 	if err != nil || kept.Set != 1 || kept.Reverted != 0 {
 		t.Errorf("a device that came: %+v, %v", kept, err)
 	}
-	unkept, err := Open(keeper(dir))
+	unkept, err := OpenKeeper(keeper(dir))
 	must(t, err)
 	defer unkept.Close()
 	if _, err := unkept.KeepDevices(t.Context(), nil); err == nil {
@@ -312,18 +317,6 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
-	elsewhere := enter(t)
-	link := addVeth(t, elsewhere, "veth0", 1).Attrs()
-	s, err := openNames()
-	must(t, err)
-	defer s.close()
-	names, err := s.names([]int{1, link.Index, 4096})
-	if d := cmp.Diff(map[int]string{1: "lo", link.Index: "veth0"}, names); d != "" || err != nil {
-		t.Errorf("%v %s", err, d)
-	}
-}
-
 // TestKeepCrashAtEveryStep ends an agent at each operation on a setting in turn, while
 // it takes one policy up, changes to another and gives that up. What reads otherwise
 // than it did is in the journal, and the next life puts it back.
@@ -336,40 +329,46 @@ func TestKeepCrashAtEveryStep(t *testing.T) {
 	}
 }
 
+const (
+	queue0 = "class/net/eth0/queues/rx-0/rps_cpus"
+	queue1 = "class/net/eth0/queues/rx-1/rps_cpus"
+)
+
 func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 	t.Helper()
 	found := map[string]string{queue0: "0", queue1: "2"}
-	table := &memory{values: map[string]string{flowTable: "0"}}
-	queues := &memory{values: map[string]string{
+	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+	queues := &kerneltest.Memory{Values: map[string]string{
 		queue0: "0", queue1: "2", "class/net/eth0/queues/rx-0/rps_flow_cnt": "0", "class/net/eth0/queues/rx-1/rps_flow_cnt": "0",
 	}}
-	j, err := openJournal(t.TempDir(), fakeProc(t, nil))
+	dir := t.TempDir()
+	j, err := journal.Open(dir, kerneltest.Proc(t, nil))
 	must(t, err)
-	books := func(left *int) (machine, place *book) {
-		machine, err1 := j.open(netns.ID{}, "machine", crash{table, left})
-		place, err2 := j.open(netns.ID{Cookie: 9}, "node0", crash{queues, left})
+	books := func(left *int) (machine, place *journal.Book) {
+		machine, err1 := j.Book(netns.ID{}, "machine", kerneltest.Crash{Store: table, Left: left})
+		place, err2 := j.Book(netns.ID{Cookie: 9}, "node0", kerneltest.Crash{Store: queues, Left: left})
 		must(t, errors.Join(err1, err2))
 		return machine, place
 	}
 	devices := []Device{{Name: "eth0", Index: 2, Class: "nic", RxQueues: 2}}
 	plans := map[string]*plan{
-		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: NewSet(0), flows: 1024}}},
-		"second": {queues: map[string]queueSettings{"nic": {cpus: NewSet(0, 1)}}},
+		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0), flows: 1024}}},
+		"second": {queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0, 1)}}},
 		"none":   {},
 	}
 	life := func(left int, course ...string) (crashed bool) {
 		defer func() {
 			if r := recover(); r != nil {
-				if _, ok := r.(crash); !ok {
+				if _, ok := r.(kerneltest.Crash); !ok {
 					panic(r)
 				}
 				crashed = true
 			}
 		}()
-		s := &Session{holder: Holder{Owner: "agent"}}
+		s := &Keeper{place: &place{holder: journal.Holder{Owner: "agent"}}}
 		for _, name := range course {
 			machine, place := books(&left)
-			s.plan = plans[name]
+			s.wanted = plans[name]
 			if kept, err := s.keep(machine, place, devices, true); err != nil || len(kept.Refused) != 0 {
 				t.Errorf("after %d steps: %s: %v %v", steps, name, err, kept.Refused)
 			}
@@ -380,62 +379,33 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 
 	never := 1000
 	machine, place := books(&never)
-	for _, b := range []*book{machine, place} {
-		was := map[string]string{flowTable: "0", queue0: "0", queue1: "2"}
-		values := table.values
+	for _, b := range []*journal.Book{machine, place} {
+		was := map[string]string{kernel.FlowTable: "0", queue0: "0", queue1: "2"}
+		values := table.Values
 		if b == place {
-			values = queues.values
+			values = queues.Values
 		}
 		for path, now := range values {
 			before := was[path]
 			if before == "" {
 				before = "0"
 			}
-			if e := b.find(path); now != before && (e == nil || e.Was != before) {
+			if e := b.Find(path); now != before && (e == nil || e.Was != before) {
 				t.Errorf("after %d steps %s reads %s, was %s, and the journal says %+v", steps, path, now, before, e)
 			}
 		}
 	}
 	life(1000, "first", "none")
 	for path, was := range found {
-		if queues.values[path] != was {
-			t.Errorf("after %d steps: %s reads %s in the end, was %s", steps, path, queues.values[path], was)
+		if queues.Values[path] != was {
+			t.Errorf("after %d steps: %s reads %s in the end, was %s", steps, path, queues.Values[path], was)
 		}
 	}
-	if table.values[flowTable] != "0" || queues.values["class/net/eth0/queues/rx-0/rps_flow_cnt"] != "0" {
-		t.Errorf("after %d steps: the table reads %s in the end", steps, table.values[flowTable])
+	if table.Values[kernel.FlowTable] != "0" || queues.Values["class/net/eth0/queues/rx-0/rps_flow_cnt"] != "0" {
+		t.Errorf("after %d steps: the table reads %s in the end", steps, table.Values[kernel.FlowTable])
 	}
-	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.json")); files != nil {
 		t.Errorf("left in the journal: %v", files)
 	}
 	return crashed
-}
-
-// TestReadOnlySysfs writes where a container runtime has made a namespace's whole sysfs
-// read-only, which it is again afterwards.
-func TestReadOnlySysfs(t *testing.T) {
-	enter(t)
-	root, err := netns.Sysfs()
-	must(t, err)
-	defer root.Close()
-	s := sysfs{root}
-	must(t, s.reconfigure("ro"))
-	const mask = "class/net/lo/queues/rx-0/rps_cpus"
-	refused := func() bool {
-		f, err := s.OpenFile(mask, os.O_WRONLY, 0)
-		if err == nil {
-			f.Close()
-		}
-		return errors.Is(err, unix.EROFS)
-	}
-	if !refused() {
-		t.Fatal("a sysfs that is read-only can be written to")
-	}
-	must(t, s.write(mask, "1"))
-	if got, err := s.read(mask); err != nil || strings.TrimLeft(got, "0,") != "1" {
-		t.Errorf("the mask reads %q, %v", got, err)
-	}
-	if !refused() {
-		t.Error("it was left writable")
-	}
 }

@@ -133,7 +133,7 @@ type Event struct {
 type Agent struct {
 	options Options
 	lock    *os.File
-	host    *accel.Session
+	host    *accel.Keeper
 	finder  *accel.Finder
 	watch   *watch
 	metrics *metrics
@@ -165,7 +165,7 @@ func New(o Options) (a *Agent, err error) {
 	if a.lock, err = lockMachine(o.JournalDir); err != nil {
 		return a, err
 	}
-	if a.host, err = accel.Open(o.accel(target.Place{Name: o.Node, Kind: target.Node})); err != nil {
+	if a.host, err = accel.OpenKeeper(o.accel(target.Place{Name: o.Node, Kind: target.Node})); err != nil {
 		return a, err
 	}
 	if a.finder, err = accel.NewFinder(o.Proc, o.NetnsDirs...); err != nil {

@@ -596,7 +596,7 @@ func TestDriftAndHeld(t *testing.T) {
 
 	ho := a.options.accel(targetNode)
 	ho.Owner, ho.Persistent = "an experiment", false
-	s, err := accel.Open(ho)
+	s, err := accel.OpenApplier(ho)
 	must(t, err)
 	defer s.Close()
 	_, err = s.Apply(t.Context(), []v1alpha1.Accelerator{rps("1", "nic")})

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -322,7 +324,7 @@ func (a *Agent) tally(place string, kept accel.Kept) {
 	}
 	for _, r := range kept.Refused {
 		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
-		if errors.Is(r.Err, accel.ErrChanged) {
+		if errors.Is(r.Err, journal.ErrChanged) {
 			a.notify(Event{true, "Changed", r.Err.Error()})
 		}
 	}

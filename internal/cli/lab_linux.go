@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -185,7 +187,7 @@ func recoverMachine(ctx context.Context, p Process) error {
 	for _, s := range restored {
 		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a run that died had changed\n", s.Path, s.Place, s.Was)
 	}
-	if errors.Is(err, accel.ErrChanged) {
+	if errors.Is(err, journal.ErrChanged) {
 		fmt.Fprintln(p.Err, err)
 		return nil
 	}

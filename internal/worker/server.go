@@ -84,7 +84,7 @@ type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
 	// applied is what is in force; the controller applies and reverts in turn.
-	applied *accel.Session
+	applied *accel.Applier
 	// sampler is made when first asked for: the eBPF programs stay attached.
 	sampler *collect.Collector
 	// limits of this process, opened when first asked for.
@@ -427,17 +427,17 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 		}
 	}
 	place := placeOf(q.GetPlace())
-	session, err := accel.Open(accel.Options{
+	applier, err := accel.OpenApplier(accel.Options{
 		Place: place, JournalDir: s.options.JournalDir, Owner: q.GetOwner(), Log: s.options.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	settings, err := session.Apply(ctx, accelerators)
+	settings, err := applier.Apply(ctx, accelerators)
 	if err != nil {
-		return nil, errors.Join(err, session.Close())
+		return nil, errors.Join(err, applier.Close())
 	}
-	s.applied = session
+	s.applied = applier
 	b, err := json.Marshal(settings)
 	if err != nil {
 		return nil, fmt.Errorf("encode settings: %w", err)
@@ -464,8 +464,8 @@ func (s *server) revert(ctx context.Context) error {
 	if s.applied == nil {
 		return nil
 	}
-	session := s.applied
+	applier := s.applied
 	s.applied = nil
-	_, err := session.Revert(ctx)
-	return errors.Join(err, session.Close())
+	_, err := applier.Revert(ctx)
+	return errors.Join(err, applier.Close())
 }

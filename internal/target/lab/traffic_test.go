@@ -16,12 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/accel/cpuset"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 )
@@ -611,7 +612,7 @@ func TestInterruptCPU(t *testing.T) {
 		}
 		defer sys.Close()
 		got, err := sys.ReadFile("class/net/eth0/queues/rx-0/rps_cpus")
-		if want := accel.NewSet(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
+		if want := cpuset.New(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
 			t.Errorf("rps_cpus of the NIC is %s, want %s", got, want)
 		}
 		return err

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/internal/accel/cpuset"
+
 	"github.com/cilium/ebpf"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -19,7 +21,6 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/bpf"
-	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
 )
 
@@ -116,7 +117,7 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 		if err := w.offload(nicName, true); err != nil || irq < 0 {
 			return err
 		}
-		return setRPS(accel.NewSet(irq).Mask())
+		return setRPS(cpuset.New(irq).Mask())
 	}); err != nil {
 		return err
 	}
