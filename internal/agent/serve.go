@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -277,4 +278,31 @@ func signed() (*tls.Certificate, error) {
 		return nil, err
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// ErrBusy is Authorize's where as many tokens as may be reviewed at once are being reviewed.
+var ErrBusy = errors.New("as many tokens as may be reviewed at once are being reviewed")
+
+// authorized answers those with a bearer token that may.
+func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") || token == "" {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		ok, err := may(r.Context(), token)
+		switch {
+		case errors.Is(err, ErrBusy): // whoever has so many tokens is not to fill the log
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		case err != nil:
+			log.Warn("ask the cluster who may get /metrics", "error", err)
+			http.Error(w, "the cluster could not be asked whether this token may get /metrics; the agent's log says why", http.StatusServiceUnavailable)
+		case !ok:
+			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
+		default:
+			h.ServeHTTP(w, r)
+		}
+	})
 }

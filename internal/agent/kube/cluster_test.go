@@ -1,4 +1,4 @@
-package agent
+package kube
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -296,17 +298,17 @@ func accelerate(cpus string, devices ...string) []any {
 }
 
 // watched is a cluster that is followed; what is desired comes on a channel.
-func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
+func (s *api) connect(t *testing.T) (*Cluster, chan agent.Desired) {
 	t.Helper()
-	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	c, err := New(&rest.Config{Host: s.URL}, Options{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.pace = hurry
 	ctx, cancel := context.WithCancel(context.Background())
-	desired := make(chan Desired, 100)
+	desired := make(chan agent.Desired, 100)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		c.Run(ctx, func(d Desired) { desired <- d })
+		c.Run(ctx, func(d agent.Desired) { desired <- d })
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -316,7 +318,7 @@ func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
 }
 
 // next waits for a desire that is as wanted: policies by name, and pods.
-func next(t *testing.T, desired chan Desired, want ...string) Desired {
+func next(t *testing.T, desired chan agent.Desired, want ...string) agent.Desired {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
 	var got []string
@@ -379,7 +381,7 @@ func TestCluster(t *testing.T) {
 	s.put(nodePath, nodeObject(object{"zone": "b"}))
 	next(t, desired, "b", "c", "s")
 
-	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
+	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
 		Policies: []v1alpha1.ObservedPolicy{{Policy: "b", Generation: 1, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 3, Verified: 3}}})
 	eventually(t, "state object", func() string {
 		o := s.get(statePath)
@@ -394,7 +396,7 @@ func TestCluster(t *testing.T) {
 		}
 		return ""
 	})
-	c.Publish(Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
+	c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
 	eventually(t, "state object changes", func() string {
 		status := s.get(statePath)["status"].(object)
 		condition := status["conditions"].([]any)[0].(object)
@@ -406,9 +408,9 @@ func TestCluster(t *testing.T) {
 
 	// The same thing twice is one event.
 	for range 3 {
-		c.Notify(Event{true, v1alpha1.ReasonHeld, "somebody has it"})
+		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
 	}
-	c.Notify(Event{true, v1alpha1.ReasonHeld, "another has it"})
+	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "another has it"})
 	eventually(t, "events", func() string {
 		var messages []string
 		s.mu.Lock()
@@ -507,7 +509,7 @@ func TestUninstalled(t *testing.T) {
 	s.put(daemonPath, daemonSet())
 	c, desired := s.connect(t)
 	next(t, desired)
-	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
 	eventually(t, "state object", func() string {
 		if s.get(statePath) == nil {
 			return "not there"

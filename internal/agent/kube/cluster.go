@@ -1,4 +1,8 @@
-package agent
+// Package kube connects an agent to a cluster: it watches the policies that select the node and the
+// pods that run there, rolls policies out together with the agents of other nodes, writes statuses
+// and events, and asks who may get metrics. internal/agent applies what is wanted; without a cluster
+// it reads a file, and nothing of this is needed.
+package kube
 
 import (
 	"cmp"
@@ -13,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authentication "k8s.io/api/authentication/v1"
@@ -35,8 +41,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// ClusterOptions of an agent in a cluster.
-type ClusterOptions struct {
+// Options of an agent in a cluster.
+type Options struct {
 	// Node is the node's name in the cluster.
 	Node string
 	// DaemonSet is NAMESPACE/NAME of what the agent is of. Empty where it is of none;
@@ -55,17 +61,17 @@ type ClusterOptions struct {
 //
 // A cluster that does not answer changes nothing on the node.
 type Cluster struct {
-	options            ClusterOptions
+	options            Options
 	core, ours, apps   rest.Interface
 	nodes, pods, rules cache.Store
 	synced             []cache.InformerSynced
 	informers          []cache.Controller
 	changed            chan struct{}
-	events             chan Event
+	events             chan agent.Event
 	reviewer           *reviewer
 
 	mu     sync.Mutex
-	status *Status
+	status *agent.Status
 	// deleted: the DaemonSet was seen to go.
 	deleted bool
 	dirty   chan struct{}
@@ -77,8 +83,8 @@ type Cluster struct {
 	losses func() losses
 }
 
-// ConnectCluster is NewCluster by a kubeconfig file, or in a pod if that is empty.
-func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
+// Connect is New by a kubeconfig file, or in a pod if that is empty.
+func Connect(kubeconfig string, o Options) (*Cluster, error) {
 	var config *rest.Config
 	var err error
 	if kubeconfig == "" {
@@ -90,11 +96,11 @@ func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	klog.SetSlogLogger(o.Log)
-	return NewCluster(config, o)
+	return New(config, o)
 }
 
-// NewCluster prepares to watch; it asks nothing yet.
-func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
+// New prepares to watch; it asks nothing yet.
+func New(config *rest.Config, o Options) (*Cluster, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, authentication.AddToScheme, authorization.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -102,7 +108,7 @@ func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
 		}
 	}
 	c := &Cluster{
-		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan Event, 32), turns: make(map[types.UID]*turn), pace: rolloutPace,
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), pace: rolloutPace,
 	}
 	c.losses = c.readLosses
 	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
@@ -251,7 +257,7 @@ func (c *Cluster) Forget(ctx context.Context) error {
 }
 
 // Publish is for Options of the agent: it hands the status to Run.
-func (c *Cluster) Publish(s Status) {
+func (c *Cluster) Publish(s agent.Status) {
 	c.mu.Lock()
 	c.status = &s
 	c.mu.Unlock()
@@ -260,7 +266,7 @@ func (c *Cluster) Publish(s Status) {
 
 // Notify is for Options of the agent: it hands an event to Run. Where there are more
 // than anybody would read, they are dropped; the log has them.
-func (c *Cluster) Notify(e Event) {
+func (c *Cluster) Notify(e agent.Event) {
 	select {
 	case c.events <- e:
 	default:
@@ -269,7 +275,7 @@ func (c *Cluster) Notify(e Event) {
 
 // Run tells set what the cluster wants whenever that changes, and writes what Publish
 // and Notify said, until ctx is done.
-func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
+func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, informer := range c.informers {
@@ -282,7 +288,7 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 	all.Go(func() { c.writeEvents(ctx) })
 	all.Go(func() { c.markPolicies(ctx) })
 	all.Go(func() { c.rollOut(ctx) })
-	var last *Desired
+	var last *agent.Desired
 	for {
 		if d := c.desired(); last == nil || !same(*last, d) {
 			set(d)
@@ -297,8 +303,8 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 }
 
 // same tells whether two desires ask for the same.
-func same(a, b Desired) bool {
-	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q Policy) bool {
+func same(a, b agent.Desired) bool {
+	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
@@ -333,8 +339,8 @@ func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
 	return err == nil && n != nil && selector.Matches(labels.Set(n.Labels))
 }
 
-func (c *Cluster) desired() Desired {
-	var d Desired
+func (c *Cluster) desired() agent.Desired {
+	var d agent.Desired
 	node, wantsPods := c.node(), false
 	all := c.policies()
 	c.forget(all, node)
@@ -342,7 +348,7 @@ func (c *Cluster) desired() Desired {
 		if !selects(p, node) {
 			continue
 		}
-		policy := Policy{Name: p.Name, Generation: p.Generation}
+		policy := agent.Policy{Name: p.Name, Generation: p.Generation}
 		complete, err := p.Complete()
 		if err != nil {
 			policy.Invalid = err
@@ -369,7 +375,7 @@ func (c *Cluster) desired() Desired {
 		if !ok || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		pod := Pod{Name: p.Namespace + "/" + p.Name, Labels: p.Labels}
+		pod := agent.Pod{Name: p.Namespace + "/" + p.Name, Labels: p.Labels}
 		for _, ip := range p.Status.PodIPs {
 			if address, err := netip.ParseAddr(ip.IP); err == nil {
 				pod.Addresses = append(pod.Addresses, address)
@@ -379,7 +385,7 @@ func (c *Cluster) desired() Desired {
 			d.Pods = append(d.Pods, pod)
 		}
 	}
-	slices.SortFunc(d.Pods, func(p, q Pod) int { return strings.Compare(p.Name, q.Name) })
+	slices.SortFunc(d.Pods, func(p, q agent.Pod) int { return strings.Compare(p.Name, q.Name) })
 	return d
 }
 
@@ -442,7 +448,7 @@ func (c *Cluster) writeStatus(ctx context.Context) {
 	}
 }
 
-func (c *Cluster) patchStatus(ctx context.Context, s Status) error {
+func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 	var n v1alpha1.NodeAcceleration
 	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
 	if apierrors.IsNotFound(err) {
@@ -503,9 +509,9 @@ func short(message string) string {
 }
 
 func (c *Cluster) writeEvents(ctx context.Context) {
-	told := make(map[Event]time.Time)
+	told := make(map[agent.Event]time.Time)
 	for {
-		var e Event
+		var e agent.Event
 		select {
 		case <-ctx.Done():
 			return
@@ -526,7 +532,7 @@ func (c *Cluster) writeEvents(ctx context.Context) {
 	}
 }
 
-func (c *Cluster) writeEvent(ctx context.Context, e Event) error {
+func (c *Cluster) writeEvent(ctx context.Context, e agent.Event) error {
 	kind := corev1.EventTypeNormal
 	if e.Warning {
 		kind = corev1.EventTypeWarning
