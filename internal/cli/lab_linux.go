@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"text/tabwriter"
+	"time"
 
 	"slipstream.dev/internal/accel/journal"
 
@@ -22,6 +23,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/worker"
 )
 
@@ -54,32 +56,34 @@ func forwardCommand() *cobra.Command {
 
 // labTarget has an experiment run in labs of this machine.
 type labTarget struct {
-	spec    *v1alpha1.Lab
-	process Process
-	made    int
+	spec     *v1alpha1.Lab
+	topology *topology.Topology
+	process  Process
+	made     int
 }
 
-func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
-	return &labTarget{spec: spec, process: p}
+func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
+	return &labTarget{spec: exp.Spec.Target.Lab, topology: topology.Of(exp), process: p}
 }
 
 // openLab has this process measure in labs of this machine.
-func openLab(ctx context.Context, p Process, spec *v1alpha1.Lab) (*site, error) {
+func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, error) {
 	release, err := claimMachine(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	return &site{
-		target:  newLabTarget(spec, p),
+		target:  newLabTarget(exp, p),
 		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release: release,
 	}, nil
 }
 
-func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
+func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.made++
+	f, served := t.topology.Fabric(fabric), t.topology.Served(fabric)
 	config := lab.Config{
-		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
+		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: t.topology.Pods(fabric), NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: t.spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
@@ -94,13 +98,22 @@ func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, 
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, process: t.process, services: config.Services}, nil
+	return &labNetwork{Lab: l, Seating: t.topology.Seat(fabric, l.Places()), process: t.process, services: config.Services, congestionControl: t.spec.CongestionControl}, nil
 }
 
 type labNetwork struct {
 	*lab.Lab
-	process  Process
-	services *lab.Services
+	*topology.Seating
+	process           Process
+	services          *lab.Services
+	congestionControl string
+}
+
+// Places are those of the lab that take part.
+func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
+
+func (n *labNetwork) Setup() target.Setup {
+	return target.Setup{Placement: n.Placement(), CongestionControl: n.congestionControl, Lead: 15 * time.Millisecond}
 }
 
 func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {

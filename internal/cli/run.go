@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/topology"
 )
 
 type runOptions struct {
@@ -70,7 +71,7 @@ func listPresets(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp, topology.Of(exp)).TimeText(), examples.Description(name))
 	}
 	return tw.Flush()
 }
@@ -170,7 +171,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if exp.Spec.Seed == 0 {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
-	plan := experiment.New(exp)
+	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {
 		return dryRun(ctx, p, o, exp, plan)
 	}
@@ -208,7 +209,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err != nil {
 		return errors.Join(err, dir.Close())
 	}
-	plan := experiment.New(exp)
+	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {
 		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
 	}
@@ -241,7 +242,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 		// The pods on the nodes restore.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
-	return openLab(ctx, p, exp.Spec.Target.Lab)
+	return openLab(ctx, p, exp)
 }
 
 // measure runs a plan, restores the machine, and shows what came of it, however

@@ -25,14 +25,18 @@ const slack = 30 * time.Second
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial takes %s longer than its traffic", slack))
 	defer cancel()
-	settings, err := n.apply(ctx, owner, c)
+	pairs, err := n.pairs(c)
+	if err != nil {
+		return err
+	}
+	settings, err := n.apply(ctx, owner, c, pairs)
 	if err == nil {
-		err = n.measure(ctx, c, out, moved)
+		err = n.measure(ctx, c, pairs, out, moved)
 	}
 	// What was applied goes, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer stop()
-	held, revertErr := n.revert(back, c)
+	held, revertErr := n.revert(back, c, pairs)
 	if len(held) > 0 {
 		settings = held
 	}
@@ -78,7 +82,7 @@ func (n *network) interruptWarnings() []record.Warning {
 
 // steered are the places of a cell that its accelerators act in, with the
 // workers that control them: the nodes, and the pods of its pairs.
-func (n *network) steered(c Cell) []seated {
+func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	var in []seated
 	add := func(p target.Place) {
 		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == target.Pod)) > 0 {
@@ -88,25 +92,22 @@ func (n *network) steered(c Cell) []seated {
 	for _, node := range n.nodes {
 		add(node)
 	}
-	if c.onNodes() {
-		return in
-	}
-	for i := range c.Pairs {
-		client, servers := n.pair(c, i)
-		add(client.place)
-		for _, s := range servers {
-			add(s.place)
+	for _, pair := range pairs {
+		for _, end := range append([]seated{pair.client}, pair.servers...) {
+			if end.place.Kind == target.Pod {
+				add(end.place)
+			}
 		}
 	}
 	return in
 }
 
 // apply sets a cell's accelerators everywhere, side by side.
-func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Setting, error) {
+func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
-	for _, s := range n.steered(c) {
+	for _, s := range n.steered(c, pairs) {
 		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
@@ -130,11 +131,11 @@ func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Set
 
 // revert takes a cell's accelerators back, and returns what was in force until
 // then.
-func (n *network) revert(ctx context.Context, c Cell) ([]record.Setting, error) {
+func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
-	for _, s := range n.steered(c) {
+	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
 			if err != nil {
@@ -163,13 +164,13 @@ func (n *network) revert(ctx context.Context, c Cell) ([]record.Setting, error) 
 }
 
 // measure runs the traffic of a cell and samples the nodes over the same window.
-func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
+func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair = make([]record.Pair, c.Pairs)
 	ends := make([][]record.Endpoint, c.Pairs) // servers, by pair
 	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
-	gate := newBarrier(ctx, n.lead)
+	gate := newBarrier(ctx, n.setup.Lead)
 	progress := newProgress(c.Pairs, moved)
 
 	spec := c.Workload.Traffic()
@@ -202,25 +203,20 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 			return err
 		})
 	}
-	for i := range c.Pairs {
-		client, servers := n.pair(c, i)
-		to, err := n.address(c, i)
-		if err != nil {
-			return err
-		}
-		ports := make(chan uint16, len(servers))
-		ends[i] = make([]record.Endpoint, len(servers))
+	for i, pair := range pairs {
+		ports := make(chan uint16, len(pair.servers))
+		ends[i] = make([]record.Endpoint, len(pair.servers))
 		// Another tool's server has nothing to tell, and goes with its client; one of a
 		// number of requests does not know which one is the last.
 		serveCtx, clientDone := ctx, func() {}
 		if spec.Tool != v1alpha1.ToolNative || early != nil {
 			serveCtx, clientDone = context.WithCancel(ctx)
 		}
-		for j, server := range servers {
+		for j, server := range pair.servers {
 			add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
 				t := target.Traffic{
-					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl, Secret: secret,
-					Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
+					Place: server.place.Name, Workload: served(c.Workload, pair.Pair), CongestionControl: n.setup.CongestionControl, Secret: secret,
+					Address: pair.Listen(server.place, spec.IP),
 				}
 				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 					ports <- p
@@ -232,18 +228,18 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 				return err
 			})
 		}
-		add(client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
+		add(pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
 			defer func() {
 				clientDone()
 				if driving.Add(-1) == 0 && early != nil {
 					close(early)
 				}
 			}()
-			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl, Secret: secret}
-			for range servers {
+			t := target.Traffic{Place: pair.client.place.Name, Workload: c.Workload, CongestionControl: n.setup.CongestionControl, Secret: secret}
+			for range pair.servers {
 				select {
 				case p := <-ports:
-					t.Address = netip.AddrPortFrom(to.Addr(), p)
+					t.Address = netip.AddrPortFrom(pair.To.Addr(), p)
 				case <-ctx.Done():
 					return context.Cause(ctx)
 				}
@@ -275,7 +271,7 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	}
 	for i, of := range ends {
 		out.PerPair[i].Server = of[0]
-		if c.Backends > 0 {
+		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
 		}
 	}
@@ -347,41 +343,20 @@ func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 	return all
 }
 
-// address is where the client of pair i finds its server, or the proxy; port 0 is for
-// the server to choose.
-func (n *network) address(c Cell, i int) (netip.AddrPort, error) {
-	if c.Backends > 0 {
-		proxy := n.nodes[1]
-		proxy.Service.Port += uint16(i)
-		return address(proxy, c)
+// served is a workload as each server of a pair sees it: connections that last are
+// divided among backends, those that come and go are not.
+func served(w v1alpha1.Workload, p target.Pair) v1alpha1.Workload {
+	if !p.Backends || w.Connect != nil || w.HTTP != nil {
+		return w
 	}
-	_, servers := n.pair(c, i)
-	return address(servers[0].place, c)
-}
-
-func address(server target.Place, c Cell) (netip.AddrPort, error) {
-	version := c.Workload.Traffic().IP
-	to := netip.AddrPortFrom(server.IP(version), 0)
-	if c.Service || c.Backends > 0 {
-		to = server.Service.AddrPort(version)
+	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+		if *t != nil {
+			own := **t
+			own.Connections /= len(p.Servers)
+			*t = &own
+		}
 	}
-	if !server.IP(version).IsValid() || !to.Addr().IsValid() {
-		return to, fmt.Errorf("workload %s: %s has no IPv%d address on the path %s: choose the other version (ip: %d)",
-			c.Workload.Name, server.Name, version, c.path(), 10-version)
-	}
-	return to, nil
-}
-
-// listen is the address that a cell's server binds.
-func listen(server target.Place, c Cell) netip.Addr {
-	own := server.IP(c.Workload.Traffic().IP)
-	switch {
-	case !c.Service || !server.Service.Everywhere:
-		return own
-	case own.Is6():
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
+	return w
 }
 
 // progress adds up what the pairs report.
