@@ -44,34 +44,38 @@ func (a *Applier) follow(updates *subscription) *follower {
 	f := &follower{quit: make(chan struct{}), ended: make(chan struct{})}
 	go func() {
 		defer close(f.ended)
-		defer func() { updates.close() }()
-		for {
-			select {
-			case <-f.quit:
-				return
-			case _, ok := <-updates.changes:
-				if !ok {
-					// Changes were lost. First subscribe, then list what there is.
-					again, err := subscribe(a.ns)
-					if err != nil {
-						a.options.Log.Error("devices that appear from now on are not accelerated", "place", a.options.Place.Name, "error", err)
-						return
-					}
-					updates.close()
-					updates = again
-				}
-				// What a change says does not matter: the list is the truth, and
-				// one listing answers a burst.
-				for len(updates.changes) > 0 {
-					<-updates.changes
-				}
-				if err := a.reconcile(); err != nil {
-					a.options.Log.Warn("keep devices in step", "place", a.options.Place.Name, "error", err)
-				}
-			}
-		}
+		a.followUntil(f.quit, updates)
 	}()
 	return f
+}
+
+func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
+	defer func() { updates.close() }()
+	for {
+		select {
+		case <-quit:
+			return
+		case _, ok := <-updates.changes:
+			if !ok {
+				// Changes were lost. First subscribe, then list what there is.
+				again, err := subscribe(a.ns)
+				if err != nil {
+					a.options.Log.Error("devices that appear from now on are not accelerated", "place", a.options.Place.Name, "error", err)
+					return
+				}
+				updates.close()
+				updates = again
+			}
+			// What a change says does not matter: the list is the truth, and
+			// one listing answers a burst.
+			for len(updates.changes) > 0 {
+				<-updates.changes
+			}
+			if err := a.reconcile(); err != nil {
+				a.options.Log.Warn("keep devices in step", "place", a.options.Place.Name, "error", err)
+			}
+		}
+	}
 }
 
 // stopFollowing returns when nothing more is going to be applied.
@@ -101,43 +105,56 @@ func (a *Applier) reconcile() error {
 	}
 	ctx := context.Background()
 	return a.transact(ctx, true, func(machine, place *journal.Book) error {
-		for index, name := range a.followed {
-			switch names[index] {
-			case name:
-			case "":
-				a.settings = slices.DeleteFunc(a.settings, func(set record.Setting) bool { return kernel.IsOf(set.Path, name) })
-				a.options.Log.InfoContext(ctx, "device is gone", "place", a.options.Place.Name, "device", name)
-			default:
-				for i, set := range a.settings {
-					if kernel.IsOf(set.Path, name) {
-						a.settings[i].Path = kernel.Renamed(set.Path, names[index])
-					}
-				}
-			}
-		}
+		a.rename(ctx, names)
 		for _, d := range devices {
 			if _, known := a.followed[d.Index]; known || names[d.Index] == "" {
 				continue
 			}
-			_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
-			var settings []record.Setting
-			if err == nil {
-				settings, err = a.set(journal.Changes{Book: place, Changes: queues})
-			}
-			if err != nil {
-				a.options.Log.WarnContext(ctx, "accelerate a device that appeared", "place", a.options.Place.Name, "device", d.Name, "error", err)
-				continue
-			}
-			if len(settings) == 0 { // it went again, or took another name: a change will tell
+			if !a.applyTo(ctx, d, machine, place) {
 				delete(names, d.Index)
-				continue
 			}
-			a.settings = append(a.settings, settings...)
-			a.options.Log.InfoContext(ctx, "accelerated a device that appeared", "place", a.options.Place.Name, "device", d.Name)
 		}
 		a.followed = names
 		return place.Save()
 	})
+}
+
+// rename brings the settings up to date with the names that devices have now, by index.
+func (a *Applier) rename(ctx context.Context, names map[int]string) {
+	for index, name := range a.followed {
+		switch names[index] {
+		case name:
+		case "":
+			a.settings = slices.DeleteFunc(a.settings, func(set record.Setting) bool { return kernel.IsOf(set.Path, name) })
+			a.options.Log.InfoContext(ctx, "device is gone", "place", a.options.Place.Name, "device", name)
+		default:
+			for i, set := range a.settings {
+				if kernel.IsOf(set.Path, name) {
+					a.settings[i].Path = kernel.Renamed(set.Path, names[index])
+				}
+			}
+		}
+	}
+}
+
+// applyTo applies the plan to a device that has come, and tells whether it is dealt with: one that
+// went again, or took another name, is not, and a change will tell.
+func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal.Book) bool {
+	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
+	var settings []record.Setting
+	if err == nil {
+		settings, err = a.set(journal.Changes{Book: place, Changes: queues})
+	}
+	if err != nil {
+		a.options.Log.WarnContext(ctx, "accelerate a device that appeared", "place", a.options.Place.Name, "device", d.Name, "error", err)
+		return true
+	}
+	if len(settings) == 0 {
+		return false
+	}
+	a.settings = append(a.settings, settings...)
+	a.options.Log.InfoContext(ctx, "accelerated a device that appeared", "place", a.options.Place.Name, "device", d.Name)
+	return true
 }
 
 // names maps the devices that p sets anything on, by index.

@@ -168,108 +168,30 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair = make([]record.Pair, c.Pairs)
-	ends := make([][]record.Endpoint, c.Pairs) // servers, by pair
-	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
-	gate := newBarrier(ctx, n.setup.Lead)
-	progress := newProgress(c.Pairs, moved)
-
-	spec := c.Workload.Traffic()
-	var secret [16]byte
-	_, _ = rand.Read(secret[:]) // it ends the program rather than fail
+	m := &measurement{
+		network: n, ctx: ctx, cancel: cancel, cell: c, spec: c.Workload.Traffic(), out: out,
+		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
+	}
+	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
 	// A number of requests is done when it is done: then the window ends.
-	var early chan struct{}
-	if spec.Requests > 0 {
-		early = make(chan struct{})
+	if m.spec.Requests > 0 {
+		m.early = make(chan struct{})
 	}
-	var driving atomic.Int64
-	driving.Store(int64(c.Pairs))
-
-	var mu sync.Mutex // of what is sampled
-	var tasks []func() error
-	add := func(s seated, role string, do func(w Worker, ready target.Ready) error) {
-		who := s.place.Name + " (" + role + ")"
-		gate.expect(who)
-		tasks = append(tasks, func() error {
-			w, err := n.worker(ctx, s.key, s.place)
-			if err == nil {
-				err = do(w, func(uint16) (time.Time, error) { return gate.ready(who) })
-			}
-			gate.done(who)
-			if err != nil && ctx.Err() == nil {
-				// The first failure is the trial's; it stops the others.
-				cancel(fmt.Errorf("%s: %w", s.place.Name, err))
-				n.drop(s.key)
-			}
-			return err
-		})
-	}
+	m.driving.Store(int64(c.Pairs))
 	for i, pair := range pairs {
-		ports := make(chan uint16, len(pair.servers))
-		ends[i] = make([]record.Endpoint, len(pair.servers))
-		// Another tool's server has nothing to tell, and goes with its client; one of a
-		// number of requests does not know which one is the last.
-		serveCtx, clientDone := ctx, func() {}
-		if spec.Tool != v1alpha1.ToolNative || early != nil {
-			serveCtx, clientDone = context.WithCancel(ctx)
-		}
-		for j, server := range pair.servers {
-			add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
-				t := target.Traffic{
-					Place: server.place.Name, Workload: served(c.Workload, pair.Pair), CongestionControl: n.setup.CongestionControl, Secret: secret,
-					Address: pair.Listen(server.place, spec.IP),
-				}
-				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
-					ports <- p
-					return ready(p)
-				})
-				if serveCtx.Err() != nil && ctx.Err() == nil {
-					return nil
-				}
-				return err
-			})
-		}
-		add(pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
-			defer func() {
-				clientDone()
-				if driving.Add(-1) == 0 && early != nil {
-					close(early)
-				}
-			}()
-			t := target.Traffic{Place: pair.client.place.Name, Workload: c.Workload, CongestionControl: n.setup.CongestionControl, Secret: secret}
-			for range pair.servers {
-				select {
-				case p := <-ports:
-					t.Address = netip.AddrPortFrom(pair.To.Addr(), p)
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			}
-			out.PerPair[i].Client, err = w.Drive(ctx, t, ready, progress.of(i))
-			return err
-		})
+		m.addPair(i, pair)
 	}
+	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
 	for _, node := range sampled {
-		add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
-			sample, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early, ready)
-			mu.Lock()
-			defer mu.Unlock()
-			if sample.Host != nil {
-				out.Hosts = append(out.Hosts, *sample.Host)
-			}
-			if sample.Fastpath != nil {
-				out.Fastpath = append(out.Fastpath, *sample.Fastpath)
-			}
-			out.Devices = append(out.Devices, sample.Devices...)
-			return err
-		})
+		m.addSampler(node)
 	}
-	if err := inParallel(tasks); err != nil {
+	if err := inParallel(m.tasks); err != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("%w; %s", context.Cause(ctx), gate.awaited())
+			return fmt.Errorf("%w; %s", context.Cause(ctx), m.gate.awaited())
 		}
 		return cmp.Or(context.Cause(ctx), err)
 	}
-	for i, of := range ends {
+	for i, of := range m.servers {
 		out.PerPair[i].Server = of[0]
 		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
@@ -279,6 +201,111 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	slices.SortFunc(out.Fastpath, func(a, b record.Fastpath) int { return cmp.Compare(a.Place, b.Place) })
 	out.Loads = n.loads(sampled, out)
 	return fill(c, out)
+}
+
+// measurement is the traffic of a trial, and what it is sampled by: tasks that all begin
+// when the last of them is ready.
+type measurement struct {
+	*network
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	cell     Cell
+	spec     *v1alpha1.Traffic
+	gate     *barrier
+	progress *progress
+	secret   [16]byte
+	// early is closed when the last of driving clients is done; nil if the window has a length.
+	early   chan struct{}
+	driving atomic.Int64
+	tasks   []func() error
+	// servers are the ends of each pair. Clients are in out.
+	servers [][]record.Endpoint
+
+	mu  sync.Mutex // of what is sampled
+	out *record.Trial
+}
+
+// add adds a task of a worker. The first that fails is the trial's failure, and stops the others.
+func (m *measurement) add(s seated, role string, do func(w Worker, ready target.Ready) error) {
+	who := s.place.Name + " (" + role + ")"
+	m.gate.expect(who)
+	m.tasks = append(m.tasks, func() error {
+		w, err := m.worker(m.ctx, s.key, s.place)
+		if err == nil {
+			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(who) })
+		}
+		m.gate.done(who)
+		if err != nil && m.ctx.Err() == nil {
+			m.cancel(fmt.Errorf("%s: %w", s.place.Name, err))
+			m.drop(s.key)
+		}
+		return err
+	})
+}
+
+// addPair adds the servers and the client of pair i.
+func (m *measurement) addPair(i int, pair seatedPair) {
+	traffic := func(s seated, w v1alpha1.Workload) target.Traffic {
+		return target.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
+	}
+	ports := make(chan uint16, len(pair.servers))
+	m.servers[i] = make([]record.Endpoint, len(pair.servers))
+	// Another tool's server has nothing to tell, and goes with its client; one of a
+	// number of requests does not know which one is the last.
+	serveCtx, clientDone := m.ctx, func() {}
+	if m.spec.Tool != v1alpha1.ToolNative || m.early != nil {
+		serveCtx, clientDone = context.WithCancel(m.ctx)
+	}
+	for j, server := range pair.servers {
+		m.add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
+			t := traffic(server, served(m.cell.Workload, pair.Pair))
+			t.Address = pair.Listen(server.place, m.spec.IP)
+			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
+				ports <- p
+				return ready(p)
+			})
+			if serveCtx.Err() != nil && m.ctx.Err() == nil {
+				return nil
+			}
+			return err
+		})
+	}
+	m.add(pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
+		defer func() {
+			clientDone()
+			if m.driving.Add(-1) == 0 && m.early != nil {
+				close(m.early)
+			}
+		}()
+		t := traffic(pair.client, m.cell.Workload)
+		for range pair.servers {
+			select {
+			case p := <-ports:
+				t.Address = netip.AddrPortFrom(pair.To.Addr(), p)
+			case <-m.ctx.Done():
+				return context.Cause(m.ctx)
+			}
+		}
+		m.out.PerPair[i].Client, err = w.Drive(m.ctx, t, ready, m.progress.of(i))
+		return err
+	})
+}
+
+// addSampler adds what samples a node.
+func (m *measurement) addSampler(node target.Place) {
+	m.add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
+		sample, err := w.Sample(m.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if sample.Host != nil {
+			m.out.Hosts = append(m.out.Hosts, *sample.Host)
+		}
+		if sample.Fastpath != nil {
+			m.out.Fastpath = append(m.out.Fastpath, *sample.Fastpath)
+		}
+		m.out.Devices = append(m.out.Devices, sample.Devices...)
+		return err
+	})
 }
 
 // nameHosts says which nodes are on each machine.

@@ -157,22 +157,22 @@ func (t *Topology) Pods(fabric int) int {
 // Served are the seats of a network that are reached by way of a service, in the order of the
 // pairs, and what they are reached by.
 func (t *Topology) Served(fabric int) (all target.Served) {
+	i := slices.IndexFunc(t.exp.Spec.Variants, func(v v1alpha1.Variant) bool {
+		return t.exp.PathOf(v).Service != nil && t.FabricOf(v) == fabric
+	})
+	if i < 0 {
+		return all
+	}
+	// Others of this network have services too, so their seats are the same.
+	path := t.exp.PathOf(t.exp.Spec.Variants[i])
 	for _, w := range t.exp.Spec.Workloads {
-		for _, pairs := range t.exp.PairsOf(w) {
-			for _, v := range t.exp.Spec.Variants {
-				path := t.exp.PathOf(v)
-				if path.Service == nil || t.FabricOf(v) != fabric {
-					continue
-				}
-				traffic := w.Traffic()
-				if by := (target.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
-					all.Transports = append(all.Transports, by)
-				}
-				for i := range pairs {
-					if _, server := seats(path, i, t.exp.Nodes()); !slices.Contains(all.Seats, server) {
-						all.Seats = append(all.Seats, server)
-					}
-				}
+		traffic := w.Traffic()
+		if by := (target.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
+			all.Transports = append(all.Transports, by)
+		}
+		for i := range slices.Max(t.exp.PairsOf(w)) {
+			if _, server := seats(path, i, t.exp.Nodes()); !slices.Contains(all.Seats, server) {
+				all.Seats = append(all.Seats, server)
 			}
 		}
 	}
