@@ -56,7 +56,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy ethtool; fi
+		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy; fi
 
 .PHONY: generate-deps
 generate-deps:
@@ -65,17 +65,20 @@ generate-deps:
 .PHONY: deps
 deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
 
-# Packages whose tests make network namespaces, or count on a machine of their own, run one after
-# another; all others run before, at once.
-NETWORK := ./bpf ./internal/accel/fastpath ./internal/agent ./internal/collect ./internal/target/lab \
-	./internal/traffic/... ./internal/worker ./test ./test/cluster
+# Tests that make network namespaces and mostly wait run two packages at a time; those that measure,
+# one after another; all others run before, at once.
+WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
+MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
+	./internal/worker ./test
 GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
+PACKAGES ?= ./...
 .PHONY: test
-test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP for some; CI=1: no skips)
+test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
-	$(GOTEST) $$(comm -23 <(go list ./... | sort) <(go list $(NETWORK) | sort))
-	$(GOTEST) -p=1 $(NETWORK)
+	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(WAITING) $(MEASURING) | sort) | xargs -r $(GOTEST)
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) | sort) | xargs -r $(GOTEST) -p=1
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=2 -parallel=4
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
@@ -114,6 +117,17 @@ generate: generate-deps $(TOOLS) ## Generate the worker's protocol, the eBPF obj
 .PHONY: generated
 generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in the tree
 	.ci/generated
+
+# The pages link as they do in the repository, so the site has the same folders.
+SITE := README.md CONTRIBUTING.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
+.PHONY: site
+site: ## Build the documents as web pages that need no server: bin/site/html/index.html
+	@.ci/deps mkdocs /usr/share/mkdocs/themes/material=mkdocs-material
+	rm -rf bin/site
+	mkdir -p bin/site/source
+	git ls-files -z -co --exclude-standard $(SITE) | xargs -0 cp --parents -t bin/site/source
+	mkdocs build --quiet --strict -f docs/mkdocs.yml
+	@echo "file://$(CURDIR)/bin/site/html/index.html"
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * A socket filter for neighbour notifications of netlink: it drops those about bridges' FDB
@@ -10,14 +8,11 @@
  * which loses relevant notifications. With the filter an address costs no more than this
  * program, which runs while the kernel receives the pod's frame.
  */
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
 #include <linux/neighbour.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
-#include <bpf/bpf_helpers.h>
 
-#define AF_BRIDGE 7 /* include/linux/socket.h */
+#include "lib/net.h"
 
 /* How many bytes of a message pass: all of them, or none. */
 #define ALL -1
@@ -36,7 +31,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct address);
 	__type(value, __u8);
-} matter SEC(".maps");
+} subscribed SEC(".maps");
 
 /* The beginning of a bridge's notification (fdb_fill_info in net/bridge/br_fdb.c). Messages that
  * begin otherwise pass, such as those of VXLAN devices, which lack NDA_MASTER. */
@@ -50,7 +45,7 @@ struct learned {
 };
 
 SEC("socket")
-int hear(struct __sk_buff *skb)
+int filter_neighbours(struct __sk_buff *skb)
 {
 	struct learned m;
 
@@ -59,7 +54,7 @@ int hear(struct __sk_buff *skb)
 	    m.address_head.nla_type != NDA_LLADDR || m.address_head.nla_len != NLA_HDRLEN + ETH_ALEN ||
 	    m.master_head.nla_type != NDA_MASTER)
 		return ALL;
-	return bpf_map_lookup_elem(&matter, &m.address) ? ALL : NONE;
+	return bpf_map_lookup_elem(&subscribed, &m.address) ? ALL : NONE;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Socket-level load balancing of Services, modelled on Cilium's (bpf/bpf_sock.c
@@ -134,12 +132,12 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, int version)
 static __always_inline int restore(struct bpf_sock_addr *ctx, int version)
 {
 	struct peer peer = {.socket = bpf_get_socket_cookie(ctx)};
-	struct address *told;
+	struct address *service;
 
 	get(ctx, version, &peer.backend);
-	told = bpf_map_lookup_elem(&peers, &peer);
-	if (told)
-		put(ctx, version, told);
+	service = bpf_map_lookup_elem(&peers, &peer);
+	if (service)
+		put(ctx, version, service);
 	return OK;
 }
 

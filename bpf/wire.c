@@ -1,5 +1,3 @@
-//go:build ignore
-
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Makes a veth treat the flow hash of a packet as a wire does.
@@ -12,11 +10,7 @@
  * It belongs on the egress of the sending end: RPS reads the hash before the
  * receiver's ingress hook (netif_receive_skb_internal in net/core/dev.c).
  */
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
-
-/* TCX_NEXT, formerly TC_ACT_UNSPEC: run the next program. */
-#define NEXT -1
+#include "lib/net.h"
 
 SEC("tc")
 int rehash(struct __sk_buff *skb)

@@ -9,6 +9,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv"
 )
 
 // balancers replaces the quick experiment's variants and workloads.
@@ -30,7 +31,7 @@ func balancers(t *testing.T) string {
 // A run by way of balancers measures at the client what all backends do together, knows
 // what every node did, and its report names the limit and who is dominated.
 func TestBalancer(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	code, stdout, stderr := finish(t, "run", balancers(t), "--out", out)
@@ -97,7 +98,7 @@ func TestBalancer(t *testing.T) {
 
 // A run by way of a balancer that is killed leaves a proxy, which the next start ends.
 func TestBalancerKilled(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	p := start(t, nil, "run", balancers(t), "--out", out)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 // BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
@@ -23,9 +24,7 @@ import (
 // share, as seen once a trial). A worker has two peaks: from its start to the end of
 // the first trial, and over all later ones.
 func BenchmarkTrial(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("needs root")
-	}
+	testenv.NeedRoot(b)
 	for _, pairs := range []int{1, 16} {
 		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
 			var out string

@@ -8,12 +8,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // TestForbidden applies accelerators without a capability that it takes: what is missing is
 // said, and what to do.
 func TestForbidden(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	runtime.LockOSThread()
 	home, err := netns.Get()

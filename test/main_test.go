@@ -44,13 +44,6 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-}
-
 // process is the program while it runs.
 type process struct {
 	*exec.Cmd

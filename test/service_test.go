@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 // A run by way of services moves every kind of traffic that they are for, in every mode.
 func TestServices(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	unchanged(t)
 	out := t.TempDir()
 	code, _, stderr := finish(t, "run", experiment(t,

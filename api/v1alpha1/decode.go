@@ -24,6 +24,8 @@ type reader struct {
 	malformed int
 	// currency of the first price, and where that stands.
 	currency, currencyOf string
+	// learned is what Rules wants to know of the file; nil for everybody else.
+	learned *lesson
 }
 
 func newReader(file string) *reader {
@@ -153,6 +155,7 @@ func (r *reader) structure(n *node, v reflect.Value, path string) {
 		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
 		names = append(names, name)
 	}
+	r.learned.structure(path, v.Type().Name(), names)
 	for _, f := range n.fields {
 		at := join(path, f.name)
 		if i := slices.Index(names, f.name); i >= 0 {

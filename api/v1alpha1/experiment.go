@@ -13,31 +13,40 @@ const (
 // Experiment is one comparison: variants × workloads × pairs, run in
 // randomised complete blocks.
 type Experiment struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Metadata   Metadata `json:"metadata"`
-	Spec       Spec     `json:"spec"`
+	APIVersion string   `json:"apiVersion"` // version of this file's format
+	Kind       string   `json:"kind"`       // what the file is
+	Metadata   Metadata `json:"metadata"`   // names the experiment
+	Spec       Spec     `json:"spec"`       // says what is compared
 }
 
 // Metadata names the experiment; the name starts that of the results folder
 // and is a DNS label.
 type Metadata struct {
-	Name        string `json:"name"`
+	// Name of the experiment.
+	Name string `json:"name"`
+	// Description is for people; run --list shows the first line of a preset's.
 	Description string `json:"description,omitempty"`
 }
 
 // Spec says what is compared, under which traffic, and how often.
 type Spec struct {
+	// Target is where the experiment runs.
 	Target Target `json:"target"`
-	// Path is the path of every variant that names none.
+	// Path is the path of every variant that names none: the cluster's pod network if left
+	// out with a cluster, else VXLAN.
 	Path Path `json:"path"`
 	// Baseline is the variant the others are compared with.
-	Baseline  string     `json:"baseline"`
-	Variants  []Variant  `json:"variants"`
+	Baseline string `json:"baseline"`
+	// Variants are what is compared.
+	Variants []Variant `json:"variants"`
+	// Workloads are the traffic that each variant is measured with.
 	Workloads []Workload `json:"workloads"`
 	// Pairs are the numbers of client-server pairs; a workload may have its own.
 	Pairs []int `json:"pairs"`
-	Runs  Runs  `json:"runs"`
+	// Runs is the number of blocks, in each of which every variant runs once. auto adds
+	// blocks until the 95 % interval of every ratio is no wider than ± width, at most max
+	// of them.
+	Runs Runs `json:"runs"`
 	// Margin is the equivalence margin of the ratio: 0.02 calls 0.98–1.02 the same.
 	Margin float64 `json:"margin,omitempty"`
 	// Seed orders the trials within each block. 0 draws one, which is recorded.
@@ -46,9 +55,10 @@ type Spec struct {
 	Expect []Expectation `json:"expect,omitempty"`
 }
 
-// Expectation is a claim about one variant and another: exactly one of Faster, NotSlower
-// and Same is set, to the name of the other. It holds for every number of pairs.
+// Expectation is a claim about one variant and another: exactly one of faster, notSlower
+// and same is set, to the name of the other. It holds for every number of pairs.
 type Expectation struct {
+	// Variant is the one that the claim is about.
 	Variant string `json:"variant"`
 	// Faster than that variant, beyond doubt and by more than the margin allows to be the
 	// same.
@@ -57,7 +67,7 @@ type Expectation struct {
 	NotSlower string `json:"notSlower,omitempty"`
 	// Same within the margin.
 	Same string `json:"same,omitempty"`
-	// Metric is one of Metrics; left out it is each workload's primary one.
+	// Metric is the name of one; left out it is each workload's primary one.
 	Metric string `json:"metric,omitempty"`
 	// Workload, left out, is every one that gives the metric.
 	Workload string `json:"workload,omitempty"`
@@ -88,16 +98,19 @@ func (x Expectation) String() string {
 
 // Target is where the experiment runs: exactly one field is set.
 type Target struct {
-	Lab        *Lab        `json:"lab,omitempty"`
+	// Lab is nodes made of network namespaces on this machine.
+	Lab *Lab `json:"lab,omitempty"`
+	// Kubernetes is two nodes of a cluster.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
 
 // Lab is a set of nodes made of network namespaces on this machine.
 type Lab struct {
-	// Nodes, 2 to 16.
+	// Nodes that the lab has.
 	Nodes int `json:"nodes,omitempty"`
-	NIC   NIC `json:"nic,omitempty"`
-	// CongestionControl of every TCP socket of the engine; "cubic" unless set.
+	// NIC is the profile of every node's network interface.
+	NIC NIC `json:"nic,omitzero"`
+	// CongestionControl of every TCP socket of the engine.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
@@ -113,9 +126,11 @@ const (
 
 // NIC is the profile of a lab node's network interface.
 type NIC struct {
+	// Offload is full if large packets cross the wire whole, as TSO, GRO and tunnel offload
+	// of a good NIC let them; none if they are segmented before.
 	Offload string `json:"offload,omitempty"`
-	// MTU in bytes, 1350 to 9000.
-	MTU int `json:"mtu,omitempty"`
+	// MTU of the NIC.
+	MTU int `json:"mtu,omitempty" unit:"bytes"`
 	// Rate caps both directions, as an instance type does; empty is uncapped.
 	Rate BitRate `json:"rate,omitempty"`
 	// Price of a node with this NIC for an hour, where the profile stands for an
@@ -125,9 +140,10 @@ type NIC struct {
 
 // Kubernetes is a cluster: pods on two of its nodes, in namespaces of their own.
 type Kubernetes struct {
-	// ClientNode and ServerNode are names of nodes. What is empty is chosen among
-	// the nodes that are ready and free of taints.
+	// ClientNode is the node of the clients. If it is left out, it is chosen among the nodes
+	// that are ready and free of taints.
 	ClientNode string `json:"clientNode,omitempty"`
+	// ServerNode is the node of the servers, chosen likewise.
 	ServerNode string `json:"serverNode,omitempty"`
 	// NodeSelector are labels that a node must have to be chosen.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
@@ -163,7 +179,7 @@ type Path struct {
 	UDP *Plain `json:"udp,omitempty"`
 	// Routed has no encapsulation, but routes by the other nodes' addresses.
 	Routed *Plain `json:"routed,omitempty"`
-	// EBPF is Routed without the node's stack: packets are redirected.
+	// EBPF is routed without the node's stack: packets are redirected.
 	EBPF *Plain `json:"ebpf,omitempty"`
 	// Bridge has both pods of a pair on one node, on its bridge: what pods cost
 	// without a wire between them.
@@ -193,12 +209,13 @@ const (
 // Service is a way by services. In a cluster they are the cluster's, and all of this
 // is empty.
 type Service struct {
+	// Mode is who leads a connection to a backend; a lab needs one.
 	Mode string `json:"mode,omitempty"`
-	// Backends of each service that a client connects to, 1 to 16000. Each has an
+	// Backends of each service that a client connects to. Each has an
 	// address of its own, and the pair's server answers at all of them. They are not
 	// divided: with 4 pairs there are four times as many.
 	Backends int `json:"backends,omitempty"`
-	// Services that there are in all, 1 to 10000: one a pair, however few are asked
+	// Services that there are in all: one a pair, however few are asked
 	// for, and as many more as it takes, with one backend each, to which nobody
 	// connects.
 	Services int `json:"services,omitempty"`
@@ -221,9 +238,9 @@ const MaxBackends = 14
 // proxy, and the backends, among which the proxy takes turns with connections. The
 // traffic runs on the nodes themselves, as on the path native.
 type Balancer struct {
-	// Backends, 1 to MaxBackends.
+	// Backends that the proxy takes turns with.
 	Backends int `json:"backends,omitempty"`
-	// Proxy is one of the constants. Left out it is HAProxy where that is installed,
+	// Proxy is HAProxy or one in this program. Left out it is HAProxy where that is installed,
 	// and else the built-in one; the environment of a result says which it was.
 	Proxy string `json:"proxy,omitempty"`
 	// NICs of the nodes, where they differ from the variant's profile.
@@ -239,8 +256,11 @@ const (
 
 // RoleNICs are what the NICs of a balancer's nodes have of their own, by role.
 type RoleNICs struct {
-	Client  RoleNIC `json:"client,omitzero"`
-	Proxy   RoleNIC `json:"proxy,omitzero"`
+	// Client is the node of the clients.
+	Client RoleNIC `json:"client,omitzero"`
+	// Proxy is the node of the load balancer.
+	Proxy RoleNIC `json:"proxy,omitzero"`
+	// Backend is every node of a backend.
 	Backend RoleNIC `json:"backend,omitzero"`
 }
 
@@ -265,21 +285,24 @@ const (
 
 // VXLAN is an overlay in the shape of a product.
 type VXLAN struct {
+	// Shape is flannel for a bridge on each node, calico for routes and no bridge.
 	Shape string `json:"shape,omitempty"`
 }
 
 // Variant is a named combination of path, NIC profile and accelerators.
 type Variant struct {
+	// Name of the variant in results.
 	Name string `json:"name"`
-	// Path replaces Spec.Path.
+	// Path replaces spec.path.
 	Path *Path `json:"path,omitempty"`
-	// NIC replaces the target's NIC profile; what it leaves out stays.
-	NIC        *NIC          `json:"nic,omitempty"`
+	// NIC replaces the lab's NIC profile; what it leaves out stays, and has no default.
+	NIC *NIC `json:"nic,omitempty"`
+	// Accelerate is what is applied to nodes and pods while the variant runs.
 	Accelerate []Accelerator `json:"accelerate,omitempty"`
 	// Tools gives workloads, by name, a tool other than their own, so that a
 	// tool can be compared with another as a variant.
 	Tools map[string]string `json:"tools,omitempty"`
-	// Versus is the variant to compare with in place of Spec.Baseline.
+	// Versus is the variant to compare with in place of spec.baseline.
 	Versus string `json:"versus,omitempty"`
 }
 
@@ -287,9 +310,11 @@ type Variant struct {
 //
 // +kubebuilder:object:generate=true
 type Accelerator struct {
+	// RPS spreads received packets over CPUs.
 	RPS *RPS `json:"rps,omitempty"`
+	// RFS takes received packets to the CPU of the application.
 	RFS *RFS `json:"rfs,omitempty"`
-	// Fastpath acts on nodes.
+	// Fastpath is the eBPF fast path of VXLAN. It acts on nodes.
 	Fastpath *Fastpath `json:"fastpath,omitempty"`
 }
 
@@ -319,8 +344,11 @@ const (
 //
 // +kubebuilder:object:generate=true
 type RPS struct {
+	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
-	CPUs    string   `json:"cpus"`
+	// CPUs that packets are spread over: all, all-but-irq (those that do not take the NIC's
+	// interrupts) or a list such as 0-3,8.
+	CPUs string `json:"cpus"`
 }
 
 // RFS is Receive Flow Steering: the kernel takes a flow's packets to the CPU
@@ -328,6 +356,7 @@ type RPS struct {
 //
 // +kubebuilder:object:generate=true
 type RFS struct {
+	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
 	// CPUs of an RPS mask beside it, for flows that RFS does not know yet.
 	// Empty sets no mask: such flows stay where the interrupt put them.
@@ -379,6 +408,7 @@ const (
 
 // Workload is the traffic: exactly one of its kinds is set.
 type Workload struct {
+	// Name of the workload in results.
 	Name string `json:"name"`
 	// Stream sends as much as it can one way.
 	Stream *Traffic `json:"stream,omitempty"`
@@ -391,27 +421,29 @@ type Workload struct {
 	Connect *Traffic `json:"connect,omitempty"`
 	// HTTP asks for an object over and over, or loads a page for each of its users.
 	HTTP *Traffic `json:"http,omitempty"`
-	// Pairs replaces Spec.Pairs for this workload.
+	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
 }
 
 // Traffic are the settings of a workload, the same for every kind.
 type Traffic struct {
-	// Protocol is "tcp" or "udp".
+	// Protocol of the traffic; connect and http have tcp alone.
 	Protocol string `json:"protocol,omitempty"`
-	// IP is the version, 4 or 6.
+	// IP is the version.
 	IP int `json:"ip,omitempty"`
-	// Size of a message in bytes; of http, of the object, or of a page's script.
+	// Size of a message; of http, of the object, or of a page's script. Left out it is
+	// 128KiB for a stream (1400 over UDP), 200k for a page, and else 64. The tool and the
+	// protocol may allow less than the range.
 	Size Bytes `json:"size,omitempty"`
 	// Connections a pair; of connect and http, at a time.
 	Connections int `json:"connections,omitempty"`
 	// Rate in messages a second and connection, for underload; 0 is as fast
 	// as it goes. For a page, users a second and pair.
-	Rate int `json:"rate,omitempty"`
+	Rate int `json:"rate,omitempty" unit:"1/s"`
 	// KeepAlive has http ask over the same connection again; else each request makes
 	// one of its own.
 	KeepAlive bool `json:"keepAlive,omitempty"`
-	// Requests of http, a pair: the window ends when they are done, and Duration is the
+	// Requests of http, a pair: the window ends when they are done, and duration is the
 	// longest it may take. 0 is as many as there are in the window.
 	Requests int `json:"requests,omitempty"`
 	// Page has users load a page, index, script and styles, compressed, over a
@@ -421,9 +453,10 @@ type Traffic struct {
 	// does, where it would sleep else: its CPU is always awake, and has no time for
 	// anybody else.
 	Busy bool `json:"busy,omitempty"`
-	// Warmup runs before the measured window, Duration is its length.
-	Warmup   Duration `json:"warmup,omitempty"`
+	// Warmup runs before the measured window: 1s for a stream, else 500ms.
+	Warmup Duration `json:"warmup,omitempty"`
+	// Duration is the length of the measured window.
 	Duration Duration `json:"duration"`
-	// Tool that makes the traffic.
+	// Tool that makes the traffic. Not every one can make every kind.
 	Tool string `json:"tool,omitempty"`
 }

@@ -68,7 +68,10 @@ const maxFile = 64 << 10
 // default, then the checks. The file's name is for messages only. An error is
 // of type Errors and holds all problems that were found.
 func Parse(file string, data []byte, overrides []string) (*Experiment, error) {
-	r := newReader(file)
+	return newReader(file).read(data, overrides)
+}
+
+func (r *reader) read(data []byte, overrides []string) (*Experiment, error) {
 	if len(data) > maxFile {
 		r.fail("", "must be at most %d KiB, is %d", maxFile>>10, len(data)>>10)
 		return nil, r.err()

@@ -150,6 +150,8 @@ type AccelerationPolicyStatus struct {
 	// Rollout is how far the policy has come.
 	// +optional
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
+	// Conditions tell whether the policy is any node's, and whether it is on all of them.
+	//
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -164,6 +166,7 @@ const MaxFailedNodes = 64
 //
 // +kubebuilder:object:generate=true
 type RolloutStatus struct {
+	// Generation is that of the policy that this is about.
 	Generation int64 `json:"generation"`
 	// Started is when the first node got it, by the clock of the API server.
 	Started metav1.Time `json:"started"`
@@ -221,10 +224,12 @@ type NodeAccelerationStatus struct {
 	// +listType=map
 	// +listMapKey=policy
 	Observed []ObservedPolicy `json:"observed,omitempty"`
-	// Settings that are held on the node and in its pods, and those of them that
-	// read back what was wanted.
+	// Settings that are held on the node and in its pods.
 	Settings int `json:"settings"`
+	// Verified is how many of the settings read back what was wanted.
 	Verified int `json:"verified"`
+	// Conditions tell whether the node is as its policies want it.
+	//
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -290,15 +295,20 @@ const (
 //
 // +kubebuilder:object:generate=true
 type ObservedPolicy struct {
+	// Policy is the name of the policy.
 	Policy string `json:"policy"`
 	// Generation of the policy that this is about.
-	Generation int64  `json:"generation"`
-	State      State  `json:"state"`
-	Reason     string `json:"reason"`
+	Generation int64 `json:"generation"`
+	State      State `json:"state"`
+	// Reason is why it is in the state.
+	Reason string `json:"reason"`
+	// Message is the same in a sentence.
+	//
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Settings that the policy accounts for, and those of them that read back.
+	// Settings that the policy accounts for.
 	Settings int `json:"settings"`
+	// Verified is how many of the settings read back what was wanted.
 	Verified int `json:"verified"`
 }
 

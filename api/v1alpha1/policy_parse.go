@@ -111,8 +111,8 @@ func (r *reader) policy(f *policyFile) {
 	if r.given("metadata.name") {
 		r.valid("metadata.name", f.Metadata.Name, validation.IsDNS1123Subdomain, "a DNS name: a-z, 0-9, - and . within, at most 253")
 	}
-	if r.given("spec.accelerate") && len(f.Spec.Accelerate) == 0 {
-		r.fail("spec.accelerate", "must have at least one accelerator, is empty")
+	if r.given("spec.accelerate") {
+		r.some("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
 	}
 	for i := range f.Spec.Accelerate {
 		a := &f.Spec.Accelerate[i]

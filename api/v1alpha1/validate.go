@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -23,6 +24,9 @@ var (
 )
 
 func fill[T any](r *reader, path string, to *T, value T) {
+	if r.learned != nil {
+		r.rule(path).Defaults = []string{written(value)}
+	}
 	if !r.has(path) {
 		*to = value
 	}
@@ -41,6 +45,7 @@ func (r *reader) malformedNear(path string) bool {
 
 // given tells whether a field that must be there is, and could be decoded.
 func (r *reader) given(path string) bool {
+	r.rule(path).Required = true
 	if !r.has(path) && !r.malformedNear(parent(path)) {
 		r.missing(path)
 	}
@@ -51,6 +56,7 @@ func (r *reader) given(path string) bool {
 func (r *reader) set(path string) bool { return r.has(path) && !r.malformedNear(path) }
 
 func (r *reader) between(path string, got, low, high int) {
+	r.rule(path).Low, r.rule(path).High = low, high
 	switch {
 	case got < low:
 		r.fail(path, "must be at least %d, is %d", low, got)
@@ -60,12 +66,14 @@ func (r *reader) between(path string, got, low, high int) {
 }
 
 func (r *reader) oneOf(path, got string, allowed ...string) {
+	r.rule(path).Enum = allowed
 	if r.set(path) && !slices.Contains(allowed, got) {
 		r.fail(path, "must be %s, is %q", either(allowed), got)
 	}
 }
 
 func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
+	r.rule(path).Pattern, r.rule(path).Text = want.String(), text
 	if !want.MatchString(got) {
 		r.fail(path, "must be %s, is %q", text, got)
 	}
@@ -73,8 +81,25 @@ func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
 
 // valid is matches by one of Kubernetes' own checks.
 func (r *reader) valid(path, got string, faults func(string) []string, text string) {
+	r.rule(path).Text = text
 	if len(faults(got)) > 0 {
 		r.fail(path, "must be %s, is %q", text, got)
+	}
+}
+
+// share checks a ratio's distance from 1, such as a margin.
+func (r *reader) share(path string, got float64) {
+	r.rule(path).Text, r.rule(path).Below = "above 0 and below 0.5", 0.5
+	if !(got > 0 && got < 0.5) {
+		r.fail(path, "must be above 0 and below 0.5, is %g", got)
+	}
+}
+
+// some checks that a list has an element.
+func (r *reader) some(path string, n int, text string) {
+	r.rule(path).Some = true
+	if n == 0 {
+		r.fail(path, "must have at least one %s, is empty", text)
 	}
 }
 
@@ -92,6 +117,7 @@ func (r *reader) exactlyOne(path string, choices ...choice) {
 			set = append(set, c.name)
 		}
 	}
+	r.rule(path).OneOf = names
 	switch {
 	case len(set) == 1 || r.malformedNear(path):
 	case len(set) == 0:
@@ -141,11 +167,11 @@ func (r *reader) experiment(e *Experiment) {
 	r.path("spec.path", s.Target, &s.Path)
 	r.pairs("spec.pairs", s.Pairs)
 	r.runs("spec.runs", s.Runs)
-	if r.set("spec.margin") && !(s.Margin > 0 && s.Margin < 0.5) {
-		r.fail("spec.margin", "must be above 0 and below 0.5, is %g", s.Margin)
+	if r.set("spec.margin") {
+		r.share("spec.margin", s.Margin)
 	}
-	if r.given("spec.workloads") && len(s.Workloads) == 0 {
-		r.fail("spec.workloads", "must have at least one workload, is empty")
+	if r.given("spec.workloads") {
+		r.some("spec.workloads", len(s.Workloads), "workload")
 	}
 	seen := map[string]string{}
 	for i := range s.Workloads {
@@ -156,8 +182,8 @@ func (r *reader) experiment(e *Experiment) {
 			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
 		}
 	}
-	if r.given("spec.variants") && len(s.Variants) == 0 {
-		r.fail("spec.variants", "must have at least one variant, is empty")
+	if r.given("spec.variants") {
+		r.some("spec.variants", len(s.Variants), "variant")
 	}
 	seen = map[string]string{}
 	for i := range s.Variants {
@@ -251,14 +277,20 @@ func (r *reader) nic(path string, n NIC) {
 		// IPv6 inside the overlay needs 1280, and the tunnel takes 70.
 		r.between(path+".mtu", n.MTU, 1350, 9000)
 	}
-	if _, err := n.Rate.BitsPerSecond(); err != nil {
-		r.fail(path+".rate", "%s", err)
-	}
+	r.rate(path+".rate", n.Rate)
 	r.price(path+".price", n.Price)
+}
+
+func (r *reader) rate(path string, rate BitRate) {
+	r.rule(path).Pattern = bitRate.String()
+	if _, err := rate.BitsPerSecond(); err != nil {
+		r.fail(path, "%s", err)
+	}
 }
 
 // price checks that it is one, and in the currency of those before it.
 func (r *reader) price(path string, p Price) {
+	r.rule(path).Pattern = price.String()
 	_, currency, err := p.Amount()
 	switch {
 	case err != nil:
@@ -329,9 +361,7 @@ func (r *reader) balancer(path string, b *Balancer) {
 	}
 	r.oneOf(path+".proxy", b.Proxy, ProxyHAProxy, ProxyBuiltin)
 	for _, role := range []string{RoleClient, RoleProxy, RoleBackend} {
-		if _, err := b.NICs.Of(role).Rate.BitsPerSecond(); err != nil {
-			r.fail(path+".nics."+role+".rate", "%s", err)
-		}
+		r.rate(path+".nics."+role+".rate", b.NICs.Of(role).Rate)
 		r.price(path+".nics."+role+".price", b.NICs.Of(role).Price)
 	}
 }
@@ -387,8 +417,8 @@ func (r *reader) service(path string, on Target, s *Service) {
 }
 
 func (r *reader) pairs(path string, pairs []int) {
-	if r.set(path) && len(pairs) == 0 {
-		r.fail(path, "must have at least one number, is empty")
+	if r.set(path) {
+		r.some(path, len(pairs), "number")
 	}
 	seen := map[string]string{}
 	for i, n := range pairs {
@@ -410,9 +440,7 @@ func (r *reader) runs(path string, n Runs) {
 		if n.Max < AutoFirstBlocks {
 			r.fail(path+".auto.max", "must be at least %d, the blocks before the first look, is %d", AutoFirstBlocks, n.Max)
 		}
-		if !(n.Width > 0 && n.Width < 0.5) {
-			r.fail(path+".auto.width", "must be above 0 and below 0.5, is %g", n.Width)
-		}
+		r.share(path+".auto.width", n.Width)
 	}
 }
 
@@ -458,9 +486,12 @@ func (r *reader) workload(path string, w *Workload) {
 		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
 		choice{"http", w.HTTP != nil})
 	r.pairs(path+".pairs", w.Pairs)
-	for kind, t := range map[string]*Traffic{"stream": w.Stream, "pingpong": w.PingPong, "underload": w.UnderLoad, "connect": w.Connect, "http": w.HTTP} {
-		if t != nil {
-			r.traffic(path+"."+kind, kind, t)
+	for _, of := range []struct {
+		kind string
+		*Traffic
+	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}} {
+		if of.Traffic != nil {
+			r.traffic(path+"."+of.kind, of.kind, of.Traffic)
 		}
 	}
 }
@@ -649,8 +680,8 @@ func (r *reader) fastpath(path string, f *Fastpath, on Path, before []Accelerato
 }
 
 func (r *reader) devices(path string, on Path, devices []string, seen map[string]string) {
-	if r.given(path) && len(devices) == 0 {
-		r.fail(path, "must have at least one class of devices, is empty")
+	if r.given(path) {
+		r.some(path, len(devices), "class of devices")
 	}
 	for i, d := range devices {
 		at := fmt.Sprintf("%s[%d]", path, i)
@@ -722,8 +753,8 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 	for _, w := range workloads {
 		names = append(names, w.Name)
 	}
-	for name, tool := range tools {
-		at := join(path, name)
+	for _, name := range slices.Sorted(maps.Keys(tools)) {
+		at, tool := join(path, name), tools[name]
 		i := slices.Index(names, name)
 		if i < 0 {
 			if len(names) > 0 && !r.malformedNear("spec.workloads") {

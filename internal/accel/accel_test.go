@@ -29,20 +29,14 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces and the machine's settings take root")
-	}
-}
 
 // claimMachine waits for and keeps off whoever else sets the machine's flow
 // table: the lock is that of `slipstream run`.
 func claimMachine(t testing.TB) {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	const path = "/run/slipstream/run.lock"
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
@@ -59,7 +53,7 @@ func claimMachine(t testing.TB) {
 // another for what is elsewhere. Neither has a name that others could see.
 func enter(t testing.TB) (elsewhere netns.Handle) {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	runtime.LockOSThread()
 	before, err := vnetns.Get()
 	must(t, err)
@@ -497,7 +491,7 @@ func applyAndDie(t *testing.T, dir string) {
 }
 
 func TestDevices(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	elsewhere := enter(t)
 	addVeth(t, elsewhere, "veth0", 3)
 	devices, err := Devices(false)

@@ -23,6 +23,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 // pin mounts a namespace on a file, as a container runtime does.
@@ -193,7 +194,7 @@ func TestKeepInside(t *testing.T) {
 // A pod goes while somebody is inside: the namespace, the file and the veth, in every
 // order, end nothing but the pod.
 func TestNamespaceGoes(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, netnsDir := t.TempDir(), t.TempDir()
 	for name, leave := range map[string]func(veth, pinned string) error{
 		"veth": func(veth, _ string) error { return delLink(veth) },

@@ -1,16 +1,14 @@
-// Package agent keeps accelerations on, on one node: what policies want is set on
-// the node's devices and, for the class pod, on the pods' own interfaces, follows
-// devices and pods that come and go, is verified now and then, and is put back
-// when no policy wants it any more.
+// Package agent applies policies on one node and keeps them applied. It sets accelerators on the node's
+// devices and, for the class pod, on the pods' own interfaces; follows devices and pods as they come and
+// go; verifies settings periodically; and restores those that no policy wants any more.
 //
-// The Agent itself knows policies, devices and network namespaces, and neither
-// where policies come from nor who reads its status: file.go has them from a
-// file, kubernetes.go from a cluster. What is written, journalled and read back is
-// internal/accel's; whether an acceleration helps is for an experiment to say.
+// An Agent knows policies, devices and network namespaces, but not where policies come from and who reads
+// its status: file.go reads policies from a file, internal/agent/kube from a cluster. internal/accel
+// journals, writes and reads back settings.
 //
-// An Agent that ends leaves settings as they are: the journal holds them for the owner
-// "agent", and the next one adopts them. The fast path ends with the process, because it
-// is safe only while a process invalidates flows; the next agent starts it again.
+// Settings outlive an Agent: the journal has them under the owner "agent", and the next Agent adopts them.
+// The fast path ends with the process, because it is safe only while a process invalidates flows; the next
+// Agent starts it again.
 package agent
 
 import (
@@ -34,25 +32,24 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// owner holds the settings in the journal, whatever process it is.
+// owner is the owner of settings in the journal, the same for all agent processes.
 const owner = "agent"
 
 // Options of an agent.
 type Options struct {
-	// Node is what the node is called.
+	// Node is the node's name.
 	Node string
-	// JournalDir keeps what was changed; one for the whole machine.
+	// JournalDir is the folder of the journal, one for the whole machine.
 	JournalDir string
 	// Proc is the host's /proc if empty, NetnsDirs accel.NetnsDir.
 	Proc      string
 	NetnsDirs []string
-	// Verify is how often everything is read back, where that is cheap; 30 s if 0.
+	// Verify is the least interval between verifications; 30 s if 0.
 	Verify time.Duration
-	// Log gets what is done; nothing if nil.
+	// Log is nil for no log.
 	Log *slog.Logger
-	// Publish is called with every status that differs from the last, Notify with
-	// what a person should hear of, both from the agent's own goroutine: they do
-	// not wait.
+	// Publish is called for every changed status, Notify for every event, both from the agent's goroutine:
+	// they must not block.
 	Publish func(Status)
 	Notify  func(Event)
 }
@@ -84,13 +81,12 @@ func (o Options) accel(place target.Place) accel.Options {
 	return accel.Options{Place: place, Proc: o.Proc, JournalDir: o.JournalDir, Owner: owner, Persistent: true, Log: o.Log}
 }
 
-// Desired is what an agent is to make true.
+// Desired is the state that an agent establishes.
 type Desired struct {
-	// Policies that select this node, the one that goes first where two want
-	// different things first.
+	// Policies that select this node, in the order of precedence.
 	Policies []Policy
-	// Pods of this node that have addresses of their own. They matter to policies that
-	// select pods; the others act on all, known or not.
+	// Pods of this node with their own addresses. They matter only to policies that select pods; the others
+	// act on all pods.
 	Pods []Pod
 }
 
@@ -99,22 +95,22 @@ type Policy struct {
 	Name       string
 	Generation int64
 	Accelerate []v1alpha1.Accelerator
-	// Pods tells which pods get the class pod; nil is all. Two policies with the
-	// same Selector select the same pods.
+	// Pods reports which pods the class pod includes; nil for all. Two policies with the same Selector
+	// select the same pods.
 	Pods     func(labels map[string]string) bool
 	Selector string
-	// Invalid is what is wrong with the policy itself.
+	// Invalid is why the policy is invalid, nil if it is not.
 	Invalid error
-	// Withheld says why it is not on here, though it selects this node; the zero value
-	// is that it is.
+	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
+	// policy is applied.
 	Withheld Withheld
 }
 
-// Withheld is why a node does not have a policy that selects it: its rollout has not
-// come there, or the node gave it up. Reason is one of v1alpha1's.
+// Withheld is why a policy is not applied to a node that it selects: its rollout has not reached the node,
+// or was rolled back there. Reason is one of v1alpha1's.
 type Withheld struct{ Reason, Message string }
 
-// Pod is a pod with a network namespace of its own.
+// Pod is a pod with its own network namespace.
 type Pod struct {
 	// Name is NAMESPACE/NAME.
 	Name      string
@@ -122,14 +118,14 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// Event is something that a person should hear of.
+// Event is something that a user should know.
 type Event struct {
 	Warning bool
 	// Reason is one of v1alpha1's, or "Repaired".
 	Reason, Message string
 }
 
-// Agent keeps the accelerations of the node whose network namespace it is made in.
+// Agent keeps accelerators applied on the node in whose network namespace it was created.
 type Agent struct {
 	options Options
 	lock    *os.File
@@ -144,7 +140,7 @@ type Agent struct {
 	status  Status
 	beat    time.Time
 	pause   time.Duration // to the next verification
-	deaf    int           // times that devices were found no message had told of, since the last message
+	deaf    int           // passes that found devices without a notification, since the last notification
 	changed chan struct{}
 
 	// The rest is Run's alone.
@@ -191,8 +187,8 @@ func (a *Agent) Close() {
 	}
 }
 
-// lockMachine makes this the machine's only agent, until the file is closed or the
-// process ends: two would take each other's settings for drift.
+// lockMachine makes this the machine's only agent, until the file is closed or the process ends. Two agents
+// would repair each other's settings.
 func lockMachine(journal string) (*os.File, error) {
 	if err := os.MkdirAll(journal, 0o700); err != nil {
 		return nil, fmt.Errorf("make journal: %w", err)
@@ -203,7 +199,7 @@ func lockMachine(journal string) (*os.File, error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = errors.New("another agent runs on this machine; stop it first (it may be a DaemonSet's, or a service of systemd)")
+		err = errors.New("another agent is running on this machine: stop it first (it may belong to a DaemonSet or a systemd service)")
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
@@ -211,7 +207,7 @@ func lockMachine(journal string) (*os.File, error) {
 	return f, nil
 }
 
-// Set tells the agent what is wanted. Before the first call it changes nothing.
+// Set passes the desired state. Before the first call, the agent changes nothing.
 func (a *Agent) Set(d Desired) {
 	a.mu.Lock()
 	a.desired = &d
@@ -222,22 +218,22 @@ func (a *Agent) Set(d Desired) {
 	}
 }
 
-// sweepDelay gathers pods that have gone before their ledgers are dropped.
+// sweepDelay is how long pods that are gone are collected before their journals are dropped together.
 const sweepDelay = time.Second
 
-// settled is how long after its start an agent has done all that is done once.
+// settled is how long after its start an agent has finished its initial work.
 const settled = 5 * time.Second
 
-// Run keeps what Set said until ctx is done, and leaves it as it is then. An error
-// is one that a restart may mend.
+// Run establishes the desired state until ctx is done, and leaves settings as they are then. It returns
+// errors that a restart may solve.
 func (a *Agent) Run(ctx context.Context) error {
-	// What follows is small beside what the start of the program has touched.
+	// The program needs less memory from here on than its start did.
 	if err := process.ReleaseProgram(); err != nil {
-		a.options.Log.Warn("give back memory", "error", err)
+		a.options.Log.Warn("release memory", "error", err)
 	}
 	verify := time.NewTimer(min(a.rest(0), 2*settled))
 	defer verify.Stop()
-	var spent time.Duration // on the verification that is under way
+	var spent time.Duration // on the current verification
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
@@ -269,7 +265,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case u, ok := <-a.watch.changes:
 			if !ok {
 				a.metrics.overruns.Inc()
-				a.options.Log.Warn("messages about devices were lost; everything is listed anew")
+				a.options.Log.Warn("netlink notifications were lost; all devices are listed again")
 				if err := a.watch.again(); err != nil {
 					return fmt.Errorf("follow the node's devices: %w", err)
 				}
@@ -317,25 +313,24 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.publish()
 		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
 			verify.Reset(a.rest(spent))
-			go func() { // it takes a while, and a pod may come
+			go func() { // it takes a while, in which a pod may appear
 				if err := process.Shrink(); err != nil {
-					a.options.Log.Warn("give back memory", "error", err)
+					a.options.Log.Warn("release memory", "error", err)
 				}
 			}()
 		}
 	}
 }
 
-// A verification may take one part in restFor of a CPU: what is asked of an idle agent
-// is to cost nothing that anybody would notice, on a node with thousands of devices
-// too. restAtMost bounds what that stretches the time to the next one by.
+// Verifications may take one part in restFor of a CPU, so that an idle agent costs hardly anything even on a
+// node with thousands of devices. restAtMost bounds the interval that results.
 const (
 	restFor    = 400
 	restAtMost = 10
 )
 
-// rest sets the time to the next verification after one that took so much CPU time,
-// jittered: that many nodes should not all look at the same moment.
+// rest sets the time to the next verification after one that took that much CPU time, with jitter so that
+// nodes do not verify at the same moment.
 func (a *Agent) rest(spent time.Duration) time.Duration {
 	most := restAtMost * a.options.Verify
 	a.mu.Lock()
@@ -344,10 +339,10 @@ func (a *Agent) rest(spent time.Duration) time.Duration {
 	return time.Duration(float64(a.pause) * (0.8 + 0.4*rand.Float64()))
 }
 
-// cpuTime is what this process has used.
+// cpuTime returns the CPU time that this process has used.
 func cpuTime() time.Duration {
 	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // it fails on a wrong address alone
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // it fails only for an invalid address
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -357,24 +352,24 @@ func (a *Agent) live() {
 	a.beat = time.Now()
 }
 
-// Healthy is nil while the agent does its work: an error says that it has not come
-// round for long, or that the kernel's messages do not reach it. A policy that
-// cannot be had, or a cluster that does not answer, is no reason to be restarted.
+// Healthy returns nil while the agent works. It returns an error if the agent has not checked the node for
+// long, or receives no netlink notifications. A policy that cannot be applied, or an API server that does
+// not answer, is no reason for a restart.
 func (a *Agent) Healthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	limit := 3*a.pause + 30*time.Second
 	if since := time.Since(a.beat); since > limit {
-		return fmt.Errorf("the agent has not come round for %s; it should every %s", since.Round(time.Second), a.pause.Round(time.Second))
+		return fmt.Errorf("the agent's last check was %s ago; it should check every %s", since.Round(time.Second), a.pause.Round(time.Second))
 	}
 	if a.deaf > 1 {
-		return errors.New("devices have appeared that no message told of, again and again")
+		return errors.New("devices keep appearing without a netlink notification")
 	}
 	return nil
 }
 
-// Revert puts back everything that agents hold on this machine; no agent runs. It
-// returns how many settings it wrote.
+// Revert restores all settings of agents on this machine. No agent may be running. It returns how many
+// settings it wrote.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
 	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
 	view, lookErr := a.host.Look()
@@ -386,7 +381,7 @@ func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
 		err = errors.Join(err, r.Err)
 	}
 	if err = errors.Join(err, keepErr); err != nil {
-		return restored + kept.Reverted, fmt.Errorf("put back what the agent has set: %w", err)
+		return restored + kept.Reverted, fmt.Errorf("restore settings: %w", err)
 	}
 	return restored + kept.Reverted, nil
 }

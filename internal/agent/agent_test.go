@@ -22,6 +22,7 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 func must(t testing.TB, err error) {
@@ -229,17 +230,7 @@ func (p *place) start(o Options) *running {
 // eventually waits for want to be true; what it last said fails the test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		last := want()
-		if last == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 10 s: %s", what, last)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	testenv.Eventually(t, 10*time.Second, what, want)
 }
 
 func (p *place) wantMasks(what string, want map[string]string) {
@@ -491,7 +482,7 @@ func TestConflictAndNonsense(t *testing.T) {
 	p.wantMasks("the first wins", map[string]string{"/eth0": "1", "/veth-a": "1"})
 	a.wantState("first", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	a.wantState("agrees", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	if o := a.wantState("later", v1alpha1.StateFailed, v1alpha1.ReasonConflict); !strings.Contains(o.Message, "policy first goes first") || o.Settings != 0 {
+	if o := a.wantState("later", v1alpha1.StateFailed, v1alpha1.ReasonConflict); !strings.Contains(o.Message, "policy first takes precedence") || o.Settings != 0 {
 		t.Errorf("%+v, want one that names the first", o)
 	}
 	if o := a.wantState("impossible", v1alpha1.StateFailed, v1alpha1.ReasonImpossible); !strings.Contains(o.Message, "not online") {

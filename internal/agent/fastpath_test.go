@@ -364,7 +364,7 @@ func TestFastpath(t *testing.T) {
 // have been used.
 func wear(t testing.TB) {
 	t.Helper()
-	spec, err := ebpf.LoadCollectionSpec(filepath.Join("..", "..", "bpf", "fastpath_bpfel.o"))
+	spec, err := ebpf.LoadCollectionSpec(filepath.Join("..", "accel", "fastpath", "datapath", "fastpath_bpfel.o"))
 	must(t, err)
 	used := spec.Variables["pod_links_used"]
 	l, err := netlink.LinkByName("flannel.1")

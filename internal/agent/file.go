@@ -24,23 +24,23 @@ type PolicyFile struct {
 	generation int64
 }
 
-// OpenPolicy reads a policy file and tells the agent. That it is missing or wrong is
-// an error here, at the start, where it is a person's slip; later it is not, see Follow.
+// OpenPolicy reads a policy file and passes it to the agent. A missing or invalid file is an error here, at
+// the start; later it is not, see Follow.
 func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 	p := &PolicyFile{agent: a, file: file}
-	// Watched before it is read, so that no change is missed between.
+	// The watch begins before the file is read, so that no change is missed.
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", file, err)
 	}
 	p.inotify = os.NewFile(uintptr(fd), "inotify")
-	// The folder: editors, and Kubernetes' ConfigMaps, put another file in its place.
+	// Watch the folder: editors, and Kubernetes with ConfigMaps, replace the file.
 	const changes = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
 	if _, err := unix.InotifyAddWatch(fd, filepath.Dir(file), changes); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the folder of %s: %w", file, err), p.inotify.Close())
 	}
 	if p.text, err = os.ReadFile(file); err != nil {
-		err = fmt.Errorf("read policy: %w (to put back what an agent has set, use --revert)", err)
+		err = fmt.Errorf("read policy: %w (to restore what agents have set, use --revert)", err)
 	} else {
 		err = p.set()
 	}
@@ -60,13 +60,12 @@ func (p *PolicyFile) set() error {
 	return nil
 }
 
-// settle is how long a file is left alone before it is read: who writes one often
-// removes it first.
+// settle is the delay after a change before the file is read: programs often remove a file before they write
+// it anew.
 const settle = 200 * time.Millisecond
 
-// Follow reads the file again whenever it changes, or reload says so, until ctx is
-// done. A file that is removed is a policy that is deleted; one that is wrong changes
-// nothing.
+// Follow reads the file again whenever it changes, or reload receives a signal, until ctx is done. A removed
+// file counts as a deleted policy; an invalid one changes nothing.
 func (p *PolicyFile) Follow(ctx context.Context, reload <-chan os.Signal) {
 	events := make(chan struct{}, 1)
 	go func() {
@@ -109,7 +108,7 @@ func (p *PolicyFile) read() {
 	text, err := os.ReadFile(p.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		if p.text != nil {
-			p.agent.options.Log.Warn("the policy file is gone: what it wanted is put back", "file", p.file)
+			p.agent.options.Log.Warn("the policy file is gone: its settings are restored", "file", p.file)
 			p.agent.Set(Desired{})
 		}
 		p.text = nil
@@ -123,6 +122,6 @@ func (p *PolicyFile) read() {
 		err = p.set()
 	}
 	if err != nil {
-		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the policy is as it was before the file changed: %s", err)})
+		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the changed policy file is invalid, so the previous policy stays in force: %s", err)})
 	}
 }

@@ -98,7 +98,7 @@ func TestOneAgentAMachine(t *testing.T) {
 	if err == nil {
 		a.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "another agent runs on this machine; stop it first") {
+	if err == nil || !strings.Contains(err.Error(), "another agent is running on this machine: stop it first") {
 		t.Errorf("a second agent: %v, want it refused", err)
 	}
 }
@@ -171,7 +171,7 @@ func TestHealth(t *testing.T) {
 	a.mu.Lock()
 	a.beat = time.Now().Add(-24 * time.Hour)
 	a.mu.Unlock()
-	if code, text := get(a.Health(), "/healthz"); code != 503 || !strings.Contains(text, "has not come round") {
+	if code, text := get(a.Health(), "/healthz"); code != 503 || !strings.Contains(text, "the agent's last check was") {
 		t.Errorf("a stuck loop: %d %s", code, text)
 	}
 }

@@ -47,18 +47,32 @@ func newMetrics() *metrics {
 	}
 }
 
+func (m *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes}
+}
+
+// described are the metrics that have a description alone: their values are the agent's
+// status.
+var described []*prometheus.Desc
+
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	described = append(described, d)
+	return d
+}
+
 var (
-	policySettings = prometheus.NewDesc("slipstream_policy_settings", "Settings that a policy accounts for.", []string{"policy"}, nil)
-	policyVerified = prometheus.NewDesc("slipstream_policy_settings_verified", "Settings of a policy that read back what was wanted.", []string{"policy"}, nil)
-	policyState    = prometheus.NewDesc("slipstream_policy_state", "1 for the state that a policy is in on this node.", []string{"policy", "state"}, nil)
-	nodeDevices    = prometheus.NewDesc("slipstream_devices", "Devices of the node that are of a class.", []string{"class"}, nil)
-	nodePods       = prometheus.NewDesc("slipstream_pods", "Network namespaces of pods that are followed.", nil, nil)
-	fastUp         = prometheus.NewDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.", nil, nil)
-	fastHooks      = prometheus.NewDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.", nil, nil)
-	fastSkipped    = prometheus.NewDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.", nil, nil)
-	fastFlows      = prometheus.NewDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", []string{"path"}, nil)
-	fastPackets    = prometheus.NewDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}, nil)
-	podsMissing    = prometheus.NewDesc("slipstream_pods_missing", "Those of them that could not be found.", nil, nil)
+	policySettings = newDesc("slipstream_policy_settings", "Settings that a policy accounts for.", "policy")
+	policyVerified = newDesc("slipstream_policy_settings_verified", "Settings of a policy that read back what was wanted.", "policy")
+	policyState    = newDesc("slipstream_policy_state", "1 for the state that a policy is in on this node.", "policy", "state")
+	nodeDevices    = newDesc("slipstream_devices", "Devices of the node that are of a class.", "class")
+	nodePods       = newDesc("slipstream_pods", "Network namespaces of pods that are followed.")
+	fastUp         = newDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.")
+	fastHooks      = newDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.")
+	fastSkipped    = newDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.")
+	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", "path")
+	fastPackets    = newDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", "reason")
+	podsMissing    = newDesc("slipstream_pods_missing", "Those of them that could not be found.")
 )
 
 // Describe makes an agent a prometheus.Collector.
@@ -67,7 +81,7 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColl
 // Collect makes an agent a prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	m := a.metrics
-	for _, c := range []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes} {
+	for _, c := range m.collectors() {
 		c.Collect(ch)
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {

@@ -20,64 +20,63 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// node is what Run knows of its node.
+// node is what Run knows about its node.
 type node struct {
 	policies []policy
 	pods     map[netip.Addr]*Pod
-	// links by index, those without a class too.
+	// links by index, including those without a class.
 	links map[int]link
-	// fresh are links that have come since the last pass.
+	// fresh are links that have appeared since the last pass.
 	fresh map[int]bool
-	// groups are the pods' namespaces by the number that this one has for them.
+	// groups are the pods' namespaces by their IDs in this namespace (RTM_GETNSID).
 	groups map[int]*group
 	// counts and refused are those of the node's own devices and of the machine.
 	counts  map[accel.SettingOf]accel.Count
 	refused []accel.Refusal
-	// acting are the policies that have something to act on.
+	// acting are the keys of policies that have something to act on.
 	acting []string
-	// relist: the next list tells of devices in the place of lost messages.
+	// relist: the next list replaces notifications that were lost.
 	relist bool
-	// adopted: the first pass is done, so a setting that is amiss is drift.
+	// adopted: the first pass is done, so a setting with another value is drift.
 	adopted bool
-	// departed: namespaces have gone whose ledgers are there still.
+	// departed: namespaces are gone whose journals still exist.
 	departed bool
-	// unverified are pods' namespaces with whose verification to go on.
+	// unverified are pods' namespaces that the current verification has not reached yet.
 	unverified []int
 	// failure of the last pass as a whole.
 	failure error
 }
 
-// link is what matters of a link of the node.
+// link is a link of the node.
 type link struct {
 	name, kind, class string
 	// peer is the index of a veth's other end in the namespace called number.
 	peer, number int
-	// told: a message, or the first list, has told of it.
+	// told: a notification, or the first list, has announced it.
 	told bool
 }
 
 // group is a pod's network namespace: the ends of one or more veths.
 type group struct {
 	ends []accel.End
-	// since the first of them was seen, or a policy was there to want something.
+	// since when a link of it, or a policy for it, has existed.
 	since time.Time
 	// id is known once it has been entered.
 	id  netns.Cookie
 	pod *Pod
-	// policies that are applied, by key, and what became of it.
+	// policies that are applied, by key, and the result.
 	policies []string
-	// clashes are policies left out, for each with the one that goes before it.
+	// clashes are policies that conflict, each with the one that takes precedence.
 	clashes map[string]string
 	kept    accel.Kept
 	err     error
-	// missing: neither a file nor a process stood for it.
+	// missing: no file and no process of this namespace was found.
 	missing  bool
 	done     bool
 	verified time.Time
 }
 
-// take accepts what Set said last. It tells whether the policies are others than
-// they were.
+// take takes over the last Set, and reports whether the policies have changed.
 func (a *Agent) take() (changed bool) {
 	a.mu.Lock()
 	d := a.desired
@@ -106,15 +105,14 @@ func (a *Agent) take() (changed bool) {
 	return changed
 }
 
-// told says whether Set was ever called.
+// told reports whether Set has been called.
 func (a *Agent) told() bool { return a.policies != nil }
 
-// note enters a message into what is known. It tells whether only a full pass can
-// say what follows from it.
+// note records a notification, and reports whether it needs a full pass.
 func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	a.metrics.messages.Inc()
 	a.hear(true)
-	// A bridge tells of its ports in the same group.
+	// Bridges send notifications about their ports to the same multicast group.
 	if u.IfInfomsg.Family != unix.AF_UNSPEC || a.links == nil {
 		return a.links == nil
 	}
@@ -136,7 +134,7 @@ func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	}
 	if now.kind != "veth" || known.class == v1alpha1.DeviceNIC {
 		a.links[index] = now
-		return true // what it is depends on routes, addresses and other links
+		return true // its class depends on routes, addresses and other links
 	}
 	now.class = ""
 	if now.number >= 0 {
@@ -146,7 +144,7 @@ func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	return false
 }
 
-// learn enters a link, and its other end where that is a pod's.
+// learn records a link, and its peer if that is a pod's.
 func (a *Agent) learn(index int, now link) {
 	if was, ok := a.links[index]; ok && (was.class != now.class || was.number != now.number || was.peer != now.peer) {
 		a.forget(index)
@@ -187,7 +185,7 @@ func (a *Agent) forget(index int) {
 	}
 }
 
-// pass makes the node what is wanted: all of it, or what has come.
+// pass applies the desired state to the whole node, or to new devices only.
 func (a *Agent) pass(ctx context.Context, full bool) error {
 	began := time.Now()
 	if !full {
@@ -242,7 +240,7 @@ func (a *Agent) keepNode(ctx context.Context) error {
 	return nil
 }
 
-// compare brings what is known in step with a list of all devices.
+// compare updates the known links from a list of all devices.
 func (a *Agent) compare(devices []accel.Device) {
 	if a.links == nil {
 		a.links, a.fresh, a.groups = make(map[int]link), make(map[int]bool), make(map[int]*group)
@@ -256,7 +254,7 @@ func (a *Agent) compare(devices []accel.Device) {
 		there[d.Index] = true
 		was, known := a.links[d.Index]
 		if known && !was.told && !first {
-			missed++ // it was in the list before this one, and no message has come since
+			missed++ // it was in the previous list already, and no notification has come since
 		}
 		a.learn(d.Index, link{name: d.Name, kind: d.Kind, class: d.Class, peer: d.Peer, number: d.PeerNamespace, told: first || known && was.told})
 	}
@@ -270,14 +268,14 @@ func (a *Agent) compare(devices []accel.Device) {
 	}
 	a.hear(false)
 	a.metrics.missed.Add(float64(missed))
-	a.options.Log.Error("devices have appeared that no message told of", "devices", missed)
+	a.options.Log.Error("devices appeared without a netlink notification", "devices", missed)
 	for index, l := range a.links {
 		l.told = true
 		a.links[index] = l
 	}
 }
 
-// hear notes that a message has come, or that one should have.
+// hear records that a notification has come, or was missed.
 func (a *Agent) hear(message bool) {
 	if message && a.deaf == 0 {
 		return
@@ -289,7 +287,7 @@ func (a *Agent) hear(message bool) {
 	}
 }
 
-// keepFresh keeps what is wanted of the devices that have come.
+// keepFresh applies the policies to new devices.
 func (a *Agent) keepFresh(ctx context.Context) error {
 	var devices []accel.Device
 	for index := range a.fresh {
@@ -307,20 +305,20 @@ func (a *Agent) keepFresh(ctx context.Context) error {
 	return err
 }
 
-// reckon enters what became of the node's own devices.
+// reckon records the result for the node's own devices.
 func (a *Agent) reckon(kept accel.Kept) {
 	maps.Copy(a.counts, kept.Counts)
 	a.refused = append(a.refused, kept.Refused...)
 	a.tally(a.options.Node, kept)
 }
 
-// tally counts what was done, and tells of what should not have been necessary.
+// tally counts what was done, and reports repairs, which should not be necessary.
 func (a *Agent) tally(place string, kept accel.Kept) {
 	a.metrics.set.Add(float64(kept.Set))
 	a.metrics.reverted.Add(float64(kept.Reverted))
 	if kept.Repaired > 0 && a.adopted {
 		a.metrics.repaired.Add(float64(kept.Repaired))
-		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by somebody else; they are as the policies want them again", kept.Repaired, place)})
+		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by something else, and are restored to what the policies want", kept.Repaired, place)})
 	}
 	for _, r := range kept.Refused {
 		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
@@ -337,17 +335,17 @@ func (a *Agent) notify(e Event) {
 
 // Limits of one pass over pods.
 const (
-	// atOnce bounds the namespaces that are open at a time.
+	// atOnce bounds the number of open namespaces.
 	atOnce = 64
-	// verifyAtOnce bounds what a verification costs: where there are more pods, the
-	// longest unverified go first.
+	// verifyAtOnce bounds the pods of one verification: if there are more, those that have not been verified
+	// for longest come first.
 	verifyAtOnce = 128
-	// verifyTogether is for how many of them a pod that has just come may wait.
+	// verifyTogether is for how many of them a new pod may have to wait.
 	verifyTogether = 4
 )
 
-// keepPods keeps what is wanted in the namespaces of pods that have come or whose
-// policies have changed. After a full pass the others are to be verified.
+// keepPods applies the policies to pods that are new or whose policies have changed. After a full pass, it
+// marks the others for verification.
 func (a *Agent) keepPods(ctx context.Context, full bool) {
 	var due, verify []int
 	for number, g := range a.groups {
@@ -366,8 +364,8 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPods goes on with the verification of pods until there are messages: a pod
-// that comes waits for no other's.
+// verifyPods continues the verification of pods until there are notifications, so that a new pod need not
+// wait for it.
 func (a *Agent) verifyPods(ctx context.Context) {
 	for len(a.unverified) > 0 && ctx.Err() == nil {
 		n := min(len(a.unverified), verifyTogether)
@@ -379,8 +377,7 @@ func (a *Agent) verifyPods(ctx context.Context) {
 	}
 }
 
-// keepThese keeps what is wanted in the namespaces of some pods, those of them that
-// are still there.
+// keepThese applies the policies to some pods, if they still exist.
 func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 	if ctx.Err() != nil {
 		return
@@ -390,7 +387,7 @@ func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 		n, g := found[number], a.groups[number]
 		if g != nil {
 			g.missing = n == nil
-			g.done = true // until a message or the next verification
+			g.done = true // until a notification or the next verification
 		}
 		if n == nil {
 			continue
@@ -402,19 +399,18 @@ func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 	}
 }
 
-// selective tells whether any policy wants to know which pod it is about.
+// selective reports whether any policy selects pods.
 func (a *Agent) selective() bool {
 	return slices.ContainsFunc(a.policies, func(p policy) bool { return p.ofPods() && p.Pods != nil })
 }
 
-// undecided: which pod it is has to be known, and is not.
+// undecided reports whether the policies depend on which pod it is, and that is unknown.
 func (a *Agent) undecided(g *group) bool { return g.pod == nil && a.selective() }
 
-// choose works out the policies of a pod. One whose own differ from what is applied
-// is not done.
+// choose determines the policies of a pod, and marks it as not done if they differ from the applied ones.
 func (a *Agent) choose(g *group) {
 	if g.pod != nil {
-		// Its labels may have changed, or it is another's address now.
+		// Its labels may have changed, or another pod may have its address now.
 		var again *Pod
 		for _, ip := range g.pod.Addresses {
 			if again == nil {
@@ -445,7 +441,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
 		g.policies, g.clashes = a.policiesOf(g.pod)
 	}
 	if len(g.policies) == 0 && g.id == 0 {
-		return // nothing is wanted and nothing was: what a life before set, the sweep finds
+		return // nothing to apply or restore: sweep finds what an earlier agent has set
 	}
 	place := target.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
 	first := g.id == 0
@@ -461,7 +457,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
 	}
 	g.verified = time.Now()
 	if len(g.policies) == 0 && len(g.kept.Refused) == 0 {
-		g.id = 0 // as it was found; its ledger is gone
+		g.id = 0 // all is restored, and its journal is gone
 	}
 	if first {
 		a.metrics.latency.Observe(time.Since(g.since).Seconds())
@@ -472,7 +468,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
 	}
 }
 
-// name of a pod, or of its first veth's end on the node.
+// name returns the name of a pod, or of the node's end of its first veth.
 func (g *group) name() string {
 	if g.pod != nil {
 		return g.pod.Name
@@ -483,8 +479,8 @@ func (g *group) name() string {
 	return fmt.Sprintf("pod of link %d", g.ends[0].Host)
 }
 
-// sweep lets go of what is held in namespaces that are none of today's pods, such as
-// those of policies that ended while no agent was there.
+// sweep releases settings in namespaces that belong to no current pod, or whose policies ended while no
+// agent was running.
 func (a *Agent) sweep(ctx context.Context) {
 	if a.links == nil {
 		return
@@ -498,7 +494,7 @@ func (a *Agent) sweep(ctx context.Context) {
 	a.metrics.reverted.Add(float64(restored))
 	if err != nil && ctx.Err() == nil {
 		a.metrics.errors.Inc()
-		a.options.Log.Warn("let go of pods that are gone", "error", err)
+		a.options.Log.Warn("forget pods that are gone", "error", err)
 	}
 }
 

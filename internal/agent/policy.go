@@ -9,21 +9,21 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// policy is a Policy and what its node makes of it.
+// policy is a Policy and its state on this node.
 type policy struct {
 	Policy
-	// reason and problem, where the policy is not acted on at all.
+	// reason and problem are why the policy is not applied at all; empty if it is.
 	reason, problem string
-	// against are earlier policies, by key, that want something else of the
-	// class pod, of pods that both may select.
+	// against are earlier policies, by key, with conflicting settings of the class pod, for pods that both
+	// may select.
 	against map[string]bool
 }
 
-// key is that of one version of a policy.
+// key identifies one version of a policy.
 func (p policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
 
-// devices are the classes that an accelerator acts on. The fast path has programs at
-// others as well, but without an overlay there is none.
+// devices returns the classes that an accelerator acts on. The fast path also attaches programs to others,
+// but only if there is an overlay.
 func devices(a v1alpha1.Accelerator) []string {
 	if a.RPS != nil {
 		return a.RPS.Devices
@@ -37,7 +37,7 @@ func devices(a v1alpha1.Accelerator) []string {
 	return nil
 }
 
-// names tells whether a policy acts on devices of a class.
+// names reports whether a policy acts on devices of a class.
 func (p policy) names(class string) bool {
 	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return slices.Contains(devices(a), class) })
 }
@@ -48,8 +48,8 @@ func (p policy) ofFastpath() bool {
 
 func (p policy) ofPods() bool { return p.names(v1alpha1.DevicePod) }
 
-// nodePart is what accelerators come to on the node: without the class pod, but
-// with the machine's table that queues of pods index.
+// nodePart returns the part of accelerators that applies to the node: without the class pod, but with the
+// machine's flow table, which the queues of pods index.
 func nodePart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
 	out := v1alpha1.AcceleratorsFor(all, false)
 	for _, a := range all {
@@ -64,9 +64,8 @@ func podPart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
 	return v1alpha1.AcceleratorsFor(all, true)
 }
 
-// judge decides which policies are acted on. One is acted on as a whole or not at
-// all, but for pods that another one selects too: on those, the earlier goes first
-// and the later is left out.
+// judge decides which policies are applied. A policy is applied as a whole or not at all, except to pods
+// that a conflicting policy selects too: on those, the earlier one takes precedence.
 func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 	var accepted []*policy
 	for i := range policies {
@@ -91,13 +90,13 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 				if err = check(slices.Concat(podPart(q.Accelerate), podPart(p.Accelerate))); err != nil {
 					p.against[q.key()] = true
 					if p.Pods != nil && q.Pods != nil && p.Selector != q.Selector {
-						continue // pod by pod
+						continue // decided for each pod
 					}
 				}
 			}
 			if err != nil {
 				p.reason = v1alpha1.ReasonConflict
-				p.problem = fmt.Sprintf("policy %s goes first, and both cannot be had: %s; nothing is changed for this one", q.Name, err)
+				p.problem = fmt.Sprintf("policy %s takes precedence, and conflicts with this one: %s; this policy is not applied", q.Name, err)
 			}
 		}
 		if p.reason == "" {
@@ -106,8 +105,8 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 	}
 }
 
-// policiesOf are the policies of a pod that act on its own interfaces, and those
-// that are left out for an earlier one.
+// policiesOf returns the policies that act on a pod's own interfaces, and those that conflict with an
+// earlier one.
 func (a *Agent) policiesOf(pod *Pod) (keys []string, clashes map[string]string) {
 	for _, p := range a.policies {
 		if p.reason != "" || !p.ofPods() || p.Pods != nil && (pod == nil || !p.Pods(pod.Labels)) {
@@ -125,8 +124,8 @@ func (a *Agent) policiesOf(pod *Pod) (keys []string, clashes map[string]string) 
 	return keys, clashes
 }
 
-// toAct are the policies that have something to act on, by key. The others change
-// nothing, not even the machine's table.
+// toAct returns the keys of policies that have something to act on. The others change nothing, not even the
+// machine's flow table.
 func (a *Agent) toAct() []string {
 	classes := make(map[string]bool)
 	for _, l := range a.links {
@@ -149,7 +148,7 @@ func (a *Agent) toAct() []string {
 	return keys
 }
 
-// ofNode is what is wanted of the node.
+// ofNode returns what the policies want on the node.
 func (a *Agent) ofNode() []v1alpha1.Accelerator {
 	var out []v1alpha1.Accelerator
 	for _, p := range a.policies {
@@ -160,7 +159,7 @@ func (a *Agent) ofNode() []v1alpha1.Accelerator {
 	return out
 }
 
-// ofPod is what some policies, by key, want of a pod.
+// ofPod returns what the policies with these keys want in a pod.
 func (a *Agent) ofPod(keys []string) []v1alpha1.Accelerator {
 	var out []v1alpha1.Accelerator
 	for _, p := range a.policies {

@@ -21,8 +21,7 @@ import (
 	"time"
 )
 
-// Bounds of what a server takes from whoever reaches it. A connection that waits for a
-// request costs some 20 KiB, with TLS some 60.
+// Limits of a server. An idle connection takes some 20 KiB of memory, with TLS some 60.
 const (
 	metricsConnections = 32
 	healthConnections  = 8
@@ -36,27 +35,26 @@ type timeouts struct{ header, write, idle time.Duration }
 // A client that scrapes once a minute can keep its connection.
 var serveTimeouts = timeouts{header: 5 * time.Second, write: 15 * time.Second, idle: 2 * time.Minute}
 
-// ServeOptions say where an agent can be asked, and by whom.
+// ServeOptions are the addresses of an agent's servers, and who may read them.
 type ServeOptions struct {
-	// Metrics is the address of /metrics, Health that of /healthz; empty for nowhere.
+	// Metrics is the address of /metrics, Health that of /healthz; empty for no server.
 	Metrics, Health string
 	// CertFile and KeyFile are a certificate for /metrics. They are read for every
 	// connection, so that they can be replaced.
 	CertFile, KeyFile string
-	// Authorize tells whether a bearer token may read /metrics. If it is set and there is no
-	// certificate, the agent signs one itself: a token is never sent in the clear.
+	// Authorize reports whether a bearer token may read /metrics. If it is set and there is no
+	// certificate, the agent uses a self-signed one: a token is never sent in the clear.
 	Authorize func(ctx context.Context, token string) (bool, error)
 	Log       *slog.Logger
 }
 
-// Servers answer until they are closed.
+// Servers serve until they are closed.
 type Servers struct {
 	all     []*http.Server
 	running sync.WaitGroup
 }
 
-// Serve answers /metrics and /healthz, each at its own address. A server that ends by
-// itself is told to failed.
+// Serve serves /metrics and /healthz, each at its own address. It calls failed if a server ends by itself.
 func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error) {
 	s = new(Servers)
 	defer func() {
@@ -67,7 +65,7 @@ func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error
 	}()
 	if o.Health != "" {
 		if err := s.start(o.Health, nil, a.Health(), healthConnections, failed); err != nil {
-			return s, fmt.Errorf("serve health: %w (--health takes another address)", err)
+			return s, fmt.Errorf("serve health: %w (choose another address with --health)", err)
 		}
 	}
 	if o.Metrics == "" {
@@ -82,12 +80,12 @@ func (a *Agent) Serve(o ServeOptions, failed func(error)) (s *Servers, err error
 		handler = authorized(handler, o.Authorize, o.Log)
 	}
 	if err := s.start(o.Metrics, secure, handler, metricsConnections, failed); err != nil {
-		return s, fmt.Errorf("serve metrics: %w (--listen takes another address)", err)
+		return s, fmt.Errorf("serve metrics: %w (choose another address with --listen)", err)
 	}
 	return s, nil
 }
 
-// Close ends the servers at once.
+// Close stops the servers at once.
 func (s *Servers) Close() {
 	for _, server := range s.all {
 		_ = server.Close()
@@ -114,8 +112,8 @@ func (s *Servers) start(address string, secure *tls.Config, handler http.Handler
 	return nil
 }
 
-// newServer answers requests of what boundedListener lets in. HTTP/1 only: a connection
-// is then one request at a time.
+// newServer serves the connections that a boundedListener admits. Only HTTP/1, so that a connection has one
+// request at a time.
 func newServer(handler http.Handler, t timeouts) *http.Server {
 	var one http.Protocols
 	one.SetHTTP1(true)
@@ -128,14 +126,14 @@ func newServer(handler http.Handler, t timeouts) *http.Server {
 			}
 			return context.WithValue(ctx, connKey{}, c)
 		},
-		// Handshakes that fail, and clients that go away, are no news of the agent's.
+		// Failed handshakes and disconnected clients do not matter to the agent.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 }
 
 type connKey struct{}
 
-// serving marks a connection as one that is being answered.
+// serving marks a connection as one whose request is being served.
 func serving(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
@@ -146,27 +144,27 @@ func serving(h http.Handler) http.Handler {
 	})
 }
 
-// boundedListener has room for so many connections. One more closes that which has waited
-// longest without a whole request, so that idle connections and slow clients cannot keep
-// anybody out; where all are being answered it is closed itself.
+// boundedListener limits the number of connections. A further one closes the connection that has waited
+// longest for a complete request, so that idle connections and slow clients cannot lock others out. If all
+// are being served, the new one is closed.
 type boundedListener struct {
 	net.Listener
 	room int
 
 	mu   sync.Mutex
 	open int
-	// waiting have no whole request, those that have waited longest first.
+	// waiting are connections without a complete request, the longest waiting first.
 	waiting []*boundedConn
 }
 
 type boundedConn struct {
 	net.Conn
 	of *boundedListener
-	// closed is of's to guard.
+	// closed is guarded by of.
 	closed bool
 }
 
-// Accept is net.Listener's.
+// Accept implements net.Listener.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -180,7 +178,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit is nil where there is no room.
+// admit returns nil if there is no room.
 func (l *boundedListener) admit(c net.Conn) *boundedConn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,7 +209,7 @@ func (l *boundedListener) forget(c *boundedConn) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *boundedConn) bool { return w == c })
 }
 
-// wait notes that a connection waits for a request, or is being answered.
+// wait records whether a connection waits for a request or is being served.
 func (c *boundedConn) wait(waits bool) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -221,14 +219,14 @@ func (c *boundedConn) wait(waits bool) {
 	}
 }
 
-// Close is net.Conn's.
+// Close implements net.Conn.
 func (c *boundedConn) Close() error {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	return c.of.drop(c)
 }
 
-// tls is nil for a server without.
+// tls returns the TLS configuration, nil for a server without TLS.
 func (o ServeOptions) tls() (*tls.Config, error) {
 	load := func() (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
@@ -236,7 +234,7 @@ func (o ServeOptions) tls() (*tls.Config, error) {
 	}
 	switch {
 	case (o.CertFile == "") != (o.KeyFile == ""):
-		return nil, errors.New("a certificate and its key are needed together: --tls-cert and --tls-key")
+		return nil, errors.New("--tls-cert and --tls-key must be given together")
 	case o.CertFile != "":
 		if _, err := load(); err != nil {
 			return nil, fmt.Errorf("read the certificate: %w", err)
@@ -256,8 +254,8 @@ func (o ServeOptions) tls() (*tls.Config, error) {
 	}, nil
 }
 
-// signed is a certificate by nobody but itself. A client cannot verify it: it keeps
-// a token from who listens, not from who stands between.
+// signed returns a self-signed certificate. A client cannot verify it: it protects a token from
+// eavesdroppers, not from a man in the middle.
 func signed() (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -280,10 +278,10 @@ func signed() (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// ErrBusy is Authorize's where as many tokens as may be reviewed at once are being reviewed.
-var ErrBusy = errors.New("as many tokens as may be reviewed at once are being reviewed")
+// ErrBusy is Authorize's error if too many tokens are under review.
+var ErrBusy = errors.New("too many tokens are under review; try again")
 
-// authorized answers those with a bearer token that may.
+// authorized serves requests with a bearer token that is authorized.
 func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -294,11 +292,11 @@ func authorized(h http.Handler, may func(context.Context, string) (bool, error),
 		}
 		ok, err := may(r.Context(), token)
 		switch {
-		case errors.Is(err, ErrBusy): // whoever has so many tokens is not to fill the log
+		case errors.Is(err, ErrBusy): // a flood of tokens must not fill the log
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case err != nil:
-			log.Warn("ask the cluster who may get /metrics", "error", err)
-			http.Error(w, "the cluster could not be asked whether this token may get /metrics; the agent's log says why", http.StatusServiceUnavailable)
+			log.Warn("review a token for /metrics", "error", err)
+			http.Error(w, "the API server did not say whether this token may get /metrics; see the agent's log", http.StatusServiceUnavailable)
 		case !ok:
 			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
 		default:

@@ -16,13 +16,13 @@ import (
 // Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
-	// Settings that are held on the node and in its pods, and those that read back.
+	// Settings is the number of settings on the node and in its pods, and of those that read back.
 	Settings, Verified int
 	// Ready: no policy has failed. Reason is one of v1alpha1's.
 	Ready           bool
 	Reason, Message string
-	// Devices of the node by class; Pods are namespaces that are followed, Missing
-	// those of them that could not be found.
+	// Devices is the number of devices by class, Pods that of pods' namespaces, Missing that of those which
+	// could not be found.
 	Devices       map[string]int
 	Pods, Missing int
 	// Fastpath is nil if no policy wants the fast path.
@@ -156,7 +156,7 @@ func files(a v1alpha1.Accelerator) []string {
 	return nil
 }
 
-// accountsFor tells whether a policy wants a setting of a class.
+// accountsFor reports whether a policy wants a setting of a class.
 func (p policy) accountsFor(class, file string) bool {
 	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool {
 		return slices.Contains(devices(a), class) && slices.Contains(files(a), file)
@@ -182,14 +182,14 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 	ofPod := func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
 	if !slices.Contains(a.acting, p.key()) {
 		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
-		o.Message = "the node has no device of the classes that the policy names, or no pod that it selects; nothing is changed until it has"
+		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
 		if a.failure != nil {
 			o.State, o.Reason, o.Message = v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error()
 		}
 		return o
 	}
 	add(&o.Settings, &o.Verified, a.counts, mine)
-	// The worst says what the state is; the rest is in the log.
+	// The worst problem determines the state; the log has the others.
 	fail := func(reason, message string) {
 		if o.State != v1alpha1.StateFailed {
 			o.State, o.Reason, o.Message = v1alpha1.StateFailed, reason, message
@@ -237,11 +237,11 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 	}
 	switch {
 	case clashing > 0:
-		fail(v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods an earlier policy wants something else, and is what they have", clashing))
+		fail(v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing))
 	case o.Verified < o.Settings:
-		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings do not read back what was written; the kernel made something else of it", o.Settings-o.Verified, o.Settings))
+		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings))
 	case missing > 0:
-		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the runtime pins them", missing))
+		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the container runtime pins them", missing))
 	}
 	if o.State == "" {
 		o.State, o.Reason = v1alpha1.StateApplied, v1alpha1.ReasonApplied

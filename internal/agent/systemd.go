@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Systemd tells the service manager that the agent is at work, and goes on saying so
-// while it is healthy, as long as the unit asks for it (WatchdogSec); systemd restarts
-// what falls silent. Without a service manager it does nothing.
+// Systemd notifies systemd that the agent has started and, if the unit has WatchdogSec, that it is healthy;
+// systemd restarts an agent that stops sending these notifications. Without systemd it does nothing.
 func (a *Agent) Systemd(ctx context.Context) error {
 	if err := notifySystemd("READY=1"); err != nil {
 		return err
@@ -32,9 +31,9 @@ func (a *Agent) Systemd(ctx context.Context) error {
 			case <-tick.C:
 			}
 			if err := a.Healthy(); err != nil {
-				a.options.Log.Error("not healthy; the service manager is not told otherwise", "error", err)
+				a.options.Log.Error("not healthy; systemd gets no watchdog notification", "error", err)
 			} else if err := notifySystemd("WATCHDOG=1"); err != nil {
-				a.options.Log.Warn("tell the service manager", "error", err)
+				a.options.Log.Warn("notify systemd", "error", err)
 			}
 		}
 	}()
@@ -47,14 +46,14 @@ func notifySystemd(state string) error {
 	if socket == "" {
 		return nil
 	}
-	// A name that begins with @ is abstract, which net writes the same way.
+	// A name that begins with @ is abstract; net uses the same notation.
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
-		return fmt.Errorf("tell the service manager: %w", err)
+		return fmt.Errorf("notify systemd: %w", err)
 	}
 	defer c.Close()
 	if _, err := c.Write([]byte(state)); err != nil {
-		return fmt.Errorf("tell the service manager: %w", err)
+		return fmt.Errorf("notify systemd: %w", err)
 	}
 	return nil
 }

@@ -8,16 +8,15 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// watch is the kernel's stream of changes to the node's links: one socket for the
-// node, whatever its pods. Its channel is closed where more came than the socket
-// had room for.
+// watch receives netlink notifications about the node's links: one socket per node, however many pods. Its
+// channel is closed if the socket's buffer overflowed.
 type watch struct {
 	changes chan netlink.LinkUpdate
 	done    chan struct{}
 }
 
-// room for messages while the agent is busy, in bytes: a message about a veth
-// takes up to 4 KiB of it, and a burst of 500 pods sends some 10 each.
+// room is the size of the socket's buffer in bytes: a notification about a veth takes up to 4 KiB, and a
+// burst of 500 pods causes some 10 each.
 const room = 16 << 20
 
 func newWatch() (*watch, error) {
@@ -33,11 +32,11 @@ func newWatch() (*watch, error) {
 
 func (w *watch) close() {
 	close(w.done)
-	for range w.changes { // the sender would wait for ever
+	for range w.changes { // otherwise the sender would block forever
 	}
 }
 
-// again subscribes anew; who calls it lists what there is afterwards.
+// again subscribes anew; the caller lists all devices afterwards.
 func (w *watch) again() error {
 	w.close()
 	next, err := newWatch()

@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// accelOwner holds in the journal what a person applied; it outlives the process.
+// accelOwner is the owner, in the journal, of settings that a user applied: they outlive the process.
 const accelOwner = "slipstream accel"
 
 func accelCommand(p Process) *cobra.Command {
@@ -27,11 +27,10 @@ func accelCommand(p Process) *cobra.Command {
 		Use:   "accel",
 		Short: "Plan, apply, show and revert accelerators on this machine",
 		Long: `Plan, apply, show and revert accelerators in this network namespace. They are
-those of a variant of an experiment, so what an experiment has proved can be
-switched on as it was measured. apply journals each setting before it writes it,
-and reads it back; revert restores it. The fast path lasts only as long as the
-process that runs it, so apply refuses it: use slipstream agent. status shows
-settings and fast paths.`,
+those of a variant of an experiment: what was measured is what is applied. apply
+journals each setting before it writes it, and reads it back; revert restores it.
+The fast path ends with the process that runs it, so apply rejects it: use
+slipstream agent. status shows settings and fast paths.`,
 		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
   slipstream accel apply results/demo-20260102T150405Z/experiment.yaml rfs
   slipstream accel status
@@ -66,17 +65,17 @@ settings and fast paths.`,
 	c.AddCommand(
 		&cobra.Command{
 			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
-			Short: "Show what a variant's accelerators would set here; touch nothing",
+			Short: "Show what a variant's accelerators would set here, and change nothing",
 			RunE:  set((*accel.Applier).Plan), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "apply PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
-			Short: "Set a variant's accelerators here, until revert or a restart of the machine",
+			Short: "Apply a variant's accelerators here, until revert or a reboot",
 			RunE:  set((*accel.Applier).Apply), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "status", Args: cobra.NoArgs,
-			Short: "Show what is set on this machine, by whom, and whether it still is",
+			Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
 			RunE: func(c *cobra.Command, _ []string) error {
 				held, err := accel.Status(c.Context(), options())
 				if err != nil {
@@ -100,7 +99,7 @@ settings and fast paths.`,
 		},
 		&cobra.Command{
 			Use: "revert", Args: cobra.NoArgs,
-			Short: "Restore what apply found here, and what processes that ended left on this machine",
+			Short: "Restore what apply changed here, and what dead processes left on this machine",
 			RunE: func(c *cobra.Command, _ []string) error {
 				recovered, err := accel.Recover(c.Context(), options())
 				if err != nil {
@@ -122,7 +121,7 @@ settings and fast paths.`,
 	return c
 }
 
-// variantAccelerators are those of a variant of an experiment that act here.
+// variantAccelerators returns the accelerators of a variant that act in this kind of place.
 func variantAccelerators(file, variant string, pod bool) ([]v1alpha1.Accelerator, error) {
 	exp, err := runOptions{}.load([]string{file})
 	if err != nil {
@@ -134,7 +133,7 @@ func variantAccelerators(file, variant string, pod bool) ([]v1alpha1.Accelerator
 	}
 	accelerators := v1alpha1.AcceleratorsFor(v.Accelerate, pod)
 	if len(accelerators) == 0 {
-		return nil, fmt.Errorf("variant %s of %s has no accelerators that act here", variant, file)
+		return nil, fmt.Errorf("variant %s of %s has no accelerators for a %s", variant, file, map[bool]string{false: "node", true: "pod"}[pod])
 	}
 	return accelerators, nil
 }
@@ -166,7 +165,7 @@ func printSettings(w io.Writer, settings []record.Setting) error {
 
 func printHeld(w io.Writer, held []accel.Held) error {
 	if len(held) == 0 {
-		_, err := fmt.Fprintln(w, "nothing is set by slipstream on this machine")
+		_, err := fmt.Fprintln(w, "slipstream has changed no settings on this machine")
 		return err
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -181,15 +180,15 @@ func printHeld(w io.Writer, held []accel.Held) error {
 	return tw.Flush()
 }
 
-// printFastpath shows what takes the fast path, and why the rest does not: the reasons with the most
-// packets first.
+// printFastpath shows what takes the fast path and why the rest does not, the most frequent reasons
+// first.
 func printFastpath(w io.Writer, f accel.Fastpath) error {
-	fmt.Fprintf(w, "fast path of %s, held by %s\n", f.Place, f.Holder)
+	fmt.Fprintf(w, "fast path of %s, run by %s\n", f.Place, f.Holder)
 	if f.Problem != "" {
 		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
 	}
-	fmt.Fprintf(w, "  connections: %d known, %d on the fast path\n", f.Connections, f.Fast)
-	programs := "none: idle, no connection is eligible"
+	fmt.Fprintf(w, "  connections: %d known, %d accelerated\n", f.Connections, f.Fast)
+	programs := "none attached (idle: no connection is eligible)"
 	if len(f.Hooks) > 0 {
 		programs = strings.Join(f.Hooks, " ")
 	}

@@ -39,16 +39,16 @@ the next agent starts it again.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.policy, "policy", "", "a file with an AccelerationPolicy, read again when it changes or on SIGHUP")
+	f.StringVar(&o.policy, "policy", "", "file with an AccelerationPolicy, read again when it changes and on SIGHUP")
 	f.StringVar(&o.node, "node", "", "this node's name in the cluster")
-	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: once that is deleted, an agent that is stopped restores everything")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the cluster (default: as a pod of it)")
-	f.StringVar(&o.serve.Metrics, "listen", "127.0.0.1:9469", "the address of /metrics; empty for nowhere")
-	f.StringVar(&o.serve.Health, "health", "127.0.0.1:9470", "the address of /healthz; empty for nowhere")
+	f.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: if that is deleted when the agent stops, the agent restores everything")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the agent's pod)")
+	f.StringVar(&o.serve.Metrics, "listen", "127.0.0.1:9469", "address of /metrics; empty to disable it")
+	f.StringVar(&o.serve.Health, "health", "127.0.0.1:9470", "address of /healthz; empty to disable it")
 	f.BoolVar(&o.auth, "metrics-auth", false, "with --node: serve /metrics over TLS only, and only to bearer tokens that may get it (TokenReview, SubjectAccessReview)")
-	f.StringVar(&o.serve.CertFile, "tls-cert", "", "a file with the certificate of /metrics (default with --metrics-auth: one that the agent signs itself)")
-	f.StringVar(&o.serve.KeyFile, "tls-key", "", "a file with its key")
-	f.StringVar(&o.journal, "journal", journalDir, "the folder that says what was changed; one for the whole machine")
+	f.StringVar(&o.serve.CertFile, "tls-cert", "", "file with the certificate of /metrics (default with --metrics-auth: a self-signed one)")
+	f.StringVar(&o.serve.KeyFile, "tls-key", "", "file with the private key of --tls-cert")
+	f.StringVar(&o.journal, "journal", journalDir, "folder of the journal of changed settings, one for the whole machine")
 	f.BoolVar(&o.revert, "revert", false, "restore everything that agents have set on this machine, and exit")
 	return c
 }
@@ -67,7 +67,7 @@ func (o agentOptions) check() error {
 		}
 	}
 	if modes != 1 {
-		return errors.New("say one of --policy FILE, --node NAME and --revert (see slipstream agent --help)")
+		return errors.New("choose one of --policy FILE, --node NAME and --revert (see slipstream agent --help)")
 	}
 	if o.auth && o.node == "" {
 		return errors.New("--metrics-auth asks a cluster who may get /metrics, so it needs --node NAME")
@@ -136,13 +136,13 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	if cluster == nil {
 		return nil
 	}
-	// Stopped: to come back, as at an upgrade, or for good. The pod's grace is 30 s.
+	// Stopped, to be started again as at an upgrade, or for good. The pod's grace period is 30 s.
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 	defer done()
 	if !cluster.Uninstalled(last) {
 		return nil
 	}
 	n, err := a.Revert(last)
-	log.Warn("the agent is uninstalled: the node is as it was found", "restored", n)
+	log.Warn("the agent is uninstalled, and has restored the node's settings", "restored", n)
 	return errors.Join(err, cluster.Forget(last))
 }

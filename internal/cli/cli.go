@@ -1,6 +1,5 @@
-// Package cli is the command line: one file a verb. It wires targets, workers,
-// accelerators, statistics and reports together, which know nothing of one
-// another; it decides nothing that they could.
+// Package cli is the command line, one file per command. It wires targets, workers, accelerators,
+// statistics and reports together, which do not know each other. Decisions belong in those packages.
 package cli
 
 import (
@@ -26,9 +25,9 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitUnclear are the gate's: it is slower, it cannot tell.
-	exitSlower  = 3
-	exitUnclear = 4
+	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive.
+	exitSlower       = 3
+	exitInconclusive = 4
 )
 
 // Process is what the command line has of its process.
@@ -54,7 +53,7 @@ func execute(ctx context.Context, p Process) int {
 	return tell(p, root.ExecuteContext(ctx))
 }
 
-// tell says what went wrong, and returns the exit code.
+// tell prints an error, and returns the exit code.
 func tell(p Process, err error) int {
 	if err == nil {
 		return exitGood
@@ -84,7 +83,7 @@ func (e exitError) Error() string {
 
 func (e exitError) Unwrap() error { return e.err }
 
-// usage makes an error one of usage: nothing was touched.
+// usage marks an error as one of usage, before anything was changed.
 func usage(err error) error {
 	if err == nil {
 		return nil
@@ -94,12 +93,12 @@ func usage(err error) error {
 
 // Groups of the help, in order.
 var groups = []*cobra.Group{
-	{ID: "measure", Title: "Measure:"}, {ID: "keep", Title: "Keep on what was proved:"}, {ID: "play", Title: "Try things out:"}, {ID: "other", Title: "Other:"},
+	{ID: "measure", Title: "Measure:"}, {ID: "keep", Title: "Keep what is proven:"}, {ID: "play", Title: "Try things out:"}, {ID: "other", Title: "Other:"},
 }
 
-// groupOf every verb that people use.
+// groupOf has the group of every command that is not hidden.
 var groupOf = map[string]string{
-	"run": "measure", "report": "measure", "compare": "measure", "cleanup": "measure",
+	"run": "measure", "report": "measure", "compare": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
 	"version": "other", "completion": "other", "help": "other",
@@ -111,6 +110,14 @@ func plugin(program string) string {
 		return "kubectl slipstream"
 	}
 	return ""
+}
+
+// Command is the tree of all commands, for their reference.
+func Command() *cobra.Command {
+	root := rootCommand(Process{Args: []string{"slipstream"}})
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
 }
 
 func rootCommand(p Process) *cobra.Command {
@@ -143,7 +150,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), cleanupCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(versionCommand(p))
 	cobra.EnableCommandSorting = false // the order of groups is that of use
@@ -158,8 +165,8 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	return root
 }
 
-// verbs has every command that only has others below it say what is wrong with a name that
-// is none of theirs: cobra prints help instead, as if all were well.
+// verbs makes a command that only has subcommands fail if it is given another name: cobra would print
+// help and succeed.
 func verbs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		verbs(sub)
@@ -220,7 +227,7 @@ func usageOfArgs(c *cobra.Command) {
 	}
 }
 
-// newLog is where the program speaks of itself: warnings and worse, to stderr.
+// newLog logs warnings and errors to standard error.
 func newLog(p Process) *slog.Logger {
 	return slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

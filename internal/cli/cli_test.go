@@ -234,10 +234,10 @@ func TestLastLines(t *testing.T) {
 		blocks int
 		want   []string
 	}{
-		"a gain":    {resultYAML, 6, []string{"harms: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
-		"cluster":   {cluster, 6, []string{"Next:   slipstream policy DIR fastpath --node-selector KEY=VALUE | kubectl apply -f -"}},
-		"no gain":   {withoutGain, 6, []string{"rps+ gives the most back, against vxlan: stream throughput +", "but it costs pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
-		"not clear": {resultYAML, 1, []string{"Not clear", "Next:   slipstream run --resume DIR"}},
+		"a gain":       {resultYAML, 6, []string{"harms: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
+		"cluster":      {cluster, 6, []string{"Next:   slipstream policy DIR fastpath --node-selector KEY=VALUE | kubectl apply -f -"}},
+		"no gain":      {withoutGain, 6, []string{"rps+ gives the most back, against vxlan: stream throughput +", "but it costs pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
+		"inconclusive": {resultYAML, 1, []string{"Inconclusive", "Next:   slipstream run --resume DIR"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := result(t, c.yaml, c.blocks, 1)
@@ -265,7 +265,7 @@ func TestExpectations(t *testing.T) {
 		"[{variant: rps+, faster: vxlan, metric: throughput}]":                                    exitGood,
 		"[{variant: rps+, faster: vxlan}]":                                                        exitSlower,
 		"[{variant: fastpath, faster: vxlan}, {variant: rfs, notSlower: fastpath}]":               exitSlower,
-		"[{variant: fastpath, faster: vxlan}, {variant: rfs, faster: vxlan, metric: cpu_per_gb}]": exitUnclear,
+		"[{variant: fastpath, faster: vxlan}, {variant: rfs, faster: vxlan, metric: cpu_per_gb}]": exitInconclusive,
 	} {
 		dir := result(t, resultYAML+"  expect: "+expect+"\n", 6, 1)
 		opened, err := record.Open(dir)

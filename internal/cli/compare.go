@@ -31,11 +31,11 @@ func compareCommand(p Process) *cobra.Command {
 	var o compareOptions
 	c := &cobra.Command{
 		Use:   "compare BEFORE AFTER",
-		Short: "Tell how a second result differs from a first",
+		Short: "Compare two results",
 		Long: `Tell how a second result differs from a first, for each variant, workload and
 number of pairs that both have. With --gate the exit code is 3 where the second is
 slower in a primary metric (the throughput of a stream, the median latency of
-everything else). With --gate=strict it is 4 as well where that cannot be told, or
+everything else). With --gate=strict it is 4 as well where that is inconclusive, or
 where something is missing. Both say 4 where there is nothing to compare.`,
 		Example: `  slipstream compare results/demo-20260102T150405Z results/demo-20260109T150405Z
   slipstream compare BEFORE AFTER --gate --margin 0.05
@@ -52,26 +52,18 @@ where something is missing. Both say 4 where there is nothing to compare.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.gate, "gate", "", "exit with 3 where the second is slower; =strict: with 4 where it cannot be told")
+	f.StringVar(&o.gate, "gate", "", "exit with 3 where the second is slower; =strict: with 4 where it is inconclusive")
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
-	f.StringArrayVar(&o.only, "only", nil, "compare these alone: variant=NAME,…, workload=NAME,… or metric=NAME,…")
+	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
 	f.Float64Var(&o.margin, "margin", 0, "call a ratio within this of 1 the same, such as 0.02 (default the second experiment's)")
 	return c
 }
 
 func (o compareOptions) run(p Process, folders []string, margin bool) error {
-	var results [2]stats.Result
-	for i, path := range folders {
-		dir, err := record.Open(path)
-		if err != nil {
-			return usage(err)
-		}
-		exp, trials, err := readExperiment(dir)
-		if err != nil {
-			return err
-		}
-		results[i] = stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+	_, results, err := openTwo(folders)
+	if err != nil {
+		return err
 	}
 	only, err := o.filter(results)
 	if err != nil {
@@ -100,11 +92,30 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	case comparison.Gate == stats.GateSlower:
 		return exitError{code: exitSlower, err: errors.New("gate: the second result is slower")}
 	case !changes.Decided():
-		return exitError{code: exitUnclear, err: errors.New("gate: there is nothing that both results have")}
-	case comparison.Gate == stats.GateUnclear && o.gate == gateStrict:
-		return exitError{code: exitUnclear, err: errors.New("gate: the results are too few or too noisy to tell, or something is missing")}
+		return exitError{code: exitInconclusive, err: errors.New("gate: there is nothing that both results have")}
+	case comparison.Gate == stats.GateInconclusive && o.gate == gateStrict:
+		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or something is missing")}
 	}
 	return nil
+}
+
+// openTwo reads what two runs left. Their folders' names tell them apart, or else the paths.
+func openTwo(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
+	for i, path := range paths {
+		dir, err := record.Open(path)
+		if err != nil {
+			return dirs, results, usage(err)
+		}
+		exp, trials, err := readExperiment(dir)
+		if err != nil {
+			return dirs, results, err
+		}
+		dirs[i], results[i] = dir, stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+	}
+	if results[0].Name == results[1].Name {
+		results[0].Name, results[1].Name = paths[0], paths[1]
+	}
+	return dirs, results, nil
 }
 
 // folderName is the name of a results folder, wherever it was named from.

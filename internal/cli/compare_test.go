@@ -3,6 +3,9 @@ package cli
 import (
 	"encoding/json"
 	"encoding/xml"
+	"html"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -28,7 +31,7 @@ func TestCompareGate(t *testing.T) {
 		"the same again":        {[]string{before, after, "--margin", "0.05"}, 0, 0, 0, "", "10 the same"},
 		"slower":                {[]string{before, slower}, 0, 3, 3, "the second result is slower", "rfs: stream throughput −"},
 		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
-		"cannot be told":        {[]string{before, few}, 0, 0, 4, "too noisy", "10 not clear"},
+		"inconclusive":          {[]string{before, few}, 0, 0, 4, "too much noise", "10 inconclusive"},
 		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs × stream × 1"},
 		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "nothing that both", "nothing was compared"},
 	} {
@@ -70,6 +73,39 @@ func TestCompareUsage(t *testing.T) {
 	}
 }
 
+// TestReportOfTwo: one page has both results, what changed and what differs, and stands in
+// the second folder.
+func TestReportOfTwo(t *testing.T) {
+	before := result(t, resultYAML, 6, 1)
+	effects["rfs"] = [3]float64{0.8, 1, 1}
+	after := result(t, strings.Replace(resultYAML, "stream: {duration", "stream: {connections: 3, duration", 1), 5, 2)
+	effects["rfs"] = [3]float64{1, 1, 1}
+	code, stdout, stderr := slipstream(t, "report", before, after)
+	path := filepath.Join(after, "beside-"+filepath.Base(before)+".html")
+	if code != 0 || stdout != "Report: "+path+"\n" {
+		t.Fatalf("exit %d\n%s%s", code, stdout, stderr)
+	}
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has(t, "the page", html.UnescapeString(string(page)), "Slower: rfs: stream throughput −", "50 of 60 trials are done", "3 connections a pair",
+		`<h2>`+before, `<h2>`+after) // the folders have the same name, so their paths tell them apart
+	if _, stdout, _ := slipstream(t, "report", before, after, "--format", "html"); stdout != string(page) {
+		t.Error("standard output has another page than the folder")
+	}
+	for want, args := range map[string][]string{
+		"--format md: two results side by side are html; slipstream compare writes": {"--format", "md"},
+		"--figures is for one result": {"--figures", "png"},
+	} {
+		code, _, stderr := slipstream(t, append([]string{"report", before, after}, args...)...)
+		if code != 2 {
+			t.Errorf("%v: exit %d", args, code)
+		}
+		has(t, "the error", stderr, want)
+	}
+}
+
 // TestCompareFormats: each says what was compared, what is slower, and that a result is
 // unfinished.
 func TestCompareFormats(t *testing.T) {
@@ -82,7 +118,7 @@ func TestCompareFormats(t *testing.T) {
 		if code != 0 {
 			t.Fatalf("%s: exit %d\n%s", format, code, stderr)
 		}
-		has(t, format, stdout, "50 of 60 trials are done", "rfs", "slower")
+		has(t, format, strings.Join(strings.Fields(stdout), " "), "50 of 60 trials are done", "rfs", "slower") // text is wrapped
 		switch format {
 		case "json":
 			var c stats.Comparison

@@ -30,20 +30,20 @@ type kubeOptions struct {
 }
 
 func addAccessFlags(f *pflag.FlagSet, a *kube.Access) {
-	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "file that says how to get to the cluster (default KUBECONFIG, or ~/.kube/config)")
+	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig file (default $KUBECONFIG, or ~/.kube/config)")
 	f.StringVar(&a.Context, "context", "", "context of the kubeconfig (default its current one)")
-	f.StringVarP(&a.Namespace, "namespace", "n", "", "make the pods in this namespace, which is there already (default namespaces of the run's own)")
+	f.StringVarP(&a.Namespace, "namespace", "n", "", "create the pods in this existing namespace (default: the run creates its own)")
 }
 
 func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	addAccessFlags(f, &o.access)
-	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that pods can go to)")
-	f.StringVar(&o.serverNode, "server-node", "", "node of the servers")
-	f.StringVar(&o.selector, "selector", "", "labels that nodes must have to be chosen: pool=net,zone=a")
-	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default: this release's, which must already be on the nodes)")
+	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that accepts pods)")
+	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
+	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
+	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this release's, which is never pulled: load it on the nodes first)")
 }
 
-// overrides are what the flags set in the experiment.
+// overrides returns the fields of the experiment that the flags set.
 func (o *kubeOptions) overrides() ([]override, error) {
 	const at = "spec.target.kubernetes."
 	var all []override
@@ -68,7 +68,7 @@ func (o *kubeOptions) overrides() ([]override, error) {
 	return append(all, override{"--selector", o.selector, at + "nodeSelector={" + strings.Join(parts, ", ") + "}"}), nil
 }
 
-// kubeTarget has an experiment run in pods of a cluster.
+// kubeTarget runs an experiment in pods of a cluster.
 type kubeTarget struct {
 	cluster  *kube.Cluster
 	config   kube.Config
@@ -76,8 +76,7 @@ type kubeTarget struct {
 	process  Process
 }
 
-// newKubeTarget settles the nodes in the experiment: a run that is resumed goes on
-// on the same.
+// newKubeTarget writes the chosen nodes into the experiment, so that a resumed run uses the same.
 func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment, note func(string)) (*kubeTarget, error) {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
@@ -92,19 +91,19 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 	return &kubeTarget{cluster: cluster, config: config, topology: topology.Of(exp), process: p}, nil
 }
 
-// kubeConfig is what an experiment asks of a cluster.
+// kubeConfig returns what an experiment needs of a cluster.
 func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
 	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
-		config.Steer = config.Steer || len(v.Accelerate) > 0
+		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0
 		config.Service = config.Service || path.Service != nil
 		config.Native = config.Native || path.Native != nil
 	}
 	return config
 }
 
-// survey shows what a run would find in the cluster, and fails where something is missing.
+// survey shows what a run would find in the cluster, and fails if something is missing.
 func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment) error {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
@@ -123,48 +122,48 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experim
 		row("user", "%s", s.User)
 	}
 	if s.Client != "" {
-		row("nodes", "clients would go to %s, servers to %s", s.Client, s.Server)
+		row("nodes", "clients on %s, servers on %s", s.Client, s.Server)
 		row("image", "%s", s.Image)
 	}
 	for _, i := range s.Images {
-		row("", "on %s: it %s", i.Node, i.Has)
+		row("", "on %s: %s", i.Node, i.State)
 	}
-	if len(s.Rights) == 0 {
-		row("rights", "cannot be told: you may not ask for them (SelfSubjectAccessReview)")
+	if len(s.Permissions) == 0 {
+		row("permissions", "unknown: you may not create SelfSubjectAccessReviews")
 	}
-	for _, line := range rightsByResource(s.Rights) {
-		row("rights", "%s", line)
+	for _, line := range byResource(s.Permissions) {
+		row("permissions", "%s", line)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	if len(s.Lacks) == 0 {
-		_, err := fmt.Fprintln(p.Out, "\nNothing is missing, as far as the cluster tells without a pod being made.")
+	if len(s.Missing) == 0 {
+		_, err := fmt.Fprintln(p.Out, "\nNothing is missing, as far as can be checked without creating a pod.")
 		return err
 	}
-	return fmt.Errorf("a run would fail; what is missing:\n  %s", strings.Join(s.Lacks, "\n  "))
+	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(s.Missing, "\n  "))
 }
 
-// rightsByResource is a line a resource: "pods: get, list, create (not allowed)".
-func rightsByResource(rights []kube.Right) (lines []string) {
+// byResource writes a line for each resource: "pods: get, list, create (denied)".
+func byResource(permissions []kube.Permission) (lines []string) {
 	last := ""
-	for _, r := range rights {
-		verb := r.Verb
-		if !r.Allowed {
-			verb += " (not allowed)"
+	for _, p := range permissions {
+		verb := p.Verb
+		if !p.Allowed {
+			verb += " (denied)"
 		}
-		if r.Resource == last {
+		if p.Resource == last {
 			lines[len(lines)-1] += ", " + verb
 			continue
 		}
-		lines, last = append(lines, r.Resource+": "+verb), r.Resource
+		lines, last = append(lines, p.Resource+": "+verb), p.Resource
 	}
 	return lines
 }
 
 func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.config.Pods = t.topology.Pods(fabric)
-	t.config.Note(fmt.Sprintf("clients go to node %s, servers to node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
+	t.config.Note(fmt.Sprintf("clients run on node %s, servers on node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
 	up, err := t.cluster.Up(ctx, t.config)
 	if err != nil {
 		return nil, err
@@ -202,7 +201,7 @@ func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use
 	}
 }
 
-// kubeWorker tells of a node what its pods do not see.
+// kubeWorker adds to the description of a node what its pods cannot see.
 type kubeWorker struct {
 	*worker.Client
 	pods *kube.Pods
@@ -219,15 +218,15 @@ func cleanupCommand(p Process) *cobra.Command {
 	var all, dryRun bool
 	c := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove from a cluster what runs that died have left",
-		Long: `Remove from a cluster what runs that died have left: namespaces, pods, services
-and leases. When a pod of a run ends, it restores the settings of its node. A run
-that has renewed its lease within the last minute, by this machine's clock, is
-alive and stays. Objects with slipstream's labels that no run can have created
-stay too, and are listed.`,
+		Short: "Remove what dead runs have left in a cluster",
+		Long: `Remove what dead runs have left in a cluster: namespaces, pods, services and
+leases. When a pod of a run ends, it restores the settings of its node. cleanup
+skips runs that are in progress: those that have renewed their lease within the
+last minute, by this machine's clock. It also skips, and lists, objects that have
+slipstream's labels but that no run can have created.`,
 		Example: `  slipstream cleanup
-  slipstream cleanup --dry-run        what there is, and what would be removed
-  slipstream cleanup --all            runs that are alive too`,
+  slipstream cleanup --dry-run        list what would be removed
+  slipstream cleanup --all            remove runs in progress too`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cluster, err := kube.Open(access)
@@ -239,16 +238,16 @@ stay too, and are listed.`,
 				return err
 			}
 			for _, f := range foreign {
-				fmt.Fprintf(p.Out, "left alone: %s\n", report.PlainLine(f.String()))
+				fmt.Fprintf(p.Out, "skipped: %s\n", report.PlainLine(f.String()))
 			}
 			if len(runs) == 0 {
-				fmt.Fprintln(p.Out, "nothing of slipstream's is in the cluster")
+				fmt.Fprintln(p.Out, "no runs found")
 			}
 			var errs []error
 			for _, r := range runs {
 				switch {
 				case r.Alive && !all:
-					fmt.Fprintf(p.Out, "left alone: %s, alive (%s)\n", r, report.PlainLine(r.Holder))
+					fmt.Fprintf(p.Out, "skipped: %s, in progress (%s)\n", r, report.PlainLine(r.Holder))
 					continue
 				case dryRun:
 					fmt.Fprintf(p.Out, "would remove: %s\n", r)
@@ -264,7 +263,7 @@ stay too, and are listed.`,
 		},
 	}
 	addAccessFlags(c.Flags(), &access)
-	c.Flags().BoolVar(&all, "all", false, "remove runs that are alive too")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be removed; touch nothing")
+	c.Flags().BoolVar(&all, "all", false, "remove runs in progress too")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and remove nothing")
 	return c
 }

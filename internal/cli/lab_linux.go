@@ -27,8 +27,8 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// forwarder is what carries the packets of the shape udp, and balancer the built-in
-// proxy: this program.
+// forwarder is the command that forwards packets in the shape udp, balancer the built-in proxy: both
+// are this program.
 var (
 	forwarder = []string{"/proc/self/exe", "forward"}
 	balancer  = []string{"/proc/self/exe", "balance"}
@@ -37,7 +37,7 @@ var (
 func balanceCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "balance",
-		Short:  "Take turns with a lab's connections (what a lab starts; not for people)",
+		Short:  "Balance a lab's connections (started by a lab)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(c *cobra.Command, _ []string) error { return lab.Balance(c.Context()) },
@@ -47,26 +47,29 @@ func balanceCommand() *cobra.Command {
 func forwardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "forward",
-		Short:  "Carry a lab node's packets (what a lab starts; not for people)",
+		Short:  "Forward a lab node's packets (started by a lab)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(c *cobra.Command, _ []string) error { return lab.Forward(c.Context()) },
 	}
 }
 
-// labTarget has an experiment run in labs of this machine.
+// labTarget runs an experiment in labs on this machine.
 type labTarget struct {
-	spec     *v1alpha1.Lab
-	topology *topology.Topology
-	process  Process
-	made     int
+	exp     *v1alpha1.Experiment
+	process Process
+	made    int
 }
 
 func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
-	return &labTarget{spec: exp.Spec.Target.Lab, topology: topology.Of(exp), process: p}
+	return &labTarget{exp: exp, process: p}
 }
 
-// openLab has this process measure in labs of this machine.
+// topology lays the experiment out as it is now: variants may have been left out since the site was opened,
+// and the plan's networks are those of the rest.
+func (t *labTarget) topology() *topology.Topology { return topology.Of(t.exp) }
+
+// openLab returns the site of labs on this machine.
 func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, error) {
 	release, err := claimMachine(ctx, p)
 	if err != nil {
@@ -74,6 +77,7 @@ func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, e
 	}
 	return &site{
 		target:  newLabTarget(exp, p),
+		probe:   accel.Probe,
 		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release: release,
 	}, nil
@@ -81,10 +85,11 @@ func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, e
 
 func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.made++
-	f, served := t.topology.Fabric(fabric), t.topology.Served(fabric)
+	layout, spec := t.topology(), t.exp.Spec.Target.Lab
+	f, served := layout.Fabric(fabric), layout.Served(fabric)
 	config := lab.Config{
-		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: t.topology.Pods(fabric), NIC: f.NIC, Shape: f.Shape,
-		CongestionControl: t.spec.CongestionControl,
+		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: layout.Pods(fabric), NIC: f.NIC, Shape: f.Shape,
+		CongestionControl: spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
 		config.Services = &lab.Services{
@@ -98,7 +103,7 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, Seating: t.topology.Seat(fabric, l.Places()), process: t.process, services: config.Services, congestionControl: t.spec.CongestionControl}, nil
+	return &labNetwork{Lab: l, Seating: layout.Seat(fabric, l.Places()), process: t.process, services: config.Services, congestionControl: spec.CongestionControl}, nil
 }
 
 type labNetwork struct {
@@ -124,7 +129,7 @@ func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (
 	return &labWorker{Client: c, network: n}, nil
 }
 
-// labWorker tells of a node what its lab knows.
+// labWorker adds to the description of a node what its lab knows.
 type labWorker struct {
 	*worker.Client
 	network *labNetwork
@@ -159,27 +164,26 @@ func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, 
 
 func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }
 
-// claimMachine makes this process the one on the machine that measures: two at
-// once would measure each other. It then removes and restores what a process
-// that died has left.
+// claimMachine makes this process the only one that measures on this machine: two at once would measure
+// each other. It then removes the labs and reverts the settings that dead processes have left.
 func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("a lab needs root, to make network namespaces: run it with sudo")
+		return nil, errors.New("a lab needs root to create network namespaces: use sudo")
 	}
 	path := filepath.Join(filepath.Dir(journalDir), "run.lock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("claim the machine: %w", err)
+		return nil, fmt.Errorf("lock this machine for a run: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("claim the machine: %w", err)
+		return nil, fmt.Errorf("lock this machine for a run: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.New("another run is under way on this machine, and each would measure the other: wait for it, or stop it")
+			return nil, errors.New("another run is in progress on this machine, and each would measure the other: wait for it, or stop it")
 		}
-		return nil, fmt.Errorf("claim the machine: lock %s: %w", path, err)
+		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}
 	if err := recoverMachine(ctx, p); err != nil {
 		f.Close()
@@ -191,14 +195,14 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 func recoverMachine(ctx context.Context, p Process) error {
 	swept, err := lab.Sweep(ctx, lab.DefaultDir)
 	if err != nil {
-		return fmt.Errorf("remove the lab of a run that died: %w", err)
+		return fmt.Errorf("remove the lab of a dead run: %w", err)
 	}
 	for _, name := range swept {
-		fmt.Fprintf(p.Err, "removed lab %s of a run that died\n", name)
+		fmt.Fprintf(p.Err, "removed lab %s of a dead run\n", name)
 	}
 	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
 	for _, s := range restored {
-		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a run that died had changed\n", s.Path, s.Place, s.Was)
+		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a dead run had changed\n", s.Path, s.Place, s.Was)
 	}
 	if errors.Is(err, journal.ErrChanged) {
 		fmt.Fprintln(p.Err, err)
@@ -210,7 +214,7 @@ func recoverMachine(ctx context.Context, p Process) error {
 func labCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lab",
-		Short: "A lab of network namespaces to play in",
+		Short: "Create a lab of network namespaces, and run commands in it",
 		Example: `  slipstream lab up play --pods 4 --shape calico
   slipstream lab exec play node0/pod0 -- ping -c 3 10.244.1.2
   slipstream lab down play`,
@@ -224,7 +228,7 @@ func labUpCommand(p Process) *cobra.Command {
 	var rate string
 	c := &cobra.Command{
 		Use: "up NAME", Args: cobra.ExactArgs(1),
-		Short: "Bring a lab up; it stays until lab down",
+		Short: "Create a lab, which stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
 			config.Name, config.NIC.Rate = args[0], v1alpha1.BitRate(rate)
 			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarder, Log: newLog(p)})
@@ -240,30 +244,30 @@ func labUpCommand(p Process) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&config.Nodes, "nodes", 2, "nodes, 2 to 16")
-	f.IntVar(&config.Pods, "pods", 2, "pods a node, 0 to 64")
+	f.IntVar(&config.Nodes, "nodes", 2, "number of nodes, 2 to 16")
+	f.IntVar(&config.Pods, "pods", 2, "pods per node, 0 to 64")
 	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "network of the pods: "+strings.Join(lab.Shapes(), ", "))
 	f.StringVar(&config.NIC.Offload, "offload", v1alpha1.OffloadFull, "NIC profile: full or none")
 	f.IntVar(&config.NIC.MTU, "mtu", 1500, "MTU of the NICs in bytes")
-	f.StringVar(&rate, "rate", "", "cap of the NICs in both directions, such as 10Gbit")
+	f.StringVar(&rate, "rate", "", "rate limit of each NIC, in each direction, such as 10Gbit")
 	return c
 }
 
 func labListCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Args: cobra.NoArgs,
-		Short: "List the labs of this machine",
+		Short: "List the labs on this machine",
 		RunE: func(*cobra.Command, []string) error {
 			labs, err := lab.List(lab.DefaultDir)
 			tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(tw, "NAME\tNODES\tPODS A NODE\tSHAPE\tOFFLOAD\tSTATE\tSINCE")
+			fmt.Fprintln(tw, "NAME\tNODES\tPODS PER NODE\tSHAPE\tOFFLOAD\tSTATE\tSINCE")
 			for _, l := range labs {
 				state := "incomplete"
 				switch {
 				case l.Up && l.Keep:
 					state = "up"
 				case l.Up:
-					state = fmt.Sprintf("of process %d", l.PID)
+					state = fmt.Sprintf("used by process %d", l.PID)
 				}
 				fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\t%s\t%s\n", l.Name, l.Nodes, l.Pods, l.Shape, l.NIC.Offload, state, l.Created.Local().Format("15:04:05"))
 			}
@@ -274,8 +278,8 @@ func labListCommand(p Process) *cobra.Command {
 
 func labExecCommand(p Process) *cobra.Command {
 	return &cobra.Command{
-		Use: "exec NAME PLACE -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
-		Short: "Run a command in a place of a lab",
+		Use: "exec NAME NODE[/POD] -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
+		Short: "Run a command in a node or pod of a lab, such as node0 or node0/pod1",
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := lab.Open(lab.DefaultDir, args[0])
 			if err != nil {
@@ -293,7 +297,7 @@ func labExecCommand(p Process) *cobra.Command {
 	}
 }
 
-// withLabs says how to learn which labs there are, where one is not.
+// withLabs adds how to list the labs if there is none of that name.
 func withLabs(err error) error {
 	if errors.Is(err, lab.ErrNotFound) {
 		return fmt.Errorf("%w (slipstream lab ls)", err)
@@ -304,7 +308,7 @@ func withLabs(err error) error {
 func labDownCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
-		Short: "Remove labs, and the processes in them",
+		Short: "Remove labs, and kill the processes in them",
 		RunE: func(c *cobra.Command, args []string) error {
 			var errs []error
 			for _, name := range args {
@@ -314,7 +318,7 @@ func labDownCommand(p Process) *cobra.Command {
 				}
 				err = withLabs(err)
 				if err == nil {
-					fmt.Fprintln(p.Out, strings.TrimSpace(name), "is gone")
+					fmt.Fprintln(p.Out, "removed:", strings.TrimSpace(name))
 				}
 				errs = append(errs, err)
 			}

@@ -8,7 +8,7 @@ import (
 	"slipstream.dev/internal/process"
 )
 
-// begin is the first thing that the program does.
+// begin prepares the process, before anything else.
 func begin() error { return process.Begin() }
 
 // linuxCommands are those that need namespaces, sysfs or netlink.

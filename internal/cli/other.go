@@ -13,18 +13,18 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// linuxCommands need namespaces, sysfs or netlink: elsewhere they say so.
+// linuxCommands need namespaces, sysfs or netlink. On other systems they only say so.
 func linuxCommands(Process) []*cobra.Command {
 	var all []*cobra.Command
 	for _, c := range []struct{ use, short, needs string }{
-		{"lab", "A lab of network namespaces to play in", "network namespaces"},
+		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
 		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
 	} {
 		all = append(all, &cobra.Command{
 			Use: c.use, Short: c.short + " (Linux)", DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error {
-				return usage(fmt.Errorf("slipstream %s needs Linux, for it works with %s; this is %s", c.use, c.needs, runtime.GOOS))
+				return usage(fmt.Errorf("slipstream %s needs Linux, because it uses %s; this is %s", c.use, c.needs, runtime.GOOS))
 			},
 		})
 	}
@@ -32,7 +32,7 @@ func linuxCommands(Process) []*cobra.Command {
 }
 
 func openLab(context.Context, Process, *v1alpha1.Experiment) (*site, error) {
-	return nil, usage(errors.New("a lab needs Linux, as it is made of network namespaces; this is " + runtime.GOOS + ": run it on a Linux machine, or in a cluster from here (slipstream run kubernetes)"))
+	return nil, usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS + ": run it on Linux, or run in a cluster from here (slipstream run kubernetes)"))
 }
 
 func begin() error { return nil }

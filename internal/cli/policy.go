@@ -27,15 +27,15 @@ func policyCommand(p Process) *cobra.Command {
 	var o policyOptions
 	c := &cobra.Command{
 		Use:   "policy RESULT VARIANT",
-		Short: "Write the policy that keeps on what a result has proved",
-		Long: `Write the AccelerationPolicy that keeps the accelerators of a variant on, with
-what the result has proved in its annotations. Say where it is for: --host for a
-host without Kubernetes (slipstream agent --policy FILE), or, for a cluster,
---node-selector or --all.
+		Short: "Write the policy that applies what a result has proven",
+		Long: `Write the AccelerationPolicy that applies the accelerators of a variant, with the
+proof in its annotations. Choose where it applies: --host for a host without
+Kubernetes (slipstream agent --policy FILE), --node-selector or --all for a
+cluster.
 
-It writes none for a variant that is slower than its baseline in a primary metric
-of any workload and number of pairs (exit code 3), or that is faster in none
-(exit code 4), unless told --anyway. Primary metrics are the throughput of a
+Without --anyway, it writes no policy for a variant that is slower than its
+baseline in a primary metric of any workload and number of pairs (exit code 3),
+or that is faster in none (exit code 4). Primary metrics are the throughput of a
 stream and the median latency of everything else.`,
 		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
   slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
@@ -50,7 +50,7 @@ stream and the median latency of everything else.`,
 	f.BoolVar(&o.host, "host", false, "for a host without Kubernetes")
 	f.StringVar(&o.selector, "node-selector", "", "for the nodes of a cluster with these labels: KEY=VALUE[,KEY=VALUE…]")
 	f.BoolVar(&o.all, "all", false, "for every node of a cluster")
-	f.BoolVar(&o.anyway, "anyway", false, "write it though the variant is slower somewhere, or not proven faster")
+	f.BoolVar(&o.anyway, "anyway", false, "write it even if the variant is slower somewhere, or not proven faster")
 	return c
 }
 
@@ -138,16 +138,16 @@ func doubts(p stats.Proof) (code int, why string) {
 	case len(p.Slower) > 0:
 		return exitSlower, fmt.Sprintf("%s is slower than %s: %s", p.Variant, p.Baseline, says(p.Slower))
 	case len(p.All) == 0:
-		return exitUnclear, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
+		return exitInconclusive, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
 	case len(p.Faster) == 0:
 		best := p.Best()
-		return exitUnclear, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
+		return exitInconclusive, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
 			p.Variant, p.Baseline, report.Says(best), verdictWords[best.Versus.Verdict])
 	}
 	return exitGood, ""
 }
 
-var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within the margin", stats.Inconclusive: "not clear"}
+var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within the margin", stats.Inconclusive: "inconclusive"}
 
 func says(rows []*stats.Row) string {
 	var all []string

@@ -13,8 +13,7 @@ import (
 	"slipstream.dev/internal/report"
 )
 
-// progress shows a run as it goes: one line that changes on a terminal, a line
-// a trial elsewhere.
+// progress shows the progress of a run: one changing line on a terminal, a line per trial elsewhere.
 type progress struct {
 	mu       sync.Mutex
 	w        io.Writer
@@ -58,7 +57,7 @@ func (p *progress) show(e experiment.Event) {
 		if _, ok := t.Metrics[metric]; !ok {
 			metric = record.LatencyP50
 		}
-		if _, ok := t.Metrics[metric]; !ok { // of a tool that tells means only
+		if _, ok := t.Metrics[metric]; !ok { // of a tool that reports no percentiles
 			metric = record.Rate
 		}
 		result := what + "  " + report.Quantity(t.Metrics[metric], metric)

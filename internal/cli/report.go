@@ -25,13 +25,19 @@ var formats = map[string]func(io.Writer, *report.Model) error{
 func reportCommand(p Process) *cobra.Command {
 	var format, figures string
 	c := &cobra.Command{
-		Use:   "report DIR",
-		Short: "Render the report of a results folder again",
+		Use:   "report DIR [SECOND]",
+		Short: "Render the report of a results folder again, or of two side by side",
+		Long: `Render the report of a results folder again. Of two folders it puts the results
+side by side in one page, in the second folder, with what changed between them.`,
 		Example: `  slipstream report results/demo-20260102T150405Z                 report.html, summary.*, figures/ anew
   slipstream report results/demo-20260102T150405Z --format md      to standard output
-  slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too`,
-		Args: cobra.ExactArgs(1),
+  slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too
+  slipstream report BEFORE AFTER                                   AFTER/beside-BEFORE.html`,
+		Args: cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) (err error) {
+			if len(args) == 2 {
+				return reportBeside(p, args, format, figures)
+			}
 			dir, err := record.Open(args[0])
 			if err != nil {
 				return usage(err)
@@ -67,6 +73,42 @@ func reportCommand(p Process) *cobra.Command {
 	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (of expectations) or text to standard output")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
 	return c
+}
+
+// reportBeside writes the page of two results.
+func reportBeside(p Process, folders []string, format, figures string) error {
+	switch {
+	case figures != "":
+		return usage(errors.New("--figures is for one result"))
+	case format != "" && format != "html":
+		return usage(fmt.Errorf("--format %s: two results side by side are html; slipstream compare writes text, md, json and junit", format))
+	}
+	dirs, results, err := openTwo(folders)
+	if err != nil {
+		return err
+	}
+	var models [2]*report.Model
+	for i, dir := range dirs {
+		if models[i], err = model(dir); err != nil {
+			return err
+		}
+	}
+	comparison, err := stats.Compare(results[0], results[1], stats.Only{})
+	if err != nil {
+		return err
+	}
+	write := func(w io.Writer) error {
+		return report.BesideHTML(w, models[0], models[1], report.Changes{Comparison: comparison})
+	}
+	if format != "" {
+		return write(p.Out)
+	}
+	name := "beside-" + folderName(dirs[0]) + ".html"
+	if err := dirs[1].WriteFile(name, write); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.Out, "Report:", filepath.Join(dirs[1].Path, name))
+	return nil
 }
 
 // readExperiment reads back what a folder's run was to do, and what it has done.
@@ -131,8 +173,8 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	return m, nil
 }
 
-// expected is an error where an expectation of the experiment failed, or where that cannot
-// be told; what it was stands in the report.
+// expected is an error where an expectation of the experiment failed or is inconclusive; the
+// report has the comparisons.
 func expected(m *report.Model) error {
 	count := map[stats.Outcome]int{}
 	for _, e := range m.Expected {
@@ -140,10 +182,10 @@ func expected(m *report.Model) error {
 	}
 	all := len(m.Expected)
 	switch {
-	case count[stats.Failed] > 0:
-		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.Failed], all)}
-	case count[stats.Unclear] > 0:
-		return exitError{code: exitUnclear, err: fmt.Errorf("%d of %d expectations cannot be told: more blocks may (--runs)", count[stats.Unclear], all)}
+	case count[stats.OutcomeFailed] > 0:
+		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.OutcomeFailed], all)}
+	case count[stats.OutcomeInconclusive] > 0:
+		return exitError{code: exitInconclusive, err: fmt.Errorf("%d of %d expectations are inconclusive: more blocks may tell (--runs)", count[stats.OutcomeInconclusive], all)}
 	}
 	return nil
 }
@@ -169,7 +211,7 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, quote(dir.Path), keep)
 	case keep != "":
 		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, quote(dir.Path), keep)
-	case m.Unclear() && strings.Contains(m.Environment.Command, " run "):
+	case m.Inconclusive() && strings.Contains(m.Environment.Command, " run "):
 		return fmt.Sprintf("%s --runs %d", runsFlag.ReplaceAllString(m.Environment.Command, ""), max(20, 2*m.Blocks))
 	}
 	return ""

@@ -35,10 +35,14 @@ func runCommand(p Process) *cobra.Command {
 	var o runOptions
 	c := &cobra.Command{
 		Use:   "run [PRESET|FILE]",
-		Short: "Run an experiment: measure, prove, report, and leave the machine as it was",
+		Short: "Run an experiment, report what it proves, and restore the machine",
+		Long: `Run the experiment of a preset or file, report what it proves, and restore the
+machine. In a lab, variants that this machine cannot apply are left out, and the
+report says why; the run fails if --set or an expectation names one of them, or
+if nothing is left to compare. Ctrl-C stops the run and reports what was measured.`,
 		Example: `  slipstream run demo                 what VXLAN costs here, and what RPS, RFS and the fast path give back
   slipstream run --list               the presets
-  slipstream run demo --dry-run       what would be done, and how long it takes
+  slipstream run demo --dry-run       the plan, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
   slipstream run --resume results/demo-20260102T150405Z`,
@@ -51,13 +55,13 @@ func runCommand(p Process) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.out, "out", "results", "folder to put the results folder in")
-	f.StringVar(&o.runs, "runs", "", "number of blocks, or auto")
-	f.StringVar(&o.duration, "duration", "", "measured window of every trial, such as 5s")
+	f.StringVar(&o.out, "out", "results", "folder in which to create the results folder")
+	f.StringVar(&o.runs, "runs", "", "number of blocks, each of which runs every variant; or auto")
+	f.StringVar(&o.duration, "duration", "", "measurement window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and the time it takes, and ask a cluster what a run would lack; touch nothing")
-	f.StringVar(&o.resume, "resume", "", "results folder of an interrupted run to go on with")
-	f.BoolVar(&o.list, "list", false, "list the presets, and how long each takes")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster lacks, and change nothing")
+	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
+	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
 	o.kube.addFlags(f)
 	c.ValidArgsFunction = completePresets
 	return c
@@ -76,7 +80,7 @@ func listPresets(w io.Writer) error {
 	return tw.Flush()
 }
 
-// completePresets completes the name of a preset, or of a file.
+// completePresets completes the name of a preset or file.
 func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -88,7 +92,7 @@ func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra
 	return all, cobra.ShellCompDirectiveDefault
 }
 
-// override is one of an experiment's fields that a flag sets.
+// override is a field of the experiment that a flag sets.
 type override struct{ flag, value, field string }
 
 // load reads the experiment that a run names.
@@ -108,7 +112,7 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			if near := v1alpha1.Near(name, examples.Names()); len(near) > 0 {
 				hint = "; did you mean " + strings.Join(near, " or ") + "?"
 			}
-			return nil, fmt.Errorf("%s is neither a file nor a preset%s (slipstream run --list has all)", name, hint)
+			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
 		}
 	}
 	cluster, err := o.kube.overrides()
@@ -134,8 +138,7 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 	return parseWith(name, data, o.set, cluster)
 }
 
-// parseWith reads an experiment with what flags set in it. Its errors name the flag that
-// was written, each once.
+// parseWith reads an experiment and applies flags. Its errors name the flag, each once.
 func parseWith(name string, data []byte, set []string, flags []override) (*v1alpha1.Experiment, error) {
 	all := slices.Clone(set)
 	for _, f := range flags {
@@ -160,7 +163,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.resume != "" {
 		changes, err := o.kube.overrides()
 		if err != nil || len(changes) > 0 || len(args) > 0 || o.runs != "" || o.duration != "" || len(o.set) > 0 {
-			return usage(errors.New("--resume goes on with the experiment in its folder: name no other, and change nothing"))
+			return usage(errors.New("--resume continues the experiment of its results folder: give it no preset or file, and no flag that changes the experiment"))
 		}
 		return resume(ctx, p, o)
 	}
@@ -171,9 +174,8 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if exp.Spec.Seed == 0 {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
-	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, plan)
+		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -181,18 +183,51 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	defer at.release()
+	leftOut, err := leaveOut(ctx, at, exp, o.set, progress.note)
+	if err != nil {
+		return err
+	}
 	resolved, err := v1alpha1.Marshal(exp)
 	if err != nil {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command = p.Version, time.Now().UTC(), commandLine(p.Args)
+		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), commandLine(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
-	return measure(ctx, p, at, exp, plan, nil, progress, create)
+	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
 }
 
-// dryRun shows a plan and, of a cluster, whether it could be carried out.
+// leaveOut removes from an experiment the variants that the site cannot apply, and says so.
+func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []string, note func(string)) ([]record.LeftOut, error) {
+	if at.probe == nil {
+		return nil, nil
+	}
+	leftOut, err := experiment.LeaveOut(exp, namedBy(set, exp), at.probe(ctx))
+	if ctx.Err() != nil { // which may be why a probe failed
+		return nil, ctx.Err()
+	}
+	for _, l := range leftOut {
+		note("left out here: " + l.String())
+	}
+	return leftOut, err
+}
+
+// namedBy returns the variants that --set names, and the flag.
+func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
+	named := map[string]string{}
+	for _, text := range set {
+		field, _, _ := strings.Cut(text, "=")
+		for _, v := range exp.Spec.Variants {
+			if at := "spec.variants." + v.Name; field == "spec.variants" || field == at || strings.HasPrefix(field, at+".") {
+				named[v.Name] = "--set " + text
+			}
+		}
+	}
+	return named
+}
+
+// dryRun shows a plan and, for a cluster, whether anything is missing for it.
 func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, plan *experiment.Plan) error {
 	if err := plan.Print(p.Out); err != nil || exp.Spec.Target.Kubernetes == nil {
 		return err
@@ -226,30 +261,31 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 // site is where an experiment runs.
 type site struct {
 	target experiment.Target
-	// restore puts right what workers that died have left.
+	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster,
+	// where a trial tells.
+	probe func(context.Context) func(v1alpha1.Accelerator) error
+	// restore reverts what dead workers have left.
 	restore func(context.Context) error
 	release func()
 }
 
-// openSite makes this process the one that measures there, and settles in the
-// experiment what depends on the place.
+// openSite takes the site for this process alone, and fills in the experiment what depends on it.
 func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
 		t, err := newKubeTarget(ctx, p, o.kube, exp, note)
 		if err != nil {
 			return nil, err
 		}
-		// The pods on the nodes restore.
+		// The pods on the nodes restore settings.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
 	return openLab(ctx, p, exp)
 }
 
-// measure runs a plan, restores the machine, and shows what came of it, however
-// far it got.
+// measure runs a plan, restores the machine, and reports the trials, even if the plan was not finished.
 func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
 	defer context.AfterFunc(ctx, func() {
-		progress.note("stops: what was changed is put back, and what there is reported; interrupt again to leave without a report")
+		progress.note("stopping: settings are restored, and what was measured is reported; interrupt again to skip the report")
 	})()
 	r, err := experiment.Start(ctx, plan, at.target, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
 	if err != nil {
@@ -263,9 +299,9 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		trials, err = r.Measure(ctx, dir)
 	}
 	progress.end()
-	// What a worker that died had set for the whole machine is in the journal.
+	// The journal has what a dead worker had set for the whole machine.
 	if restoreErr := errors.Join(r.Close(), at.restore(context.WithoutCancel(ctx))); restoreErr != nil {
-		err = errors.Join(err, fmt.Errorf("restore what was there: %w", restoreErr))
+		err = errors.Join(err, fmt.Errorf("restore settings: %w", restoreErr))
 	}
 	if dir == nil {
 		return err
@@ -284,7 +320,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	}
 	switch {
 	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
-		progress.note("go on with: slipstream run --resume " + dir.Path)
+		progress.note("to resume: slipstream run --resume " + dir.Path)
 	case m != nil:
 		tellNext(dir, m, p)
 		if err == nil {

@@ -13,6 +13,7 @@ import (
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/testenv"
 )
 
 // TestMain has this binary be the program too: that is what a lab starts in its places.
@@ -79,9 +80,7 @@ spec:
 // BenchmarkFastpathSix tells what the fast path gives IPv6 in a tunnel over IPv4, in the words of
 // a run: -benchtime 1x.
 func BenchmarkFastpathSix(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("needs root")
-	}
+	testenv.NeedRoot(b)
 	p := thisProcess()
 	exp, err := v1alpha1.Parse("IPv6", []byte(sixExperiment), nil)
 	if err != nil {

@@ -18,6 +18,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"rum":                             `no command "rum": did you mean slipstream run?`,
 		"comparre a b":                    `no command "comparre": did you mean slipstream compare?`,
 		"xyzzyxyzzy":                      `no command "xyzzyxyzzy" (see slipstream --help)`,
+		"validate":                        "requires at least 1 arg(s), only received 0: slipstream validate FILE... (see slipstream validate --help)",
 		"run dem":                         "dem is neither a file nor a preset; did you mean demo?",
 		"run kube":                        "did you mean kubernetes?",
 		"run demo --drry-run":             "unknown flag: --drry-run, did you mean --dry-run?",
@@ -30,7 +31,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run kubernetes --selector pool":  "--selector: must be KEY=VALUE",
 		"run kubernetes --selector a_=b!": `--selector: "a_=b!" is no label`,
 		"run demo --set spec.pair=[1]":    "--set spec.pair=[1]: spec.pair: unknown field; did you mean pairs?",
-		"report":                          "accepts 1 arg(s), received 0: slipstream report DIR (see slipstream report --help)",
+		"report":                          "accepts between 1 and 2 arg(s), received 0: slipstream report DIR [SECOND] (see slipstream report --help)",
 		"run":                             "name a preset (slipstream run --list) or a file",
 		"report /nowhere --format x":      "/nowhere",
 	} {
@@ -75,6 +76,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"run", "serv"}, "service-routing\t", ""},
 		{[]string{"policy", dir, ""}, "fastpath\n", "native\n"},
+		{[]string{"validate", ""}, "yaml\nyml\n:8\n", "demo"}, // 8: files that end so
 	} {
 		_, stdout, _ := slipstream(t, append([]string{"__complete"}, c.args...)...)
 		has(t, strings.Join(c.args, " "), stdout, c.has)
@@ -102,6 +104,6 @@ func TestHelp(t *testing.T) {
 		t.Errorf("exit %d, version %q", code, version)
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
-		t.Errorf("--version says %q", flag) // docs/kubernetes.md takes its third word
+		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md takes its third word
 	}
 }

@@ -22,7 +22,7 @@ import (
 // restart of the machine clears, as it clears the settings.
 const journalDir = "/run/slipstream/journal"
 
-// reachTime is how long a service may take to lead somewhere.
+// reachTime is how long a new service may take to work.
 const reachTime = 30 * time.Second
 
 func workerCommand(p Process) *cobra.Command {
@@ -30,7 +30,7 @@ func workerCommand(p Process) *cobra.Command {
 	var listen, reach, pod string
 	c := &cobra.Command{
 		Use:    "worker",
-		Short:  "Act in this place for a controller (what targets start; not for people)",
+		Short:  "Measure and apply accelerators for a controller (started by targets)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,26 +54,24 @@ func workerCommand(p Process) *cobra.Command {
 				return err
 			}
 			process.CollectAtRest()
-			// A worker whose controller died must not die of telling it: it has
-			// things to put right. Go ends a process that writes to a closed
-			// standard output unless told otherwise.
+			// If its controller dies, a worker must live on to revert what it applied. By
+			// default, Go ends a process that writes to a closed standard output.
 			signal.Ignore(syscall.SIGPIPE)
-			// Ctrl-C in a terminal reaches the controller's whole process group;
-			// a worker ends when its stream does, after it has put things right.
+			// Ctrl-C in a terminal reaches the controller's whole process group. A worker
+			// ends when its stream does, after it has reverted what it applied.
 			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p)})
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&hold, "hold", false, "only keep the container there, until SIGTERM")
-	f.BoolVar(&node, "node", false, "with --hold: restore what workers that died have left on this node")
-	f.StringVar(&listen, "listen", "", "with --hold: take connections here, and close them")
-	f.StringVar(&reach, "reach", "", "wait until this address takes connections, and exit")
-	f.StringVar(&pod, "pod", "", "act in the network namespace of the pod with this IP, from its node's side")
+	f.BoolVar(&hold, "hold", false, "keep the container running until SIGTERM")
+	f.BoolVar(&node, "node", false, "with --hold: restore what dead workers have left on this node")
+	f.StringVar(&listen, "listen", "", "with --hold: accept connections here and close them")
+	f.StringVar(&reach, "reach", "", "wait until this address accepts connections, and exit")
+	f.StringVar(&pod, "pod", "", "act in the network namespace of the pod with this IP, from a pod on its node")
 	return c
 }
 
-// enterPod starts this program again in a pod's network namespace, and returns nil
-// once it is there.
+// enterPod starts this program again in a pod's network namespace. It returns nil if it is there.
 func enterPod(address string) error {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
@@ -94,10 +92,10 @@ func enterPod(address string) error {
 		return err
 	}
 	defer namespace.Close()
-	// Of a whole process, which has threads, only a new program changes the
-	// namespace; this one is to be replaced in any case.
+	// The network namespace of a process with threads changes only with a new program, and
+	// process.Quiet starts one.
 	if err := namespace.Do(process.Quiet); err != nil {
 		return err
 	}
-	return errors.New("enter pod: the environment is a worker's already, before it has begun")
+	return errors.New("enter pod: this program was started with a worker's environment, so it cannot start itself again")
 }

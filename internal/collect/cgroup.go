@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Limits are the cgroups with CPU limits that this process is under.
+// Limits are the CPU limits of this process: those of its cgroup and of the cgroups above.
 type Limits []limit
 
 // OpenLimits opens the limits of this process; there may be none.
@@ -30,7 +30,7 @@ func OpenLimits(o Options) (Limits, error) {
 	return limits, nil
 }
 
-// Close lets go of the files.
+// Close closes the files.
 func (l Limits) Close() error {
 	var errs []error
 	for _, limit := range l {
@@ -39,7 +39,7 @@ func (l Limits) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads what the limits have done so far.
+// Snapshot reads how often the limits have throttled so far.
 func (l Limits) Snapshot() (s Snapshot, err error) {
 	for _, limit := range l {
 		if err := limit.stat.read(s.parseThrottled); err != nil {
@@ -49,32 +49,31 @@ func (l Limits) Snapshot() (s Snapshot, err error) {
 	return s, nil
 }
 
-// Warnings tell which limits held this process back between two snapshots.
+// Warnings returns a warning for each limit that throttled this process between two snapshots.
 func (l Limits) Warnings(before, after Snapshot) (out []record.Warning) {
 	for i, limit := range l {
 		if t := after.throttled[i].since(before.throttled[i]); t.times > 0 {
 			out = append(out, record.Warnf(record.WarnThrottled,
-				"the CPU limit of cgroup %s stopped it %d times, its threads for %.2g s in all", limit.cgroup, t.times, seconds(int64(t.ns))))
+				"the CPU limit of cgroup %s throttled it %d times, its threads for %.2g s in total", limit.cgroup, t.times, seconds(int64(t.ns))))
 		}
 	}
 	return out
 }
 
-// limit is a cgroup whose CPU limit this process is under, as every other of
-// the cgroup's: its own, or one above it. A container's limit may be its pod's.
+// limit is a cgroup whose CPU limit applies to this process: its own, or one above. A container's limit
+// may be its pod's.
 type limit struct {
 	cgroup string // as in /proc/self/cgroup
 	stat   *source
 }
 
-// throttled is how often, and for how many ns, threads of a cgroup were held
-// back.
+// throttled is how often, and for how many ns, threads of a cgroup were throttled.
 type throttled struct{ times, ns uint64 }
 
 func (t throttled) since(b throttled) throttled { return throttled{t.times - b.times, t.ns - b.ns} }
 
-// openLimits opens cpu.stat of this process's cgroup and those above it, in
-// both versions of cgroups, where it tells of throttling. None is no error.
+// openLimits opens the cpu.stat files of this process's cgroup and those above, in cgroup v1 and v2, if
+// they count throttling. It is no error if there are none.
 func openLimits(proc, mount string) (Limits, error) {
 	b, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,8 +84,8 @@ func openLimits(proc, mount string) (Limits, error) {
 	}
 	var limits Limits
 	for line := range strings.Lines(string(b)) {
-		// hierarchy:controllers:path (cgroups(7)). Version 2 has no controllers
-		// here; each hierarchy is mounted where systemd has it.
+		// hierarchy:controllers:path (cgroups(7)). v2 has no controllers here. Each hierarchy is mounted
+		// where systemd mounts it.
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(f) != 3 {
 			return nil, fmt.Errorf("parse %s/self/cgroup: %q", proc, line)
@@ -102,7 +101,7 @@ func openLimits(proc, mount string) (Limits, error) {
 		for cgroup := path.Clean("/" + f[2]); ; cgroup = path.Dir(cgroup) {
 			stat, err := openSource(filepath.Join(at, cgroup, "cpu.stat"))
 			switch {
-			case errors.Is(err, fs.ErrNotExist): // above what this container sees
+			case errors.Is(err, fs.ErrNotExist): // above the container's cgroup namespace
 			case err != nil:
 				return limits, err
 			case stat.read(hasThrottled) != nil:
@@ -123,7 +122,7 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// hasThrottled fails for a cgroup that has no CPU controller.
+// hasThrottled returns an error for a cgroup without CPU controller.
 func hasThrottled(b []byte) error {
 	if !bytes.Contains(b, []byte("nr_throttled ")) {
 		return errors.New("no nr_throttled")
@@ -131,8 +130,8 @@ func hasThrottled(b []byte) error {
 	return nil
 }
 
-// parseThrottled reads a cgroup's cpu.stat, which has throttled_usec in version 2
-// and throttled_time in ns in version 1, and appends what it says.
+// parseThrottled parses a cgroup's cpu.stat, which has throttled_usec in v2 and throttled_time in ns in v1,
+// and appends the counts.
 func (s *Snapshot) parseThrottled(b []byte) error {
 	var t throttled
 	for line := range bytes.Lines(b) {

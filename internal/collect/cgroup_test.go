@@ -26,21 +26,21 @@ func TestThrottled(t *testing.T) {
 			own:    "0::/pod/app\n",
 			before: map[string]string{"pod/app/cpu.stat": "nr_throttled 0\nthrottled_usec 0\n", "pod/cpu.stat": "nr_throttled 5\nthrottled_usec 7\n", "cpu.stat": unlimited},
 			after:  map[string]string{"pod/cpu.stat": "nr_periods 20\nnr_throttled 17\nthrottled_usec 530007\n"},
-			want:   []string{"the CPU limit of cgroup /pod stopped it 12 times, its threads for 0.53 s in all"},
+			want:   []string{"the CPU limit of cgroup /pod throttled it 12 times, its threads for 0.53 s in total"},
 		},
 		{
 			name:   "version 1 beside 2",
 			own:    "5:memory:/m\n1:cpu,cpuacct:/a\n0::/u\n",
 			before: map[string]string{"cpu,cpuacct/a/cpu.stat": "nr_throttled 1\nthrottled_time 1000000\n", "unified/u/cpu.stat": unlimited},
 			after:  map[string]string{"cpu,cpuacct/a/cpu.stat": "nr_throttled 2\nthrottled_time 31000000\n"},
-			want:   []string{"the CPU limit of cgroup /a stopped it 1 times, its threads for 0.03 s in all"},
+			want:   []string{"the CPU limit of cgroup /a throttled it 1 times, its threads for 0.03 s in total"},
 		},
 		{
 			name:   "version 2 beside 1",
 			own:    "1:name=systemd:/\n0::/u\n",
 			before: map[string]string{"unified/u/cpu.stat": "nr_throttled 0\nthrottled_usec 0\n"},
 			after:  map[string]string{"unified/u/cpu.stat": "nr_throttled 2\nthrottled_usec 20000\n"},
-			want:   []string{"the CPU limit of cgroup /u stopped it 2 times, its threads for 0.02 s in all"},
+			want:   []string{"the CPU limit of cgroup /u throttled it 2 times, its threads for 0.02 s in total"},
 		},
 		{
 			// What is above a container is not mounted there.
@@ -48,7 +48,7 @@ func TestThrottled(t *testing.T) {
 			own:    "0::/../../x\n",
 			before: map[string]string{"cpu.stat": "nr_throttled 3\nthrottled_usec 0\n"},
 			after:  map[string]string{"cpu.stat": "nr_throttled 4\nthrottled_usec 1000\n"},
-			want:   []string{"the CPU limit of cgroup / stopped it 1 times, its threads for 0.001 s in all"},
+			want:   []string{"the CPU limit of cgroup / throttled it 1 times, its threads for 0.001 s in total"},
 		},
 		{name: "no limit", own: "0::/\n", before: map[string]string{"cpu.stat": unlimited}},
 	} {

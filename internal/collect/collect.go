@@ -1,12 +1,10 @@
 //go:build linux
 
-// Package collect reads what a machine counts of itself: CPU time, softirqs,
-// backlogs and devices at the two edges of a measured window, and the facts of
-// the place that bear on a result. It changes nothing and judges nothing:
-// internal/worker asks, internal/experiment works out what the figures mean,
-// internal/accel changes settings.
+// Package collect reads the counters of a machine at both edges of a window (CPU time, softirqs, backlogs
+// and devices), and the facts of a place that affect a result. It changes nothing: internal/worker calls
+// it, internal/experiment computes metrics, internal/accel changes settings.
 //
-// Files are found below roots that are passed in. Parsers take bytes.
+// The roots of file systems are parameters. Parsers take bytes.
 package collect
 
 import (
@@ -20,19 +18,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/record"
 )
 
 // Options of a Collector.
 type Options struct {
-	// Proc is where procfs is, /proc unless set. Devices are those of the
-	// network namespace of the process that opens it.
+	// Proc is the mount point of procfs, /proc if empty. Devices are those of the network namespace of
+	// the process that opens it.
 	Proc string
-	// Cgroup is where the cgroup hierarchies are, /sys/fs/cgroup unless set.
+	// Cgroup is the mount point of cgroups, /sys/fs/cgroup if empty.
 	Cgroup string
-	// CPUs takes the machine's counters too, and not only this network
-	// namespace's devices. Of several places on a machine one is enough.
+	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
+	// per machine is enough.
 	CPUs bool
 }
 
@@ -41,33 +38,33 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Collector takes snapshots. What it reads stays open between them.
+// Collector takes snapshots. It keeps the files open in between.
 type Collector struct {
 	devices *source
-	// What follows is for Options.CPUs only.
+	// The rest is for Options.CPUs only.
 	stat, softirqs, softnet *source
 	limits                  Limits
 	boot                    string
-	exact                   *bpf.Softirq // nil where softirqs cannot be traced, for reason:
+	exact                   *softirqTimes // nil if softirqs cannot be traced, because of reason
 	reason                  error
 }
 
-// Snapshot is what the counters show at one instant.
+// Snapshot is the values of the counters at one instant.
 type Snapshot struct {
 	at        int64 // CLOCK_MONOTONIC in ns
 	cpus      []cpu // by number
-	exact     []bpf.SoftirqCPU
+	exact     []softirqCPU
 	throttled []throttled // an entry for each of Collector.limits
 	devices   []record.Device
 }
 
-// New opens the counters. Softirqs are timed by eBPF where the kernel and the
-// privileges allow it, until Close; else Host says that they were not, and why.
+// New opens the counters. eBPF programs time softirqs until Close, if the kernel and the privileges allow
+// that; otherwise Host says why not.
 func New(o Options) (*Collector, error) {
-	return newCollector(o, bpf.OpenSoftirq)
+	return newCollector(o, openSoftirqTimes)
 }
 
-func newCollector(o Options, openSoftirq func() (*bpf.Softirq, error)) (c *Collector, err error) {
+func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Collector, err error) {
 	o = o.withDefaults()
 	c = new(Collector)
 	defer func() {
@@ -98,7 +95,7 @@ func newCollector(o Options, openSoftirq func() (*bpf.Softirq, error)) (c *Colle
 	return c, nil
 }
 
-// Close lets go of the files and detaches the eBPF programs.
+// Close closes the files and detaches the eBPF programs.
 func (c *Collector) Close() error {
 	var errs []error
 	for _, s := range []*source{c.devices, c.stat, c.softirqs, c.softnet} {
@@ -113,8 +110,8 @@ func (c *Collector) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads the counters: times first, next to the clock, and all always in
-// the same order, so that what one lags the clock by cancels over a window.
+// Snapshot reads the counters always in the same order, times first, so that their lags behind the clock
+// cancel out over a window.
 func (c *Collector) Snapshot() (s Snapshot, err error) {
 	if c.exact != nil {
 		if s.exact, err = c.exact.Read(); err != nil {
@@ -140,9 +137,8 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 	return s, err
 }
 
-// Host is what the machine's CPUs did between two snapshots of a collector that
-// has Options.CPUs. CPUs that went off or came online in between are left out.
-// The nodes' names are the caller's to fill in.
+// Host returns what the machine's CPUs did between two snapshots of a collector with Options.CPUs. It
+// omits CPUs that went offline or came online in between. The caller fills in the nodes' names.
 func (c *Collector) Host(before, after Snapshot) record.Host {
 	h := record.Host{Boot: c.boot, Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks}
 	if c.exact != nil {
@@ -161,32 +157,29 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 			for v := range a.Ns {
 				all += a.Ns[v] - b.Ns[v]
 			}
-			// One that began before the window and ended in it counts whole.
+			// A softirq that began before the window and ended in it counts fully.
 			within := func(ns uint64) float64 { return min(seconds(int64(ns)), h.Seconds) }
 			r.Softirq = within(all)
 			r.SoftirqNetRx = within(a.Ns[netRxVector] - b.Ns[netRxVector])
 			r.SoftirqNetTx = within(a.Ns[netTxVector] - b.Ns[netTxVector])
 		}
-		// The kernel adds up idle time by its clock where the tick stops on
-		// idle CPUs (get_cpu_idle_time_us in kernel/time/tick-sched.c), and
-		// interrupts that an idle CPU takes are not part of it. /proc/stat
-		// shows it in ticks, so this is off by 10 ms at most an edge and for
-		// iowait another. The finer cpuidle/state*/time in sysfs is worse: it
-		// grows only when a CPU wakes up.
+		// If the tick stops on idle CPUs, the kernel measures idle time by its clock, without the
+		// interrupts that an idle CPU handles (get_cpu_idle_time_us in kernel/time/tick-sched.c).
+		// /proc/stat shows it in ticks, so the error is at most 10 ms per edge, and as much for iowait.
+		// cpuidle/state*/time in sysfs has a finer unit, but grows only when a CPU wakes up.
 		r.Busy = max(r.Softirq, min(h.Seconds-r.Idle, h.Seconds))
 		h.CPUs = append(h.CPUs, r)
 	}
 	h.Warnings = c.limits.Warnings(before, after)
 	if c.exact == nil {
 		h.Warnings = append(h.Warnings, record.Warnf(record.WarnNoEBPF,
-			"softirq time is from clock ticks, which lose most of it on idle cores: %v", c.reason))
+			"softirq time was measured by clock ticks, which miss most of it on idle cores: %v", c.reason))
 	}
 	return h
 }
 
-// Devices is what the devices of the network namespace did between two
-// snapshots, in the order of their names. Those that came, went or were made
-// anew in between are left out. The place is the caller's to fill in.
+// Devices returns what the devices of the network namespace did between two snapshots, by name. It omits
+// devices that were created or deleted in between. The caller fills in the place.
 func (c *Collector) Devices(before, after Snapshot) []record.Device {
 	was := make(map[string]record.Device, len(before.devices))
 	for _, d := range before.devices {
@@ -234,7 +227,7 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// source is a file that the kernel writes anew for whoever reads its start.
+// source is a file of the kernel that is read repeatedly from its start.
 type source struct {
 	file *os.File
 	buf  []byte
@@ -248,7 +241,7 @@ func openSource(path string) (*source, error) {
 	return &source{file: f, buf: make([]byte, 4<<10)}, nil
 }
 
-// read gives the content to a parser, which must not keep it.
+// read passes the content to a parser, which must not keep it.
 func (s *source) read(parse func([]byte) error) error {
 	n := 0
 	for {
@@ -258,7 +251,7 @@ func (s *source) read(parse func([]byte) error) error {
 			break
 		}
 		if err != nil {
-			return err // names the file
+			return err // it names the file
 		}
 		s.buf = append(s.buf, make([]byte, len(s.buf))...)
 	}

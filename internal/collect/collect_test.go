@@ -13,13 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/record"
 )
 
 var errNoEBPF = errors.New("no eBPF in this test")
 
-func withoutEBPF() (*bpf.Softirq, error) { return nil, errNoEBPF }
+func withoutEBPF() (*softirqTimes, error) { return nil, errNoEBPF }
 
 // near takes sums of ticks as equal.
 var near = cmpopts.EquateApprox(0, 1e-9)
@@ -80,7 +79,7 @@ func TestHost(t *testing.T) {
 		},
 		Warnings: []record.Warning{{
 			Code:    record.WarnNoEBPF,
-			Message: "softirq time is from clock ticks, which lose most of it on idle cores: no eBPF in this test",
+			Message: "softirq time was measured by clock ticks, which miss most of it on idle cores: no eBPF in this test",
 		}},
 	}
 	if diff := cmp.Diff(want, c.Host(before, after), near); diff != "" {
@@ -128,11 +127,11 @@ func TestHostLeavesOutCPUsThatCameOrWent(t *testing.T) {
 
 func TestHostExact(t *testing.T) {
 	c, before, after := edges(t, "4cpu")
-	before.exact, after.exact = make([]bpf.SoftirqCPU, 4), make([]bpf.SoftirqCPU, 4)
+	before.exact, after.exact = make([]softirqCPU, 4), make([]softirqCPU, 4)
 	before.exact[0].Ns = [10]uint64{0: 1, netRxVector: 5e9}
 	after.exact[0].Ns = [10]uint64{0: 1e8 + 1, netTxVector: 2e8, netRxVector: 5.5e9}
 	after.exact[1].Ns = [10]uint64{netRxVector: 3e9} // began before the window
-	c.exact = new(bpf.Softirq)
+	c.exact = new(softirqTimes)
 	h := c.Host(before, after)
 	c.exact = nil
 	if h.Source != record.SoftirqEBPF || h.Warnings != nil {

@@ -18,14 +18,12 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// bootID tells a machine, and each of its starts, from every other.
+// bootID identifies a machine since its last boot.
 const bootID = "sys/kernel/random/boot_id"
 
-// Describe tells the facts of this place that bear on a result, as the kernel
-// writes them. proc is /proc; sys is a sysfs that shows this network namespace,
-// or its links have no queues. A fact that the machine does not have is left
-// out. Node.Name, the CPUs given to it, Tools and Link.Class are the caller's
-// to fill in.
+// Describe returns the facts of this place that affect a result, as the kernel writes them. proc is /proc;
+// sys is a sysfs that shows this network namespace, as links have no queues otherwise. Facts that the
+// machine lacks are empty. The caller fills in Node.Name, the node's CPUs, Tools and Link.Class.
 func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	n := record.Node{
 		Boot:       line(proc, bootID),
@@ -50,7 +48,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	n.Distribution = strings.Trim(release["PRETTY_NAME"], `"'`)
 	info := keyed(proc, "cpuinfo", ":")
 	n.CPUModel = info["model name"]
-	if part := info["CPU part"]; n.CPUModel == "" && part != "" { // arm64 has numbers only
+	if part := info["CPU part"]; n.CPUModel == "" && part != "" { // arm64 has only numbers
 		n.CPUModel = fmt.Sprintf("implementer %s part %s", info["CPU implementer"], part)
 	}
 	if slices.Contains(strings.Fields(info["flags"]), "hypervisor") {
@@ -78,7 +76,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 		"net.ipv4.tcp_wmem",
 	} {
 		if v := line(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
-			n.Sysctls[name] = strings.Join(strings.Fields(v), " ") // some are apart by tabs
+			n.Sysctls[name] = strings.Join(strings.Fields(v), " ") // some use tabs
 		}
 	}
 	var err error
@@ -88,10 +86,10 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	return n, nil
 }
 
-// links are the devices of this network namespace.
+// links returns the devices of this network namespace.
 func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 	all, err := netlink.LinkList()
-	// The list is torn where a device came or went meanwhile.
+	// The list is inconsistent if a device came or went meanwhile.
 	for i := 0; i < 10 && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
 		all, err = netlink.LinkList()
 	}
@@ -133,14 +131,14 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 	return out, nil
 }
 
-// line is the content of a file of one line, or "" if it cannot be read.
+// line returns the content of a one-line file, "" if it cannot be read.
 func line(root fs.FS, name string) string {
 	b, _ := fs.ReadFile(root, name)
 	return strings.TrimSpace(string(b))
 }
 
-// keyed is a file of keys and values, of which the first of a key counts. What
-// cannot be read is empty.
+// keyed returns the keys and values of a file; the first value of a key counts. It is empty if the file
+// cannot be read.
 func keyed(root fs.FS, name, separator string) map[string]string {
 	b, _ := fs.ReadFile(root, name)
 	m := make(map[string]string)

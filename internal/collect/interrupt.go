@@ -19,18 +19,17 @@ const (
 	membarrierRegisterPrivateExpedited = 1 << 4
 )
 
-// Rounds that InterruptTime asks for, at least and at most, and how long it tries.
+// The least and largest number of rounds of InterruptTime, and how long it tries.
 const (
 	fewestRounds  = 15
 	mostRounds    = 301
 	interruptTime = 200 * time.Millisecond
 )
 
-// InterruptTime is how long an interrupt from one CPU to another takes, there
-// and back: the median of some hundred, in about 5 ms on an idle machine. Receive
-// steering pays one for each batch of packets that it moves. On bare metal it is
-// 1 to 3 µs; a virtual CPU may have to leave its guest at both ends. It is 0 where
-// this thread may run on one CPU only.
+// InterruptTime measures the round trip of an interrupt between CPUs: the median of some hundred, in about
+// 5 ms on an idle machine. Receive steering (RPS, RFS) costs one for each batch of packets that it moves.
+// It is 1 to 3 µs on bare metal; on virtual CPUs it may take a VM exit at both ends. The result is 0 if
+// this thread may run on only one CPU.
 func InterruptTime() (time.Duration, error) {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
@@ -48,15 +47,13 @@ func InterruptTime() (time.Duration, error) {
 	if err := membarrier(membarrierRegisterPrivateExpedited); err != nil {
 		return 0, err
 	}
-	// membarrier interrupts every other CPU that runs a thread of this process,
-	// and returns when all have answered (kernel/sched/membarrier.c). One thread
-	// keeps another CPU busy for it, and shows by counting that it has that CPU:
-	// with nobody to interrupt the call would be quick, and mean nothing. Both
-	// threads end with their goroutines, as they are tied to a CPU.
+	// membarrier interrupts every other CPU that runs a thread of this process, and returns when all have
+	// answered (kernel/sched/membarrier.c). A second thread keeps another CPU busy and counts, which proves
+	// that it is running: without it the call would interrupt nothing. Both threads end with their
+	// goroutines, because they are pinned to a CPU.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(3, runtime.GOMAXPROCS(0))))
-	// A worker's runtime does not preempt: a collection would wait for the loop that
-	// counts, and hold up the one that ends it. The loop has an end of its own all
-	// the same, as others can stop the world too.
+	// A worker's Go runtime does not preempt: a garbage collection would wait for the counting loop, and
+	// block the thread that ends it. The loop is bounded too, as others can stop the world as well.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	end := time.Now().Add(interruptTime)
 	var count atomic.Uint64
@@ -96,7 +93,7 @@ func InterruptTime() (time.Duration, error) {
 		return 0, err
 	}
 	if len(took) < fewestRounds {
-		return 0, fmt.Errorf("time an interrupt: CPU %d was to be had %d times in %s", cpus[len(cpus)-1], len(took), interruptTime)
+		return 0, fmt.Errorf("time an interrupt: CPU %d was available only %d times in %s", cpus[len(cpus)-1], len(took), interruptTime)
 	}
 	slices.Sort(took)
 	return took[len(took)/2], nil

@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -16,26 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
-
-// enterNamespaces takes the test's thread into a network and a mount namespace
-// of its own, which end with the test.
-func enterNamespaces(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	runtime.LockOSThread() // for good: the thread ends with the test's goroutine
-	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // threadProc is /proc with the network namespace of this thread, where
 // /proc/net is that of the process.
@@ -109,7 +90,8 @@ func cpuTime(t *testing.T) float64 {
 
 // Real traffic, whose sums are known.
 func TestLive(t *testing.T) {
-	enterNamespaces(t)
+	testenv.EnterNamespace(t)
+	testenv.PrivateMounts(t)
 	c, err := New(Options{Proc: threadProc(t), CPUs: true})
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +154,8 @@ func TestLive(t *testing.T) {
 }
 
 func TestDescribeLinks(t *testing.T) {
-	enterNamespaces(t)
+	testenv.EnterNamespace(t)
+	testenv.PrivateMounts(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.NumRxQueues, attrs.NumTxQueues = "over", 1450, 2, 3
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "under"}); err != nil {
@@ -222,7 +205,8 @@ func TestDescribeLinks(t *testing.T) {
 // At the edges of a window a snapshot should disturb nobody: 64 pods are as
 // many devices of a node.
 func BenchmarkSnapshot(b *testing.B) {
-	enterNamespaces(b)
+	testenv.EnterNamespace(b)
+	testenv.PrivateMounts(b)
 	for i := range 32 {
 		if err := netlink.LinkAdd(&netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: "a" + string(rune('A'+i))}, PeerName: "b" + string(rune('A'+i)),
@@ -252,7 +236,8 @@ func BenchmarkTicks(b *testing.B) {
 		cpu  int    // where that puts the softirqs
 	}{{"process", "0", 0}, {"steered", "2", 1}} {
 		b.Run(load.name, func(b *testing.B) {
-			enterNamespaces(b)
+			testenv.EnterNamespace(b)
+			testenv.PrivateMounts(b)
 			if err := os.WriteFile(filepath.Join(mountSys(b), "class/net/lo/queues/rx-0/rps_cpus"), []byte(load.rps), 0); err != nil {
 				b.Fatal(err)
 			}

@@ -14,12 +14,11 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go
-// has a port to.
+// tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go supports.
 const tick = 10 * time.Millisecond
 
-// cpu is one CPU's counters. Those of softirqs and packets are 32 bits wide in
-// the kernel and start again at 0: in an hour, at a million packets a second.
+// cpu is one CPU's counters. Those of softirqs and packets have 32 bits in the kernel and wrap: within an
+// hour, at a million packets per second.
 type cpu struct {
 	id                                        int
 	user, system, idle, irq, softirq, steal   uint64 // ticks
@@ -27,8 +26,8 @@ type cpu struct {
 	processed, dropped, squeezed, receivedRPS uint32
 }
 
-// since is what was counted from b to c. The times may fall: the kernel takes
-// back iowait that turns out to be another CPU's (proc_stat(5)).
+// since returns what was counted from b to c. Times may decrease: the kernel subtracts iowait that turns
+// out to be another CPU's (proc_stat(5)).
 func (c cpu) since(b cpu) record.CPU {
 	ticks := func(after, before uint64) float64 {
 		return max(0, float64(int64(after-before))*tick.Seconds())
@@ -42,7 +41,7 @@ func (c cpu) since(b cpu) record.CPU {
 	}
 }
 
-// find is the place of a CPU among others, which are in order.
+// find returns the index of a CPU in a sorted list.
 func find(cpus []cpu, id int) (int, bool) {
 	return slices.BinarySearchFunc(cpus, id, func(c cpu, id int) int { return cmp.Compare(c.id, id) })
 }

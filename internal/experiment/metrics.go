@@ -296,12 +296,12 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		fast, all, most := fastpathShare(f)
 		met += all
 		if all > strays && fast < all/2 {
-			warn(record.WarnSlowPath, "the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/fastpath.md)",
+			warn(record.WarnSlowPath, "the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/explanation/fastpath.md)",
 				f.Place, 100*float64(fast)/float64(all), all, most)
 		}
 	}
 	if len(t.Fastpath) > 0 && met == 0 {
-		warn(record.WarnSlowPath, "the fast path saw no packet: no connection was eligible (docs/fastpath.md)")
+		warn(record.WarnSlowPath, "the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)")
 	}
 	return out
 }

@@ -100,9 +100,9 @@ func TestSlowPath(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{
 		"": {record.FastOut: 30, record.FastIn: 30, "no-flow": 50},
-		"the fast path saw no packet: no connection was eligible (docs/fastpath.md)":                                     {"no-flow": 0},
-		"the fast path of node0 forwarded 25 % of 80 packets; most others took the slow path: nat (docs/fastpath.md)":    {record.FastOut: 20, "no-flow": 29, "nat": 31},
-		"the fast path of node0 forwarded 0 % of 20 packets; most others took the slow path: no-flow (docs/fastpath.md)": {"no-flow": 10, "revalidate": 10},
+		"the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)":                                     {"no-flow": 0},
+		"the fast path of node0 forwarded 25 % of 80 packets; most others took the slow path: nat (docs/explanation/fastpath.md)":    {record.FastOut: 20, "no-flow": 29, "nat": 31},
+		"the fast path of node0 forwarded 0 % of 20 packets; most others took the slow path: no-flow (docs/explanation/fastpath.md)": {"no-flow": 10, "revalidate": 10},
 	} {
 		trial := record.Trial{Window: 1, Hosts: []record.Host{{}}, Fastpath: []record.Fastpath{{Place: "node0", Packets: packets}}}
 		got := ""

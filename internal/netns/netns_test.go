@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 func must(t *testing.T, err error) {
@@ -22,9 +24,7 @@ func must(t *testing.T, err error) {
 // newNS makes a network namespace, and returns its ID.
 func newNS(t *testing.T) (h Handle, id ID) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces take root")
-	}
+	testenv.NeedRoot(t)
 	h, err := New()
 	must(t, err)
 	t.Cleanup(func() { h.Close() })

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 func TestShrink(t *testing.T) {
@@ -108,9 +110,7 @@ var garbage []byte
 
 // What is kept is not given back, not even what this process has no page of.
 func TestKeepProgram(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	ranges, err := program()
 	if err != nil || len(ranges) == 0 {
 		t.Fatal(ranges, err)

@@ -26,7 +26,7 @@ import (
 // sooner for as long as any other thread runs. With its timer that near an idle
 // CPU keeps its tick, and does not stop it and start it again with every message:
 // where the CPU is virtual that took 10 µs off a round trip of 73, which no
-// application without such a thread would have seen (docs/measuring.md).
+// application without such a thread would have seen (docs/explanation/measuring.md).
 //
 // Every other thread keeps the 50 µs that the kernel gives everybody: a scheduler
 // that sleeps 3 µs between two looks for work must not sleep 100 ms.

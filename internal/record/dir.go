@@ -53,6 +53,7 @@ func Create(parent, name string, now time.Time, experiment []byte, env Environme
 }
 
 func (d *Dir) create(experiment []byte, env Environment) error {
+	env.SchemaVersion = SchemaVersion
 	err := d.WriteFile(environmentFile, func(w io.Writer) error {
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
@@ -71,7 +72,7 @@ func (d *Dir) create(experiment []byte, env Environment) error {
 }
 
 // Open opens a folder to read. A folder that Create did not finish is an error
-// that names what is missing.
+// that names what is missing, and one of a later format names the program to read it with.
 func Open(path string) (*Dir, error) {
 	for _, name := range []string{environmentFile, trialsFile, experimentFile} {
 		_, err := os.Stat(filepath.Join(path, name))
@@ -85,7 +86,15 @@ func Open(path string) (*Dir, error) {
 			return nil, fmt.Errorf("open results folder: %w", err)
 		}
 	}
-	return &Dir{Path: path}, nil
+	d := &Dir{Path: path}
+	env, err := d.Environment()
+	if err != nil {
+		return nil, err
+	}
+	if env.SchemaVersion > SchemaVersion {
+		return nil, fmt.Errorf("open results folder %s: it has schemaVersion %d and this program reads up to %d: read it with slipstream %s, which wrote it, or a later one", path, env.SchemaVersion, SchemaVersion, env.Version)
+	}
+	return d, nil
 }
 
 // Resume opens a folder to append to. It cuts off a last line that was torn,

@@ -4,28 +4,20 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // tinyDisk is a file system of 64 KiB, mounted in a namespace of the test's own
 // thread: should the test die, the mount goes with it.
 func tinyDisk(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount a small file system")
-	}
-	runtime.LockOSThread() // and never unlock: the thread is of no use to others
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
+	testenv.PrivateMounts(t)
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatal(err)

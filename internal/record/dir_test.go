@@ -226,3 +226,33 @@ func FuzzReadTrials(f *testing.F) {
 		}
 	})
 }
+
+// TestSchemaVersion: a new folder has the version of its format. A folder of a later one is
+// not read, and one from before there were versions is.
+func TestSchemaVersion(t *testing.T) {
+	dir, err := Create(t.TempDir(), "made", time.Unix(0, 0), []byte("{}"), Environment{Version: "v9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	env, err := dir.Environment()
+	if err != nil || env.SchemaVersion != SchemaVersion {
+		t.Errorf("schemaVersion %d, %v", env.SchemaVersion, err)
+	}
+	for text, want := range map[string]string{
+		`{"slipstream": "v1"}`:                      "",
+		`{"slipstream": "v9", "schemaVersion": 99}`: "it has schemaVersion 99 and this program reads up to 1: read it with slipstream v9,",
+	} {
+		if err := os.WriteFile(filepath.Join(dir.Path, environmentFile), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		switch _, err := Open(dir.Path); {
+		case want == "" && err != nil:
+			t.Errorf("%s: %v", text, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}

@@ -50,43 +50,43 @@ func HigherIsBetter(metric string) bool { return metric == Throughput || metric 
 // Trial is one variant × workload × pairs, measured once: a line of
 // trials.jsonl.
 type Trial struct {
-	// Block counts from 1, Order is the position in the whole run, from 1.
+	// Block counts from 1.
 	Block    int    `json:"block"`
-	Order    int    `json:"order"`
-	Variant  string `json:"variant"`
-	Workload string `json:"workload"`
-	Pairs    int    `json:"pairs"`
+	Order    int    `json:"order"`    // position in the whole run, from 1
+	Variant  string `json:"variant"`  // name of the variant
+	Workload string `json:"workload"` // name of the workload
+	Pairs    int    `json:"pairs"`    // number of pairs
 	// Attempt counts from 1; a failed trial is tried again at its block's end.
 	Attempt int       `json:"attempt"`
-	Started time.Time `json:"started"`
-	// Took is the whole trial in seconds, Window the measured part of it.
-	Took   float64 `json:"took"`
-	Window float64 `json:"window"`
-	Status Status  `json:"status"`
-	Error  string  `json:"error,omitempty"`
-	// Metrics by name, over all pairs; the unit is in Units.
+	Started time.Time `json:"started"` // when it began, by the controller's clock
+	// Took is how long the whole trial took.
+	Took   float64 `json:"took" unit:"s"`
+	Window float64 `json:"window" unit:"s"` // length of the measured part
+	Status Status  `json:"status"`          // whether it gave numbers: ok or failed
+	Error  string  `json:"error,omitempty"` // why it failed
+	// Metrics by name, over all pairs.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	// Latency is the merged histogram of all pairs in nanoseconds, HDR V2
 	// compressed, base64; empty where no latency was taken.
 	Latency string   `json:"latency,omitempty"`
-	PerPair []Pair   `json:"per_pair,omitempty"`
-	Hosts   []Host   `json:"hosts,omitempty"`
-	Devices []Device `json:"devices,omitempty"`
+	PerPair []Pair   `json:"per_pair,omitempty"` // what each pair measured
+	Hosts   []Host   `json:"hosts,omitempty"`    // CPUs of the machines
+	Devices []Device `json:"devices,omitempty"`  // counters of the network devices
 	// Fastpath of each node, where the variant has it.
 	Fastpath []Fastpath `json:"fastpath,omitempty"`
 	// Loads of the nodes of a lab, in order.
 	Loads []Load `json:"loads,omitempty"`
 	// Settings are what the accelerators set, as read back.
 	Settings []Setting `json:"settings,omitempty"`
-	Warnings []Warning `json:"warnings,omitempty"`
+	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
 }
 
 // Pair is what one client and its server measured.
 type Pair struct {
-	Client Endpoint `json:"client"`
-	// Server is, behind a load balancer, all of its Backends together.
+	Client Endpoint `json:"client"` // end that asks, or sends
+	// Server is, behind a load balancer, all of its backends together.
 	Server   Endpoint   `json:"server"`
-	Backends []Endpoint `json:"backends,omitempty"`
+	Backends []Endpoint `json:"backends,omitempty"` // each backend behind a load balancer
 }
 
 // Endpoint is one end of a pair over the measured window.
@@ -94,35 +94,31 @@ type Endpoint struct {
 	// Place is the namespace or pod it ran in.
 	Place string `json:"place"`
 	// Seconds is the window as this end's own clock saw it.
-	Seconds float64 `json:"seconds"`
-	// Bytes of payload and Messages (or round trips) within the window; a
-	// sender counts what it handed over, a receiver what it got.
-	Bytes       uint64 `json:"bytes"`
-	Messages    uint64 `json:"messages,omitempty"`
-	Lost        uint64 `json:"lost,omitempty"`
-	Retransmits uint64 `json:"retransmits,omitempty"`
-	// Of a UDP stream's receiver: how many of the datagrams that the sender counts
-	// have Arrived; within this end's own window, how many were Reordered or came
-	// again, as Duplicates, which neither Bytes nor Messages count; and the Jitter
-	// in seconds.
+	Seconds float64 `json:"seconds" unit:"s"`
+	// Bytes of payload within the window; a sender counts what it handed over, a
+	// receiver what it got.
+	Bytes       uint64 `json:"bytes" unit:"bytes"`
+	Messages    uint64 `json:"messages,omitempty"`    // messages or round trips within the window
+	Lost        uint64 `json:"lost,omitempty"`        // messages that never came, or were not answered
+	Retransmits uint64 `json:"retransmits,omitempty"` // TCP segments that were sent again
+	// Arrived is how many of the datagrams that the sender counts came. This and the
+	// next three are of a UDP stream's receiver, the others within its own window.
 	Arrived    uint64  `json:"arrived,omitempty"`
-	Reordered  uint64  `json:"reordered,omitempty"`
-	Duplicates uint64  `json:"duplicates,omitempty"`
-	Jitter     float64 `json:"jitter,omitempty"`
-	// Of HTTP's client: how many requests failed in the window, by one of the Err
-	// constants, none of which are among Messages; and the Completion in seconds, where
-	// a number of requests was asked for.
+	Reordered  uint64  `json:"reordered,omitempty"`       // datagrams that came after a later one
+	Duplicates uint64  `json:"duplicates,omitempty"`      // datagrams that came again; neither bytes nor messages count them
+	Jitter     float64 `json:"jitter,omitempty" unit:"s"` // mean change of the transit time between datagrams
+	// Errors of HTTP's client are the requests that failed in the window, by kind. None
+	// is among the messages.
 	Errors     map[string]uint64 `json:"errors,omitempty"`
-	Completion float64           `json:"completion,omitempty"`
+	Completion float64           `json:"completion,omitempty" unit:"s"` // time until a number of requests was done
 	// CPUSeconds of this end's own process over the window.
-	CPUSeconds float64 `json:"cpu_seconds,omitempty"`
-	// Latency is this end's histogram, encoded as Trial.Latency is.
+	CPUSeconds float64 `json:"cpu_seconds,omitempty" unit:"s"`
+	// Latency is this end's histogram, encoded as that of the trial.
 	Latency string `json:"latency,omitempty"`
-	// BitsPerSecond and Percentiles (s, by metric name) are a tool's own
-	// figures, where it tells no more than those.
-	BitsPerSecond float64            `json:"bits_per_second,omitempty"`
-	Percentiles   map[string]float64 `json:"percentiles,omitempty"`
-	Warnings      []Warning          `json:"warnings,omitempty"`
+	// BitsPerSecond is a tool's own figure, where it tells no more.
+	BitsPerSecond float64            `json:"bits_per_second,omitempty" unit:"bit/s"`
+	Percentiles   map[string]float64 `json:"percentiles,omitempty"` // a tool's own latencies in s, by metric name
+	Warnings      []Warning          `json:"warnings,omitempty"`    // what to keep in mind with its figures
 }
 
 // Kinds of errors of HTTP requests.
@@ -132,7 +128,7 @@ const (
 	ErrShort   = "short"   // it ended before its response did
 	ErrStatus  = "status"  // the response was none of success
 	ErrTimeout = "timeout" // there was no answer in time
-	ErrOther   = "other"
+	ErrOther   = "other"   // anything else
 )
 
 // Host is one machine's CPUs over the measured window. Lab nodes that share a
@@ -140,12 +136,12 @@ const (
 type Host struct {
 	// Boot is the machine's boot id: one record a boot id and trial.
 	Boot    string   `json:"boot"`
-	Nodes   []string `json:"nodes"`
-	Seconds float64  `json:"seconds"`
+	Nodes   []string `json:"nodes"`            // nodes that run on the machine
+	Seconds float64  `json:"seconds" unit:"s"` // the window by its own clock
 	// Source of softirq time: "ebpf" is exact, "ticks" is /proc/stat.
 	Source   string    `json:"softirq_source"`
-	CPUs     []CPU     `json:"cpus"`
-	Warnings []Warning `json:"warnings,omitempty"`
+	CPUs     []CPU     `json:"cpus"`               // its CPUs that are online
+	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
 }
 
 // Sources of softirq time.
@@ -154,55 +150,52 @@ const (
 	SoftirqTicks = "ticks"
 )
 
-// CPU is one core over the measured window; times are in seconds. User to Idle
-// are /proc/stat's ticks, Busy is the window less idle time, Softirq is from
-// Host.Source.
+// CPU is one core over the measured window. The times from usr to idle are
+// /proc/stat's ticks.
 type CPU struct {
-	ID      int     `json:"cpu"`
-	User    float64 `json:"usr"`
-	System  float64 `json:"sys"`
-	IRQ     float64 `json:"irq"`
-	Steal   float64 `json:"steal"`
-	Idle    float64 `json:"idle"`
-	Busy    float64 `json:"busy"`
-	Softirq float64 `json:"softirq"`
+	ID      int     `json:"cpu"`              // number of the CPU
+	User    float64 `json:"usr" unit:"s"`     // time in programs
+	System  float64 `json:"sys" unit:"s"`     // time in the kernel, by ticks
+	IRQ     float64 `json:"irq" unit:"s"`     // time in interrupts, by ticks
+	Steal   float64 `json:"steal" unit:"s"`   // time that the hypervisor took
+	Idle    float64 `json:"idle" unit:"s"`    // time without work
+	Busy    float64 `json:"busy" unit:"s"`    // the window less idle time
+	Softirq float64 `json:"softirq" unit:"s"` // time in softirqs, from the source that softirq_source names
 	// SoftirqTicks is what /proc/stat says of the same.
-	SoftirqTicks float64 `json:"softirq_ticks"`
-	// SoftirqNetRx and SoftirqNetTx are those vectors' part of Softirq,
-	// where the source is eBPF.
-	SoftirqNetRx float64 `json:"softirq_net_rx,omitempty"`
-	SoftirqNetTx float64 `json:"softirq_net_tx,omitempty"`
-	// NetRx and NetTx count how often the softirqs ran (/proc/softirqs).
+	SoftirqTicks float64 `json:"softirq_ticks" unit:"s"`
+	// SoftirqNetRx is the part of softirq in NET_RX, where the source is ebpf.
+	SoftirqNetRx float64 `json:"softirq_net_rx,omitempty" unit:"s"`
+	SoftirqNetTx float64 `json:"softirq_net_tx,omitempty" unit:"s"` // part of softirq in NET_TX, where the source is ebpf
+	// NetRx is how often NET_RX ran (/proc/softirqs).
 	NetRx uint64 `json:"net_rx"`
-	NetTx uint64 `json:"net_tx"`
-	// Packets processed, dropped for a full backlog, polls that ran out of
-	// budget, and wake-ups received by RPS (/proc/net/softnet_stat).
+	NetTx uint64 `json:"net_tx"` // how often NET_TX ran
+	// Processed packets. This and the next three are from /proc/net/softnet_stat.
 	Processed   uint64 `json:"processed"`
-	Dropped     uint64 `json:"dropped"`
-	Squeezed    uint64 `json:"squeezed"`
-	ReceivedRPS uint64 `json:"received_rps"`
+	Dropped     uint64 `json:"dropped"`      // packets dropped for a full backlog
+	Squeezed    uint64 `json:"squeezed"`     // polls that ran out of budget
+	ReceivedRPS uint64 `json:"received_rps"` // wake-ups by RPS
 }
 
 // Device is one network device of a node or pod over the measured window.
 type Device struct {
-	Place     string `json:"place"`
-	Name      string `json:"name"`
-	RxPackets uint64 `json:"rx_packets"`
-	TxPackets uint64 `json:"tx_packets"`
-	RxBytes   uint64 `json:"rx_bytes"`
-	TxBytes   uint64 `json:"tx_bytes"`
-	RxDropped uint64 `json:"rx_dropped"`
-	TxDropped uint64 `json:"tx_dropped"`
-	RxErrors  uint64 `json:"rx_errors"`
-	TxErrors  uint64 `json:"tx_errors"`
+	Place     string `json:"place"`                 // namespace or pod of the device
+	Name      string `json:"name"`                  // name of the device
+	RxPackets uint64 `json:"rx_packets"`            // packets received
+	TxPackets uint64 `json:"tx_packets"`            // packets sent
+	RxBytes   uint64 `json:"rx_bytes" unit:"bytes"` // bytes received
+	TxBytes   uint64 `json:"tx_bytes" unit:"bytes"` // bytes sent
+	RxDropped uint64 `json:"rx_dropped"`            // received packets that were dropped
+	TxDropped uint64 `json:"tx_dropped"`            // packets dropped before they were sent
+	RxErrors  uint64 `json:"rx_errors"`             // received packets that were damaged
+	TxErrors  uint64 `json:"tx_errors"`             // packets that could not be sent
 }
 
 // Fastpath is what became of the packets that met a node's fast path over the measured
 // window.
 type Fastpath struct {
-	Place string `json:"place"`
-	// Packets by reason, those without any left out: FastOut and FastIn took it, all
-	// others say why not (docs/fastpath.md).
+	Place string `json:"place"` // the node
+	// Packets by reason, those without any left out: fast-out and fast-in took it, all
+	// others say why not (docs/explanation/fastpath.md).
 	Packets map[string]uint64 `json:"packets"`
 }
 
@@ -223,36 +216,33 @@ type Sample struct {
 // Load is what a node of a lab did over the measured window with its NIC and its
 // CPUs: what tells which of them was the limit.
 type Load struct {
-	Node string `json:"node"`
+	Node string `json:"node"` // name of the node
 	// Role of the node in a load balancer: client, proxy, backend; else empty.
 	Role string `json:"role,omitempty"`
-	// Receive and Send are what the NIC carried in bit/s, with the headers of its
-	// link; Rate is the cap of either, 0 where there is none.
-	Receive float64 `json:"receive"`
-	Send    float64 `json:"send"`
-	Rate    float64 `json:"rate,omitempty"`
-	// Core is the busiest of the CPUs that the node's processes run on, Busy the
-	// share of the window that it was. Shared tells that others' run there too.
-	// Busy is 0 where CPUs were not sampled.
+	// Receive is what the NIC received, with the headers of its link.
+	Receive float64 `json:"receive" unit:"bit/s"`
+	Send    float64 `json:"send" unit:"bit/s"`           // what the NIC sent
+	Rate    float64 `json:"rate,omitempty" unit:"bit/s"` // cap of either direction, left out if there is none
+	// Core is the busiest of the CPUs that the node's processes run on.
 	Core   int     `json:"core"`
-	Busy   float64 `json:"busy"`
-	Shared bool    `json:"shared,omitempty"`
+	Busy   float64 `json:"busy"`             // share of the window that the core was busy; 0 where CPUs were not sampled
+	Shared bool    `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }
 
 // Setting is one kernel setting that an accelerator changed.
 type Setting struct {
-	Place string `json:"place"`
+	Place string `json:"place"` // namespace or pod of the setting
 	// Path below /sys or /proc/sys, e.g. "class/net/eth0/queues/rx-0/rps_cpus".
 	Path string `json:"path"`
-	// Want is what was written, Got what read back, Was what stood there before.
+	// Want is what was written.
 	Want string `json:"want"`
-	Got  string `json:"got"`
-	Was  string `json:"was"`
+	Got  string `json:"got"` // what read back
+	Was  string `json:"was"` // what stood there before
 }
 
 // Warning is data that travels with a result.
 type Warning struct {
-	// Code is one of the Warn constants.
+	// Code names the kind of warning.
 	Code string `json:"code"`
 	// Message is a sentence for a person, with the figures.
 	Message string `json:"message"`
@@ -287,38 +277,55 @@ const (
 	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
 )
 
+// SchemaVersion is that of the results folder's format. It grows when a field changes its
+// meaning or goes, not when one is added. Folders from before the first have none.
+const SchemaVersion = 1
+
 // Environment is what the run ran on: environment.json.
 type Environment struct {
+	// SchemaVersion of the results folder, set when it is made.
+	SchemaVersion int `json:"schemaVersion"`
+	// Version of the program.
 	Version string    `json:"slipstream"`
-	Started time.Time `json:"started"`
+	Started time.Time `json:"started"` // when the run began
 	// Command is what repeats the run.
 	Command string `json:"command"`
 	// Placement says in a sentence where the nodes' work ran.
 	Placement string `json:"placement,omitempty"`
-	Nodes     []Node `json:"nodes"`
+	// LeftOut are the experiment's variants that could not be applied there.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
+	Nodes   []Node    `json:"nodes"` // the nodes of the target
 }
+
+// LeftOut is a variant that the run left out from the start.
+type LeftOut struct {
+	Variant string `json:"variant"` // name of the variant
+	Why     string `json:"why"`     // reason, as a phrase
+}
+
+func (l LeftOut) String() string { return l.Variant + ": " + l.Why }
 
 // Node is one node of the target.
 type Node struct {
-	Name   string `json:"name"`
-	Boot   string `json:"boot"`
-	Kernel string `json:"kernel"`
-	Arch   string `json:"arch"`
+	Name   string `json:"name"`   // name of the node
+	Boot   string `json:"boot"`   // boot id of its machine
+	Kernel string `json:"kernel"` // release of the kernel
+	Arch   string `json:"arch"`   // architecture of the machine
 	// Distribution is /etc/os-release's PRETTY_NAME.
 	Distribution string `json:"distribution"`
-	CPUModel     string `json:"cpu_model"`
-	// CPUs online, those isolated, and those given to this node, as lists.
+	CPUModel     string `json:"cpu_model"` // name of the CPU
+	// CPUs online, as a list: 0-3,8.
 	CPUs       string `json:"cpus"`
-	Isolated   string `json:"isolated,omitempty"`
-	NodeCPUs   string `json:"node_cpus,omitempty"`
-	IRQCPUs    string `json:"irq_cpus,omitempty"`
-	MemoryByte uint64 `json:"memory_bytes"`
-	Governor   string `json:"governor,omitempty"`
-	Clock      string `json:"clocksource,omitempty"`
-	Hypervisor bool   `json:"hypervisor"`
+	Isolated   string `json:"isolated,omitempty"`        // CPUs that are isolated
+	NodeCPUs   string `json:"node_cpus,omitempty"`       // CPUs given to a node of a lab
+	IRQCPUs    string `json:"irq_cpus,omitempty"`        // CPUs that take the NIC's interrupts
+	MemoryByte uint64 `json:"memory_bytes" unit:"bytes"` // memory of the machine
+	Governor   string `json:"governor,omitempty"`        // frequency governor of the CPUs
+	Clock      string `json:"clocksource,omitempty"`     // clock source of the kernel
+	Hypervisor bool   `json:"hypervisor"`                // whether it is a virtual machine
 	// InterruptSeconds is how long an interrupt from one CPU to another takes,
 	// there and back; 0 where it was not timed. Nodes of one machine share it.
-	InterruptSeconds float64 `json:"interrupt_seconds,omitempty"`
+	InterruptSeconds float64 `json:"interrupt_seconds,omitempty" unit:"s"`
 	// Held is what others kept accelerated there when the run began, and who, a phrase
 	// each: every variant is measured with it.
 	Held []string `json:"held,omitempty"`
@@ -326,42 +333,40 @@ type Node struct {
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Tools by name with their versions.
 	Tools map[string]string `json:"tools,omitempty"`
-	Links []Link            `json:"links,omitempty"`
-	// Role of the node in a load balancer, and what runs there if it is the proxy:
-	// "haproxy 2.6.12" or "builtin".
+	Links []Link            `json:"links,omitempty"` // its network devices
+	// Role of the node in a load balancer.
 	Role  string `json:"role,omitempty"`
-	Proxy string `json:"proxy,omitempty"`
-	// NICRate caps a lab's NIC in either direction, in bit/s; 0 where nothing does.
-	NICRate float64 `json:"nic_rate,omitempty"`
+	Proxy string `json:"proxy,omitempty"` // what the proxy of a load balancer is: "haproxy 2.6.12" or "builtin"
+	// NICRate caps a lab's NIC in either direction; left out if nothing does.
+	NICRate float64 `json:"nic_rate,omitempty" unit:"bit/s"`
 	// Services that a lab made on the node; nil if none.
 	Services *Services `json:"services,omitempty"`
 }
 
 // Services are what leads a node's pods to the backends of services.
 type Services struct {
-	Mode string `json:"mode"`
-	// Servers have a service with so many Backends in front of them; Total counts the
-	// others too, which have one.
+	Mode string `json:"mode"` // who leads a connection to a backend: iptables, nftables or ebpf
+	// Servers are the services that clients connect to. The others have one backend.
 	Servers  int `json:"servers"`
-	Backends int `json:"backends"`
-	Total    int `json:"total"`
+	Backends int `json:"backends"` // backends of each of those services
+	Total    int `json:"total"`    // services in all
 	// LoadSeconds is how long it took to load all rules of the node, or, in mode ebpf,
 	// the programs and maps of all nodes.
-	LoadSeconds float64 `json:"load_seconds"`
+	LoadSeconds float64 `json:"load_seconds" unit:"s"`
 }
 
 // Link is a network device as it stood before the run.
 type Link struct {
-	Name string `json:"name"`
-	Kind string `json:"kind"`
+	Name string `json:"name"` // name of the device
+	Kind string `json:"kind"` // kind of the device, as ip link has it
 	// Class is nic, overlay, host-veth, pod or empty.
 	Class    string `json:"class,omitempty"`
-	MTU      int    `json:"mtu"`
-	RxQueues int    `json:"rx_queues"`
-	TxQueues int    `json:"tx_queues"`
+	MTU      int    `json:"mtu"`       // largest packet
+	RxQueues int    `json:"rx_queues"` // receive queues
+	TxQueues int    `json:"tx_queues"` // transmit queues
 	// Offloads that are on, by ethtool's names.
 	Offloads []string `json:"offloads,omitempty"`
-	// RPS masks and RFS flow counts, a queue each.
+	// RPS masks, a queue each.
 	RPS []string `json:"rps_cpus,omitempty"`
-	RFS []string `json:"rps_flow_cnt,omitempty"`
+	RFS []string `json:"rps_flow_cnt,omitempty"` // RFS flow counts, a queue each
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"fmt"
-	htmltemplate "html/template"
 	"io"
 	"slices"
 	"strings"
@@ -14,7 +13,7 @@ import (
 )
 
 // Changes show a comparison of two runs: the rows that its gate looks at. Strict calls
-// what cannot be told a failure.
+// what is inconclusive a failure.
 type Changes struct {
 	*stats.Comparison
 	Strict bool
@@ -26,11 +25,33 @@ type changed struct {
 	Pairs                           int
 	Before, After, Ratio            string
 	Verdict                         stats.Verdict
-	says                            string
+	// Bar is of how many times better the second run is.
+	Bar *Bar
+
+	says string
 }
 
-func (c Changes) rows() []changed {
+// Name of the first or the second run.
+func (c Changes) Name(i int) string { return [...]string{c.Before.Name, c.After.Name}[i] }
+
+// scale is that of all bars.
+func (c Changes) scale() scale {
+	var all []spread
+	for i := range c.Comparison.Changes {
+		if r := &c.Comparison.Changes[i]; r.Primary {
+			all = append(all, spreadOf(&r.Row).gains(r.Metric))
+		}
+	}
+	return scaleOf(all)
+}
+
+// Ticks are the axis under the bars.
+func (c Changes) Ticks() []Tick { return c.scale().ticks() }
+
+// Rows are those that the gate looks at.
+func (c Changes) Rows() []changed {
 	var out []changed
+	axis := c.scale()
 	for i := range c.Comparison.Changes {
 		r := &c.Comparison.Changes[i]
 		if !r.Primary {
@@ -42,6 +63,7 @@ func (c Changes) rows() []changed {
 			Variant: r.Variant, Workload: r.Workload, Metric: q.name, Unit: q.unit, Pairs: r.Pairs,
 			Before: show(r.Before), After: show(r.Mean),
 			Ratio: estimate(r.Versus.Ratio, of(r.Versus.CI95, r.Versus.N), 2).String(), Verdict: r.Versus.Verdict,
+			Bar:  axis.bar(spreadOf(&r.Row).gains(r.Metric), r.Versus.Verdict, tip(&r.Row)),
 			says: r.Variant + ": " + Says(&r.Row),
 		})
 	}
@@ -63,7 +85,7 @@ func (c Changes) Notices() []string {
 func (c Changes) Summary() string {
 	count := map[stats.Verdict]int{}
 	var slower []string
-	rows := c.rows()
+	rows := c.Rows()
 	for _, r := range rows {
 		count[r.Verdict]++
 		if r.Verdict == stats.Slower {
@@ -73,7 +95,7 @@ func (c Changes) Summary() string {
 	if len(rows) == 0 {
 		return "There is nothing that both have, so nothing was compared."
 	}
-	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d not clear.", c.After.Name, c.Before.Name,
+	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d inconclusive.", c.After.Name, c.Before.Name,
 		count[stats.Faster], count[stats.Slower], count[stats.Same], count[stats.Inconclusive])
 	if len(slower) > 0 {
 		text += " Slower: " + strings.Join(slower[:min(len(slower), few)], "; ")
@@ -97,7 +119,7 @@ func compareText(w io.Writer, c Changes) error {
 	}
 	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "VARIANT\tWORKLOAD\tPAIRS\tMETRIC\tBEFORE\tAFTER\tUNIT\tRATIO\tVERDICT")
-	for _, r := range c.rows() {
+	for _, r := range c.Rows() {
 		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s %s\n", PlainLine(r.Variant), PlainLine(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
 	}
 	if err := tw.Flush(); err != nil {
@@ -116,7 +138,7 @@ func compareMarkdown(w io.Writer, c Changes) error {
 		fmt.Fprintf(&b, "> ⚠ **%s**\n\n", escapeMarkdown(n))
 	}
 	fmt.Fprintf(&b, "**%s**\n\n| variant | workload | pairs | metric | before | after | unit | ratio | verdict |\n|---|---|---:|---|---:|---:|---|---|---|\n", escapeMarkdown(c.Summary()))
-	for _, r := range c.rows() {
+	for _, r := range c.Rows() {
 		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %s | %s | %s %s |\n", escapeMarkdown(r.Variant), escapeMarkdown(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
 	}
 	for i, m := range c.Missing {
@@ -168,15 +190,15 @@ type (
 	}
 )
 
-func (s *junitSuite) add(class, name, out string, failure, unclear string, strict bool) {
+func (s *junitSuite) add(class, name, out string, failure, inconclusive string, strict bool) {
 	one := junitCase{Class: class, Name: name, Out: out}
 	switch {
-	case failure == "" && unclear == "":
+	case failure == "" && inconclusive == "":
 	case failure != "" || strict:
-		one.Failure = &junitWhy{failure + unclear}
+		one.Failure = &junitWhy{failure + inconclusive}
 		s.Failures++
 	default:
-		one.Skipped = &junitWhy{unclear}
+		one.Skipped = &junitWhy{inconclusive}
 		s.Skipped++
 	}
 	s.Tests++
@@ -199,15 +221,15 @@ func compareJUnit(w io.Writer, c Changes) error {
 			s.Properties.All = append(s.Properties.All, junitProp{"unfinished", PlainLine(n)})
 		}
 	}
-	for _, r := range c.rows() {
-		failure, unclear := "", ""
+	for _, r := range c.Rows() {
+		failure, inconclusive := "", ""
 		switch r.Verdict {
 		case stats.Slower:
 			failure = r.says + " is slower"
 		case stats.Inconclusive:
-			unclear = r.says + " is not clear: the runs are too few or too noisy to tell"
+			inconclusive = r.says + " is inconclusive: too few blocks, or too much noise"
 		}
-		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, unclear, c.Strict)
+		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, inconclusive, c.Strict)
 	}
 	for _, m := range c.Missing {
 		s.add("missing", PlainLine(m), "", "", "missing", c.Strict)
@@ -215,50 +237,7 @@ func compareJUnit(w io.Writer, c Changes) error {
 	return s.write(w)
 }
 
-const comparePage = `<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{.After.Name}} compared with {{.Before.Name}}: slipstream</title>
-<style>
-{{style}}</style>
-</head>
-<body>
-<main>
-{{range .Notices}}<p class="unfinished" role="note"><b>!</b> {{.}}</p>
-{{end}}<h1>{{.Summary}}</h1>
-<div class="scroll" tabindex="0" role="region" aria-labelledby="rows">
-<table>
-<caption id="rows">Ratio of the second run to the first, with its 95 % interval</caption>
-<thead><tr><th scope="col">Variant</th><th scope="col">Workload</th><th scope="col" class="num">Pairs</th><th scope="col">Metric</th><th scope="col" class="num">Before</th><th scope="col" class="num">After</th><th scope="col">Unit</th><th scope="col" class="num">Ratio</th><th scope="col">Verdict</th></tr></thead>
-<tbody>
-{{range rows .}}<tr><th scope="row">{{.Variant}}</th><td>{{.Workload}}</td><td class="num">{{.Pairs}}</td><td>{{.Metric}}</td><td class="num">{{.Before}}</td><td class="num">{{.After}}</td><td>{{.Unit}}</td><td class="num">{{.Ratio}}</td><td><span class="verdict {{.Verdict}}"><i aria-hidden="true">{{mark .Verdict}}</i> {{.Verdict}}</span></td></tr>
-{{end}}</tbody>
-</table>
-</div>
-{{with .Missing}}<h2>Missing</h2>
-<ul>{{range .}}<li>{{.}}</li>{{end}}</ul>
-{{end}}</main>
-</body>
-</html>
-`
-
-func compareHTML(w io.Writer, c Changes) error {
-	t, err := htmltemplate.New("compare").Funcs(htmltemplate.FuncMap{
-		"mark": mark, "rows": Changes.rows,
-		"style": func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
-	}).Parse(comparePage)
-	if err != nil {
-		return fmt.Errorf("comparison as html: %w", err)
-	}
-	var b strings.Builder
-	if err := t.Execute(&b, c); err != nil {
-		return fmt.Errorf("comparison as html: %w", err)
-	}
-	return put(w, b.String(), "html")
-}
+func compareHTML(w io.Writer, c Changes) error { return putPage(w, "compare", c) }
 
 // Decided tells whether there was anything for a gate to look at.
 func (c Changes) Decided() bool {

@@ -10,42 +10,41 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// conclude says what a person wants to know, a sentence each: what the overlay costs,
-// what gains the most against each baseline, what harms, and what is left open. All
+// conclude says what a person wants to know, a sentence each: what the overlay costs, and
+// then what gains the most against each baseline, what harms, and what is left open. All
 // workloads have a say.
-func (m *Model) conclude() []string {
-	if len(m.Tables) == 0 || len(m.summary.Rows) == 0 {
+func (m *Model) conclude() (costs, rest []string) {
+	if m.Blocks == 0 {
 		if len(m.Failures) > 0 {
-			return []string{"No trial gave a result: " + m.Failures[0].Error + "."}
+			return nil, []string{"No trial gave a result: " + m.Failures[0].Error + "."}
 		}
-		return []string{"No trial gave a result."}
+		return nil, []string{"No trial gave a result."}
 	}
-	costs := m.costSentences()
-	out := costs
+	costs = m.costSentences()
 	for _, q := range []question{choice, other} {
-		if q == other && len(out) > 0 {
+		if q == other && len(costs)+len(rest) > 0 {
 			break
 		}
 		compared := m.compared(q)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
-				out = append(out, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
+				rest = append(rest, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
 			}
 		}
 	}
-	if len(out) > 0 {
-		return out
+	if len(costs)+len(rest) > 0 {
+		return costs, rest
 	}
 	t := m.Tables[0]
 	for _, row := range t.Rows {
 		for i, l := range row.Cells {
 			if l.Missing == "" {
-				return []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
+				return nil, []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
 					row.Variant, t.Title, l.Estimate.with(t.Unit), pairs(t.Pairs[i]))}
 			}
 		}
 	}
-	return []string{"The workload " + t.Workload + " gave no result."}
+	return nil, []string{"The workload " + t.Workload + " gave no result."}
 }
 
 // few is how many of anything a sentence names.
@@ -158,7 +157,7 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 		out = append(out, fmt.Sprintf("No difference: %s.", some(still)))
 	}
 	if len(open) > 0 {
-		out = append(out, fmt.Sprintf("Not clear, more blocks may tell: %s.", some(open)))
+		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", some(open)))
 	}
 	return out
 }
@@ -269,8 +268,9 @@ func (m *Model) Keep() string {
 	return best.Variant
 }
 
-// Unclear tells that more blocks could tell more: of some variant nothing is known yet.
-func (m *Model) Unclear() bool {
+// Inconclusive tells that more blocks could tell more: some variant has an inconclusive
+// comparison.
+func (m *Model) Inconclusive() bool {
 	for _, proofs := range m.compared(choice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
 			return slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict == stats.Inconclusive })
@@ -294,17 +294,22 @@ type Expected struct {
 func expectations(all []stats.Expected) []Expected {
 	var out []Expected
 	for _, x := range all {
-		e := Expected{Claim: x.Claim, Outcome: x.Outcome}
-		var rows []*stats.Row
-		for i := range x.Rows {
-			rows = append(rows, &x.Rows[i])
-		}
-		if e.Why = saysAll(worstOfEach(rows)); e.Why == "" {
-			e.Why = "nothing was measured"
-		}
-		out = append(out, e)
+		out = append(out, Expected{x.Claim, x.Outcome, whyExpected(x)})
 	}
 	return out
+}
+
+// whyExpected says what gave an expectation its outcome.
+func whyExpected(x stats.Expected) string {
+	switch more := len(x.Decided) - few; {
+	case len(x.Rows) == 0:
+		return "nothing was measured"
+	case len(x.Decided) == 0:
+		return "no comparison for " + list(x.Missing)
+	case more > 0:
+		return fmt.Sprintf("%s, and %d more", saysAll(x.Decided), more)
+	}
+	return saysAll(x.Decided)
 }
 
 // Text is the outcome in a line: "expected: … (met): …".

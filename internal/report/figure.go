@@ -34,9 +34,6 @@ type Figure struct {
 	// Data are the numbers that it is drawn from.
 	Data Data
 
-	// Half figures fit beside another one.
-	Half bool
-
 	width, height float64 // in points
 	draw          func(*pen)
 }
@@ -83,8 +80,8 @@ func Render(w io.Writer, f Figure, format string) error {
 	case "svg":
 		buf.WriteString(f.svg())
 	case "png":
-		// Twice the nominal resolution, for screens that have it.
-		c := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(vg.Length(f.width), vg.Length(f.height)), vgimg.UseDPI(144))}
+		// Three times the nominal resolution: enough for a slide.
+		c := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(vg.Length(f.width), vg.Length(f.height)), vgimg.UseDPI(216))}
 		f.on(c, false)
 		_, err = c.WriteTo(&buf)
 	case "pdf":

@@ -4,7 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -14,9 +13,9 @@ import (
 )
 
 // fixture makes the results of an experiment: what the writers are tested on.
-// It draws from a fixed seed and judges with a normal interval, which is close
-// enough to look like a result.
+// It draws from a fixed seed.
 type fixture struct {
+	tb      testing.TB
 	exp     *v1alpha1.Experiment
 	env     record.Environment
 	trials  []record.Trial
@@ -56,7 +55,7 @@ func demo(tb testing.TB) *fixture {
 					{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Size: 131072, Connections: 1, Duration: v1alpha1.Duration(2 * time.Second)}},
 					{Name: "pingpong", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Size: 64, Duration: v1alpha1.Duration(time.Second)}},
 				},
-				Pairs: []int{1, 4},
+				Pairs: []int{1, 4}, Margin: 0.02,
 			},
 		},
 		env: record.Environment{
@@ -103,6 +102,7 @@ func effect(i, pairs int) float64 {
 
 func (f *fixture) run(tb testing.TB) *fixture {
 	tb.Helper()
+	f.tb = tb
 	r := rand.New(rand.NewPCG(1, 2))
 	f.trials = nil
 	for block := 1; block <= f.blocks; block++ {
@@ -174,84 +174,14 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 
 func (f *fixture) model() *Model { return New(f.exp, f.summary(), f.trials, f.env) }
 
-// summary compares geometric means within blocks.
+// summary is what the trials say. It judges at most once: who changes it changes the result.
 func (f *fixture) summary() *stats.Summary {
-	s := &stats.Summary{Experiment: f.exp.Metadata.Name, Baseline: f.exp.Spec.Baseline}
-	values := map[string][]float64{}
-	id := func(variant, workload string, pairs int, metric string) string {
-		return variant + "\x00" + workload + "\x00" + strconv.Itoa(pairs) + "\x00" + metric
-	}
-	for _, t := range f.trials {
-		for metric, v := range t.Metrics {
-			key := id(t.Variant, t.Workload, t.Pairs, metric)
-			values[key] = append(values[key], v)
-		}
-	}
-	metrics := []string{record.Throughput, record.Rate, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.CPUPerGB, record.SoftirqPerGB}
-	for _, w := range f.exp.Spec.Workloads {
-		for _, v := range f.exp.Spec.Variants {
-			for _, p := range (&Model{exp: f.exp}).pairsOf(w) {
-				for _, metric := range metrics {
-					own := values[id(v.Name, w.Name, p, metric)]
-					if len(own) == 0 {
-						continue
-					}
-					mean, half := meanAndHalf(own)
-					row := stats.Row{
-						Variant: v.Name, Workload: w.Name, Pairs: p, Metric: metric, Unit: record.Units[metric],
-						N: len(own), Mean: mean, CI95: [2]float64{mean - half, mean + half}, Warnings: []record.Warning{},
-					}
-					versus := v.Versus
-					if versus == "" {
-						versus = f.exp.Spec.Baseline
-					}
-					if base := values[id(versus, w.Name, p, metric)]; versus != v.Name && len(base) == len(own) {
-						row.Versus = compare(own, base, versus, metric)
-					}
-					s.Rows = append(s.Rows, row)
-				}
-			}
-		}
+	f.exp.Spec.Runs.N = f.blocks
+	s, err := stats.Analyze(f.exp, f.trials)
+	if err != nil {
+		f.tb.Fatal(err)
 	}
 	return s
-}
-
-func compare(own, base []float64, versus, metric string) *stats.Versus {
-	logs := make([]float64, len(own))
-	for i := range own {
-		logs[i] = math.Log(own[i] / base[i])
-	}
-	mean, half := meanAndHalf(logs)
-	lo, hi := math.Exp(mean-half), math.Exp(mean+half)
-	v := &stats.Versus{Baseline: versus, N: len(own), Ratio: math.Exp(mean), CI95: [2]float64{lo, hi}, P: math.Erfc(math.Abs(mean) / half * 1.96 / math.Sqrt2), Verdict: stats.Inconclusive}
-	if half == 0 {
-		v.P = 1
-	}
-	better := record.HigherIsBetter(metric)
-	switch {
-	case len(own) < 2:
-	case lo > 0.98 && hi < 1.02:
-		v.Verdict = stats.Same
-	case lo > 1 && better, hi < 1 && !better:
-		v.Verdict = stats.Faster
-	case lo > 1, hi < 1:
-		v.Verdict = stats.Slower
-	}
-	return v
-}
-
-func meanAndHalf(values []float64) (mean, half float64) {
-	n := float64(len(values))
-	for _, v := range values {
-		mean += v / n
-	}
-	if n < 2 {
-		return mean, 0
-	}
-	for _, v := range values {
-		half += (v - mean) * (v - mean) / (n - 1)
-	}
-	return mean, 2.3 * math.Sqrt(half/n)
 }
 
 // warn adds a warning to every row that pick chooses.

@@ -48,6 +48,12 @@ func quantityOf(metric string) quantity {
 	return quantity{metric, record.Units[metric], 1}
 }
 
+// Quantity is a value of a metric, in the unit of record.Units, for people.
+func Quantity(v float64, metric string) string {
+	q := quantityOf(metric)
+	return significant(v*q.scale) + " " + q.unit
+}
+
 // Estimate is a number for people and its interval, without the unit. The
 // interval is empty where there is none, as with a single block.
 type Estimate struct{ Value, Interval string }

@@ -127,7 +127,7 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%q, want it to begin %q", got, want)
 	}
 	limits[3].More.Versus.Verdict = stats.Inconclusive
-	if got, want := m.bounds()[0], four+"; more backends are not shown to help, nor not to: "; !strings.HasPrefix(got, want) {
+	if got, want := m.bounds()[0], four+"; whether more backends help is inconclusive: "; !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want it to begin %q", got, want)
 	}
 	m.summary.Limits = limits[:3]

@@ -7,19 +7,17 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"gonum.org/v1/plot/vg"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )
 
 // Measures of every figure, in points.
 const (
-	figureWidth = 760.0
-	small       = 8.5 // ticks
-	normal      = 9.5 // labels
+	figureWidth = 366.0 // two side by side on a desk, one on a phone
+	small       = 9.0   // ticks
+	normal      = 10.0  // labels
 )
 
 // look is how a variant is drawn, the same in every figure.
@@ -61,14 +59,13 @@ func (m *Model) drawFigures() []Figure {
 			out = append(out, m.scalingFigure(tables[0], versus))
 		}
 	}
-	for _, w := range m.exp.Spec.Workloads {
-		if f, ok := m.latencyFigure(w); ok {
-			out = append(out, f)
-		}
-	}
-	for _, w := range m.exp.Spec.Workloads {
-		if f, ok := m.cpuFigure(w); ok {
-			out = append(out, f)
+	for _, draw := range []func(v1alpha1.Workload, int) (Figure, bool){m.latencyFigure, m.cpuFigure} {
+		for _, w := range m.exp.Spec.Workloads {
+			for _, pairs := range smallestAndLargest(m.pairsOf(w)) {
+				if f, ok := draw(w, pairs); ok {
+					out = append(out, f)
+				}
+			}
 		}
 	}
 	return out
@@ -100,15 +97,16 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		c := curve{variant: row.Variant, look: m.look(row.Variant)}
 		numbers := []string{row.Variant}
 		for i, l := range row.Cells {
-			if !l.Compared || l.Versus != versus || math.IsNaN(l.at) || math.IsInf(l.at, 0) {
+			if !l.drawable() || l.Versus != versus {
 				numbers = append(numbers, "–")
 				continue
 			}
-			c.points = append(c.points, sample{float64(i), l.at, l.ratio,
+			ratio := spreadOf(l.row)
+			c.points = append(c.points, sample{float64(i), ratio.at, ratio.ci,
 				l.Verdict == stats.Faster || l.Verdict == stats.Slower})
-			top = max(top, l.at)
-			if l.ratio.known() {
-				bound = max(bound, l.ratio.hi)
+			top = max(top, ratio.at)
+			if ratio.ci.known() {
+				bound = max(bound, ratio.ci.hi)
 			}
 			numbers = append(numbers, strings.TrimSpace(l.Ratio.String()+" "+string(l.Verdict)))
 		}
@@ -125,17 +123,13 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		Section: SectionScaling,
 		Name:    slug(t.Workload, t.Metric, "versus", versus),
 		Title:   fmt.Sprintf("%s relative to %s", upper(t.Title), versus),
-		Caption: fmt.Sprintf("Ratio to %s in the same block; %s is better. Bars are 95 %% intervals. A filled mark differs from %s, a hollow one does not or cannot be told apart.",
-			versus, t.Better, versus),
+		Caption: fmt.Sprintf("Ratio to %s in the same block; %s is better. Bars are 95 %% intervals. A filled mark is faster or slower, a hollow one is the same or inconclusive.",
+			versus, t.Better),
 		Alt: fmt.Sprintf("%s relative to %s at %s: %s.", upper(t.Title), versus,
 			listPairs(t.Pairs), list(ends(curves, t.Pairs))),
 		Data:   data,
-		Half:   len(t.Pairs) <= 3 && len(curves) <= 10,
 		width:  figureWidth,
-		height: max(280, 70+12*float64(len(curves)+1)),
-	}
-	if f.Half {
-		f.width = (figureWidth - 28) / 2
+		height: max(260, 70+12*float64(len(curves)+1)),
 	}
 	f.draw = func(p *pen) {
 		labels := 0.0
@@ -258,125 +252,6 @@ func listPairs(n []int) string {
 	return list(words) + " pairs"
 }
 
-// latencyFigure draws the percentiles of each variant, its trials merged, at
-// the smallest and the largest number of pairs. The x axis is logarithmic in
-// the share of slower messages, as is usual for HDR histograms.
-func (m *Model) latencyFigure(w v1alpha1.Workload) (Figure, bool) {
-	type panel struct {
-		pairs  int
-		curves []curve
-	}
-	var panels []panel
-	const perDecade = 20
-	least, most, end := math.Inf(1), 0.0, 2.0
-	data := Data{Columns: []string{"Variant", "Pairs", "Messages", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "Largest µs"}}
-	var alt []string
-	for _, n := range smallestAndLargest(m.pairsOf(w)) {
-		pn := panel{pairs: n}
-		for _, v := range m.exp.Spec.Variants {
-			h := m.merged(cell{v.Name, w.Name, n, ""})
-			if h == nil || h.TotalCount() == 0 {
-				continue
-			}
-			us := func(percentile float64) float64 { return float64(h.ValueAtPercentile(percentile)) / 1e3 }
-			row := []string{v.Name, fmt.Sprint(n), fmt.Sprint(h.TotalCount())}
-			for _, q := range []float64{50, 90, 99, 99.9, 100} {
-				row = append(row, significant(us(q)))
-			}
-			data.Rows = append(data.Rows, row)
-			alt = append(alt, fmt.Sprintf("%s at %s %s", v.Name, pairs(n), row[3]+" and "+row[5]))
-			// Beyond ten slower messages a percentile is one message's luck.
-			last := min(math.Log10(max(float64(h.TotalCount())/10, 1)), 5)
-			c := curve{variant: v.Name, look: m.look(v.Name)}
-			for i := 0; float64(i)/perDecade <= last; i++ {
-				x := float64(i) / perDecade
-				y := us(100 * (1 - math.Pow(10, -x)))
-				if y <= 0 {
-					continue
-				}
-				c.points = append(c.points, sample{x: x, y: y, filled: i%perDecade == 0 && i > 0})
-				least, most = min(least, y), max(most, y)
-			}
-			if len(c.points) == 0 {
-				continue
-			}
-			end = max(end, math.Ceil(last*2)/2)
-			pn.curves = append(pn.curves, c)
-		}
-		if len(pn.curves) > 0 {
-			panels = append(panels, pn)
-		}
-	}
-	if len(panels) == 0 {
-		return Figure{}, false
-	}
-	lo, hi := ladder(least, false), ladder(most, true)
-	if lo == hi {
-		hi = ladder(hi*1.01, true)
-	}
-	f := Figure{
-		Section: SectionLatency,
-		Name:    slug(w.Name, "latency-distribution"),
-		Title:   upper(w.Name) + " latency distribution",
-		Caption: "All trials of a variant merged. Both axes are logarithmic: to the right, each tick leaves a tenth of the messages; a curve ends where fewer than ten are left. Lower is better.",
-		Alt:     fmt.Sprintf("Percentile curves of %s latency in µs. Median and p99: %s.", w.Name, strings.Join(alt, "; ")),
-		Data:    data,
-		width:   figureWidth,
-		height:  max(280, 80+12*float64(len(m.exp.Spec.Variants))),
-	}
-	f.draw = func(p *pen) {
-		labels := 0.0
-		for _, pn := range panels {
-			for _, c := range pn.curves {
-				labels = max(labels, p.width(c.variant, normal))
-			}
-		}
-		labels = min(labels, 110)
-		each := f.width / float64(len(panels))
-		for i, pn := range panels {
-			area := frame{left: float64(i)*each + 40, top: 40, right: float64(i+1)*each - labels - 30, bottom: f.height - 36}
-			x := func(v float64) float64 { return area.left + (area.right-area.left)*v/end }
-			y := func(v float64) float64 {
-				return area.bottom - (area.bottom-area.top)*math.Log(v/lo)/math.Log(hi/lo)
-			}
-			p.text(point{area.left - 40, 12}, pairs(pn.pairs), normal+1, inkText, alignLeft)
-			p.text(point{area.left - 40, 27}, "µs", small, inkMuted, alignLeft)
-			for v := lo; v <= hi*1.001; v = ladder(v*1.01, true) {
-				p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
-				p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(v)), small, inkMuted, alignRight)
-			}
-			ticks := []struct {
-				at   float64
-				text string
-			}{{0, "0"}, {math.Log10(2), "50"}, {1, "90"}, {2, "99"}, {3, "99.9"}, {4, "99.99"}, {5, "99.999"}}
-			for _, t := range ticks {
-				if t.at > end {
-					break
-				}
-				p.line(0.6, inkGrid, nil, point{x(t.at), area.top}, point{x(t.at), area.bottom})
-				p.text(point{x(t.at), area.bottom + 13}, t.text, small, inkMuted, alignCentre)
-			}
-			p.text(point{(area.left + area.right) / 2, area.bottom + 28}, "percentile", small, inkMuted, alignCentre)
-			var tags []tag
-			for _, c := range pn.curves {
-				var line []point
-				for _, s := range c.points {
-					line = append(line, point{x(s.x), y(s.y)})
-				}
-				p.line(1.4, c.look.ink, c.look.dash, line...)
-				for j, s := range c.points {
-					if s.filled {
-						p.marker(c.look.shape, line[j], 2.4, c.look.ink, true)
-					}
-				}
-				tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
-			}
-			p.tags(tags, area, labels)
-		}
-	}
-	return f, true
-}
-
 // ladder is the nearest 1, 2 or 5 × a power of ten at or above, or at or below.
 func ladder(v float64, above bool) float64 {
 	up := niceStep(v)
@@ -390,359 +265,4 @@ func ladder(v float64, above bool) float64 {
 		}
 	}
 	return unit
-}
-
-// merged is the histogram of all trials of a cell; nil where none has one. One
-// that cannot be read is warned of and left out.
-func (m *Model) merged(c cell) *hdrhistogram.Histogram {
-	var all *hdrhistogram.Histogram
-	for _, t := range m.trials {
-		if t.Status != record.StatusOK || t.Latency == "" || t.Variant != c.variant || t.Workload != c.workload || t.Pairs != c.pairs {
-			continue
-		}
-		h, err := record.DecodeHistogram(t.Latency)
-		if err != nil {
-			m.Warnings = append(m.Warnings, Warning{"latency-unreadable", []Entry{{
-				fmt.Sprintf("block %d is left out of the latency distribution: %v", t.Block, err), m.words([]cell{c})}}})
-			continue
-		}
-		if all == nil {
-			all = h
-			continue
-		}
-		all.Merge(h)
-	}
-	return all
-}
-
-// Parts of a core's time, in the order in which they are stacked.
-const (
-	partProcess = iota
-	partSoftirq
-	partIRQ
-	partSteal
-	partIdle
-	parts
-)
-
-func partNames() [parts]string { return [parts]string{"process", "softirq", "irq", "steal", "idle"} }
-
-func partInks() [parts]int {
-	return [parts]int{inkProcess, inkSoftirq, inkIrq, inkSteal, inkIdle}
-}
-
-// core is the mean share of each part over a cell's trials; as a bar it can
-// stand for several neighbours.
-type core struct {
-	name  string
-	host  int
-	share [parts]float64
-}
-
-// load is one cell's cores.
-type load struct {
-	variant string
-	pairs   int
-	cores   []core
-}
-
-// sum is over the cores: the number of cores that a part fills.
-func (l load) sum(part int) float64 {
-	s := 0.0
-	for _, c := range l.cores {
-		s += c.share[part]
-	}
-	return s
-}
-
-func (l load) busy() float64 { return float64(len(l.cores)) - l.sum(partIdle) }
-
-// load averages over the trials of a cell. The hosts are numbered as in hosts,
-// which grows.
-func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load {
-	type key struct{ host, cpu int }
-	sums := map[key]*core{}
-	counts := map[key]int{}
-	for _, t := range m.trials {
-		if t.Status != record.StatusOK || t.Variant != c.variant || t.Workload != c.workload || t.Pairs != c.pairs {
-			continue
-		}
-		for _, h := range t.Hosts {
-			if h.Seconds <= 0 {
-				continue
-			}
-			sources[h.Source] = true
-			host := slices.IndexFunc(*hosts, func(o record.Host) bool { return o.Boot == h.Boot })
-			if host < 0 {
-				host = len(*hosts)
-				*hosts = append(*hosts, h)
-			}
-			for _, cpu := range h.CPUs {
-				k := key{host, cpu.ID}
-				if sums[k] == nil {
-					sums[k] = &core{name: fmt.Sprint(cpu.ID), host: host}
-				}
-				counts[k]++
-				for part, share := range shares(cpu, h.Seconds) {
-					sums[k].share[part] += share
-				}
-			}
-		}
-	}
-	keys := make([]key, 0, len(sums))
-	for k := range sums {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(a.host-b.host, a.cpu-b.cpu) })
-	l := load{variant: c.variant, pairs: c.pairs}
-	for _, k := range keys {
-		one := *sums[k]
-		for part := range one.share {
-			one.share[part] /= float64(counts[k])
-		}
-		l.cores = append(l.cores, one)
-	}
-	return l
-}
-
-// shares of the window. Busy is all but idle, so what is neither softirq, irq
-// nor stolen is processes, the kernel's part of them included.
-func shares(c record.CPU, seconds float64) [parts]float64 {
-	s := [parts]float64{
-		partSoftirq: c.Softirq / seconds,
-		partIRQ:     c.IRQ / seconds,
-		partSteal:   c.Steal / seconds,
-	}
-	taken := s[partSoftirq] + s[partIRQ] + s[partSteal]
-	s[partProcess] = max(0, c.Busy/seconds-taken)
-	taken += s[partProcess]
-	// Two clocks can disagree by a tick; a core is never more than full.
-	if taken > 1 {
-		for i := range s {
-			s[i] /= taken
-		}
-	}
-	s[partIdle] = max(0, 1-taken)
-	return s
-}
-
-// bars joins neighbouring cores of one host so that no more than most remain.
-func (l load) bars(most int) []core {
-	each := (len(l.cores) + most - 1) / most
-	if each < 2 {
-		return l.cores
-	}
-	var out []core
-	for i := 0; i < len(l.cores); {
-		j := i
-		var bar core
-		for ; j < len(l.cores) && j-i < each && l.cores[j].host == l.cores[i].host; j++ {
-			for part, s := range l.cores[j].share {
-				bar.share[part] += s
-			}
-		}
-		for part := range bar.share {
-			bar.share[part] /= float64(j - i)
-		}
-		bar.host, bar.name = l.cores[i].host, l.cores[i].name
-		if j-i > 1 {
-			bar.name += "–" + l.cores[j-1].name
-		}
-		out = append(out, bar)
-		i = j
-	}
-	return out
-}
-
-// cpuFigure is a small multiple: a panel a variant, a bar a core, at the
-// smallest and the largest number of pairs.
-func (m *Model) cpuFigure(w v1alpha1.Workload) (Figure, bool) {
-	var hosts []record.Host
-	sources := map[string]bool{}
-	var groups [][]load
-	panels, widest := 0, 0
-	for _, n := range smallestAndLargest(m.pairsOf(w)) {
-		var group []load
-		for _, v := range m.exp.Spec.Variants {
-			if l := m.load(cell{v.Name, w.Name, n, ""}, &hosts, sources); len(l.cores) > 0 {
-				group = append(group, l)
-				widest = max(widest, len(l.cores))
-			}
-		}
-		if len(group) > 0 {
-			groups = append(groups, group)
-			panels += len(group)
-		}
-	}
-	if panels == 0 {
-		return Figure{}, false
-	}
-	// As many bars as a page can carry, whatever the machine.
-	const bars = 1400
-	most := min(128, max(16, bars/panels))
-	caption := "Mean over the trials; a bar is a core"
-	if widest > most {
-		caption = fmt.Sprintf("Mean over the trials; a bar is the mean of %d neighbouring cores, numbered by the first", (widest+most-1)/most)
-	}
-	switch {
-	case sources[record.SoftirqEBPF] && len(sources) == 1:
-		caption += ". Softirq time is exact (eBPF)."
-	case sources[record.SoftirqEBPF]:
-		caption += ". Softirq time is exact (eBPF) on some machines and counted in ticks on others."
-	default:
-		caption += ". Softirq time is counted in ticks, which miss part of it on idle cores."
-	}
-	busiest := groups[0][0]
-	for _, g := range groups {
-		for _, l := range g {
-			if l.busy() > busiest.busy() {
-				busiest = l
-			}
-		}
-	}
-	f := Figure{
-		Section: SectionCPU,
-		Name:    slug(w.Name, "cpu"),
-		Title:   "CPU time per core, " + w.Name,
-		Caption: caption,
-		Alt: fmt.Sprintf("Stacked CPU time of each core during %s, for each variant. Busiest is %s at %s: %s of %s in use, %s of them in softirq.",
-			w.Name, busiest.variant, pairs(busiest.pairs), fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), fixed(busiest.sum(partSoftirq), 1)),
-		Data:  cpuData(groups, panels*min(widest, most), most),
-		width: figureWidth,
-	}
-	const (
-		axis, gap             = 30.0, 14.0
-		heading, title, under = 24.0, 14.0, 30.0
-		plot, legend          = 78.0, 24.0
-	)
-	shown := min(widest, most)
-	columns := max(1, int((f.width-axis+gap)/(max(88, 4*float64(shown))+gap)))
-	rows := 0
-	for i, g := range groups {
-		perRow := (len(g) + columns - 1) / columns
-		if i == 0 { // no row with a single orphan
-			columns = (len(g) + perRow - 1) / perRow
-		}
-		rows += (len(g) + columns - 1) / columns
-	}
-	panel := min(190, (f.width-axis-4-gap*float64(columns-1))/float64(columns))
-	if widest > 12 {
-		panel = (f.width - axis - 4 - gap*float64(columns-1)) / float64(columns)
-	}
-	f.height = legend + float64(len(groups))*heading + float64(rows)*(title+plot+under)
-	f.draw = func(p *pen) {
-		x := axis
-		for part, name := range partNames() {
-			p.rect(x, 2, 10, 10, partInks()[part])
-			p.text(point{x + 14, 10.5}, name, normal, inkText, alignLeft)
-			x += 14 + p.width(name, normal) + 18
-		}
-		y := legend
-		for _, g := range groups {
-			p.text(point{0, y + 13}, pairs(g[0].pairs), normal+1, inkText, alignLeft)
-			y += heading
-			for i, l := range g {
-				if i > 0 && i%columns == 0 {
-					y += title + plot + under
-				}
-				at := frame{left: axis + float64(i%columns)*(panel+gap), top: y + title}
-				at.right, at.bottom = at.left+panel, at.top+plot
-				p.panel(l, l.bars(most), at, hosts, i%columns == 0)
-			}
-			y += title + plot + under
-		}
-	}
-	return f, true
-}
-
-// panel draws one variant's cores.
-func (p *pen) panel(l load, bars []core, at frame, hosts []record.Host, axis bool) {
-	busy := fixed(l.busy(), 1) + " busy"
-	p.text(point{at.right, at.top - 5}, busy, small, inkMuted, alignRight)
-	p.text(point{at.left, at.top - 5}, p.fit(l.variant, normal, at.right-at.left-p.width(busy, small)-4), normal, inkText, alignLeft)
-	const between = 6.0 // hosts
-	hostCount := 1
-	for i := range bars {
-		if i > 0 && bars[i].host != bars[i-1].host {
-			hostCount++
-		}
-	}
-	slot := (at.right - at.left - between*float64(hostCount-1)) / float64(len(bars))
-	air := min(6, 0.16*slot)
-	var stacks [parts][][4]float64
-	x, from := at.left, at.left
-	every := max(1, int(math.Ceil((p.width("000", small)+4)/slot)))
-	nth := 0 // of its host
-	for i, b := range bars {
-		if i > 0 && b.host != bars[i-1].host {
-			x += between
-			from, nth = x, 0
-		}
-		y := at.bottom
-		for part, share := range b.share {
-			h := share * (at.bottom - at.top)
-			if h > 0.05 {
-				stacks[part] = append(stacks[part], [4]float64{x + air/2, y - h, slot - air, h})
-			}
-			y -= h
-		}
-		if nth%every == 0 {
-			first, _, _ := strings.Cut(b.name, "–")
-			p.text(point{x + slot/2, at.bottom + 10}, first, small, inkMuted, alignCentre)
-		}
-		nth++
-		x += slot
-		if hostCount > 1 && (i == len(bars)-1 || bars[i+1].host != b.host) {
-			name := p.fit(list(hosts[b.host].Nodes), small, x-from)
-			p.text(point{(from + x) / 2, at.bottom + 20}, name, small, inkMuted, alignCentre)
-		}
-	}
-	for part, rects := range stacks {
-		p.rects(rects, partInks()[part])
-	}
-	for _, v := range []float64{0, 0.5, 1} {
-		y := at.bottom - v*(at.bottom-at.top)
-		if v == 0 {
-			p.line(0.8, inkMuted, nil, point{at.left, y}, point{at.right, y})
-		}
-		if axis {
-			p.text(point{at.left - 5, y + 3}, fmt.Sprintf("%g %%", 100*v), small, inkMuted, alignRight)
-		}
-	}
-}
-
-// cpuData has a row a bar, or a row a panel where those would be too many to
-// listen to.
-func cpuData(groups [][]load, bars, most int) Data {
-	const many = 160
-	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
-	names := partNames()
-	if bars <= many {
-		d := Data{Columns: append([]string{"Variant", "Pairs", "Core"}, names[:]...)}
-		for _, g := range groups {
-			for _, l := range g {
-				for _, c := range l.bars(most) {
-					row := []string{l.variant, fmt.Sprint(l.pairs), c.name}
-					for _, s := range c.share {
-						row = append(row, percentOf(s))
-					}
-					d.Rows = append(d.Rows, row)
-				}
-			}
-		}
-		return d
-	}
-	d := Data{Columns: append([]string{"Variant", "Pairs", "Cores", "Busiest core"}, names[:]...)}
-	for _, g := range groups {
-		for _, l := range g {
-			top := slices.MinFunc(l.cores, func(a, b core) int { return cmp.Compare(a.share[partIdle], b.share[partIdle]) })
-			row := []string{l.variant, fmt.Sprint(l.pairs), fmt.Sprint(len(l.cores)),
-				top.name + " (" + percentOf(1-top.share[partIdle]) + ")"}
-			for part := range names {
-				row = append(row, percentOf(l.sum(part)/float64(len(l.cores))))
-			}
-			d.Rows = append(d.Rows, row)
-		}
-	}
-	return d
 }

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -24,9 +23,13 @@ type Model struct {
 	Description string
 	// Unfinished says what the run still lacks, empty where that is nothing.
 	Unfinished string
-	// Headline is the result in a sentence or two, More what else there is to say of it.
+	// LeftOut says which variants could not be applied, and why.
+	LeftOut []string
+	// Headline is the answer in a sentence, More what else there is to say, and Forest the
+	// answer in a picture.
 	Headline string
 	More     []string
+	Forest   *Forest
 	// Blocks is the largest number of blocks that any figure rests on.
 	Blocks int
 	Costs  []Cost
@@ -53,7 +56,7 @@ type Model struct {
 	trials  []record.Trial
 	rows    map[cell]*stats.Row
 	figures []Figure
-	// conclusion is Headline and More, a sentence each.
+	// conclusion is Headline and More in the order in which they are said.
 	conclusion []string
 }
 
@@ -63,6 +66,9 @@ type Definition struct{ Name, Text string }
 // Table compares the variants of one workload by one metric.
 type Table struct {
 	ID, Workload, Metric string
+	// In a page of two results, Of is the one that it is from, and Prefix that of the
+	// anchors that it links to.
+	Of, Prefix string
 	// Title is the workload and the metric, Unit that of every value.
 	Title, Unit string
 	// Better says which direction is: "higher" or "lower".
@@ -73,8 +79,11 @@ type Table struct {
 	Rows   []Row
 	// Baselines are the variants that others are compared with here.
 	Baselines []string
-	// One is where the ratio 1 stands on the scale of Line's bar, in %.
-	One float64
+	// Ticks are the axis under the bars.
+	Ticks []Tick
+	// Noted tells that a row has Notes, of this table or of another one: all have the same
+	// columns.
+	Noted bool
 }
 
 // Row is a variant's line at each of the table's pairs.
@@ -97,39 +106,18 @@ type Line struct {
 	Ratio    Estimate
 	Verdict  stats.Verdict
 	P        string
-	// Lo, At and Hi place the ratio and its interval on a bar, in % of its
-	// width on a logarithmic scale. Bar is "in", "below" or "above" the scale,
-	// and empty where there is no interval.
-	Bar        string
-	Lo, At, Hi float64
+	// Bar is nil where there is no ratio to draw.
+	Bar *Bar
 	// Notes are the codes of warnings that hold for this cell, not for all.
 	Notes []string
 
-	ratio    interval
-	at       float64
-	question question
+	row *stats.Row
 }
-
-// Warning is one code with each of its messages and where it holds.
-type Warning struct {
-	Code    string
-	Entries []Entry
-}
-
-// Entry is a message and the cells that it holds for, in words.
-type Entry struct{ Message, Where string }
 
 // Failure is an error and the trials that it ended.
 type Failure struct {
 	Error string
 	Where []string
-}
-
-// Machine is the nodes that are alike in all that the environment records.
-type Machine struct {
-	Nodes string
-	Facts []Definition
-	Links []record.Link
 }
 
 // cell is one figure's place in the experiment; metric is empty where a trial
@@ -158,17 +146,25 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 		m.Blocks = max(m.Blocks, r.N)
 	}
 	m.Variants, m.Workloads = definitions(exp)
-	m.Warnings = m.warnings()
+	everywhere := m.everywhere()
+	m.Warnings = m.warnings(everywhere)
 	m.Failures = failures(trials)
-	m.Tables = m.tables()
+	m.Tables = m.tables(everywhere)
 	m.Costs = m.costs()
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Unfinished = unfinished(summary.Unfinished)
-	m.conclusion = m.conclude()
-	short := min(len(m.conclusion), 2)
-	m.Headline, m.More = strings.Join(m.conclusion[:short], " "), m.conclusion[short:]
+	for _, l := range env.LeftOut {
+		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
+	}
+	costs, rest := m.conclude()
+	m.conclusion = slices.Concat(costs, rest)
+	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]
+	if len(rest) > 0 { // what to do is asked for first
+		m.Headline, m.More = rest[0], slices.Concat(costs, rest[1:])
+	}
+	m.Forest = m.forest()
 	m.Machines = machines(env.Nodes)
 	m.figures = m.drawFigures()
 	return m
@@ -210,9 +206,8 @@ func (m *Model) native(v v1alpha1.Variant) bool { return m.path(v).Native != nil
 
 // tables are one a workload and metric: those that the workload is judged by,
 // whether they gave numbers or not, then the rest in alphabetical order.
-func (m *Model) tables() []Table {
+func (m *Model) tables(everywhere map[string]bool) []Table {
 	var out []Table
-	everywhere := m.everywhere()
 	for _, w := range m.exp.Spec.Workloads {
 		measured := map[string]bool{}
 		for c := range m.rows {
@@ -233,7 +228,18 @@ func (m *Model) tables() []Table {
 			out = append(out, t)
 		}
 	}
+	noted := slices.ContainsFunc(out, Table.noted)
+	for i := range out {
+		out[i].Noted = noted
+	}
 	return out
+}
+
+// noted tells that some row of a table has notes.
+func (t Table) noted() bool {
+	return slices.ContainsFunc(t.Rows, func(r Row) bool {
+		return slices.ContainsFunc(r.Cells, func(l Line) bool { return len(l.Notes) > 0 })
+	})
 }
 
 func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]bool) Table {
@@ -262,46 +268,40 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 			row.Cells[i].Baseline = !row.Cells[i].Compared && slices.Contains(t.Baselines, row.Variant)
 		}
 	}
-	t.placeBars()
+	t.draw(scaleOf(t.spreads(m)))
 	return t
 }
 
-// placeBars chooses a scale on which twice and half are equally far. The host
-// network is often so far away that the rest would be one dot, so its bars may
-// fall off the scale where there is something to choose from.
-func (t *Table) placeBars() {
-	lo, hi := 1.0, 1.0
-	for _, choices := range []bool{true, false} {
-		for _, row := range t.Rows {
-			for _, l := range row.Cells {
-				if l.Bar != "" && (!choices || l.question == choice) {
-					lo, hi = min(lo, l.ratio.lo), max(hi, l.ratio.hi)
-				}
+// spreads are what the scale of a table is for. The host network is often so far away that
+// the rest would be one dot, so it may fall off where there is something to choose from.
+func (t *Table) spreads(m *Model) []spread {
+	var choices, all []spread
+	for _, row := range t.Rows {
+		for _, l := range row.Cells {
+			if !l.drawable() {
+				continue
+			}
+			all = append(all, spreadOf(l.row))
+			if m.question(l.row) == choice {
+				choices = append(choices, spreadOf(l.row))
 			}
 		}
-		if lo < hi {
-			break
-		}
 	}
-	at := func(r float64) float64 {
-		if lo == hi {
-			return 50
-		}
-		const air = 4
-		return math.Round(10*(air+(100-2*air)*math.Log(r/lo)/math.Log(hi/lo))) / 10
+	if len(choices) > 0 {
+		return choices
 	}
-	t.One = at(1)
+	return all
+}
+
+func (l Line) drawable() bool { return l.Compared && spreadOf(l.row).drawable() }
+
+// draw makes the bars of all rows.
+func (t *Table) draw(s scale) {
+	t.Ticks = nil
 	for _, row := range t.Rows {
 		for i := range row.Cells {
-			l := &row.Cells[i]
-			switch {
-			case l.Bar == "":
-			case l.at > hi:
-				l.Bar = "above"
-			case l.at < lo:
-				l.Bar = "below"
-			default:
-				l.Lo, l.At, l.Hi = max(0, at(l.ratio.lo)), at(l.at), min(100, at(l.ratio.hi))
+			if l := &row.Cells[i]; l.drawable() {
+				l.Bar, t.Ticks = s.bar(spreadOf(l.row), l.Verdict, tip(l.row)), s.ticks()
 			}
 		}
 	}
@@ -314,7 +314,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	}
 	mean := r.Mean * q.scale
 	l := Line{
-		N: r.N,
+		N: r.N, row: r,
 		Estimate: estimate(mean, of(r.CI95, r.N).mapped(func(x float64) float64 { return x * q.scale }),
 			decimalsFor(mean)),
 	}
@@ -327,12 +327,8 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	if v == nil {
 		return l
 	}
-	l.ratio, l.at, l.question = of(v.CI95, v.N), v.Ratio, m.question(r)
 	l.Compared, l.Versus, l.Verdict, l.P = true, v.Baseline, v.Verdict, pValue(v.P)
-	l.Ratio = estimate(v.Ratio, l.ratio, 2)
-	if l.ratio.known() && l.ratio.lo > 0 {
-		l.Bar = "in"
-	}
+	l.Ratio = estimate(v.Ratio, of(v.CI95, v.N), 2)
 	return l
 }
 
@@ -358,97 +354,6 @@ func (m *Model) whyMissing(c cell) string {
 	return why
 }
 
-func (m *Model) warnings() []Warning {
-	type message struct{ code, text string }
-	var order []message
-	held := map[message][]cell{}
-	have := map[cell]map[string]bool{} // codes, by whole cell
-	add := func(c cell, w record.Warning) {
-		key := message{w.Code, w.Message}
-		if held[key] == nil {
-			order = append(order, key)
-		}
-		if !slices.Contains(held[key], c) {
-			held[key] = append(held[key], c)
-		}
-		if have[c] == nil {
-			have[c] = map[string]bool{}
-		}
-		have[c][w.Code] = true
-	}
-	for _, r := range m.summary.Rows {
-		for _, w := range r.Warnings {
-			add(cell{r.Variant, r.Workload, r.Pairs, ""}, w)
-		}
-	}
-	// A summary sums up what its trials warned of; what it left out counts too.
-	summed := map[cell]map[string]bool{}
-	for c, codes := range have {
-		summed[c] = maps.Clone(codes)
-	}
-	for _, t := range m.trials {
-		c := cell{t.Variant, t.Workload, t.Pairs, ""}
-		for _, w := range t.Warnings {
-			if !summed[c][w.Code] {
-				add(c, w)
-			}
-		}
-	}
-	var out []Warning
-	for _, key := range order {
-		i := slices.IndexFunc(out, func(w Warning) bool { return w.Code == key.code })
-		if i < 0 {
-			i = len(out)
-			out = append(out, Warning{Code: key.code})
-		}
-		out[i].Entries = append(out[i].Entries, Entry{key.text, m.words(held[key])})
-	}
-	return out
-}
-
-// everywhere are the codes that every cell with numbers carries; to repeat
-// them on each line would hide the others.
-func (m *Model) everywhere() map[string]bool {
-	count := map[string]int{}
-	for _, r := range m.summary.Rows {
-		seen := map[string]bool{}
-		for _, w := range r.Warnings {
-			if !seen[w.Code] {
-				count[w.Code]++
-			}
-			seen[w.Code] = true
-		}
-	}
-	maps.DeleteFunc(count, func(_ string, n int) bool { return n < len(m.summary.Rows) })
-	all := map[string]bool{}
-	for code := range count {
-		all[code] = true
-	}
-	return all
-}
-
-// words names cells, or counts them where they are many. Everywhere is where
-// there are numbers.
-func (m *Model) words(cells []cell) string {
-	measured := map[cell]bool{}
-	for c := range m.rows {
-		c.metric = ""
-		measured[c] = true
-	}
-	total := len(measured)
-	if total > 1 && len(cells) >= total {
-		return "everywhere"
-	}
-	if len(cells) > 8 {
-		return fmt.Sprintf("%d of %d cells", len(cells), total)
-	}
-	names := make([]string, 0, len(cells))
-	for _, c := range cells {
-		names = append(names, fmt.Sprintf("%s %s %s", c.variant, c.workload, pairs(c.pairs)))
-	}
-	return list(names)
-}
-
 func failures(trials []record.Trial) []Failure {
 	var out []Failure
 	for _, t := range trials {
@@ -464,227 +369,4 @@ func failures(trials []record.Trial) []Failure {
 			fmt.Sprintf("%s %s %s, block %d, attempt %d", t.Variant, t.Workload, pairs(t.Pairs), t.Block, t.Attempt))
 	}
 	return out
-}
-
-func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
-	for _, v := range exp.Spec.Variants {
-		path := exp.Spec.Path
-		if v.Path != nil {
-			path = *v.Path
-		}
-		parts := []string{pathName(path)}
-		if v.NIC != nil {
-			parts = append(parts, nicName(*v.NIC))
-		}
-		for _, a := range v.Accelerate {
-			parts = append(parts, a.String())
-		}
-		for _, w := range slices.Sorted(maps.Keys(v.Tools)) {
-			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
-		}
-		if v.Versus != "" {
-			parts = append(parts, "compared with "+v.Versus)
-		}
-		variants = append(variants, Definition{v.Name, strings.Join(parts, "; ")})
-	}
-	for _, w := range exp.Spec.Workloads {
-		kind, t := "stream", w.Stream
-		switch {
-		case w.PingPong != nil:
-			kind, t = "ping-pong", w.PingPong
-		case w.UnderLoad != nil:
-			kind, t = "under load", w.UnderLoad
-		case w.Connect != nil:
-			kind, t = "connect", w.Connect
-		case w.HTTP != nil && w.HTTP.Page:
-			kind, t = "HTTP page", w.HTTP
-		case w.HTTP != nil:
-			kind, t = "HTTP", w.HTTP
-		}
-		if t == nil {
-			t = &v1alpha1.Traffic{}
-		}
-		parts := []string{kind}
-		if t.Protocol != "" {
-			parts = append(parts, strings.ToUpper(t.Protocol))
-		}
-		if t.IP != 0 {
-			parts = append(parts, fmt.Sprintf("IPv%d", t.IP))
-		}
-		switch {
-		case t.Size == 0:
-		case t.Page:
-			parts = append(parts, fmt.Sprintf("a script of %s", size(t.Size)))
-		case w.HTTP != nil:
-			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
-		default:
-			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
-		}
-		if t.Connections != 0 {
-			parts = append(parts, plural(t.Connections, "connection")+" a pair")
-		}
-		switch {
-		case t.Page:
-			parts = append(parts, fmt.Sprintf("%d users/s", t.Rate))
-		case t.Rate != 0:
-			parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
-		}
-		if t.Requests != 0 {
-			parts = append(parts, plural(t.Requests, "request"))
-		}
-		if w.HTTP != nil && !t.Page {
-			parts = append(parts, map[bool]string{true: "kept alive", false: "one a request"}[t.KeepAlive])
-		}
-		if t.Duration != 0 {
-			parts = append(parts, t.Duration.String())
-		}
-		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
-			parts = append(parts, "by "+t.Tool)
-		}
-		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
-	}
-	return variants, workloads
-}
-
-func pathName(p v1alpha1.Path) string {
-	switch {
-	case p.Native != nil:
-		return "host network"
-	case p.VXLAN != nil && p.VXLAN.Shape != "":
-		return "VXLAN (" + p.VXLAN.Shape + ")"
-	case p.VXLAN != nil:
-		return "VXLAN"
-	case p.VXLANFlow != nil:
-		return "VXLAN by flow"
-	case p.UDP != nil:
-		return "UDP in user space"
-	case p.Routed != nil:
-		return "routed"
-	case p.EBPF != nil:
-		return "eBPF"
-	case p.Pod != nil:
-		return "pod IP"
-	case p.Service != nil:
-		return "ClusterIP"
-	case p.Bridge != nil:
-		return "bridge of one node"
-	case p.Balancer != nil:
-		return balancerName(*p.Balancer)
-	}
-	return "path not named"
-}
-
-func balancerName(b v1alpha1.Balancer) string {
-	name := "load balancer"
-	if b.Proxy != "" {
-		name += " (" + b.Proxy + ")"
-	}
-	name += ", " + plural(b.Backends, "backend")
-	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
-		nic := b.NICs.Of(role)
-		if nic.Rate != "" {
-			name += fmt.Sprintf(", %s's NIC %s", role, nic.Rate)
-		}
-		if nic.Price != "" {
-			name += fmt.Sprintf(", %s for %s/h", role, nic.Price)
-		}
-	}
-	return name
-}
-
-func nicName(n v1alpha1.NIC) string {
-	var parts []string
-	if n.Offload != "" {
-		parts = append(parts, "offload "+n.Offload)
-	}
-	if n.MTU != 0 {
-		parts = append(parts, fmt.Sprintf("MTU %d", n.MTU))
-	}
-	if n.Rate != "" {
-		parts = append(parts, string(n.Rate))
-	}
-	if n.Price != "" {
-		parts = append(parts, string(n.Price)+"/h")
-	}
-	return "NIC " + strings.Join(parts, ", ")
-}
-
-func machines(nodes []record.Node) []Machine {
-	var out []Machine
-	var names [][]string
-	for _, n := range nodes {
-		facts := []Definition{
-			{"Kernel", strings.TrimSpace(n.Kernel + " " + n.Arch)},
-			{"System", n.Distribution},
-			{"CPU", n.CPUModel},
-			{"CPUs online", n.CPUs},
-			{"CPUs of the node", n.NodeCPUs},
-			{"CPUs of the NIC's interrupts", n.IRQCPUs},
-			{"CPUs isolated", n.Isolated},
-			{"Memory", memory(n.MemoryByte)},
-			{"Frequency governor", n.Governor},
-			{"Clock source", n.Clock},
-			{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
-			{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
-			{"Role", n.Role},
-			{"Proxy", n.Proxy},
-			{"Rate of the NIC", bitRate(n.NICRate)},
-		}
-		facts = append(facts, sorted(n.Tools)...)
-		facts = append(facts, sorted(n.Sysctls)...)
-		facts = slices.DeleteFunc(facts, func(d Definition) bool { return d.Text == "" })
-		i := slices.IndexFunc(out, func(m Machine) bool {
-			return slices.Equal(m.Facts, facts) && slices.EqualFunc(m.Links, n.Links, sameLink)
-		})
-		if i < 0 {
-			i = len(out)
-			out = append(out, Machine{Facts: facts, Links: n.Links})
-			names = append(names, nil)
-		}
-		names[i] = append(names[i], n.Name)
-	}
-	for i := range out {
-		out[i].Nodes = list(names[i])
-	}
-	return out
-}
-
-func sameLink(a, b record.Link) bool {
-	return fmt.Sprint(a) == fmt.Sprint(b)
-}
-
-func sorted(values map[string]string) []Definition {
-	var out []Definition
-	for _, k := range slices.Sorted(maps.Keys(values)) {
-		out = append(out, Definition{k, values[k]})
-	}
-	return out
-}
-
-func size(b v1alpha1.Bytes) string {
-	if s := b.String(); strings.ContainsAny(s[len(s)-1:], "0123456789") {
-		return plural(int(b), "byte")
-	}
-	return b.String()
-}
-
-func interrupt(seconds float64) string {
-	if seconds == 0 {
-		return ""
-	}
-	return significant(seconds*1e6) + " µs"
-}
-
-func bitRate(bits float64) string {
-	if bits == 0 {
-		return ""
-	}
-	return significant(bits*1e-9) + " Gb/s"
-}
-
-func memory(bytes uint64) string {
-	if bytes == 0 {
-		return ""
-	}
-	return significant(float64(bytes)/(1<<30)) + " GiB"
 }

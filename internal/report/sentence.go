@@ -33,11 +33,11 @@ type Advice struct {
 	Versus   string
 	// Use is the variant with the largest proven gain, empty where none is
 	// proven; Also are the others that gain.
-	Use     string
-	Also    []string
-	Harms   []string
-	Same    []string
-	Unclear []string
+	Use          string
+	Also         []string
+	Harms        []string
+	Same         []string
+	Inconclusive []string
 }
 
 // question tells comparisons apart by what they answer.
@@ -161,7 +161,7 @@ func (m *Model) advice() []Advice {
 						case r.Versus.Verdict == stats.Same:
 							a.Same = append(a.Same, v.Name)
 						default:
-							a.Unclear = append(a.Unclear, v.Name)
+							a.Inconclusive = append(a.Inconclusive, v.Name)
 						}
 					}
 				}

@@ -1,7 +1,7 @@
 package report
 
 import (
-	_ "embed"
+	"embed"
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
@@ -17,8 +17,13 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-//go:embed report.html
-var pageSource string
+// The page of one result, that of two, and what both are made of.
+//
+//go:embed report.html beside.html parts.html
+var pages embed.FS
+
+//go:embed report.js
+var scriptSource string
 
 //go:embed report.css
 var styleSource string
@@ -26,23 +31,30 @@ var styleSource string
 //go:embed report.md
 var markdownSource string
 
-// HTML writes the page: one file that needs no other, and no script.
-func HTML(w io.Writer, m *Model) error {
-	t, err := htmltemplate.New("report.html").Funcs(htmltemplate.FuncMap{
+// HTML writes the page: one file that needs no other, and works without its script.
+func HTML(w io.Writer, m *Model) error { return putPage(w, "page", m) }
+
+// putPage writes one of the templates that are a page.
+func putPage(w io.Writer, name string, data any) error {
+	t, err := htmltemplate.New("").Funcs(htmltemplate.FuncMap{
 		"date":     date,
+		"effect":   func(code string) string { return newWarning(code).Effect },
 		"inline":   func(f Figure) htmltemplate.HTML { return htmltemplate.HTML(f.inline()) },
 		"list":     list,
 		"mark":     mark,
 		"pairs":    pairs,
 		"plural":   plural,
-		"unbroken": unbroken,
+		"rest":     func(all []Entry) int { return len(all) - 1 },
+		"script":   func() htmltemplate.JS { return htmltemplate.JS(scriptSource) },
+		"severity": func(code string) Severity { return newWarning(code).Severity },
 		"style":    func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
-	}).Parse(pageSource)
+		"unbroken": unbroken,
+	}).ParseFS(pages, "*.html")
 	if err != nil {
 		return fmt.Errorf("report as html: %w", err)
 	}
 	var b strings.Builder
-	if err := t.Execute(&b, m); err != nil {
+	if err := t.ExecuteTemplate(&b, name, data); err != nil {
 		return fmt.Errorf("report as html: %w", err)
 	}
 	return put(w, b.String(), "html")
@@ -165,7 +177,7 @@ func Terminal(w io.Writer, m *Model) error {
 	}
 	for _, warning := range m.Warnings {
 		e := warning.Entries[0]
-		text := fmt.Sprintf("! %s: %s (%s)", warning.Code, e.Message, e.Where)
+		text := fmt.Sprintf("! %s (%s): %s (%s)", warning.Code, warning.Severity, e.Message, e.Where)
 		if n := len(warning.Entries) - 1; n > 0 {
 			text += fmt.Sprintf(", and %d more", n)
 		}
@@ -176,7 +188,7 @@ func Terminal(w io.Writer, m *Model) error {
 		said = append(said, m.Prices.Dominated()...)
 	}
 	b.WriteByte('\n')
-	for _, text := range slices.Concat(said, m.conclusion) {
+	for _, text := range slices.Concat(m.LeftOut, said, m.conclusion) {
 		b.WriteString(wrap(text, 80, "  "))
 	}
 	for _, e := range m.Expected {
@@ -185,8 +197,8 @@ func Terminal(w io.Writer, m *Model) error {
 	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
 }
 
-// JUnit writes a test case for each expectation, for a pipeline to show. What cannot be told
-// fails there, as it fails the run.
+// JUnit writes a test case for each expectation, for a pipeline to show. One that is
+// inconclusive fails there, as it fails the run.
 func JUnit(w io.Writer, m *Model) error {
 	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
 	if m.Unfinished != "" {
@@ -194,7 +206,7 @@ func JUnit(w io.Writer, m *Model) error {
 	}
 	for _, e := range m.Expected {
 		failure := ""
-		if e.Outcome != stats.Met {
+		if e.Outcome != stats.OutcomeMet {
 			failure = fmt.Sprintf("%s: %s", e.Outcome, e.Why)
 		}
 		s.add(PlainLine(m.Name), PlainLine(e.Claim), e.Why, failure, "", true)

@@ -71,9 +71,9 @@ type Gate string
 // Every primary row is the same or faster; or at least one is slower; or none is,
 // but one is inconclusive or missing.
 const (
-	GateGood    Gate = "good"
-	GateSlower  Gate = "slower"
-	GateUnclear Gate = "unclear"
+	GateGood         Gate = "good"
+	GateSlower       Gate = "slower"
+	GateInconclusive Gate = "inconclusive"
 )
 
 // Compare tells how b differs from a. Cells are matched by name. Blocks of two
@@ -172,7 +172,7 @@ func (c *Comparison) judge(itself bool) {
 		}
 	}
 	if len(families[true]) == 0 || len(c.Missing) > 0 {
-		c.Gate = GateUnclear
+		c.Gate = GateInconclusive
 	}
 	for _, r := range families[true] {
 		switch r.Versus.Verdict {
@@ -180,7 +180,7 @@ func (c *Comparison) judge(itself bool) {
 			c.Gate = GateSlower
 			return
 		case Inconclusive:
-			c.Gate = GateUnclear
+			c.Gate = GateInconclusive
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package stats
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"slices"
 
 	"slipstream.dev/api/v1alpha1"
@@ -11,20 +14,24 @@ import (
 type Outcome string
 
 // An expectation is met where all its comparisons are, failed where one is, and else
-// unclear.
+// inconclusive.
 const (
-	Met     Outcome = "met"
-	Failed  Outcome = "failed"
-	Unclear Outcome = "unclear"
+	OutcomeMet          Outcome = "met"
+	OutcomeFailed       Outcome = "failed"
+	OutcomeInconclusive Outcome = "inconclusive"
 )
 
 // Expected is what became of one expectation.
 type Expected struct {
 	// Claim is the expectation in words.
 	Claim   string  `json:"claim"`
-	Outcome Outcome `json:"outcome"`
+	Outcome Outcome `json:"outcome"` // met, failed or inconclusive
 	// Rows are the comparisons that it asks for: of the variant with the one that it names.
 	Rows []Row `json:"rows"`
+	// Decided are those of Rows that gave it its outcome, the farthest from the claim first;
+	// Missing are comparisons that it asks for and no data gave, in words.
+	Decided []*Row   `json:"-"`
+	Missing []string `json:"-"`
 }
 
 // expected judges every expectation. A comparison that the summary has is taken from there,
@@ -32,7 +39,7 @@ type Expected struct {
 func (t *table) expected(s *Summary) []Expected {
 	var out []Expected
 	for _, x := range t.exp.Spec.Expect {
-		e := Expected{Claim: x.String(), Outcome: Met, Rows: []Row{}}
+		e := Expected{Claim: x.String(), Outcome: OutcomeMet, Rows: []Row{}}
 		for _, w := range t.exp.Spec.Workloads {
 			if x.Workload != "" && x.Workload != w.Name {
 				continue
@@ -46,7 +53,8 @@ func (t *table) expected(s *Summary) []Expected {
 			for _, pairs := range t.exp.PairsOf(w) {
 				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
 				if !ok {
-					e.Outcome = worse(e.Outcome, Unclear)
+					e.Outcome = worse(e.Outcome, OutcomeInconclusive)
+					e.Missing = append(e.Missing, fmt.Sprintf("%s × %d", w.Name, pairs))
 					continue
 				}
 				e.Outcome = worse(e.Outcome, r.meets(x, t.exp.Spec.Margin))
@@ -54,11 +62,29 @@ func (t *table) expected(s *Summary) []Expected {
 			}
 		}
 		if len(e.Rows) == 0 {
-			e.Outcome = Unclear
+			e.Outcome = OutcomeInconclusive
 		}
+		e.decide(x, t.exp.Spec.Margin)
 		out = append(out, e)
 	}
 	return out
+}
+
+// decide picks the rows that gave the outcome: those that failed, say, of many that did not.
+func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
+	for i := range e.Rows {
+		if r := &e.Rows[i]; r.meets(x, margin) == e.Outcome {
+			e.Decided = append(e.Decided, r)
+		}
+	}
+	off := func(r *Row) float64 {
+		loss := -math.Log(r.Gain())
+		if x.Same != "" {
+			return math.Abs(loss)
+		}
+		return loss
+	}
+	slices.SortStableFunc(e.Decided, func(a, b *Row) int { return cmp.Compare(off(b), off(a)) })
 }
 
 func (t *table) expectedRow(s *Summary, x v1alpha1.Expectation, workload string, pairs int, metric string) (Row, bool) {
@@ -84,7 +110,7 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 	v := r.Versus
 	switch {
 	case v.Verdict == Slower:
-		return Failed
+		return OutcomeFailed
 	case x.NotSlower != "":
 		// Not worse by more than the margin at either end of the interval: more need not
 		// be known.
@@ -93,22 +119,22 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 			worst = v.CI95[0]
 		}
 		if v.N > 1 && worst >= 1/(1+margin) {
-			return Met
+			return OutcomeMet
 		}
-		return Unclear
+		return OutcomeInconclusive
 	case v.Verdict == Inconclusive:
-		return Unclear
+		return OutcomeInconclusive
 	case (v.Verdict == Faster) == (x.Faster != ""):
-		return Met
+		return OutcomeMet
 	}
-	return Failed
+	return OutcomeFailed
 }
 
 func worse(a, b Outcome) Outcome {
-	for _, o := range []Outcome{Failed, Unclear} {
+	for _, o := range []Outcome{OutcomeFailed, OutcomeInconclusive} {
 		if a == o || b == o {
 			return o
 		}
 	}
-	return Met
+	return OutcomeMet
 }

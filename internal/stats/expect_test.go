@@ -23,21 +23,21 @@ func TestExpected(t *testing.T) {
 		x    v1alpha1.Expectation
 		want Outcome
 	}{
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, Unclear},
-		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, Unclear},
-		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, Met},
-		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, Failed},
-		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, Unclear},
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, OutcomeInconclusive},
+		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, OutcomeInconclusive},
+		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, OutcomeInconclusive},
 		// The experiment compares these with base alone.
-		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, Met},
-		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, Failed},
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, Unclear}, // which no workload gives
+		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
+		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, OutcomeInconclusive}, // which no workload gives
 	} {
 		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
 		s, err := Analyze(exp, all)
@@ -50,8 +50,8 @@ func TestExpected(t *testing.T) {
 	}
 	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
 	s, err := Analyze(exp, trials("base", "stream", 1, record.Throughput, 1, 2, 3))
-	if err != nil || s.Expected[0].Outcome != Unclear {
-		t.Errorf("nothing measured of the variant: %v, %v, want unclear", s.Expected, err)
+	if err != nil || s.Expected[0].Outcome != OutcomeInconclusive {
+		t.Errorf("nothing measured of the variant: %v, %v, want inconclusive", s.Expected, err)
 	}
 }
 
@@ -62,14 +62,57 @@ func TestExpectedOfLatency(t *testing.T) {
 		ci     [2]float64
 		want   Outcome
 	}{
-		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, Met},
-		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, Unclear},
-		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, Met},
-		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, Unclear},
+		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, OutcomeMet},
+		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, OutcomeInconclusive},
+		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, OutcomeMet},
+		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, OutcomeInconclusive},
 	} {
 		r := Row{Metric: c.metric, Versus: &Versus{N: 6, CI95: c.ci, Verdict: Inconclusive}}
 		if got := r.meets(v1alpha1.Expectation{NotSlower: "base"}, 0.02); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestExpectedNamesWhatDecided: of a claim on several cells the rows that failed, or are
+// inconclusive, are told from those that are as expected, the worst first.
+func TestExpectedNamesWhatDecided(t *testing.T) {
+	exp := experiment("base", "other")
+	exp.Spec.Runs.N = 6
+	exp.Spec.Workloads = exp.Spec.Workloads[:1]
+	exp.Spec.Pairs = []int{1, 2, 4, 8}
+	steady := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
+	noise := []float64{50, 150, 70, 130, 200, 20}
+	for name, c := range map[string]struct {
+		x       v1alpha1.Expectation
+		other   [][]float64 // by pairs
+		want    []int       // pairs of the rows that decided
+		missing []string
+	}{
+		"failed":       {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(0.9), noise, steady(0.5)}, []int{8, 2}, nil},
+		"inconclusive": {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.6), noise, steady(1.7)}, []int{4}, nil},
+		"met":          {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6), steady(1.4)}, []int{2, 8, 1, 4}, nil},
+		"not the same": {v1alpha1.Expectation{Variant: "other", Same: "base"}, [][]float64{steady(1), steady(1.1), steady(2), steady(0.7)}, []int{4, 8, 2}, nil},
+		"missing":      {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream × 8"}},
+	} {
+		var all []record.Trial
+		for i, pairs := range exp.Spec.Pairs {
+			all = slices.Concat(all, trials("base", "stream", pairs, record.Throughput, steady(1)...))
+			if i < len(c.other) {
+				all = slices.Concat(all, trials("other", "stream", pairs, record.Throughput, c.other[i]...))
+			}
+		}
+		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
+		s, err := Analyze(exp, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, r := range s.Expected[0].Decided {
+			got = append(got, r.Pairs)
+		}
+		if !slices.Equal(got, c.want) || !slices.Equal(s.Expected[0].Missing, c.missing) {
+			t.Errorf("%s: decided at %v pairs, missing %q; want %v, %q", name, got, s.Expected[0].Missing, c.want, c.missing)
 		}
 	}
 }

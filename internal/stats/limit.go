@@ -14,14 +14,14 @@ import (
 // Limit is what held a cell back, as far as the NICs and cores of its nodes tell. There
 // are limits where a NIC's rate is capped or nodes have roles.
 type Limit struct {
-	Variant  string `json:"variant"`
-	Workload string `json:"workload"`
-	Pairs    int    `json:"pairs"`
-	N        int    `json:"n"` // trials
-	// Reached tells that Resources were used to nine tenths or more, the fullest
+	Variant  string `json:"variant"`  // name of the variant
+	Workload string `json:"workload"` // name of the workload
+	Pairs    int    `json:"pairs"`    // number of pairs
+	N        int    `json:"n"`        // trials
+	// Reached tells that the resources were used to nine tenths or more, the fullest
 	// first. If not, they are the one that was fullest.
 	Reached   bool       `json:"reached"`
-	Resources []Resource `json:"resources"`
+	Resources []Resource `json:"resources"` // what was used most
 	// More is what came of more backends; nil where there is nothing to compare.
 	More *More `json:"more,omitempty"`
 }
@@ -34,28 +34,25 @@ const (
 
 // Resource is a NIC or a core, or several that are alike.
 type Resource struct {
-	// Kind is one of the constants.
-	Kind string `json:"kind"`
-	// Nodes that have it, and their Roles in a load balancer, each once.
+	Kind string `json:"kind"` // nic or core
+	// Nodes that have it, each once.
 	Nodes []string `json:"nodes"`
-	Roles []string `json:"roles,omitempty"`
+	Roles []string `json:"roles,omitempty"` // their roles in a load balancer
 	// Share of a NIC's rate, or of a core's time, that was used: mean of the trials.
 	Share float64 `json:"share"`
-	// Of a NIC: its Rate in bit/s, and whether it Sends what fills it, or receives it.
-	Rate  float64 `json:"rate,omitempty"`
-	Sends bool    `json:"sends,omitempty"`
-	// Of a core: its numbers in the trials, and whether other nodes' processes run
-	// there too.
+	Rate  float64 `json:"rate,omitempty"`  // cap of a NIC
+	Sends bool    `json:"sends,omitempty"` // whether what fills a NIC is sent, or received
+	// Cores are the numbers of a core in the trials.
 	Cores  []int `json:"cores,omitempty"`
-	Shared bool  `json:"shared,omitempty"`
+	Shared bool  `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }
 
 // More compares a cell with that of the next fewer backends.
 type More struct {
-	Backends int `json:"backends"`
-	// Fewer is how many the variant has that Versus names.
+	Backends int `json:"backends"` // how many the cell has
+	// Fewer is how many the variant has that versus names.
 	Fewer  int    `json:"fewer"`
-	Metric string `json:"metric"`
+	Metric string `json:"metric"` // what they are compared by
 	// Versus has the verdict of this one comparison.
 	Versus *Versus `json:"versus"`
 }

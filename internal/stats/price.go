@@ -10,28 +10,27 @@ import (
 
 // Price is what a variant costs, and what one gets for it.
 type Price struct {
-	Variant string `json:"variant"`
-	// Price of all its nodes for an hour, in Currency.
+	Variant string `json:"variant"` // name of the variant
+	// Price of all its nodes for an hour.
 	Price    float64 `json:"price"`
-	Currency string  `json:"currency"`
+	Currency string  `json:"currency"` // code of ISO 4217
 	// Values are what the workloads are run for, per price.
 	Values []PerPrice `json:"values"`
 	// DominatedBy are variants that cost no more, and than which this one is shown to
-	// be better in nothing: at most by the margin. MaybeBy are those of which the same
-	// is to be seen, but not shown: more blocks would tell.
+	// be better in nothing: at most by the margin.
 	DominatedBy []string `json:"dominated_by,omitempty"`
-	MaybeBy     []string `json:"maybe_dominated_by,omitempty"`
+	MaybeBy     []string `json:"maybe_dominated_by,omitempty"` // variants of which the same is to be seen, but not shown: more blocks would tell
 }
 
 // PerPrice is a metric per price: divided by the price, or, where lower is better,
 // multiplied by it. Half the latency for twice the price is then as good.
 type PerPrice struct {
-	Workload string     `json:"workload"`
-	Pairs    int        `json:"pairs"`
-	Metric   string     `json:"metric"`
-	Unit     string     `json:"unit"`
-	Value    float64    `json:"value"`
-	CI95     [2]float64 `json:"ci95"`
+	Workload string     `json:"workload"` // name of the workload
+	Pairs    int        `json:"pairs"`    // number of pairs
+	Metric   string     `json:"metric"`   // name of the metric
+	Unit     string     `json:"unit"`     // its unit
+	Value    float64    `json:"value"`    // the metric per price
+	CI95     [2]float64 `json:"ci95"`     // 95 % interval of the value
 }
 
 // Judged are the metrics that a workload is run for, the first one above all.

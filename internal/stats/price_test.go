@@ -71,7 +71,7 @@ func TestDominated(t *testing.T) {
 		"slower for more":              {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.1), around(50, 0.1), []string{cheap}, nil, nil},
 		"faster for more":              {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.001), around(110, 0.002), nil, nil, nil},
 		"faster by less than matters":  {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.001), around(101, 0.001), []string{cheap}, nil, nil},
-		"cannot be told":               {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.1), around(100, 0.2), nil, []string{cheap}, nil},
+		"inconclusive":                 {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.1), around(100, 0.2), nil, []string{cheap}, nil},
 		"the same for the same":        {[2]v1alpha1.Price{"1 USD", "1 USD"}, around(100, 0.001), around(100, 0.001), nil, nil, nil},
 		"slower for the same":          {[2]v1alpha1.Price{"1 USD", "1 USD"}, around(100, 0.001), around(90, 0.001), []string{cheap}, nil, nil},
 		"one block is none":            {[2]v1alpha1.Price{"1 USD", "2 USD"}, []float64{100}, []float64{50}, nil, nil, nil},

@@ -1,7 +1,7 @@
 // Package stats turns the trials of an experiment into estimates, intervals and
 // verdicts, and says how many blocks an experiment with runs: auto needs. The
 // unit is the trial; what a trial holds within (packets, seconds, pairs) is
-// never pooled as if it were independent. docs/method.md explains the method.
+// never pooled as if it were independent. docs/explanation/method.md explains the method.
 //
 // It reads what internal/record keeps and writes what internal/report shows; it
 // measures nothing, and an old result is judged on any machine.
@@ -10,6 +10,7 @@ package stats
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -17,55 +18,63 @@ import (
 
 // Summary is summary.json: every cell of the experiment, judged.
 type Summary struct {
-	Experiment string `json:"experiment"`
+	Experiment string `json:"experiment"` // name of the experiment
 	// Unfinished says what the run still lacks, empty for one that is done.
 	Unfinished string `json:"unfinished,omitempty"`
-	Baseline   string `json:"baseline"`
+	Baseline   string `json:"baseline"` // name of its baseline
 	// Rows stand in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
 	Rows []Row `json:"rows"`
 	// Expected is what became of the experiment's expectations, in its order.
 	Expected []Expected `json:"expected,omitempty"`
-	// Limits say what held cells back, Prices what one gets for them, in the
-	// experiment's order; they are empty where nothing is capped, or has a price.
+	// Limits say what held cells back, in the experiment's order; there are none if
+	// nothing is capped and no node has a role.
 	Limits []Limit `json:"limits,omitempty"`
-	Prices []Price `json:"prices,omitempty"`
+	Prices []Price `json:"prices,omitempty"` // what one gets for the price of each variant
 }
 
 // Row is one metric of one variant × workload × pairs. A cell whose trials all
 // failed has one row, of its primary metric, with N 0.
 type Row struct {
-	Variant  string `json:"variant"`
-	Workload string `json:"workload"`
-	Pairs    int    `json:"pairs"`
-	Metric   string `json:"metric"`
-	Unit     string `json:"unit"`
-	N        int    `json:"n"` // blocks with a trial that succeeded
-	// Mean is the arithmetic mean of the trials, CI95 its 95 % interval. Fewer
-	// than two blocks have no interval: both its ends are the mean then, and
-	// Warnings say few-blocks.
+	Variant  string `json:"variant"`  // name of the variant
+	Workload string `json:"workload"` // name of the workload
+	Pairs    int    `json:"pairs"`    // number of pairs
+	Metric   string `json:"metric"`   // name of the metric
+	Unit     string `json:"unit"`     // its unit
+	N        int    `json:"n"`        // blocks with a trial that succeeded
+	// Mean is the arithmetic mean of the trials. Fewer than two blocks have no
+	// interval: both its ends are the mean then, and the warnings say few-blocks.
 	Mean float64    `json:"mean"`
-	CI95 [2]float64 `json:"ci95"`
+	CI95 [2]float64 `json:"ci95"` // 95 % interval of the mean
 	// Versus is absent on the baseline's own rows, for loss, and where there is
-	// no ratio (Warnings say no-ratio).
+	// no ratio (the warnings say no-ratio).
 	Versus   *Versus          `json:"versus,omitempty"`
-	Warnings []record.Warning `json:"warnings"`
+	Warnings []record.Warning `json:"warnings"` // what to keep in mind with its figures
+	// Blocks are what Mean and Ratio rest on, in order; trials.jsonl has them.
+	Blocks []Block `json:"-"`
+}
+
+// Block is what one block says of a row: what its trial measured, and the ratio to the
+// baseline's trial, 0 where there is none.
+type Block struct {
+	Block        int
+	Value, Ratio float64
 }
 
 // Versus is a row's comparison with its baseline: the ratio variant / baseline.
 type Versus struct {
-	Baseline string `json:"baseline"`
+	Baseline string `json:"baseline"` // name of the variant that it is compared with
 	// N is the number of blocks in which both succeeded.
 	N int `json:"n"`
-	// Ratio is the geometric mean of the blocks' ratios, CI95 its 95 % interval,
-	// not adjusted for the number of comparisons. With N 1 both its ends are
-	// the ratio, and the verdict is Inconclusive.
+	// Ratio is the geometric mean of the blocks' ratios. Its interval is not adjusted
+	// for the number of comparisons. With n 1 both its ends are the ratio, and the
+	// verdict is inconclusive.
 	Ratio float64    `json:"ratio"`
-	CI95  [2]float64 `json:"ci95"`
+	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio
 	// P is that of "the ratio is 1", adjusted by Holm over the variants that are
 	// compared with one baseline under one workload, pairs and metric.
 	P       float64 `json:"p"`
-	Verdict Verdict `json:"verdict"`
+	Verdict Verdict `json:"verdict"` // faster, slower, same or inconclusive
 }
 
 // Verdict of a comparison. Faster and Slower speak of performance, whichever
@@ -131,6 +140,9 @@ func (t *table) row(c *cell, metric string) Row {
 	if r.N == 0 {
 		return r
 	}
+	for i, b := range blocks {
+		r.Blocks = append(r.Blocks, Block{Block: b, Value: values[i]})
+	}
 	own := t.mean(blocks, values)
 	r.Mean, r.CI95 = own.mean, own.interval()
 	if r.N < fewBlocks {
@@ -158,6 +170,10 @@ func (t *table) compare(r *Row, c *cell) {
 	if err != nil {
 		r.warn(record.WarnNoRatio, "no comparison with %s: %v", base.variant.Name, err)
 		return
+	}
+	for i, b := range blocks {
+		at := slices.IndexFunc(r.Blocks, func(own Block) bool { return own.Block == b })
+		r.Blocks[at].Ratio = math.Exp(ratios[i])
 	}
 	e := t.mean(blocks, ratios)
 	r.Versus = versus(base.variant.Name, e)

@@ -64,10 +64,12 @@ func TestAnalyze(t *testing.T) {
 	want := []Row{{
 		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
 		N: 5, Mean: 94, CI95: [2]float64{62.8345, 125.1655}, Warnings: []record.Warning{},
+		Blocks: []Block{{1, 100, 0}, {2, 110, 0}, {3, 50, 0}, {4, 100, 0}, {5, 110, 0}},
 	}, {
 		Variant: "rps", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
 		N: 5, Mean: 103.4, CI95: [2]float64{69.1179, 137.6821}, Warnings: []record.Warning{},
 		Versus: &Versus{Baseline: "base", N: 5, Ratio: 1.1, CI95: [2]float64{1.1, 1.1}, P: 0, Verdict: Faster},
+		Blocks: []Block{{1, 110, 1.1}, {2, 121, 1.1}, {3, 55, 1.1}, {4, 110, 1.1}, {5, 121, 1.1}},
 	}}
 	if diff := cmp.Diff(want, rows, cmpopts.EquateApprox(0, 1e-4)); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)

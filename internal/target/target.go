@@ -1,6 +1,5 @@
-// Package target says what a place is: a node or a pod that a worker can be
-// started in. Its sub-packages make places, one a kind of target; whoever runs
-// an experiment needs only these words.
+// Package target defines what a place is: a node or pod in which a worker can be started. Each of its
+// sub-packages creates the places of one kind of target; internal/experiment needs only the types here.
 package target
 
 import (
@@ -26,26 +25,26 @@ type Place struct {
 	Kind Kind
 	// Node is the name of the node that the place is, or is on.
 	Node string
-	// IPv4 and IPv6 are the addresses that its traffic uses.
+	// IPv4 and IPv6 are the addresses of its traffic.
 	IPv4, IPv6 netip.Addr
-	// Service is where a server in this place is reached by way of a service,
-	// where the target has such; the server then listens on Service.Port.
+	// Service is the address of the service in front of a server in this place, if there is one; the
+	// server then listens on Service.Port.
 	Service Service
-	// Role of a node in a lab's balancer, one of the API's; else empty. The proxy's
-	// Service is that of the first pair, and the others' are at the ports after it.
+	// Role of a node in a lab's balancer, one of the API's; otherwise empty. The proxy's Service is that
+	// of the first pair; the other pairs use the ports after it.
 	Role string
-	// NICRate caps the NIC of a lab's node, in bit/s; 0 where nothing does.
+	// NICRate limits the NIC of a lab's node, in bit/s; 0 for no limit.
 	NICRate uint64
-	// Cores are the CPUs that a lab node's processes run on, CPUs or Affinity as
-	// numbers. Shared tells that other nodes' run there too.
+	// Cores are the CPUs that a lab node's processes run on: CPUs or Affinity as numbers. Shared: those
+	// of other nodes run there too.
 	Cores  []int
 	Shared bool
-	// Unprivileged places have no right to sample or to steer: for a pod, a worker
-	// for Control does it from the node; for a node, nobody does.
+	// Unprivileged: a worker here may neither sample counters nor apply accelerators. For a pod, a worker
+	// for control does it from the node; for a node, none does.
 	Unprivileged bool
-	// Seat is the pod in whose stead traffic runs on a node.
+	// Seat is the pod that traffic on a node stands in for.
 	Seat string
-	// CPUs belong to the node, as a list ("0-3"); empty means all of the machine.
+	// CPUs of the node, as a list ("0-3"); empty means all of the machine.
 	CPUs string
 	// Affinity are the CPUs that processes of the place run on, as a list; empty
 	// means those of the node.
@@ -54,7 +53,7 @@ type Place struct {
 	IRQCPUs string
 }
 
-// IP is the place's address of a version of IP, 4 or 6; not valid where it has none.
+// IP returns the place's address of IP version 4 or 6; invalid if it has none.
 func (p Place) IP(version int) netip.Addr {
 	if version == 6 {
 		return p.IPv6
@@ -66,21 +65,20 @@ func (p Place) IP(version int) netip.Addr {
 type Service struct {
 	IPv4, IPv6 netip.Addr
 	Port       uint16
-	// Everywhere says that it leads to addresses that are the place's beside its own:
-	// the server is to listen at all of them.
+	// Everywhere: the service has backends at further addresses of the place, so the server listens at
+	// all addresses.
 	Everywhere bool
 }
 
-// Seat is where one end of a pair sits: the number of a node, and that of the pod on
-// it.
+// Seat is where one end of a pair is: the number of the node, and of the pod on it.
 type Seat struct {
 	Node int `json:"node"`
 	Pod  int `json:"pod"`
 }
 
-// Transport is what carries traffic, as far as a service in front of it differs by it.
+// Transport is the IP version and protocol of traffic through a service.
 type Transport struct {
-	// IP is the version, 4 or 6, and Protocol is "tcp" or "udp".
+	// IP is 4 or 6, Protocol "tcp" or "udp".
 	IP       int    `json:"ip"`
 	Protocol string `json:"protocol"`
 }
@@ -128,14 +126,13 @@ type Setup struct {
 	Lead time.Duration
 }
 
-// Served are the pods of a network that have services in front of them, and what is
-// asked of those. There are none where there are no services.
+// Served are the pods of a network that have services in front of them, and the transports of those.
 type Served struct {
 	Seats      []Seat
 	Transports []Transport
 }
 
-// AddrPort is the service's address of a version of IP, 4 or 6.
+// AddrPort returns the service's address of IP version 4 or 6.
 func (s Service) AddrPort(version int) netip.AddrPort {
 	if version == 6 {
 		return netip.AddrPortFrom(s.IPv6, s.Port)
@@ -146,21 +143,21 @@ func (s Service) AddrPort(version int) netip.AddrPort {
 // Use is what a worker is for.
 type Use string
 
-// A worker for traffic runs as an application would in its place; one for
-// control samples and steers the place, and may be let do more.
+// A worker for traffic runs as an application would in its place. One for control samples counters and
+// applies accelerators, and may have more privileges.
 const (
 	ForTraffic Use = "traffic"
 	ForControl Use = "control"
 )
 
-// ErrLost is a target that is out of reach, or has lost what it was made of: no
-// trial can succeed in it any more.
+// ErrLost means that the target is unreachable, or nodes or pods of it are gone, so that no trial can succeed any
+// more.
 var ErrLost = errors.New("the target is lost")
 
-// LostError is an ErrLost, and why.
+// LostError is an ErrLost with its reason.
 type LostError struct{ Why error }
 
 func (e *LostError) Error() string { return fmt.Sprintf("%v: %v", ErrLost, e.Why) }
 
-// Unwrap makes it both.
+// Unwrap returns ErrLost and the reason.
 func (e *LostError) Unwrap() []error { return []error{ErrLost, e.Why} }

@@ -7,27 +7,26 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Traffic is what one end of a pair is asked to make.
+// Traffic is the traffic of one end of a pair.
 type Traffic struct {
-	// Place is the end's own, for its record.
+	// Place of this end, for its record.
 	Place    string
 	Workload v1alpha1.Workload
-	// Address to bind (a server; with port 0 one is chosen for it) or to connect to.
+	// Address to bind (a server; port 0 lets the kernel choose one) or to connect to.
 	Address           netip.AddrPort
 	CongestionControl string
-	// Secret of the trial, by which a server knows its clients.
+	// Secret of the trial, by which a server recognises its clients.
 	Secret [16]byte
 }
 
-// Steering is what accelerators are asked to do in one place.
+// Steering is the accelerators to apply in one place.
 type Steering struct {
 	Place        Place
 	Accelerators []v1alpha1.Accelerator
-	// Owner holds the settings in the journal.
+	// Owner of the settings in the journal.
 	Owner string
 }
 
-// Ready is called by a worker's method once everything is set up: a server
-// listens on port, a client is connected, a sampler is armed. It waits for all
-// the others, and returns when the traffic starts.
+// Ready is called by a worker once it is set up: a server listens on port, a client is connected, a sampler
+// is armed. It waits for all others, and returns the start time.
 type Ready func(port uint16) (start time.Time, err error)

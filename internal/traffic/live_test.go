@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 const childEnv = "SLIPSTREAM_TEST_TRAFFIC_CHILD"
@@ -29,9 +30,7 @@ const childEnv = "SLIPSTREAM_TEST_TRAFFIC_CHILD"
 // two may overtake each other.
 func inNamespace(t *testing.T, rate uint64, limit uint32, body func(*testing.T)) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	if os.Getenv(childEnv) == "" {
 		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), childEnv+"=1")

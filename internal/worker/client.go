@@ -26,40 +26,38 @@ type Client struct {
 	pipe *pipe
 	conn *grpc.ClientConn
 	rpc  pb.WorkerClient
-	// reap waits for the worker's process.
+	// reap waits for the worker's process to exit.
 	reap func() error
-	// why says why a stream has ended that was to go on; nil where nobody knows.
+	// why says why a stream ended too early; nil if that cannot be found out.
 	why func() error
-	// far is a worker that may be on another machine, whose clock drifts.
+	// far: the worker may be on another machine, whose clock drifts.
 	far bool
 
 	mu sync.Mutex
-	// base and mono are the same instant, on this side's clock and on the
-	// worker's CLOCK_MONOTONIC.
+	// base and mono are one instant, on this process's clock and on the worker's CLOCK_MONOTONIC.
 	base time.Time
 	mono int64
-	// within is how far apart they may be.
+	// within is their uncertainty.
 	within time.Duration
 }
 
-// Stream leads to a worker that is no child of this process.
+// Stream is a connection to a worker that is no child of this process.
 type Stream interface {
 	io.ReadWriteCloser
-	// Wait waits for the worker to end, once the stream is closed.
+	// Wait waits for the worker to exit, after Close.
 	Wait() error
-	// Why says why the stream has ended, when it was to go on.
+	// Why says why the stream ended too early.
 	Why() error
 }
 
-// A worker that is far away and silent for keepaliveTime is asked, and is gone if
-// it does not answer within keepaliveLimit: nothing else tells that a machine
-// has died.
+// A remote worker that is silent for keepaliveTime is pinged, and is gone if it does not answer within
+// keepaliveLimit: nothing else shows that a machine is dead.
 const (
 	keepaliveTime  = 15 * time.Second
 	keepaliveLimit = 10 * time.Second
 )
 
-// Attach takes up the protocol with a worker that is far away.
+// Attach connects to a remote worker.
 func Attach(ctx context.Context, s Stream) (*Client, error) {
 	c := &Client{reap: s.Wait, why: s.Why, far: true}
 	err := c.connect(ctx, s, s, grpc.WithKeepaliveParams(keepalive.ClientParameters{
@@ -71,8 +69,7 @@ func Attach(ctx context.Context, s Stream) (*Client, error) {
 	return c, nil
 }
 
-// Connect takes up the protocol over the two directions of a stream, and closes
-// it with the client.
+// Connect connects to a worker over the two directions of a stream. Closing the client closes the stream.
 func Connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser) (*Client, error) {
 	c := new(Client)
 	if err := c.connect(ctx, r, w); err != nil {
@@ -99,9 +96,8 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 	return nil
 }
 
-// clockProbes are asked for the worker's time; the quickest answer is the most
-// exact, to half of its own time. Of a far worker more are asked, until one is as
-// exact as clockWithin.
+// clockProbes is how often the worker is asked for its time. The quickest answer is the most exact: its
+// error is at most half of its round trip. A remote worker is asked until one is as exact as clockWithin.
 const (
 	clockProbes = 5
 	farProbes   = 20
@@ -131,8 +127,8 @@ func (c *Client) setClock(ctx context.Context) error {
 	return nil
 }
 
-// uncertainty is how far apart both clocks may be by now: those of two machines
-// differ by up to 50 µs a second each.
+// uncertainty is how far the clocks may have drifted apart: those of two machines drift by up to 50 µs per
+// second each.
 func (c *Client) uncertainty() time.Duration {
 	if !c.far {
 		return c.within
@@ -140,7 +136,7 @@ func (c *Client) uncertainty() time.Duration {
 	return c.within + time.Since(c.base)/10_000
 }
 
-// keepClock sets a far clock again that may have drifted.
+// keepClock measures a remote clock again that may have drifted.
 func (c *Client) keepClock(ctx context.Context) error {
 	c.mu.Lock()
 	old := c.far && c.uncertainty() > 2*clockWithin
@@ -151,7 +147,7 @@ func (c *Client) keepClock(ctx context.Context) error {
 	return c.setClock(ctx)
 }
 
-// window is the measured part of traffic that starts at start, on the worker's clock.
+// window returns the measured window of traffic that starts at start, on the worker's clock.
 func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Window {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,7 +155,7 @@ func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Win
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
 
-// Gone tells whether the worker's end of the stream is closed: it has died.
+// Gone reports whether the worker has closed its end of the stream: it has exited.
 func (c *Client) Gone() bool { return c.pipe.closed() }
 
 // Close ends the stream; the worker then ends its traffic, reverts what it
@@ -172,7 +168,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Describe tells what the place is.
+// Describe returns the facts of the place.
 func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node, error) {
 	var node record.Node
 	answer, err := c.rpc.Describe(ctx, &pb.DescribeRequest{Place: pbPlace(place)})
@@ -187,8 +183,7 @@ func (c *Client) Serve(ctx context.Context, t target.Traffic, ready target.Ready
 	return c.traffic(ctx, c.rpc.Serve, t, ready, nil)
 }
 
-// Drive makes a workload's traffic, and reports once a second what it has
-// moved since the start.
+// Drive sends a workload's traffic, and reports once a second what it has moved since the start.
 func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
@@ -242,8 +237,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}
 }
 
-// Sample takes counters at both edges of the window, which ends at once when early is
-// closed; the machine's CPUs only where asked for.
+// Sample reads counters at both edges of the window, which ends at once when early is closed; those of the
+// machine's CPUs only if asked to.
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -284,7 +279,7 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 		go func() {
 			select {
 			case <-early:
-				// A second window is the end of the first. Whether it was sent, Recv tells.
+				// A second window ends the first. Recv returns the error if it was not sent.
 				_ = stream.Send(window)
 			case <-ctx.Done():
 			}
@@ -292,7 +287,7 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 	}
 }
 
-// Apply sets accelerators in the worker's place and returns what was read back.
+// Apply applies accelerators in the worker's place, and returns the settings as read back.
 func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting, error) {
 	accelerators, err := json.Marshal(s.Accelerators)
 	if err != nil {
@@ -306,8 +301,8 @@ func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting
 	return settings, decode(answer.GetSettings(), &settings)
 }
 
-// Revert restores what Apply found, and returns every setting that was held,
-// those of devices that came later included.
+// Revert reverts Apply. It returns all settings that were in force, also those of devices that appeared
+// later.
 func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	answer, err := c.rpc.Revert(ctx, &pb.RevertRequest{})
 	if err != nil {
@@ -331,8 +326,7 @@ func decode(b []byte, into any) error {
 // ErrGone is a worker whose stream has ended.
 var ErrGone = errors.New("the worker is gone")
 
-// plain takes gRPC's wrapping off an error, and says why a worker is gone where
-// that is known.
+// plain removes gRPC's wrapping from an error, and adds why a worker is gone if that is known.
 func (c *Client) plain(err error) error {
 	err = plain(err)
 	if errors.Is(err, ErrGone) && c.why != nil {
@@ -343,7 +337,7 @@ func (c *Client) plain(err error) error {
 	return err
 }
 
-// plain takes gRPC's wrapping off an error, which tells a user nothing.
+// plain removes gRPC's wrapping from an error, which means nothing to a user.
 func plain(err error) error {
 	s, ok := status.FromError(err)
 	if !ok {
@@ -361,7 +355,7 @@ func plain(err error) error {
 	}
 }
 
-// addrPort is the address of a traffic command.
+// addrPort returns the address of a traffic command.
 func addrPort(t *pb.Traffic) (netip.AddrPort, error) {
 	addr, err := netip.ParseAddr(t.GetAddress())
 	if err != nil {

@@ -22,14 +22,13 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// Hold keeps a container there, in which workers are started beside it.
+// Hold keeps a container running, in which workers are started by exec.
 type Hold struct {
-	// Listen is where connections are taken and closed, for whoever wants to
-	// know whether the way here is open; nowhere if empty.
+	// Listen is an address at which Hold accepts connections and closes them, so that others can test
+	// whether they reach this place; "" for none.
 	Listen string
-	// JournalDir is that of the workers in the container, where they steer. Hold
-	// restores what one that died has left: at once, and in the end, when it ends
-	// those that are left as well.
+	// JournalDir is the journal of the workers in the container, if they apply accelerators. Hold restores
+	// what a dead worker has left: at its start, and at its end, when it also kills leftover workers.
 	JournalDir string
 	Log        *slog.Logger
 }
@@ -72,21 +71,20 @@ func (h Hold) Run(ctx context.Context) error {
 func (h Hold) restore(ctx context.Context) error {
 	restored, err := accel.Recover(ctx, accel.Options{JournalDir: h.JournalDir})
 	for _, s := range restored {
-		h.Log.WarnContext(ctx, "restored what a worker that died had changed", "place", s.Place, "setting", s.Path, "value", s.Was)
+		h.Log.WarnContext(ctx, "restored a setting of a dead worker", "place", s.Place, "setting", s.Path, "value", s.Was)
 	}
 	if errors.Is(err, journal.ErrChanged) {
-		h.Log.WarnContext(ctx, "restore what a worker that died had changed", "error", err)
+		h.Log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
 		return nil
 	}
 	return err
 }
 
-// endTime is how long a process that was killed may take to be gone.
+// endTime bounds how long a killed process takes to exit.
 const endTime = 5 * time.Second
 
-// endNeighbours kills the workers of this container, which nobody else ends where
-// it shares the node's process namespace: those that run this program in the same
-// cgroup.
+// endNeighbours kills the workers of this container: processes that run this program in the same cgroup.
+// If the container shares the node's PID namespace, nothing else kills them.
 func endNeighbours(proc string, log *slog.Logger) error {
 	own, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,8 +106,7 @@ func endNeighbours(proc string, log *slog.Logger) error {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// By a handle, so that it is the process that was looked at, and not
-		// another with its number.
+		// By a pidfd, so that it is this process and not another with its PID.
 		handle, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			continue
@@ -118,7 +115,7 @@ func endNeighbours(proc string, log *slog.Logger) error {
 		cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup"))
 		exe, statErr := os.Stat(filepath.Join(dir, "exe"))
 		if err == nil && statErr == nil && bytes.Equal(cgroup, own) && os.SameFile(exe, program) {
-			log.Warn("end a worker that is left", "process", pid)
+			log.Warn("killed a leftover worker", "process", pid)
 			if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); err == nil {
 				// Readable once it has ended (pidfd_open(2)).
 				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, int(endTime.Milliseconds()))
@@ -129,7 +126,7 @@ func endNeighbours(proc string, log *slog.Logger) error {
 	return nil
 }
 
-// Reach returns once a Hold that listens at an address is reached.
+// Reach returns once it has connected to a Hold that listens at an address.
 func Reach(ctx context.Context, address string) error {
 	const each = time.Second
 	for {
@@ -137,8 +134,7 @@ func Reach(ctx context.Context, address string) error {
 		if err == nil {
 			return c.Close()
 		}
-		// A way that opens may leave a connection that was tried too early
-		// where it was: each try is a new one.
+		// A connection attempt made before the service works may never succeed: retry with new ones.
 		select {
 		case <-time.After(each / 5):
 		case <-ctx.Done():

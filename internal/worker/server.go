@@ -1,10 +1,9 @@
 //go:build linux
 
-// Package worker is what runs in a place: it makes and takes traffic, samples
-// counters, applies accelerators and takes them back, and does so for whoever
-// is at the other end of its stream. The package is both ends of that protocol:
-// Serve for the place, Client for the controller. It knows nothing of
-// experiments, nor of how it came to where it is (see internal/target).
+// Package worker is what runs in a place: it sends and receives traffic, samples counters, and applies
+// and reverts accelerators, for the controller at the other end of its stream. The package has both ends
+// of that protocol: Serve for the place, Client for the controller. It knows neither experiments nor how
+// it was started in the place (see internal/target).
 package worker
 
 import (
@@ -36,9 +35,9 @@ import (
 
 // Options of a worker.
 type Options struct {
-	// JournalDir keeps what accelerators changed.
+	// JournalDir is the journal of what accelerators changed.
 	JournalDir string
-	// Log gets what is no caller's error; nothing if nil.
+	// Log gets problems that are no errors of a call; nothing if nil.
 	Log *slog.Logger
 }
 
@@ -54,15 +53,14 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 		limits:   sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) }),
 		fastpath: sync.OnceValue(func() error { return fastpath.Probe(ctx) }),
 	}
-	// Stop waits for calls under way: one that applies when the stream ends is to
-	// have applied when it is reverted.
+	// Stop waits for calls in progress, so that an Apply is complete before it is reverted.
 	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.StreamInterceptor(shrinkFirst), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
 	}))
 	pb.RegisterWorkerServer(g, s)
 	defer context.AfterFunc(ctx, func() { p.Close() })()
-	// A closed stream closes the connection, which closes the listener, which
-	// ends Serve; calls under way see their context end.
+	// A closed stream closes the connection, which closes the listener, which ends Serve. The contexts of
+	// calls in progress end.
 	err := g.Serve(listenOne(p))
 	g.Stop()
 	if ctx.Err() == nil && p.closed() {
@@ -71,8 +69,8 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	return errors.Join(err, s.revert(context.WithoutCancel(ctx)))
 }
 
-// shrinkFirst gives back, before a trial's part begins, what came before it; while it
-// lasts, this process has little more than it uses.
+// shrinkFirst releases unused memory before a trial's part begins, so that the process holds little more
+// than it uses.
 func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if err := process.Rest(); err != nil {
 		return err
@@ -83,14 +81,13 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
-	// applied is what is in force; the controller applies and reverts in turn.
+	// applied is the accelerators in force; the controller applies and reverts in turn.
 	applied *accel.Applier
-	// sampler is made when first asked for: the eBPF programs stay attached.
+	// sampler is opened by the first Sample; its eBPF programs stay attached.
 	sampler *collect.Collector
-	// limits of this process, opened when first asked for.
+	// limits of this process, opened by the first trial.
 	limits func() (collect.Limits, error)
-	// fastpath tells whether the kernel carries packets on it, which is tried when
-	// first asked for.
+	// fastpath returns why the fast path does not work on this kernel. The first call probes.
 	fastpath func() error
 }
 
@@ -114,7 +111,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	node.Tools = toolVersions(ctx)
 	interrupt, err := collect.InterruptTime()
 	if err != nil {
-		s.options.Log.WarnContext(ctx, "the time of an interrupt is not known", "place", place.Name, "error", err)
+		s.options.Log.WarnContext(ctx, "cannot measure the time of an interrupt", "place", place.Name, "error", err)
 	}
 	node.InterruptSeconds = interrupt.Seconds()
 	if err := classify(node.Links, place.Kind == target.Pod); err != nil {
@@ -132,7 +129,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	return &pb.DescribeResponse{Node: b}, nil
 }
 
-// classify says which links are of which class.
+// classify sets the classes of links.
 func classify(links []record.Link, pod bool) error {
 	devices, err := accel.Devices(pod)
 	if err != nil {
@@ -158,7 +155,7 @@ func placeOf(p *pb.Place) target.Place {
 
 // end is one end of a pair, whatever makes its traffic.
 type end interface {
-	// Port is where a server listens.
+	// Port at which a server listens.
 	Port() uint16
 	Run(context.Context, traffic.Window, func(traffic.Progress)) (record.Endpoint, error)
 	Close()
@@ -177,8 +174,7 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			} else if argv := tool.ServerArgv(w, at.Addr(), at.Port()); argv != nil {
 				return serveTool(ctx, tool, w, at)
 			}
-			// The tool is a client alone: this engine's server answers it for as long
-			// as it goes on.
+			// The tool is only a client: the traffic engine's server answers it as long as it runs.
 			grace = toolGrace
 		}
 		server, err := traffic.Listen(engineSpec(w, t), at)
@@ -224,12 +220,12 @@ type nativeClient struct{ *traffic.End }
 
 func (nativeClient) Port() uint16 { return 0 }
 
-// nativeServer has its connections once the client is ready.
+// nativeServer is the engine's server. It has its connections once the client is ready.
 type nativeServer struct {
 	*traffic.Server
 	// grace is how much longer than its window it serves.
 	grace    time.Duration
-	accepted bool // is called once
+	accepted bool // Accept is called once
 	end      *traffic.End
 }
 
@@ -247,7 +243,7 @@ func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(
 
 func (n *nativeServer) Close() {
 	switch {
-	case !n.accepted: // and that is what stops the listening
+	case !n.accepted: // Accept closes the listener
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_, _ = n.Accept(ctx)
@@ -256,7 +252,7 @@ func (n *nativeServer) Close() {
 	}
 }
 
-// runEnd is the course that both ends follow.
+// runEnd is what both ends do.
 func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
 	ctx := stream.Context()
 	command, err := stream.Recv()
@@ -286,7 +282,7 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 	window := windowOf(command.GetWindow())
 	throttled := watchLimits(ctx, limits, window)
 	result, err := e.Run(ctx, window, func(p traffic.Progress) {
-		// A stream that is gone ends ctx, and with it the run.
+		// A closed stream ends ctx, and so the run.
 		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{Bytes: p.Bytes, Messages: p.Messages}}})
 	})
 	if err != nil {
@@ -304,9 +300,9 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 	return stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: b}}})
 }
 
-// watchLimits reads the CPU limits that this process is under at both edges of the
-// window. What it returns tells what they did in between, and ends the window if it
-// lasts still: a number of requests is done before.
+// watchLimits reads the CPU limits of this process at both edges of the window. The returned function
+// warns if they throttled it in between. It ends the window if that has not ended yet: a fixed number of
+// requests may be done earlier.
 func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Window) (warnings func() []record.Warning) {
 	if len(limits) == 0 {
 		return func() []record.Warning { return nil }
@@ -330,7 +326,7 @@ func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Wind
 	return func() []record.Warning {
 		end()
 		if err := <-done; err != nil {
-			return nil // the run failed for the same reason, or has no limits any more
+			return nil // the run failed for the same reason, or its limits were removed
 		}
 		return limits.Warnings(edges[0], edges[1])
 	}
@@ -415,7 +411,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyResponse, error) {
 	defer process.Collecting()()
 	if s.applied != nil {
-		return nil, errors.New("apply accelerators: others are still in force here")
+		return nil, errors.New("apply accelerators: others are still applied here")
 	}
 	var accelerators []v1alpha1.Accelerator
 	if err := json.Unmarshal(q.GetAccelerators(), &accelerators); err != nil {

@@ -16,22 +16,20 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// exitTime is how long a worker may take to put things right and exit once its
-// stream has ended.
+// exitTime is how long a worker may take to revert and exit once its stream has ended.
 const exitTime = 20 * time.Second
 
 var keepProgram = sync.OnceFunc(func() { _ = process.KeepProgram() })
 
-// Spawn starts this program as a worker, in the place that start puts a command
-// in, and connects to it. What the worker logs goes to log. Closing the client
-// ends the worker and waits for it.
+// Spawn starts this program as a worker with start, which runs a command in a place, and connects to it.
+// The worker's log goes to log. Closing the client ends the worker and waits for it.
 func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Client, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	// Workers give back what of the program they do not need at once, and find it again here.
-	// Who may not keep it does without.
+	// Workers release the pages of the program that they do not need at once, and find them here again. It
+	// is optional: without permission nothing is kept.
 	keepProgram()
 	cmd := exec.Command(self, "worker")
 	cmd.Stderr = log
@@ -51,14 +49,13 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 		return nil, errors.Join(err, reap(cmd))
 	}
 	c.reap = func() error { return reap(cmd) }
-	// It runs on this machine, by this machine's clock: what was found by asking
-	// is off by what the answers took, and a hundred workers that start at once
-	// take their time.
+	// It shares this machine's clock, so the offset is zero. A measured one would be less exact, above all
+	// when a hundred workers start at once.
 	c.base, c.mono = traffic.Instant()
 	return c, nil
 }
 
-// reap waits for a worker whose stream has ended, and kills it in the end.
+// reap waits for a worker whose stream has ended, and kills it after exitTime.
 func reap(cmd *exec.Cmd) error {
 	timer := time.AfterFunc(exitTime, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()

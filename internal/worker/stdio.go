@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// pipe makes a net.Conn of a pair of byte streams, which is all that a child's
-// standard input and output, an SSH session or an exec into a pod have in common.
+// pipe makes a net.Conn out of two byte streams: the standard input and output of a child, or of an exec
+// into a pod.
 type pipe struct {
 	io.Reader
 	io.Writer
@@ -24,8 +24,7 @@ func newPipe(r io.Reader, w io.Writer, closers ...io.Closer) *pipe {
 	return &pipe{Reader: r, Writer: w, closers: closers, done: make(chan struct{})}
 }
 
-// closed tells whether the stream has ended: gRPC closes a connection that it
-// can no longer read.
+// closed reports whether the stream has ended: gRPC closes a connection that it cannot read any more.
 func (p *pipe) closed() bool {
 	select {
 	case <-p.done:
@@ -52,11 +51,11 @@ func (stdioAddr) String() string  { return "stdio" }
 
 func (*pipe) LocalAddr() net.Addr              { return stdioAddr{} }
 func (*pipe) RemoteAddr() net.Addr             { return stdioAddr{} }
-func (*pipe) SetDeadline(time.Time) error      { return nil } // gRPC asks; the stream's end is its only limit
+func (*pipe) SetDeadline(time.Time) error      { return nil } // gRPC calls it; a stream has no deadlines
 func (*pipe) SetReadDeadline(time.Time) error  { return nil }
 func (*pipe) SetWriteDeadline(time.Time) error { return nil }
 
-// one is a listener that hands out one connection, and closes when that does.
+// one is a listener that accepts one connection, and closes with it.
 type one struct {
 	conn  *pipe
 	taken chan struct{}
@@ -80,8 +79,7 @@ func (l *one) Accept() (net.Conn, error) {
 func (l *one) Close() error   { return l.conn.Close() }
 func (l *one) Addr() net.Addr { return stdioAddr{} }
 
-// dialOnce hands the one connection to gRPC, which must not dial again: what
-// the stream led to is gone with it.
+// dialOnce gives gRPC the one connection. gRPC must not dial again: the worker ends with the stream.
 func dialOnce(p *pipe) func(context.Context, string) (net.Conn, error) {
 	l := listenOne(p)
 	return func(context.Context, string) (net.Conn, error) {

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// toolStart is how long a tool's server may take until it listens.
+	// toolStart is how long a tool's server may take to listen.
 	toolStart = 10 * time.Second
-	// toolGrace is how long a tool may go on beyond the time it was given.
+	// toolGrace is how long a tool may run beyond the time it was given.
 	toolGrace = 10 * time.Second
-	// toolOutput bounds what is kept of a tool's output, in bytes.
+	// toolOutput bounds the part of a tool's output that is kept, in bytes.
 	toolOutput = 16 << 20
 )
 
-// toolEnd is a process of another tool at one end of a pair.
+// toolEnd is one end of a pair that another tool drives.
 type toolEnd struct {
 	tool     tools.Tool
 	workload v1alpha1.Workload
@@ -87,7 +87,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 		return t, nil
 	case err := <-exited:
 		t.stop()
-		return nil, fmt.Errorf("%s: ended before it listened: %w", t.name(), t.explain(err))
+		return nil, fmt.Errorf("%s: exited before it listened: %w", t.name(), t.explain(err))
 	case <-timer.C:
 		t.Close()
 		return nil, fmt.Errorf("%s: does not listen after %s: %s", t.name(), toolStart, t.output.excerpt())
@@ -104,19 +104,17 @@ func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path s
 	return &toolEnd{tool: tool, workload: w, argv: argv, output: new(capture)}, nil
 }
 
-// Run runs a client to its end and reads its figures; a server it keeps until ctx
-// ends.
+// Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
 func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic.Progress)) (record.Endpoint, error) {
 	if t.port != 0 {
-		// The server has nothing to tell that its client does not. It goes
-		// when its caller has heard the client out.
+		// The client reports everything. The caller ends the server when the client is done.
 		<-ctx.Done()
 		return record.Endpoint{}, context.Cause(ctx)
 	}
 	limit := time.Duration(window.To-traffic.Now()) + toolGrace
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still runs %s after its time", t.name(), toolGrace))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), toolGrace))
 	defer cancel()
-	// A tool has a warm-up of its own; its window is to be this one.
+	// A tool has its own warm-up. It is started early enough for its window to be this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))
 	if begin < window.Start {
 		return record.Endpoint{}, fmt.Errorf("%s needs a warm-up of %s at least", t.argv[0], t.tool.Lead(t.workload))
@@ -131,7 +129,7 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic
 	if err := context.Cause(ctx); err != nil {
 		return record.Endpoint{}, fmt.Errorf("%w: %s", err, t.output.excerpt())
 	}
-	// A tool's own words say more than its exit status.
+	// A tool's output says more than its exit status.
 	result, err := t.tool.Parse(t.workload, t.output.Bytes())
 	if err != nil || exit != nil {
 		return record.Endpoint{}, fmt.Errorf("%s: %w", t.name(), errors.Join(err, t.explain(exit)))
@@ -149,7 +147,7 @@ func (t *toolEnd) start(ctx context.Context) error {
 	if err := cmd.Start(); err != nil {
 		t.stop()
 		if errors.Is(err, exec.ErrNotFound) {
-			return fmt.Errorf("tool %s is not installed here: install it, or choose another tool: %w", t.argv[0], err)
+			return fmt.Errorf("tool %s is not installed: install it, or use another tool: %w", t.argv[0], err)
 		}
 		return fmt.Errorf("start %s: %w", t.argv[0], err)
 	}
@@ -171,11 +169,11 @@ func (t *toolEnd) Close() {
 	}
 	t.stop()
 	if t.port != 0 {
-		_ = t.wait() // killed, as it was meant to be
+		_ = t.wait() // it was killed on purpose
 	}
 }
 
-// freePort asks the kernel for a port that a tool may have.
+// freePort asks the kernel for a free port for a tool.
 func freePort(addr netip.Addr, udp bool) (uint16, error) {
 	at := netip.AddrPortFrom(addr, 0)
 	if udp {
@@ -194,8 +192,7 @@ func freePort(addr netip.Addr, udp bool) (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-// capture keeps what a process prints, up to toolOutput, and shows each line to
-// line as it comes.
+// capture keeps up to toolOutput bytes of what a process prints, and passes each line to line at once.
 type capture struct {
 	line func([]byte)
 
@@ -233,8 +230,8 @@ func (c *capture) Bytes() []byte {
 	return c.buf.Bytes()
 }
 
-// excerpt is the beginning and the end of the output, for an error: tools print
-// what went wrong before their usage, or after their figures.
+// excerpt returns the beginning and end of the output, for an error: tools print errors before their
+// usage, or after their results.
 func (c *capture) excerpt() string {
 	const part = 300
 	b := bytes.TrimSpace(c.Bytes())
@@ -247,11 +244,11 @@ func (c *capture) excerpt() string {
 	return fmt.Sprintf("it printed %q … %q", b[:part], b[len(b)-part:])
 }
 
-// toolVersions is what the tools installed here say of themselves.
+// toolVersions returns the versions of the installed tools.
 func toolVersions(ctx context.Context) map[string]string {
 	versions := make(map[string]string)
 	for name, argv := range tools.VersionArgv() {
-		// Exit statuses differ; what is printed is what counts.
+		// Exit statuses differ, so only the output counts.
 		out, _ := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 		if v := tools.ParseVersion(name, out); v != "" {
 			versions[name] = v

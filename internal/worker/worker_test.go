@@ -212,7 +212,7 @@ func TestToolHangs(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, server, want string }{
 		{"server", ":", "does not listen"},
-		{"client", "echo Server listening on 1", "still runs"},
+		{"client", "echo Server listening on 1", "still running"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/testenv"
 )
 
 // The agent without a chart, with no rights but those that it uses. The chart's
@@ -123,20 +124,6 @@ func accelerationPolicy(name, spec string) string {
 	return fmt.Sprintf("apiVersion: slipstream.dev/v1alpha1\nkind: AccelerationPolicy\nmetadata: {name: %s}\nspec: %s\n", name, spec)
 }
 
-// until waits for want to be empty: it says what is missing.
-func until(t testing.TB, what string, want func() string) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
-		last := want()
-		if last == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within a minute: %s", what, last)
-		}
-	}
-}
-
 type nodeState struct {
 	Status struct {
 		Settings, Verified int
@@ -160,7 +147,7 @@ func stateOf(t testing.TB, c *Cluster, node string) (s nodeState) {
 // wantPods waits until the mask of every web pod's own interface is set, or not.
 func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 	t.Helper()
-	until(t, what, func() string {
+	testenv.Eventually(t, time.Minute, what, func() string {
 		out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running",
 			"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP} {.metadata.deletionTimestamp}{"\n"}{end}`)
 		seen := 0
@@ -241,7 +228,7 @@ func TestAgent(t *testing.T) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
 	wantPods(t, c, "new pods", 30, true)
 	for n := range before {
-		until(t, "state of "+n, func() string {
+		testenv.Eventually(t, time.Minute, "state of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 				return fmt.Sprintf("%+v", s)
@@ -276,19 +263,19 @@ func TestAgent(t *testing.T) {
 	apply(accelerationPolicy("later", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
 	apply(accelerationPolicy("impossible", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
 	apply(accelerationPolicy("nowhere", "{nodeSelector: {no: where}, accelerate: [{rps: {devices: [nic], cpus: all}}]}"))
-	until(t, "reasons", func() string {
+	testenv.Eventually(t, time.Minute, "reasons", func() string {
 		reasons := make(map[string]string)
 		for _, o := range stateOf(t, c, "node0").Status.Observed {
 			reasons[o.Policy] = o.Reason
 		}
 		return cmp.Diff(map[string]string{"all": "Applied", "later": "Conflict", "impossible": "Impossible"}, reasons)
 	})
-	until(t, "conditions", func() string {
+	testenv.Eventually(t, time.Minute, "conditions", func() string {
 		return cmp.Diff("all True\nimpossible True\nlater True\nnowhere False", kubectl(t, c, nil, "get", "accelerationpolicies",
 			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Selected")].status}{"\n"}{end}`))
 	})
-	until(t, "events", func() string {
-		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all goes first") {
+	testenv.Eventually(t, time.Minute, "events", func() string {
+		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all takes precedence") {
 			return out
 		}
 		return ""
@@ -312,7 +299,7 @@ func TestAgent(t *testing.T) {
 	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
 	trip := talk(t, near, listen(t, far, "4001"), net.JoinHostPort(far.ip, "4001"))
 	for n := range before {
-		until(t, "programs on "+n, func() string {
+		testenv.Eventually(t, time.Minute, "programs on "+n, func() string {
 			for range 200 {
 				trip()
 			}
@@ -326,7 +313,7 @@ func TestAgent(t *testing.T) {
 	wantPods(t, c, "uninstalled", 4, false)
 	kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s")
 	for n, was := range before {
-		until(t, n+" as before", func() string {
+		testenv.Eventually(t, time.Minute, n+" as before", func() string {
 			return cmp.Diff(was, steering(t, c.Node(n))) + cmp.Diff(programs[n], programsOn(t, c.Node(n)))
 		})
 	}

@@ -23,6 +23,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv"
 )
 
 // thirty is the manifest of 30 pods on node1, and the agent's metrics with a policy
@@ -83,7 +84,7 @@ func BenchmarkAgent(b *testing.B) {
 						b.Error(err)
 					}
 				})
-				until(b, "veths", func() string {
+				testenv.Eventually(b, time.Minute, "veths", func() string {
 					if s := stateOf(b, c, "node1").Status; s.Settings < veths || s.Verified != s.Settings {
 						return fmt.Sprintf("%d of %d settings verified", s.Verified, s.Settings)
 					}

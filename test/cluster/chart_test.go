@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	authentication "k8s.io/api/authentication/v1"
@@ -23,6 +24,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // chartNamespace is where TestChart installs the chart.
@@ -54,7 +57,7 @@ func TestChart(t *testing.T) {
 	t.Cleanup(uninstall)
 	kubectl(t, c, strings.NewReader(accelerationPolicy("everything", `{nodeSelector: {kubernetes.io/hostname: node0}, accelerate: [
 		{rfs: {devices: [nic, overlay, host-veth, pod], cpus: all, entries: 4096}}, {fastpath: {}}]}`)), "apply", "-f", "-")
-	until(t, "everything on", func() string {
+	testenv.Eventually(t, time.Minute, "everything on", func() string {
 		s := stateOf(t, c, "node0").Status
 		if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 			return fmt.Sprintf("%+v", s)
@@ -70,7 +73,7 @@ func TestChart(t *testing.T) {
 	testScrape(t, c)
 
 	uninstall()
-	until(t, "as before", func() string {
+	testenv.Eventually(t, time.Minute, "as before", func() string {
 		return cmp.Diff(before, steering(t, c.Node("node0"))) + cmp.Diff(programs, programsOn(t, c.Node("node0")))
 	})
 }
@@ -188,7 +191,7 @@ func testScrape(t *testing.T, c *Cluster) {
 	}
 	kubectl(t, c, nil, "create", "clusterrolebinding", "scraper", "--clusterrole=slipstream-metrics", "--serviceaccount="+chartNamespace+":scraper")
 	t.Cleanup(func() { kubectl(t, c, nil, "delete", "clusterrolebinding", "scraper") })
-	until(t, "a scrape with a token that may", func() string {
+	testenv.Eventually(t, time.Minute, "a scrape with a token that may", func() string {
 		if got := scrape(token); got != "200 with settings" {
 			return got
 		}

@@ -27,6 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"slipstream.dev/internal/testenv"
 )
 
 func TestNodesAreReady(t *testing.T) {
@@ -85,7 +87,7 @@ func TestCommandIsInsideTheNode(t *testing.T) {
 // The process itself stays where it is, whichever of its threads go elsewhere.
 // It is another process, of whose threads none waits for a daemon.
 func TestThreadsLeaveTheProcess(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	child := exec.Command("/proc/self/exe")
 	child.Env = append(os.Environ(), childThreads+"=1")
 	if out, err := output(child); err != nil || out != "stayed" {
@@ -282,7 +284,7 @@ func findPod(n *Node, ip string) (path string, err error) {
 }
 
 func TestDownLeavesNothing(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	before := lookAround(t)
 	began := time.Now()
 	c, err := Up(t.Context(), Config{Images: []string{image}})
@@ -382,7 +384,7 @@ func holders(t *testing.T, id string) string {
 }
 
 func TestUpThatFailsLeavesNothing(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	bad := filepath.Join(t.TempDir(), "bad.tar")
 	if err := os.WriteFile(bad, []byte("no archive"), 0o644); err != nil {
 		t.Fatal(err)

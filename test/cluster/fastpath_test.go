@@ -16,6 +16,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // programsOn are the devices of a node that have programs of tcx, one name for each.
@@ -92,7 +94,7 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	t.Helper()
 	var near net.Conn
 	// kube-proxy refuses connections to a service until it has heard of its pods.
-	until(t, "connection to "+to, func() string {
+	testenv.Eventually(t, time.Minute, "connection to "+to, func() string {
 		if err := onNetns(from.netns, func() (err error) {
 			// No probes: the rules of testRules drop most of them, and nine in a row end it.
 			near, err = (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: -1}).Dial("tcp4", to)
@@ -147,7 +149,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 	kubectl(t, c, strings.NewReader(accelerationPolicy("fast", fastForAll)), "apply", "-f", "-")
 	defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast", "--ignore-not-found")
 	for _, n := range nodes {
-		until(t, "fast path of "+n, func() string {
+		testenv.Eventually(t, time.Minute, "fast path of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			for _, at := range s.Conditions {
 				if at.Type == "Fastpath" && at.Status == "True" && len(s.Observed) == 1 && s.Observed[0].State == "applied" {
@@ -162,7 +164,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 	packets := func(n, reason string) float64 {
 		return agentMetrics(t, c.Node(n))(`slipstream_fastpath_packets_total{reason="` + reason + `"}`)
 	}
-	until(t, "packets between pods are accelerated", func() string {
+	testenv.Eventually(t, time.Minute, "packets between pods are accelerated", func() string {
 		for range 200 {
 			direct()
 		}
@@ -176,7 +178,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 		return ""
 	})
 	// Those by a service's address too, by the node that kube-proxy has translate them.
-	until(t, "packets to a service are accelerated", func() string {
+	testenv.Eventually(t, time.Minute, "packets to a service are accelerated", func() string {
 		out, in := packets("node0", "fast-out"), packets("node0", "fast-in")
 		trips := 0.0
 		// For longer than scrapes share what one of them has gathered.
@@ -200,7 +202,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 	// Off: nothing of it is left, and connections go on.
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 	for _, n := range nodes {
-		until(t, n+" without programs", func() string {
+		testenv.Eventually(t, time.Minute, n+" without programs", func() string {
 			if now := programsOn(t, c.Node(n)); !slices.Equal(now, before[n]) {
 				return fmt.Sprintf("%v, were %v", now, before[n])
 			}

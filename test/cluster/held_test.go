@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 var errMisdelivered = errors.New("something else arrived than was sent")
@@ -156,7 +156,7 @@ func ends(c *net.TCPConn) (own, other netip.AddrPort) {
 func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 	own, other := ends(end)
 	err = onNetns(n.Netns(), func() (err error) {
-		t, err = fastpath.Conntrack(bpf.Flow{Pod: own, Peer: other, Protocol: unix.IPPROTO_TCP})
+		t, err = fastpath.Conntrack(datapath.Flow{Pod: own, Peer: other, Protocol: unix.IPPROTO_TCP})
 		return err
 	})
 	return t, err

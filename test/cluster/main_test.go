@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // What all tests have: the program, its image, and the one cluster that they
@@ -98,18 +100,11 @@ func build(ctx context.Context, dir string) error {
 	return packImage(ctx, root, image, "slipstream.dev/slipstream:test", program)
 }
 
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-}
-
 // shared is the cluster of all tests: two nodes, flannel, kube-proxy in mode
 // nftables. A test leaves it as it found it.
 func shared(t testing.TB) *Cluster {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	common.once.Do(func() {
 		common.cluster, common.err = Up(context.Background(), Config{Images: []string{image}, Log: os.Stderr})
 	})
@@ -122,7 +117,7 @@ func shared(t testing.TB) *Cluster {
 // own is a cluster of a test's own.
 func own(t testing.TB, config Config) *Cluster {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	config.Images = append(config.Images, image)
 	c, err := Up(t.Context(), config)
 	if err != nil {

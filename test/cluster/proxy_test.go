@@ -16,11 +16,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // told is what kube-proxy is told of the services whose rules a lab is tested to load
@@ -113,7 +116,7 @@ func tell(w http.ResponseWriter, r *http.Request) {
 // kube-proxy writes the rules of services for both versions of IP and both protocols, and
 // a lab's are the same, as the kernel shows both: each chain that a lab has, rule by rule.
 func TestProxy(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	parts, err := Parts(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +204,7 @@ func compareRules(t *testing.T, file, loads, shows string) {
 		t.Fatal(err)
 	}
 	want := chainsOf(lab)
-	until(t, "kube-proxy's rules as those of "+file, func() string {
+	testenv.Eventually(t, time.Minute, "kube-proxy's rules as those of "+file, func() string {
 		// What is shown first is of a table that kube-proxy has not made yet.
 		shown, err := output(exec.CommandContext(t.Context(), "sh", "-c", shows))
 		if err != nil {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
 
 var rules = flag.Int("rules", 8, "how many rules TestAgent has come and go while packets take the fast path")
@@ -108,7 +110,7 @@ func (d *datagrams) lateAt(t *testing.T, node *Node, insert, remove string) time
 	do(insert)
 	defer do(remove)
 	at := d.now()
-	until(t, "nothing is delivered", func() string {
+	testenv.Eventually(t, time.Minute, "nothing is delivered", func() string {
 		if quiet := d.now() - d.last(); quiet < 200*time.Millisecond {
 			return fmt.Sprintf("something was %v ago", quiet)
 		}
@@ -139,7 +141,7 @@ func testRules(t *testing.T, c *Cluster, near, far webPod, accelerated func() fl
 	for n := range *rules {
 		kind, node := kinds[n%len(kinds)], c.Node(fmt.Sprint("node", n/len(kinds)%2))
 		began, sent, fast := d.now(), d.sent.Load(), accelerated()
-		until(t, "all that is sent takes the fast path", func() string {
+		testenv.Eventually(t, time.Minute, "all that is sent takes the fast path", func() string {
 			before, was := sent, fast
 			sent, fast = d.sent.Load(), accelerated()
 			if d.least() < began || fast-was < float64(sent-before)*7/8 {

@@ -313,7 +313,7 @@ func TestSteeredPods(t *testing.T) {
 	if err := v.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "go on with: slipstream run --resume") {
+	if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "to resume: slipstream run --resume") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
 	if _, trials := resultsOf(t, out); len(trials) < 2 {
@@ -346,10 +346,10 @@ func TestControllerKilled(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"cleanup"}, "left alone: run "},
+		{[]string{"cleanup"}, "skipped: run "},
 		{[]string{"cleanup", "--all", "--dry-run"}, "would remove: run "},
 		{[]string{"cleanup", "--all"}, "removed: run "},
-		{[]string{"cleanup"}, "nothing of slipstream's is in the cluster"},
+		{[]string{"cleanup"}, "no runs found"},
 	} {
 		v := invoke(t, c.Kubeconfig(), tt.args...)
 		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.HasPrefix(v.stdout.String(), tt.want) {
@@ -435,7 +435,7 @@ func TestCannotRun(t *testing.T) {
 		}
 	}
 	t.Run("no cluster", func(t *testing.T) {
-		fails(t, filepath.Join(t.TempDir(), "none"), time.Minute, []string{"there is no cluster to run in: name one with --kubeconfig"}, plain)
+		fails(t, filepath.Join(t.TempDir(), "none"), time.Minute, []string{"no kubeconfig found: name one with --kubeconfig"}, plain)
 	})
 	t.Run("no such context", func(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{`context "nonesuch" does not exist`}, plain, "--context", "nonesuch")
@@ -465,14 +465,14 @@ func TestCannotRun(t *testing.T) {
 		kubectl(t, c, nil, "create", "clusterrolebinding", "sees-nodes", "--clusterrole=sees-nodes", "--serviceaccount=default:nobody")
 		t.Cleanup(func() { after(t, c, "delete", "clusterrole,clusterrolebinding", "sees-nodes") })
 		fails(t, file, time.Minute, []string{
-			"system:serviceaccount:default:nobody is not allowed what a run needs:",
-			"create namespaces\n", "create pods/exec, in every namespace", "patch leases.coordination.k8s.io, in every",
+			"system:serviceaccount:default:nobody lacks permissions that a run needs:",
+			"create namespaces\n", "create pods/exec in all namespaces", "patch leases.coordination.k8s.io in all",
 		}, plain)
 	})
 	t.Run("one node", func(t *testing.T) {
 		kubectl(t, c, nil, "cordon", "node1")
 		t.Cleanup(func() { after(t, c, "uncordon", "node1") })
-		fails(t, c.Kubeconfig(), time.Minute, []string{"a run takes two nodes", "node node1 takes no pods (it is cordoned): kubectl uncordon node1"}, plain)
+		fails(t, c.Kubeconfig(), time.Minute, []string{"a run needs two nodes", "node node1 is cordoned: run kubectl uncordon node1"}, plain)
 	})
 	t.Run("taint", func(t *testing.T) {
 		kubectl(t, c, nil, "taint", "nodes", "node1", "gpu=yes:NoSchedule")
@@ -480,23 +480,23 @@ func TestCannotRun(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"node node1 has the taint gpu=yes:NoSchedule", "--server-node"}, plain, "--server-node", "node1")
 	})
 	t.Run("no such node", func(t *testing.T) {
-		fails(t, c.Kubeconfig(), time.Minute, []string{"there is no node node7; there are node0, node1"}, plain, "--client-node", "node7")
+		fails(t, c.Kubeconfig(), time.Minute, []string{"node node7 does not exist; the nodes are node0, node1"}, plain, "--client-node", "node7")
 	})
-	t.Run("does not fit", func(t *testing.T) {
-		fails(t, c.Kubeconfig(), time.Minute, []string{"does not fit", "Insufficient cpu"}, plain, "--set", "spec.target.kubernetes.resources={cpu: 500}")
+	t.Run("too large", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{"cannot be scheduled", "Insufficient cpu"}, plain, "--set", "spec.target.kubernetes.resources={cpu: 500}")
 	})
 	t.Run("image that cannot be pulled", func(t *testing.T) {
-		fails(t, c.Kubeconfig(), time.Minute, []string{"has no image, registry.invalid/slipstream:none cannot be pulled", "--image"}, plain, "--image", "registry.invalid/slipstream:none")
+		fails(t, c.Kubeconfig(), time.Minute, []string{"has no image: registry.invalid/slipstream:none cannot be pulled", "--image"}, plain, "--image", "registry.invalid/slipstream:none")
 	})
 	t.Run("pod security", func(t *testing.T) {
 		kubectl(t, c, nil, "create", "namespace", "strict")
 		t.Cleanup(func() { after(t, c, "delete", "namespace", "strict") })
 		kubectl(t, c, nil, "label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
-		fails(t, c.Kubeconfig(), time.Minute, []string{"the cluster refuses pod strict/client-node-", "violates PodSecurity", "leave -n out"}, steer, "-n", "strict")
-		// What only looks on is not worth the run.
+		fails(t, c.Kubeconfig(), time.Minute, []string{"the API server rejects pod strict/client-node-", "violates PodSecurity", "leave out -n"}, steer, "-n", "strict")
+		// A run that only samples with these pods goes on without.
 		out := t.TempDir()
 		v := invoke(t, c.Kubeconfig(), "run", plain, "--out", out, "-n", "strict")
-		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.Contains(v.said(), "CPUs are not sampled: the cluster refuses pod") {
+		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.Contains(v.said(), "CPU use is not measured: the API server rejects pod") {
 			t.Errorf("exit %d:\n%s", code, v.said())
 		}
 		_, trials := resultsOf(t, out)
@@ -556,7 +556,7 @@ func TestNodeDies(t *testing.T) {
 	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "the target is lost: node node1 is not ready") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
-	if !strings.Contains(v.said(), "slipstream cleanup removes what is left") || !strings.Contains(v.said(), "run --resume") {
+	if !strings.Contains(v.said(), "to remove what is left once the cluster answers: slipstream cleanup") || !strings.Contains(v.said(), "run --resume") {
 		t.Errorf("does not say what is left and how to go on:\n%s", v.said())
 	}
 	if _, trials := resultsOf(t, out); len(trials) < 2 || trials[0].Status != record.StatusOK {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // servicesManifest has services of each kind, all at port 80 and of pods that say so by a label, and
@@ -123,7 +125,7 @@ func testServices(t *testing.T, c *Cluster, accelerated func(node string) float6
 	// connect waits until a service has pods of these names, and returns a connection to one.
 	connect := func(t *testing.T, netns, to string, pods ...string) (a asker, pod string) {
 		t.Helper()
-		until(t, "connection to "+to, func() string {
+		testenv.Eventually(t, time.Minute, "connection to "+to, func() string {
 			var err error
 			if a, err = dial(netns, to); err != nil {
 				return err.Error()
@@ -144,7 +146,7 @@ func testServices(t *testing.T, c *Cluster, accelerated func(node string) float6
 	isAccelerated := func(t *testing.T, a asker, pod string, nodes ...string) {
 		t.Helper()
 		for _, n := range nodes {
-			until(t, "it is accelerated on "+n, func() string {
+			testenv.Eventually(t, time.Minute, "it is accelerated on "+n, func() string {
 				before := accelerated(n)
 				if times, fast := a.asks(t, pod), accelerated(n); fast-before < 2*times*3/4 {
 					return fmt.Sprintf("%.0f packets in %.0f round trips", fast-before, times)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/testenv"
 )
 
 var soak = flag.Duration("soak", 0, "how long TestSoak goes on; it makes one round at least")
@@ -204,7 +205,7 @@ func (s *soaked) hear(node int) {
 // kubectl asks again where the cluster does not answer, as a person would.
 func (s *soaked) kubectl(stdin string, args ...string) (out string) {
 	s.Helper()
-	until(s, fmt.Sprintf("kubectl %v", args), func() string {
+	testenv.Eventually(s, time.Minute, fmt.Sprintf("kubectl %v", args), func() string {
 		var err error
 		if out, err = tryKubectl(s.c, strings.NewReader(stdin), args...); err != nil {
 			return err.Error()
@@ -335,7 +336,7 @@ func (s *soaked) connect(i, node int, byService bool) *pair {
 // has heard of its pods.
 func (s *soaked) dial(d *side, from webPod, to string) (h *held) {
 	s.Helper()
-	until(s, "connection to "+to, func() string {
+	testenv.Eventually(s, time.Minute, "connection to "+to, func() string {
 		var near net.Conn
 		if err := onNetns(from.netns, func() (err error) {
 			near, err = (&net.Dialer{Timeout: patience, KeepAlive: -1}).Dial("tcp4", to)
@@ -460,7 +461,7 @@ func (s *soaked) accelerate(p *pair) {
 	var before [2][2]float64
 	talked := false
 	s.calmly(func() {
-		until(s, p.String()+", to be accelerated", func() (missing string) {
+		testenv.Eventually(s, time.Minute, p.String()+", to be accelerated", func() (missing string) {
 			for i, n := range s.sides[0].nodes {
 				out, in, err := took(n)
 				if err != nil {
@@ -473,7 +474,7 @@ func (s *soaked) accelerate(p *pair) {
 				before[i] = [2]float64{out, in}
 			}
 			if missing != "" {
-				// until waits for longer than scrapes share what one of them has gathered.
+				// The pause of 200 ms is longer than scrapes share what one of them has gathered.
 				s.talk(p, trips)
 				talked = true
 				missing += s.entries(p)
@@ -591,7 +592,7 @@ func (s *soaked) restarts() {
 			if i == 0 {
 				want = fmt.Sprint(s.kills[j])
 			}
-			until(s, "agent of "+n.name, func() string {
+			testenv.Eventually(s, time.Minute, "agent of "+n.name, func() string {
 				got := s.kubectl("", "get", "pods", "-n", chartNamespace, "--field-selector", "spec.nodeName="+n.name,
 					"-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")
 				if got != want {
@@ -665,7 +666,7 @@ func (s *soaked) kill() {
 	node := s.IntN(2)
 	n := s.sides[0].nodes[node]
 	var was int
-	until(s, "agent of "+n.name, func() (missing string) {
+	testenv.Eventually(s, time.Minute, "agent of "+n.name, func() (missing string) {
 		var err error
 		if was, err = agentOn(n); err != nil || was == 0 {
 			return fmt.Sprintf("there is none: %v", err)
@@ -681,7 +682,7 @@ func (s *soaked) kill() {
 	for range 4 {
 		s.talk(s.pairs[s.IntN(talking)], 20)
 	}
-	until(s, "another agent on "+n.name, func() string {
+	testenv.Eventually(s, time.Minute, "another agent on "+n.name, func() string {
 		if pid, err := agentOn(n); err != nil || pid == 0 || pid == was {
 			return fmt.Sprintf("it is process %d, was %d: %v", pid, was, err)
 		}
@@ -697,7 +698,7 @@ func (s *soaked) applied(on bool, nodes ...*Node) {
 		want = "applied True"
 	}
 	for _, n := range nodes {
-		until(s, fmt.Sprintf("fast path of %s to be on: %t", n.name, on), func() string {
+		testenv.Eventually(s, time.Minute, fmt.Sprintf("fast path of %s to be on: %t", n.name, on), func() string {
 			out, err := tryKubectl(s.c, nil, "get", "nodeacceleration", n.name, "-o",
 				`jsonpath={.status.observed[*].state} {.status.conditions[?(@.type=="Fastpath")].status}`)
 			if err != nil || strings.TrimSpace(out) != want {
@@ -769,7 +770,7 @@ func (s *soaked) changeEndpoints() {
 			pod := d.pods[j][1]
 			s.kubectl("", "label", "--overwrite", "pod", pod.name, serves)
 			other := d.nodes[1-j]
-			until(s, "kube-proxy of "+other.name, func() string {
+			testenv.Eventually(s, time.Minute, "kube-proxy of "+other.name, func() string {
 				out, err := output(other.Command(s.Context(), "nft", "list", "table", "ip", "kube-proxy"))
 				if err != nil || strings.Contains(out, pod.ip+":"+soakPort) == s.few {
 					return fmt.Sprintf("pod %s of %s is there or not: %v", pod.ip, n.name, err)

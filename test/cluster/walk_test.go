@@ -39,7 +39,7 @@ func steering(t testing.TB, n *Node) string {
 	return out + "rps_sock_flow_entries " + string(table)
 }
 
-// TestWalk runs the commands of docs/kubernetes.md, in order, as a reader would.
+// TestWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
 func TestWalk(t *testing.T) {
 	c := shared(t)
 	helm, err := exec.LookPath("helm")
@@ -50,7 +50,7 @@ func TestWalk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs/tutorial/kubernetes.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
 // onThread runs f on a thread whose namespaces f may change: it ends with its
@@ -160,7 +160,7 @@ func actAsNIC() error {
 	if err := tool.Change(nicName, map[string]bool{"rx-gro": true}); err != nil {
 		return fmt.Errorf("have the NIC receive by NAPI: %w", err)
 	}
-	rehash, err := bpf.LoadRehash()
+	rehash, err := programs.LoadRehash()
 	if err != nil {
 		return err
 	}

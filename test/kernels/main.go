@@ -1,10 +1,10 @@
-// Command kernels boots kernels of Debian's packages in QEMU, and tells on which of them the
-// fast path works, and why not on the others. Package guest is what runs inside.
+// Command kernels boots kernels of Debian's packages in QEMU, and prints on which of them the fast
+// path works, and what the others lack. Package guest runs inside.
 //
 //	kernels [SUITE/ARCHITECTURE[/OPTION]]...
 //
-// An option is one of the kernel's command line. Without arguments it takes all that
-// expected.txt has. It fails where what comes of one is not what that file says.
+// An option is one of the kernel's command line. Without arguments it boots all machines of
+// expected.txt. It fails if a result differs from that file's.
 package main
 
 import (
@@ -31,7 +31,7 @@ var (
 	toolPackages = regexp.MustCompile(`^(iptables|lib.*|gcc-.*-base)$`)
 )
 
-// machine is a kernel, where, and how it is booted.
+// machine is a kernel, and the option that it is booted with.
 type machine struct{ suite, arch, options string }
 
 func (m machine) String() string {
@@ -41,19 +41,19 @@ func (m machine) String() string {
 func parseMachine(s string) (m machine, err error) {
 	parts := strings.SplitN(s, "/", 3)
 	if len(parts) < 2 || parts[0] == "" {
-		return m, fmt.Errorf("%q is no machine: write SUITE/ARCHITECTURE, like trixie/arm64", s)
+		return m, fmt.Errorf("%q is not a machine: write SUITE/ARCHITECTURE, like trixie/arm64", s)
 	}
 	m.suite, m.arch = parts[0], parts[1]
 	if len(parts) > 2 {
 		m.options = parts[2]
 	}
 	if _, known := architectures[m.arch]; !known {
-		return m, fmt.Errorf("%q: the architecture %q is not known here: take amd64 or arm64", s, m.arch)
+		return m, fmt.Errorf("%q: unknown architecture %q: use amd64 or arm64", s, m.arch)
 	}
 	return m, nil
 }
 
-// expectation is what is to come of a machine.
+// expectation is the expected result of a machine.
 type expectation struct {
 	machine
 	result string
@@ -82,7 +82,7 @@ func readExpectations(file string) (all []expectation, err error) {
 type runner struct {
 	mirror, dir, suite string
 	limit              time.Duration
-	// tools are what is the same in all images of an architecture.
+	// tools are the files that all images of an architecture share.
 	tools map[string]string
 }
 
@@ -90,9 +90,9 @@ func main() {
 	r := runner{tools: make(map[string]string)}
 	flag.StringVar(&r.mirror, "mirror", "", "mirror of Debian (default that of this machine's apt)")
 	flag.StringVar(&r.dir, "dir", "bin/kernels", "folder for packages, images and consoles")
-	flag.StringVar(&r.suite, "tools", "trixie", "suite that the machines' iptables is of")
-	flag.DurationVar(&r.limit, "limit", 20*time.Minute, "longest that a machine may take")
-	expected := flag.String("expected", "test/kernels/expected.txt", "file that says what is to come of each machine")
+	flag.StringVar(&r.suite, "tools", "trixie", "suite of the machines' iptables")
+	flag.DurationVar(&r.limit, "limit", 20*time.Minute, "time limit of a machine")
+	expected := flag.String("expected", "test/kernels/expected.txt", "file with the expected result of each machine")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -102,7 +102,7 @@ func main() {
 	}
 }
 
-// all boots machines one after another, and tells of each what came of it.
+// all boots machines one after another, and prints the result of each.
 func (r *runner) all(ctx context.Context, out io.Writer, expected string, names []string) (err error) {
 	known, err := readExpectations(expected)
 	if err != nil {
@@ -128,10 +128,14 @@ func (r *runner) all(ctx context.Context, out io.Writer, expected string, names 
 			return ctx.Err()
 		}
 		got := result(rep, err)
-		fmt.Fprintf(out, "%-44s %-34s %5.0f s  %s\n", e, rep.Release, time.Since(begin).Seconds(), got)
+		passed := 0
+		for _, t := range rep.Tests {
+			passed += t.Passed
+		}
+		fmt.Fprintf(out, "%-44s %-34s %5.0f s  %3d tests  %s\n", e, rep.Release, time.Since(begin).Seconds(), passed, got)
 		switch {
 		case e.result == "":
-			fmt.Fprintf(out, "  %s does not say what is to come of it\n", expected)
+			fmt.Fprintf(out, "  add the expected result to %s\n", expected)
 			failed++
 		case e.result != got:
 			fmt.Fprintf(out, "  expected: %s\n", e.result)
@@ -139,12 +143,12 @@ func (r *runner) all(ctx context.Context, out io.Writer, expected string, names 
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("of %d machines %d are not as expected", len(machines), failed)
+		return fmt.Errorf("%d of %d machines differ from what is expected", failed, len(machines))
 	}
 	return nil
 }
 
-// choose are the machines of these names, or all that are known.
+// choose returns the machines of these names, or all known ones.
 func choose(known []expectation, names []string) (all []expectation, err error) {
 	if len(names) == 0 {
 		return known, nil
@@ -164,13 +168,13 @@ func choose(known []expectation, names []string) (all []expectation, err error) 
 	return all, nil
 }
 
-// result says in a line what came of a machine.
+// result is one line.
 func result(r report.Report, err error) string {
 	if err != nil {
 		return "failed: " + err.Error()
 	}
-	if r.Refused != "" {
-		return "refused: " + r.Refused
+	if r.Unsupported != "" {
+		return "unsupported: " + r.Unsupported
 	}
 	var failed []string
 	for _, t := range r.Tests {
@@ -184,7 +188,7 @@ func result(r report.Report, err error) string {
 	case r.Tests == nil:
 		return "failed: no tests ran"
 	}
-	return "carried"
+	return "accelerated"
 }
 
 // boot fetches a machine's kernel, makes its image, and boots it.
@@ -233,7 +237,7 @@ func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	for name, build := range map[string][]string{
 		"init":           {"build", "./test/kernels/guest"},
 		"tests/fastpath": {"test", "-c", "./internal/accel/fastpath"},
-		"tests/bpf":      {"test", "-c", "./bpf"},
+		"tests/datapath": {"test", "-c", "./internal/accel/fastpath/datapath"},
 	} {
 		argv := slices.Insert(slices.Clone(build), len(build)-1, "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(programs, name))
 		if _, err := command(ctx, "", env, append([]string{"go"}, argv...)...); err != nil {

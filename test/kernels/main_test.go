@@ -28,7 +28,7 @@ func TestExpectations(t *testing.T) {
 		}
 		seen[e.machine] = true
 	}
-	for _, bad := range []string{"trixie carried", "trixie/mips carried", "/amd64 carried"} {
+	for _, bad := range []string{"trixie accelerated", "trixie/mips accelerated", "/amd64 accelerated"} {
 		file := filepath.Join(t.TempDir(), "expected")
 		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func TestExpectations(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	known := []expectation{{machine{"sid", "arm64", ""}, "carried"}, {machine{"sid", "amd64", "lockdown=confidentiality"}, "refused: so"}}
+	known := []expectation{{machine{"sid", "arm64", ""}, "accelerated"}, {machine{"sid", "amd64", "lockdown=confidentiality"}, "unsupported: so"}}
 	for _, c := range []struct {
 		names []string
 		want  []expectation
@@ -58,10 +58,10 @@ func TestChoose(t *testing.T) {
 
 func TestResult(t *testing.T) {
 	for want, r := range map[string]report.Report{
-		"carried":                {Tests: []report.Test{{Name: "grammar"}}},
-		"refused: it lacks tcx":  {Refused: "it lacks tcx"},
-		"failed: beside, policy": {Tests: []report.Test{{Name: "beside", Error: "x"}, {Name: "grammar"}, {Name: "policy", Error: "y"}}},
-		"failed: no tests ran":   {},
+		"accelerated":               {Tests: []report.Test{{Name: "grammar"}}},
+		"unsupported: it lacks tcx": {Unsupported: "it lacks tcx"},
+		"failed: beside, policy":    {Tests: []report.Test{{Name: "beside", Error: "x"}, {Name: "grammar"}, {Name: "policy", Error: "y"}}},
+		"failed: no tests ran":      {},
 	} {
 		if got := result(r, nil); got != want {
 			t.Errorf("%+v: %q, want %q", r, got, want)

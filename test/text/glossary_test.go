@@ -17,7 +17,7 @@ var replaced = []struct{ was, is string }{
 	{`\b(leave|land|arrive|deliver|tunnel|wire)_of\b`, "encap_ip, nic_decap_ip, vxlan_ingress_ip, observe_*_ip"},
 	{`\b(outer|pod)_places\b`, "encap_index, pod_link_index"},
 	{`\bASK_[A-Z]+\b`, "EVENT_*"},
-	{`"(odd-flags|unsummed|last-hop|no-room|unanswered)"`, "the reasons in docs/fastpath.md"},
+	{`"(odd-flags|unsummed|last-hop|no-room|unanswered)"`, "the reasons in docs/explanation/fastpath.md"},
 	{`LeftAlone|left_alone`, "Skipped, skipped"},
 	{`\bworth it\b`, "eligible"},
 	{`\basleep\b`, "idle"},

@@ -1,7 +1,7 @@
 // Command gotest runs go test, and takes a skipped test for a failed one where
 // the environment variable CI is set: there the machine has all that any test
 // needs, so one that skips has gone unnoticed. It prints what go test does
-// without -v, and in one line how many tests were skipped, and why.
+// without -v, the tests that took longest, and in one line how many were skipped, and why.
 //
 //	gotest [-allow-skip REGEXP] [go test's arguments]
 //
@@ -41,7 +41,10 @@ func main() {
 	if err := cmd.Start(); err != nil {
 		fatal(1, err)
 	}
-	skips, readErr := report(os.Stdout, events)
+	skips, times, readErr := report(os.Stdout, events)
+	for _, name := range slowest(times) {
+		fmt.Printf("%6.1f s  %s\n", times[name], name)
+	}
 	if err := errors.Join(readErr, cmd.Wait()); err != nil {
 		fatal(1, err)
 	}
@@ -84,22 +87,28 @@ func fatal(status int, err error) {
 // event is a line of go test -json (go doc test2json).
 type event struct {
 	Action, Package, Test, Output string
+	Elapsed                       float64
 }
 
-// report shows the events as go test would, and returns the tests that were skipped. A test that
-// skips ends its surrounding test with a pass, so each counts for itself.
-func report(w io.Writer, events io.Reader) (skips []skip, err error) {
+// report shows the events as go test would, and returns the tests that were skipped and how many
+// seconds each took. A test that skips ends its surrounding test with a pass, so each counts for itself.
+// The time of a subtest is its parent's.
+func report(w io.Writer, events io.Reader) (skips []skip, times map[string]float64, err error) {
+	times = make(map[string]float64)
 	// What a test prints is shown if it fails.
 	held := make(map[string][]string)
 	lines := json.NewDecoder(events)
 	for {
 		var e event
 		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
-			return skips, nil
+			return skips, times, nil
 		} else if err != nil {
-			return skips, fmt.Errorf("read the events of go test: %w", err)
+			return skips, times, fmt.Errorf("read the events of go test: %w", err)
 		}
 		name := e.Package + "." + e.Test
+		if e.Elapsed > 0 && e.Test != "" && !strings.Contains(e.Test, "/") {
+			times[name] = e.Elapsed
+		}
 		switch {
 		case e.Output != "" && e.Test != "":
 			held[name] = append(held[name], e.Output)
@@ -120,6 +129,15 @@ func report(w io.Writer, events io.Reader) (skips []skip, err error) {
 			delete(held, name)
 		}
 	}
+}
+
+// slowest returns the ten tests that took longest, of those that took more than 5 s.
+func slowest(times map[string]float64) []string {
+	names := slices.SortedFunc(maps.Keys(times), func(a, b string) int {
+		return cmp.Or(cmp.Compare(times[b], times[a]), strings.Compare(a, b))
+	})
+	names = slices.DeleteFunc(names, func(name string) bool { return times[name] <= 5 })
+	return names[:min(len(names), 10)]
 }
 
 var place = regexp.MustCompile(`^\s+\w+\.go:\d+: `)

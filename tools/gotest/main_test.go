@@ -12,13 +12,16 @@ func TestReport(t *testing.T) {
 {"Action":"run","Package":"a","Test":"TestGood"}
 {"Action":"output","Package":"a","Test":"TestGood","Output":"=== RUN   TestGood\n"}
 {"Action":"output","Package":"a","Test":"TestGood","Output":"    chatter\n"}
-{"Action":"pass","Package":"a","Test":"TestGood"}
+{"Action":"pass","Package":"a","Test":"TestGood","Elapsed":6}
 {"Action":"output","Package":"a","Test":"TestBad","Output":"=== RUN   TestBad\n"}
 {"Action":"output","Package":"a","Test":"TestBad","Output":"    broken\n"}
 {"Action":"fail","Package":"a","Test":"TestBad"}
 {"Action":"output","Package":"a","Test":"TestRoot/child","Output":"    a_test.go:7: needs root\n"}
 {"Action":"output","Package":"a","Test":"TestRoot/child","Output":"--- SKIP: TestRoot/child (0.00s)\n"}
 {"Action":"skip","Package":"a","Test":"TestRoot/child"}
+{"Action":"pass","Package":"a","Test":"TestSlow/child","Elapsed":20}
+{"Action":"pass","Package":"a","Test":"TestSlow","Elapsed":20.5}
+{"Action":"pass","Package":"a","Test":"TestQuick","Elapsed":4.9}
 {"Action":"pass","Package":"a","Test":"TestRoot"}
 {"Action":"output","Package":"a","Test":"TestData","Output":"    a_test.go:9: no data\n"}
 {"Action":"skip","Package":"a","Test":"TestData"}
@@ -31,7 +34,7 @@ func TestReport(t *testing.T) {
 {"Action":"skip","Package":"c"}
 `
 	var out strings.Builder
-	skips, err := report(&out, strings.NewReader(events))
+	skips, times, err := report(&out, strings.NewReader(events))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,11 +44,14 @@ func TestReport(t *testing.T) {
 	if got, want := reasons(skips), "2 (needs root), 1 (no data)"; got != want {
 		t.Errorf("left out %q, want %q", got, want)
 	}
+	if got, want := slowest(times), []string{"a.TestSlow", "a.TestGood"}; !slices.Equal(got, want) {
+		t.Errorf("slowest %q, want %q", got, want)
+	}
 	const want = "    broken\nok  \ta\t0.1s\nb.go:1: bad\n"
 	if out.String() != want {
 		t.Errorf("shown:\n%s\nwant:\n%s", out.String(), want)
 	}
-	if _, err := report(&out, strings.NewReader("go: no such flag")); err == nil {
+	if _, _, err := report(&out, strings.NewReader("go: no such flag")); err == nil {
 		t.Error("no error at what is no event")
 	}
 }

@@ -19,6 +19,7 @@ typedef unsigned long long __u64;
 typedef __u16 __be16;
 typedef __u32 __be32;
 typedef __u64 __be64;
+typedef __u16 __sum16;
 typedef __u32 __wsum;
 
 #define __aligned_u64 __u64 __attribute__((aligned(8)))

@@ -6,16 +6,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
-	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // Conntrack does not see most packets of an accelerated connection. But once the connection is
@@ -51,8 +48,8 @@ const (
 	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
-// tracked is the conntrack entry of a TCP connection.
-type tracked struct {
+// ctEntry is the conntrack entry of a TCP connection.
+type ctEntry struct {
 	// original and reply are the tuples of the two directions; the client's is the original one.
 	original, reply struct{ from, to netip.AddrPort }
 	state           uint8
@@ -63,7 +60,7 @@ type tracked struct {
 
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
-func lookUp(f bpf.Flow) (*tracked, error) {
+func lookUp(f datapath.Flow) (*ctEntry, error) {
 	answers, err := request(ctGet, f)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
@@ -74,7 +71,7 @@ func lookUp(f bpf.Flow) (*tracked, error) {
 	if len(answers) != 1 {
 		return nil, fmt.Errorf("ask conntrack for %s to %s: %d answers", f.Pod, f.Peer, len(answers))
 	}
-	t, err := parseTracked(answers[0])
+	t, err := parseCTEntry(answers[0])
 	if err != nil {
 		return nil, fmt.Errorf("ask conntrack for %s to %s: %w", f.Pod, f.Peer, err)
 	}
@@ -83,7 +80,7 @@ func lookUp(f bpf.Flow) (*tracked, error) {
 
 // change sets attributes of a conntrack entry. It is no error if the entry is gone: the connection
 // has ended meanwhile.
-func change(f bpf.Flow, to ...*nl.RtAttr) error {
+func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
 	}
@@ -91,15 +88,15 @@ func change(f bpf.Flow, to ...*nl.RtAttr) error {
 }
 
 // liberal stops conntrack from checking the window of a connection.
-func liberal(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
+func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
 
 // acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
-func acked(f bpf.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
+func acked(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
 
 // reopen moves a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it
 // out of that state, because a liberal conntrack does not check sequence numbers, and then the
 // entry would soon time out.
-func reopen(f bpf.Flow, idle time.Duration) error {
+func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
 		return err
@@ -123,7 +120,7 @@ func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 
 // unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,
 // which the resynchronised entry does not show.
-func unacknowledged(f bpf.Flow, idle time.Duration) error {
+func unacknowledged(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil {
 		return err
@@ -136,7 +133,7 @@ func unacknowledged(f bpf.Flow, idle time.Duration) error {
 }
 
 // reset moves a connection to CLOSE, with the timeout of that state: its RST took the fast path.
-func reset(f bpf.Flow) error {
+func reset(f datapath.Flow) error {
 	timeout, err := timeoutOf("close", 0)
 	if err != nil {
 		return err
@@ -146,7 +143,7 @@ func reset(f bpf.Flow) error {
 
 // abandon leaves the entry of a connection liberal for good, because conntrack will never know its
 // sequence numbers.
-func abandon(f bpf.Flow) error {
+func abandon(f datapath.Flow) error {
 	return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
 }
 
@@ -174,7 +171,7 @@ func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
 
 // request sends a ctnetlink request about a connection, which conntrack finds by the tuple of what
 // the pod sends.
-func request(kind int, f bpf.Flow, more ...*nl.RtAttr) ([][]byte, error) {
+func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
 	family := uint8(unix.AF_INET)
 	source, destination := ctaIPv4Src, ctaIPv4Dst
@@ -200,12 +197,12 @@ func request(kind int, f bpf.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 
 var errShort = errors.New("conntrack's answer is truncated")
 
-// parseTracked parses a ctnetlink message: struct nfgenmsg and attributes.
-func parseTracked(b []byte) (*tracked, error) {
+// parseCTEntry parses a ctnetlink message: struct nfgenmsg and attributes.
+func parseCTEntry(b []byte) (*ctEntry, error) {
 	if len(b) < nl.SizeofNfgenmsg {
 		return nil, errShort
 	}
-	t := &tracked{}
+	t := &ctEntry{}
 	err := each(b[nl.SizeofNfgenmsg:], func(kind uint16, b []byte) (err error) {
 		switch kind {
 		case ctaTupleOrig:
@@ -279,318 +276,4 @@ func each(b []byte, read func(kind uint16, b []byte) error) error {
 		}
 	})
 	return errors.Join(first, err)
-}
-
-// resyncer resynchronises conntrack in the network namespace of the thread that created it.
-type resyncer struct {
-	drop *bpf.ResyncFilter
-	// four and six are raw sockets of IPv4 and IPv6; six is -1 if the kernel has no IPv6.
-	four, six int
-}
-
-func newResyncer() (r *resyncer, err error) {
-	r = &resyncer{four: -1, six: -1}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("prepare to resynchronise conntrack: %w", err), r.close())
-			r = nil
-		}
-	}()
-	if r.drop, err = bpf.DropResync(); err != nil {
-		return r, err
-	}
-	open := func(family int) (int, error) {
-		fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return -1, os.NewSyscallError("socket", err)
-		}
-		return fd, os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(r.drop.Mark)))
-	}
-	if r.four, err = open(unix.AF_INET); err != nil {
-		return r, err
-	}
-	// drop_resync drops the packets before they reach a device, and binding to one saves the route
-	// lookup: there need not be a route to a Service.
-	if err := unix.BindToDevice(r.four, "lo"); err != nil {
-		return r, os.NewSyscallError("setsockopt", err)
-	}
-	if r.six, err = open(unix.AF_INET6); errors.Is(err, unix.EAFNOSUPPORT) {
-		err = nil
-	}
-	return r, err
-}
-
-func (r *resyncer) close() error {
-	var errs []error
-	for _, fd := range []int{r.four, r.six} {
-		if fd >= 0 {
-			errs = append(errs, unix.Close(fd))
-		}
-	}
-	if r.drop != nil {
-		errs = append(errs, r.drop.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
-// stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
-// connection's last packet. It is no error if the connection has ended; if it returns errMissed, it
-// has not changed the entry.
-func (r *resyncer) resync(f bpf.Flow, n bpf.Sequence, idle time.Duration, accelerated bool) error {
-	before, err := lookUp(f)
-	if err != nil || before == nil {
-		return err
-	}
-	if (before.flags[0]|before.flags[1])&tcpLiberal == 0 {
-		return nil // conntrack has seen all packets
-	}
-	if missed, err := before.missed(idle); err != nil {
-		return err
-	} else if missed {
-		return errMissed
-	}
-	if before.state != tcpEstablished {
-		// The connection has not ended: its end would have deleted the flow.
-		if err := reopen(f, idle); err != nil {
-			return err
-		}
-	}
-	original, reply := n.Pod, n.Peer
-	if before.original.from != f.Pod {
-		original, reply = reply, original
-	}
-	if accelerated {
-		// Conntrack gives a closed window a short timeout, and would not see it open again.
-		original.Edge, reply.Edge = openWindow(original, reply), openWindow(reply, original)
-	}
-	if err := r.handshake(before, original, reply); err != nil {
-		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
-	}
-	if accelerated {
-		return liberal(f)
-	}
-	after, err := lookUp(f)
-	if err != nil || after == nil || after.state != tcpEstablished {
-		return err
-	}
-	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
-	if after.flags[0]&tcpLiberal != 0 {
-		return fmt.Errorf("resynchronise conntrack with %s to %s: it did not accept the handshake", f.Pod, f.Peer)
-	}
-	var flags byte
-	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
-		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
-		// liberal from the start.
-		flags = tcpLiberal
-	}
-	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeout-min(after.timeout, uint32(idle/time.Second))))
-}
-
-// openWindow returns the right edge of a window of a side that is open, whatever its scale.
-func openWindow(own, other bpf.Side) uint32 {
-	return other.Expects + max(own.Edge-other.Expects, 1<<14)
-}
-
-// resyncs keeps a resyncer while it is in use: attaching its program for each connection would
-// be slow.
-type resyncs struct {
-	mu   sync.Mutex
-	r    *resyncer
-	used bool
-	// unsupported is set once the kernel has turned out to lack a feature.
-	unsupported bool
-}
-
-var errCannotResync = errors.New("conntrack cannot be resynchronised")
-
-// do calls fn with a resyncer of the calling thread's network namespace.
-func (a *resyncs) do(fn func(*resyncer) error) (err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.unsupported {
-		return errCannotResync
-	}
-	if a.r == nil {
-		if a.r, err = newResyncer(); err != nil {
-			a.unsupported = true
-			return fmt.Errorf("%w: %w", errCannotResync, err)
-		}
-	}
-	a.used = true
-	return fn(a.r)
-}
-
-// try returns why conntrack cannot be resynchronised, if so.
-func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
-
-// closeUnused closes the resyncer if it was not used since the last call.
-func (a *resyncs) closeUnused() error {
-	a.mu.Lock()
-	used := a.used
-	a.used = false
-	a.mu.Unlock()
-	if used {
-		return nil
-	}
-	return a.close()
-}
-
-func (a *resyncs) close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	r := a.r
-	a.r = nil
-	if r == nil {
-		return nil
-	}
-	return r.close()
-}
-
-// forgedFilter attaches drop_forged (bpf.Fastpath.DropForged): a forged FIN or RST would make conntrack
-// delete the entry of a connection that it is liberal with.
-type forgedFilter struct {
-	mu           sync.Mutex
-	attached     io.Closer
-	used, closed bool
-}
-
-// start attaches the program in the calling thread's network namespace, unless it is attached.
-func (g *forgedFilter) start(programs *bpf.Fastpath) (err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.used = true
-	if g.attached == nil && !g.closed {
-		g.attached, err = programs.DropForged()
-	}
-	return err
-}
-
-// detachUnused detaches the program if start was not called since the last call.
-func (g *forgedFilter) detachUnused() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	used := g.used
-	g.used = false
-	if used {
-		return nil
-	}
-	return g.detach()
-}
-
-// detach detaches the program. The caller holds mu.
-func (g *forgedFilter) detach() (err error) {
-	if g.attached != nil {
-		err = g.attached.Close()
-		g.attached = nil
-	}
-	return err
-}
-
-// close detaches the program for good.
-func (g *forgedFilter) close() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-	return g.detach()
-}
-
-var errMissed = errors.New("conntrack has seen packets that the fast path missed")
-
-// missed reports whether conntrack has seen a later packet of an established connection than the
-// programs have: then their sequence numbers are old.
-func (t *tracked) missed(idle time.Duration) (bool, error) {
-	timeout, err := timeoutOf("established", 0)
-	if err != nil {
-		return false, err
-	}
-	// Conntrack's timeouts are whole seconds.
-	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
-}
-
-// TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
-const (
-	synFlag, ackFlag                               = 0x02, 0x10
-	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
-)
-
-// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows.
-func (r *resyncer) handshake(t *tracked, original, reply bpf.Side) error {
-	window := func(own, other bpf.Side, scale uint8) uint16 {
-		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
-	}
-	from, back := window(original, reply, t.scale[0]), window(reply, original, t.scale[1])
-	for _, p := range []segment{
-		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.flags[0], t.scale[0])},
-		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.flags[1], t.scale[1])},
-		{t.original.from, t.original.to, original.Next, reply.Next, ackFlag, from, nil},
-		{t.reply.from, t.reply.to, reply.Next, original.Next, ackFlag, back, nil},
-	} {
-		if err := r.send(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// options returns the options of a SYN that conntrack reads.
-func options(flags, scale uint8) (b []byte) {
-	if flags&tcpSelective != 0 {
-		b = append(b, noOption, noOption, selectivePermitted, 2)
-	}
-	if flags&tcpScaled != 0 {
-		b = append(b, noOption, scaleOption, 3, scale)
-	}
-	return b
-}
-
-// segment is a TCP segment without data.
-type segment struct {
-	from, to netip.AddrPort
-	seq, ack uint32
-	flags    byte
-	window   uint16
-	options  []byte
-}
-
-// bytes returns the packet with its IP header. The checksums are zero: conntrack does not verify those
-// of packets that the node sends, and nobody else sees them.
-func (s segment) bytes() []byte {
-	length := 20 + len(s.options)
-	var b []byte
-	if s.from.Addr().Is6() {
-		b = []byte{0x60, 0, 0, 0, 0, byte(length), unix.IPPROTO_TCP, 64}
-	} else {
-		b = []byte{0x45, 0, 0, byte(20 + length), 0, 1, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
-	}
-	b = append(b, s.from.Addr().AsSlice()...)
-	b = append(b, s.to.Addr().AsSlice()...)
-	b = binary.BigEndian.AppendUint16(b, s.from.Port())
-	b = binary.BigEndian.AppendUint16(b, s.to.Port())
-	b = binary.BigEndian.AppendUint32(b, s.seq)
-	b = binary.BigEndian.AppendUint32(b, s.ack)
-	b = append(b, byte(length/4)<<4, s.flags)
-	b = binary.BigEndian.AppendUint16(b, s.window)
-	b = append(b, 0, 0, 0, 0)
-	return append(b, s.options...)
-}
-
-var errNotDropped = errors.New("a resync packet was not dropped behind conntrack")
-
-// send sends a packet for conntrack to see. drop_resync drops it, which the kernel reports as EPERM.
-func (r *resyncer) send(s segment) error {
-	fd, to := r.four, unix.Sockaddr(nil)
-	if s.to.Addr().Is6() {
-		fd, to = r.six, &unix.SockaddrInet6{Addr: s.to.Addr().As16()}
-	} else {
-		to = &unix.SockaddrInet4{Addr: s.to.Addr().As4()}
-	}
-	switch err := unix.Sendto(fd, s.bytes(), 0, to); {
-	case errors.Is(err, unix.EPERM):
-		return nil
-	case err == nil:
-		return errNotDropped
-	default:
-		return os.NewSyscallError("sendto", err)
-	}
 }

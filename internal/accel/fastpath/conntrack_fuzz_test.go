@@ -4,8 +4,8 @@ package fastpath
 
 import "testing"
 
-// FuzzTracked checks that any netlink message is parsed as a conntrack entry or rejected.
-func FuzzTracked(f *testing.F) {
+// FuzzParseCTEntry checks that any netlink message is parsed as a conntrack entry or rejected.
+func FuzzParseCTEntry(f *testing.F) {
 	nested := func(kind byte, inner ...byte) []byte {
 		return append([]byte{byte(len(inner) + 4), 0, kind, 0x80}, inner...)
 	}
@@ -19,7 +19,7 @@ func FuzzTracked(f *testing.F) {
 	f.Add(whole[:9])
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		is, err := parseTracked(b)
+		is, err := parseCTEntry(b)
 		if (is == nil) == (err == nil) {
 			t.Errorf("%x is %v, error %v", b, is, err)
 		}

@@ -23,7 +23,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 const (
@@ -85,6 +85,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			e := w.connectBy(tt.front).back()
 			e.noKeepalive(t)
@@ -171,6 +172,35 @@ func TestResyncWithClosedWindow(t *testing.T) {
 	if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
 		t.Errorf("conntrack has %+v", is)
 	}
+}
+
+// TestEventAfterRelease checks that an event from before a connection left the fast path does not make
+// its conntrack entry liberal again, for good.
+func TestEventAfterRelease(t *testing.T) {
+	before := fastpath.ForgetAfter(4)
+	t.Cleanup(func() { fastpath.ForgetAfter(before) })
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	f, flow := w.paths[0], flowOf(e.Conn)
+	strict := func() bool { is := w.conntrack("n0", e); return (is.Flags[0]|is.Flags[1])&flagLiberal == 0 }
+	handle := func(when string) {
+		t.Helper()
+		if err := f.MakeLiberal(flow); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		if !strict() {
+			t.Errorf("%s: conntrack does not check windows", when)
+		}
+	}
+	w.eventually("conntrack checks windows", func() {}, strict)
+	w.eventually("the flow is deleted", func() {}, func() bool {
+		known, _, err := f.Connections()
+		return err == nil && known == 0
+	})
+	handle("idle")
+	w.accelerate(e)
+	w.stop(0)
+	handle("stopped")
 }
 
 // noKeepalive stops a connection from sending while it is idle.
@@ -326,6 +356,7 @@ func TestForgedFINAndRST(t *testing.T) {
 		{"FIN and RST", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			e.noKeepalive(t)
 			tt.talk(w, e)
@@ -374,6 +405,7 @@ func TestForgedPackets(t *testing.T) {
 		{"no flags", 0, 0.95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			// Attach all programs to the other pod's veth too.
 			w.accelerate(w.connectFrom(1, 1, direct).back())
@@ -410,6 +442,7 @@ func TestRouteMTU(t *testing.T) {
 		{"learnt", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			w.start()
 			near := w.datagrams()

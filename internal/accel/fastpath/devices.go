@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // overhead is what VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
@@ -27,11 +27,11 @@ const overhead = 50
 // node is what a scan of the devices finds.
 type node struct {
 	// overlays are the supported VXLAN devices by index.
-	overlays    map[int]bpf.VXLANDevice
+	overlays    map[int]datapath.VXLANDevice
 	nics, veths []int
 	names       map[int]string
 	// owners are the MAC addresses behind the veths; behind is the veth of each IP address.
-	owners []bpf.LinkMAC
+	owners []datapath.LinkMAC
 	behind map[netip.Addr]int
 	// observers are those of all devices. monitored are the VXLAN devices and the upper devices of
 	// pods' links: the fast path bypasses their hooks, so inspect polls them.
@@ -215,7 +215,7 @@ func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 
 // classify finds VXLAN devices, NICs and pods' links among the devices.
 func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]bpf.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
+	n := node{overlays: make(map[int]datapath.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
@@ -234,7 +234,7 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 	}
 	for _, at := range neighbours {
 		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
-			n.owners = append(n.owners, bpf.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+			n.owners = append(n.owners, datapath.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
 		}
 	}
 	linksOf := make(map[[6]byte][]int)
@@ -300,7 +300,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)
-		n.overlays[v.Index] = bpf.VXLANDevice{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		n.overlays[v.Index] = datapath.VXLANDevice{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
 		n.limitMTU(v.MTU)
 		n.limitMTU(nic.Attrs().MTU - overhead)
 		if slices.Contains(n.nics, v.VtepDevIndex) {

@@ -25,7 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 var packets = flag.Int("packets", 16_000, "how many packets TestDifferential makes")
@@ -538,9 +539,7 @@ func talk(c grammar.Connection) []injected {
 // the fast path and accelerated connections, the other a reference without. What comes out at the
 // other ends must be the same, byte for byte except identifications. -packets 1000000 takes 80 s.
 func TestDifferential(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	warned := kernelLog(t)
 	kinds := []struct {
 		shape, offload string

@@ -263,6 +263,7 @@ func TestPolicyEngines(t *testing.T) {
 		for _, program := range []string{"iptables-nft", "iptables-legacy"} {
 			for _, with := range []string{"without", "with"} {
 				t.Run(fmt.Sprintf("%s %s %s", engine.name, program, with), func(t *testing.T) {
+					t.Parallel()
 					w := newWorld(t, engine.shape, v1alpha1.OffloadFull)
 					if !w.has(program) {
 						return

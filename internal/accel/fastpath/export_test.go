@@ -7,16 +7,12 @@ import (
 	"reflect"
 	"time"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 	"slipstream.dev/internal/netns"
 )
 
-// IdleAfter sets after how many lease renewals without a connection a fast path goes idle, and
-// returns the previous value.
-func IdleAfter(renewals int) (before int) {
-	before, idleAfter = idleAfter, renewals
-	return before
-}
+// IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
+func IdleAfter(renewals int) { idleAfter = renewals }
 
 // ForgetAfter sets after how many lease renewals an idle flow is deleted, and returns the previous
 // value.
@@ -50,14 +46,19 @@ func (f *Fastpath) GoIdle() {
 }
 
 // SequenceNumbers returns the sequence numbers of a TCP flow.
-func (f *Fastpath) SequenceNumbers(flow bpf.Flow) (bpf.Sequence, error) {
+func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error) {
 	n, _, err := f.sequence(flow)
 	return n, err
 }
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
-func (f *Fastpath) ResyncAccelerated(flow bpf.Flow, n bpf.Sequence) error {
+func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
 	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+}
+
+// MakeLiberal handles the event that asks to make the conntrack entry of a connection liberal.
+func (f *Fastpath) MakeLiberal(flow datapath.Flow) error {
+	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: datapath.EventLiberal, Flow: flow}) })
 }
 
 // Generation returns the generation: how often all flows have been invalidated.

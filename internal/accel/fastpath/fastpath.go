@@ -6,7 +6,7 @@
 // renews the lease without which the programs forward nothing.
 //
 // The programs decide which path a packet takes; internal/accel decides what an accelerator
-// is and when one is applied. docs/fastpath.md describes the path of a packet.
+// is and when one is applied. docs/explanation/fastpath.md describes the path of a packet.
 //
 // Nothing outlives the process: the kernel removes programs, maps and attachments with it.
 // Close resynchronises conntrack with the open connections (conntrack.go). If the process is
@@ -14,12 +14,10 @@
 package fastpath
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"runtime/debug"
 	"slices"
@@ -34,7 +32,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 	"slipstream.dev/internal/netns"
 )
 
@@ -70,7 +68,7 @@ type Hook struct {
 // Fastpath is the fast path of one node, from Start to Close.
 type Fastpath struct {
 	log      *slog.Logger
-	programs *bpf.Fastpath
+	programs *datapath.Programs
 	ns       netns.Handle
 	links    *netlink.Handle
 	changes  *invalidator
@@ -83,11 +81,14 @@ type Fastpath struct {
 	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
 	// when the programs are closed.
 	leasing, running sync.WaitGroup
-	resyncs          resyncs
-	warnResync       sync.Once
-	dropForged       forgedFilter
-	warnDropForged   sync.Once
-	pods             pods
+	// entries is held while a conntrack entry is changed: an event from before a connection was released
+	// must not make its entry liberal again.
+	entries        sync.Mutex
+	resyncs        resyncs
+	warnResync     sync.Once
+	dropForged     forgedFilter
+	warnDropForged sync.Once
+	pods           activePods
 	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -120,7 +121,7 @@ type attachment struct {
 func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: pods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
+		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
 	}
 	defer func() {
 		if err != nil {
@@ -128,7 +129,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 			f = nil
 		}
 	}()
-	if f.programs, err = bpf.LoadFastpath(); err != nil {
+	if f.programs, err = datapath.Load(); err != nil {
 		return f, err
 	}
 	if f.ours, err = idsOf(f.programHooks()); err != nil {
@@ -228,17 +229,18 @@ func (f *Fastpath) releaseAll() error {
 		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
 			for flow := range flows {
+				f.entries.Lock()
 				done, err := f.release(flow, false)
-				if err == nil && !done && time.Now().Before(until) {
-					continue
+				if err == nil && !done && !time.Now().Before(until) {
+					done, err = true, abandon(flow)
 				}
-				if err == nil && !done {
-					err = abandon(flow)
-				}
+				f.entries.Unlock()
 				if err != nil {
 					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
 				}
-				delete(flows, flow)
+				if done || err != nil {
+					delete(flows, flow)
+				}
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -252,8 +254,8 @@ const releaseTimeout = 2 * time.Second
 // release makes conntrack check the window of a connection again, and returns whether it is done
 // with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
 // are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
-// unacknowledged data: its peer may be gone.
-func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
+// unacknowledged data: its peer may be gone. The caller holds entries.
+func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
 	}
@@ -262,7 +264,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 		return false, err
 	}
 	known := n
-	if idle && n != (bpf.Sequence{}) {
+	if idle && n != (datapath.Sequence{}) {
 		// Resynchronise to the acknowledged numbers, so that conntrack takes a retransmission for new data.
 		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
 	} else if !n.Acknowledged() {
@@ -291,7 +293,7 @@ func (f *Fastpath) release(flow bpf.Flow, idle bool) (done bool, err error) {
 
 // sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
 // time at which they were read.
-func (f *Fastpath) sequence(flow bpf.Flow) (n bpf.Sequence, now time.Duration, err error) {
+func (f *Fastpath) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Duration, err error) {
 	if now, err = monotonic(); err == nil {
 		n, err = f.programs.Sequence(flow, now)
 	}
@@ -300,7 +302,7 @@ func (f *Fastpath) sequence(flow bpf.Flow) (n bpf.Sequence, now time.Duration, e
 
 // resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
 // otherwise leaves its entry liberal for good.
-func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, accelerated bool) error {
+func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, accelerated bool) error {
 	now, err := monotonic()
 	if err != nil {
 		return err
@@ -315,7 +317,7 @@ func (f *Fastpath) resyncConntrack(flow bpf.Flow, n bpf.Sequence, accelerated bo
 	return err
 }
 
-// Counts returns the number of packets by reason: see bpf.Fastpath.Counts.
+// Counts returns the number of packets by reason: see datapath.Programs.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
 // Connections counts the known connections, and those of them that are accelerated now.
@@ -436,7 +438,7 @@ func (f *Fastpath) run(started chan<- error) error {
 	started <- nil
 	ticker := time.NewTicker(detectEvery)
 	defer ticker.Stop()
-	unvalidated := make(map[bpf.Flow]time.Duration)
+	unvalidated := make(map[datapath.Flow]time.Duration)
 	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
 	for n := 0; ; {
@@ -526,7 +528,7 @@ func (f *Fastpath) attach(link int) {
 // and keeps the pods of all others active. The next packet of a deleted connection creates its
 // flow again. A flow that was never validated has no time stamp, so unvalidated holds when forget
 // first found it.
-func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
+func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
 		return err
@@ -559,17 +561,10 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 			if err := f.renewLease(); err != nil {
 				return err
 			}
-			done, err := f.release(flow, true)
-			if err != nil {
-				f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-			} else if n, _, err := f.sequence(flow); err != nil {
+			if forgotten, err := f.forgetIdle(flow, crowded); err != nil {
 				return err
-			} else if !done && n != (bpf.Sequence{}) && !crowded {
-				f.attach(activity.Link) // conntrack is still liberal with it, so drop_forged needs its sequence numbers
-				continue
-			}
-			if err := f.programs.Forget(flow); err != nil {
-				return err
+			} else if !forgotten {
+				f.attach(activity.Link)
 			}
 			continue
 		}
@@ -580,6 +575,23 @@ func (f *Fastpath) forget(unvalidated map[bpf.Flow]time.Duration) error {
 	}
 	f.ensureDropForged()
 	return nil
+}
+
+// forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
+// possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
+// drop_forged needs its sequence numbers.
+func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	done, err := f.release(flow, true)
+	if err != nil {
+		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
+	} else if n, _, err := f.sequence(flow); err != nil {
+		return false, err
+	} else if !done && n != (datapath.Sequence{}) && !crowded {
+		return false, nil
+	}
+	return true, f.programs.Forget(flow)
 }
 
 // ensureDropForged attaches drop_forged, if the kernel supports it.
@@ -593,9 +605,9 @@ func (f *Fastpath) ensureDropForged() {
 }
 
 // reopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
-func (f *Fastpath) reopen(flow bpf.Flow) error {
+func (f *Fastpath) reopen(flow datapath.Flow) error {
 	n, now, err := f.sequence(flow)
-	if err != nil || n == (bpf.Sequence{}) {
+	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
 	return reopen(flow, now-n.Last)
@@ -618,28 +630,39 @@ func (f *Fastpath) handleEvents() error {
 }
 
 // handle handles an event: an attach request for a pod, or an update of a conntrack entry.
-func (f *Fastpath) handle(event bpf.Event) error {
-	flow := event.Flow
-	switch {
-	case event.Kind == bpf.EventAttach:
+func (f *Fastpath) handle(event datapath.Event) error {
+	switch event.Kind {
+	case datapath.EventAttach:
 		link, anew := f.pods.linkOf(event.Pod)
 		if anew {
 			poke(f.rescan)
 		}
 		f.attach(link)
 		return nil
-	case event.Kind == bpf.EventLiberal:
+	case datapath.EventLiberal:
 		f.ensureDropForged()
+	}
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	if f.closing() {
+		return nil // releaseAll may have released the connection
+	}
+	flow := event.Flow
+	switch event.Kind {
+	case datapath.EventLiberal:
+		if known, err := f.programs.Known(flow); err != nil || !known {
+			return err // forgetIdle has released the connection
+		}
 		return liberal(flow)
-	case event.Kind == bpf.EventReopen:
+	case datapath.EventReopen:
 		return f.reopen(flow)
-	case event.Kind == bpf.EventAcked:
+	case datapath.EventAcked:
 		return acked(flow)
-	case event.Kind == bpf.EventReset:
+	case datapath.EventReset:
 		return reset(flow)
 	}
 	n, _, err := f.sequence(flow)
-	if err != nil || n == (bpf.Sequence{}) {
+	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
 	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errMissed) {
@@ -728,82 +751,6 @@ func (f *Fastpath) sync() error {
 	return err
 }
 
-// inspectMax bounds how many sides of devices inspect checks per lease renewal: those of 128 active
-// pods. It checks the next ones after the next renewal.
-const inspectMax = 256
-
-// inspect polls for changes of which netlink sends no notification (sysctls, XDP and tcx programs),
-// and requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of
-// pods that have programs of the fast path.
-func (f *Fastpath) inspect() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	why, err := unsupportedNode(f.unseenBy)
-	if err != nil {
-		return err
-	}
-	changed := why != f.node.unsupported
-	hooks := f.programHooks()
-	ours := make(map[side]bool)
-	for a := range f.attached {
-		ours[side{a.device, hooks[a.program].egress}] = true
-	}
-	sides := slices.Collect(maps.Keys(ours))
-	for _, device := range f.node.monitored {
-		for _, s := range both(device) {
-			if !ours[s] {
-				sides = append(sides, s)
-			}
-		}
-	}
-	slices.SortFunc(sides, func(a, b side) int {
-		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
-	})
-	sides, f.inspected = batch(sides, f.inspected)
-	for _, s := range sides {
-		// Each query takes the RTNL lock, so that all of them may take longer than the lease.
-		if err := f.renewLease(); err != nil {
-			return err
-		}
-		same, err := f.unchanged(s, ours[s])
-		if err != nil {
-			return err
-		}
-		changed = changed || !same
-	}
-	if changed {
-		f.Verify()
-	}
-	return nil
-}
-
-// batch returns the sides to inspect from an index on, and the index of the next batch.
-func batch(all []side, from int) (part []side, next int) {
-	if from >= len(all) {
-		from = 0
-	}
-	next = min(from+inspectMax, len(all))
-	return all[from:next], next
-}
-
-// unchanged reports whether a side has the same foreign programs as in the last scan, and, if ours is
-// set, a program of the fast path behind them.
-func (f *Fastpath) unchanged(s side, ours bool) (bool, error) {
-	all, err := programsAt(s)
-	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {
-		return false, err
-	}
-	was, scanned := f.node.observers.programs[s]
-	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
-		return false, nil
-	}
-	if s.egress || !slices.Contains(f.node.monitored, s.device) {
-		return true, nil
-	}
-	l, err := f.links.LinkByIndex(s.device)
-	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // netlink notifies of a removed device
-}
-
 // closing reports whether Close has begun: it would not detach what is attached from then on.
 func (f *Fastpath) closing() bool {
 	select {
@@ -812,157 +759,4 @@ func (f *Fastpath) closing() bool {
 	default:
 		return false
 	}
-}
-
-// programs are the names of the programs that the fast path attaches to devices.
-var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
-
-// hook is a program and the side of a device that it is attached to.
-type hook struct {
-	program *ebpf.Program
-	egress  bool
-}
-
-func (f *Fastpath) programHooks() map[string]hook {
-	return map[string]hook{
-		"observe_nic":   {f.programs.ObserveNIC, true},
-		"nic_decap":     {f.programs.NICDecap, false},
-		"observe_vxlan": {f.programs.ObserveVXLAN, true},
-		"vxlan_ingress": {f.programs.VXLANIngress, false},
-		"encap":         {f.programs.Encap, false},
-		"observe_pod":   {f.programs.ObservePod, true},
-	}
-}
-
-// idsOf returns the IDs of programs.
-func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
-	ids := make(map[ebpf.ProgramID]bool)
-	for name, h := range hooks {
-		info, err := h.program.Info()
-		if err != nil {
-			return nil, fmt.Errorf("query the ID of program %s: %w", name, err)
-		}
-		id, _ := info.ID()
-		ids[id] = true
-	}
-	return ids, nil
-}
-
-func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
-
-// attachPrograms attaches the programs that the devices of the node need, and detaches the others.
-func (f *Fastpath) attachPrograms(verify bool) error {
-	hooks := f.programHooks()
-	node := f.node
-	links, watched := f.pods.follow(node)
-	attachments := node.attachments(links, f.detector.on)
-	want := make(map[attachment]bool)
-	for _, a := range attachments {
-		want[a] = true
-	}
-	var errs []error
-	// The detector attaches and detaches programs all the time; that is not a change to report.
-	quiet := !f.active && len(links) == 0
-	changed := false
-	for a, l := range f.attached {
-		// Detaching is slow and there may be hundreds: the lease must not expire meanwhile.
-		errs = append(errs, f.renewLease())
-		switch {
-		case !want[a]:
-			if _, there := node.names[a.device]; there && !slices.Contains(node.veths, a.device) {
-				errs = append(errs, f.programs.InvalidateSequences()) // packets pass there unseen from now on
-			}
-			errs = append(errs, l.Close())
-		case verify && !isAttached(l, a.device):
-			f.log.Warn("somebody detached a program of the fast path; it is attached again", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
-			f.repaired++
-		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
-			f.log.Info("another program was attached behind one of the fast path, which would bypass it; the fast path moves to the end", "device", node.names[a.device], "program", a.program)
-			errs = append(errs, f.programs.InvalidateSequences(), l.Close())
-		default:
-			continue
-		}
-		delete(f.attached, a)
-		changed = true
-	}
-	f.active = len(links) > 0
-	errs = append(errs, f.setWatched(node, watched))
-	for _, a := range attachments {
-		if f.attached[a] != nil {
-			continue
-		}
-		errs = append(errs, f.renewLease())
-		h := hooks[a.program]
-		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
-		if errors.Is(err, unix.ENODEV) {
-			continue // the device is gone; a notification follows
-		}
-		if err != nil {
-			// The other programs are safe without it: a flow becomes valid only after its packets passed
-			// all hooks.
-			f.failed[a] = err
-			continue
-		}
-		delete(f.failed, a)
-		f.attached[a] = l
-		changed = true
-		if a.program == "observe_pod" {
-			errs = append(errs, f.setWatched(node, watched))
-		}
-	}
-	var failed []string
-	for a, err := range f.failed {
-		if name, there := node.names[a.device]; there {
-			failed = append(failed, fmt.Sprintf("%s: attach %s: %v", name, a.program, err))
-		} else {
-			delete(f.failed, a)
-		}
-	}
-	slices.Sort(failed)
-	skipped := slices.Concat(node.skipped, failed)
-	for _, r := range skipped {
-		if !slices.Contains(f.skipped, r) {
-			f.log.Info("the fast path skips " + r)
-		}
-	}
-	if changed && !quiet || !slices.Equal(skipped, f.skipped) {
-		poke(f.updates)
-	}
-	f.skipped = skipped
-	return errors.Join(errs...)
-}
-
-// setWatched configures for which pods the programs create flows: those in watched whose links have
-// observe_pod, without which no flow becomes valid.
-func (f *Fastpath) setWatched(n node, watched []int) error {
-	addresses := make(map[int][]netip.Addr)
-	for address, link := range n.behind {
-		addresses[link] = append(addresses[link], address)
-	}
-	var all []bpf.Pod
-	for _, link := range watched {
-		if f.attached[attachment{link, "observe_pod"}] != nil {
-			all = append(all, bpf.Pod{Link: link, Addresses: addresses[link]})
-		}
-	}
-	return f.programs.SetWatched(all)
-}
-
-// isLast reports whether the last program at a side is one of the fast path: the fast path would
-// bypass a program behind it. It reports true if the kernel does not answer.
-func (f *Fastpath) isLast(s side) bool {
-	all, err := programsAt(s)
-	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
-}
-
-// isAttached reports whether a program is still attached to its device. It reports true if the
-// kernel does not answer.
-func isAttached(l link.Link, device int) bool {
-	info, err := l.Info()
-	if err != nil {
-		return true // do not replace it without evidence
-	}
-	at := info.TCX()
-	return at == nil || int(at.Ifindex) == device
 }

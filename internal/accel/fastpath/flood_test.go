@@ -20,7 +20,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 var flood = flag.Int("flood", 100_000, "how many new connections TestFlood makes")
@@ -220,6 +220,7 @@ func TestFullTables(t *testing.T) {
 		{"watched_pods", direct, 1, ""},
 	} {
 		t.Run(tt.table, func(t *testing.T) {
+			t.Parallel()
 			w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			t.Logf("%d keys fill the map", w.fill("n0", tt.table))
 			late := w.connectOf(tt.pod, tt.front).back()

@@ -21,7 +21,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 // tap sends frames from a device of a place.

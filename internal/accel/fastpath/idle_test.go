@@ -82,7 +82,7 @@ const idle, sampling, active = "[]", "[observe_vxlan vxlan_ingress]", "[encap ni
 // TestIdle checks that no programs are attached while no connection is eligible, except that
 // observe_vxlan and vxlan_ingress sample now and then while there is traffic.
 func TestIdle(t *testing.T) {
-	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
+	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	want := func(programs string) {
@@ -170,6 +170,7 @@ func TestTCXChainFull(t *testing.T) {
 // TestLongConnectionAmongShort checks that sampling finds a long connection among many short ones,
 // also when it samples rarely.
 func TestLongConnectionAmongShort(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	stop, ended := make(chan struct{}), make(chan error, 1)
@@ -264,9 +265,10 @@ func (w *world) devicesWith(node int, program string) (devices []string) {
 // their links: others get them with their first such connection, and lose them some time after the
 // last.
 func TestProgramsOnlyAtActivePods(t *testing.T) {
-	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
+	t.Parallel()
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, shape, "full")
 			w.start()
 			want := func(step func(), pods ...int) {
@@ -334,7 +336,7 @@ func TestProgramsOnlyAtActivePods(t *testing.T) {
 // traffic that never becomes eligible. Attach requests for it do not stop, and the programs must
 // not be detached and attached again and again.
 func TestIneligibleConnectionKeepsPrograms(t *testing.T) {
-	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
+	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.untracked(0)
 	w.start()
@@ -360,7 +362,7 @@ func TestIneligibleConnectionKeepsPrograms(t *testing.T) {
 
 // TestLocalConnections checks that connections which do not use the overlay do not attach programs.
 func TestLocalConnections(t *testing.T) {
-	defer fastpath.IdleAfter(fastpath.IdleAfter(8))
+	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.start()
 	first := w.connect().back()

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 	"slipstream.dev/internal/netns"
 )
 
@@ -30,7 +30,7 @@ const xfrmSA, xfrmPolicy = 3, 4
 // packet, and starts a new generation, which invalidates all flows. Of neighbours and links it
 // does so only for relevant changes, of all else for every notification.
 type invalidator struct {
-	filter  *bpf.Neighbours
+	filter  *datapath.NeighbourFilter
 	sockets []*nl.NetlinkSocket
 	closed  atomic.Bool
 	running sync.WaitGroup
@@ -57,7 +57,7 @@ func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool
 			c = nil
 		}
 	}()
-	if c.filter, err = bpf.LoadNeighbours(); err != nil {
+	if c.filter, err = datapath.LoadNeighbourFilter(); err != nil {
 		return c, err
 	}
 	c.neighbours = newNeighbours(c.filter)
@@ -77,7 +77,7 @@ func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool
 		}
 		c.sockets = append(c.sockets, s)
 		if protocol == unix.NETLINK_ROUTE {
-			if err := c.filter.Filter(s.GetFd()); err != nil {
+			if err := c.filter.Attach(s.GetFd()); err != nil {
 				return c, err
 			}
 		}
@@ -234,7 +234,7 @@ func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Nei
 // throttled links, which have no owners for now. Notifications about old and new owners count
 // throughout: prepare adds the new ones before the write, commit removes the old ones after it,
 // and invalidates flows, since the filter drops later notifications about removed owners.
-func (c *invalidator) setLinkMACs(n *node, set func([]bpf.LinkMAC) error) (throttled []int, err error) {
+func (c *invalidator) setLinkMACs(n *node, set func([]datapath.LinkMAC) error) (throttled []int, err error) {
 	c.mu.Lock()
 	n.owners, throttled = c.neighbours.admit(n.owners, time.Now())
 	c.neighbours.prepare(n.owners)

@@ -35,6 +35,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/testenv"
 )
 
 // agentEnv makes this binary run the fast path in its network namespace until its input ends, as
@@ -43,6 +44,7 @@ const agentEnv = "SLIPSTREAM_TEST_FASTPATH"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(agentEnv) == "" {
+		fastpath.IdleAfter(8) // 4 s: many tests wait for it
 		os.Exit(m.Run())
 	}
 	var f *fastpath.Fastpath
@@ -79,9 +81,7 @@ type world struct {
 
 func newWorld(t *testing.T, shape, offload string) *world {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d %d", t.Name(), os.Getpid(), time.Now().UnixNano())))[:13]}
 	l, err := lab.Up(t.Context(), lab.Config{
 		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500},
@@ -463,6 +463,7 @@ func TestFastPath(t *testing.T) {
 		for _, offload := range offloads {
 			for version, six := range versions {
 				t.Run(shape+" "+offload+" "+version, func(t *testing.T) {
+					t.Parallel()
 					w := newWorldOf(t, shape, offload, six)
 					w.start()
 					e := w.connect()
@@ -1064,6 +1065,7 @@ func TestDrop(t *testing.T) {
 			}, 100 * time.Millisecond, 1050 * time.Millisecond},
 		} {
 			t.Run(tt.name+" "+node, func(t *testing.T) {
+				t.Parallel()
 				w := newWorldOf(t, tt.shape, v1alpha1.OffloadNone, tt.six)
 				w.start()
 				near := w.datagrams()
@@ -1106,6 +1108,7 @@ func TestOneWayDatagrams(t *testing.T) {
 	for i, shape := range slices.Concat(shapes, shapes, shapes) {
 		answered, routed := i < 2*len(shapes), i < len(shapes)
 		t.Run(fmt.Sprintf("%s answered %t routed %t", shape, answered, routed), func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, shape, v1alpha1.OffloadFull)
 			address := pod(1, 0)
 			if routed {
@@ -1383,6 +1386,7 @@ func TestReset(t *testing.T) {
 	for _, size := range []int64{1 << 20, 3 << 30, 5 << 30} {
 		for _, closed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other over IPv6
+				t.Parallel()
 				w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, closed == (size == 3<<30))
 				w.start()
 				w.dropInvalid("n0")
@@ -1438,9 +1442,7 @@ func TestReset(t *testing.T) {
 
 // TestProbe checks that the self-test passes here and leaves nothing behind.
 func TestProbe(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t)
 	begin := time.Now()
 	if err := fastpath.Probe(t.Context()); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses
@@ -65,10 +65,10 @@ type neighbour struct {
 	ip     netip.Addr
 }
 
-// fdbFilter selects the MAC addresses whose FDB notifications pass: see bpf.Neighbours.
+// fdbFilter selects the MAC addresses whose FDB notifications pass: see datapath.NeighbourFilter.
 type fdbFilter interface {
-	Hear(address [6]byte) error
-	Ignore(address [6]byte) error
+	Subscribe(address [6]byte) error
+	Unsubscribe(address [6]byte) error
 }
 
 // neighbours tracks the neighbours of a node. It is not safe for concurrent use.
@@ -208,13 +208,13 @@ func (n *neighbours) add(key neighbour, address string, now time.Time) {
 // subscribe makes the filter pass FDB notifications of a MAC address. If the filter is full, the
 // address does not become an owner.
 func (n *neighbours) subscribe(m mac, now time.Time) {
-	if !n.subscribed[m] && !n.moved.exceeded(m, now) && n.filter.Hear(m) == nil {
+	if !n.subscribed[m] && !n.moved.exceeded(m, now) && n.filter.Subscribe(m) == nil {
 		n.subscribed[m] = true
 	}
 }
 
 func (n *neighbours) unsubscribe(m mac) {
-	if n.filter.Ignore(m) == nil {
+	if n.filter.Unsubscribe(m) == nil {
 		delete(n.subscribed, m)
 	}
 }
@@ -257,8 +257,8 @@ func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 
 // admit selects from owners at most linkMACsMax of each link, present owners first. It leaves out
 // addresses that are not subscribed, and all of throttled links, which it returns.
-func (n *neighbours) admit(owners []bpf.LinkMAC, now time.Time) (admitted []bpf.LinkMAC, throttled []int) {
-	seen := make(map[bpf.LinkMAC]bool)
+func (n *neighbours) admit(owners []datapath.LinkMAC, now time.Time) (admitted []datapath.LinkMAC, throttled []int) {
+	seen := make(map[datapath.LinkMAC]bool)
 	of := make(map[int]int)
 	for _, known := range []bool{true, false} {
 		for _, o := range owners {
@@ -277,7 +277,7 @@ func (n *neighbours) admit(owners []bpf.LinkMAC, now time.Time) (admitted []bpf.
 }
 
 // prepare adds owners that are about to be written to the programs' map.
-func (n *neighbours) prepare(owners []bpf.LinkMAC) {
+func (n *neighbours) prepare(owners []datapath.LinkMAC) {
 	all := make(map[mac][]int)
 	maps.Copy(all, n.owners)
 	for _, o := range owners {

@@ -15,14 +15,14 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // all is a MAC filter that remembers what it passes.
 type all map[mac]bool
 
-func (a all) Hear(m [6]byte) error   { a[m] = true; return nil }
-func (a all) Ignore(m [6]byte) error { delete(a, m); return nil }
+func (a all) Subscribe(m [6]byte) error   { a[m] = true; return nil }
+func (a all) Unsubscribe(m [6]byte) error { delete(a, m); return nil }
 
 const bridge, pod1, pod2, nic, vxlan = 1, 2, 3, 4, 5
 
@@ -35,7 +35,7 @@ func knownPods(a, b mac) *neighbours {
 		n.apply(false, ipNeighbour(bridge, uint8(i), unix.NUD_REACHABLE, m), time.Time{})
 	}
 	n.commit(node{
-		owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}},
+		owners: []datapath.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}},
 		near:   map[int]bool{bridge: true, pod1: true, pod2: true, nic: false, vxlan: false},
 		own:    map[mac]bool{{2: 99}: true},
 	}, time.Time{})
@@ -153,7 +153,7 @@ func TestSubscribedMACs(t *testing.T) {
 	want("a neighbour", a, b, c, own)
 	n.apply(true, ipNeighbour(bridge, 0, unix.NUD_STALE, a), time.Time{})
 	want("neighbour deleted", a, b, c, own)
-	of := node{near: n.near, own: n.own, owners: []bpf.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}}}
+	of := node{near: n.near, own: n.own, owners: []datapath.LinkMAC{{Link: pod1, MAC: a}, {Link: pod2, MAC: b}}}
 	if n.commit(of, time.Time{}) {
 		t.Error("invalidated though all owners stay")
 	}
@@ -177,8 +177,8 @@ func TestOwnersUpdate(t *testing.T) {
 	var generation uint32
 	ch := &invalidator{neighbours: knownPods(a, b), notify: func(g uint32, _ bool) { generation = g }}
 	ch.neighbours.apply(false, ipNeighbour(bridge, 9, unix.NUD_REACHABLE, c), time.Time{})
-	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []bpf.LinkMAC{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
-	set := func(owners []bpf.LinkMAC) error {
+	of := node{near: ch.neighbours.near, own: ch.neighbours.own, owners: []datapath.LinkMAC{{Link: pod2, MAC: b}, {Link: pod1, MAC: c}, {Link: pod1, MAC: mac{5: 9}}}}
+	set := func(owners []datapath.LinkMAC) error {
 		if want := of.owners[:2]; !slices.Equal(owners, want) {
 			t.Errorf("owners are %v, want %v", owners, want)
 		}
@@ -196,7 +196,7 @@ func TestOwnersUpdate(t *testing.T) {
 		t.Errorf("generation %d though an owner has gone, error %v", generation, err)
 	}
 	generation = 0
-	if _, err := ch.setLinkMACs(&of, func([]bpf.LinkMAC) error { return nil }); err != nil || generation != 0 {
+	if _, err := ch.setLinkMACs(&of, func([]datapath.LinkMAC) error { return nil }); err != nil || generation != 0 {
 		t.Errorf("generation %d though no owner has gone, error %v", generation, err)
 	}
 }
@@ -270,20 +270,20 @@ func TestNeighbourList(t *testing.T) {
 func TestOwnersPerLink(t *testing.T) {
 	a, b := mac{5: 1}, mac{5: 2}
 	n := knownPods(a, b)
-	var many []bpf.LinkMAC
+	var many []datapath.LinkMAC
 	for i := range 2 * linkMACsMax {
 		m := mac{4: 1, 5: byte(i)}
 		n.subscribed[m] = true
-		many = append(many, bpf.LinkMAC{Link: pod1, MAC: m})
+		many = append(many, datapath.LinkMAC{Link: pod1, MAC: m})
 	}
-	other := bpf.LinkMAC{Link: pod2, MAC: b}
-	owners := slices.Concat(many, []bpf.LinkMAC{other, other, {Link: pod2, MAC: mac{5: 77}}})
+	other := datapath.LinkMAC{Link: pod2, MAC: b}
+	owners := slices.Concat(many, []datapath.LinkMAC{other, other, {Link: pod2, MAC: mac{5: 77}}})
 	now := time.Now()
 	got, restless := n.admit(owners, now)
-	if want := append([]bpf.LinkMAC{other}, many[:linkMACsMax]...); !slices.Equal(got, want) || restless != nil {
+	if want := append([]datapath.LinkMAC{other}, many[:linkMACsMax]...); !slices.Equal(got, want) || restless != nil {
 		t.Errorf("admitted %v, restless %v, want %v", got, restless, want)
 	}
-	reordered := append([]bpf.LinkMAC{{Link: pod1, MAC: a}}, owners...)
+	reordered := append([]datapath.LinkMAC{{Link: pod1, MAC: a}}, owners...)
 	slices.Reverse(reordered)
 	if got, _ := n.admit(reordered, now); len(got) != linkMACsMax+1 || got[1] != reordered[len(reordered)-1] {
 		t.Errorf("an earlier owner was evicted: %v", got)
@@ -299,7 +299,7 @@ func TestOwnersPerLink(t *testing.T) {
 	}
 	n.apply(false, entry(pod2, a), now)
 	got, restless = n.admit(owners, now)
-	if !slices.Equal(got, []bpf.LinkMAC{other}) || !slices.Equal(restless, []int{pod1}) {
+	if !slices.Equal(got, []datapath.LinkMAC{other}) || !slices.Equal(restless, []int{pod1}) {
 		t.Errorf("admitted %v, restless %v after so many changes", got, restless)
 	}
 	n.commit(node{owners: got, near: n.near}, now)

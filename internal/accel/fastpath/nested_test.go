@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/grammar"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 // forged marks the payload of what TestNestedVXLAN sends.

@@ -197,6 +197,7 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 func TestObservers(t *testing.T) {
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, shape, v1alpha1.OffloadFull)
 			type place struct {
 				name, device string
@@ -448,7 +449,7 @@ func (w *world) captureCount(place string, l netlink.Link) func() (in, out int) 
 	}
 }
 
-// TestPacketCapture checks that a capture sees what docs/fastpath.md says.
+// TestPacketCapture checks that a capture sees what docs/explanation/fastpath.md says.
 func TestPacketCapture(t *testing.T) {
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	const n = 500

@@ -2,7 +2,7 @@
 
 package fastpath
 
-import "slipstream.dev/bpf"
+import "slipstream.dev/internal/accel/fastpath/datapath"
 
 // Tracked is the conntrack entry of a connection.
 type Tracked struct {
@@ -14,7 +14,7 @@ type Tracked struct {
 
 // Conntrack returns the conntrack entry of a connection in the calling thread's network namespace, or
 // zero if there is none.
-func Conntrack(f bpf.Flow) (Tracked, error) {
+func Conntrack(f datapath.Flow) (Tracked, error) {
 	t, err := lookUp(f)
 	if err != nil || t == nil {
 		return Tracked{}, err

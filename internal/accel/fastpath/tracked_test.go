@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // flowOf returns the flow of a socket.
-func flowOf(c net.Conn) bpf.Flow {
+func flowOf(c net.Conn) datapath.Flow {
 	address := func(a net.Addr) netip.AddrPort {
 		ap := netip.MustParseAddrPort(a.String())
 		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -31,7 +31,7 @@ func flowOf(c net.Conn) bpf.Flow {
 	if c.LocalAddr().Network() == "udp" {
 		protocol = unix.IPPROTO_UDP
 	}
-	return bpf.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: protocol}
+	return datapath.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: protocol}
 }
 
 // isTracked reports whether conntrack of node0 has an entry for a connection.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/testenv"
 )
 
 func must(t *testing.T, err error) {
@@ -23,9 +24,7 @@ func must(t *testing.T, err error) {
 // elsewhere runs fn in a network namespace of its own.
 func elsewhere(t *testing.T, fn func() error) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces take root")
-	}
+	testenv.NeedRoot(t)
 	ns, err := netns.New()
 	must(t, err)
 	defer ns.Close()

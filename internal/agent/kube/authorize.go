@@ -14,12 +14,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reviewer asks the cluster who has a token and what they may, as kube-rbac-proxy does.
-// What it has heard it remembers for a while: somebody who tries tokens costs the API
-// server no more than the client's rate of requests.
+// reviewer asks the API server who a token belongs to and what they may do, like kube-rbac-proxy. It
+// caches the answers, and the client's request limit bounds what guessed tokens cost the API server.
 type reviewer struct {
 	authn, authz rest.Interface
-	// asking bounds the questions that are under way.
+	// asking bounds the concurrent requests.
 	asking chan struct{}
 
 	mu    sync.Mutex
@@ -31,8 +30,8 @@ type answer struct {
 	until time.Time
 }
 
-// A token that is revoked reads metrics for rememberYes longer, and a right that is given
-// takes rememberNo to be noticed.
+// A revoked token can read metrics for up to rememberYes more, and a new permission takes up to rememberNo
+// to be noticed.
 const (
 	rememberYes = time.Minute
 	rememberNo  = 10 * time.Second
@@ -45,8 +44,8 @@ func newReviewer(authn, authz rest.Interface) *reviewer {
 	return &reviewer{authn: authn, authz: authz, asking: make(chan struct{}, askingMost), known: make(map[[sha256.Size]byte]answer)}
 }
 
-// MayGetMetrics tells whether the cluster lets whoever has a token get /metrics. An error
-// is that the cluster could not be asked.
+// MayGetMetrics reports whether the owner of a token may get /metrics. An error means that the API server
+// did not answer.
 func (c *Cluster) MayGetMetrics(ctx context.Context, token string) (bool, error) {
 	return c.reviewer.may(ctx, token, time.Now())
 }
@@ -79,8 +78,8 @@ func (r *reviewer) may(ctx context.Context, token string, now time.Time) (bool, 
 	return may, nil
 }
 
-// remember makes room by what is out of date, then by refusals: tokens that somebody makes up
-// push out no token that is good. Of more good ones than there is room for, some are asked for anew.
+// remember evicts expired answers first, then denials, so that made-up tokens do not evict valid ones. If
+// there are more valid tokens than room, some are reviewed again.
 func (r *reviewer) remember(key [sha256.Size]byte, a answer, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

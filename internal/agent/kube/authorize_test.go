@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // reviews is an API server that knows some tokens, of users of the same names.
@@ -139,15 +141,5 @@ func must(t testing.TB, err error) {
 // eventually waits for want to be true; what it last said fails the test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		last := want()
-		if last == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 10 s: %s", what, last)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	testenv.Eventually(t, 10*time.Second, what, want)
 }

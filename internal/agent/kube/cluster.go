@@ -45,21 +45,20 @@ import (
 type Options struct {
 	// Node is the node's name in the cluster.
 	Node string
-	// DaemonSet is NAMESPACE/NAME of what the agent is of. Empty where it is of none;
-	// then it never takes itself to be uninstalled.
+	// DaemonSet is NAMESPACE/NAME of the agent's DaemonSet. If it is empty, the agent is never
+	// uninstalled.
 	DaemonSet string
 	// Proc is the host's /proc if empty.
 	Proc string
 	Log  *slog.Logger
 }
 
-// Cluster has the policies of an agent from a cluster, and writes there what becomes
-// of them: a NodeAcceleration for the node, which this agent alone writes; events on
-// the Node; and on each policy the condition Selected. The last is no count of nodes,
-// which would take somebody who watches them all: it is set by the first agent that
-// finds itself selected and, after a while, by one that finds that nobody has.
+// Cluster reads an agent's policies from a cluster, and writes their state there: the NodeAcceleration of
+// the node, which only this agent writes; events on the Node; and each policy's condition Selected. The
+// condition does not count nodes, as that would need a controller that watches all of them. The first
+// agent whose node is selected sets it, or, after a while, one that finds it unset.
 //
-// A cluster that does not answer changes nothing on the node.
+// While the API server does not answer, nothing changes on the node.
 type Cluster struct {
 	options            Options
 	core, ours, apps   rest.Interface
@@ -72,7 +71,7 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	status *agent.Status
-	// deleted: the DaemonSet was seen to go.
+	// deleted: the deletion of the DaemonSet was observed.
 	deleted bool
 	dirty   chan struct{}
 	// turns are the policies that select the node, by UID.
@@ -99,7 +98,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 	return New(config, o)
 }
 
-// New prepares to watch; it asks nothing yet.
+// New prepares the watches. It sends no request yet.
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, authentication.AddToScheme, authorization.AddToScheme, v1alpha1.AddToScheme} {
@@ -146,8 +145,7 @@ func New(config *rest.Config, o Options) (*Cluster, error) {
 	return c, nil
 }
 
-// inform watches a resource. What is kept of it is what is needed: a node with a
-// thousand pods is no reason for more memory.
+// inform watches a resource. It keeps only the needed fields, so that a thousand pods take little memory.
 func (c *Cluster) inform(client rest.Interface, resource, namespace string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) cache.Store {
 	signal := func(any) { poke(c.changed) }
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
@@ -220,13 +218,12 @@ func (c *Cluster) watchDaemonSet(o any, gone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deleted = gone || d.DeletionTimestamp != nil; c.deleted {
-		poke(c.dirty) // while there are the rights to
+		poke(c.dirty) // while the agent still has permission
 	}
 }
 
-// Uninstalled tells, at the agent's end, whether it ends for good: its DaemonSet is
-// gone, or going. Deleting a chart takes the agent's rights away too, so that they
-// are gone is as good a sign; that there is no answer is none.
+// Uninstalled reports, when the agent stops, whether its DaemonSet is deleted or being deleted. Deleting
+// the chart removes the agent's permissions too, so missing permissions mean the same; no answer does not.
 func (c *Cluster) Uninstalled(ctx context.Context) bool {
 	namespace, name, ok := strings.Cut(c.options.DaemonSet, "/")
 	if !ok {
@@ -246,8 +243,7 @@ func (c *Cluster) Uninstalled(ctx context.Context) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-// Forget removes the node's state object, as the last thing of an agent that is
-// uninstalled.
+// Forget deletes the node's NodeAcceleration, the last thing that an uninstalled agent does.
 func (c *Cluster) Forget(ctx context.Context) error {
 	err := c.ours.Delete().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
@@ -256,7 +252,7 @@ func (c *Cluster) Forget(ctx context.Context) error {
 	return err
 }
 
-// Publish is for Options of the agent: it hands the status to Run.
+// Publish is the agent's Options.Publish: it passes the status to Run.
 func (c *Cluster) Publish(s agent.Status) {
 	c.mu.Lock()
 	c.status = &s
@@ -264,8 +260,8 @@ func (c *Cluster) Publish(s agent.Status) {
 	poke(c.dirty)
 }
 
-// Notify is for Options of the agent: it hands an event to Run. Where there are more
-// than anybody would read, they are dropped; the log has them.
+// Notify is the agent's Options.Notify: it passes an event to Run. If there are too many, it drops some;
+// the log has them all.
 func (c *Cluster) Notify(e agent.Event) {
 	select {
 	case c.events <- e:
@@ -273,8 +269,8 @@ func (c *Cluster) Notify(e agent.Event) {
 	}
 }
 
-// Run tells set what the cluster wants whenever that changes, and writes what Publish
-// and Notify said, until ctx is done.
+// Run calls set whenever the policies or pods change, and writes what Publish and Notify passed, until ctx
+// is done.
 func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -302,7 +298,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	}
 }
 
-// same tells whether two desires ask for the same.
+// same reports whether two Desired are equal.
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
@@ -320,7 +316,7 @@ func (c *Cluster) node() *corev1.Node {
 	return nil
 }
 
-// policies are those of the cluster that are there to stay, the earliest first.
+// policies returns the cluster's policies that are not being deleted, the oldest first.
 func (c *Cluster) policies() []*v1alpha1.AccelerationPolicy {
 	var all []*v1alpha1.AccelerationPolicy
 	for _, o := range c.rules.List() {
@@ -357,7 +353,7 @@ func (c *Cluster) desired() agent.Desired {
 		}
 		policy.Accelerate = complete.Spec.Accelerate
 		if selector := complete.Spec.Pods; selector != nil {
-			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has found it good
+			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
 			if err == nil {
 				policy.Selector = s.String()
 				policy.Pods = func(l map[string]string) bool { return s.Matches(labels.Set(l)) }
@@ -368,7 +364,7 @@ func (c *Cluster) desired() agent.Desired {
 		d.Policies = append(d.Policies, policy)
 	}
 	if !wantsPods {
-		return d // and pods that come and go are no news
+		return d // so that pods that come and go make no difference
 	}
 	for _, o := range c.pods.List() {
 		p, ok := o.(*corev1.Pod)
@@ -389,20 +385,20 @@ func (c *Cluster) desired() agent.Desired {
 	return d
 }
 
-// Pace of what is written to the cluster.
+// Intervals of writing to the cluster.
 const (
-	// between two writes of the status: thirty pods that start are one.
+	// between two writes of the status, so that thirty starting pods cause only one.
 	between = time.Second
-	// retry of what the cluster refused.
+	// retry after the API server rejected a write.
 	retry = 10 * time.Second
-	// patience before a policy is said to select no node, of which each agent takes
-	// another share, so that the first mostly writes alone.
+	// patience before an agent says that a policy selects no node. Each agent waits for another part of
+	// it, so that mostly only the first writes.
 	patience = 10 * time.Second
-	// quiet about an event that was told of already.
+	// quiet is for how long an equal event is not repeated.
 	quiet = 10 * time.Minute
 )
 
-// pause waits, and tells whether to go on.
+// pause waits, and reports whether to continue.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -436,7 +432,7 @@ func (c *Cluster) writeStatus(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			c.options.Log.Warn("write the node's state", "error", err)
+			c.options.Log.Warn("write the node's status", "error", err)
 			if !deleted {
 				poke(c.dirty)
 			}
@@ -456,7 +452,7 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
 			ObjectMeta: metav1.ObjectMeta{Name: c.options.Node},
 		}
-		if node := c.node(); node != nil { // it goes with its node
+		if node := c.node(); node != nil { // it is deleted with its node
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
 		}
 		err = c.ours.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n)
@@ -489,7 +485,7 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 	if status.Observed == nil {
 		status.Observed = []v1alpha1.ObservedPolicy{}
 	}
-	// null and not left out: a patch has to say that the list is empty now.
+	// null, not omitted: a patch must say that the list is empty now.
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{
 		"observed": status.Observed, "settings": status.Settings, "verified": status.Verified, "conditions": status.Conditions,
 	}})
@@ -499,7 +495,7 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 	return c.ours.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(c.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
 }
 
-// short keeps a message to what an object's field may hold and a person reads.
+// short truncates a message to what the field of an object may hold.
 func short(message string) string {
 	const limit = 1000
 	if len(message) > limit {
@@ -549,11 +545,11 @@ func (c *Cluster) writeEvent(ctx context.Context, e agent.Event) error {
 	return c.core.Post().Namespace(event.Namespace).Resource("events").Body(event).Do(ctx).Error()
 }
 
-// markPolicies keeps the condition Selected of every policy.
+// markPolicies maintains the condition Selected of every policy.
 func (c *Cluster) markPolicies(ctx context.Context) {
-	// since a policy, by name and generation, is without the condition.
+	// since when a policy, by name and generation, lacks the condition.
 	since := make(map[string]time.Time)
-	// mine are policies that selected this node when last looked at.
+	// mine are policies that selected this node at the last check.
 	mine := make(map[string]bool)
 	share := time.Duration(rand.Int64N(int64(patience)))
 	for {
@@ -568,9 +564,9 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 			var err error
 			switch {
 			case is && (!current || at.Status != metav1.ConditionTrue):
-				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "an agent's node has the labels; NodeAccelerations say how it fares on each")
+				err = c.mark(ctx, p, metav1.ConditionTrue, v1alpha1.ReasonNodes, "a node with an agent has the labels; for the state of each node, see its NodeAcceleration")
 			case !is && was && unclear == nil && current && at.Status == metav1.ConditionTrue:
-				// Others that it selects will say so.
+				// Agents of other nodes that it selects will set it.
 				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode)
 			case !is && unclear != nil && (!current || at.Reason != v1alpha1.ReasonNoSelector):
 				err = c.mark(ctx, p, metav1.ConditionFalse, v1alpha1.ReasonNoSelector, unclear.Error())
@@ -593,17 +589,16 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 	}
 }
 
-const noNode = "no agent has found its node to have the labels of nodeSelector; kubectl get nodes --show-labels lists them"
+const noNode = "no node with an agent has the labels of nodeSelector; kubectl get nodes --show-labels lists them"
 
-// mark writes the condition, unless somebody else was first.
+// mark writes the condition, unless another agent has done so first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
 	return c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation,
 	}, p.Status.Rollout).Error()
 }
 
-// patchPolicy writes a policy's status with a condition, unless somebody else has written
-// since.
+// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile.
 func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) rest.Result {
 	conditions := p.DeepCopy().Status.Conditions
 	meta.SetStatusCondition(&conditions, condition)
@@ -612,7 +607,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Conditions: conditions},
 	})
 	if err != nil {
-		panic(err) // of strings and numbers
+		panic(err) // strings and numbers always marshal
 	}
 	return c.ours.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx)
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 type object = map[string]any
@@ -443,13 +444,12 @@ func TestSelectedCondition(t *testing.T) {
 	}
 	want := func(policy, is string) {
 		t.Helper()
-		deadline := time.Now().Add(30 * time.Second)
-		for condition(policy) != is {
-			if time.Now().After(deadline) {
-				t.Fatalf("condition of %s is %s, want %s", policy, condition(policy), is)
+		testenv.Eventually(t, 30*time.Second, "condition of "+policy, func() string {
+			if got := condition(policy); got != is {
+				return fmt.Sprintf("it is %s, want %s", got, is)
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return ""
+		})
 	}
 	want("here", "SelectedTrueNodes3")
 	// Who has seen less than there is does not write over it.

@@ -14,12 +14,12 @@ import (
 // losses are a node's counters of packets, and of those that were dropped or damaged.
 type losses struct {
 	links   map[int]counts // by index
-	backlog uint64         // dropped before any device's stack saw them
+	backlog uint64         // dropped from the CPUs' backlog queues
 }
 
 type counts struct{ packets, lost uint64 }
 
-// readLosses reads the devices of the calling thread's network namespace, and the
+// readLosses reads the counters of the devices in the calling thread's network namespace, and of the
 // machine's backlog queues.
 func readLosses(proc string) (losses, error) {
 	l := losses{links: make(map[int]counts)}
@@ -40,7 +40,7 @@ func readLosses(proc string) (losses, error) {
 	return l, err
 }
 
-// backlogDrops sums the second column of softnet_stat, which is one line a CPU
+// backlogDrops sums the second column of softnet_stat, which has a line per CPU
 // (softnet_seq_show, net/core/net-procfs.c).
 func backlogDrops(text []byte) (sum uint64, err error) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
@@ -57,7 +57,7 @@ func backlogDrops(text []byte) (sum uint64, err error) {
 	return sum, nil
 }
 
-// since is what went by after an earlier reading, at the devices that are in both.
+// since returns the counts since an earlier reading, of devices that are in both.
 func (l losses) since(before losses) (all counts) {
 	for index, now := range l.links {
 		if was, ok := before.links[index]; ok && now.packets >= was.packets && now.lost >= was.lost {
@@ -73,9 +73,8 @@ func (l losses) since(before losses) (all counts) {
 
 func (c counts) share() float64 { return float64(c.lost) / float64(max(1, c.packets, c.lost)) }
 
-// Losses have risen where a tenth of a percent of the packets more are lost than twice
-// as many as before: twice, as packets that take a shorter way pass fewer devices that
-// count them. A handful is no sign of anything.
+// Losses have risen if their share exceeds twice the earlier one by 0.1 %. Twice, because accelerated
+// packets pass fewer devices, so that fewer packets are counted. A few lost packets mean nothing.
 const (
 	lossRise  = 0.001
 	lossFewer = 100

@@ -24,37 +24,36 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// A policy comes to one node first and then to more, step by step (docs/adr/0012). No
-// controller leads it: how far it has come stands in the policy's status, each agent
-// reads there whether its node has it, and one of those that have had it for a pause
-// without trouble makes the next step.
+// A policy is rolled out to one node first and then to more, step by step (docs/adr/0012), without a
+// controller. The policy's status says how far the rollout is. Each agent reads there whether its node
+// gets the policy, and an agent that has had it for a while without problems makes the next step.
 
 // pace of a rollout.
 type pace struct {
-	// look is how often an agent sees whether there is something to do.
+	// look is how often an agent checks for something to do.
 	look time.Duration
-	// baseline is for how long, at least, a node's losses are counted before it gets a
-	// policy, to tell whether they rise.
+	// baseline is for how long, at least, a node's dropped packets are counted before it gets a policy,
+	// for comparison.
 	baseline time.Duration
-	// spread is over how long agents that could do the same act, each at its own
-	// moment: the others hear of the first.
+	// spread is the time over which agents that could make the same step are spread: the others see that
+	// the first has made it.
 	spread time.Duration
-	// lasting is for how long a failure is one that does not mend itself.
+	// lasting is after how long a failure counts as permanent.
 	lasting time.Duration
-	// silence, beside three pauses, is for how long nobody makes a next step before the
-	// rollout is taken to have failed on the node that has it first.
+	// silence, in addition to three pauses, is after how long without a step the rollout counts as failed
+	// on the first node.
 	silence time.Duration
 }
 
 var rolloutPace = pace{look: time.Second, baseline: 2 * time.Second, spread: 3 * time.Second, lasting: 10 * time.Second, silence: time.Minute}
 
-// nodesAtOnce bounds what of a cluster's nodes is in memory at a time.
+// nodesAtOnce bounds how many of a cluster's nodes are in memory at once.
 const nodesAtOnce = 50
 
-// turn is what an agent remembers of one policy.
+// turn is what an agent knows about the rollout of one policy.
 type turn struct {
 	generation int64
-	// version is this generation, base what was on here before it; nil for nothing.
+	// version is this generation, base the version that this node had before; nil for none.
 	version agent.Policy
 	base    *agent.Policy
 	// seen is when this agent first saw the generation, moved when it last saw the
@@ -63,17 +62,16 @@ type turn struct {
 	status             v1alpha1.RolloutStatus
 	// before is read when the generation is seen, start when it is taken.
 	before, start losses
-	// watched: it has been on for a pause without trouble.
+	// watched: it has been applied for a pause without problems.
 	watched bool
-	// failing since then, by what the agent publishes.
+	// failing is since when the agent has published a failure.
 	failing time.Time
-	// trouble is why this node gave it up.
+	// trouble is why this node rolled it back.
 	trouble string
 }
 
-// position is where a node stands in the order of a policy's rollout, from 0 to below 1.
-// Each policy has an order of its own, so that it is not always the same node that is
-// first.
+// position returns a node's position in the order of a policy's rollout, in [0, 1). Each policy has its own
+// order, so that the first node is not always the same.
 func position(policy types.UID, node string) float64 {
 	sum := sha256.Sum256([]byte(string(policy) + "/" + node))
 	return float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
@@ -81,12 +79,12 @@ func position(policy types.UID, node string) float64 {
 
 func percentOf(policy types.UID, node string) int { return int(100 * position(policy, node)) }
 
-// begun tells whether a rollout has come to a node.
+// begun reports whether a rollout has reached a node.
 func begun(r *v1alpha1.RolloutStatus, policy types.UID, node string) bool {
 	return r.First == node || percentOf(policy, node) < r.Percent
 }
 
-// rolloutOf is that of the policy's generation, nil if nobody has begun it.
+// rolloutOf returns the rollout of the policy's generation, nil if it has not begun.
 func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 	if r := p.Status.Rollout; r != nil && r.Generation == p.Generation {
 		return r
@@ -94,7 +92,7 @@ func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 	return nil
 }
 
-// turnOf returns what this agent remembers of a policy. The caller holds mu.
+// turnOf returns the turn of a policy. The caller holds mu.
 func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 	t := c.turns[p.UID]
 	if t == nil || t.generation != p.Generation {
@@ -103,7 +101,7 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 		if t != nil {
 			next.base = t.base
 			if !t.taken.IsZero() && t.trouble == "" {
-				version := t.version // and not the whole turn, which knows the one before
+				version := t.version // a copy, not to keep the whole turn and those before it
 				next.base = &version
 			}
 		}
@@ -116,7 +114,7 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 	return t
 }
 
-// atItsTurn is the version of a policy that this node has now.
+// atItsTurn returns the version of a policy that this node has now.
 func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy) agent.Policy {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,11 +132,11 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	case t.trouble != "":
 		return withhold(v1alpha1.ReasonRolledBack, t.trouble)
 	case r != nil && slices.Contains(r.FailedNodes, c.options.Node):
-		return withhold(v1alpha1.ReasonRolledBack, "the node had trouble when it got this version of the policy; a change of the policy begins its rollout again")
+		return withhold(v1alpha1.ReasonRolledBack, "this version of the policy failed on the node and was rolled back; a change of the policy starts a new rollout")
 	case r == nil || !begun(r, p.UID, c.options.Node):
-		return withhold(v1alpha1.ReasonWaiting, "the rollout of the policy has not come to this node yet")
+		return withhold(v1alpha1.ReasonWaiting, "the rollout has not reached this node yet")
 	case t.taken.IsZero() && !r.Complete && !ready(c.node()):
-		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; while a policy is rolled out it waits for that")
+		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; the rollout waits until it is")
 	}
 	if t.taken.IsZero() {
 		t.taken, t.start = time.Now(), c.losses()
@@ -146,7 +144,7 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	return version
 }
 
-// forget drops what is remembered of policies that select the node no longer.
+// forget drops the turns of policies that no longer select the node.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,12 +156,12 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 func (c *Cluster) readLosses() losses {
 	l, err := readLosses(cmp.Or(c.options.Proc, "/proc"))
 	if err != nil {
-		c.options.Log.Warn("count the node's losses", "error", err)
+		c.options.Log.Warn("count the packets that the node drops", "error", err)
 	}
 	return l
 }
 
-// ready tells whether a node is Ready, as far as anybody has said.
+// ready reports whether a node is Ready; one without that condition counts as Ready.
 func ready(n *corev1.Node) bool {
 	if n == nil {
 		return true
@@ -180,7 +178,7 @@ func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 	return &n.Status.Conditions[i]
 }
 
-// rollOut does this agent's share of every rollout until ctx is done.
+// rollOut takes part in all rollouts until ctx is done.
 func (c *Cluster) rollOut(ctx context.Context) {
 	for {
 		node := c.node()
@@ -198,10 +196,10 @@ func (c *Cluster) rollOut(ctx context.Context) {
 	}
 }
 
-// advance does what is due for one policy.
+// advance does what is due in the rollout of one policy.
 func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) error {
 	if _, err := p.Complete(); err != nil {
-		return nil //nolint:nilerr // an invalid policy is on nowhere, and each node's state says so
+		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
 	step, rest := p.Spec.Steps()
 	share := time.Duration(position(p.UID, c.options.Node) * float64(c.pace.spread))
@@ -229,35 +227,35 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 	case t.watched && quiet > rest+share:
 		return c.next(ctx, p, step)
 	case r.First != "" && quiet > 3*rest+c.pace.silence+share:
-		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("no node that has it has made the next step for %s; look at node %s, which got it first", quiet.Round(time.Second), r.First))
+		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil
 }
 
-// trouble looks at the node after it got a policy, and says what is wrong. After a pause
-// without any it enters that the policy was watched.
+// trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
+// marks the policy as watched.
 func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, rest time.Duration) string {
 	if !ready(c.node()) {
-		return "is not Ready since it has it"
+		return "has not been Ready since it got the policy"
 	}
 	if message := c.failure(p, t); message != "" {
-		return "could not keep it: " + message
+		return "could not apply it: " + message
 	}
-	// An agent that has been restarted knows no before.
+	// An agent that has restarted has no earlier counts.
 	if t.taken.Sub(t.seen) >= c.pace.baseline {
 		before, after := t.start.since(t.before), c.losses().since(t.start)
 		if risen(before, after) {
-			return fmt.Sprintf("loses more packets since it has it: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
+			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
 	if time.Since(t.taken) < rest {
 		return ""
 	}
-	// A node that cannot be reached any more cannot say so: it has to find out itself.
+	// A node that has lost its network cannot report that, so the agent checks for it here.
 	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 		if time.Since(t.taken) > rest+3*c.pace.lasting {
-			return fmt.Sprintf("cannot reach the API server since it has it: %s", err)
+			return fmt.Sprintf("cannot reach the API server since it got the policy: %s", err)
 		}
 		return ""
 	}
@@ -269,8 +267,8 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 	return ""
 }
 
-// failure is what the agent has published of a policy for a while, where it did
-// something and failed at it; a policy that was refused has changed nothing.
+// failure returns the failure that the agent has published for a policy for a while. A policy that was
+// rejected has changed nothing, and is no failure.
 func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,29 +292,29 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 	return c.status.Policies[i].Message
 }
 
-// giveUp takes a policy off this node, before anybody is told.
+// giveUp rolls a policy back on this node, before it is reported.
 func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, trouble string) {
 	c.mu.Lock()
 	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
 		t.trouble = trouble
 	}
 	c.mu.Unlock()
-	c.options.Log.Error("the node gives a policy up", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
-	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; it is as it was before", p.Name, trouble)})
+	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
+	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, trouble)})
 	poke(c.changed)
 }
 
-// begin makes this node the first, or every node where that is asked for.
+// begin makes this node the first, or includes all nodes if the policy says so.
 func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	r := v1alpha1.RolloutStatus{Generation: p.Generation, Started: metav1.NewTime(c.clock.now()), First: c.options.Node}
-	message := fmt.Sprintf("node %s has it first", c.options.Node)
+	message := fmt.Sprintf("node %s is the first to get it", c.options.Node)
 	if step == 100 {
-		r.First, r.Percent, message = "", 100, "every node has it at once, as stepPercent says"
+		r.First, r.Percent, message = "", 100, "all nodes get it at once, because stepPercent is 100"
 	}
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, message)
 }
 
-// halt stops a rollout, for nodes that had trouble.
+// halt stops a rollout because of nodes that had problems.
 func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, nodes []string, why string) error {
 	r := *p.DeepCopy().Status.Rollout
 	first := len(r.FailedNodes) == 0
@@ -326,14 +324,14 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 		}
 	}
 	if at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRolledOut); !first && at != nil {
-		why = at.Message // what happened first is what matters most
+		why = at.Message // the first reason matters most
 	} else {
 		why += "; it is taken back there, stays where it is on, and goes to no further node until the policy is changed"
 	}
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonHalted, why)
 }
 
-// next makes the next step that has a node, if the nodes of those before are well.
+// next makes the next step that includes a further node, if the nodes of earlier steps are Ready.
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	r := *p.DeepCopy().Status.Rollout
 	nearest := 100
@@ -353,17 +351,17 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step
 		return err
 	case len(down) > 0:
 		slices.Sort(down)
-		return c.halt(ctx, p, down, fmt.Sprintf("node %s is not Ready since it has it", down[0]))
+		return c.halt(ctx, p, down, fmt.Sprintf("node %s has not been Ready since it got the policy", down[0]))
 	case nearest == 100:
 		r.Percent, r.Complete = 100, true
-		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "every node has it, and none had trouble")
+		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem")
 	}
 	r.Percent = min(100, (nearest/step+1)*step)
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
 }
 
-// eachNode calls fn with every node that a policy selects, a page at a time. One agent
-// does it once a step.
+// eachNode calls fn for every node that a policy selects. It lists nodes by pages. One agent calls it per
+// step.
 func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, fn func(*corev1.Node)) error {
 	selector, err := p.Spec.Nodes()
 	if err != nil {
@@ -390,24 +388,24 @@ func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 	}
 }
 
-// write enters how far a rollout has come, unless somebody else was first.
+// write writes the progress of a rollout, unless another agent has done so first.
 func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v1alpha1.RolloutStatus, status metav1.ConditionStatus, reason, message string) error {
 	var now v1alpha1.AccelerationPolicy
 	err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
 	}, &r).Into(&now)
 	if err == nil && now.Status.Rollout == nil {
-		err = fmt.Errorf("the cluster's kind %s does not know rollouts, and keeps none: it is of an older version; apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
+		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
 	}
 	return err
 }
 
-// serverClock tells the time as the API server does, which all agents share.
+// serverClock is the API server's clock, which all agents share.
 type serverClock struct{ ahead atomic.Int64 }
 
 func (s *serverClock) now() time.Time { return time.Now().Add(time.Duration(s.ahead.Load())) }
 
-// follow notes the time that each answer bears.
+// follow reads the time from the header of each response.
 func (s *serverClock) follow(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		answer, err := next.RoundTrip(r)

@@ -247,7 +247,7 @@ func TestRolloutAtOnce(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
 	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
-	s.wantRollout(t, all, "False Progressing every node", 1, 1, 1)
+	s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
 	s.wantRollout(t, all, "True Complete", 1, 1, 1)
 }
 
@@ -258,15 +258,15 @@ func TestRolloutHalts(t *testing.T) {
 		trouble func(*api, *member)
 		says    string
 	}{
-		"not ready": {func(s *api, m *member) { s.put("/api/v1/nodes/"+m.name, nodeNamed(m.name, false)) }, "is not Ready since it has it"},
+		"not ready": {func(s *api, m *member) { s.put("/api/v1/nodes/"+m.name, nodeNamed(m.name, false)) }, "has not been Ready since it got the policy"},
 		"losses": {func(_ *api, m *member) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.losing = 20
-		}, "loses more packets since it has it"},
+		}, "drops more packets since it got the policy"},
 		"failure": {func(_ *api, m *member) {
 			m.Publish(agent.Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 2, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonNotVerified, Message: "something else"}}})
-		}, "could not keep it: something else"},
+		}, "could not apply it: something else"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -320,7 +320,7 @@ func TestRolloutOfNodesThatFallSilent(t *testing.T) {
 	silent := all[1]
 	silent.stop() // as if its messages went nowhere
 	s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
-	s.wantRollout(t, nil, "False Halted node "+silent.name+" is not Ready since it has it")
+	s.wantRollout(t, nil, "False Halted node "+silent.name+" has not been Ready since it got the policy")
 }
 
 // A first node whose agent is heard of no more halts the rollout.
@@ -338,7 +338,7 @@ func TestRolloutWithoutProgress(t *testing.T) {
 	})
 	i := slices.IndexFunc(all, func(m *member) bool { return m.name == first })
 	all[i].stop()
-	s.wantRollout(t, []*member{all[1-i]}, "False Halted no node that has it has made the next step", 0)
+	s.wantRollout(t, []*member{all[1-i]}, "False Halted the rollout has made no progress", 0)
 	if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != "["+first+"]" {
 		t.Errorf("failed nodes are %v", r["failedNodes"])
 	}
@@ -368,7 +368,7 @@ func TestRolloutOutOfReach(t *testing.T) {
 	s.mu.Lock()
 	s.refuse = nil
 	s.mu.Unlock()
-	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it has it", -1)
+	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 }
 
 // While a policy is rolled out, a node that is not Ready waits. That it was not before is

@@ -17,19 +17,18 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api is what a run asks of an API server. client-go's own set of clients would
-// do, but has every kind of every group in it: 40 MB of program, of which each
-// worker would keep most in memory.
+// api is the part of the Kubernetes API that a run uses. client-go's clientset would do too, but links
+// every kind of every group: 40 MB of program, most of which each worker would keep in memory.
 type api interface {
 	Nodes() objects[*corev1.Node, *corev1.NodeList]
 	Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList]
 	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
 	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
-	// Allowed asks whether the user may do something, Self who the user is.
+	// Allowed asks whether the user may do something; Self, who the user is.
 	Allowed(context.Context, *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error)
 	Self(context.Context) (*authv1.SelfSubjectReview, error)
-	// Exec is where a command in a pod is asked for.
+	// Exec returns the URL of a command in a pod.
 	Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL
 }
 
@@ -45,12 +44,12 @@ type objects[T, L any] interface {
 // restAPI is the api of a real server.
 type restAPI struct{ core, coordination, authorization, authentication rest.Interface }
 
-// kinds are those of api, and parameters what its requests have in their URLs.
+// kinds are the kinds that api uses, and parameters encodes options into URLs.
 var kinds = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme} {
 		if err := add(s); err != nil {
-			panic(err) // two kinds of one name: a fault of this file
+			panic(err) // two kinds of one name: a bug in this file
 		}
 	}
 	return s
@@ -108,14 +107,14 @@ func (a restAPI) Exec(pod *corev1.Pod, options *corev1.PodExecOptions) *url.URL 
 	return a.core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(options, parameters).URL()
 }
 
-// pointer is what objects are passed by.
+// pointer constrains a type to pointers to objects.
 type pointer[T any] interface {
 	*T
 	runtime.Object
 }
 
-// client asks for the objects of one kind; an empty namespace is all of them, or
-// that the kind has none.
+// client accesses the objects of one kind in a namespace; if that is empty, in all, or the kind is
+// cluster-scoped.
 type client[T, L any, PT pointer[T], PL pointer[L]] struct {
 	rest                rest.Interface
 	resource, namespace string

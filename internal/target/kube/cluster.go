@@ -15,103 +15,99 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Access says how to get to a cluster, as kubectl's flags do.
+// Access says how to reach a cluster, as kubectl's flags do.
 type Access struct {
-	// Kubeconfig is a file; the usual places unless set.
+	// Kubeconfig is a file; empty for kubectl's defaults.
 	Kubeconfig string
-	// Context of the kubeconfig; its current one unless set.
+	// Context of the kubeconfig; empty for its current one.
 	Context string
-	// Namespace to make pods in, which is there already; namespaces of the run's
-	// own unless set.
+	// Namespace is an existing one to create the pods in; if empty, a run creates its own.
 	Namespace string
 }
 
 // requestTime bounds one request to the API server.
 const requestTime = 15 * time.Second
 
-// Cluster is a cluster that can be asked.
+// Cluster is a connection to a cluster.
 type Cluster struct {
 	api api
-	// rest is for streams, which have no time limit.
+	// rest is for streams, which must not time out.
 	rest      *rest.Config
 	namespace string
 }
 
-// Open reads the kubeconfig; it asks the cluster nothing yet.
+// Open reads the kubeconfig. It does not connect yet.
 func Open(a Access) (*Cluster, error) {
-	// The client's own log is for the programmers of controllers; what goes wrong
-	// comes back as an error.
+	// client-go returns as errors what a user needs to know of its log.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = a.Kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: a.Context}).ClientConfig()
 	if err != nil {
 		if clientcmd.IsEmptyConfig(err) {
-			return nil, errors.New("there is no cluster to run in: name one with --kubeconfig, or set KUBECONFIG")
+			return nil, errors.New("no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG")
 		}
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	// A run asks in bursts, and rarely; the server has limits of its own.
+	// A run sends few requests, in bursts; the server has its own limits.
 	config.QPS, config.Burst = 100, 200
 	config.UserAgent = "slipstream"
-	config.WarningHandler = rest.NoWarnings{} // about what this program writes, to someone who did not
+	config.WarningHandler = rest.NoWarnings{} // they are for developers of this program
 	limited := rest.CopyConfig(config)
 	limited.Timeout = requestTime
-	asked, err := newAPI(limited)
+	client, err := newAPI(limited)
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	return &Cluster{api: asked, rest: config, namespace: a.Namespace}, nil
+	return &Cluster{api: client, rest: config, namespace: a.Namespace}, nil
 }
 
-// right is something that a run must be allowed to do: in a namespace, or, where
-// that is empty, in all.
-type right struct {
+// permission is what a run must be allowed to do, in a namespace or, if that is empty, in all.
+type permission struct {
 	verb, group, resource, subresource, namespace string
 }
 
-// object is what a right is about: "pods/exec", "leases.coordination.k8s.io".
-func (r right) object() string {
-	what := r.resource
-	if r.subresource != "" {
-		what += "/" + r.subresource
+// object returns what a permission is for: "pods/exec", "leases.coordination.k8s.io".
+func (p permission) object() string {
+	what := p.resource
+	if p.subresource != "" {
+		what += "/" + p.subresource
 	}
-	if r.group != "" {
-		what += "." + r.group
+	if p.group != "" {
+		what += "." + p.group
 	}
 	return what
 }
 
-func (r right) String() string {
-	what := r.object()
+func (p permission) String() string {
+	what := p.object()
 	switch {
-	case r.resource == "namespaces":
-		return r.verb + " " + what
-	case r.namespace == "":
-		return fmt.Sprintf("%s %s, in every namespace (or in one that is there, which -n names)", r.verb, what)
+	case p.resource == "namespaces":
+		return p.verb + " " + what
+	case p.namespace == "":
+		return fmt.Sprintf("%s %s in all namespaces (or only in an existing one: name it with -n)", p.verb, what)
 	}
-	return fmt.Sprintf("%s %s in namespace %s", r.verb, what, r.namespace)
+	return fmt.Sprintf("%s %s in namespace %s", p.verb, what, p.namespace)
 }
 
-// MissingError is what a user may not do and a run needs.
+// MissingError lists the permissions that a run needs and the user does not have.
 type MissingError struct {
 	User  string
 	Needs []string
 }
 
 func (e *MissingError) Error() string {
-	user := "you are"
+	user := "you lack"
 	if e.User != "" {
-		user = e.User + " is"
+		user = e.User + " lacks"
 	}
-	return fmt.Sprintf("%s not allowed what a run needs:\n  %s\nask for a role with these rights, or use another --kubeconfig or --context",
+	return fmt.Sprintf("%s permissions that a run needs:\n  %s\nask for a role that grants them, or use another --kubeconfig or --context",
 		user, strings.Join(e.Needs, "\n  "))
 }
 
-// check asks for all rights at once, so that the answer names all that are
-// missing.
-func (c *Cluster) check(ctx context.Context, rights []right) error {
-	missing, err := c.missing(ctx, rights, func(right, bool) {})
+// check returns an error that names all missing permissions.
+func (c *Cluster) check(ctx context.Context, permissions []permission) error {
+	missing, err := c.missing(ctx, permissions, func(permission, bool) {})
 	if err != nil || len(missing.Needs) == 0 {
 		return err
 	}
@@ -122,41 +118,42 @@ func (c *Cluster) check(ctx context.Context, rights []right) error {
 	return missing
 }
 
-// missing asks for rights, tells of each, and returns those that the user does not have.
-func (c *Cluster) missing(ctx context.Context, rights []right, tell func(r right, allowed bool)) (*MissingError, error) {
+// missing asks the API server about permissions, calls tell for each, and returns those that the user
+// lacks.
+func (c *Cluster) missing(ctx context.Context, permissions []permission, tell func(p permission, allowed bool)) (*MissingError, error) {
 	missing := &MissingError{}
-	for _, r := range rights {
+	for _, p := range permissions {
 		review, err := c.api.Allowed(ctx, &authzv1.SelfSubjectAccessReview{
 			Spec: authzv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authzv1.ResourceAttributes{
-				Verb: r.verb, Group: r.group, Resource: r.resource, Subresource: r.subresource, Namespace: r.namespace,
+				Verb: p.verb, Group: p.group, Resource: p.resource, Subresource: p.subresource, Namespace: p.namespace,
 			}},
 		})
 		if apierrors.IsForbidden(err) {
-			return missing, nil // not even this; the first thing refused will name itself
+			return missing, nil // the user may not even ask; the first request that is denied says so
 		}
 		if err != nil {
-			return nil, fmt.Errorf("ask the API server what is allowed: %w", explain(err))
+			return nil, fmt.Errorf("ask the API server for permissions: %w", explain(err))
 		}
 		if !review.Status.Allowed {
-			missing.Needs = append(missing.Needs, r.String())
+			missing.Needs = append(missing.Needs, p.String())
 		}
-		tell(r, review.Status.Allowed)
+		tell(p, review.Status.Allowed)
 	}
 	return missing, nil
 }
 
-// explain says what to do about an answer that is no answer.
+// explain adds what to do if the API server does not answer, or does not know the user.
 func explain(err error) error {
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server does not know you: renew your credentials, or use another --kubeconfig or --context: %w", err)
+		return fmt.Errorf("the API server does not accept your credentials: renew them, or use another --kubeconfig or --context: %w", err)
 	case unreachable(err):
 		return fmt.Errorf("the API server does not answer: %w", err)
 	}
 	return err
 }
 
-// unreachable tells that no API server has answered, or none that could.
+// unreachable reports whether no API server answered, or one that could not serve the request.
 func unreachable(err error) bool {
 	if err == nil {
 		return false

@@ -16,29 +16,28 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A run renews its lease every beatTime; one that has not for leaseTime is dead.
+// A run renews its lease every renewTime, and counts as dead once it has not for leaseTime.
 const (
-	beatTime  = 10 * time.Second
+	renewTime = 10 * time.Second
 	leaseTime = time.Minute
 )
 
-// downTime is how long taking a run's pods down may take; lostTime where the
-// cluster was out of reach already.
+// downTime bounds the removal of a run's pods; lostTime if the cluster was unreachable already.
 const (
 	downTime = time.Minute
 	lostTime = 10 * time.Second
 )
 
-// beat takes the lease that says that this run is alive, and keeps it until Close.
-func (p *Pods) beat(ctx context.Context) error {
+// takeLease creates the lease that says that this run is alive, and renews it until Close.
+func (p *Pods) takeLease(ctx context.Context) error {
 	api := p.cluster.api.Leases(p.namespace)
 	lease, err := api.Create(ctx, p.lease(holder(), p.spec.ClientNode, p.spec.ServerNode, int32(leaseTime.Seconds()), metav1.NowMicro()), creation)
 	if err != nil {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
-	ctx, p.stopBeating = context.WithCancel(context.WithoutCancel(ctx))
-	p.beating.Go(func() {
-		tick := time.NewTicker(beatTime)
+	ctx, p.stopRenewing = context.WithCancel(context.WithoutCancel(ctx))
+	p.renewing.Go(func() {
+		tick := time.NewTicker(renewTime)
 		defer tick.Stop()
 		for {
 			select {
@@ -48,36 +47,36 @@ func (p *Pods) beat(ctx context.Context) error {
 			}
 			now, err := json.Marshal(metav1.NowMicro())
 			if err != nil {
-				continue // a time always has a form in JSON
+				continue // a time always marshals
 			}
 			_, err = api.Patch(ctx, lease.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%s}}`, now), metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
-				_ = p.lose(errors.New("somebody has removed this run from the cluster (slipstream cleanup --all)"))
+				_ = p.lose(errors.New("its lease was deleted, as by slipstream cleanup --all"))
 				return
 			}
-			// An API server that is away is noticed where it is needed.
+			// Other errors are not reported here: whatever needs the API server next reports them.
 		}
 	})
 	return nil
 }
 
-// Close removes all that the run made, and returns when it is gone. What could
-// not be removed is the error's matter.
+// Close removes all that the run created, and returns when it is gone. The error names what could not
+// be removed.
 func (p *Pods) Close(ctx context.Context) error {
 	limit := downTime
-	if p.hopeless() != nil {
+	if p.isLost() != nil {
 		limit = lostTime
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	defer p.beating.Wait()
-	defer p.stopBeating() // alive until all is gone, so that nobody else removes it meanwhile
+	defer p.renewing.Wait()
+	defer p.stopRenewing() // only when all is gone, so that nobody else removes it meanwhile
 	r := Run{ID: p.id, Own: []string{p.namespace, p.nodes}}
-	if p.theirs {
+	if p.inNamedNamespace {
 		r = Run{ID: p.id, Within: []string{p.namespace}}
 	}
 	if err := p.cluster.Remove(ctx, r); err != nil {
-		return fmt.Errorf("%w\nslipstream cleanup removes what is left, once the cluster lets it", err)
+		return fmt.Errorf("%w\nto remove what is left once the cluster answers: slipstream cleanup", err)
 	}
 	return nil
 }
@@ -101,8 +100,8 @@ func (r Run) String() string {
 	return fmt.Sprintf("run %s: %d pods in %s", r.ID, r.Pods, strings.Join(slices.Concat(r.Own, r.Within), ", "))
 }
 
-// Runs are all that runs have in the cluster, or in the one namespace that Access
-// names, and what has their labels but is somebody else's.
+// Runs returns the runs that have objects in the cluster, or in the one namespace that Access names.
+// It also returns the objects that have the labels of a run and that no run created.
 func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 	f := finding{byID: make(map[string]*Run)}
 	list := metav1.ListOptions{LabelSelector: selector}
@@ -115,7 +114,7 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 			n := &namespaces.Items[i]
 			if r := f.of("namespace", n.ObjectMeta, foreignNamespace(n)); r != nil {
 				r.Own = append(r.Own, n.Name)
-				// One that was made just now has no lease yet.
+				// A new one has no lease yet.
 				r.Alive = r.Alive || n.DeletionTimestamp == nil && time.Since(n.CreationTimestamp.Time) < leaseTime
 			}
 		}
@@ -165,7 +164,7 @@ type finding struct {
 	foreign []Foreign
 }
 
-// of returns the run that has an object, nil where it is none's.
+// of returns the run that an object belongs to; nil if no run created it.
 func (f *finding) of(kind string, m metav1.ObjectMeta, foreign string) *Run {
 	if foreign != "" {
 		f.foreign = append(f.foreign, Foreign{kind, strings.TrimPrefix(m.Namespace+"/"+m.Name, "/"), foreign})
@@ -182,12 +181,12 @@ func (f *finding) of(kind string, m metav1.ObjectMeta, foreign string) *Run {
 	return r
 }
 
-// Remove removes what a run has: the pods first, whose end restores what they had
-// set on their nodes, and the lease last. What has its labels and is somebody else's
-// stays, and so does a namespace of the run's in which somebody else has pods.
+// Remove removes the objects of a run: first the pods, which restore the settings of their nodes as
+// they end, and last the lease. It skips objects with the run's labels that no run created, and a
+// namespace of the run that has pods of somebody else.
 func (c *Cluster) Remove(ctx context.Context, r Run) error {
 	if !runID.MatchString(r.ID) {
-		return fmt.Errorf("remove a run: %q is no run's name", r.ID)
+		return fmt.Errorf("remove a run: %q is not the name of a run", r.ID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, downTime)
 	defer cancel()
@@ -228,18 +227,17 @@ func (c *Cluster) ownNamespaces(ctx context.Context, r Run) (own []*corev1.Names
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:
-			return nil, fmt.Errorf("look at namespace %s: %w", name, explain(err))
+			return nil, fmt.Errorf("get namespace %s: %w", name, explain(err))
 		}
 		if why := foreignNamespace(n); why != "" || n.Labels[labelRun] != r.ID {
-			return nil, fmt.Errorf("namespace %s is not run %s's, and is left: %s", name, r.ID, cmp.Or(why, "it has another's label"))
+			return nil, fmt.Errorf("namespace %s does not belong to run %s and is not deleted: %s", name, r.ID, cmp.Or(why, "its label names another run"))
 		}
 		own = append(own, n)
 	}
 	return own, nil
 }
 
-// onlyOurs fails where somebody else's pods are in a namespace that is to be deleted
-// with all that is in it.
+// onlyOurs returns an error if a namespace that is about to be deleted has pods of somebody else.
 func (c *Cluster) onlyOurs(ctx context.Context, namespace string) error {
 	pods, err := c.api.Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -252,7 +250,7 @@ func (c *Cluster) onlyOurs(ctx context.Context, namespace string) error {
 		}
 	}
 	if len(others) > 0 {
-		return fmt.Errorf("namespace %s is left, as pods are in it that no run made: %s; delete it when they are gone", namespace, strings.Join(others, ", "))
+		return fmt.Errorf("namespace %s is not deleted, because it has pods that no run created: %s; delete it when they are gone", namespace, strings.Join(others, ", "))
 	}
 	return nil
 }
@@ -264,7 +262,7 @@ func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
 			return nil
 		}
 		if err != nil && !unreachable(err) {
-			return fmt.Errorf("look at namespace %s: %w", n.Name, explain(err))
+			return fmt.Errorf("get namespace %s: %w", n.Name, explain(err))
 		}
 		if pause(ctx) != nil {
 			return fmt.Errorf("namespace %s is still being deleted", n.Name)
@@ -272,12 +270,11 @@ func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
 	}
 }
 
-// removeRest removes what is left of a run, its pods aside, from a namespace that is
-// not its own.
+// removeRest removes a run's services and lease from a namespace that the run did not create.
 func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
 	list := metav1.ListOptions{LabelSelector: labelRun + "=" + id}
 	services, err := c.api.Services(namespace).List(ctx, list)
-	if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the right
+	if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the permission
 		return fmt.Errorf("list services of %s: %w", namespace, explain(err))
 	}
 	if err == nil {
@@ -336,7 +333,7 @@ func (c *Cluster) removePods(ctx context.Context, r Run) error {
 			return nil
 		}
 		if pause(ctx) != nil {
-			return fmt.Errorf("pods are told to end and have not: %s", strings.Join(left, ", "))
+			return fmt.Errorf("pods are still terminating: %s", strings.Join(left, ", "))
 		}
 	}
 }

@@ -20,9 +20,8 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Stream leads to a worker in a pod: what is written to it the worker reads, and
-// the reverse. Close ends the worker's input, on which it puts things right and
-// exits; Wait waits for that.
+// Stream connects to the standard input and output of a worker in a pod. Close ends the worker's input,
+// on which it reverts what it applied and exits; Wait waits for that.
 type Stream struct {
 	pods *Pods
 	pod  *corev1.Pod
@@ -36,10 +35,10 @@ type Stream struct {
 	err    error // once done
 }
 
-// Open starts a worker for a use of a place, and returns the stream to it. Try
-// again where connecting to it fails: Retry says whether that makes sense.
+// Open starts a worker for one use of a place, and returns the stream to it. If connecting to the
+// worker fails, Retry says whether to try again.
 func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
-	if err := p.hopeless(); err != nil {
+	if err := p.isLost(); err != nil {
 		return nil, err
 	}
 	argv := []string{program, "worker"}
@@ -60,13 +59,13 @@ func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
 		pod = p.traffic[at.Name]
 	}
 	if pod == nil {
-		return nil, fmt.Errorf("there is no pod for %s in %s", use, at.Name)
+		return nil, fmt.Errorf("%s has no pod for %s", at.Name, use)
 	}
 	return p.exec(pod, argv), nil
 }
 
-// Retry waits a moment after a worker could not be connected to, and returns nil
-// if another try makes sense.
+// Retry waits a moment after connecting to a worker failed, and returns nil if another attempt makes
+// sense.
 func (s *Stream) Retry(ctx context.Context, err error) error {
 	if s.final() || errors.Is(err, target.ErrLost) {
 		return err
@@ -80,7 +79,7 @@ func (s *Stream) Retry(ctx context.Context, err error) error {
 	return nil
 }
 
-// Connected notes that the worker answers.
+// Connected records that the worker answers.
 func (s *Stream) Connected() { s.pods.answered(s.pod) }
 
 func (p *Pods) exec(pod *corev1.Pod, argv []string) *Stream {
@@ -92,7 +91,7 @@ func (p *Pods) exec(pod *corev1.Pod, argv []string) *Stream {
 		defer close(s.done)
 		defer cancel()
 		s.err = p.cluster.stream(ctx, pod, argv, in, &s.out, &s.stderr)
-		_ = w.Close() // whoever still reads it gets the end, and no error to tell the world of
+		_ = w.Close() // a reader gets io.EOF, not an error that would be reported
 		s.out.end()
 	}()
 	return s
@@ -103,7 +102,7 @@ func (c *Cluster) stream(ctx context.Context, pod *corev1.Pod, argv []string, in
 	url := c.api.Exec(pod, &corev1.PodExecOptions{
 		Container: container, Command: argv, Stdin: true, Stdout: true, Stderr: true,
 	})
-	// As kubectl does it: WebSocket, and SPDY for servers and proxies without.
+	// Like kubectl: WebSocket, or SPDY if a server or proxy lacks it.
 	spdy, err := remotecommand.NewSPDYExecutor(c.rest, http.MethodPost, url)
 	if err != nil {
 		return fmt.Errorf("prepare exec: %w", err)
@@ -124,18 +123,17 @@ func (c *Cluster) stream(ctx context.Context, pod *corev1.Pod, argv []string, in
 func (s *Stream) Read(b []byte) (int, error)  { return s.out.Read(b) }
 func (s *Stream) Write(b []byte) (int, error) { return s.in.Write(b) }
 
-// Close ends the worker's input and stops reading what it says.
+// Close ends the worker's input and discards its output.
 func (s *Stream) Close() error {
 	s.out.close()
 	return s.in.Close()
 }
 
-// exitTime is how long a worker may take to put things right and exit, once its
-// input has ended.
+// exitTime is how long a worker may take to revert and exit once its input has ended.
 const exitTime = 20 * time.Second
 
-// Wait waits for the worker to exit. Closed before, and after too long it is left
-// alone: its pod goes in the end.
+// Wait waits for the worker to exit, after Close. It gives up after exitTime: the worker ends with its
+// pod.
 func (s *Stream) Wait() error {
 	timer := time.NewTimer(exitTime)
 	defer timer.Stop()
@@ -144,12 +142,11 @@ func (s *Stream) Wait() error {
 		return s.ended()
 	case <-timer.C:
 		s.cancel()
-		return fmt.Errorf("worker in pod %s/%s: has not ended %s after it was told to", s.pod.Namespace, s.pod.Name, exitTime)
+		return fmt.Errorf("the worker in pod %s/%s has not exited after %s", s.pod.Namespace, s.pod.Name, exitTime)
 	}
 }
 
-// ended is what the command's end was, nil if good. A stream that was cut says
-// nothing of the command.
+// ended returns how the command ended, nil if successfully. If the stream broke, that is unknown.
 func (s *Stream) ended() error {
 	select {
 	case <-s.done:
@@ -174,8 +171,8 @@ func exitWord(code int) string {
 	return fmt.Sprintf("exit code %d", code)
 }
 
-// final tells an end that another try would only repeat: the program is not there,
-// or says itself why it cannot go on, or may not be started.
+// final reports whether another attempt would end the same way: the program is missing, may not be
+// started, or exited with an error.
 func (s *Stream) final() bool {
 	select {
 	case <-s.done:
@@ -189,30 +186,29 @@ func (s *Stream) final() bool {
 	return s.err != nil && (apierrors.IsForbidden(s.err) || strings.Contains(s.err.Error(), "executable file not found") || strings.Contains(s.err.Error(), "no such file or directory"))
 }
 
-// Why says why the stream has ended, when it was to go on: whether it was the
-// worker that ended, or the way to it.
+// Why says why the stream ended too early: because the worker exited, or because the connection broke.
 func (s *Stream) Why() error {
 	select {
 	case <-s.done:
-	case <-time.After(time.Second): // it does not answer, and nobody has said that it has ended
+	case <-time.After(time.Second): // neither an answer nor an end
 		return s.pods.diagnose(context.Background(), s.pod, errors.New("its worker does not answer"))
 	}
 	if exit := new(utilexec.CodeExitError); s.err == nil || errors.As(s.err, exit) {
 		if err := s.ended(); err != nil {
 			return err
 		}
-		return fmt.Errorf("the worker in pod %s/%s ended by itself", s.pod.Namespace, s.pod.Name)
+		return fmt.Errorf("the worker in pod %s/%s exited unexpectedly", s.pod.Namespace, s.pod.Name)
 	}
 	return s.pods.diagnose(context.Background(), s.pod, s.err)
 }
 
-// inbox holds what the worker said until it is read. It takes all there is, for
-// the protocol bounds that, so that a worker whose reader has left can end.
+// inbox buffers a worker's output until it is read. It never blocks, so that a worker whose reader is
+// gone can exit; the protocol bounds its size.
 type inbox struct {
 	mu            sync.Mutex
 	more          *sync.Cond
 	buf           bytes.Buffer
-	ended, closed bool // by who writes, by who reads
+	ended, closed bool // by the writer, by the reader
 }
 
 func (b *inbox) Write(p []byte) (int, error) {
@@ -264,7 +260,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last is what was logged, to go on a sentence with.
+// last returns what was logged, to append to a sentence.
 func (t *tail) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,11 +1,10 @@
-// Package kube makes the places of an experiment out of pods: a pod for each end
-// of each pair, on two nodes of a cluster, and one with privileges on each node
-// that samples and steers it. It knows how to open a stream to a worker in one
-// (by exec), and why that ended; what the worker does is internal/worker's, and
-// what is run in the places internal/experiment's.
+// Package kube creates the places of an experiment as pods: one pod for each end of each pair, on two
+// nodes of a cluster, and on each node a privileged one that samples counters and applies accelerators.
+// It opens streams to workers in the pods (by exec) and finds out why a stream ended. What a worker
+// does is up to internal/worker, and what runs in the places to internal/experiment.
 //
-// All that it makes carries labels, by which Runs finds what a run that died has
-// left; own.go says how it is told from what somebody else has labelled so.
+// All objects carry labels, by which Runs finds what a dead run has left. own.go tells them from
+// objects that somebody else has labelled alike.
 package kube
 
 import (
@@ -32,14 +31,13 @@ import (
 type Config struct {
 	// Spec names both nodes (see Cluster.Choose).
 	Spec v1alpha1.Kubernetes
-	// Version of the program, which is the tag of the image where none is named.
+	// Version of the program: the tag of the default image.
 	Version string
 	// Pods on each node.
 	Pods int
-	// Steer, Service and Native are asked for by some variant: accelerators, and
-	// those paths.
-	Steer, Service, Native bool
-	// Note gets a line for a person.
+	// Accelerate, Service and Native say whether some variant has accelerators, or one of those paths.
+	Accelerate, Service, Native bool
+	// Note prints a line for the user.
 	Note func(string)
 }
 
@@ -49,48 +47,47 @@ type Pods struct {
 	config  Config
 	run
 	places []target.Place
-	// traffic and control are the pods of the workers in each place, by its name;
-	// host those of native traffic, by that of the place in whose stead it is.
+	// traffic and control are the pods whose workers act in each place, by its name. host are the pods
+	// of native traffic, by the name of the place that they stand in for.
 	traffic, control, host map[string]*corev1.Pod
 	// systems are the operating systems of the nodes.
 	systems map[string]string
 
-	stopBeating context.CancelFunc
-	beating     sync.WaitGroup
+	stopRenewing context.CancelFunc
+	renewing     sync.WaitGroup
 
 	mu sync.Mutex
 	// lost is why no trial can succeed any more.
 	lost error
-	// silent is since when no worker could be started in a pod.
+	// silent is the time since which no worker could be started in a pod.
 	silent map[string]time.Time
 }
 
-// upTime is how long pods may take to run once they are made: an image may have
-// to be pulled.
+// upTime is how long pods may take to start: an image may have to be pulled.
 const upTime = 3 * time.Minute
 
-// Up makes the pods of a run and returns when all run. If it fails, or ctx ends,
-// nothing is left.
+// Up creates the pods of a run and returns when all are running. If it fails, or ctx ends, it leaves
+// nothing behind.
 func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	p := &Pods{
 		cluster: c, config: config, silent: make(map[string]time.Time), systems: make(map[string]string),
 		traffic: make(map[string]*corev1.Pod), control: make(map[string]*corev1.Pod), host: make(map[string]*corev1.Pod),
-		stopBeating: func() {},
+		stopRenewing: func() {},
 	}
 	id := strings.ToLower(rand.Text())[:8]
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	p.run = *newRun(id)
 	p.spec, p.image, p.pull = config.Spec, image, pull
 	if c.namespace != "" {
-		p.namespace, p.nodes, p.theirs = c.namespace, c.namespace, true
+		p.namespace, p.nodes, p.inNamedNamespace = c.namespace, c.namespace, true
 	}
-	if err := c.check(ctx, c.rights(config)); err != nil {
+	if err := c.check(ctx, c.permissions(config)); err != nil {
 		return nil, err
 	}
 	if err := c.busy(ctx, config.Spec.ClientNode, config.Spec.ServerNode); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods do not run after %s", upTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods are not running after %s", upTime))
 	defer cancel()
 	if err := p.up(ctx); err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -103,12 +100,12 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	return p, nil
 }
 
-// rights that a run needs.
-func (c *Cluster) rights(config Config) []right {
-	var all []right
+// permissions that a run needs.
+func (c *Cluster) permissions(config Config) []permission {
+	var all []permission
 	need := func(group, resource, subresource string, verbs ...string) {
 		for _, verb := range verbs {
-			all = append(all, right{verb, group, resource, subresource, c.namespace})
+			all = append(all, permission{verb, group, resource, subresource, c.namespace})
 		}
 	}
 	if c.namespace == "" {
@@ -123,14 +120,14 @@ func (c *Cluster) rights(config Config) []right {
 	return all
 }
 
-// nodePods tells whether pods with privileges are wanted.
+// nodePods reports whether the run has privileged pods.
 func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
 
-// busy fails where another run measures on the same nodes.
+// busy returns an error if another run measures on the same nodes.
 func (c *Cluster) busy(ctx context.Context, nodes ...string) error {
 	runs, _, err := c.Runs(ctx)
 	if err != nil {
-		return nil // it takes rights that a run does not: what cannot be seen is no reason to stop
+		return nil // it takes permissions that a run does not need
 	}
 	for _, r := range runs {
 		if !r.Alive {
@@ -138,7 +135,7 @@ func (c *Cluster) busy(ctx context.Context, nodes ...string) error {
 		}
 		for _, node := range nodes {
 			if slices.Contains(r.Nodes, node) {
-				return fmt.Errorf("run %s of %s is under way on node %s, and each would measure the other: wait for it, name other nodes, or end it with slipstream cleanup --all",
+				return fmt.Errorf("run %s of %s is in progress on node %s, and each would measure the other: wait for it, name other nodes, or end it with slipstream cleanup --all",
 					r.ID, r.Holder, node)
 			}
 		}
@@ -150,7 +147,7 @@ func (p *Pods) up(ctx context.Context) error {
 	if err := p.makeNamespaces(ctx); err != nil {
 		return err
 	}
-	if err := p.beat(ctx); err != nil {
+	if err := p.takeLease(ctx); err != nil {
 		return err
 	}
 	var traffic, control []*corev1.Pod
@@ -174,11 +171,11 @@ func (p *Pods) up(ctx context.Context) error {
 		}
 	}
 	if err := p.start(ctx, control); err != nil {
-		if p.config.Steer || p.config.Native || ctx.Err() != nil || !refused(err) {
+		if p.config.Accelerate || p.config.Native || ctx.Err() != nil || !rejected(err) {
 			return err
 		}
-		// What only looks on is not worth the run.
-		p.config.Note(fmt.Sprintf("CPUs are not sampled: %v", err))
+		// A run that only samples with these pods goes on without.
+		p.config.Note(fmt.Sprintf("CPU use is not measured: %v", err))
 		clear(p.control)
 		if err := p.remove(ctx, control); err != nil {
 			return err
@@ -197,11 +194,11 @@ func (p *Pods) up(ctx context.Context) error {
 }
 
 func (p *Pods) makeNamespaces(ctx context.Context) error {
-	if p.theirs {
-		return p.cluster.namespaceIsThere(ctx, p.namespace)
+	if p.inNamedNamespace {
+		return p.cluster.checkNamespace(ctx, p.namespace)
 	}
-	// Two, so that the API server holds the pods of traffic to the strictest
-	// standard whatever the others need.
+	// Two, so that Pod Security Admission enforces the strictest standard on the pods for traffic,
+	// whatever the others need.
 	namespaces := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
 	if p.nodePods() {
 		namespaces = append(namespaces, p.namespaceObject(p.nodes, "privileged"))
@@ -214,14 +211,14 @@ func (p *Pods) makeNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// start makes pods, with the services in front of them, and waits until they run.
+// start creates pods and the services in front of them, and waits until they run.
 func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 	for i, pod := range pods {
-		made, err := p.create(ctx, pod)
+		created, err := p.create(ctx, pod)
 		if err != nil {
 			return err
 		}
-		pods[i].UID = made.UID
+		pods[i].UID = created.UID
 		if slices.Contains(pod.Spec.Containers[0].Args, "--listen") {
 			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), creation); err != nil {
 				return fmt.Errorf("create service %s/%s: %w", pod.Namespace, pod.Name, explain(err))
@@ -231,45 +228,45 @@ func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 	return p.waitRunning(ctx, pods)
 }
 
-// refusedError is a pod that the cluster does not let be.
-type refusedError struct {
+// rejectedError is the error of the API server that rejects a pod.
+type rejectedError struct {
 	pod string
 	err error
 }
 
-func (e *refusedError) Error() string {
-	text := fmt.Sprintf("the cluster refuses pod %s: %v", e.pod, e.err)
+func (e *rejectedError) Error() string {
+	text := fmt.Sprintf("the API server rejects pod %s: %v", e.pod, e.err)
 	if strings.Contains(e.err.Error(), "PodSecurity") {
-		text += "\nits namespace is held to a Pod Security Standard that forbids this; leave -n out, so that the run makes namespaces of its own, or leave out accelerators and the native path (unprivileged: true)"
+		text += "\nthe namespace enforces a Pod Security Standard that forbids this pod: leave out -n, so that the run creates its own namespaces, or leave out accelerators and the native path (unprivileged: true)"
 	}
 	return text
 }
 
-func (e *refusedError) Unwrap() error { return e.err }
+func (e *rejectedError) Unwrap() error { return e.err }
 
-func refused(err error) bool { return errors.As(err, new(*refusedError)) }
+func rejected(err error) bool { return errors.As(err, new(*rejectedError)) }
 
 func (p *Pods) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for {
-		made, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, creation)
+		created, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, creation)
 		switch {
 		case err == nil:
-			return made, nil
+			return created, nil
 		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount"):
-			// The controller that gives a new namespace its account lags a little.
+			// The controller that creates a new namespace's default service account lags a little.
 			if err := pause(ctx); err != nil {
 				return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, err)
 			}
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-			return nil, &refusedError{pod.Namespace + "/" + pod.Name, err}
+			return nil, &rejectedError{pod.Namespace + "/" + pod.Name, err}
 		default:
 			return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, explain(err))
 		}
 	}
 }
 
-// pollTime is between two looks at what the cluster takes its time for. Lists are
-// cheap, and unlike a watch need no second right.
+// pollTime is the interval at which the cluster is polled. A list is cheap, and unlike a watch needs no
+// second permission.
 const pollTime = 300 * time.Millisecond
 
 func pause(ctx context.Context) error {
@@ -283,7 +280,7 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// list are the run's pods as they are now, by UID.
+// list returns the run's pods by namespace and name.
 func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
 	all := make(map[string]*corev1.Pod)
 	namespaces := []string{p.namespace}
@@ -302,8 +299,8 @@ func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
 	return all, nil
 }
 
-// waitRunning waits until pods run, and fills their status in. What cannot run,
-// as far as the cluster tells, ends the wait.
+// waitRunning waits until pods run, and fills in their status. It fails as soon as one cannot run any
+// more.
 func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
 	waiting := ""
 	for {
@@ -319,10 +316,10 @@ func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
 			}
 			got := now[pod.Namespace+"/"+pod.Name]
 			if got == nil {
-				return fmt.Errorf("pod %s/%s is gone: somebody deletes what the run makes", pod.Namespace, pod.Name)
+				return fmt.Errorf("pod %s/%s is gone: somebody deleted it", pod.Namespace, pod.Name)
 			}
 			state := stateOf(got)
-			if state.hopeless {
+			if state.final {
 				return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), state.text)
 			}
 			if state.text != "" {
@@ -341,12 +338,12 @@ func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
 	}
 }
 
-// nodeOf is where a pod is to be.
+// nodeOf returns the node that a pod is assigned to.
 func nodeOf(pod *corev1.Pod) string {
 	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
 }
 
-// makePlaces says where everything is, now that the pods have addresses.
+// makePlaces sets p.places, once the pods have addresses.
 func (p *Pods) makePlaces(ctx context.Context) error {
 	addresses := func(pod *corev1.Pod) (v4, v6 netip.Addr) {
 		var all []string
@@ -370,7 +367,7 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 		place := target.Place{Name: name, Kind: target.Node, Node: name, Unprivileged: p.control[name] == nil}
 		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return fmt.Errorf("look at node %s: %w", name, explain(err))
+			return fmt.Errorf("get node %s: %w", name, explain(err))
 		}
 		p.systems[name] = node.Status.NodeInfo.OSImage
 		var all []string
@@ -399,9 +396,8 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 	return nil
 }
 
-// reachServices waits until every client reaches its server by way of the
-// service: whatever implements services learns of them with a delay, and nothing
-// but traffic tells when.
+// reachServices waits until every client reaches its server through the service. Whatever implements
+// services programs them with a delay, and only traffic shows when it has.
 func (p *Pods) reachServices(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -425,7 +421,7 @@ func (p *Pods) reachServices(ctx context.Context) error {
 			if err := s.ended(); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("service %s is not reached from %s: does the cluster run kube-proxy, or what stands for it? %w", argv[3], client, err))
+				errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, argv[3], err))
 			}
 		})
 	}
@@ -436,15 +432,15 @@ func (p *Pods) reachServices(ctx context.Context) error {
 // Places are the nodes, the clients' first, and then the pods of each.
 func (p *Pods) Places() []target.Place { return p.places }
 
-// System is the operating system of a node, which its pods do not see.
+// System returns the operating system of a node, which its pods cannot see.
 func (p *Pods) System(node string) string { return p.systems[node] }
 
-// Placement says where the pods are.
+// Placement says in a sentence where the pods are.
 func (p *Pods) Placement() string {
 	return fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
 }
 
-// holder says whose run it is.
+// holder identifies this process in the lease.
 func holder() string {
 	name, err := os.Hostname()
 	if err != nil {

@@ -77,16 +77,16 @@ func TestChoose(t *testing.T) {
 		{"both named", []corev1.Node{node("a"), node("b"), node("c")}, v1alpha1.Kubernetes{ClientNode: "c", ServerNode: "a"}, "c a"},
 		{"selector", []corev1.Node{node("a"), node("b", labelled("pool", "net")), node("c", labelled("pool", "net"))}, v1alpha1.Kubernetes{NodeSelector: pool}, "b c"},
 		{"preference only", []corev1.Node{node("a", tainted(corev1.TaintEffectPreferNoSchedule)), node("b")}, v1alpha1.Kubernetes{}, "a b"},
-		{"none", nil, v1alpha1.Kubernetes{}, "this cluster has none"},
-		{"one", []corev1.Node{node("a")}, v1alpha1.Kubernetes{}, "has one, a: add another, or use the lab"},
-		{"not ready", []corev1.Node{node("a"), node("b", down)}, v1alpha1.Kubernetes{}, "only a of this cluster's\n  node b is not ready (the runtime is down): see kubectl describe node b"},
-		{"never ready", []corev1.Node{node("a", silent), node("b")}, v1alpha1.Kubernetes{}, "node a is not ready (it has not said so yet)"},
+		{"none", nil, v1alpha1.Kubernetes{}, "this cluster has no nodes"},
+		{"one", []corev1.Node{node("a")}, v1alpha1.Kubernetes{}, "has only node a: add another, or run in a lab"},
+		{"not ready", []corev1.Node{node("a"), node("b", down)}, v1alpha1.Kubernetes{}, "only node a\n  node b is not ready (the runtime is down): see kubectl describe node b"},
+		{"never ready", []corev1.Node{node("a", silent), node("b")}, v1alpha1.Kubernetes{}, "node a is not ready (it has no Ready condition yet)"},
 		{"taint", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{}, "node b has the taint gpu=yes:NoSchedule: remove it with kubectl taint nodes b gpu:NoSchedule-"},
 		{"taint that evicts", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoExecute))}, v1alpha1.Kubernetes{}, "gpu=yes:NoExecute"},
 		{"cordoned", []corev1.Node{node("a"), node("b", cordoned)}, v1alpha1.Kubernetes{}, "kubectl uncordon b"},
 		{"windows", []corev1.Node{node("a"), node("b", labelled(corev1.LabelOSStable, "windows"))}, v1alpha1.Kubernetes{}, "node b runs windows"},
-		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, v1alpha1.Kubernetes{NodeSelector: pool}, "node b does not have the labels pool=net of the selector"},
-		{"named, not there", []corev1.Node{node("a"), node("b")}, v1alpha1.Kubernetes{ClientNode: "x"}, "there is no node x; there are a, b"},
+		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, v1alpha1.Kubernetes{NodeSelector: pool}, "node b lacks the labels pool=net of the selector"},
+		{"named, not there", []corev1.Node{node("a"), node("b")}, v1alpha1.Kubernetes{ClientNode: "x"}, "node x does not exist; the nodes are a, b"},
 		{"named, not ready", []corev1.Node{node("a", down), node("b")}, v1alpha1.Kubernetes{ClientNode: "a"}, "node a is not ready (the runtime is down): see kubectl describe node a, or name another with --client-node"},
 		{"named, tainted", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, "or name another with --server-node"},
 	} {
@@ -296,7 +296,7 @@ func left(t *testing.T, api *fake.Clientset) (all []string) {
 
 func TestUp(t *testing.T) {
 	api, c := fakeCluster(t, nil)
-	p, err := c.Up(t.Context(), config(func(c *Config) { c.Steer, c.Native = true, true }))
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Accelerate, c.Native = true, true }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestUp(t *testing.T) {
 		t.Errorf("runs %+v, %v", runs, err)
 	}
 	// A second run on one of the nodes would measure the first.
-	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "is under way on node") {
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "is in progress on node") {
 		t.Errorf("a second run: %v", err)
 	}
 	if err := p.Close(t.Context()); err != nil {
@@ -339,7 +339,7 @@ func TestUp(t *testing.T) {
 func TestNamespace(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	c.namespace = "mine"
-	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "there is no namespace mine") {
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "namespace mine does not exist") {
 		t.Errorf("no namespace: %v", err)
 	}
 	for _, o := range []runtime.Object{
@@ -351,7 +351,7 @@ func TestNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := c.Up(t.Context(), config(func(c *Config) { c.Steer = true }))
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Accelerate = true }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,11 +379,11 @@ func TestPermissions(t *testing.T) {
 	if !errors.As(err, &missing) {
 		t.Fatalf("%v, want what is missing", err)
 	}
-	const where = ", in every namespace (or in one that is there, which -n names)"
+	const where = " in all namespaces (or only in an existing one: name it with -n)"
 	if diff := cmp.Diff(&MissingError{User: "jane", Needs: []string{"create namespaces", "create pods/exec" + where, "patch leases.coordination.k8s.io" + where}}, missing); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if !strings.HasPrefix(err.Error(), "jane is not allowed what a run needs:\n  create namespaces\n") {
+	if !strings.HasPrefix(err.Error(), "jane lacks permissions that a run needs:\n  create namespaces\n") {
 		t.Error(err)
 	}
 	if all := left(t, api); all != nil {
@@ -400,7 +400,7 @@ func TestRefused(t *testing.T) {
 		return nil
 	}
 	api, c := fakeCluster(t, psa)
-	if _, err := c.Up(t.Context(), config(func(c *Config) { c.Steer = true })); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") || !strings.Contains(err.Error(), "leave out accelerators") {
+	if _, err := c.Up(t.Context(), config(func(c *Config) { c.Accelerate = true })); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") || !strings.Contains(err.Error(), "leave out accelerators") {
 		t.Errorf("accelerators: %v", err)
 	}
 	if all := left(t, api); all != nil {
@@ -411,7 +411,7 @@ func TestRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(notes) != 1 || !strings.HasPrefix(notes[0], "CPUs are not sampled: the cluster refuses pod") {
+	if len(notes) != 1 || !strings.HasPrefix(notes[0], "CPU use is not measured: the API server rejects pod") {
 		t.Errorf("notes %q", notes)
 	}
 	if node := p.Places()[0]; !node.Unprivileged {
@@ -442,15 +442,15 @@ func TestStates(t *testing.T) {
 		status func(*corev1.Pod)
 		want   string
 	}{
-		{"image not there", waiting("ErrImageNeverPull", ""), "the node does not have slipstream.dev/slipstream:v1"},
+		{"image not there", waiting("ErrImageNeverPull", ""), "slipstream.dev/slipstream:v1 is not on the node"},
 		{"image not to be had", waiting("ErrImagePull", "no such host"), "cannot be pulled: ErrImagePull: no such host. Name another with --image"},
-		{"image without the program", waiting("RunContainerError", `exec: "/slipstream": no such file`), "The image must have this program at /slipstream"},
-		{"image of another version", waiting("CrashLoopBackOff", "back-off"), "ends as soon as it is started: Error: unknown command. The image"},
-		{"does not fit", func(p *corev1.Pod) {
+		{"image without the program", waiting("RunContainerError", `exec: "/slipstream": no such file`), "The image must have slipstream at /slipstream"},
+		{"image of another version", waiting("CrashLoopBackOff", "back-off"), "exits as soon as it starts: Error: unknown command. The image"},
+		{"too large", func(p *corev1.Pod) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
 				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes: Insufficient cpu",
 			}}}
-		}, "does not fit: 0/2 nodes: Insufficient cpu; ask for fewer resources"},
+		}, "cannot be scheduled: 0/2 nodes: Insufficient cpu; request fewer resources"},
 		{"evicted", func(p *corev1.Pod) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
 		}, "has ended: Evicted: low on memory"},
@@ -500,7 +500,7 @@ func TestDiagnose(t *testing.T) {
 		want   string
 		lost   bool
 	}{
-		{"nothing", func(*testing.T, *fake.Clientset, *corev1.Pod) {}, "was cut, though it runs: connection reset", false},
+		{"nothing", func(*testing.T, *fake.Clientset, *corev1.Pod) {}, "broke, but the pod is running: connection reset", false},
 		{"node", func(t *testing.T, api *fake.Clientset, _ *corev1.Pod) {
 			n := node("a", down)
 			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
@@ -518,7 +518,7 @@ func TestDiagnose(t *testing.T) {
 		{"container restarted", func(_ *testing.T, api *fake.Clientset, p *corev1.Pod) {
 			s := &p.Status.ContainerStatuses[0]
 			s.RestartCount, s.LastTerminationState.Terminated = 1, &corev1.ContainerStateTerminated{Reason: "OOMKilled", ExitCode: 137}
-		}, "was restarted: OOMKilled: exit code 137", false},
+		}, "restarted: OOMKilled: exit code 137", false},
 		{"forbidden", func(_ *testing.T, api *fake.Clientset, _ *corev1.Pod) {
 			api.PrependReactor("get", "pods", refuse)
 		}, "not you", true},
@@ -694,7 +694,7 @@ func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
 	for _, r := range []Run{
 		{ID: deadID, Own: []string{"shop"}}, {ID: deadID, Own: []string{"slipstream-system"}}, {ID: deadID, Own: []string{"slipstream-dead2345-more"}}, {ID: "bbbbbbbb", Own: []string{"slipstream-bbbbbbbb"}},
 	} {
-		if err := c.Remove(t.Context(), r); err == nil || !strings.Contains(err.Error(), "and is left") {
+		if err := c.Remove(t.Context(), r); err == nil || !strings.Contains(err.Error(), "and is not deleted") {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}
@@ -724,7 +724,7 @@ func TestCleanupOfANamespaceWithOthersPods(t *testing.T) {
 	if err != nil || len(runs) != 1 {
 		t.Fatal(runs, err)
 	}
-	if err := c.Remove(t.Context(), runs[0]); err == nil || !strings.Contains(err.Error(), "namespace slipstream-dead2345 is left, as pods are in it that no run made: web (") {
+	if err := c.Remove(t.Context(), runs[0]); err == nil || !strings.Contains(err.Error(), "namespace slipstream-dead2345 is not deleted, because it has pods that no run created: web (") {
 		t.Errorf("%v", err)
 	}
 	if diff := cmp.Diff([]string{"slipstream-dead2345", "slipstream-dead2345-nodes", "slipstream-dead2345/web", "slipstream-dead2345/run-dead2345"}, left(t, api)); diff != "" {

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Labels of everything that a run makes, by which cleanup finds it.
+// Labels of everything that a run creates, by which cleanup finds it.
 const (
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -26,15 +26,15 @@ const (
 	// annotationNodes names the nodes that a run measures, on its lease.
 	annotationNodes = "slipstream.dev/nodes"
 
-	// selector finds every run's.
+	// selector matches the objects of all runs.
 	selector = labelName + "=" + appName + "," + labelComponent + "=" + runComponent
 )
 
 // The program, in every image.
 const program = "/slipstream"
 
-// Ports of a server pod behind a service: the workload's, and one that answers
-// whoever wants to know whether the service leads there yet.
+// Ports of a server pod behind a service: that of the workload, and one that answers as soon as the
+// service works.
 const (
 	trafficPort = 7465
 	probePort   = 7466
@@ -49,11 +49,10 @@ type run struct {
 	spec  v1alpha1.Kubernetes
 	image string
 	pull  corev1.PullPolicy
-	// namespace of the pods for traffic, and nodes that of those that need more
-	// than a restricted one lets them have.
+	// namespace is that of the pods for traffic, nodes that of the pods that need privileges.
 	namespace, nodes string
-	// theirs is a namespace that the user named: it is not made, and stays.
-	theirs bool
+	// inNamedNamespace: the user named the namespace, so the run neither creates nor deletes it.
+	inNamedNamespace bool
 }
 
 func newRun(id string) *run {
@@ -68,7 +67,7 @@ func (r *run) meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: r.labels()}
 }
 
-// name of an object, which no other run's has: both may be in one namespace.
+// name returns a name for an object that no other run uses: runs may share a namespace.
 func (r *run) name(parts ...any) string {
 	var b strings.Builder
 	for _, p := range parts {
@@ -77,8 +76,7 @@ func (r *run) name(parts ...any) string {
 	return b.String() + r.id
 }
 
-// namespaceObject is a namespace whose pods are held to a Pod Security Standard
-// by the API server itself.
+// namespaceObject is a namespace in which the API server enforces a Pod Security Standard.
 func (r *run) namespaceObject(name, level string) *corev1.Namespace {
 	n := &corev1.Namespace{ObjectMeta: r.meta("", name)}
 	for _, mode := range []string{"enforce", "audit", "warn"} {
@@ -144,7 +142,7 @@ func (r *run) trafficPod(name, node string) *corev1.Pod {
 	return p
 }
 
-// serverPod is a traffic pod that can be reached by way of a service.
+// serverPod is a traffic pod that can be reached through a service.
 func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
 	p := r.trafficPod(name, node)
 	if service {
@@ -154,8 +152,8 @@ func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
 	return p
 }
 
-// hostPod is a traffic pod in the node's network: the native path differs from
-// the others in nothing else.
+// hostPod is a traffic pod in the node's network namespace, for the native path. It does not differ
+// otherwise.
 func (r *run) hostPod(name, node string) *corev1.Pod {
 	p := r.trafficPod(name, node)
 	p.Namespace = r.nodes
@@ -163,15 +161,15 @@ func (r *run) hostPod(name, node string) *corev1.Pod {
 	return p
 }
 
-// runDir is where a node keeps the journal of what accelerators have changed.
+// runDir holds the node's journal of what accelerators have changed.
 const runDir = "/run/slipstream"
 
-// nodePod samples and steers a node, and the pods on it. It has every privilege,
-// and runs no traffic.
+// nodePod samples counters and applies accelerators, on its node and in the pods there. It is
+// privileged, and runs no traffic.
 func (r *run) nodePod(name, node string) *corev1.Pod {
 	p := r.pod(r.nodes, name, node)
 	p.Spec.HostNetwork, p.Spec.HostPID = true, true
-	p.Spec.TerminationGracePeriodSeconds = new(int64(30)) // it restores what a worker that died has left
+	p.Spec.TerminationGracePeriodSeconds = new(int64(30)) // for restoring what a dead worker has left
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64), RunAsGroup: new(int64)}
 	p.Spec.Volumes = []corev1.Volume{{Name: "journal", VolumeSource: corev1.VolumeSource{
 		HostPath: &corev1.HostPathVolumeSource{Path: runDir, Type: new(corev1.HostPathDirectoryOrCreate)},
@@ -183,8 +181,7 @@ func (r *run) nodePod(name, node string) *corev1.Pod {
 	return p
 }
 
-// service is in front of one server pod, with an address of each version of IP
-// that the cluster has.
+// service is in front of one server pod, dual-stack if the cluster is.
 func (r *run) service(pod string) *corev1.Service {
 	port := func(name string, protocol corev1.Protocol, number int32) corev1.ServicePort {
 		return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(number)}
@@ -200,8 +197,8 @@ func (r *run) service(pod string) *corev1.Service {
 	}}
 }
 
-// imageOf is the image that pods run, and whether it may be pulled: only one that
-// the user has named.
+// imageOf returns the image of the pods, and when to pull it: only an image that the user named may be
+// pulled.
 func imageOf(named, version string) (string, corev1.PullPolicy) {
 	if named != "" {
 		return named, corev1.PullIfNotPresent

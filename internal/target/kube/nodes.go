@@ -18,18 +18,18 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Choose settles which nodes an experiment runs on: those that it names, or else
-// the first by name that pods can go to. It reads, and changes nothing.
+// Choose returns the nodes that an experiment runs on: those that it names, or else the first by name
+// that accept pods. It reads and changes nothing.
 func (c *Cluster) Choose(ctx context.Context, spec v1alpha1.Kubernetes) (client, server string, err error) {
 	if spec.ClientNode != "" && spec.ServerNode != "" {
-		// Without the right to list nodes, two can still be named.
+		// Whoever may not list nodes can still name two.
 		var pair []corev1.Node
 		for _, name := range []string{spec.ClientNode, spec.ServerNode} {
 			node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err == nil {
 				pair = append(pair, *node)
 			} else if !apierrors.IsNotFound(err) {
-				return "", "", fmt.Errorf("look at node %s: %w", name, explain(err))
+				return "", "", fmt.Errorf("get node %s: %w", name, explain(err))
 			}
 		}
 		if len(pair) == 2 {
@@ -49,8 +49,7 @@ func (c *Cluster) Choose(ctx context.Context, spec v1alpha1.Kubernetes) (client,
 	}
 }
 
-// settleTime is how long a node that has become ready may take to lose the taint
-// that said that it was not.
+// settleTime is how long a node that has become ready may keep its not-ready taint.
 const settleTime = 10 * time.Second
 
 func settling(n corev1.Node) bool {
@@ -66,7 +65,7 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 		}
 		i := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == named.name })
 		if i < 0 {
-			return "", "", fmt.Errorf("there is no node %s; there are %s", named.name, names(nodes))
+			return "", "", fmt.Errorf("node %s does not exist; the nodes are %s", named.name, names(nodes))
 		}
 		if why := unfit(nodes[i], nil); why != "" {
 			return "", "", fmt.Errorf("node %s %s, or name another with %s", named.name, why, named.flag)
@@ -91,18 +90,18 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 	if client != "" && server != "" {
 		return client, server, nil
 	}
-	text := "a run takes two nodes, one for clients and one for servers: traffic within a node meets no overlay; "
+	text := "a run needs two nodes, one for clients and one for servers, because traffic within a node does not use the overlay; "
 	switch {
 	case len(nodes) == 0:
-		text += "this cluster has none"
+		text += "this cluster has no nodes"
 	case len(nodes) == 1 && len(others) == 0:
-		text += fmt.Sprintf("this cluster has one, %s: add another, or use the lab (slipstream run demo)", nodes[0].Name)
+		text += fmt.Sprintf("this cluster has only node %s: add another, or run in a lab (slipstream run demo)", nodes[0].Name)
 	default:
-		can := "none"
+		can := "no node of this cluster"
 		if one := client + server; one != "" {
-			can = "only " + one
+			can = "only node " + one
 		}
-		text += fmt.Sprintf("pods can go to %s of this cluster's", can)
+		text += "pods can be scheduled to " + can
 		for _, o := range others {
 			text += "\n  " + o
 		}
@@ -110,20 +109,19 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 	return "", "", errors.New(text)
 }
 
-// unfit says why a node takes no pods and what to do about it, or nothing if it
-// does.
+// unfit says why a node accepts no pods and what to do about it; "" if it does.
 func unfit(n corev1.Node, selector map[string]string) string {
 	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != "linux" {
-		return fmt.Sprintf("runs %s: name one that runs Linux", os)
+		return fmt.Sprintf("runs %s: name a Linux node", os)
 	}
 	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {
-		return fmt.Sprintf("does not have the labels %s of the selector: label it", labels.FormatLabels(selector))
+		return fmt.Sprintf("lacks the labels %s of the selector: label it", labels.FormatLabels(selector))
 	}
 	if why := notReady(n); why != "" {
 		return why + ": see kubectl describe node " + n.Name
 	}
 	if n.Spec.Unschedulable {
-		return "takes no pods (it is cordoned): kubectl uncordon " + n.Name
+		return "is cordoned: run kubectl uncordon " + n.Name
 	}
 	for _, t := range n.Spec.Taints {
 		if t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute {
@@ -141,9 +139,9 @@ func notReady(n corev1.Node) string {
 		if c.Status == corev1.ConditionTrue {
 			return ""
 		}
-		return fmt.Sprintf("is not ready (%s)", cmp.Or(c.Message, c.Reason, "it does not say why"))
+		return fmt.Sprintf("is not ready (%s)", cmp.Or(c.Message, c.Reason, "no reason given"))
 	}
-	return "is not ready (it has not said so yet)"
+	return "is not ready (it has no Ready condition yet)"
 }
 
 func names(nodes []corev1.Node) string {
@@ -154,7 +152,7 @@ func names(nodes []corev1.Node) string {
 	return cmp.Or(strings.Join(all, ", "), "none")
 }
 
-// ips are the first address of each version of IP.
+// ips returns the first IPv4 and the first IPv6 address.
 func ips(addresses []string) (v4, v6 netip.Addr) {
 	for _, a := range addresses {
 		ip, err := netip.ParseAddr(a)

@@ -10,12 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Anybody who may label an object can make it look like a run's. So labels are how
-// objects are found, and never why they are removed: that takes what no label
-// changes, a name that follows from the run's, the form of the object, and that the
-// API server has noted this program among those that wrote it.
+// Anybody who may label an object can make it look like one of a run. So cleanup finds objects by
+// their labels, but removes them only if three other things agree: the name, which follows from the
+// run's, the form of the object, and its managedFields, in which the API server records this program.
 
-// manager is what the API server notes as the writer of what a run makes.
+// manager is the field manager of all that a run creates.
 const manager = "slipstream"
 
 var creation = metav1.CreateOptions{FieldManager: manager}
@@ -23,44 +22,44 @@ var creation = metav1.CreateOptions{FieldManager: manager}
 // runID is the form of a run's name: eight letters and digits of base 32.
 var runID = regexp.MustCompile(`^[a-z2-7]{8}$`)
 
-// made tells why an object is not one that a run made, by what all of them have;
-// empty if it may be one.
-func made(m metav1.ObjectMeta) string {
+// foreign says why no run can have created an object; "" if one may have. It checks what all objects
+// of a run have in common.
+func foreign(m metav1.ObjectMeta) string {
 	id := m.Labels[labelRun]
 	switch {
 	case m.Labels[labelName] != appName || m.Labels[labelComponent] != runComponent || !runID.MatchString(id):
 		return "it does not have the labels of a run"
 	case !slices.ContainsFunc(m.ManagedFields, func(f metav1.ManagedFieldsEntry) bool { return f.Manager == manager }):
-		return "the API server has not noted slipstream among those that wrote it"
+		return "slipstream is not among its field managers"
 	}
 	return ""
 }
 
-func named(m metav1.ObjectMeta, names ...string) string {
-	if why := made(m); why != "" {
+func foreignName(m metav1.ObjectMeta, names ...string) string {
+	if why := foreign(m); why != "" {
 		return why
 	}
 	if !slices.Contains(names, m.Name) {
-		return "a run does not name it so"
+		return "its name is not one that a run gives"
 	}
 	return ""
 }
 
 func foreignNamespace(n *corev1.Namespace) string {
 	r := newRun(n.Labels[labelRun])
-	return named(n.ObjectMeta, r.namespace, r.nodes)
+	return foreignName(n.ObjectMeta, r.namespace, r.nodes)
 }
 
-// podName is that of a run's pod, before the name of the run (see Pods.up).
+// podName matches the name of a run's pod up to the name of the run (see Pods.up).
 var podName = regexp.MustCompile(`^(client|server)-(node|[0-9]+|[0-9]+-host)-$`)
 
 func foreignPod(p *corev1.Pod) string {
-	if why := made(p.ObjectMeta); why != "" {
+	if why := foreign(p.ObjectMeta); why != "" {
 		return why
 	}
 	prefix, ok := strings.CutSuffix(p.Name, p.Labels[labelRun])
 	if !ok || !podName.MatchString(prefix) {
-		return "a run does not name it so"
+		return "its name is not one that a run gives"
 	}
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
 		return c.Name == container && slices.Equal(c.Command, []string{program}) && len(c.Args) > 1 && c.Args[0] == "worker"
@@ -71,28 +70,27 @@ func foreignPod(p *corev1.Pod) string {
 }
 
 func foreignService(s *corev1.Service) string {
-	if why := made(s.ObjectMeta); why != "" {
+	if why := foreign(s.ObjectMeta); why != "" {
 		return why
 	}
 	prefix, ok := strings.CutSuffix(s.Name, s.Labels[labelRun])
 	if !ok || !podName.MatchString(prefix) || s.Spec.Selector[labelPod] != s.Name {
-		return "it is not in front of a run's pod"
+		return "it does not select a pod of the run"
 	}
 	return ""
 }
 
 func foreignLease(m metav1.ObjectMeta) string {
 	r := newRun(m.Labels[labelRun])
-	return named(m, r.name("run"))
+	return foreignName(m, r.name("run"))
 }
 
-// Foreign is an object with a run's labels that no run made.
+// Foreign is an object with the labels of a run that no run created.
 type Foreign struct{ Kind, Name, Why string }
 
 func (f Foreign) String() string { return fmt.Sprintf("%s %s: %s", f.Kind, f.Name, f.Why) }
 
-// only has a deletion refused where the object has become another since it was looked
-// at.
+// only makes a deletion fail if the object has been replaced by another of its name since it was read.
 func only(m metav1.ObjectMeta) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &m.UID}}
 }

@@ -15,23 +15,23 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// podState is what keeps a pod from running, for a sentence that begins with
-// the pod; empty if nothing does. What is hopeless does not pass by itself.
+// podState is why a pod is not running, as the predicate of a sentence about it; empty if it is. A
+// final state does not change by itself.
 type podState struct {
-	text     string
-	hopeless bool
+	text  string
+	final bool
 }
 
 func stateOf(p *corev1.Pod) podState {
 	if p.DeletionTimestamp != nil {
-		return podState{"is being deleted, and not by this run", true}
+		return podState{"is being deleted, but not by this run", true}
 	}
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
 		return podState{"has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), true}
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return podState{"does not fit: " + c.Message + "; ask for fewer resources, or name another node", true}
+			return podState{"cannot be scheduled: " + c.Message + "; request fewer resources, or name another node", true}
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -44,7 +44,7 @@ func stateOf(p *corev1.Pod) podState {
 			return podState{}
 		}
 	}
-	return podState{"is not started yet", false}
+	return podState{"has not started yet", false}
 }
 
 func waitingState(c corev1.ContainerStatus) podState {
@@ -52,19 +52,19 @@ func waitingState(c corev1.ContainerStatus) podState {
 	why := join(w.Reason, w.Message)
 	switch w.Reason {
 	case "ErrImageNeverPull":
-		return podState{fmt.Sprintf("has no image: the node does not have %s, and it is pulled from nowhere unless you say so. "+
-			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to a registry of yours and name it with --image", c.Image), true}
+		return podState{fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
+			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
-		return podState{fmt.Sprintf("has no image, %s cannot be pulled: %s. Name another with --image", c.Image, why), true}
+		return podState{fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), true}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-		return podState{fmt.Sprintf("cannot be started: %s. The image must have this program at %s", why, program), true}
+		return podState{fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), true}
 	case "CrashLoopBackOff":
 		if t := c.LastTerminationState.Terminated; t != nil {
 			why = ending(t)
 		}
-		return podState{fmt.Sprintf("ends as soon as it is started: %s. The image must have this version of the program at %s", why, program), true}
+		return podState{fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), true}
 	}
-	return podState{"is not started yet: " + why, false}
+	return podState{"has not started yet: " + why, false}
 }
 
 func ending(t *corev1.ContainerStateTerminated) string {
@@ -78,16 +78,15 @@ func join(reason, message string) string {
 	return reason + message
 }
 
-// A cluster that cannot be asked for patience, and a pod in which no worker can be
-// started for as long, are lost. It is longer than a control plane takes to elect
-// a leader, or a node to be found dead.
+// A run is lost if for so long its API server does not answer, or no worker can be started in a pod.
+// It is longer than a control plane takes to elect a leader, or to notice that a node is dead.
 const patience = 45 * time.Second
 
-// diagnose says what has become of a pod that a stream into was cut, and whether
-// there is any hope for it: an error that is target.ErrLost says there is none.
-func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, cut error) error {
+// diagnose finds out what happened to a pod after a stream to it broke. The error is target.ErrLost if
+// no trial can succeed in it any more.
+func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error {
 	name := pod.Namespace + "/" + pod.Name
-	if err := p.hopeless(); err != nil {
+	if err := p.isLost(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -97,13 +96,13 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, cut error) error {
 		got, err := p.cluster.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		switch {
 		case err == nil:
-			return p.judge(ctx, got, pod, cut)
+			return p.judge(ctx, got, pod, broke)
 		case apierrors.IsNotFound(err):
 			return p.lose(fmt.Errorf("pod %s is gone: somebody deleted it, or its namespace", name))
 		case !unreachable(err):
-			return p.lose(fmt.Errorf("look at pod %s: %w", name, explain(err)))
+			return p.lose(fmt.Errorf("get pod %s: %w", name, explain(err)))
 		}
-		if silence == nil || ctx.Err() == nil { // a request that had no time left says nothing of the server
+		if silence == nil || ctx.Err() == nil { // a request that had no time left says nothing about the server
 			silence = err
 		}
 		if pause(ctx) != nil {
@@ -112,17 +111,17 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, cut error) error {
 			}
 			return fmt.Errorf("the API server does not answer: %w", silence)
 		}
-		if err := p.hopeless(); err != nil {
-			return err // another has waited already
+		if err := p.isLost(); err != nil {
+			return err // another call has waited already
 		}
 	}
 }
 
-// judge a pod that a stream into was cut, as it is now.
-func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, cut error) error {
+// judge compares a pod after a stream to it broke with the pod before.
+func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) error {
 	name := got.Namespace + "/" + got.Name
 	if got.UID != was.UID {
-		return p.lose(fmt.Errorf("pod %s is another than the run made", name))
+		return p.lose(fmt.Errorf("pod %s was replaced by another of that name", name))
 	}
 	node, err := p.cluster.api.Nodes().Get(ctx, got.Spec.NodeName, metav1.GetOptions{})
 	if err == nil {
@@ -133,16 +132,16 @@ func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, cut error) error
 	state := stateOf(got)
 	switch {
 	case got.DeletionTimestamp != nil, got.Status.Phase == corev1.PodFailed:
-		return p.lose(fmt.Errorf("pod %s %s", name, state.text)) // nobody makes it again
+		return p.lose(fmt.Errorf("pod %s %s", name, state.text)) // nobody creates it again
 	case state.text != "":
 		return fmt.Errorf("pod %s %s", name, state.text) // it is restarted
 	}
 	for _, c := range got.Status.ContainerStatuses {
 		if t := c.LastTerminationState.Terminated; t != nil && restarts(got) > restarts(was) {
-			return fmt.Errorf("the container of pod %s was restarted: %s", name, ending(t))
+			return fmt.Errorf("the container of pod %s restarted: %s", name, ending(t))
 		}
 	}
-	return fmt.Errorf("the stream into pod %s was cut, though it runs: %w", name, cut)
+	return fmt.Errorf("the stream to pod %s broke, but the pod is running: %w", name, broke)
 }
 
 func restarts(p *corev1.Pod) (n int32) {
@@ -152,7 +151,7 @@ func restarts(p *corev1.Pod) (n int32) {
 	return n
 }
 
-// lose notes that nothing more can come of this run, for the first reason.
+// lose marks the run as lost; the first reason stays.
 func (p *Pods) lose(why error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,15 +161,15 @@ func (p *Pods) lose(why error) error {
 	return p.lost
 }
 
-// hopeless is why nothing more can come of this run, nil if something can.
-func (p *Pods) hopeless() error {
+// isLost says why the run is lost, nil if it is not.
+func (p *Pods) isLost() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lost
 }
 
-// unanswered notes that no worker could be started in a pod, and gives it up once
-// that has lasted too long.
+// unanswered records that no worker could be started in a pod, and loses the run once that has lasted
+// too long.
 func (p *Pods) unanswered(pod *corev1.Pod, why error) error {
 	p.mu.Lock()
 	since, ok := p.silent[pod.Name]

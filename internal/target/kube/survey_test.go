@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// TestSurvey: a dry run says what a run would lack, each of it, and makes nothing.
+// TestSurvey: a dry run lists everything that a run would lack, and creates nothing.
 func TestSurvey(t *testing.T) {
 	const image = "slipstream.dev/slipstream:v1"
 	with := func(names ...string) func(*corev1.Node) {
@@ -37,13 +37,13 @@ func TestSurvey(t *testing.T) {
 		images    []string
 		lacks     []string // what each begins with
 	}{
-		"nothing":       {a: with("x.example/y:1", image), b: with(image), images: []string{"is there", "is there"}},
-		"an image":      {a: with(image), b: with("slipstream.dev/slipstream:v2"), images: []string{"is there", "is not there"}, lacks: []string{"image slipstream.dev/slipstream:v1 on node b"}},
-		"it may be":     {a: with(image), b: with(fifty...), images: []string{"is there", "is not among the 50 images that the node lists; it may be there"}},
-		"named, pulled": {a: with("registry.example/s:1"), b: with(), spec: v1alpha1.Kubernetes{Image: "registry.example/s:1"}, images: []string{"is there", "is not there, and would be pulled"}},
-		"a right":       {a: with(image), b: with(image), refused: "leases", images: []string{"is there", "is there"}, lacks: []string{"the right to list leases", "the right to create leases", "the right to patch leases", "the right to delete leases"}},
-		"a node":        {a: with(image), b: down, lacks: []string{"nodes: a run takes two nodes"}},
-		"a namespace":   {a: with(image), b: with(image), namespace: "mine", images: []string{"is there", "is there"}, lacks: []string{"there is no namespace mine"}},
+		"nothing":       {a: with("x.example/y:1", image), b: with(image), images: []string{"present", "present"}},
+		"an image":      {a: with(image), b: with("slipstream.dev/slipstream:v2"), images: []string{"present", "absent"}, lacks: []string{"image slipstream.dev/slipstream:v1 on node b"}},
+		"it may be":     {a: with(image), b: with(fifty...), images: []string{"present", "not among the 50 images that the node reports, may be present"}},
+		"named, pulled": {a: with("registry.example/s:1"), b: with(), spec: v1alpha1.Kubernetes{Image: "registry.example/s:1"}, images: []string{"present", "absent, would be pulled"}},
+		"a permission":  {a: with(image), b: with(image), refused: "leases", images: []string{"present", "present"}, lacks: []string{"permission to list leases", "permission to create leases", "permission to patch leases", "permission to delete leases"}},
+		"a node":        {a: with(image), b: down, lacks: []string{"nodes: a run needs two nodes"}},
+		"a namespace":   {a: with(image), b: with(image), namespace: "mine", images: []string{"present", "present"}, lacks: []string{"namespace mine does not exist"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api, cluster := fakeCluster(t, nil)
@@ -63,21 +63,21 @@ func TestSurvey(t *testing.T) {
 			}
 			var images []string
 			for _, i := range s.Images {
-				images = append(images, i.Has)
+				images = append(images, i.State)
 			}
 			if diff := cmp.Diff(c.images, images); diff != "" {
 				t.Errorf("images (-want +got):\n%s", diff)
 			}
-			if len(s.Lacks) != len(c.lacks) {
-				t.Fatalf("it lacks %q, want %q", s.Lacks, c.lacks)
+			if len(s.Missing) != len(c.lacks) {
+				t.Fatalf("missing: %q, want %q", s.Missing, c.lacks)
 			}
 			for i, want := range c.lacks {
-				if !strings.HasPrefix(s.Lacks[i], want) {
-					t.Errorf("it lacks %q, want %q", s.Lacks[i], want)
+				if !strings.HasPrefix(s.Missing[i], want) {
+					t.Errorf("missing: %q, want %q", s.Missing[i], want)
 				}
 			}
-			if !slices.ContainsFunc(s.Rights, func(r Right) bool { return r.Resource == "pods/exec" && r.Allowed }) {
-				t.Errorf("rights %v", s.Rights)
+			if !slices.ContainsFunc(s.Permissions, func(p Permission) bool { return p.Resource == "pods/exec" && p.Allowed }) {
+				t.Errorf("permissions %v", s.Permissions)
 			}
 			if all := left(t, api); all != nil {
 				t.Errorf("a survey made %v", all)
@@ -99,7 +99,7 @@ func TestSurveyOfABusyNode(t *testing.T) {
 		}
 	}()
 	s, err := c.Survey(t.Context(), Config{Spec: v1alpha1.Kubernetes{Image: "registry.example/s:1"}})
-	if err != nil || len(s.Lacks) != 1 || !strings.Contains(s.Lacks[0], "is under way on node a") {
+	if err != nil || len(s.Missing) != 1 || !strings.Contains(s.Missing[0], "is in progress on node a") {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -15,13 +15,11 @@ import (
 	"time"
 )
 
-// backendTimeout is how long a backend may take to answer: as long as HAProxy is told
-// to wait.
+// backendTimeout is how long a backend may take to answer, as in HAProxy's configuration.
 const backendTimeout = 5 * time.Second
 
-// Balance is the built-in proxy: it takes turns with connections until ctx ends. Where
-// to listen and to lead to it reads from the file that a lab has open for it. It is
-// what Options.Balancer has to start.
+// Balance is the built-in proxy, which Options.Balancer starts. It balances connections round robin until
+// ctx ends, and reads from an open file of the lab where to listen and which backends there are.
 func Balance(ctx context.Context) error {
 	text, err := os.ReadFile(proxyConfig)
 	var fronts []front
@@ -29,7 +27,7 @@ func Balance(ctx context.Context) error {
 		err = json.Unmarshal(text, &fronts)
 	}
 	if err != nil {
-		return fmt.Errorf("read what to balance (this is started by a lab, not by hand): %w", err)
+		return fmt.Errorf("read the balancer's configuration (only a lab starts this command): %w", err)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -55,7 +53,7 @@ func Balance(ctx context.Context) error {
 	return nil
 }
 
-// serve takes connections and leads each to the backend whose turn it is.
+// serve accepts connections and forwards each to the next backend.
 func (f front) serve(ctx context.Context, l *net.TCPListener) error {
 	var turn atomic.Uint64
 	for {
@@ -64,14 +62,14 @@ func (f front) serve(ctx context.Context, l *net.TCPListener) error {
 			return err
 		}
 		to := f.Backends[(turn.Add(1)-1)%uint64(len(f.Backends))]
-		go lead(ctx, client, to)
+		go forward(ctx, client, to)
 	}
 }
 
-// lead carries the bytes of a connection there and back. Between two TCP sockets the
-// kernel moves them (splice, see net.TCPConn.ReadFrom). An end that breaks breaks the
-// other, so that a client does not take for the end what is not.
-func lead(ctx context.Context, client *net.TCPConn, to netip.AddrPort) {
+// forward copies the bytes of a connection in both directions. The kernel moves them between the TCP sockets
+// (splice, see net.TCPConn.ReadFrom). If one side is reset, so is the other: a client must not take it
+// for the end of the data.
+func forward(ctx context.Context, client *net.TCPConn, to netip.AddrPort) {
 	defer client.Close()
 	d := net.Dialer{Timeout: backendTimeout}
 	c, err := d.DialContext(ctx, "tcp", to.String())

@@ -26,34 +26,33 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Balancer of a lab is a proxy on its second node. Clients are on the first, backends
-// on those after the proxy's, one on each. The proxy takes turns with connections,
-// whatever they carry: it has one address and port for each pair, where it listens for
-// IPv4 and IPv6, and leads to the same port of each backend.
+// Balancer of a lab is a proxy on its second node. Clients are on the first node, and each node after the
+// proxy's has a backend. The proxy balances TCP connections round robin. It listens on one port for each
+// pair, for IPv4 and IPv6, and forwards to the same port of the backends.
 type Balancer struct {
 	// Backends, 1 to v1alpha1.MaxBackends.
 	Backends int `json:"backends"`
-	// Proxy is one of the API's. Up chooses where it is empty.
+	// Proxy is one of the API's. If it is empty, Up chooses one.
 	Proxy string `json:"proxy"`
-	// NICs of the nodes, where they differ from the lab's.
+	// NICs of the nodes, as far as they differ from the lab's.
 	NICs v1alpha1.RoleNICs `json:"nics"`
-	// Pairs that there may be at a time.
+	// Pairs at a time, at most.
 	Pairs int `json:"pairs"`
 }
 
 const (
-	// proxyNode is the number of the proxy's.
+	// proxyNode is the index of the proxy's node.
 	proxyNode = 1
-	// balancerPort is the first pair's, the others' are those after it.
+	// balancerPort is the port of the first pair; those of the others follow.
 	balancerPort = 7465
 	// proxyStart is how long a proxy may take until it listens.
 	proxyStart = 10 * time.Second
-	// proxyConfig is where HAProxy finds its configuration open: it asks for a file,
-	// and this one has no name that could be left behind.
+	// proxyConfig is where HAProxy finds its configuration: it needs a file, and an inherited one without
+	// a name cannot be left behind.
 	proxyConfig = "/proc/self/fd/3"
 )
 
-// role is that of node i, with or without a balancer.
+// role returns the role of node i, with or without a balancer.
 func (b *Balancer) role(i int) string {
 	if b == nil {
 		return ""
@@ -83,7 +82,7 @@ func (b *Balancer) validate(c Config) error {
 	return nil
 }
 
-// choose settles which proxy it is, and whether it can be had.
+// choose returns the proxy to use, or an error if it is not available.
 func (b *Balancer) choose(lab string, builtin []string) error {
 	_, err := exec.LookPath(v1alpha1.ProxyHAProxy)
 	switch {
@@ -92,15 +91,15 @@ func (b *Balancer) choose(lab string, builtin []string) error {
 	case b.Proxy == "":
 		b.Proxy = v1alpha1.ProxyBuiltin
 	case b.Proxy == v1alpha1.ProxyHAProxy && err != nil:
-		return fmt.Errorf("lab %s: balancer: HAProxy is not installed here: install it (apt install haproxy), or choose the other proxy (proxy: %s)", lab, v1alpha1.ProxyBuiltin)
+		return fmt.Errorf("lab %s: balancer: HAProxy is not installed: install it (apt install haproxy), or use the built-in proxy (proxy: %s)", lab, v1alpha1.ProxyBuiltin)
 	}
 	if b.Proxy == v1alpha1.ProxyBuiltin && len(builtin) == 0 {
-		return fmt.Errorf("lab %s: balancer: the proxy %s needs a command that balances", lab, b.Proxy)
+		return fmt.Errorf("lab %s: balancer: the proxy %s needs Options.Balancer", lab, b.Proxy)
 	}
 	return nil
 }
 
-// seat gives the nodes of a layout their roles.
+// seat sets the roles of the nodes of a layout.
 func (b *Balancer) seat(nodes []node) {
 	for i := range nodes {
 		n := &nodes[i]
@@ -111,7 +110,7 @@ func (b *Balancer) seat(nodes []node) {
 	proxy.Service = target.Service{IPv4: proxy.IPv4, IPv6: proxy.IPv6, Port: balancerPort}
 }
 
-// seatNode says where the processes of node i run.
+// seatNode sets the CPUs that the processes of node i run on.
 func (l *Lab) seatNode(p *target.Place, i int) {
 	cpus, b := l.state.CPUs[i], l.state.Config.Balancer
 	p.Cores, p.Shared = cpus.CPUs, cpus.IRQ < 0
@@ -122,8 +121,8 @@ func (l *Lab) seatNode(p *target.Place, i int) {
 	p.Affinity = formatCPUs(p.Cores)
 }
 
-// core is the CPU of node i's processes, where nodes share CPUs. The proxy has one that
-// no client or backend has: so one sees how busy it is.
+// core returns the CPU of node i's processes if nodes share CPUs. The proxy shares its CPU with no client
+// or backend, so that its load can be measured.
 func (b *Balancer) core(cpus []int, i int) int {
 	if len(cpus) == 1 {
 		return cpus[0]
@@ -138,9 +137,9 @@ func (b *Balancer) core(cpus []int, i int) int {
 	return others[(i-proxyNode)%len(others)]
 }
 
-// placement says where the work of nodes runs that share CPUs.
+// placement says in a sentence on which CPUs the nodes run if they share CPUs.
 func (b *Balancer) placement(cpus []int) string {
-	said := fmt.Sprintf("The nodes share CPUs %s, as there are fewer than two CPUs a node", formatCPUs(cpus))
+	said := fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node", formatCPUs(cpus))
 	if len(cpus) == 1 {
 		return said + "."
 	}
@@ -148,7 +147,7 @@ func (b *Balancer) placement(cpus []int) string {
 		said, b.core(cpus, proxyNode))
 }
 
-// front is one place where a proxy listens, and where it leads to.
+// front is an address at which the proxy listens, and its backends.
 type front struct {
 	Name     string           `json:"name"`
 	Listen   netip.AddrPort   `json:"listen"`
@@ -173,12 +172,12 @@ func (b *Balancer) fronts(nodes []node) []front {
 	return all
 }
 
-// haproxy is a configuration with these fronts, for a process that may have so many
-// files open. Nothing is set that has HAProxy move bytes in another way than it does by
-// itself; a silent connection stays, as one is that waits for the window to begin.
+// haproxy returns a configuration with these fronts, for a process with that limit of open files. It
+// leaves HAProxy's way of moving bytes at its default. Idle connections stay open: they wait for the
+// window to begin.
 func haproxy(fronts []front, files uint64) []byte {
 	var b bytes.Buffer
-	// A connection takes two files. Memory is set aside for all that there may be.
+	// A connection takes two files. HAProxy reserves memory for the maximum.
 	fmt.Fprintf(&b, `global
     maxconn %d
 defaults
@@ -197,9 +196,8 @@ defaults
 	return b.Bytes()
 }
 
-// makeBalancer starts the proxy of a lab whose nodes are there, and comes back when it
-// listens. It is in its node's namespace, so that whoever takes the lab down ends it as
-// everything that runs in there.
+// makeBalancer starts the proxy of a lab whose nodes exist, and returns when it listens. It runs in its
+// node's namespace, so removing the lab kills it like everything else there.
 func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log *slog.Logger) error {
 	b := l.state.Config.Balancer
 	fronts := b.fronts(nodes)
@@ -220,7 +218,7 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 	defer file.Close()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.ExtraFiles = []*os.File{file}
-	// What interrupts this process from a terminal is not to cut the lab in two.
+	// Ctrl-C in a terminal must not kill the proxy before the lab is removed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	said := new(output)
 	cmd.Stdout, cmd.Stderr = said, said
@@ -239,28 +237,28 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 		}
 		if missing == 0 {
 			l.watch(proxyNode, func() error { return <-exited }, func(err error) {
-				log.Warn("proxy ended: nothing leads to the backends", "node", place.Name, "err", err, "said", said.String())
+				log.Warn("the proxy exited: clients cannot reach the backends", "node", place.Name, "err", err, "output", said.String())
 			})
 			return nil
 		}
 		select {
-		case err := <-exited: // which is no error to some
-			return fmt.Errorf("%s ended before it listened (%v): %s", b.Proxy, err, said)
-		case <-ctx.Done(): // whoever takes the lab down ends it
+		case err := <-exited: // nil, for some programs
+			return fmt.Errorf("%s exited before it listened (%v): %s", b.Proxy, err, said)
+		case <-ctx.Done(): // removing the lab kills it
 			return fmt.Errorf("%s: %w: %s", b.Proxy, context.Cause(ctx), said)
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
-// notListening counts the fronts at which nobody listens yet in a namespace.
+// notListening counts the fronts at which no process listens yet in a namespace.
 func notListening(ns *namespace, fronts []front) (missing int, err error) {
 	listening := make(map[uint16]int)
 	err = ns.do(func() error {
 		for _, name := range []string{"tcp", "tcp6"} {
 			text, err := os.ReadFile("/proc/thread-self/net/" + name)
 			if err != nil {
-				return fmt.Errorf("look for listening sockets: %w", err)
+				return fmt.Errorf("list listening sockets: %w", err)
 			}
 			for _, port := range listeningPorts(text) {
 				listening[port]++
@@ -292,11 +290,11 @@ func listeningPorts(text []byte) (ports []uint16) {
 	return ports
 }
 
-// inMemory is a file that is in no folder, at its beginning.
+// inMemory returns a file without a name, positioned at its beginning.
 func inMemory(name string, content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("make file in memory: %w", err)
+		return nil, fmt.Errorf("create file in memory: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if _, err := f.WriteAt(content, 0); err != nil {
@@ -305,7 +303,7 @@ func inMemory(name string, content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// output keeps the beginning of what a process prints, which may be read meanwhile.
+// output keeps the beginning of what a process prints; it may be read at any time.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -328,8 +326,8 @@ func (o *output) String() string {
 	return "it printed nothing"
 }
 
-// Proxy tells which proxy a lab's balancer has, with its version: "haproxy 2.6.12" or
-// "builtin"; it is empty where there is no balancer.
+// Proxy returns the proxy of the lab's balancer with its version: "haproxy 2.6.12" or "builtin"; "" if
+// there is no balancer.
 func (l *Lab) Proxy(ctx context.Context) (string, error) {
 	b := l.state.Config.Balancer
 	switch {

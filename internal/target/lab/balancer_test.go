@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 var proxies = []string{v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin}
@@ -243,7 +244,7 @@ func TestBalancerRates(t *testing.T) {
 
 // When the proxy dies, whoever has the lab is told, and nothing of it is left.
 func TestProxyDies(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
 			c := config(labName(t))
@@ -266,7 +267,7 @@ func TestProxyDies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			await(t, "its end is told", func() bool { return strings.Contains(log.String(), "proxy ended") })
+			testenv.Await(t, 20*time.Second, "its end is told", func() bool { return strings.Contains(log.String(), "the proxy exited") })
 			if !strings.Contains(log.String(), "node=node1") || !strings.Contains(log.String(), "killed") {
 				t.Errorf("told is %s", log.String())
 			}
@@ -295,8 +296,8 @@ func TestChooseProxy(t *testing.T) {
 		{"haproxy", with, nil, "haproxy", ""},
 		{"builtin", with, balancer, "builtin", ""},
 		{"", "", balancer, "builtin", ""},
-		{"haproxy", "", balancer, "", "HAProxy is not installed here: install it (apt install haproxy), or choose the other proxy (proxy: builtin)"},
-		{"builtin", with, nil, "", "needs a command that balances"},
+		{"haproxy", "", balancer, "", "HAProxy is not installed: install it (apt install haproxy), or use the built-in proxy (proxy: builtin)"},
+		{"builtin", with, nil, "", "needs Options.Balancer"},
 	} {
 		t.Setenv("PATH", c.path)
 		b := Balancer{Proxy: c.proxy}
@@ -312,7 +313,7 @@ func TestChooseProxy(t *testing.T) {
 
 // A proxy that does not start is told of with what it said, and the lab is not made.
 func TestProxyDoesNotStart(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
 	balanced(v1alpha1.ProxyBuiltin, 1)(&c)
 	before := machine(t, "slip-"+c.Name)
@@ -320,9 +321,9 @@ func TestProxyDoesNotStart(t *testing.T) {
 		command []string
 		want    string
 	}{
-		"none":    {nil, "needs a command that balances"},
+		"none":    {nil, "needs Options.Balancer"},
 		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
-		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "ended before it listened (exit status 2): no such verb"},
+		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "exited before it listened (exit status 2): no such verb"},
 	} {
 		var log lines
 		_, err := Up(t.Context(), c, Options{Dir: dir, Balancer: try.command, Log: slog.New(slog.NewTextHandler(&log, nil))})

@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// cgroupPath is the cgroup of a lab's pods' processes: one of the lab's own, at the
-// top of the hierarchy. The programs that are attached to it go with it.
+// cgroupPath returns the cgroup of a lab's pods, at the top of the hierarchy. The programs attached to
+// it are removed with it.
 func cgroupPath(lab string) (string, error) {
 	root, err := cgroupRoot("/proc/self/mountinfo")
 	return filepath.Join(root, "slip-"+lab), err
 }
 
-// cgroupRoot is where cgroups of version 2 are mounted.
+// cgroupRoot returns where cgroup v2 is mounted.
 func cgroupRoot(mountinfo string) (string, error) {
 	text, err := os.ReadFile(mountinfo)
 	if err != nil {
-		return "", fmt.Errorf("look for cgroups: %w", err)
+		return "", fmt.Errorf("find the cgroup v2 mount: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		// "36 35 98:0 /root /mount/point options … - type source options" (proc(5))
@@ -42,17 +42,17 @@ func cgroupRoot(mountinfo string) (string, error) {
 	return "", errNoCgroup
 }
 
-var errNoCgroup = errors.New("services in mode ebpf need cgroups of version 2, and none are mounted: mkdir /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified")
+var errNoCgroup = errors.New("services in mode ebpf need cgroup v2, which is not mounted: mkdir /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified")
 
-// makeTranslation makes the cgroup of a lab, and has what its sockets connect to
-// translated.
+// makeTranslation creates the cgroup of a lab, and attaches the programs that translate the service
+// addresses to which its sockets connect.
 func makeTranslation(c Config, services []service) error {
 	path, err := cgroupPath(c.Name)
 	if err != nil {
 		return err
 	}
 	if err := os.Mkdir(path, 0o755); err != nil {
-		return fmt.Errorf("make cgroup: %w", err)
+		return fmt.Errorf("create cgroup: %w", err)
 	}
 	dir, err := openCgroup(c.Name)
 	if err != nil {
@@ -63,18 +63,18 @@ func makeTranslation(c Config, services []service) error {
 	for _, s := range services {
 		backends += len(s.backends)
 	}
-	programs, err := bpf.LoadServices(len(services), backends)
+	loaded, err := programs.LoadServices(len(services), backends)
 	if err != nil {
 		return err
 	}
-	defer programs.Close() // the cgroup holds them then
+	defer loaded.Close() // the cgroup holds them from then on
 	numbers := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 	for _, s := range services {
-		if err := programs.Add(bpf.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
+		if err := loaded.Add(programs.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
 			return err
 		}
 	}
-	return programs.Attach(int(dir.Fd()))
+	return loaded.Attach(int(dir.Fd()))
 }
 
 func openCgroup(lab string) (*os.File, error) {
@@ -89,13 +89,13 @@ func openCgroup(lab string) (*os.File, error) {
 	return dir, nil
 }
 
-// translated tells whether the processes of a lab's pods are in a cgroup of its own.
+// translated reports whether the lab's pods have a cgroup.
 func (c Config) translated() bool {
 	return c.Services != nil && c.Services.Mode == v1alpha1.ServiceEBPF
 }
 
-// removeCgroup removes that of a lab, whose processes have been ended. The kernel may
-// take a moment to see them leave. One that is not there is no error.
+// removeCgroup removes the cgroup of a lab whose processes have been killed, once the kernel has noticed
+// that they are gone. It is no error if there is none.
 func removeCgroup(ctx context.Context, c Config) error {
 	path, err := cgroupPath(c.Name)
 	if errors.Is(err, errNoCgroup) {
@@ -115,7 +115,7 @@ func removeCgroup(ctx context.Context, c Config) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("a process that is not the lab's is in its cgroup %s: %w", path, ctx.Err())
+			return fmt.Errorf("cgroup %s of the lab has a process that is not the lab's: %w", path, ctx.Err())
 		case <-time.After(time.Millisecond):
 		}
 	}

@@ -19,14 +19,13 @@ import (
 // nodeCPUs are the CPUs that a node's processes run on.
 type nodeCPUs struct {
 	CPUs []int
-	// IRQ takes the NIC's interrupts, -1 where nodes share CPUs: then receive
-	// work stays where a veth puts it, on the sender's.
+	// IRQ takes the NIC's interrupts. It is -1 if nodes share CPUs: packets are then received on the
+	// sender's CPU, where a veth puts them.
 	IRQ int
 }
 
-// divide gives each of so many nodes CPUs of its own, the last of them for its
-// NIC's interrupts, if that makes two a node or more. With fewer, all nodes
-// share all. CPUs that share a core, or a cache, stand side by side.
+// divide gives each node its own CPUs, the last of them for its NIC's interrupts, if there are two or
+// more per node. Otherwise all nodes share all CPUs. CPUs that share a core or cache are adjacent.
 func divide(cpus []int, nodes int) []nodeCPUs {
 	parts := make([]nodeCPUs, nodes)
 	for i := range parts {
@@ -34,7 +33,7 @@ func divide(cpus []int, nodes int) []nodeCPUs {
 			parts[i] = nodeCPUs{CPUs: cpus, IRQ: -1}
 			continue
 		}
-		// Where it does not come out even, the first have one more.
+		// If the CPUs do not divide evenly, the first nodes have one more.
 		size, more := len(cpus)/nodes, len(cpus)%nodes
 		from := i*size + min(i, more)
 		to := from + size
@@ -46,9 +45,9 @@ func divide(cpus []int, nodes int) []nodeCPUs {
 	return parts
 }
 
-// availableCPUs are those that this process may run on and that are not
-// isolated, with the threads of a core side by side: on many machines CPUs 0
-// and n/2 are two threads of one core, and two nodes must not be.
+// availableCPUs returns the CPUs that this process may run on and that are not isolated, with the threads
+// of a core adjacent: on many machines CPUs 0 and n/2 are threads of one core, which two nodes must not
+// share.
 func availableCPUs(sys string) ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Down removes the lab, and ends the processes that are still in it. It comes
-// back when names and devices are gone.
+// Down kills the processes that are still in the lab and removes it. It returns when names and devices
+// are gone.
 func (l *Lab) Down(ctx context.Context) error {
 	if l.lock == nil {
 		lock, err := acquire(l.dir, l.state.Config.Name)
 		if err != nil {
 			return err
 		}
-		// It may have gone, and come again as another, before it was locked.
+		// Another process may have removed it, and created another of its name, before it was locked.
 		s, err := readState(l.dir, l.state.Config.Name)
 		if errors.Is(err, ErrNotFound) {
 			return errors.Join(err, lock.remove())
@@ -46,7 +46,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	}
 	if err != nil {
 		l.lock.release()
-		err = fmt.Errorf("take down lab %s: %w", l.state.Config.Name, err)
+		err = fmt.Errorf("remove lab %s: %w", l.state.Config.Name, err)
 	} else {
 		err = l.lock.remove()
 	}
@@ -54,8 +54,8 @@ func (l *Lab) Down(ctx context.Context) error {
 	return err
 }
 
-// Sweep removes the labs whose process has gone without doing so, and tells
-// their names. A lab that was to be kept stays, if it ever came up.
+// Sweep removes labs whose process ended without removing them, and returns their names. It does not
+// remove a lab with Keep that was up.
 func Sweep(ctx context.Context, dir string) ([]string, error) {
 	infos, err := List(dir)
 	errs := []error{err}
@@ -75,12 +75,11 @@ func Sweep(ctx context.Context, dir string) ([]string, error) {
 	return swept, errors.Join(append(errs, sweepLocks(dir))...)
 }
 
-// fork is how long a process that was just forked may hold what it inherited,
-// until it becomes another program.
+// fork bounds how long a forked process holds what it inherited, until exec.
 const fork = time.Second
 
-// sweep takes one lab down. A lock may outlive its owner for a moment: in a process
-// that it was about to start.
+// sweep removes one lab. Its lock may outlive the owner for a moment, in a process that the owner was
+// about to start.
 func sweep(ctx context.Context, dir string, info Info) error {
 	l, err := Open(dir, info.Name)
 	if err != nil {
@@ -95,12 +94,12 @@ func sweep(ctx context.Context, dir string, info Info) error {
 	}
 }
 
-// sweepLocks removes what a process leaves that ends between taking a lab's
-// lock and writing its state, or the other way round.
+// sweepLocks removes the lock files of processes that ended between taking a lab's lock and writing its
+// state, or between removing the state and the lock.
 func sweepLocks(dir string) error {
 	locks, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {
-		return err // not reached: the pattern is good
+		return err // not reached: the pattern is valid
 	}
 	for _, path := range locks {
 		name := strings.TrimSuffix(filepath.Base(path), ".lock")
@@ -122,12 +121,11 @@ func sweepLocks(dir string) error {
 	return nil
 }
 
-// gone is how long devices may take to go once nothing holds them.
+// gone bounds how long devices take to disappear once nothing holds them.
 const gone = 10 * time.Second
 
-// tearDown removes all namespaces of a lab that are there. Pods and nodes go
-// first, all at once, so that the kernel clears them up together; the switch
-// stays to watch the nodes' NICs go, the last of what they had.
+// tearDown removes the namespaces of a lab. Pods and nodes go first, all at once, so that the kernel
+// destroys them in one batch. The switch stays until the nodes' NICs are gone, the last of their devices.
 func tearDown(ctx context.Context, c Config) error {
 	names := namespaces(c)
 	if c.Shape == ShapeUDP {
@@ -145,7 +143,7 @@ func tearDown(ctx context.Context, c Config) error {
 	}
 	sw, err := openNamespace(switchNS(c.Name))
 	if err != nil {
-		sw = nil // it was never made, or is half removed: there is nothing to watch
+		sw = nil // never created, or half removed: there is nothing to watch
 	}
 	defer sw.close()
 	for _, name := range names[:len(names)-1] {
@@ -161,22 +159,21 @@ func tearDown(ctx context.Context, c Config) error {
 	return removeNamespace(switchNS(c.Name))
 }
 
-// giveUpConnections has the kernel give up soon on connections that nobody has open
-// any more, but whose end the other side does not know. Where the forwarder goes
-// together with who had them, it never will, and each keeps its namespace for a
-// minute or more.
+// giveUpConnections makes the kernel give up soon on closed connections whose peer does not answer. If
+// the forwarder dies together with the processes of the connections, no peer ever answers, and each
+// connection holds its namespace for a minute or more.
 func giveUpConnections(names []string) error {
 	for _, name := range names {
 		err := inside(name, func() error { return sysctl("net/ipv4/tcp_orphan_retries=1") })
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never made, or half removed
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never created, or half removed
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitNICs waits until no veth is left in the switch: one goes with its peer,
-// and that with its namespace.
+// awaitNICs waits until no veth is left in the switch: each disappears with its peer, and that with its
+// namespace.
 func awaitNICs(ctx context.Context, sw *namespace) error {
 	ctx, cancel := context.WithTimeout(ctx, gone)
 	defer cancel()
@@ -196,7 +193,7 @@ func awaitNICs(ctx context.Context, sw *namespace) error {
 	}
 	defer func() {
 		close(done)
-		for range updates { // lets go of the sender, until it has closed
+		for range updates { // unblocks the sender until it has closed
 		}
 	}()
 	for {
@@ -213,13 +210,12 @@ func awaitNICs(ctx context.Context, sw *namespace) error {
 				return fmt.Errorf("watch the switch: %w", <-failed)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("names are removed, but a process elsewhere holds network namespaces of the lab: %w", ctx.Err())
+			return fmt.Errorf("the names are removed, but a process outside the lab still holds its network namespaces: %w", ctx.Err())
 		}
 	}
 }
 
-// endProcesses kills what runs in any of the namespaces, and waits until it has
-// gone.
+// endProcesses kills the processes in the namespaces, and waits until they are gone.
 func endProcesses(ctx context.Context, names []string) error {
 	inodes := make(map[string]bool)
 	for _, name := range names {
@@ -243,7 +239,7 @@ func kill(ctx context.Context, inodes map[string]bool) (killed int, err error) {
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() { // a thread of this one's may be in there for a moment
+		if err != nil || pid == os.Getpid() { // one of its threads may be in there for a moment
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -255,7 +251,7 @@ func kill(ctx context.Context, inodes map[string]bool) (killed int, err error) {
 			killed++
 			err = end(ctx, fd)
 		} else {
-			err = nil // not in there, or gone
+			err = nil // elsewhere, or gone
 		}
 		unix.Close(fd)
 		if err != nil {
@@ -265,7 +261,7 @@ func kill(ctx context.Context, inodes map[string]bool) (killed int, err error) {
 	return killed, nil
 }
 
-// end kills a process and waits until it has gone.
+// end kills a process and waits until it is gone.
 func end(ctx context.Context, pidfd int) error {
 	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err

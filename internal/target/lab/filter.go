@@ -12,7 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// family is what the rules of an IP version differ in.
+// family is what differs between the rules of the IP versions.
 type family struct {
 	family nftables.TableFamily
 	// source and destination are the offsets of the addresses in the header.
@@ -21,12 +21,10 @@ type family struct {
 	pods, cluster, multicast netip.Prefix
 }
 
-// filter gives a node the rules that every packet meets on a node of
-// Kubernetes: kube-proxy's of the forward chain, which are what makes
-// connections tracked, and flannel's masquerading, which lets traffic between
-// pods alone. Those of services are added where there are some (see service.go);
-// those of network policy are left out: there is none here. Calico's node has flannel's too, in place of its own of the same
-// purpose, so that the shapes differ in how packets travel and in nothing else.
+// filter adds to a node the rules that every packet passes on a Kubernetes node: those of kube-proxy in
+// the forward chain, because of which connections are tracked, and flannel's masquerading, which does not
+// apply between pods. Rules of services are added in service.go; there is no network policy. Calico's
+// shape has flannel's masquerading too, so that shapes differ only in how packets travel.
 func filter(ns *namespace, n node) error {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.handle)))
 	if err != nil {
@@ -44,10 +42,9 @@ func filter(ns *namespace, n node) error {
 	return nil
 }
 
-// trackBriefly has a node forget connections 1 s after their end, not 120 s. The nodes of
-// all labs of a machine share one table (nf_conntrack_max): each variant's connections
-// would be in the way of all others', and those of a workload that makes thousands a
-// second fill it.
+// trackBriefly makes conntrack forget closed connections after 1 s in place of 120 s. All labs of a
+// machine share the limit nf_conntrack_max, so the connections of one variant would slow the others, and
+// a workload with thousands of connections per second would fill the table.
 func trackBriefly(ns *namespace) error {
 	return ns.do(func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
 }
@@ -86,7 +83,7 @@ func (f family) add(conn *nftables.Conn) {
 	)
 }
 
-// rule is a verdict on what meets all conditions.
+// rule is a verdict on packets that meet all conditions.
 func rule(verdict expr.Any, conditions ...[]expr.Any) []expr.Any {
 	var all []expr.Any
 	for _, c := range conditions {
@@ -95,7 +92,7 @@ func rule(verdict expr.Any, conditions ...[]expr.Any) []expr.Any {
 	return append(all, verdict)
 }
 
-// address is in a prefix, or not.
+// address matches packets whose address is in a prefix, or is not.
 func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	bytes := p.Addr().BitLen() / 8
 	return []expr.Any{
@@ -105,12 +102,12 @@ func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	}
 }
 
-// tracked says that connection tracking has the packet in one of these states.
+// tracked matches packets that conntrack has in one of these states.
 func tracked(bits uint32) []expr.Any {
 	return append([]expr.Any{&expr.Ct{Register: 1, Key: expr.CtKeySTATE}}, anyBit(bits)...)
 }
 
-// marked for masquerading by kube-proxy.
+// marked matches packets that kube-proxy marks for masquerading.
 func marked() []expr.Any {
 	return append([]expr.Any{&expr.Meta{Register: 1, Key: expr.MetaKeyMARK}}, anyBit(markMasquerade)...)
 }

@@ -31,32 +31,31 @@ const (
 	overheadUDP = 28
 )
 
-// What a forwarder finds open.
+// The file descriptors that a forwarder inherits.
 const (
 	forwarderTUN    = 3
 	forwarderSocket = 4
 )
 
-// forwarderStart is how long a forwarder may take until it forwards.
+// forwarderStart is how long a forwarder may take to start.
 const forwarderStart = 30 * time.Second
 
-// forwarding is what a forwarder reads first.
+// forwarding is a forwarder's configuration.
 type forwarding struct {
 	Routes []forwarderRoute `json:"routes"`
-	// MTU of the device: no packet is longer.
+	// MTU of the device.
 	MTU int `json:"mtu"`
-	// Keep forwards on after standard input has ended.
+	// Keep: go on after standard input has ended.
 	Keep bool `json:"keep"`
 }
 
-// forwarderRoute says which node's pods have an address.
+// forwarderRoute maps a prefix of pods to their node.
 type forwarderRoute struct {
 	Pods netip.Prefix   `json:"pods"`
 	Node netip.AddrPort `json:"node"`
 }
 
-// openTUN makes a TUN device in the thread's namespace, which goes when nobody has
-// it open any more.
+// openTUN creates a TUN device in the thread's namespace, which exists while a process has it open.
 func openTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -69,14 +68,13 @@ func openTUN(name string) (*os.File, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("make TUN device %s: %w", name, err)
+		return nil, fmt.Errorf("create TUN device %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// makeForwarder makes the TUN device of node i and starts the process that carries
-// packets between it and a UDP socket. flannel's carries IPv4 alone; this one IPv6
-// in the same way.
+// makeForwarder creates the TUN device of node i and starts the process that forwards packets between it
+// and a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
 func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) error {
 	c := l.state.Config
 	f := forwarding{Keep: l.state.Keep}
@@ -117,8 +115,8 @@ func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) erro
 			if j == i {
 				err = addAddress(h.namespace, device, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 			} else {
-				// flannel's route is the whole cluster's, and its proxy answers what
-				// is for no node; here the kernel does.
+				// flannel routes the whole cluster to the device, and its proxy answers
+				// packets to unknown nodes; here the kernel does.
 				f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.place.IPv4, udpPort)})
 				err = linkRoute(h.namespace, device, p)
 			}
@@ -133,14 +131,13 @@ func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) erro
 	return l.startForwarder(i, f, tun, socket, log)
 }
 
-// startForwarder starts the process of node i, and comes back when it forwards.
-// It is in the node's namespace, so that whoever takes the lab down ends it as
-// everything that runs in there.
+// startForwarder starts the forwarder of node i, and returns when it forwards. It runs in the node's
+// namespace, so removing the lab kills it like everything else there.
 func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slog.Logger) error {
 	node := l.Places()[i]
 	cmd := exec.Command(l.forwarder[0], l.forwarder[1:]...)
 	cmd.ExtraFiles = []*os.File{tun, socket}
-	// What interrupts this process from a terminal is not to cut the lab in two.
+	// Ctrl-C in a terminal must not kill the forwarder before the lab is removed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var said strings.Builder
 	cmd.Stderr = &said
@@ -163,19 +160,19 @@ func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slo
 		_, err = io.ReadFull(stdout, make([]byte, 1))
 	}
 	if err != nil {
-		_ = cmd.Process.Kill() // if it has not ended by itself
+		_ = cmd.Process.Kill() // it may have exited
 		err = errors.Join(err, cmd.Wait())
 		return fmt.Errorf("start forwarder of %s (%s): %w: %s", node.Name, strings.Join(l.forwarder, " "), err, strings.TrimSpace(said.String()))
 	}
-	// Its standard input is open until then, or until this process ends.
+	// Its standard input stays open until then, or until this process ends.
 	l.watch(i, cmd.Wait, func(err error) {
-		log.Warn("forwarder ended: its node is cut off", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
+		log.Warn("the forwarder exited: its node's pods are unreachable", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
 	})
 	return nil
 }
 
-// watch waits in the background for the end of a process on node i, and tells of one
-// that comes before the lab's.
+// watch waits in the background for the end of a process on node i, and logs it unless the lab is being
+// removed.
 func (l *Lab) watch(i int, wait func() error, tell func(error)) {
 	ended := make(chan struct{})
 	l.ended[i] = ended
@@ -188,23 +185,21 @@ func (l *Lab) watch(i int, wait func() error, tell func(error)) {
 	}()
 }
 
-// Forward carries packets between the TUN device and the socket that it finds
-// open, until its standard input or ctx ends, or only the latter for a lab that is
-// kept. It is what Options.Forwarder has to start.
+// Forward forwards packets between the TUN device and the socket that it inherits, until ctx ends or,
+// unless the lab is kept, its standard input. Options.Forwarder starts it.
 //
-// It works as flannel's proxy does (pkg/backend/udp/proxy_amd64.c): one thread, one
-// packet a system call, and no poll while there is something to do. The calls for
-// packets are raw ones, as a C program's are: they never wait, so Go's scheduler
-// need not know of them.
+// It works like flannel's proxy (pkg/backend/udp/proxy_amd64.c): one thread, one packet per system call,
+// and no poll while packets wait. It makes raw system calls, as a C program does: they do not block, so
+// Go's scheduler need not know of them.
 func Forward(ctx context.Context) error {
 	var f forwarding
 	if err := json.NewDecoder(os.Stdin).Decode(&f); err != nil {
-		return fmt.Errorf("read what to forward (this is started by a lab, not by hand): %w", err)
+		return fmt.Errorf("read the forwarder's configuration (only a lab starts this command): %w", err)
 	}
 	for fd, what := range map[int]string{forwarderTUN: "TUN device", forwarderSocket: "socket"} {
 		unix.CloseOnExec(fd)
 		if err := unix.SetNonblock(fd, true); err != nil {
-			return fmt.Errorf("take over %s: %w", what, err)
+			return fmt.Errorf("open inherited %s: %w", what, err)
 		}
 	}
 	wake, stop, err := os.Pipe()
@@ -216,13 +211,13 @@ func Forward(ctx context.Context) error {
 	polled := []unix.PollFd{
 		{Fd: forwarderTUN, Events: unix.POLLIN},
 		{Fd: forwarderSocket, Events: unix.POLLIN},
-		{Fd: int32(wake.Fd())}, // hung up when its other end is closed
+		{Fd: int32(wake.Fd())}, // hangs up when its other end is closed
 	}
 	if !f.Keep {
 		polled = append(polled, unix.PollFd{Fd: 0})
 	}
 	if _, err := os.Stdout.WriteString("\n"); err != nil {
-		return fmt.Errorf("say that it forwards: %w", err)
+		return fmt.Errorf("report that it is ready: %w", err)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -236,7 +231,7 @@ func Forward(ctx context.Context) error {
 				return nil
 			}
 		}
-		// So many packets at most until it looks again whether it is to end.
+		// After so many packets at most, check whether to end.
 		for range 1024 {
 			out, err := r.send()
 			if err != nil {
@@ -253,7 +248,7 @@ func Forward(ctx context.Context) error {
 	}
 }
 
-// relay is a forwarder's two ends.
+// relay is the two ends of a forwarder.
 type relay struct {
 	tun, socket int
 	routes      []relayRoute
@@ -276,8 +271,7 @@ func newRelay(tun, socket int, f forwarding) *relay {
 	return r
 }
 
-// send takes a packet from the device to the node that its address is on, and
-// tells whether there was one.
+// send forwards a packet from the device to the node of its destination, and reports whether there was one.
 func (r *relay) send() (bool, error) {
 	n, err := raw(unix.SYS_READ, r.tun, r.packet, nil)
 	if err != 0 {
@@ -290,7 +284,7 @@ func (r *relay) send() (bool, error) {
 	}
 	for {
 		if _, err := raw(unix.SYS_SENDTO, r.socket, r.packet[:n], node); err != unix.EAGAIN {
-			// A node that cannot be reached now, say: as on a wire, the packet is lost.
+			// Such as a node that is unreachable: as on a wire, the packet is lost.
 			return true, nil
 		}
 		// flannel's socket blocks.
@@ -300,8 +294,7 @@ func (r *relay) send() (bool, error) {
 	}
 }
 
-// receive takes a packet from the socket to the device, and tells whether there was
-// one.
+// receive forwards a packet from the socket to the device, and reports whether there was one.
 func (r *relay) receive() (bool, error) {
 	n, err := raw(unix.SYS_READ, r.socket, r.packet, nil)
 	if err != 0 {
@@ -310,15 +303,14 @@ func (r *relay) receive() (bool, error) {
 	if _, ok := hop(r.packet[:n]); !ok {
 		return true, nil
 	}
-	// What the device does not take, a packet that is none of IP, is lost.
+	// The device does not accept packets other than IP: they are lost.
 	if _, err := raw(unix.SYS_WRITE, r.tun, r.packet[:n], nil); err == unix.EBADFD {
 		return true, fmt.Errorf("write to TUN device: %w", err)
 	}
 	return true, nil
 }
 
-// raw makes a system call for a packet, to a node where it is sent to one. The
-// descriptors do not block.
+// raw makes the system call for a packet. The descriptors do not block.
 func raw(call uintptr, fd int, packet []byte, to *unix.RawSockaddrInet4) (int, unix.Errno) {
 	var size uintptr
 	if to != nil {
@@ -331,8 +323,7 @@ func raw(call uintptr, fd int, packet []byte, to *unix.RawSockaddrInet4) (int, u
 	return int(n), 0
 }
 
-// quiet takes for nothing what says that there is no packet, or that an earlier
-// one got lost.
+// quiet ignores errors which say that there is no packet, or that an earlier one was lost.
 func quiet(what string, err error) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR),
@@ -342,8 +333,7 @@ func quiet(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// route finds a node. Packets for one come in bursts, so what was found stands
-// first.
+// route finds the node of an address. Packets come in bursts, so the last route that matched comes first.
 func (r *relay) route(to netip.Addr) *unix.RawSockaddrInet4 {
 	for i := range r.routes {
 		if r.routes[i].pods.Contains(to) {
@@ -354,8 +344,7 @@ func (r *relay) route(to netip.Addr) *unix.RawSockaddrInet4 {
 	return nil
 }
 
-// hop counts a packet's hop and tells where it goes. One that is no packet of IP,
-// or has come too far, goes nowhere.
+// hop decrements a packet's TTL and returns its destination: none if it is not IP, or its TTL has expired.
 func hop(packet []byte) (to netip.Addr, ok bool) {
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
@@ -363,8 +352,7 @@ func hop(packet []byte) (to netip.Addr, ok bool) {
 			return to, false
 		}
 		packet[8]--
-		// One less in the high byte of a word is one more in that of the sum
-		// (RFC 1624).
+		// Decrementing the high byte of a word increments that of the checksum (RFC 1624).
 		sum := uint32(packet[10])<<8 | uint32(packet[11])
 		sum += 0x100
 		sum += sum >> 16
@@ -380,7 +368,7 @@ func hop(packet []byte) (to netip.Addr, ok bool) {
 	return to, false
 }
 
-// probeTUN tries whether there are TUN devices.
+// probeTUN checks whether the kernel has TUN devices.
 func probeTUN() error {
 	tun, err := openTUN("probe-tun")
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // processes that run in the namespaces of a lab.
@@ -44,20 +46,10 @@ func processes(t *testing.T, c Config) (pids []string) {
 	return pids
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 20 s not yet: %s", what)
-		}
-	}
-}
-
 // Forwarders end with the process whose lab it is, before anyone sweeps; the sweep
 // then leaves nothing.
 func TestForwarderEndsWithOwner(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	t.Setenv(childShape, ShapeUDP)
 	dir, name := t.TempDir(), labName(t)
 	c := config(name)
@@ -73,7 +65,7 @@ func TestForwarderEndsWithOwner(t *testing.T) {
 	if err := owner.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "forwarders have ended", func() bool { return len(processes(t, c)) == 0 })
+	testenv.Await(t, 20*time.Second, "forwarders have ended", func() bool { return len(processes(t, c)) == 0 })
 	if swept, err := Sweep(t.Context(), dir); err != nil || len(swept) != 1 {
 		t.Errorf("swept %v, %v", swept, err)
 	}
@@ -84,7 +76,7 @@ func TestForwarderEndsWithOwner(t *testing.T) {
 
 // In a lab that is kept they forward on without their owner, and end with the lab.
 func TestForwarderOfKeptLab(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
 	t.Setenv(childShape, ShapeUDP)
 	t.Setenv(childKeep, "1")
@@ -122,7 +114,7 @@ func TestForwarderOfKeptLab(t *testing.T) {
 
 // A command that does not forward is told with what it said, and the lab is not made.
 func TestForwarderDoesNotStart(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
 	c.Shape = ShapeUDP
 	before := machine(t, "slip-"+c.Name)
@@ -130,7 +122,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 		forwarder []string
 		want      string
 	}{
-		"none":    {nil, "needs a command that forwards"},
+		"none":    {nil, "needs Options.Forwarder"},
 		"missing": {[]string{"/nonexistent"}, "/nonexistent"},
 		"fails":   {[]string{"sh", "-c", "echo no such verb >&2; exit 2"}, "no such verb"},
 	} {
@@ -149,7 +141,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 
 // When a forwarder dies, whoever has the lab is told which node is cut off.
 func TestForwarderDies(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	c := config(labName(t))
 	c.Shape = ShapeUDP
 	var log lines
@@ -170,7 +162,7 @@ func TestForwarderDies(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its end is told", func() bool { return strings.Contains(log.String(), "forwarder ended") })
+	testenv.Await(t, 20*time.Second, "its end is told", func() bool { return strings.Contains(log.String(), "the forwarder exited") })
 	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
 		t.Errorf("told is %s", log.String())
 	}

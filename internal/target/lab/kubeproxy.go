@@ -11,22 +11,21 @@ import (
 	"strings"
 )
 
-// What kube-proxy writes, by Kubernetes 1.34: pkg/proxy/iptables/proxier.go and
-// pkg/proxy/nftables/proxier.go. What the lab's own table has already for every node
-// is left out (see filter.go): the rules of KUBE-FORWARD.
+// The rules that kube-proxy of Kubernetes 1.34 writes (pkg/proxy/iptables/proxier.go and
+// pkg/proxy/nftables/proxier.go), without those of KUBE-FORWARD: every node of a lab has them in another
+// table (filter.go).
 
-// serviceNamespace is that of a lab's services. Their ports have the names of protocols.
+// serviceNamespace is the namespace of a lab's services. Their ports are named after protocols.
 const serviceNamespace = "slipstream"
 
-// version is what kube-proxy's rules for an IP version differ in. It writes those of
-// each by itself.
+// version is what differs between kube-proxy's rules for the IP versions, which it writes separately.
 type version struct {
-	// cluster has all pods, and clusterIPs all services.
+	// cluster is the prefix of all pods, clusterIPs that of all services.
 	cluster, clusterIPs netip.Prefix
-	// restore loads rules of iptables. notLocal keeps node ports from localhost, where
-	// kube-proxy does unless told otherwise.
+	// restore is the command that loads rules of iptables. notLocal excludes node ports on localhost, as
+	// kube-proxy does by default.
 	restore, notLocal string
-	// ip is what nftables calls the version, and address one of its addresses.
+	// ip and address are nftables' names for the family and for its type of addresses.
 	ip, address string
 }
 
@@ -35,18 +34,17 @@ var versions = map[int]version{
 	6: {cluster6, clusterIPs6, "ip6tables-restore", " ! -d ::1/128", "ip6", "ipv6_addr"},
 }
 
-// largeCluster is the number of endpoints from which on chains have no comments.
+// largeCluster is the number of endpoints above which kube-proxy writes no comments.
 const largeCluster = 1000
 
-// hash is how names of chains are told apart.
+// hash is the part of chain names that makes them unique.
 func hash(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return base32.StdEncoding.EncodeToString(sum[:])
 }
 
-// iptablesRules is input for iptables-restore --noflush, which replaces the chains that
-// are named in it: of services that have changed all of theirs, of the others none. All
-// are of one version of IP.
+// iptablesRules returns input for iptables-restore --noflush, which replaces the chains that it names: all
+// chains of services that have changed, and no others. All services are of one IP version.
 func iptablesRules(services, changed []service) []byte {
 	v := versions[services[0].transport.IP]
 	endpoints := 0
@@ -96,7 +94,7 @@ func iptablesRules(services, changed []service) []byte {
 	}, nil)
 }
 
-// iptablesJumps is what leads from the kernel's own chains to kube-proxy's.
+// iptablesJumps are the jumps from the built-in chains to kube-proxy's.
 func iptablesJumps() []byte {
 	const jump = "-A %s%s -m comment --comment \"%s\" -j %s\n"
 	var filter, nat bytes.Buffer
@@ -119,7 +117,7 @@ func iptablesJumps() []byte {
 	return bytes.Join([][]byte{[]byte("*filter\n"), filter.Bytes(), []byte("COMMIT\n*nat\n"), nat.Bytes(), []byte("COMMIT\n")}, nil)
 }
 
-// portName is the name of a service's port in comments and hashes.
+// portName names a service's port in comments and hashes.
 func (s service) portName() string {
 	return serviceNamespace + "/" + s.name + ":" + s.transport.Protocol
 }
@@ -136,8 +134,8 @@ func (s service) iptablesEndpoint(b netip.AddrPort) string {
 	return "KUBE-SEP-" + hash(s.portName(), s.transport.Protocol, b.String())[:16]
 }
 
-// nftablesTable makes what kube-proxy's table has before there is a service, but for the
-// address of the node as one with node ports, which no service has.
+// nftablesTable returns kube-proxy's table without services. It omits the node's address in the set of
+// node port addresses, as no service has a node port.
 func nftablesTable(v version) []byte {
 	return []byte(strings.NewReplacer("$ip", v.ip, "$address", v.address, "$services", v.clusterIPs.String()).Replace(nftablesText))
 }
@@ -191,8 +189,8 @@ add rule $ip kube-proxy services $ip daddr . meta l4proto . th dport vmap @servi
 add rule $ip kube-proxy services $ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
 `
 
-// nftablesRules is a transaction for nft -f that writes the chains of a service anew:
-// its own, and those of all its backends, however few of them have changed.
+// nftablesRules returns a transaction for nft -f that rewrites the chains of a service and of all its
+// backends, however few of them have changed.
 func nftablesRules(s service) []byte {
 	var b bytes.Buffer
 	v, protocol, chain := versions[s.transport.IP], s.transport.Protocol, s.nftablesChain()
@@ -225,12 +223,12 @@ func nftablesRules(s service) []byte {
 func (s service) nftablesChain() string { return "service-" + nftablesName(s.nftablesPort()) }
 
 func (s service) nftablesEndpoint(b netip.AddrPort) string {
-	// The name of a chain may have no colon.
+	// The name of a chain must not contain a colon.
 	ip := strings.ReplaceAll(b.Addr().String(), ":", ".")
 	return "endpoint-" + nftablesName(fmt.Sprintf("%s__%s/%d", s.nftablesPort(), ip, b.Port()))
 }
 
-// nftablesPort is the name of a service's port in chains' names.
+// nftablesPort names a service's port in the names of chains.
 func (s service) nftablesPort() string {
 	return fmt.Sprintf("%s/%s/%[3]s/%[3]s", serviceNamespace, s.name, s.transport.Protocol)
 }

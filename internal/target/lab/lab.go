@@ -1,13 +1,12 @@
 //go:build linux
 
-// Package lab makes nodes and pods of network namespaces on this machine:
-// nodes whose NICs meet in a switch, and pods behind a network of the shape that
-// some product gives it (see shape.go). Devices, routes and netfilter are the
-// kernel's own; only the wire is a veth, made to behave as one (see wire.go).
+// Package lab builds nodes and pods out of network namespaces on this machine: nodes whose NICs are
+// joined by a switch, and pods behind a network of the shape that some product gives it (see shape.go).
+// Devices, routes and netfilter are the kernel's own; only the wire is a veth that is made to behave
+// like one (see wire.go).
 //
-// It starts processes in places but knows nothing of what they do: that is
-// package worker's. Which lab is made, and when, is package experiment's and
-// the command line's.
+// It starts processes in places but does not know what they do: that is up to internal/worker. When
+// and which labs are built is up to internal/experiment and the command line.
 package lab
 
 import (
@@ -33,23 +32,21 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// DefaultDir is where labs are kept: on a file system that a restart of the
-// machine clears, as it clears the labs.
+// DefaultDir holds the state of labs. A reboot clears it, as it clears the labs.
 const DefaultDir = "/run/slipstream/lab"
 
 var (
-	// ErrNotFound is a lab that is not there.
+	// ErrNotFound means that there is no lab of that name.
 	ErrNotFound = errors.New("no such lab")
-	// ErrInUse is a lab that a process makes, runs on or removes.
+	// ErrInUse means that a process is creating, using or removing the lab.
 	ErrInUse = errors.New("in use")
-	// ErrExists is a name that is taken, by a lab or by something else.
-	ErrExists = errors.New("exists already")
+	// ErrExists means that a lab or something else has the name.
+	ErrExists = errors.New("already exists")
 )
 
-// Config says what a lab is.
+// Config describes a lab.
 type Config struct {
-	// Name is in every name that the lab has on the machine: [a-z0-9-], 1 to
-	// 20 of them.
+	// Name is part of every name of the lab on the machine: 1 to 20 of [a-z0-9-].
 	Name string `json:"name"`
 	// Nodes, 2 to 16, and Pods on each, 0 to 64.
 	Nodes int          `json:"nodes"`
@@ -61,25 +58,24 @@ type Config struct {
 	Services *Services `json:"services,omitempty"`
 	// Balancer between nodes; none if nil.
 	Balancer *Balancer `json:"balancer,omitempty"`
-	// CongestionControl of the namespaces, where the kernel lets it be set for
-	// one; empty leaves the machine's.
+	// CongestionControl of the namespaces, if the kernel allows setting it; empty for the machine's.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
 
-// minMTU leaves the IPv6 overlay the 1280 bytes that IPv6 asks of a link.
+// minMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
 const minMTU = 1280 + overhead6
 
 func (c Config) validate() error {
 	if !validName.MatchString(c.Name) {
-		return fmt.Errorf("name of a lab must be 1 to 20 of a-z, 0-9 and -, is %q", c.Name)
+		return fmt.Errorf("lab name must be 1 to 20 characters of a-z, 0-9 and -, is %q", c.Name)
 	}
 	if c.Nodes < 2 || c.Nodes > 16 {
 		return fmt.Errorf("lab %s: nodes must be 2 to 16, are %d", c.Name, c.Nodes)
 	}
 	if c.Pods < 0 || c.Pods > 64 {
-		return fmt.Errorf("lab %s: pods a node must be 0 to 64, are %d", c.Name, c.Pods)
+		return fmt.Errorf("lab %s: pods per node must be 0 to 64, are %d", c.Name, c.Pods)
 	}
 	if !slices.Contains(Shapes(), c.Shape) {
 		return fmt.Errorf("lab %s: shape must be one of %s, is %q", c.Name, strings.Join(Shapes(), ", "), c.Shape)
@@ -104,20 +100,18 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Options say how a lab is kept.
+// Options of Up.
 type Options struct {
-	// Dir has the labs of the machine; DefaultDir unless set.
+	// Dir holds the state of labs; DefaultDir if empty.
 	Dir string
 	// Keep lets the lab outlive this process. Without it, Sweep removes it once
 	// the process is gone.
 	Keep bool
-	// Forwarder is a command that calls Forward: this program, with arguments
-	// that have it do so. Shape udp needs one.
+	// Forwarder is a command that calls Forward, needed by the shape udp.
 	Forwarder []string
-	// Balancer is a command that calls Balance. A balancer with the built-in proxy
-	// needs one.
+	// Balancer is a command that calls Balance, needed by a balancer with the built-in proxy.
 	Balancer []string
-	// Log is told what does not matter enough to fail; nil is silent.
+	// Log gets problems that are no reason to fail; nothing if nil.
 	Log *slog.Logger
 }
 
@@ -125,22 +119,21 @@ type Options struct {
 type Lab struct {
 	state *state
 	dir   string
-	// lock is held where the lab is this process's own.
+	// lock is held if this process owns the lab.
 	lock *lock
-	// forwarder and balancer start one. ended are closed as what this process started
-	// on each node ends, and ending says that it is meant.
+	// forwarder and balancer are their commands. ended are closed as the processes end that this one
+	// started on each node; ending says that they are meant to.
 	forwarder, balancer []string
 	ended               []chan struct{}
 	ending              atomic.Bool
-	// loads are how long the services of each node took this process to make, and
-	// loader is what made them.
+	// loads are how long loading the services of each node took; loader names what loaded them.
 	loads  []time.Duration
 	loader string
 }
 
-// Up makes a lab. It fails before it touches anything when the kernel lacks
-// something, when a name is taken (ErrExists), and when another process is at
-// that lab (ErrInUse); when it fails later it takes down what it made.
+// Up creates a lab. It fails before it changes anything if the kernel lacks something, if a name is
+// taken (ErrExists), or if another process has that lab (ErrInUse). If it fails later, it removes what
+// it created.
 func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -152,7 +145,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.Shape == ShapeUDP && len(o.Forwarder) == 0 {
-		return nil, fmt.Errorf("lab %s: shape %s needs a command that forwards", c.Name, c.Shape)
+		return nil, fmt.Errorf("lab %s: shape %s needs Options.Forwarder", c.Name, c.Shape)
 	}
 	if c.Balancer != nil {
 		b := *c.Balancer
@@ -170,7 +163,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	}
 	for _, dir := range []string{o.Dir, netnsDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("make folder for labs: %w", err)
+			return nil, fmt.Errorf("create folder for labs: %w", err)
 		}
 	}
 	lock, err := acquire(o.Dir, c.Name)
@@ -179,7 +172,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	}
 	if _, err := os.Lstat(statePath(o.Dir, c.Name)); err == nil {
 		lock.release()
-		return nil, fmt.Errorf("lab %s %w: take it down (slipstream lab down %[1]s), or take another name", c.Name, ErrExists)
+		return nil, fmt.Errorf("lab %s %w: remove it (slipstream lab down %[1]s), or choose another name", c.Name, ErrExists)
 	}
 	if err := free(c); err != nil {
 		return nil, errors.Join(err, lock.remove())
@@ -198,7 +191,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		return nil, errors.Join(err, lock.remove())
 	}
 	if err := l.make(ctx, o.Log); err != nil {
-		return nil, errors.Join(fmt.Errorf("bring up lab %s: %w", c.Name, err), l.Down(context.WithoutCancel(ctx)))
+		return nil, errors.Join(fmt.Errorf("create lab %s: %w", c.Name, err), l.Down(context.WithoutCancel(ctx)))
 	}
 	l.state.Up = true
 	if err := l.state.write(o.Dir); err != nil {
@@ -215,20 +208,20 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 func free(c Config) error {
 	for _, ns := range namespaces(c) {
 		if _, err := os.Lstat(netnsPath(ns)); err == nil {
-			return fmt.Errorf("network namespace %s %w, and is no lab's: remove it (ip netns del %[1]s), or take another name for the lab", ns, ErrExists)
+			return fmt.Errorf("network namespace %s %w, but belongs to no lab: remove it (ip netns del %[1]s), or choose another name for the lab", ns, ErrExists)
 		}
 	}
 	if c.translated() {
 		if path, err := cgroupPath(c.Name); err != nil {
 			return err
 		} else if _, err := os.Lstat(path); err == nil {
-			return fmt.Errorf("cgroup %s %w, and is no lab's: remove it (rmdir %[1]s), or take another name for the lab", path, ErrExists)
+			return fmt.Errorf("cgroup %s %w, but belongs to no lab: remove it (rmdir %[1]s), or choose another name for the lab", path, ErrExists)
 		}
 	}
 	return nil
 }
 
-// Open takes a lab that another process made.
+// Open opens a lab that another process created.
 func Open(dir, name string) (*Lab, error) {
 	if !validName.MatchString(name) {
 		return nil, fmt.Errorf("lab %q: %w", name, ErrNotFound)
@@ -240,20 +233,19 @@ func Open(dir, name string) (*Lab, error) {
 	return &Lab{state: s, dir: dir}, nil
 }
 
-// Info is what is known of a lab without entering it.
+// Info describes a lab in a list.
 type Info struct {
 	Config
-	// PID is the process that made it.
+	// PID is the process that created it.
 	PID int
-	// Keep is a lab that outlives that process.
+	// Keep: the lab outlives that process.
 	Keep bool
-	// Up is false while it is made, and if that was cut short.
+	// Up is false while the lab is being created, and if that was interrupted.
 	Up      bool
 	Created time.Time
 }
 
-// List tells which labs there are, by name. Beside an error it has those that
-// can be read.
+// List returns the labs by name. With an error, it returns those that can be read.
 func List(dir string) ([]Info, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -268,7 +260,7 @@ func List(dir string) ([]Info, error) {
 		}
 		s, err := readState(dir, name)
 		if errors.Is(err, ErrNotFound) {
-			continue // it went down meanwhile
+			continue // it was removed meanwhile
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -279,7 +271,7 @@ func List(dir string) ([]Info, error) {
 	return all, errors.Join(errs...)
 }
 
-// make builds what the state says.
+// make creates what the state describes.
 func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 	c := l.state.Config
 	nodes := layout(c)
@@ -313,7 +305,7 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 			return fmt.Errorf("netfilter of %s: %w", n.place.Name, err)
 		}
 		if err := l.makeOverlay(hosts[i], nodes, i, log); err != nil {
-			return fmt.Errorf("pods' network of %s: %w", n.place.Name, err)
+			return fmt.Errorf("pod network of %s: %w", n.place.Name, err)
 		}
 		return nil
 	}); err != nil {
@@ -328,7 +320,7 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 		}
 		defer ns.close()
 		if err := makePod(h, ns, c, p); err != nil {
-			return fmt.Errorf("make %s: %w", p.place.Name, err)
+			return fmt.Errorf("create %s: %w", p.place.Name, err)
 		}
 		return nil
 	}); err != nil {
@@ -347,8 +339,8 @@ func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// threads that make things at once. The kernel does most of it under one lock
-// (RTNL): a second thread gains a sixth, and what waits does so side by side.
+// threads that create things at once. The kernel does most of it under one lock (RTNL), so a second
+// thread gains only a sixth; but waits overlap.
 const threads = 4
 
 // parallel calls f for 0 to n-1.
@@ -382,10 +374,9 @@ func (l *Lab) Places() []target.Place {
 		add(&nodes, n.place)
 		for j, p := range n.pods {
 			if cpus.IRQ < 0 {
-				// Where nodes share CPUs, pods that talk to each other across
-				// nodes have one each: on one CPU they would meet as pods of
-				// two machines never do, and whether they do would be the
-				// scheduler's lottery.
+				// If nodes share CPUs, the two pods of a pair are on different CPUs. Pods on
+				// different machines never share a CPU, and here the scheduler would decide
+				// at random.
 				p.place.Affinity = formatCPUs(cpus.CPUs[(i+j)%len(cpus.CPUs) : (i+j)%len(cpus.CPUs)+1])
 			}
 			add(&pods, p.place)
@@ -394,28 +385,29 @@ func (l *Lab) Places() []target.Place {
 	return append(nodes, pods...)
 }
 
-// Placement says in a sentence where the nodes' work runs.
+// Placement says in a sentence on which CPUs the nodes run.
 func (l *Lab) Placement() string {
 	cpus := l.state.CPUs
 	if cpus[0].IRQ < 0 && l.state.Config.Balancer != nil {
 		return l.state.Config.Balancer.placement(cpus[0].CPUs)
 	}
+	if len(cpus[0].CPUs) == 1 {
+		return fmt.Sprintf("The nodes share CPU %s, so both ends of a pair run on it.", formatCPUs(cpus[0].CPUs))
+	}
 	if cpus[0].IRQ < 0 {
-		return fmt.Sprintf("The nodes share CPUs %s, as there are fewer than two CPUs a node: the two ends of a pair are on different CPUs, "+
+		return fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node: the two ends of a pair are on different CPUs, "+
 			"and a packet is received on the CPU that sent it.", formatCPUs(cpus[0].CPUs))
 	}
 	var parts []string
 	for i, c := range cpus {
 		parts = append(parts, fmt.Sprintf("node%d has %s", i, formatCPUs(c.CPUs)))
 	}
-	return fmt.Sprintf("Each node has CPUs of its own (%s), the last of which takes its NIC's packets by RPS, in place of an interrupt.",
+	return fmt.Sprintf("Each node has its own CPUs (%s); the last one receives the NIC's packets, by RPS in place of an interrupt.",
 		strings.Join(parts, ", "))
 }
 
-// In returns what starts a command in a place: in its network namespace, on its
-// CPUs, and, if it is a pod and services are of mode ebpf, in the lab's cgroup.
-// Everything else of the process is the command's and the caller's; /sys stays the
-// machine's.
+// In returns a function that starts a command in a place: in its network namespace, on its CPUs and, if
+// it is a pod and services have the mode ebpf, in the lab's cgroup. /sys stays the machine's.
 func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		ns, err := l.find(place.Name)
@@ -442,7 +434,7 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 			set.Set(cpu)
 		}
 		return inside(ns, func() error {
-			// A child has the namespace and the affinity of the thread that forks it.
+			// A child inherits the namespace and the affinity of the thread that forks it.
 			if err := unix.SchedGetaffinity(0, &before); err != nil {
 				return fmt.Errorf("read CPU affinity: %w", err)
 			}
@@ -458,8 +450,7 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 	}
 }
 
-// Run runs a command in a place to its end and returns its exit code. A context
-// that ends interrupts it.
+// Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.
 func (l *Lab) Run(ctx context.Context, place string, argv []string, in, out, errs *os.File) (code int, err error) {
 	var at target.Place
 	for _, p := range l.Places() {
@@ -482,7 +473,7 @@ func (l *Lab) Run(ctx context.Context, place string, argv []string, in, out, err
 	return 0, err
 }
 
-// find tells the namespace of a place.
+// find returns the namespace of a place.
 func (l *Lab) find(place string) (ns string, err error) {
 	for _, n := range layout(l.state.Config) {
 		if place == n.place.Name {
@@ -494,6 +485,6 @@ func (l *Lab) find(place string) (ns string, err error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("lab %s has no place %q: there are node0 to node%d, and on each pod0 to pod%d, as in node0/pod0",
+	return "", fmt.Errorf("lab %s has no place %q: its nodes are node0 to node%d, and the pods of each are pod0 to pod%d, as in node0/pod0",
 		l.state.Config.Name, place, l.state.Config.Nodes-1, l.state.Config.Pods-1)
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 // machine is what a lab could leave behind: names of namespaces that have its
@@ -64,7 +65,7 @@ func files(t *testing.T, dir string) (all []string) {
 
 // 2 nodes and 32 pods on each come up in under 3 s and go in under 2.
 func TestTimes(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	for _, shape := range Shapes() {
 		c := config(labName(t))
 		c.Pods, c.Shape, c.NIC.Offload = 32, shape, v1alpha1.OffloadNone
@@ -86,7 +87,7 @@ func TestTimes(t *testing.T) {
 }
 
 func BenchmarkUpDown(b *testing.B) {
-	needRoot(b)
+	testenv.NeedRoot(b)
 	for _, shape := range Shapes() {
 		for _, pods := range []int{1, 16, 32, 64} {
 			b.Run(fmt.Sprintf("%s/pods=%d", shape, 2*pods), func(b *testing.B) {
@@ -178,7 +179,7 @@ func TestRun(t *testing.T) {
 
 // Down ends what runs in the lab, and nothing else.
 func TestDownEndsProcesses(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir(), Forwarder: forwarder})
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +212,7 @@ func TestDownEndsProcesses(t *testing.T) {
 
 // A lab that is kept outlives its owner and every sweep, until it is taken down.
 func TestKeep(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
 	first, err := Up(t.Context(), c, Options{Dir: dir, Keep: true})
 	if err != nil {
@@ -261,7 +262,7 @@ func TestKeep(t *testing.T) {
 
 // While one process has a lab, no other makes, removes or sweeps it.
 func TestInUse(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
 	child := startUp(t, dir, name)
 	if line, err := bufio.NewReader(child.out).ReadString('\n'); err != nil || line != "up\n" {
@@ -324,7 +325,7 @@ func startUp(t *testing.T, dir, name string) child {
 // A process that was forked and is not yet another program has its parent's lock,
 // and the parent may be gone.
 func TestSweepForked(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
 	before := machine(t, "slip-"+name)
 	c := startUp(t, dir, name)
@@ -350,7 +351,7 @@ func TestSweepForked(t *testing.T) {
 
 // Whenever a process is killed that makes a lab, a sweep finds all that it made.
 func TestKilled(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	partly := 0
 	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, ShapeUDP: 15, ShapeVXLANFlow: 10, ShapeEBPF: 10} {
 		t.Run(shape, func(t *testing.T) { partly += killed(t, shape, kills) })
@@ -417,7 +418,7 @@ func killed(t *testing.T, shape string, kills int) (partly int) {
 
 // What has a name like a lab's is not the lab's, and stays.
 func TestForeign(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	name := labName(t)
 	foreign := []string{"slip-" + name, "slip-" + name + "-n0x", "slip-" + name + "-n2", "slip-" + name + "-n0p2", "slip-" + name + "-n0-n0"}
 	for _, f := range foreign {
@@ -473,7 +474,7 @@ func TestForeign(t *testing.T) {
 
 // A state that cannot be read is told, and is a reason to remove nothing.
 func TestTornState(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
 	l, err := Up(t.Context(), c, Options{Dir: dir, Keep: true})
 	if err != nil {
@@ -510,7 +511,7 @@ func TestTornState(t *testing.T) {
 
 // Ended while it is made, a lab is taken down again.
 func TestUpCancelled(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
 	before := machine(t, "slip-"+c.Name)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -528,7 +529,7 @@ func TestUpCancelled(t *testing.T) {
 
 // Someone who is not root is told so, and nothing is touched.
 func TestNotRoot(t *testing.T) {
-	needRoot(t) // to become someone else
+	testenv.NeedRoot(t) // to become someone else
 	dir := filepath.Join(t.TempDir(), "lab")
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), childProbe+"=x", childDir+"="+dir)

@@ -13,9 +13,9 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// The addresses of every lab: its namespaces keep them from the machine's own.
-// Nodes are in the range that RFC 2544 set apart for benchmarks; pods are in
-// the cluster that flannel's documentation has. The IPv6 ones are unique local.
+// The addresses of every lab; its namespaces separate them from the machine's. Nodes are in the range
+// that RFC 2544 reserves for benchmarks, pods in the one of flannel's documentation. IPv6 addresses are
+// unique local ones.
 var (
 	nodes4   = netip.MustParsePrefix("198.18.0.0/24")
 	nodes6   = netip.MustParsePrefix("fd73:6c69:7000::/64")
@@ -23,39 +23,38 @@ var (
 	cluster6 = netip.MustParsePrefix("fd73:6c69:7001::/48")
 )
 
-// node is what one node is to be.
+// node describes a node.
 type node struct {
 	place target.Place
-	// ns is its namespace, port its end of the wire in the switch.
+	// ns is its namespace, port its port of the switch.
 	ns, port string
 	// rate of its NIC.
 	rate v1alpha1.BitRate
 	// mac of its NIC, vtep4 and vtep6 of its VXLAN devices.
 	mac, vtep4, vtep6 net.HardwareAddr
-	// pods4 and pods6 hold its pods. The first address is the node's own on
-	// the overlay, the second the gateway of a bridge.
+	// pods4 and pods6 are the prefixes of its pods. The first address is the node's own on the overlay,
+	// the second the gateway of a bridge.
 	pods4, pods6 netip.Prefix
-	// cluster4 holds those of all nodes.
+	// cluster4 is the prefix of the pods of all nodes.
 	cluster4 netip.Prefix
 	pods     []pod
 }
 
-// pod is what one pod is to be.
+// pod describes a pod.
 type pod struct {
 	place target.Place
 	// ns is its namespace, veth the node's end of its link.
 	ns, veth string
 	mac      net.HardwareAddr
-	// backends are addresses at which the pod answers beside its own, by the version of
-	// IP, if any.
+	// backends are further addresses of the pod, by IP version.
 	backends map[int]netip.Prefix
 }
 
 // switchNS is the namespace of the switch that joins the nodes of a lab.
 func switchNS(lab string) string { return "slip-" + lab + "-sw" }
 
-// layout says what the nodes of a lab are to be: a function of its
-// configuration alone, so that whoever finds a lab can name all that is in it.
+// layout describes the nodes of a lab. It depends on the configuration alone, so the names of everything
+// in a lab follow from its state.
 func layout(c Config) []node {
 	nodes := make([]node, c.Nodes)
 	for i := range nodes {
@@ -106,7 +105,7 @@ func layout(c Config) []node {
 	return nodes
 }
 
-// vethName is the node's end of a pod's link, as the products name it.
+// vethName names the node's end of a pod's veth as the product would.
 func vethName(shape, pod string) string {
 	sum := sha1.Sum([]byte(pod))
 	digits := hex.EncodeToString(sum[:])
@@ -119,14 +118,14 @@ func vethName(shape, pod string) string {
 	return "veth" + digits[:8] // containernetworking/plugins, RandomVethName
 }
 
-// hardwareAddr is a locally administered unicast address. It is the same in
-// every lab, so that nodes know one another's before they are made.
+// hardwareAddr returns a locally administered unicast address. It is the same in every lab, so that nodes
+// know each other's before they exist.
 func hardwareAddr(place, device string) net.HardwareAddr {
 	sum := sha1.Sum([]byte(place + " " + device))
 	return append(net.HardwareAddr{0x02}, sum[:5]...)
 }
 
-// nth address of a prefix; n is at most 255, and the prefix at least as wide.
+// nth returns the nth address of a prefix; n is at most 255, and the prefix at least as wide.
 func nth(p netip.Prefix, n int) netip.Addr {
 	raw := p.Addr().AsSlice()
 	raw[len(raw)-1] += byte(n)
@@ -134,8 +133,7 @@ func nth(p netip.Prefix, n int) netip.Addr {
 	return a
 }
 
-// subnet is the nth of so many bits in a prefix. Both end on a byte, and n is
-// at most 255.
+// subnet returns the nth prefix of that many bits in a prefix. Both end at a byte, and n is at most 255.
 func subnet(p netip.Prefix, bits, n int) netip.Prefix {
 	raw := p.Addr().AsSlice()
 	raw[bits/8-1] += byte(n)
@@ -143,8 +141,7 @@ func subnet(p netip.Prefix, bits, n int) netip.Prefix {
 	return netip.PrefixFrom(a, bits)
 }
 
-// namespaces of a lab: the pods' first, then the nodes', and the switch last,
-// which is the order to remove them in.
+// namespaces of a lab in the order in which to remove them: pods, nodes, switch.
 func namespaces(c Config) []string {
 	var pods, nodes []string
 	for _, n := range layout(c) {

@@ -70,7 +70,7 @@ func TestPlaces(t *testing.T) {
 	if diff := cmp.Diff(want, l.Places(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("places (-want +got):\n%s", diff)
 	}
-	if got, want := l.Placement(), "Each node has CPUs of its own (node0 has 0-1, node1 has 2-3), the last of which takes its NIC's packets by RPS, in place of an interrupt."; got != want {
+	if got, want := l.Placement(), "Each node has its own CPUs (node0 has 0-1, node1 has 2-3); the last one receives the NIC's packets, by RPS in place of an interrupt."; got != want {
 		t.Errorf("placement is %q, want %q", got, want)
 	}
 	l.state.CPUs = divide([]int{0, 1}, 2)
@@ -82,6 +82,10 @@ func TestPlaces(t *testing.T) {
 	}
 	if got, want := l.Placement(), "The nodes share CPUs 0-1, "; !strings.HasPrefix(got, want) {
 		t.Errorf("placement is %q, want it to begin %q", got, want)
+	}
+	l.state.CPUs = divide([]int{3}, 2)
+	if got, want := l.Placement(), "The nodes share CPU 3, so both ends of a pair run on it."; got != want {
+		t.Errorf("placement is %q, want %q", got, want)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 // A test that needs another process runs this binary with one of these set.
@@ -89,13 +90,6 @@ func config(name string) Config {
 	}
 }
 
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-}
-
 // labName is one that no other test has, nor the same test in another process.
 func labName(t testing.TB) string {
 	return fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13]
@@ -104,7 +98,7 @@ func labName(t testing.TB) string {
 // up makes a lab for the length of a test.
 func up(t *testing.T, change func(*Config)) *Lab {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	c := config(labName(t))
 	change(&c)
 	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Balancer: balancer, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})

@@ -16,16 +16,14 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// netnsDir is where `ip netns` looks for namespaces by name. Its bind mount of
-// the folder onto itself is left to it: it lets other mount namespaces follow
-// along, and to remove a name the kernel has done without since 3.19 (unlink
-// detaches what is mounted on the name anywhere).
+// netnsDir is where `ip netns` looks for namespaces by name. `ip netns` also bind-mounts the folder onto
+// itself, so that names propagate to other mount namespaces; this package does not, as removing a name
+// has not needed it since Linux 3.19 (unlink detaches what is mounted on the name anywhere).
 const netnsDir = "/run/netns"
 
 func netnsPath(name string) string { return filepath.Join(netnsDir, name) }
 
-// namespace is a network namespace that is at hand: it is open, with a
-// netlink socket in it.
+// namespace is an open network namespace: its handle, and a netlink socket in it.
 type namespace struct {
 	name   string
 	handle netns.Handle
@@ -39,13 +37,13 @@ func (ns *namespace) close() {
 	}
 }
 
-// fd is how netlink takes a namespace to put a device in.
+// fd is the form in which netlink takes a namespace for a device.
 func (ns *namespace) fd() netlink.NsFd { return netlink.NsFd(ns.handle) }
 
 // do runs f in the namespace.
 func (ns *namespace) do(f func() error) error { return netns.Do(ns.handle, f) }
 
-// createNamespace makes a namespace and its name, and runs setup in it.
+// createNamespace creates a named namespace, and runs setup in it.
 func createNamespace(name string, setup func() error) (*namespace, error) {
 	path := netnsPath(name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -69,7 +67,7 @@ func createNamespace(name string, setup func() error) (*namespace, error) {
 	return withNetlink(name, h)
 }
 
-// openNamespace takes a namespace by its name.
+// openNamespace opens a namespace by its name.
 func openNamespace(name string) (*namespace, error) {
 	h, err := netns.Open(netnsPath(name))
 	if err != nil {
@@ -94,8 +92,8 @@ func withNetlink(name string, h netns.Handle) (*namespace, error) {
 // inside runs f in the namespace that has the name.
 func inside(name string, f func() error) error { return netns.DoAt(netnsPath(name), f) }
 
-// removeNamespace takes a name away; the namespace goes when nothing else holds
-// it. A name that is not there, or was not bound yet, is no error.
+// removeNamespace removes the name of a namespace, which disappears once nothing else holds it. It is no
+// error if the name does not exist or was not bound yet.
 func removeNamespace(name string) error {
 	path := netnsPath(name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -107,7 +105,7 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// sysctl sets "net/ipv4/ip_forward=1" and the like in the thread's namespace.
+// sysctl sets sysctls such as "net/ipv4/ip_forward=1" in the thread's namespace.
 func sysctl(settings ...string) error {
 	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")

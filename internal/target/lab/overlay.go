@@ -23,7 +23,7 @@ const (
 	overhead6 = 70
 )
 
-// vxlan is what the products differ in.
+// vxlan is what differs between the products.
 type vxlan struct {
 	device4, device6 string
 	vni, port        int
@@ -34,9 +34,8 @@ var products = map[string]vxlan{
 	v1alpha1.ShapeCalico:  {device4: "vxlan.calico", device6: "vxlan-v6.calico", vni: 4096, port: 4789},
 }
 
-// Calico's end of every pod's link has the same address, and so the same
-// link-local one, which is the pods' IPv6 gateway; the IPv4 gateway is nobody's,
-// and answered by proxy ARP.
+// Calico gives the node's end of every pod's veth the same MAC address, and so the same link-local
+// address, which is the pods' IPv6 gateway. No device has the IPv4 gateway; proxy ARP answers for it.
 var (
 	calicoMAC      = net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee}
 	calicoGateway6 = netip.MustParseAddr("fe80::ecee:eeff:feee:eeee")
@@ -45,7 +44,7 @@ var (
 
 const bridgeName = "cni0"
 
-// prepareNode sets up a node's namespace as an operating system and kubelet do.
+// prepareNode sets up a node's namespace like an operating system and kubelet.
 func prepareNode(cc string, log *slog.Logger) error {
 	congestionControl(cc, log)
 	return errors.Join(
@@ -66,14 +65,14 @@ func preparePod(cc string, log *slog.Logger) error {
 	return noAddressDetection()
 }
 
-// noAddressDetection makes link-local addresses good at once, which otherwise
-// takes a second or two.
+// noAddressDetection disables duplicate address detection, which delays link-local addresses by a second
+// or two.
 func noAddressDetection() error {
 	return sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
 }
 
-// bridgeNetfilter says whether what a bridge passes goes through netfilter, as
-// Kubernetes asks of its nodes. A kernel without it passes it by.
+// bridgeNetfilter says whether bridged packets pass netfilter, as Kubernetes requires of its nodes. They
+// do not on a kernel without br_netfilter.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -88,7 +87,7 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// makeTunnels makes the VXLAN devices of flannel or Calico on node i.
+// makeTunnels creates the VXLAN devices of flannel or Calico on node i.
 func makeTunnels(ns *namespace, c Config, nodes []node, i int) error {
 	eth0, err := ns.nl.LinkByName(nicName)
 	if err != nil {
@@ -151,8 +150,8 @@ func tunnels(c Config, nic int, n node) []tunnel {
 	return all
 }
 
-// join tells a node of a remote one, as flanneld and Felix do: where its device
-// is, whose the first address of its pods is, and that all of them are behind.
+// join adds a remote node, as flanneld and Felix do: the FDB entry of its VXLAN device, the neighbour
+// entry of its first address, and a route to its pods.
 func (t tunnel) join(ns *namespace, remote node) error {
 	index, pods := t.device.Index, t.pods(remote)
 	if err := ns.nl.NeighSet(&netlink.Neigh{
@@ -175,7 +174,7 @@ func (t tunnel) join(ns *namespace, remote node) error {
 	return nil
 }
 
-// makeBridge makes the bridge that pods are on.
+// makeBridge creates the bridge of the pods.
 func makeBridge(ns *namespace, c Config, n node) error {
 	bridge := &netlink.Bridge{LinkAttrs: linkAttrs(bridgeName)}
 	bridge.MTU, _ = c.mtu()
@@ -191,7 +190,7 @@ func makeBridge(ns *namespace, c Config, n node) error {
 
 func calicoPod(host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link) error {
 	if err := host.do(func() error {
-		// Felix: the delay is for when several could answer; here one does.
+		// As Felix: the delay is for networks in which several hosts could answer; here one does.
 		return sysctl("net/ipv4/conf/"+p.veth+"/proxy_arp=1", "net/ipv4/neigh/"+p.veth+"/proxy_delay=0")
 	}); err != nil {
 		return err

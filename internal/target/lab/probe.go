@@ -10,22 +10,22 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// probe tries what a lab needs in a namespace without a name, which goes when
-// it is done. The error says what is missing and what to do.
+// probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
+// missing and what to do.
 func probe(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
 	}
 	h, err := netns.New()
 	if errors.Is(err, unix.EPERM) {
-		return errors.New("making network namespaces is not permitted: run as root (in a container: privileged)")
+		return errors.New("no permission to create network namespaces: run as root (in a container: privileged)")
 	}
 	if err != nil {
-		return fmt.Errorf("%w; this kernel needs CONFIG_NET_NS", err)
+		return fmt.Errorf("%w; the kernel needs CONFIG_NET_NS", err)
 	}
 	ns, err := withNetlink("of the probe", h)
 	if err != nil {
@@ -69,7 +69,7 @@ func probeKernel(ns *namespace) error {
 	if err := ns.nl.QdiscAdd(tbf(queue, 1e9)); err != nil {
 		return missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
 	}
-	hash, err := bpf.LoadRehash()
+	hash, err := programs.LoadRehash()
 	if err != nil {
 		return missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
 	}

@@ -11,28 +11,26 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// The devices of a node under Cilium, named as there (pkg/defaults/node.go). The
-// first has the node's address among its pods', which is their gateway; the second
-// is its other end.
+// The devices of a node with Cilium, with its names (pkg/defaults/node.go). cilium_host has the node's
+// address in the pod prefix, which is the pods' gateway; cilium_net is its peer.
 const (
 	ciliumHost  = "cilium_host"
 	ciliumNet   = "cilium_net"
 	ciliumVXLAN = "cilium_vxlan"
 )
 
-// Cilium's port; and a network identifier, which in Cilium is the number of the
-// sender's security identity. 2 is the one of the world (pkg/identity/numericidentity.go).
+// Cilium's port, and the VNI, which is the number of the sender's security identity in Cilium: 2 is
+// reserved:world (pkg/identity/numericidentity.go).
 const (
 	ciliumPort = 8472
 	ciliumVNI  = 2
 )
 
-// makeDirect has eBPF programs route between the pods of node i and its NIC. The
-// kernel has the routes, too: the programs ask it for them, and leave it what they
-// do not carry.
+// makeDirect makes eBPF programs route between the pods of node i and its NIC. The kernel has the routes
+// too: the programs look them up there, and pass other packets to the kernel.
 func makeDirect(h *host, nodes []node, i int) error {
 	if err := makeCiliumHost(h); err != nil {
 		return err
@@ -43,8 +41,8 @@ func makeDirect(h *host, nodes []node, i int) error {
 	if err := loadPrograms(h, nodes, i, 0); err != nil {
 		return err
 	}
-	// Packets from pods to the other nodes are the programs' as well: a connection's
-	// packets from there are, and connection tracking must see both ways or neither.
+	// The programs also route packets from pods to the other nodes. They route the packets from there, and
+	// conntrack must see both directions of a connection or neither.
 	for j, n := range nodes {
 		if j == i {
 			continue
@@ -62,16 +60,15 @@ func makeDirect(h *host, nodes []node, i int) error {
 	return attach(h.namespace, eth0.Attrs().Index, netlink.HANDLE_MIN_INGRESS, h.programs.RouteIn, "route_in")
 }
 
-// makeFlowTunnel makes the one VXLAN device of node i, and has eBPF programs give
-// it what they take from the pods, and the pods what comes out of it. The tunnel is
-// over IPv4, whatever is inside, as Cilium's is unless told otherwise.
+// makeFlowTunnel creates the external VXLAN device of node i, and eBPF programs that redirect packets
+// between it and the pods. The tunnel is over IPv4, like Cilium's by default.
 func makeFlowTunnel(h *host, c Config, nodes []node, i int) error {
 	if err := makeCiliumHost(h); err != nil {
 		return err
 	}
 	device := &netlink.Vxlan{LinkAttrs: linkAttrs(ciliumVXLAN), FlowBased: true, Port: ciliumPort}
-	// Cilium leaves its device the NIC's MTU, and relies on the pods' routes; here
-	// the program looks whether a packet fits, and lets the kernel tell if not.
+	// Cilium leaves the NIC's MTU on its device and relies on the pods' routes. Here the program checks
+	// whether a packet fits, and passes it to the kernel if not.
 	device.MTU, _ = c.mtu()
 	device.HardwareAddr = h.vtep4
 	if err := h.nl.LinkAdd(device); err != nil {
@@ -102,9 +99,9 @@ func makeFlowTunnel(h *host, c Config, nodes []node, i int) error {
 	)
 }
 
-// loadPrograms loads those of node i and tells them whose the pods' addresses are.
+// loadPrograms loads the programs of node i and the map of pod prefixes to nodes.
 func loadPrograms(h *host, nodes []node, i, tunnel int) (err error) {
-	if h.programs, err = bpf.LoadPods(tunnel, ciliumVNI); err != nil {
+	if h.programs, err = programs.LoadHostRouting(tunnel, ciliumVNI); err != nil {
 		return err
 	}
 	for j, n := range nodes {
@@ -121,10 +118,10 @@ func loadPrograms(h *host, nodes []node, i, tunnel int) (err error) {
 	return nil
 }
 
-// makeCiliumHost makes what has the address that is the pods' gateway.
+// makeCiliumHost creates the device that has the pods' gateway address.
 func makeCiliumHost(h *host) error {
-	// As Cilium's agent does (pkg/datapath/loader): its devices have no addresses, and
-	// the kernel takes nothing from such with the check on, however loose.
+	// As Cilium's agent does (pkg/datapath/loader): the kernel's reverse path filter, even if loose, drops
+	// everything from devices without addresses, such as Cilium's.
 	if err := h.do(func() error {
 		return sysctl("net/ipv4/conf/all/rp_filter=0", "net/ipv4/conf/default/rp_filter=0")
 	}); err != nil {
@@ -136,7 +133,7 @@ func makeCiliumHost(h *host) error {
 		return fmt.Errorf("add %s: %w", ciliumHost, err)
 	}
 	for _, name := range []string{ciliumHost, ciliumNet} {
-		// There is nobody to ask for an address.
+		// No neighbour answers on these devices.
 		if err := h.nl.LinkSetARPOff(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
 			return fmt.Errorf("set ARP of %s off: %w", name, err)
 		}
@@ -153,10 +150,9 @@ func makeCiliumHost(h *host) error {
 	return errors.Join(settle(h.namespace, ciliumHost, ciliumNet), awaitLocal(h.namespace, nth(h.pods6, 1)))
 }
 
-// programPod links a pod whose packets eBPF carries, as Cilium's plugin does. What
-// the kernel has for the pod gets there by a route to each, as with Cilium's
-// endpoint routes. Cilium's program answers when the pod asks for the gateway's
-// Ethernet address; here it is known.
+// programPod connects a pod whose packets eBPF forwards, as Cilium's plugin does. The kernel reaches each
+// pod by a route, as with Cilium's endpoint routes. Cilium's program answers ARP requests for the gateway;
+// here the neighbour entry is permanent.
 func programPod(h *host, ns *namespace, c Config, p pod, veth *netlink.Veth, eth0 netlink.Link) error {
 	gateway4, gateway6 := nth(h.pods4, 1), nth(h.pods6, 1)
 	for _, a := range []struct{ pod, gateway netip.Addr }{{p.place.IPv4, gateway4}, {p.place.IPv6, gateway6}} {
@@ -185,7 +181,7 @@ func programPod(h *host, ns *namespace, c Config, p pod, veth *netlink.Veth, eth
 	)
 }
 
-// linkRoute leads to what is right behind a device.
+// linkRoute adds an on-link route.
 func linkRoute(ns *namespace, link netlink.Link, to netip.Prefix) error {
 	if err := ns.nl.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}); err != nil {
 		return fmt.Errorf("add route to %s: %w", to, err)
@@ -193,7 +189,7 @@ func linkRoute(ns *namespace, link netlink.Link, to netip.Prefix) error {
 	return nil
 }
 
-// neighbour has an address that nobody needs to be asked for.
+// neighbour adds a permanent neighbour entry.
 func neighbour(ns *namespace, link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
 	if err := ns.nl.NeighSet(&netlink.Neigh{
 		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac,
@@ -203,7 +199,7 @@ func neighbour(ns *namespace, link netlink.Link, a netip.Addr, mac net.HardwareA
 	return nil
 }
 
-// probePrograms tries what the shapes need whose packets eBPF carries.
+// probePrograms tests what the shapes of eBPF need.
 func probePrograms(ns *namespace, c Config) error {
 	if c.Shape == ShapeVXLANFlow {
 		device := &netlink.Vxlan{LinkAttrs: linkAttrs("probe-flow"), FlowBased: true, Port: ciliumPort}
@@ -211,7 +207,7 @@ func probePrograms(ns *namespace, c Config) error {
 			return missing("VXLAN devices whose remote is the flow's", "CONFIG_VXLAN", "vxlan", err)
 		}
 	}
-	p, err := bpf.LoadPods(0, 0)
+	p, err := programs.LoadHostRouting(0, 0)
 	if err != nil {
 		return fmt.Errorf("shape %s needs a kernel whose eBPF has bpf_redirect_peer, bpf_redirect_neigh and bpf_check_mtu (5.12 or later): %w", c.Shape, err)
 	}

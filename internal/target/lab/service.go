@@ -18,35 +18,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// Services of a lab stand in front of servers, as in a cluster: each has a
-// ClusterIP, and its backends.
+// Services of a lab are in front of servers, as in a cluster: each has a ClusterIP and backends.
 //
-// A backend's address is one that really answers. In place of so many pods, a range
-// of them is routed to the server's pod and is local there. Every node has the rules
-// that kube-proxy would write (see kubeproxy.go), or, in mode ebpf, the pods'
-// processes are in a cgroup whose sockets are led to the backends (see cgroup.go). How
-// packets travel from pod to pod is the shape's, as it is without services.
+// Every address of a backend answers. In place of so many pods, a range of addresses is routed to the
+// server's pod and is local there. Every node has the rules that kube-proxy would write (kubeproxy.go).
+// In mode ebpf, the pods' processes are instead in a cgroup with programs that translate service
+// addresses (cgroup.go). How packets travel between pods depends on the shape, as without services.
 type Services struct {
 	// Mode is one of the API's.
 	Mode string `json:"mode"`
-	// Servers are the pods that a service with so many Backends is in front of: one
-	// each.
+	// Servers are the pods that have a service in front of them, each with so many Backends.
 	Servers  []target.Seat `json:"servers"`
 	Backends int           `json:"backends"`
-	// Total of all services, those of the servers among them. The others have one
-	// backend each, the address of the first server.
+	// Total is the number of all services, those of the servers included. The others have one backend
+	// each, the address of the first server.
 	Total int `json:"total"`
-	// Transports that each of them is for. There are rules for these, and for no other.
+	// Transports of each service. There are rules only for these.
 	Transports []target.Transport `json:"transports"`
 }
 
-// The addresses of a lab with services. A node has room for the backends of its
-// servers behind the pods' addresses, of IPv6 without more ado; ClusterIPs of IPv4 are in
-// the range that Kubernetes has unless told otherwise.
+// The addresses of a lab with services. The backends of a node's servers follow the addresses of its
+// pods, for which IPv6 always has room. ClusterIPs of IPv4 are in Kubernetes' default range.
 var (
 	servedCluster4 = netip.MustParsePrefix("10.128.0.0/9")
 	clusterIPs4    = netip.MustParsePrefix("10.96.0.0/12")
@@ -54,16 +50,15 @@ var (
 )
 
 const (
-	// servedBits is the length of a node's prefix of IPv4: 524,288 addresses.
+	// servedBits is the length of a node's IPv4 prefix: 524,288 addresses.
 	servedBits = 13
-	// servicePort is where services are, and where their backends listen.
+	// servicePort is the port of services and of their backends.
 	servicePort = 7465
-	// leastBlock is the least number of addresses that are set aside for a server.
+	// leastBlock is the least number of addresses that are reserved for a server.
 	leastBlock = 256
 )
 
-// validate checks that there are addresses for all backends, and that every server is
-// a pod of the lab.
+// validate checks that there are enough addresses, and that every server is a pod of the lab.
 func (s *Services) validate(c Config) error {
 	fail := func(format string, args ...any) error {
 		return fmt.Errorf("lab %s: services: "+format, append([]any{c.Name}, args...)...)
@@ -99,7 +94,7 @@ func (s *Services) validate(c Config) error {
 		seen[at] = true
 	}
 	if !slices.Contains(s.versions(), 4) {
-		return nil // a node's prefix of IPv6 has room for all
+		return nil // a node's IPv6 prefix has room for all
 	}
 	// A node's first block has its pods, and the last its broadcast address.
 	room := 1<<(32-servedBits)/block(s.Backends) - 2
@@ -118,7 +113,7 @@ func (s *Services) validate(c Config) error {
 	return nil
 }
 
-// versions of IP that services are of.
+// versions returns the IP versions of the services.
 func (s *Services) versions() (all []int) {
 	for _, ip := range []int{4, 6} {
 		if slices.ContainsFunc(s.Transports, func(t target.Transport) bool { return t.IP == ip }) {
@@ -128,18 +123,17 @@ func (s *Services) versions() (all []int) {
 	return all
 }
 
-// block is how many addresses are set aside for a server with so many backends: as
-// many as a prefix has.
+// block returns how many addresses are reserved for a server: a power of two, as they form a prefix.
 func block(backends int) int {
 	return max(leastBlock, 1<<bits.Len(uint(backends-1)))
 }
 
-// servedPods is the prefix of node i, of its pods and their backends.
+// servedPods returns the prefix of the pods and backends of node i.
 func servedPods(i int) netip.Prefix {
 	return netip.PrefixFrom(plus(servedCluster4.Addr(), i<<(32-servedBits)), servedBits)
 }
 
-// plus is the address n after a.
+// plus returns the nth address after a.
 func plus(a netip.Addr, n int) netip.Addr {
 	raw := a.AsSlice()
 	for i := len(raw) - 1; i >= 0 && n > 0; i-- {
@@ -151,7 +145,7 @@ func plus(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-// serve puts services in front of the pods of a layout.
+// serve adds services to the pods of a layout.
 func (s *Services) serve(nodes []node) {
 	used := make([]int, len(nodes))
 	for i, at := range s.Servers {
@@ -172,12 +166,11 @@ func (s *Services) serve(nodes []node) {
 	}
 }
 
-// clusterIP of the nth service. The first 256 addresses are left to what a cluster has
-// at fixed ones.
+// clusterIP returns the address of the nth service. The first 256 addresses are reserved, as in a cluster,
+// for services with fixed ones.
 func clusterIP(ip, n int) netip.Addr { return plus(versions[ip].clusterIPs.Addr(), 1<<8+n) }
 
-// service is one service of a lab, as far as it is for one transport: what kube-proxy
-// calls a service port.
+// service is one service of a lab for one transport: what kube-proxy calls a service port.
 type service struct {
 	name      string
 	transport target.Transport
@@ -185,7 +178,7 @@ type service struct {
 	backends  []netip.AddrPort
 }
 
-// services of a lab: for each transport all, those of its servers first.
+// services returns all services of a lab for each transport, those of its servers first.
 func (s *Services) services(nodes []node) (all []service) {
 	for _, t := range s.Transports {
 		for i := range s.Total {
@@ -208,8 +201,7 @@ func (s *Services) services(nodes []node) (all []service) {
 	return all
 }
 
-// makeBackends has the pod's node route its backends' addresses there, and the pod
-// take them for its own.
+// makeBackends routes the addresses of a pod's backends to the pod, and makes them local there.
 func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
 	if len(p.backends) == 0 {
 		return nil
@@ -230,17 +222,17 @@ func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
 	}
 	return ns.do(func() error {
 		return sysctl(
-			// What TCP remembers of each peer it would remember once for each backend
-			// here, where every backend is a pod of its own elsewhere.
+			// TCP caches metrics per peer address. Here all backends are one pod, which would
+			// have an entry for each.
 			"net/ipv4/tcp_no_metrics_save=1",
-			// A socket of IPv6 may be bound to what no device has but a route makes
-			// local, as one of IPv4 may anyway (inet6_bind in net/ipv6/af_inet6.c).
+			// Allows binding an IPv6 socket to an address that only a route makes local. IPv4
+			// always does (inet6_bind in net/ipv6/af_inet6.c).
 			"net/ipv6/ip_nonlocal_bind=1",
 		)
 	})
 }
 
-// makeServices makes the services of a lab whose pods are there.
+// makeServices creates the services of a lab whose pods exist.
 func (l *Lab) makeServices(ctx context.Context, hosts []*host, nodes []node) error {
 	c := l.state.Config
 	services := c.Services.services(nodes)
@@ -255,7 +247,7 @@ func (l *Lab) makeServices(ctx context.Context, hosts []*host, nodes []node) err
 	all := kubeProxy(c.Services.Mode, services)
 	version, err := exec.CommandContext(ctx, all[0].argv[0], "--version").Output()
 	if err != nil {
-		return fmt.Errorf("ask %s for its version: %w", all[0].argv[0], err)
+		return fmt.Errorf("get the version of %s: %w", all[0].argv[0], err)
 	}
 	_, l.loader, _ = strings.Cut(strings.TrimSpace(string(version)), " v")
 	return parallel(ctx, len(hosts), func(i int) error {
@@ -270,10 +262,9 @@ func (l *Lab) makeServices(ctx context.Context, hosts []*host, nodes []node) err
 	})
 }
 
-// Loaded tells how long this process took to make the services of a node, and the
-// version of what loaded their rules: "1.8.9 (nf_tables)" is an iptables that has the
-// kernel's newer tables under it. In mode ebpf there is no such thing, and one load is
-// for all nodes.
+// Loaded returns how long loading the services of a node took, and the version of the program that loaded
+// their rules: "1.8.9 (nf_tables)" is an iptables on top of nftables. In mode ebpf there is no version,
+// and the time is that of all nodes.
 func (l *Lab) Loaded(node string) (took time.Duration, version string) {
 	for i, n := range layout(l.state.Config) {
 		if n.place.Name == node && i < len(l.loads) {
@@ -283,22 +274,21 @@ func (l *Lab) Loaded(node string) (took time.Duration, version string) {
 	return took, l.loader
 }
 
-// rules are what kube-proxy has a command load.
+// rules are the input of a command that loads them, as kube-proxy runs it.
 type rules struct {
 	argv []string
 	text []byte
 }
 
-// nft and iptables are how it has them loaded. What uses the kernel's older tables has
-// one lock for the whole machine, and waits for it.
+// nft and iptables load rules as kube-proxy does. Legacy iptables has one lock for the whole machine, and
+// waits for it.
 func nft(text []byte) rules { return rules{[]string{"nft", "-f", "-"}, text} }
 
 func iptables(v version, text []byte) rules {
 	return rules{[]string{v.restore, "-w", "5", "--noflush"}, text}
 }
 
-// kubeProxy is what kube-proxy in a mode has loaded for services, one after the other:
-// each version of IP has its own.
+// kubeProxy returns what kube-proxy loads for services in a mode, one IP version after the other.
 func kubeProxy(mode string, services []service) (all []rules) {
 	for _, ip := range []int{4, 6} {
 		v, mine := versions[ip], slices.DeleteFunc(slices.Clone(services), func(s service) bool { return s.transport.IP != ip })
@@ -317,7 +307,7 @@ func kubeProxy(mode string, services []service) (all []rules) {
 	return all
 }
 
-// load has the rules loaded in a namespace.
+// load loads the rules in a namespace.
 func (r rules) load(ctx context.Context, ns *namespace) error {
 	cmd := exec.CommandContext(ctx, r.argv[0], r.argv[1:]...)
 	cmd.Stdin = bytes.NewReader(r.text)
@@ -333,18 +323,18 @@ func (r rules) load(ctx context.Context, ns *namespace) error {
 	return nil
 }
 
-// probeServices tries what services need, in the thread's namespace, which goes.
+// probeServices tests what services need, in the thread's temporary namespace.
 func probeServices(c Config, ns *namespace) error {
 	mode := c.Services.Mode
 	if mode == v1alpha1.ServiceEBPF {
 		if _, err := cgroupRoot("/proc/self/mountinfo"); err != nil {
 			return err
 		}
-		programs, err := bpf.LoadServices(1, 1)
+		loaded, err := programs.LoadServices(1, 1)
 		if err != nil {
 			return fmt.Errorf("services in mode %s need a kernel with eBPF for cgroups (CONFIG_CGROUP_BPF, 5.8 or later): %w", mode, err)
 		}
-		return programs.Close()
+		return loaded.Close()
 	}
 	var some []service
 	for _, t := range c.Services.Transports {
@@ -357,10 +347,10 @@ func probeServices(c Config, ns *namespace) error {
 	for _, r := range kubeProxy(mode, some) {
 		if _, err := exec.LookPath(r.argv[0]); err != nil {
 			pack := map[string]string{v1alpha1.ServiceIPTables: "iptables", v1alpha1.ServiceNFTables: "nftables"}[mode]
-			return fmt.Errorf("services in mode %s need %s, which is not installed: install it (apt install %s), or choose another mode", mode, r.argv[0], pack)
+			return fmt.Errorf("services in mode %s need %s, which is not installed: install it (apt install %s), or use another mode", mode, r.argv[0], pack)
 		}
 		if err := r.load(context.Background(), ns); err != nil {
-			return fmt.Errorf("services in mode %s: this kernel or %s does not take kube-proxy's rules: %w", mode, r.argv[0], err)
+			return fmt.Errorf("services in mode %s: this kernel or %s does not accept kube-proxy's rules: %w", mode, r.argv[0], err)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 // BenchmarkServiceChange replaces one backend of a service by another, over and over
@@ -26,9 +27,7 @@ import (
 // of three, true to some hundred KiB on a quiet machine. In mode ebpf one load is for all
 // nodes of the machine.
 func BenchmarkServiceChange(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("needs root")
-	}
+	testenv.NeedRoot(b)
 	for _, mode := range serviceModes {
 		for _, backends := range []int{1, 100, 1000, 5000, 10000, 16000} {
 			b.Run(fmt.Sprintf("%s/%d", mode, backends), func(b *testing.B) { benchmarkChange(b, mode, backends) })

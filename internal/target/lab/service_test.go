@@ -29,6 +29,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -459,7 +460,7 @@ func TestBackendChanges(t *testing.T) {
 
 // Rules are in the lab's namespaces alone, and they and the cgroup go with it.
 func TestServicesGo(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	ours := func() (text string) {
 		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
 			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -516,7 +517,7 @@ func TestServicesGo(t *testing.T) {
 
 // What cannot be is refused before anything is touched.
 func TestServicesRefused(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	seats := func(n int) (all []target.Seat) {
 		for i := range n {
 			all = append(all, target.Seat{Node: 1, Pod: i})
@@ -570,14 +571,14 @@ func TestServicesRefused(t *testing.T) {
 				t.Setenv("PATH", t.TempDir())
 				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
-			"need iptables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+			"need iptables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no ip6tables": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
 				c.Services = &Services{Mode: v1alpha1.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{udp6}}
 			},
-			"need ip6tables-restore, which is not installed: install it (apt install iptables), or choose another mode",
+			"need ip6tables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no nft": {
 			func(t *testing.T, c *Config) {
@@ -595,7 +596,7 @@ func TestServicesRefused(t *testing.T) {
 				t.Setenv("PATH", dir)
 				c.Services = &Services{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: transports}
 			},
-			"does not take kube-proxy's rules: nft: exit status 3: no such thing",
+			"does not accept kube-proxy's rules: nft: exit status 3: no such thing",
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -622,7 +623,7 @@ func TestServicesRefused(t *testing.T) {
 
 // A cgroup of the name that is no lab's is left alone.
 func TestForeignCgroup(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	c := config(labName(t))
 	c.Services = &Services{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: []target.Seat{{Node: 1}}, Transports: transports}
 	path, err := cgroupPath(c.Name)

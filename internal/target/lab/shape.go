@@ -13,40 +13,39 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// Shapes of the pods' network, beside the API's two of VXLAN.
+// Shapes of the pod network, in addition to the API's two of VXLAN.
 const (
-	// ShapeRouted has pods on a bridge and, for those of every other node, a route
-	// by that node's address: flannel's host-gw, and Calico's without
-	// encapsulation.
+	// ShapeRouted has pods on a bridge, and a route to the pods of every other node via that node's
+	// address: flannel's host-gw, or Calico without encapsulation.
 	ShapeRouted = "routed"
-	// ShapeBridge has pods on a bridge and no way to those of another node.
+	// ShapeBridge has pods on a bridge, and no route to those of other nodes.
 	ShapeBridge = "bridge"
-	// ShapeVXLANFlow has one VXLAN device a node without remote of its own. An
-	// eBPF program at the pods' side gives each packet its tunnel key: Cilium's
-	// overlay, and in their own way Open vSwitch's and Weave's fast data path.
+	// ShapeVXLANFlow has one external (flow-based) VXLAN device per node. An eBPF program at the
+	// pods' veths gives each packet its tunnel key, as in Cilium's overlay and, by other means, Open
+	// vSwitch and Weave's fast data path.
 	ShapeVXLANFlow = "vxlan-flow"
-	// ShapeEBPF has eBPF programs route between pods and NIC, past the node's
-	// netfilter: Cilium's host routing with direct routes between nodes.
+	// ShapeEBPF has eBPF programs that route between pods and NIC and bypass the node's netfilter:
+	// Cilium's host routing with direct routes between nodes.
 	ShapeEBPF = "ebpf"
-	// ShapeUDP has a process a node carry packets between a TUN device and a UDP
+	// ShapeUDP has a process on each node that forwards packets between a TUN device and a UDP
 	// socket: flannel's udp.
 	ShapeUDP = "udp"
 )
 
-// Shapes of the pods' network that a lab can have.
+// Shapes returns the shapes of the pod network that a lab can have.
 func Shapes() []string {
 	return []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP}
 }
 
-// bridged tells whether pods are on the node's bridge.
+// bridged reports whether pods are on the node's bridge.
 func (c Config) bridged() bool {
 	return slices.Contains([]string{v1alpha1.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP}, c.Shape)
 }
 
-// mtu of the packets that pods send, of both IP versions.
+// mtu returns the MTUs of the pods for both IP versions.
 func (c Config) mtu() (v4, v6 int) {
 	nic := c.NIC.MTU
 	switch c.Shape {
@@ -60,13 +59,13 @@ func (c Config) mtu() (v4, v6 int) {
 	return nic, nic
 }
 
-// host is a node in the making.
+// host is a node that is being created.
 type host struct {
 	*namespace
 	node
-	// programs carry the pods' packets, where eBPF does.
-	programs *bpf.Pods
-	// tunnelled has them carry those to other nodes by the VXLAN device.
+	// programs forward the pods' packets, in shapes of eBPF.
+	programs *programs.HostRouting
+	// tunnelled: they send packets to other nodes through the VXLAN device.
 	tunnelled bool
 }
 
@@ -80,7 +79,7 @@ func (h *host) close() {
 	h.namespace.close()
 }
 
-// makeOverlay makes what joins the pods of node i with all others'.
+// makeOverlay connects the pods of node i with those of the other nodes.
 func (l *Lab) makeOverlay(h *host, nodes []node, i int, log *slog.Logger) error {
 	c := l.state.Config
 	if c.bridged() {
@@ -103,8 +102,8 @@ func (l *Lab) makeOverlay(h *host, nodes []node, i int, log *slog.Logger) error 
 	return makeTunnels(h.namespace, c, nodes, i)
 }
 
-// routes lead to the pods of every other node by that node's address, as flannel's
-// host-gw makes them (pkg/backend/hostgw), and Cilium with auto-direct-node-routes.
+// routes adds routes to the pods of every other node via that node's address, like flannel's host-gw
+// (pkg/backend/hostgw) and Cilium's auto-direct-node-routes.
 func routes(h *host, nodes []node, i int) error {
 	eth0, err := h.nl.LinkByName(nicName)
 	if err != nil {
@@ -127,8 +126,8 @@ func routes(h *host, nodes []node, i int) error {
 	return nil
 }
 
-// unreachable says at once that there is no way to the pods of other nodes, which
-// would else be looked for behind the default route.
+// unreachable makes the kernel answer at once that the pods of other nodes are unreachable; otherwise it
+// would send the packets to the default gateway.
 func unreachable(h *host) error {
 	for _, p := range []netip.Prefix{cluster4, cluster6} {
 		if err := h.nl.RouteAdd(&netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Table: unix.RT_TABLE_MAIN}); err != nil {
@@ -138,7 +137,7 @@ func unreachable(h *host) error {
 	return nil
 }
 
-// blackhole ends packets to addresses of the node's pods that no pod has.
+// blackhole drops packets to addresses in the node's pod prefix that no pod has.
 func blackhole(ns *namespace, pods netip.Prefix) error {
 	if err := ns.nl.RouteAdd(&netlink.Route{Dst: ipNet(pods), Type: unix.RTN_BLACKHOLE, Table: unix.RT_TABLE_MAIN}); err != nil {
 		return fmt.Errorf("add blackhole route %s: %w", pods, err)
@@ -146,7 +145,7 @@ func blackhole(ns *namespace, pods netip.Prefix) error {
 	return nil
 }
 
-// makePod links a pod with its node, as the product's CNI plugin does.
+// makePod connects a pod to its node, as the product's CNI plugin does.
 func makePod(h *host, ns *namespace, c Config, p pod) error {
 	veth := netlink.NewVeth(linkAttrs(p.veth))
 	veth.MTU, _ = c.mtu()
@@ -155,7 +154,7 @@ func makePod(h *host, ns *namespace, c Config, p pod) error {
 	case c.Shape == v1alpha1.ShapeCalico:
 		veth.HardwareAddr = calicoMAC
 	case h.programs != nil:
-		veth.MTU = c.NIC.MTU // as Cilium has it: what the overlay takes is on the pod's routes
+		veth.MTU = c.NIC.MTU // like Cilium, which sets the overlay's MTU on the pod's routes
 		veth.HardwareAddr = hardwareAddr(p.place.Name, p.veth)
 	}
 	if err := h.nl.LinkAdd(veth); err != nil {
@@ -201,8 +200,8 @@ func bridgePod(h *host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link)
 	)
 }
 
-// defaultRoutes lead a pod out. They have the MTU where the device's is another, or
-// the first packets of every connection would be lost in finding it.
+// defaultRoutes adds a pod's default routes. They have the overlay's MTU if the device has another one:
+// otherwise every connection would lose its first packets to path MTU discovery.
 func defaultRoutes(ns *namespace, c Config, eth0 netlink.Link, gateway4, gateway6 netip.Addr) error {
 	v4, v6 := c.mtu()
 	if v4 == eth0.Attrs().MTU {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 // Nodes reach their own pods and those of others, and pods every node, whichever
@@ -150,7 +151,7 @@ func capture(t *testing.T, l *Lab, place, device string) func() [][]byte {
 func TestWay(t *testing.T) {
 	accounting, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		needRoot(t)
+		testenv.NeedRoot(t)
 		t.Fatal(err)
 	}
 	defer accounting.Close()

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is what the disk has of a lab. It is written before the first thing is
-// made, and says all that there is to remove.
+// state is a lab on disk. It is written before anything is created, and has all that is needed to remove
+// the lab.
 type state struct {
 	Config Config `json:"config"`
-	// PID is the process that made the lab. It holds the lock until the lab is
-	// down, or, with Keep, until it is up.
+	// PID is the process that created the lab. It holds the lock until the lab is removed or, with Keep,
+	// until it is up.
 	PID     int        `json:"pid"`
 	Keep    bool       `json:"keep"`
 	Up      bool       `json:"up"`
@@ -44,10 +44,10 @@ func readState(dir, name string) (*state, error) {
 		err = s.Config.validate()
 	}
 	if err == nil && (s.Config.Name != name || len(s.CPUs) != s.Config.Nodes) {
-		err = errors.New("it is not this lab's")
+		err = errors.New("it has the name of another lab")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read state of lab %s: %w; nothing was removed: end it by hand (ip netns del slip-%s-…), then delete %s", name, err, name, path)
+		return nil, fmt.Errorf("read state of lab %s: %w; nothing was removed: delete its network namespaces (ip netns del slip-%s-…), then %s", name, err, name, path)
 	}
 	return &s, nil
 }
@@ -68,9 +68,9 @@ func (s *state) write(dir string) error {
 	return nil
 }
 
-// lock is the right to make, use and remove a lab. The kernel takes it back
-// when the process ends, however it ends; so a lock that is free says that the
-// owner is gone, which a process id, used again, could not.
+// lock is the exclusive right to create, use and remove a lab. The kernel releases it when the process
+// ends, however it ends. So a free lock proves that the owner is gone; a PID could not, as PIDs are
+// reused.
 type lock struct {
 	dir, name string
 	file      *os.File
@@ -92,10 +92,9 @@ func acquire(dir, name string) (*lock, error) {
 			if s, err := readState(dir, name); err == nil {
 				holder = fmt.Sprintf(" by process %d", s.PID)
 			}
-			return nil, fmt.Errorf("lab %s: %w%s: let that end first, or take another name", name, ErrInUse, holder)
+			return nil, fmt.Errorf("lab %s: %w%s: wait until that ends, or choose another name", name, ErrInUse, holder)
 		}
-		// Whoever removed the lab removed this file with it, perhaps after it
-		// was opened here.
+		// Removing the lab removes this file too, perhaps after it was opened here.
 		mine, err := f.Stat()
 		if err != nil {
 			f.Close()
@@ -110,7 +109,7 @@ func acquire(dir, name string) (*lock, error) {
 
 func (l *lock) release() { l.file.Close() }
 
-// remove takes a lab's files away, the state before the lock that guards it.
+// remove removes a lab's files, the state before the lock that guards it.
 func (l *lock) remove() error {
 	defer l.release()
 	path := statePath(l.dir, l.name)

@@ -25,6 +25,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 var offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
@@ -580,7 +581,7 @@ func TestShapes(t *testing.T) {
 
 // Where a node has a CPU for interrupts, its NIC's packets go there.
 func TestInterruptCPU(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	cpus, err := availableCPUs("/sys")
 	if err != nil {
 		t.Fatal(err)

@@ -20,33 +20,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/bpf"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/target/lab/programs"
 )
 
-// nicName is the NIC of a node, and the device of a pod.
+// nicName is the name of a node's NIC and of a pod's device.
 const nicName = "eth0"
 
-// switchName is the bridge in the switch.
+// switchName is the bridge of the switch.
 const switchName = "switch"
 
-// wire joins NICs: veths, whose other ends are ports of a bridge in a namespace
-// of its own. What makes it behave as a wire, and each NIC as one:
+// wire connects NICs: veths whose peers are ports of a bridge, in the switch's namespace. It behaves like a
+// wire, and the veths like NICs:
 //
-//   - With offload full, packets pass whole. With none the NIC segments what it
-//     sends, takes in what it receives in NAPI mode, and merges it there by GRO.
-//     (A veth uses NAPI only for what comes from a device without TSO, see
-//     veth_skb_is_eligible_for_gro in drivers/net/veth.c; so with full it does
-//     not.)
-//   - With none the ports are in NAPI mode too. Packets then wait for the switch
-//     in the port's one ring, and not in the backlog of whichever CPU sent them,
-//     where those of a flow that moves between CPUs overtake one another. NAPI
-//     comes with GRO; a limit on the size of what GRO makes keeps the ports from
-//     merging.
-//   - A ring that is full stops the queue of the sending device, which the
-//     devices therefore have; without, and on kernels before 6.16, it drops.
-//   - A packet carries the hash that the sender's socket gave its flow. The NIC
-//     puts in its place what a NIC would compute from what is on the wire.
+//   - With offload full, GSO packets pass whole. With none, the NIC segments what it sends, and merges
+//     what it receives by GRO in NAPI mode. (A veth uses NAPI only for packets from a device without TSO,
+//     see veth_skb_is_eligible_for_gro in drivers/net/veth.c, so it does not with offload full.)
+//   - With none, the switch's ports are in NAPI mode too. Packets then wait in the port's single ring, not
+//     in the backlog of the CPU that sent them, where packets of a flow that moves between CPUs would be
+//     reordered. NAPI implies GRO; a GRO size limit keeps the ports from merging.
+//   - A full ring stops the queue of the sending device, so the devices have one. Without a queue, and on
+//     kernels before 6.16, a full ring drops packets.
+//   - A packet has the hash that the sender's socket gave its flow. A program at the NIC replaces it by the
+//     one that a NIC would compute from the headers.
 type wire struct {
 	nic    v1alpha1.NIC
 	sw     *namespace
@@ -54,7 +50,7 @@ type wire struct {
 	hash   *ebpf.Program
 }
 
-// prepareSwitch sets up the namespace of the switch: it looks at no packet.
+// prepareSwitch sets up the namespace of the switch, without netfilter.
 func prepareSwitch() error {
 	return errors.Join(
 		sysctl("net/ipv6/conf/all/disable_ipv6=1", "net/ipv6/conf/default/disable_ipv6=1"),
@@ -63,11 +59,11 @@ func prepareSwitch() error {
 }
 
 func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
-	hash, err := bpf.LoadRehash()
+	hash, err := programs.LoadRehash()
 	if err != nil {
 		return nil, err
 	}
-	// Without snooping: it learns groups from a querier, and here is none.
+	// Without multicast snooping, which needs a querier.
 	snooping := false
 	bridge := &netlink.Bridge{LinkAttrs: linkAttrs(switchName), MulticastSnooping: &snooping}
 	bridge.MTU = nic.MTU
@@ -80,9 +76,8 @@ func newWire(nic v1alpha1.NIC, sw *namespace) (*wire, error) {
 
 func (w *wire) close() { w.hash.Close() }
 
-// linkAttrs of a device that is up at once. It has one queue, which is what a
-// veth uses of those it makes by itself; to set the others aside takes the
-// kernel a grace period of RCU.
+// linkAttrs returns the attributes of a device that is up at once, with one queue. A veth uses only one of
+// its default queues, and disabling the others takes the kernel an RCU grace period.
 func linkAttrs(name string) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
 	a.Name = name
@@ -91,8 +86,7 @@ func linkAttrs(name string) netlink.LinkAttrs {
 	return a
 }
 
-// connect gives a node its NIC. irq is the CPU that takes the NIC's packets, or
-// -1.
+// connect adds a node's NIC. irq is the CPU that receives the NIC's packets, or -1.
 func (w *wire) connect(ns *namespace, n node, irq int) error {
 	port := netlink.NewVeth(linkAttrs(n.port))
 	port.MTU = w.nic.MTU
@@ -132,8 +126,8 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 	return errors.Join(
 		addAddress(ns, nic, netip.PrefixFrom(n.place.IPv4, nodes4.Bits())),
 		addAddress(ns, nic, netip.PrefixFrom(n.place.IPv6, nodes6.Bits())),
-		// A router that nobody is. Every node has one, and proxy ARP answers only
-		// for what there is a route to.
+		// No host has the gateway's address. Every node has a default route, and proxy ARP answers only
+		// for addresses that have a route.
 		defaultRoute(ns, nic, nth(nodes4, 254), 0),
 		defaultRoute(ns, nic, nth(nodes6, 254), 0),
 		settle(ns, nicName),
@@ -142,7 +136,7 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 	)
 }
 
-// setRPS has the NIC of the thread's namespace hand packets to CPUs.
+// setRPS sets the RPS mask of the NIC in the thread's namespace.
 func setRPS(mask string) error {
 	sys, err := netns.Sysfs()
 	if err != nil {
@@ -170,11 +164,10 @@ func setUp(ns *namespace, names ...string) error {
 	return nil
 }
 
-// settle makes sure that devices which came up send from now on. The kernel
-// opens them a moment later, in the background (net/core/link_watch.c), and
-// drops what comes before: a question for a neighbour's address, say, which is
-// only repeated after a second. When asked about a device it catches up
-// (rtnl_getlink in net/core/rtnetlink.c).
+// settle makes sure that devices which came up can send. The kernel activates their queues a moment later
+// in the background (net/core/link_watch.c), and drops packets until then: an ARP request, for instance,
+// which is only repeated after a second. A query for a device flushes that work (rtnl_getlink in
+// net/core/rtnetlink.c).
 func settle(ns *namespace, names ...string) error {
 	for _, name := range names {
 		if _, err := ns.nl.LinkByName(name); err != nil {
@@ -184,10 +177,9 @@ func settle(ns *namespace, names ...string) error {
 	return nil
 }
 
-// awaitSolicited waits until a device hears it when a neighbour asks for its
-// IPv6 address. The kernel joins the multicast group of such questions in the
-// background (addrconf_dad_begin in net/ipv6/addrconf.c); one that comes before
-// is lost, and only repeated after a second.
+// awaitSolicited waits until a device receives neighbour solicitations for its IPv6 address. The kernel
+// joins the solicited-node multicast group in the background (addrconf_dad_begin in net/ipv6/addrconf.c).
+// An earlier solicitation is lost, and only repeated after a second.
 func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
 	raw := a.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
@@ -207,15 +199,14 @@ func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
 	})
 }
 
-// awaitLocal waits until what is for an IPv6 address of the namespace is taken in
-// there. As awaitSolicited has it, the kernel gets to that in the background, and
-// forwards or drops what comes before.
+// awaitLocal waits until the namespace delivers packets to an IPv6 address locally. The kernel adds the
+// local route in the background too, and forwards or drops packets until then.
 func awaitLocal(ns *namespace, a netip.Addr) error {
 	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(a, a.BitLen()))}
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
 		routes, err := ns.nl.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return fmt.Errorf("look for address %s: %w", a, err)
+			return fmt.Errorf("look up address %s: %w", a, err)
 		}
 		if len(routes) > 0 {
 			return nil
@@ -224,7 +215,7 @@ func awaitLocal(ns *namespace, a netip.Addr) error {
 	return fmt.Errorf("address %s is not ready after 5 s", a)
 }
 
-// addAddress adds one that is not looked for elsewhere first: there is none.
+// addAddress adds an address without duplicate address detection.
 func addAddress(ns *namespace, link netlink.Link, p netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}
 	if err := ns.nl.AddrAdd(link, a); err != nil {
@@ -233,7 +224,7 @@ func addAddress(ns *namespace, link netlink.Link, p netip.Prefix) error {
 	return nil
 }
 
-// defaultRoute leads out by a gateway; an MTU of 0 is the device's.
+// defaultRoute adds a default route via a gateway; an MTU of 0 is the device's.
 func defaultRoute(ns *namespace, link netlink.Link, gateway netip.Addr, mtu int) error {
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gateway.Is6() {
@@ -250,7 +241,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// offload sets what a device does itself.
+// offload sets the offloads of a device.
 func (w *wire) offload(device string, gro bool) error {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
@@ -264,7 +255,7 @@ func (w *wire) offload(device string, gro bool) error {
 			return fmt.Errorf("read offloads of %s: %w", device, err)
 		}
 		for name, on := range all {
-			// tx-generic-segmentation is the kernel's, not the device's.
+			// tx-generic-segmentation (GSO) is done by the kernel, not by the device.
 			if on && strings.HasPrefix(name, "tx-") && strings.HasSuffix(name, "-segmentation") && name != "tx-generic-segmentation" {
 				features[name] = false
 			}
@@ -276,14 +267,14 @@ func (w *wire) offload(device string, gro bool) error {
 	return nil
 }
 
-// queue gives a device its queue, which is also where the rate is capped.
+// queue adds the qdisc of a device, which also limits the rate.
 func queue(ns *namespace, link int, most v1alpha1.BitRate) error {
 	attrs := netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
 	rate, err := most.BitsPerSecond()
 	if err != nil {
 		return err
 	}
-	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of 1000 packets, as long as the kernel makes a NIC's
+	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of 1000 packets, the kernel's default for a NIC
 	if rate > 0 {
 		q = tbf(attrs, rate/8)
 	}
@@ -293,9 +284,8 @@ func queue(ns *namespace, link int, most v1alpha1.BitRate) error {
 	return nil
 }
 
-// tbf is a token bucket filter for a rate in bytes a second: a burst of 1 ms,
-// but of two of the largest packets, so that they pass whole; and a queue of
-// 20 ms behind it.
+// tbf returns a token bucket filter for a rate in bytes per second. The burst is 1 ms, or two of the
+// largest packets if that is more, so that they pass whole. The queue is 20 ms.
 func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
 	burst := max(rate/1000, 128<<10)
 	return &netlink.Tbf{
@@ -308,15 +298,14 @@ func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
 	}
 }
 
-// rehash attaches the program where a NIC sends: once a packet that is segmented
-// later, and before the other side's RPS, which reads the hash ahead of any
-// program there.
+// rehash attaches the program at the egress of a NIC: there it runs once for a GSO packet, and before RPS at
+// the other end, which reads the hash before any program there runs.
 func (w *wire) rehash(ns *namespace, nic int) error {
 	return attach(ns, nic, netlink.HANDLE_MIN_EGRESS, w.hash, "rehash")
 }
 
-// attach has a program see what a device receives (HANDLE_MIN_INGRESS) or sends
-// (HANDLE_MIN_EGRESS). It stays as long as the device does.
+// attach attaches a program at the ingress (HANDLE_MIN_INGRESS) or egress (HANDLE_MIN_EGRESS) of a device,
+// for as long as the device exists.
 func attach(ns *namespace, device int, parent uint32, program *ebpf.Program, name string) error {
 	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device,
@@ -339,14 +328,13 @@ func attach(ns *namespace, device int, parent uint32, program *ebpf.Program, nam
 	return nil
 }
 
-// congestionControl sets that of the thread's namespace. Only some are allowed
-// in one that is not the machine's first (TCP_CONG_NON_RESTRICTED); those who
-// need it to be right set it on their sockets.
+// congestionControl sets the congestion control of the thread's namespace. Outside the initial namespace,
+// the kernel allows only some (TCP_CONG_NON_RESTRICTED). The traffic engine sets it on its sockets too.
 func congestionControl(name string, log *slog.Logger) {
 	if name == "" {
 		return
 	}
 	if err := sysctl("net/ipv4/tcp_congestion_control=" + name); err != nil {
-		log.Info("congestion control is left to the sockets", "err", err)
+		log.Info("congestion control cannot be set for a namespace; sockets set it", "err", err)
 	}
 }

@@ -1,15 +1,17 @@
 //go:build linux
 
 // Command guest is the init of a virtual machine that package main of test/kernels boots:
-// it loads the modules that its image brings, tries the fast path, runs the tests where
-// that works, tells on the console what came of it, and switches the machine off.
+// it loads the modules of its image, tries the fast path, runs the tests if it works, prints the
+// result on the console, and switches the machine off.
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,12 +24,12 @@ import (
 	"slipstream.dev/test/kernels/report"
 )
 
-// tests are those of the image, by the name that the table has for them.
+// tests are the test programs of the image, by their name in the report.
 var tests = []struct {
 	name string
 	argv []string
 }{
-	{"grammar", []string{"/tests/bpf", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
+	{"grammar", []string{"/tests/datapath", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"differential", []string{"/tests/fastpath", "-test.run=^TestDifferential$", "-packets=1600"}},
 	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLowerDevices|TestBridgeVLANFiltering)$"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
@@ -69,19 +71,21 @@ func run() (r report.Report, err error) {
 		return r, err
 	}
 	if err := fastpath.Probe(context.Background()); err != nil {
-		r.Refused = err.Error()
+		r.Unsupported = err.Error()
 		return r, nil
 	}
 	for _, t := range tests {
 		fmt.Println("==", t.name)
 		begin := time.Now()
 		cmd := exec.Command(t.argv[0], append(t.argv[1:], "-test.v", "-test.failfast", "-test.timeout=20m")...)
-		cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdout, os.Stderr, "/tmp"
+		var printed bytes.Buffer
+		cmd.Stdout, cmd.Stderr, cmd.Dir = io.MultiWriter(os.Stdout, &printed), os.Stderr, "/tmp"
 		cmd.Env = append(os.Environ(), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp")
 		result := report.Test{Name: t.name}
 		if err := cmd.Run(); err != nil {
 			result.Error = err.Error()
 		}
+		result.Passed = bytes.Count(printed.Bytes(), []byte("--- PASS: "))
 		result.Seconds = int(time.Since(begin).Seconds())
 		r.Tests = append(r.Tests, result)
 	}

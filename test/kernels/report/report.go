@@ -1,4 +1,4 @@
-// Package report is what a virtual machine of test/kernels tells the one that boots it.
+// Package report is what a virtual machine of test/kernels reports on its console.
 package report
 
 import (
@@ -11,26 +11,28 @@ import (
 // Mark stands in front of a report's line among all else on the console.
 const Mark = "slipstream-kernels: "
 
-// Report is what came of one boot.
+// Report is the result of one boot.
 type Report struct {
 	// Release is the kernel's.
 	Release string `json:"release"`
-	// Refused is why the fast path does not work there, if it does not.
-	Refused string `json:"refused,omitempty"`
-	// Tests were run where it does.
+	// Unsupported says what the fast path lacks there, if it does not work.
+	Unsupported string `json:"unsupported,omitempty"`
+	// Tests ran if it works.
 	Tests []Test `json:"tests,omitempty"`
-	// Error is why the machine could not find out.
+	// Error says why there is no result.
 	Error string `json:"error,omitempty"`
 }
 
-// Test is one test program's run.
+// Test is one run of a test program.
 type Test struct {
 	Name    string `json:"name"`
 	Seconds int    `json:"seconds"`
-	Error   string `json:"error,omitempty"`
+	// Passed counts tests, subtests included.
+	Passed int    `json:"passed"`
+	Error  string `json:"error,omitempty"`
 }
 
-// Find takes the report out of what a console said.
+// Find returns the report on a console.
 func Find(console []byte) (r Report, err error) {
 	_, after, found := bytes.Cut(console, []byte(Mark))
 	if !found {

@@ -7,9 +7,9 @@ import (
 )
 
 func TestFind(t *testing.T) {
-	said := []byte("[    1.2] Linux\r\n" + Mark + `{"release":"6.1","refused":"it lacks \"x\""}` + "\r\n[    9.9] Power down\r\n")
+	said := []byte("[    1.2] Linux\r\n" + Mark + `{"release":"6.1","unsupported":"it lacks \"x\""}` + "\r\n[    9.9] Power down\r\n")
 	got, err := Find(said)
-	if want := (Report{Release: "6.1", Refused: `it lacks "x"`}); err != nil || !cmp.Equal(got, want) {
+	if want := (Report{Release: "6.1", Unsupported: `it lacks "x"`}); err != nil || !cmp.Equal(got, want) {
 		t.Errorf("found %+v, %v, want %+v", got, err, want)
 	}
 	for _, said := range []string{"", "no report", Mark + `{"release":"6.1"}`, Mark + `{"release":"6.1"`, Mark + "{\n"} {

@@ -3,6 +3,7 @@
 package kerneltest
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,7 @@ type Memory struct {
 func (m *Memory) Read(path string) (string, error) {
 	v, ok := m.Values[path]
 	if !ok {
-		return "", os.ErrNotExist
+		return "", &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
 	}
 	return v, nil
 }

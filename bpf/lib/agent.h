@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the agent writes for the programs to read. */
+#pragma once
+
+#include <linux/types.h>
+
+/* When its lease expires (CLOCK_MONOTONIC, ns), the generation of what is valid, the least MTU on
+ * the way, and the range of source ports. */
+volatile __u64 lease_expires = 0;
+volatile __u32 generation = 0;
+/* Incremented when programs that count sequence numbers were detached. */
+volatile __u32 epoch = 0;
+volatile __u32 mtu = 0;
+volatile __u32 port_from = 0, port_to = 0;
+
+/* For tests: packets of BPF_PROG_TEST_RUN have no verified checksum. */
+const volatile __u8 skip_csum_checks = 0;

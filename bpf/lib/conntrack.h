@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the kernel's connection tracking knows of a connection. */
+#pragma once
+
+#include "cpu.h"
+#include "kernel.h"
+#include "seq.h"
+
+/* is_open tells whether a TCP connection that conntrack takes for closed is still open. A liberal
+ * conntrack believes any FIN; a true one would have deleted the flow, if it was known
+ * (handle_flags). A connection that a killed agent left liberal, and whose flow became known since,
+ * is open if both sides have sent more: nothing follows a FIN. */
+static __always_inline int is_open(struct flow *f)
+{
+	if (!f->seq_state)
+		f->maybe_closed = 1;
+	else if (f->out.snd_nxt != f->resynced[0] && f->in.snd_nxt != f->resynced[1])
+		f->maybe_closed = 0;
+	return !f->maybe_closed;
+}
+
+/* check_conntrack returns 0 if conntrack has the connection of a packet as established and as the
+ * packet was seen, or the reason why not.
+ *
+ * Conntrack follows the sequence numbers of TCP, and calls packets outside the window that it knows
+ * invalid: most of them, once it does not see them all. So the agent makes the entry liberal, by
+ * netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets outside
+ * the window change nothing but the time-out. The entry must not go on to believe that data is
+ * unacknowledged because it has not seen the acknowledgement: its time-out would be five minutes,
+ * not days. Resets are judged by the sequence numbers that conntrack knows. The agent
+ * resynchronises them before they are half the number space behind, and when the connection is idle
+ * or leaves the fast path (see conntrack.go). */
+static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
+{
+	const struct key *k = &p->key;
+	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
+	struct bpf_sock_tuple tuple = {};
+	__be32 source, destination;
+	__be16 from, to;
+	unsigned long status;
+	struct nf_conn *ct;
+	int reason = 0, straight = 1, i;
+
+	/* The tuple of what the pod sends, whatever the packet's direction. */
+	if (is_ipv6) {
+		copy(tuple.ipv6.saddr, address_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
+		copy(tuple.ipv6.daddr, address_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = k->pod_port;
+		tuple.ipv6.dport = k->peer_port;
+	} else {
+		tuple.ipv4.saddr = k->pod;
+		tuple.ipv4.daddr = k->peer;
+		tuple.ipv4.sport = k->pod_port;
+		tuple.ipv4.dport = k->peer_port;
+	}
+	*interval = REVALIDATE_INTERVAL;
+	ct = bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), &opts, sizeof(opts));
+	if (!ct)
+		return REASON_UNTRACKED;
+	status = ct->status;
+	/* The tuple of replies, before NAT. */
+	if (is_ipv6) {
+		const struct nf_conntrack_tuple *back = opts.dir ? &ct->tuplehash[0].tuple : &ct->tuplehash[1].tuple;
+
+		for (i = 0; i < 4; i++)
+			straight &= back->src.u3.ip6[i] == tuple.ipv6.daddr[i] && back->dst.u3.ip6[i] == tuple.ipv6.saddr[i];
+		from = back->src.u.all;
+		to = back->dst.u.all;
+		source = k->peer;
+		destination = k->pod;
+	} else if (opts.dir) {
+		source = ct->tuplehash[0].tuple.src.u3.ip;
+		from = ct->tuplehash[0].tuple.src.u.all;
+		destination = ct->tuplehash[0].tuple.dst.u3.ip;
+		to = ct->tuplehash[0].tuple.dst.u.all;
+	} else {
+		source = ct->tuplehash[1].tuple.src.u3.ip;
+		from = ct->tuplehash[1].tuple.src.u.all;
+		destination = ct->tuplehash[1].tuple.dst.u3.ip;
+		to = ct->tuplehash[1].tuple.dst.u.all;
+	}
+	if (!straight || (status & IPS_SEQ_ADJUST) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
+		reason = REASON_NAT;
+	} else if ((unsigned long)ct != p->ct) {
+		reason = REASON_UNTRACKED; /* such as one in another zone */
+	} else if (status & IPS_HELPER) {
+		reason = REASON_CT_HELPER;
+	} else if ((status & (IPS_SEEN_REPLY | IPS_CONFIRMED | IPS_DYING)) != (IPS_SEEN_REPLY | IPS_CONFIRMED)) {
+		reason = REASON_UNREPLIED;
+	} else if (k->protocol == IPPROTO_TCP) {
+		/* The pod sends the original direction, or the reply. */
+		const struct ip_ct_tcp_state *pod = opts.dir ? &ct->proto.tcp.seen[1] : &ct->proto.tcp.seen[0];
+		const struct ip_ct_tcp_state *peer = opts.dir ? &ct->proto.tcp.seen[0] : &ct->proto.tcp.seen[1];
+		__u8 both = pod->flags & peer->flags, either = pod->flags | peer->flags;
+
+		if (ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED)
+			reason = both & IP_CT_TCP_FLAG_BE_LIBERAL ? REASON_TCP_WINDOW : REASON_UNREPLIED;
+		else if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL))
+			reason = REASON_TCP_WINDOW;
+		if (f && ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED)
+			f->maybe_closed = 0;
+		else if (f && reason == REASON_TCP_WINDOW && is_open(f))
+			emit(k, f, EVENT_REOPEN);
+		if (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)
+			*interval = REVALIDATE_SOON;
+		if (f) {
+			/* Conntrack does not know the scale of a connection that it picked up in
+			 * the middle. */
+			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
+			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
+			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL))
+				emit(k, f, EVENT_LIBERAL);
+			else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
+				 (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))
+				emit(k, f, EVENT_ACKED);
+			/* Conntrack is behind, or believes for good that the connection retransmits
+			 * or has a zero window, which a forged packet may have told it. */
+			if (!reason && f->seq_state &&
+			    (f->out.snd_nxt - pod->td_end >= RESYNC_BYTES || f->in.snd_nxt - peer->td_end >= RESYNC_BYTES ||
+			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))))
+				emit(k, f, EVENT_RESYNC);
+		}
+	}
+	bpf_ct_release(ct);
+	return reason;
+}

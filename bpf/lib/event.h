@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the programs ask of the agent. */
+#pragma once
+
+#include "flow.h"
+
+enum event_kind {
+	EVENT_ATTACH,  /* attach programs to the link of its pod: the connection is eligible */
+	EVENT_LIBERAL, /* make its conntrack entry liberal */
+	EVENT_ACKED,   /* clear conntrack's flag of unacknowledged data */
+	EVENT_RESYNC,  /* resynchronise conntrack */
+	EVENT_RESET,   /* move conntrack to CLOSE */
+	EVENT_REOPEN,  /* move conntrack back to ESTABLISHED: it has not ended */
+};
+
+struct event {
+	struct key key;
+	/* IPv6 only: the addresses of a known flow. */
+	word pod6[2], peer6[2];
+	enum event_kind kind;
+	__u32 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} events SEC(".maps");
+
+/* So that BTF has the type. */
+const struct event *event_type __attribute__((unused));
+
+static __always_inline void emit(const struct key *k, const struct flow *f, enum event_kind kind)
+{
+	struct event event = {.key = *k, .kind = kind};
+
+	if (f && k->is_ipv6) {
+		__builtin_memcpy(event.pod6, f->pod6, sizeof(event.pod6));
+		__builtin_memcpy(event.peer6, f->peer6, sizeof(event.peer6));
+	}
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
+}

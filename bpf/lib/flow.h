@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Flows: what is known of a connection, and how long that is valid. */
+#pragma once
+
+#include "agent.h"
+#include "key.h"
+
+#define MS 1000000ULL
+/* How long a flow stays valid after the slow path forwarded one of its packets: less than a second
+ * by any clock, as the coarse clock may be a tick behind. */
+#define FLOW_TTL (1000 * MS - PROBE_TTL)
+/* How long a probe may take to reach the program that waits for it: more than a tick of the coarse
+ * clock. */
+#define PROBE_TTL (10 * MS)
+/* How often one packet takes the slow path to revalidate its flow; the shorter interval holds while
+ * conntrack believes that data is unacknowledged (see check_conntrack). */
+#define REVALIDATE_INTERVAL (500 * MS)
+#define REVALIDATE_SOON (20 * MS)
+
+struct direction {
+	/* When the slow path last forwarded a packet (the time at which it set out), in which
+	 * generation; when a packet was last sent to revalidate the flow, and until when none is. */
+	__u64 validated, revalidated, backoff_until;
+	/* Revalidation interval, ns. */
+	__u32 revalidate_after;
+	__u32 generation;
+	/* Where packets enter: the pod's veth, or the VXLAN device. */
+	__u32 device;
+	/* Index into encap_templates (out) or pod_links (in); 0 is none. */
+	__u32 template;
+	__u8 tos, ttl;
+	/* Out only: the longest inner packet that the route to the other node takes. */
+	__u16 mtu;
+	/* TCP only. The end of what was sent this way (SND.NXT), the highest acknowledgement sent
+	 * this way (RCV.NXT), the right edge of the window that the other side announced for this
+	 * way, and the scale of the windows that this way announces (RFC 7323). */
+	__u32 snd_nxt, rcv_nxt, window_end, scale;
+	/* The epoch in which a packet was last seen this way. */
+	__u32 epoch;
+};
+
+struct flow {
+	struct direction out, in;
+	/* Destination and source MAC of what the pod sends. */
+	__u8 mac[2 * ETH_ALEN];
+	/* Its bit in the Bloom filter. */
+	__u32 bloom_bit;
+	/* The key, as the pod has it. A deleted element may be reused while a program still reads
+	 * it. */
+	struct key key;
+	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
+	__u64 wire_peer;
+	/* When the kernel last decapsulated a packet of this flow that nic_decap had seen, in which
+	 * generation, and the index of its outer headers in encap_templates. */
+	__u64 decapped;
+	__u32 decapped_generation;
+	__u32 decapped_template;
+	/* When a GSO packet last came to the NIC; when a packet was last left to the kernel because
+	 * it is one, or because GRO may merge it into one. */
+	__u64 gso, gso_possible;
+	/* When the flow was last seen to end at a socket of the pod (see ends_at_socket). */
+	__u64 socket_ended;
+	/* IPv6 only: the addresses. */
+	word pod6[2], peer6[2];
+	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; and whether the
+	 * connection may have been closed before its flow became known (see check_conntrack). */
+	__u8 seq_state, maybe_closed, zero[2];
+	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
+	 * asked to resynchronise conntrack. */
+	__u32 resynced[2];
+	/* When the last packet was seen, ms. */
+	__u32 last_ms;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+/* flow_valid returns 0 if the slow path is known to forward the flow, or the reason why not. TCP
+ * needs both directions. UDP may flow one way for ever, so only that direction counts, once
+ * conntrack has seen a reply (check_conntrack). */
+static __always_inline int flow_valid(const struct direction *w, const struct direction *back, const struct key *k, __u64 now)
+{
+	__u32 g = generation;
+
+	if (k->protocol != IPPROTO_TCP)
+		back = w;
+	if (!w->validated || !back->validated || now - w->validated >= FLOW_TTL || now - back->validated >= FLOW_TTL)
+		return REASON_FLOW_EXPIRED;
+	if (w->generation != g || back->generation != g)
+		return REASON_INVALIDATED;
+	return 0;
+}
+
+/* revalidate_due tells whether this packet is the one to take the slow path, to revalidate its
+ * flow. */
+static __always_inline int revalidate_due(struct direction *w, __u64 now)
+{
+	if (now - w->validated < w->revalidate_after || now - w->revalidated < REVALIDATE_SOON)
+		return 0;
+	w->revalidated = now;
+	return 1;
+}
+
+/* template_of reads the template index after the time of validation: the address depends on that
+ * time, so a CPU that reorders loads (arm64) cannot read an older index. */
+static __always_inline __u32 template_of(const struct direction *w)
+{
+	__u64 nothing = *(const volatile __u64 *)&w->validated;
+
+	asm volatile("%0 &= 0" : "+r"(nothing));
+	return *(const volatile __u32 *)((const void *)&w->template + nothing);
+}
+
+/* header_changed tells whether TOS or TTL differ from the validated ones. ECN marks may differ. */
+static __always_inline int header_changed(const struct direction *w, const struct headers *h, int is_ipv6)
+{
+	return ((w->tos ^ TOS(h, is_ipv6)) & 0xfc) || w->ttl != HOP_LIMIT(h, is_ipv6);
+}
+
+/* addresses_match tells whether an IPv6 packet has the addresses of a flow with its key. */
+static __always_inline int addresses_match(const struct flow *f, const struct headers *h, int out)
+{
+	return equal_addresses(f->pod6, address_of(h, out)) && equal_addresses(f->peer6, address_of(h, !out));
+}
+
+/* peer_matches tells whether a flow has the peer of a packet from the wire. */
+static __always_inline int peer_matches(const struct flow *f, const struct key *wire)
+{
+	struct key is = with_peer(&f->key, *(const volatile __u64 *)&f->wire_peer);
+
+	return same_key(&is, wire);
+}
+
+/* from_pod tells whether an outgoing packet belongs to the flow with its key: it must come from the
+ * device that the flow's packets come from, as all else can be forged. */
+static __always_inline int from_pod(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int is_ipv6)
+{
+	return (f->out.device == skb->ifindex || !f->out.device) && same_key(&f->key, k) && (!is_ipv6 || addresses_match(f, h, 1));
+}
+
+/* to_pod tells whether an incoming packet belongs to the flow that find_flow found. */
+static __always_inline int to_pod(const struct flow *f, const struct key *wire, const struct key *own, const struct headers *h, int is_ipv6)
+{
+	return same_key(&f->key, own) && (is_ipv6 ? addresses_match(f, h, 0) : peer_matches(f, wire));
+}

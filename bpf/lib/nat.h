@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* NAT of the peer: from the address of a Service to that of a backend, and back. IPv4 only. */
+#pragma once
+
+#include "flow.h"
+
+/* Reverse NAT: from the peer's address on the wire to the flow. */
+struct nat_entry {
+	struct key key;
+	/* Its bit in the Bloom filter. */
+	__u32 bloom_bit;
+	__u32 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct key);
+	__type(value, struct nat_entry);
+} reverse_nat SEC(".maps");
+
+/* nat_headers rewrites the peer of a packet, as the kernel does (nf_nat_ipv4_manip_pkt in
+ * net/netfilter/nf_nat_proto.c): its destination, or its source. */
+static __always_inline void nat_headers(struct headers *h, int out, __u64 peer)
+{
+	__u32 *address = &h->ip[out ? 4 : 3];
+
+	h->ip[2] = (h->ip[2] & 0xffff) | (__u32)(__u16)~csum_replace(~(h->ip[2] >> 16), *address, peer) << 16;
+	*address = peer;
+	h->l4[0] = out ? (h->l4[0] & 0xffff) | (__u32)(peer >> 32) << 16 : (h->l4[0] & 0xffff0000) | (__u32)(peer >> 32);
+}
+
+/* nat_packet rewrites the peer in the TCP or UDP header at an offset, and updates the checksum
+ * there. */
+static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, const struct headers *was, __u64 peer, __u16 *check)
+{
+	int is_tcp = PROTOCOL(was, 0) == IPPROTO_TCP;
+	__u32 at = l4 + (is_tcp ? __builtin_offsetof(struct tcphdr, check) : __builtin_offsetof(struct udphdr, check));
+	__u64 flags = is_tcp ? 0 : BPF_F_MARK_MANGLED_0;
+	__be16 port = peer >> 32;
+
+	if (bpf_l4_csum_replace(skb, at, was->ip[out ? 4 : 3], (__u32)peer, flags | BPF_F_PSEUDO_HDR | sizeof(__u32)) ||
+	    bpf_l4_csum_replace(skb, at, HALF(was->l4[0], out), port, flags | sizeof(port)) ||
+	    bpf_skb_load_bytes(skb, at, check, sizeof(*check)))
+		return -1;
+	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
+}
+
+/* find_flow returns the flow of a packet from the wire, and its key as the pod has it. */
+static __always_inline struct flow *find_flow(const struct key *wire, struct key *k, int is_ipv6)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, wire);
+	const struct nat_entry *nat;
+
+	*k = *wire;
+	if (!is_ipv6 && !f) {
+		nat = bpf_map_lookup_elem(&reverse_nat, wire);
+		if (nat) {
+			*k = nat->key;
+			f = bpf_map_lookup_elem(&flows, k);
+		}
+	}
+	return f;
+}
+
+/* forget_flow deletes the flow of a connection that opens or closes. Looking it up takes no lock. */
+static __always_inline void forget_flow(const struct key *k, const struct flow *f)
+{
+	struct key wire;
+
+	if (f->wire_peer != peer_of(k)) {
+		wire = with_peer(k, f->wire_peer);
+		bpf_map_delete_elem(&reverse_nat, &wire);
+	}
+	bpf_map_delete_elem(&flows, k);
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Probes: packets that take the slow path, and are recognised further down. What the slow path made of
+ * them becomes, or revalidates, a flow. */
+#pragma once
+
+#include "conntrack.h"
+#include "index.h"
+#include "sampling.h"
+
+/* How long a flow is not probed again after the slow path proved it ineligible. */
+#define BACKOFF (100 * MS)
+
+/* start_probe remembers a packet that takes the slow path, to recognise it further down. */
+static __always_inline void start_probe(struct probe *p, const struct headers *h, const struct key *k,
+				   const struct __sk_buff *skb, __u64 now, __u32 g, int is_ipv6)
+{
+	copy_headers(&p->headers, h, is_ipv6);
+	p->key = *k;
+	p->wire_peer = peer_of(k);
+	p->at = now;
+	p->generation = g;
+	p->device = skb->ifindex;
+	p->gso = skb->gso_size != 0;
+}
+
+/* record_seq records the sequence numbers of a probe that the slow path forwarded. Anybody can
+ * forge a packet for the pod, and a liberal conntrack accepts it, so such a packet never replaces
+ * known numbers; a packet from the pod's own device does. */
+static __always_inline void record_seq(struct flow *f, int out, const struct probe *p, int is_ipv6)
+{
+	if (p->seq_unknown && !out && seq_complete(f))
+		return;
+	if (p->seq_unknown)
+		init_seq(f, out, &p->headers, is_ipv6);
+	update_seq(f, out, &p->headers, p->at, is_ipv6);
+}
+
+/* learn_flow returns the flow of a probe that the slow path forwarded, and creates it if there is
+ * none. */
+static __always_inline struct flow *learn_flow(struct __sk_buff *skb, struct cpu_state *c, const struct probe *p, int out, int is_ipv6)
+{
+	__u64 hash = hash_key(&p->key);
+	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
+	struct flow *fresh = &c->fresh;
+	__u32 interval;
+	int reason;
+
+	if (!f) {
+		reason = check_conntrack(skb, p, 0, out, &interval, is_ipv6);
+		if (reason && reason != REASON_TCP_WINDOW) {
+			count(c, reason);
+			return 0;
+		}
+		__builtin_memset(fresh, 0, sizeof(*fresh));
+		fresh->key = p->key;
+		fresh->bloom_bit = hash % BLOOM_BITS;
+		fresh->wire_peer = p->wire_peer;
+		if (is_ipv6) {
+			copy(fresh->pod6, address_of(&p->headers, out), sizeof(fresh->pod6));
+			copy(fresh->peer6, address_of(&p->headers, !out), sizeof(fresh->peer6));
+		}
+		if (bpf_map_update_elem(&flows, &p->key, fresh, BPF_NOEXIST)) {
+			count(c, REASON_TABLE_FULL);
+			return 0;
+		}
+		f = bpf_map_lookup_elem(&flows, &p->key);
+	}
+	if (is_ipv6 && f && !addresses_match(f, &p->headers, out)) {
+		count(c, REASON_MISMATCH);
+		return 0;
+	}
+	/* What was validated for another translated peer is void. */
+	if (f && f->wire_peer != p->wire_peer) {
+		f->out.validated = f->in.validated = 0;
+		f->wire_peer = p->wire_peer;
+	}
+	bloom_set(hash);
+	return f;
+}
+
+/* validate records that the slow path forwarded a probe, and with which headers. Headers that
+ * differ from those of the last time replace them. */
+static __always_inline void validate(struct direction *w, const struct probe *p, __u32 index, __u32 interval, int is_ipv6)
+{
+	__u8 tos = TOS(&p->headers, is_ipv6), ttl = HOP_LIMIT(&p->headers, is_ipv6);
+
+	if (w->template != index || w->device != p->device || w->tos != tos || w->ttl != ttl) {
+		w->validated = 0;
+		w->template = index;
+		w->device = p->device;
+		w->tos = tos;
+		w->ttl = ttl;
+		/* Publish the fields before the time. */
+		__sync_fetch_and_or(&w->validated, 0);
+	}
+	w->revalidate_after = interval;
+	w->generation = p->generation;
+	w->validated = p->at;
+}
+
+/* back_off stops probing a direction for a while. */
+static __always_inline void back_off(struct cpu_state *c, struct direction *w, int reason, __u64 now)
+{
+	count(c, reason);
+	w->validated = 0;
+	w->backoff_until = now + (reason == REASON_TCP_WINDOW ? REVALIDATE_SOON : BACKOFF);
+}
+
+/* learn_decapped records the outer headers of a probe that nic_decap saw, and the kernel decapsulated. */
+static __always_inline void learn_decapped(struct cpu_state *c, struct flow *f, const struct probe *p)
+{
+	__u32 index;
+
+	c->decap_stage = 0;
+	index = template_for(c, &c->decap_probe.outer);
+	if (index) {
+		f->decapped_template = index;
+		f->decapped_generation = p->generation;
+		f->decapped = p->at;
+	}
+}

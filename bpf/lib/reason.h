@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#pragma once
+
+/* What became of packets: the first two took the fast path, all others the slow path, for the
+ * reason named. The agent takes the names from BTF: REASON_NO_FLOW is "no-flow". */
+enum reason {
+	REASON_FAST_OUT,
+	REASON_FAST_IN,
+	REASON_NO_FLOW,         /* no flow is known */
+	REASON_TCP_FLAGS,       /* SYN, FIN, RST or URG */
+	REASON_LEASE_EXPIRED,   /* the agent no longer renews its lease */
+	REASON_NOT_TCP_UDP,     /* neither TCP nor UDP over IP */
+	REASON_IP_OPTIONS,      /* IPv4 options, or IPv6 extension headers */
+	REASON_FRAGMENT,        /* an IP fragment */
+	REASON_TTL,             /* TTL or hop limit is 1 */
+	REASON_MALFORMED,       /* inconsistent lengths, or a wrong IPv4 header checksum */
+	REASON_CSUM_UNVERIFIED, /* neither the sender's stack nor the NIC vouches for the checksum */
+	REASON_SKB_MARK,        /* skb->mark is set */
+	REASON_FLOW_EXPIRED,    /* the slow path forwarded none of its packets within FLOW_TTL */
+	REASON_INVALIDATED,     /* a netlink notification invalidated the flow */
+	REASON_REVALIDATE,      /* takes the slow path to revalidate its flow */
+	REASON_MISMATCH,        /* TOS, TTL, device or Ethernet header differ from the validated ones */
+	REASON_EXCEEDS_MTU,     /* larger than the MTU */
+	REASON_ENCAP_FAILED,    /* bpf_skb_adjust_room failed */
+	REASON_UNTRACKED,       /* conntrack has no entry, or one in another zone */
+	REASON_UNREPLIED,       /* the conntrack entry is not established */
+	REASON_NAT,             /* NAT other than of the peer of the pod that opened the connection; any NAT of IPv6 */
+	REASON_CT_HELPER,       /* a conntrack helper follows the connection */
+	REASON_TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
+	REASON_REWRITTEN,       /* the slow path writes other headers than the fast path would */
+	REASON_TABLE_FULL,      /* a map is full */
+	REASON_FORGED,          /* dropped: a FIN or RST that conntrack would call invalid */
+	REASONS,
+};
+
+/* So that BTF has the type: it has those of maps, variables and programs only. */
+const enum reason *reason_type __attribute__((unused));

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which packets are looked at: those of known flows, by a Bloom filter, and a sample of all others.
+ * A connection that is sampled again when it is old enough is admitted; short ones leave no state.
+ */
+#pragma once
+
+#include "cpu.h"
+
+/* The least age of an eligible connection: one of a few packets gains nothing. */
+#define MIN_AGE (50 * MS)
+/* Connections that are sampled less often count as idle. */
+#define MAX_GAP (2000 * MS)
+/* One in about this many packets without a flow is sampled. */
+#define SAMPLE_RATE 32
+
+/* A Bloom filter of the known flows: a packet whose bit is clear needs no map lookup. Programs set
+ * bits, the agent clears them. A flow whose bit was cleared by mistake is learned again. */
+#define BLOOM_BITS 16384
+__u64 bloom[BLOOM_BITS / 64];
+
+/* Connections that were sampled once: part of the hash, and when (ms). */
+#define ADMISSION_SLOTS 1024
+__u64 admission[ADMISSION_SLOTS];
+
+static __always_inline int bloom_test(__u64 hash)
+{
+	return bloom[hash % BLOOM_BITS / 64] >> hash % 64 & 1;
+}
+
+static __always_inline void bloom_set(__u64 hash)
+{
+	if (!bloom_test(hash))
+		__sync_fetch_and_or(&bloom[hash % BLOOM_BITS / 64], 1ULL << hash % 64);
+}
+
+/* sample picks few of the packets without a flow, at random rather than every n-th, which might
+ * always be the same connection's. */
+static __always_inline int sample(struct cpu_state *c)
+{
+	if (c->until_sample--)
+		return 0;
+	c->until_sample = bpf_get_prandom_u32() % (2 * SAMPLE_RATE);
+	return 1;
+}
+
+/* admission_reset forgets the sample of an older connection with the same ports, when one opens or
+ * ends. */
+static __always_inline void admission_reset(__u64 hash)
+{
+	__u64 *slot = &admission[hash / BLOOM_BITS % ADMISSION_SLOTS];
+
+	if (*slot >> 32 == hash >> 32)
+		*slot = 0;
+}
+
+/* admit tells whether a sampled connection was sampled before, at least MIN_AGE and at most MAX_GAP
+ * ago. */
+static __always_inline int admit(__u64 hash, __u64 now)
+{
+	__u64 *slot = &admission[hash / BLOOM_BITS % ADMISSION_SLOTS], old = *slot;
+	__u32 part = hash >> 32, ms = now / MS, age = ms - (__u32)old;
+	int same = part == old >> 32 && age < MAX_GAP / MS;
+
+	if (same && age < MIN_AGE / MS)
+		return 0;
+	/* The connection in the slot gets the time to become old enough. */
+	if (same || age > 4 * MIN_AGE / MS)
+		*slot = (__u64)part << 32 | ms;
+	return same;
+}
+
+/* is_syn tells whether a packet that peek_flow accepted has SYN set. */
+static __always_inline int is_syn(struct __sk_buff *skb, __u32 at, const struct key *k, int is_ipv6)
+{
+	const __u8 *data = field(skb, data);
+
+	return k->protocol == IPPROTO_TCP && (void *)data + at + HLEN(is_ipv6) + 14 <= field(skb, data_end) &&
+	       (data[at + HLEN(is_ipv6) + 13] & TCPHDR_SYN);
+}
+
+/* admit_sampled tells whether a packet that peek_flow accepted, without a flow, is sampled and its
+ * connection eligible. */
+static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state *c, __u32 at, const struct key *k, __u64 hash, int is_ipv6)
+{
+	if (is_syn(skb, at, k, is_ipv6)) {
+		admission_reset(hash);
+		return 0;
+	}
+	return sample(c) && admit(hash, bpf_ktime_get_coarse_ns());
+}
+
+/* classify reads key and headers of a packet that has a flow, or is sampled. It returns 0, or the
+ * reason why the packet takes the slow path. */
+static __always_inline int classify(struct __sk_buff *skb, struct cpu_state *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int is_ipv6)
+{
+	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + sizeof(struct udphdr));
+	int reason;
+
+	if (unlikely(!data))
+		return REASON_NOT_TCP_UDP;
+	reason = peek_flow(skb, data, ETH_HLEN, k, out, is_ipv6);
+	if (unlikely(reason))
+		return reason;
+	*hash = hash_key(k);
+	if (likely(!bloom_test(*hash)) && !admit_sampled(skb, c, ETH_HLEN, k, *hash, is_ipv6))
+		return REASON_NO_FLOW;
+	return parse_headers(skb, ETH_HLEN, k->protocol, h, check, is_ipv6);
+}

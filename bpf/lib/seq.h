@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Sequence numbers and windows of TCP. Conntrack does not see the packets that take the fast path,
+ * so these functions follow the connection as conntrack would (tcp_in_window in
+ * net/netfilter/nf_conntrack_proto_tcp.c).
+ */
+#pragma once
+
+#include "event.h"
+
+/* After this many bytes the agent resynchronises conntrack, which has not seen them. Sequence
+ * numbers are compared modulo 2^32, so conntrack must never be 2^31 behind. */
+#define RESYNC_BYTES (1U << 30)
+
+/* Where a flow's sequence numbers come from: a packet of the peer, which anybody can forge; a
+ * packet of the pod; or the pod's, and a packet of the peer since, which confirmed how large the
+ * peer's window is. */
+enum { SEQ_FROM_PEER = 1, SEQ_FROM_POD, SEQ_CONFIRMED };
+
+/* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
+static __always_inline int seq_after(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+/* seq_end is the sequence number after the packet's last byte. */
+static __always_inline __u32 seq_end(const struct headers *h, int is_ipv6)
+{
+	return SEQ(h) + LENGTH(h, is_ipv6) - HLEN(is_ipv6) - DATA_OFFSET(h);
+}
+
+/* data_in_window tells whether data lies between one window before what the other side has
+ * acknowledged and the right edge of its window; ack_in_window, whether the other side has sent,
+ * not too long ago, what is acknowledged. */
+static __always_inline int data_in_window(const struct direction *w, const struct direction *back, __u32 seq, __u32 end)
+{
+	return !seq_after(seq, w->window_end) && !seq_after(back->rcv_nxt - (0xffff << (back->scale & 15)), end);
+}
+
+static __always_inline int ack_in_window(const struct direction *w, const struct direction *back, __u32 ack)
+{
+	return !seq_after(ack, back->window_end) && !seq_after(w->rcv_nxt - (0xffff << (w->scale & 15)), ack);
+}
+
+/* in_window tells whether conntrack would call a TCP packet valid if it had seen all packets before
+ * it. */
+static __always_inline int in_window(const struct direction *w, const struct direction *back, const struct headers *h, int is_ipv6)
+{
+	return data_in_window(w, back, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(w, back, ACK(h));
+}
+
+/* ends_connection tells whether conntrack would take a FIN or RST for one of its connection if it
+ * had seen all packets: a FIN in the window, and a RST that is not before what was acknowledged, or
+ * one number before it, as some hosts reset what they have closed (tcp_reset_check in
+ * net/ipv4/tcp_input.c). */
+static __always_inline int ends_connection(const struct flow *f, int out, const struct headers *h, __u32 end)
+{
+	const struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u8 flags = FLAGS(h);
+
+	if (!data_in_window(w, back, SEQ(h), end))
+		return 0;
+	return flags & TCPHDR_RST ? !seq_after(back->rcv_nxt, SEQ(h) + 1) : ack_in_window(w, back, ACK(h));
+}
+
+/* update_seq records the sequence numbers of a packet in the window. */
+static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u64 now, int is_ipv6)
+{
+	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	__u32 is = epoch, ms = now / MS;
+	__u32 end = seq_end(h, is_ipv6), ack = ACK(h), edge;
+
+	/* encap sees all that the pod sends before the peer can acknowledge it. */
+	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, back->snd_nxt)))
+		ack = back->snd_nxt;
+	edge = ack + (WINDOW(h) << (w->scale & 15));
+	if (!out && unlikely(f->seq_state == SEQ_FROM_POD))
+		f->seq_state = SEQ_CONFIRMED;
+	if (seq_after(end, w->snd_nxt)) {
+		w->snd_nxt = end;
+		if (unlikely(seq_after(end, w->window_end)))
+			w->window_end = end;
+		if (unlikely(end - f->resynced[!out] >= RESYNC_BYTES)) {
+			f->resynced[!out] = end;
+			emit(&f->key, f, EVENT_RESYNC);
+		}
+	}
+	if (seq_after(ack, w->rcv_nxt))
+		w->rcv_nxt = ack;
+	if (seq_after(ack, back->snd_nxt)) /* sent before the flow was known */
+		back->snd_nxt = ack;
+	if (seq_after(edge, back->window_end))
+		back->window_end = edge;
+	if (w->epoch != is)
+		w->epoch = is;
+	if (f->last_ms != ms)
+		f->last_ms = ms;
+}
+
+/* init_seq takes the sequence numbers of the first packet. The other side's window is not known
+ * until its next packet; until then it is 64 KiB. */
+static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, int is_ipv6)
+{
+	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+
+	w->snd_nxt = seq_end(h, is_ipv6);
+	w->rcv_nxt = back->snd_nxt = ACK(h);
+	back->rcv_nxt = SEQ(h);
+	back->window_end = ACK(h) + (WINDOW(h) << (w->scale & 15));
+	w->window_end = w->snd_nxt + 0xffff;
+	f->resynced[0] = f->out.snd_nxt;
+	f->resynced[1] = f->in.snd_nxt;
+	w->epoch = back->epoch = epoch;
+	f->seq_state = out ? SEQ_FROM_POD : SEQ_FROM_PEER;
+}
+
+/* seq_complete tells whether sequence numbers are known and the programs have seen every packet
+ * since. */
+static __always_inline int seq_complete(const struct flow *f)
+{
+	return f->seq_state && f->out.epoch == epoch && f->in.epoch == epoch;
+}

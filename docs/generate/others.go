@@ -1,0 +1,183 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/invopop/jsonschema"
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"slipstream.dev/internal/agent"
+	"slipstream.dev/internal/cli"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// resourcePage is written from a custom resource definition, which controller-gen makes of
+// the Go types.
+func resourcePage(file, about string) func(*bytes.Buffer) error {
+	return func(b *bytes.Buffer) error {
+		file = "charts/slipstream/crds/slipstream.dev_" + file
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		var crd struct {
+			Spec struct {
+				Names    struct{ Kind string }
+				Versions []struct {
+					Schema struct {
+						OpenAPIV3Schema map[string]any `yaml:"openAPIV3Schema"`
+					}
+				}
+			}
+		}
+		if err := yaml.Unmarshal(data, &crd); err != nil {
+			return err
+		}
+		if data, err = json.Marshal(crd.Spec.Versions[0].Schema.OpenAPIV3Schema); err != nil {
+			return err
+		}
+		s := new(jsonschema.Schema)
+		if err := json.Unmarshal(data, s); err != nil {
+			return err
+		}
+		for _, name := range []string{"apiVersion", "kind", "metadata"} {
+			s.Properties.Delete(name) // every object of Kubernetes has those
+		}
+		running(s, "")
+		head(b, crd.Spec.Names.Kind, file, about)
+		return newPage(b, defaults).tables("", s)
+	}
+}
+
+// running makes all descriptions of a schema running text.
+func running(s *jsonschema.Schema, name string) {
+	s.Description = prose(s.Description, name)
+	if s.Items != nil {
+		running(s.Items, "")
+	}
+	for f := s.Properties.Oldest(); f != nil; f = f.Next() {
+		running(f.Value, f.Key)
+	}
+}
+
+func resultsPage(b *bytes.Buffer) error {
+	head(b, "The results folder", "internal/record and internal/stats", fmt.Sprintf(`A run leaves a folder NAME-TIMESTAMP below `+"`results`"+`:
+
+| file | content |
+|---|---|
+| `+"`experiment.yaml`"+` | [the experiment file](experiment.md) with every default |
+| `+"`environment.json`"+` | what the run ran on: [fields](#environmentjson) |
+| `+"`trials.jsonl`"+` | a line for each trial: [fields](#trialsjsonl) |
+| `+"`summary.json`"+` | every comparison and its verdict: [fields](#summaryjson) |
+| `+"`summary.csv`, `report.html`"+` | the same, to read |
+
+This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Metrics](#metrics), [warnings](#warnings) and
+[errors of HTTP](#errors-of-http) go by the names at the end of this page.`, record.SchemaVersion))
+	p := newPage(b, always)
+	for _, file := range []struct {
+		name string
+		of   any
+	}{
+		{"environment.json", record.Environment{}}, {"trials.jsonl", record.Trial{}}, {"summary.json", stats.Summary{}},
+	} {
+		r := jsonschema.Reflector{Anonymous: true, ExpandedStruct: true}
+		s, err := reflectTypes(&r, file.of, "internal/record", "internal/stats")
+		if err != nil {
+			return err
+		}
+		if err := p.tables(file.name, s); err != nil {
+			return err
+		}
+	}
+	return constants(b, "internal/record/record.go")
+}
+
+// constants writes what the names in records mean, from the comments of the constants.
+func constants(b *bytes.Buffer, file string) error {
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	tables := []struct{ title, prefix, rows string }{{"Warnings", "Warn", ""}, {"Errors of HTTP", "Err", ""}, {"Metrics", "", ""}}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || len(spec.Values) != 1 {
+			return true
+		}
+		literal, ok := spec.Values[0].(*ast.BasicLit)
+		if !ok || literal.Kind != token.STRING {
+			return true
+		}
+		name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
+		meaning := escape(strings.TrimSpace(spec.Comment.Text()))
+		for i, t := range tables {
+			switch _, metric := record.Units[name]; {
+			case t.prefix != "" && strings.HasPrefix(spec.Names[0].Name, t.prefix) && !metric:
+				tables[i].rows += fmt.Sprintf("| `%s` | %s |\n", name, meaning)
+			case t.prefix == "" && metric:
+				tables[i].rows += fmt.Sprintf("| `%s` | %s |\n", name, meaning)
+			}
+		}
+		return true
+	})
+	for _, t := range tables {
+		fmt.Fprintf(b, "\n## %s\n\n| name | meaning |\n|---|---|\n%s", t.title, t.rows)
+	}
+	return nil
+}
+
+func commandsPage(b *bytes.Buffer) error {
+	head(b, "Commands", "internal/cli", "Every command and flag, as `--help` prints them.")
+	return commandTree(b, cli.Command())
+}
+
+var part = regexp.MustCompile(`(?m)^### (.*)$`)
+
+func commandTree(b *bytes.Buffer, c *cobra.Command) error {
+	c.DisableAutoGenTag = true
+	link := func(file string) string {
+		return "#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
+	}
+	var text bytes.Buffer
+	if err := doc.GenMarkdownCustom(c, &text, link); err != nil {
+		return err
+	}
+	// The parts of a command are no sections: all commands have the same.
+	parts := strings.ReplaceAll(text.String(), "SEE ALSO", "See also")
+	fmt.Fprintf(b, "\n%s\n", strings.TrimSpace(part.ReplaceAllString(parts, "**$1**")))
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() && !sub.IsAdditionalHelpTopicCommand() {
+			if err := commandTree(b, sub); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func metricsPage(b *bytes.Buffer) error {
+	head(b, "Metrics of the agent", "internal/agent", "What the agent serves at `/metrics`, besides the metrics of its Go runtime and process.")
+	fmt.Fprint(b, "\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	for _, m := range agent.MetricsReference() {
+		labels := strings.Join(m.Labels, "`, `")
+		if labels != "" {
+			labels = "`" + labels + "`"
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, labels, escape(m.Help))
+	}
+	return nil
+}

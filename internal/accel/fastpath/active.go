@@ -1,0 +1,124 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"slipstream.dev/internal/accel/fastpath/datapath"
+)
+
+// activePods tracks the links of active pods, which have programs. Others have none, because every packet
+// of a short connection would pay for them. Its lock is separate, so that attach requests do not
+// wait while programs are being attached.
+type activePods struct {
+	mu sync.Mutex
+	// behind is the link of each known address.
+	behind map[datapath.PodKey]int
+	// requested are addresses with attach requests whose links were unknown: the next scan looks up
+	// their routes.
+	requested map[netip.Addr]bool
+	// used is when each link last had an eligible connection.
+	used map[int]time.Time
+}
+
+// retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection
+// that looks eligible but never becomes a flow, and that would request the programs again at once.
+const retryAfter = sweepEvery * leaseRenewal
+
+// requestedMax bounds the routes that each scan looks up: a pod can request any number of addresses
+// by spoofing them. Beyond that, a new address replaces another.
+const requestedMax = 256
+
+// isIdle reports whether a pod last had an eligible connection so long ago that it is idle.
+func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
+
+// use records that a pod has an eligible connection, and returns whether the pod was idle.
+func (p *activePods) use(link int) (anew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	anew = isIdle(p.used[link])
+	p.used[link] = time.Now()
+	return anew
+}
+
+// linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
+// then a scan must look up its route.
+func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	link = p.behind[pod]
+	address, known := pod.Addr()
+	if link != 0 || !known || p.requested[address] {
+		return link, false
+	}
+	if len(p.requested) >= requestedMax {
+		p.evictRequest()
+	}
+	p.requested[address] = true
+	return 0, true
+}
+
+// evictRequest forgets one requested address, preferably one without a link.
+func (p *activePods) evictRequest() {
+	var some netip.Addr
+	for some = range p.requested { // in no order
+		if p.behind[datapath.PodKeyOf(some)] == 0 {
+			break
+		}
+	}
+	delete(p.requested, some)
+}
+
+// wanted returns the requested addresses.
+func (p *activePods) wanted() []netip.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.requested))
+}
+
+// forgetRequests forgets requested addresses that lead to no active pod, so that they can be requested
+// again.
+func (p *activePods) forgetRequests() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[datapath.PodKeyOf(a)]].IsZero() })
+}
+
+// anyIdle reports whether a pod with programs is idle.
+func (p *activePods) anyIdle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, at := range p.used {
+		if isIdle(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// update takes over a new scan. It returns the links that need programs, and those of them whose
+// pods are active, for which the programs create flows.
+func (p *activePods) update(n node) (all, watched []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.behind = make(map[datapath.PodKey]int)
+	for address, link := range n.behind {
+		p.behind[datapath.PodKeyOf(address)] = link
+	}
+	for link, at := range p.used {
+		switch {
+		case !slices.Contains(n.veths, link) || isIdle(at.Add(retryAfter)):
+			delete(p.used, link)
+			continue
+		case !isIdle(at):
+			watched = append(watched, link)
+		}
+		all = append(all, link)
+	}
+	return all, watched
+}

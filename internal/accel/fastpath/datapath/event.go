@@ -1,0 +1,60 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// EventKind is what an event asks the agent to do.
+type EventKind uint32
+
+const (
+	// EventAttach requests programs for the link of an idle pod that has an eligible connection.
+	EventAttach = EventKind(fastpathEventKindEVENT_ATTACH)
+	// EventLiberal makes the conntrack entry of a connection liberal.
+	EventLiberal = EventKind(fastpathEventKindEVENT_LIBERAL)
+	// EventAcked clears conntrack's flag of unacknowledged data.
+	EventAcked = EventKind(fastpathEventKindEVENT_ACKED)
+	// EventResync resynchronises conntrack with a connection.
+	EventResync = EventKind(fastpathEventKindEVENT_RESYNC)
+	// EventReset moves the conntrack entry of a connection to CLOSE.
+	EventReset = EventKind(fastpathEventKindEVENT_RESET)
+	// EventReopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
+	EventReopen = EventKind(fastpathEventKindEVENT_REOPEN)
+)
+
+// Event is an event from the programs to the agent.
+type Event struct {
+	Kind EventKind
+	// Pod is the address of an EventAttach; it may belong to another host.
+	Pod PodKey
+	// Flow is the connection of all other kinds.
+	Flow Flow
+}
+
+// ReadEvent waits for the next event, until Close. The same event may come more than once.
+func (p *Programs) ReadEvent() (Event, error) {
+	r, err := p.events.Read()
+	if err != nil {
+		return Event{}, fmt.Errorf("wait for an event of the fast path: %w", err)
+	}
+	return decodeEvent(r.RawSample)
+}
+
+// decodeEvent decodes struct event of the programs.
+func decodeEvent(b []byte) (Event, error) {
+	var event fastpathEvent
+	if _, err := binary.Decode(b, binary.NativeEndian, &event); err != nil {
+		return Event{}, fmt.Errorf("decode an event of the fast path: %w", err)
+	}
+	kind := EventKind(event.Kind)
+	switch kind {
+	case EventAttach:
+		return Event{Pod: PodKey{event.Key.Pod, event.Key.IsIpv6 != 0}}, nil
+	case EventLiberal, EventAcked, EventResync, EventReset, EventReopen:
+		return Event{Kind: kind, Flow: event.Key.flow(fastpathFlow{Pod6: event.Pod6, Peer6: event.Peer6})}, nil
+	}
+	return Event{}, fmt.Errorf("decode an event of the fast path: unknown kind %d", kind)
+}

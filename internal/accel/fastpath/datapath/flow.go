@@ -1,0 +1,367 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Flow is a connection, seen from its pod.
+type Flow struct {
+	Pod, Peer netip.AddrPort
+	// Protocol is the IP protocol number of TCP or UDP.
+	Protocol uint8
+}
+
+// PodKey is the form of an address in map keys: a whole IPv4 address, or the hash of an IPv6 address.
+type PodKey struct {
+	number uint32
+	six    bool
+}
+
+// PodKeyOf returns the PodKey of an address.
+func PodKeyOf(a netip.Addr) PodKey {
+	if a.Is6() {
+		return PodKey{hashAddr(words(a)), true}
+	}
+	ip := a.As4()
+	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
+}
+
+// Addr returns the address if the key tells: that of IPv4.
+func (s PodKey) Addr() (a netip.Addr, known bool) {
+	if s.six {
+		return a, false
+	}
+	var ip [4]byte
+	binary.NativeEndian.PutUint32(ip[:], s.number)
+	return netip.AddrFrom4(ip), true
+}
+
+func (f Flow) key() fastpathKey {
+	half := func(a netip.AddrPort) (uint32, uint16) {
+		port := binary.BigEndian.AppendUint16(nil, a.Port())
+		return PodKeyOf(a.Addr()).number, binary.NativeEndian.Uint16(port)
+	}
+	k := fastpathKey{Protocol: f.Protocol}
+	if f.Pod.Addr().Is6() {
+		k.IsIpv6 = 1
+	}
+	k.Pod, k.PodPort = half(f.Pod)
+	k.Peer, k.PeerPort = half(f.Peer)
+	return k
+}
+
+// words returns an IPv6 address as the programs have it.
+func words(a netip.Addr) (w [2]uint64) {
+	raw := a.As16()
+	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
+	return w
+}
+
+// hashAddr is hash_address of fastpath.c: the form of an IPv6 address in keys.
+func hashAddr(w [2]uint64) uint32 {
+	h := w[0]*0x9e3779b97f4a7c15 + w[1]
+	h ^= h >> 32
+	return uint32(h * 0xd6e8feb86659fd93 >> 32)
+}
+
+// flow returns the connection of a map entry.
+func (k fastpathKey) flow(v fastpathFlow) Flow {
+	end := func(ip uint32, whole [2]uint64, port uint16) netip.AddrPort {
+		var p [2]byte
+		binary.NativeEndian.PutUint16(p[:], port)
+		var raw [16]byte
+		if k.IsIpv6 == 0 {
+			binary.NativeEndian.PutUint32(raw[:], ip)
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:])), binary.BigEndian.Uint16(p[:]))
+		}
+		binary.NativeEndian.PutUint64(raw[:], whole[0])
+		binary.NativeEndian.PutUint64(raw[8:], whole[1])
+		return netip.AddrPortFrom(netip.AddrFrom16(raw), binary.BigEndian.Uint16(p[:]))
+	}
+	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
+}
+
+// wirePeer is PEER of fastpath.c: the peer in one word.
+func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
+
+// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
+// less.
+const flowTTL = time.Second
+
+// Accelerated counts the known connections, and those of them that are accelerated at a time of
+// CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
+func (p *Programs) Accelerated(now time.Duration) (known, fast int, err error) {
+	var generation uint32
+	if err := p.objects.Generation.Get(&generation); err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	}
+	valid := func(validated uint64, in uint32) bool {
+		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
+	}
+	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+		known++
+		out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
+		if out && in || k.Protocol == unix.IPPROTO_UDP && (out || in) {
+			fast++
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	}
+	return known, fast, nil
+}
+
+// Activity is the state of a flow.
+type Activity struct {
+	// Validated is when the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
+	// never was).
+	Validated time.Duration
+	// Link is the index of the pod's link, 0 if the flow was never validated.
+	Link int
+}
+
+// Flows returns the known connections. It also clears the Bloom filter's bits of deleted ones, so that
+// the programs no longer look these up.
+func (p *Programs) Flows() (map[Flow]Activity, error) {
+	all := make(map[Flow]Activity)
+	translated := make(map[fastpathKey]uint64)
+	before, err := p.bloom()
+	if err != nil {
+		return nil, err
+	}
+	used := make([]uint64, len(before))
+	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+		link := v.Out.Device
+		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
+			var pod fastpathPodLink
+			if err := p.objects.PodLinks.Lookup(v.In.Template, &pod); err != nil {
+				return fmt.Errorf("look up the pod's link: %w", err)
+			}
+			link = pod.Veth
+		}
+		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
+		used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+		if v.WirePeer != k.wirePeer() {
+			translated[k] = v.WirePeer
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	if err := p.sweepReverseNAT(translated, used); err != nil {
+		return nil, err
+	}
+	return all, p.clearBloom(before, used)
+}
+
+// clearBloom clears the Bloom filter's bits that no flow has. used has the bits of the flows, read after
+// the filter was before.
+func (p *Programs) clearBloom(before, used []uint64) error {
+	now, err := p.bloom()
+	if err != nil {
+		return err
+	}
+	for i := range used {
+		used[i] |= now[i] &^ before[i] // of flows that were created meanwhile
+	}
+	if slices.Equal(used, now) {
+		return nil
+	}
+	if err := p.setBloom(used); err != nil {
+		return err
+	}
+	// That may have cleared the bit of a flow: one that was created just now, or meanwhile in the place of
+	// a deleted flow that had set the same bit. The programs have not seen all packets of such a flow. They
+	// create a flow before they set its bit, so it is found here.
+	for {
+		used, err := p.usedBits()
+		if err != nil {
+			return err
+		}
+		now, err := p.bloom()
+		if err != nil {
+			return err
+		}
+		lost := false
+		for i := range now {
+			lost = lost || used[i]&^now[i] != 0
+			now[i] |= used[i]
+		}
+		if !lost {
+			return nil
+		}
+		if err := errors.Join(p.setBloom(now), p.InvalidateSequences()); err != nil {
+			return err
+		}
+	}
+}
+
+// usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
+func (p *Programs) usedBits() ([]uint64, error) {
+	used := make([]uint64, p.objects.Bloom.Size()/8)
+	err := errors.Join(
+		each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+		each(p.objects.ReverseNat, func(_ fastpathKey, v fastpathNatEntry) error {
+			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			return nil
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	return used, nil
+}
+
+func (p *Programs) bloom() ([]uint64, error) {
+	bits := make([]uint64, p.objects.Bloom.Size()/8)
+	if err := p.objects.Bloom.Get(bits); err != nil {
+		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
+	}
+	return bits, nil
+}
+
+func (p *Programs) setBloom(bits []uint64) error {
+	if err := p.objects.Bloom.Set(bits); err != nil {
+		return fmt.Errorf("write the Bloom filter of the fast path: %w", err)
+	}
+	return nil
+}
+
+// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
+// used. translated has the peer on the wire of each flow with NAT.
+func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used []uint64) error {
+	var gone []fastpathKey
+	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
+		if translated[entry.Key] != wire.wirePeer() {
+			// The flow may be new.
+			var v fastpathFlow
+			err := p.objects.Flows.Lookup(entry.Key, &v)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("look up a connection of the fast path: %w", err)
+			}
+			if err != nil || v.WirePeer != wire.wirePeer() {
+				gone = append(gone, wire)
+				return nil
+			}
+		}
+		used[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list reverse NAT entries of the fast path: %w", err)
+	}
+	for _, wire := range gone {
+		if err := p.objects.ReverseNat.Delete(wire); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete a reverse NAT entry of the fast path: %w", err)
+		}
+	}
+	return nil
+}
+
+// Sequence has the TCP sequence numbers of both sides of a connection, and when its last packet was
+// seen, to the millisecond (CLOCK_MONOTONIC). It is zero if not all of that is known.
+type Sequence struct {
+	Pod, Peer Side
+	Last      time.Duration
+}
+
+// Side has the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the
+// right edge of the window that the other side announced.
+type Side struct{ Next, Expects, Edge uint32 }
+
+// Acknowledged reports whether all data of both sides is acknowledged.
+func (n Sequence) Acknowledged() bool {
+	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
+}
+
+// Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
+func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
+	var epoch uint32
+	var v fastpathFlow
+	err := p.objects.Flows.Lookup(flow.key(), &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Sequence{}, nil
+	}
+	if err = errors.Join(err, p.objects.Epoch.Get(&epoch)); err != nil {
+		return Sequence{}, fmt.Errorf("look up a connection of the fast path: %w", err)
+	}
+	if v.SeqState == 0 || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+		return Sequence{}, nil
+	}
+	ago := uint32(now/time.Millisecond) - v.LastMs
+	return Sequence{
+		Pod: Side{v.Out.SndNxt, v.Out.RcvNxt, v.Out.WindowEnd}, Peer: Side{v.In.SndNxt, v.In.RcvNxt, v.In.WindowEnd},
+		Last: (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
+	}, nil
+}
+
+// InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
+// in each direction: while a program is detached, packets pass unseen.
+func (p *Programs) InvalidateSequences() error {
+	var epoch uint32
+	if err := p.objects.Epoch.Get(&epoch); err != nil {
+		return fmt.Errorf("read the epoch of the fast path: %w", err)
+	}
+	if err := p.objects.Epoch.Set(epoch + 1); err != nil {
+		return fmt.Errorf("set the epoch of the fast path: %w", err)
+	}
+	return nil
+}
+
+// Room returns the size of the flow table.
+func (p *Programs) Room() int { return int(p.objects.Flows.MaxEntries()) }
+
+// Known reports whether a connection has a flow.
+func (p *Programs) Known(flow Flow) (bool, error) {
+	var v fastpathFlow
+	switch err := p.objects.Flows.Lookup(flow.key(), &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up a connection of the fast path: %w", err)
+	}
+	return true, nil
+}
+
+// Forget deletes the flow of a connection.
+func (p *Programs) Forget(flow Flow) error {
+	if err := p.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget a connection of the fast path: %w", err)
+	}
+	return nil
+}
+
+// each calls fn with the entries of a hash map until fn fails. It reads them in batches: an iterator
+// needs two system calls for each entry, and ends early if the entry that it has reached is deleted.
+func each[K, V any](m *ebpf.Map, fn func(K, V) error) error {
+	keys, values := make([]K, 512), make([]V, 512)
+	for cursor := new(ebpf.MapBatchCursor); ; {
+		n, err := m.BatchLookup(cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		for i := range n {
+			if err := fn(keys[i], values[i]); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return nil // that was the last batch
+		}
+	}
+}

@@ -1,0 +1,56 @@
+//go:build linux
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+// NeighbourFilter filters the neighbour notifications of a netlink socket: those about bridges' FDB
+// entries pass only for the addresses that Subscribe was called with.
+type NeighbourFilter struct{ objects neighboursObjects }
+
+// LoadNeighbourFilter loads the filter, which drops all notifications about bridges' FDB entries at first.
+func LoadNeighbourFilter() (*NeighbourFilter, error) {
+	limitErr := rlimit.RemoveMemlock()
+	f := new(NeighbourFilter)
+	if err := loadNeighboursObjects(&f.objects, nil); err != nil {
+		return nil, fmt.Errorf("load filter of neighbours: %w", errors.Join(err, limitErr))
+	}
+	return f, nil
+}
+
+// Attach attaches the filter to a netlink socket.
+func (f *NeighbourFilter) Attach(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, f.objects.FilterNeighbours.FD()); err != nil {
+		return fmt.Errorf("attach filter of neighbours: %w", err)
+	}
+	return nil
+}
+
+// Room returns how many addresses the filter has room for.
+func (f *NeighbourFilter) Room() int { return int(f.objects.Subscribed.MaxEntries()) }
+
+// Subscribe lets notifications about a MAC address pass from now on.
+func (f *NeighbourFilter) Subscribe(mac [6]byte) error {
+	if err := f.objects.Subscribed.Put(neighboursAddress{Mac: mac}, uint8(1)); err != nil {
+		return fmt.Errorf("add %x to the filter of neighbours: %w", mac, err)
+	}
+	return nil
+}
+
+// Unsubscribe drops notifications about a MAC address again.
+func (f *NeighbourFilter) Unsubscribe(mac [6]byte) error {
+	if err := f.objects.Subscribed.Delete(neighboursAddress{Mac: mac}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove %x from the filter of neighbours: %w", mac, err)
+	}
+	return nil
+}
+
+// Close closes the program and the map; a socket that has the filter keeps it.
+func (f *NeighbourFilter) Close() error { return f.objects.Close() }

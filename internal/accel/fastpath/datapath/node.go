@@ -1,0 +1,133 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// VXLANDevice has the settings of a VXLAN device that appear in its outer headers.
+type VXLANDevice struct {
+	// NIC is the index of the underlying device.
+	NIC int
+	// Source is the outer IPv4 source address, Port the outer destination port.
+	Source netip.Addr
+	Port   uint16
+	VNI    uint32
+	// MAC is the MAC address of the VXLAN device.
+	MAC net.HardwareAddr
+}
+
+// value returns the device as the programs have it: in network byte order.
+func (o VXLANDevice) value() fastpathVxlanDevice {
+	words := func(to []uint16, from []byte) {
+		for i := range to {
+			to[i] = binary.NativeEndian.Uint16(from[2*i:])
+		}
+	}
+	v := fastpathVxlanDevice{Nic: uint32(o.NIC)}
+	source := o.Source.As4()
+	words(v.Source[:], source[:])
+	words(v.Mac[:], o.MAC)
+	words(v.Vni[:], binary.BigEndian.AppendUint32(nil, o.VNI<<8))
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], o.Port)
+	v.Port = binary.NativeEndian.Uint16(port[:])
+	return v
+}
+
+// SetVXLANDevices replaces the VXLAN devices, by index, whose packets may take the fast path.
+func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
+	m := p.objects.VxlanDevices
+	var known []uint32
+	var index uint32
+	var value fastpathVxlanDevice
+	for i := m.Iterate(); i.Next(&index, &value); {
+		known = append(known, index)
+	}
+	for _, index := range known {
+		if _, still := all[int(index)]; !still {
+			if err := m.Delete(index); err != nil {
+				return fmt.Errorf("remove VXLAN device %d: %w", index, err)
+			}
+		}
+	}
+	for index, o := range all {
+		if err := m.Put(uint32(index), o.value()); err != nil {
+			return fmt.Errorf("add VXLAN device %d: %w", index, err)
+		}
+	}
+	return nil
+}
+
+// LinkMAC is a MAC address behind a pod's link, which is given by its index on the node.
+type LinkMAC struct {
+	Link int
+	MAC  [6]byte
+}
+
+// SetLinkMACs replaces the MAC addresses behind pods' links: the fast path delivers packets to a
+// link only for these. It is not safe for concurrent use.
+func (p *Programs) SetLinkMACs(all []LinkMAC) error {
+	want := make(map[fastpathLinkMac]bool, len(all))
+	for _, o := range all {
+		want[fastpathLinkMac{Link: uint32(o.Link), Mac: o.MAC}] = true
+	}
+	// If the map is full, packets to the other addresses take the slow path as mismatch.
+	return updateSet(p.objects.LinkMacs, p.linkMACs, want)
+}
+
+// Pod is the link of a pod, by its index on the node, and the known addresses behind it.
+type Pod struct {
+	Link      int
+	Addresses []netip.Addr
+}
+
+// SetWatched replaces the pods whose links have all programs. The programs create flows for the
+// connections of these pods; for those of others they send EventAttach. It is not safe for
+// concurrent use.
+func (p *Programs) SetWatched(all []Pod) error {
+	want := make(map[fastpathWatch]bool)
+	for _, p := range all {
+		want[fastpathWatch{Device: uint32(p.Link)}] = true
+		for _, a := range p.Addresses {
+			want[fastpathWatch{Pod: PodKeyOf(a).number}] = true
+		}
+	}
+	return updateSet(p.objects.WatchedPods, p.watched, want)
+}
+
+// updateSet makes the keys of a map those in want, as far as there is room, and keeps there in
+// step with the map.
+func updateSet[K comparable](m *ebpf.Map, there, want map[K]bool) error {
+	for k := range there {
+		if want[k] {
+			continue
+		}
+		if err := m.Delete(k); err != nil {
+			return fmt.Errorf("delete %+v from the fast path's %s: %w", k, m, err)
+		}
+		delete(there, k)
+	}
+	for k := range want {
+		if there[k] {
+			continue
+		}
+		err := m.Put(k, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("put %+v into the fast path's %s: %w", k, m, err)
+		}
+		there[k] = true
+	}
+	return nil
+}

@@ -1,0 +1,283 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel/fastpath/datapath"
+)
+
+// resyncer resynchronises conntrack in the network namespace of the thread that created it.
+type resyncer struct {
+	drop *datapath.ResyncFilter
+	// four and six are raw sockets of IPv4 and IPv6; six is -1 if the kernel has no IPv6.
+	four, six int
+}
+
+func newResyncer() (r *resyncer, err error) {
+	r = &resyncer{four: -1, six: -1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("prepare to resynchronise conntrack: %w", err), r.close())
+			r = nil
+		}
+	}()
+	if r.drop, err = datapath.DropResync(); err != nil {
+		return r, err
+	}
+	open := func(family int) (int, error) {
+		fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return -1, os.NewSyscallError("socket", err)
+		}
+		return fd, os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(r.drop.Mark)))
+	}
+	if r.four, err = open(unix.AF_INET); err != nil {
+		return r, err
+	}
+	// drop_resync drops the packets before they reach a device, and binding to one saves the route
+	// lookup: there need not be a route to a Service.
+	if err := unix.BindToDevice(r.four, "lo"); err != nil {
+		return r, os.NewSyscallError("setsockopt", err)
+	}
+	if r.six, err = open(unix.AF_INET6); errors.Is(err, unix.EAFNOSUPPORT) {
+		err = nil
+	}
+	return r, err
+}
+
+func (r *resyncer) close() error {
+	var errs []error
+	for _, fd := range []int{r.four, r.six} {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	if r.drop != nil {
+		errs = append(errs, r.drop.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
+// stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
+// connection's last packet. It is no error if the connection has ended; if it returns errMissed, it
+// has not changed the entry.
+func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
+	before, err := lookUp(f)
+	if err != nil || before == nil {
+		return err
+	}
+	if (before.flags[0]|before.flags[1])&tcpLiberal == 0 {
+		return nil // conntrack has seen all packets
+	}
+	if missed, err := before.missed(idle); err != nil {
+		return err
+	} else if missed {
+		return errMissed
+	}
+	if before.state != tcpEstablished {
+		// The connection has not ended: its end would have deleted the flow.
+		if err := reopen(f, idle); err != nil {
+			return err
+		}
+	}
+	original, reply := n.Pod, n.Peer
+	if before.original.from != f.Pod {
+		original, reply = reply, original
+	}
+	if accelerated {
+		// Conntrack gives a closed window a short timeout, and would not see it open again.
+		original.Edge, reply.Edge = openWindow(original, reply), openWindow(reply, original)
+	}
+	if err := r.handshake(before, original, reply); err != nil {
+		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
+	}
+	if accelerated {
+		return liberal(f)
+	}
+	after, err := lookUp(f)
+	if err != nil || after == nil || after.state != tcpEstablished {
+		return err
+	}
+	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
+	if after.flags[0]&tcpLiberal != 0 {
+		return fmt.Errorf("resynchronise conntrack with %s to %s: it did not accept the handshake", f.Pod, f.Peer)
+	}
+	var flags byte
+	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
+		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
+		// liberal from the start.
+		flags = tcpLiberal
+	}
+	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeout-min(after.timeout, uint32(idle/time.Second))))
+}
+
+// openWindow returns the right edge of a window of a side that is open, whatever its scale.
+func openWindow(own, other datapath.Side) uint32 {
+	return other.Expects + max(own.Edge-other.Expects, 1<<14)
+}
+
+// resyncs keeps a resyncer while it is in use: attaching its program for each connection would
+// be slow.
+type resyncs struct {
+	mu   sync.Mutex
+	r    *resyncer
+	used bool
+	// unsupported is set once the kernel has turned out to lack a feature.
+	unsupported bool
+}
+
+var errCannotResync = errors.New("conntrack cannot be resynchronised")
+
+// do calls fn with a resyncer of the calling thread's network namespace.
+func (a *resyncs) do(fn func(*resyncer) error) (err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unsupported {
+		return errCannotResync
+	}
+	if a.r == nil {
+		if a.r, err = newResyncer(); err != nil {
+			a.unsupported = true
+			return fmt.Errorf("%w: %w", errCannotResync, err)
+		}
+	}
+	a.used = true
+	return fn(a.r)
+}
+
+// try returns why conntrack cannot be resynchronised, if so.
+func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
+
+// closeUnused closes the resyncer if it was not used since the last call.
+func (a *resyncs) closeUnused() error {
+	a.mu.Lock()
+	used := a.used
+	a.used = false
+	a.mu.Unlock()
+	if used {
+		return nil
+	}
+	return a.close()
+}
+
+func (a *resyncs) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.r
+	a.r = nil
+	if r == nil {
+		return nil
+	}
+	return r.close()
+}
+
+var errMissed = errors.New("conntrack has seen packets that the fast path missed")
+
+// missed reports whether conntrack has seen a later packet of an established connection than the
+// programs have: then their sequence numbers are old.
+func (t *ctEntry) missed(idle time.Duration) (bool, error) {
+	timeout, err := timeoutOf("established", 0)
+	if err != nil {
+		return false, err
+	}
+	// Conntrack's timeouts are whole seconds.
+	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
+}
+
+// TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
+const (
+	synFlag, ackFlag                               = 0x02, 0x10
+	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
+)
+
+// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows.
+func (r *resyncer) handshake(t *ctEntry, original, reply datapath.Side) error {
+	window := func(own, other datapath.Side, scale uint8) uint16 {
+		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
+	}
+	from, back := window(original, reply, t.scale[0]), window(reply, original, t.scale[1])
+	for _, p := range []segment{
+		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.flags[0], t.scale[0])},
+		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.flags[1], t.scale[1])},
+		{t.original.from, t.original.to, original.Next, reply.Next, ackFlag, from, nil},
+		{t.reply.from, t.reply.to, reply.Next, original.Next, ackFlag, back, nil},
+	} {
+		if err := r.send(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// options returns the options of a SYN that conntrack reads.
+func options(flags, scale uint8) (b []byte) {
+	if flags&tcpSelective != 0 {
+		b = append(b, noOption, noOption, selectivePermitted, 2)
+	}
+	if flags&tcpScaled != 0 {
+		b = append(b, noOption, scaleOption, 3, scale)
+	}
+	return b
+}
+
+// segment is a TCP segment without data.
+type segment struct {
+	from, to netip.AddrPort
+	seq, ack uint32
+	flags    byte
+	window   uint16
+	options  []byte
+}
+
+// bytes returns the packet with its IP header. The checksums are zero: conntrack does not verify those
+// of packets that the node sends, and nobody else sees them.
+func (s segment) bytes() []byte {
+	length := 20 + len(s.options)
+	var b []byte
+	if s.from.Addr().Is6() {
+		b = []byte{0x60, 0, 0, 0, 0, byte(length), unix.IPPROTO_TCP, 64}
+	} else {
+		b = []byte{0x45, 0, 0, byte(20 + length), 0, 1, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
+	}
+	b = append(b, s.from.Addr().AsSlice()...)
+	b = append(b, s.to.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, s.from.Port())
+	b = binary.BigEndian.AppendUint16(b, s.to.Port())
+	b = binary.BigEndian.AppendUint32(b, s.seq)
+	b = binary.BigEndian.AppendUint32(b, s.ack)
+	b = append(b, byte(length/4)<<4, s.flags)
+	b = binary.BigEndian.AppendUint16(b, s.window)
+	b = append(b, 0, 0, 0, 0)
+	return append(b, s.options...)
+}
+
+var errNotDropped = errors.New("a resync packet was not dropped behind conntrack")
+
+// send sends a packet for conntrack to see. drop_resync drops it, which the kernel reports as EPERM.
+func (r *resyncer) send(s segment) error {
+	fd, to := r.four, unix.Sockaddr(nil)
+	if s.to.Addr().Is6() {
+		fd, to = r.six, &unix.SockaddrInet6{Addr: s.to.Addr().As16()}
+	} else {
+		to = &unix.SockaddrInet4{Addr: s.to.Addr().As4()}
+	}
+	switch err := unix.Sendto(fd, s.bytes(), 0, to); {
+	case errors.Is(err, unix.EPERM):
+		return nil
+	case err == nil:
+		return errNotDropped
+	default:
+		return os.NewSyscallError("sendto", err)
+	}
+}

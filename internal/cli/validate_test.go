@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// TestValidate checks a file with problems, one without, one that does not exist and one
+// that is no YAML: each problem has its place, and the good file is named all the same.
+func TestValidate(t *testing.T) {
+	t.Chdir("testdata/validate")
+	code, stdout, stderr := slipstream(t, "validate", "broken.yaml", "good.yaml", "nowhere.yaml", "torn.yaml", "policy.yaml")
+	if code != exitFailed {
+		t.Errorf("exit %d", code)
+	}
+	if stdout != "good.yaml: valid\n" {
+		t.Errorf("standard output %q", stdout)
+	}
+	if *update {
+		if err := os.WriteFile("problems.txt", []byte(stderr), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("problems.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), stderr); diff != "" {
+		t.Errorf("standard error (-want +got):\n%s", diff)
+	}
+}
+
+// TestValidateChecksWhatRunDoes: the problems of a file are those that run refuses it for.
+func TestValidateChecksWhatRunDoes(t *testing.T) {
+	t.Chdir("testdata/validate")
+	_, _, validated := slipstream(t, "validate", "broken.yaml")
+	code, _, ran := slipstream(t, "run", "./broken.yaml", "--dry-run")
+	if code != exitUsage {
+		t.Errorf("run: exit %d", code)
+	}
+	if diff := cmp.Diff(strings.ReplaceAll(ran, "./", ""), validated); diff != "" {
+		t.Errorf("run and validate differ (-run +validate):\n%s", diff)
+	}
+}
+
+func TestValidatePresets(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	code, stdout, stderr := slipstream(t, append([]string{"validate"}, files...)...)
+	if code != exitGood || stderr != "" || strings.Count(stdout, ": valid\n") != len(files) {
+		t.Errorf("exit %d\n%s%s", code, stdout, stderr)
+	}
+}

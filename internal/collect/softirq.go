@@ -1,0 +1,66 @@
+//go:build linux
+
+package collect
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+//go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
+
+// softirqTimes measures the time in softirqs on every CPU until it is closed.
+type softirqTimes struct {
+	objects softirqObjects
+	links   []link.Link
+}
+
+// softirqCPU has the nanoseconds and runs of each softirq on one CPU since
+// openSoftirqTimes, in the kernel's order, which is that of the rows in /proc/softirqs.
+// A softirq counts when it ends. An interrupt during a softirq counts as part of it.
+type softirqCPU softirqSoftirqCpu
+
+// openSoftirqTimes attaches to the tracepoints irq:softirq_entry and softirq_exit.
+// It fails without the privilege (CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN) and
+// on kernels without raw tracepoints; callers fall back to /proc/stat.
+func openSoftirqTimes() (*softirqTimes, error) {
+	s := new(softirqTimes)
+	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK. If the process may not
+	// raise the limit, it may still be large enough.
+	limitErr := rlimit.RemoveMemlock()
+	if err := loadSoftirqObjects(&s.objects, nil); err != nil {
+		return nil, fmt.Errorf("load softirq programs: %w", errors.Join(err, limitErr))
+	}
+	for _, at := range []link.RawTracepointOptions{
+		{Name: "softirq_entry", Program: s.objects.SoftirqEntry},
+		{Name: "softirq_exit", Program: s.objects.SoftirqExit},
+	} {
+		l, err := link.AttachRawTracepoint(at)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("attach to raw tracepoint %s: %w", at.Name, err), s.Close())
+		}
+		s.links = append(s.links, l)
+	}
+	return s, nil
+}
+
+// Read returns the times of every possible CPU, indexed by its number.
+func (s *softirqTimes) Read() ([]softirqCPU, error) {
+	var cpus []softirqCPU
+	if err := s.objects.Cpus.Lookup(uint32(0), &cpus); err != nil {
+		return nil, fmt.Errorf("read softirq times: %w", err)
+	}
+	return cpus, nil
+}
+
+// Close detaches the programs.
+func (s *softirqTimes) Close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, s.objects.Close())...)
+}

@@ -1,0 +1,139 @@
+package report
+
+import (
+	"io"
+	"slices"
+)
+
+// Beside is two results in one page: what each found, what changed between them, and in
+// what they were run differently.
+type Beside struct {
+	Changes
+	Sides [2]*Model
+}
+
+// BesideHTML writes the page of two results; changes compares the first with the second.
+func BesideHTML(w io.Writer, before, after *Model, changes Changes) error {
+	return putPage(w, "beside", beside(before, after, changes))
+}
+
+func beside(before, after *Model, changes Changes) Beside {
+	b := Beside{changes, [2]*Model{before.inside(changes.Before.Name, "before-"), after.inside(changes.After.Name, "after-")}}
+	b.share()
+	return b
+}
+
+// share gives what stands side by side one scale.
+func (b Beside) share() {
+	for _, p := range b.Pairs() {
+		var all []spread
+		for side, t := range p.Sides {
+			if t != nil {
+				all = append(all, t.spreads(b.Sides[side])...)
+			}
+		}
+		for _, t := range p.Sides {
+			if t != nil {
+				t.draw(scaleOf(all))
+			}
+		}
+	}
+	var all []spread
+	for _, m := range b.Sides {
+		if m.Forest != nil {
+			all = append(all, m.Forest.spreads()...)
+		}
+	}
+	for _, m := range b.Sides {
+		if m.Forest != nil {
+			m.Forest.draw(scaleOf(all))
+		}
+	}
+}
+
+// inside is the model in a page with another one: its tables say whose they are,
+// its anchors have a prefix of their own, and its bars can be drawn anew.
+func (m *Model) inside(name, prefix string) *Model {
+	own := *m
+	own.Tables, own.Warnings, own.Forest = slices.Clone(m.Tables), slices.Clone(m.Warnings), m.forest()
+	for i := range own.Tables {
+		t := &own.Tables[i]
+		t.ID, t.Of, t.Prefix = prefix+t.ID, name, prefix
+		t.Rows = slices.Clone(t.Rows)
+		for j := range t.Rows {
+			t.Rows[j].Cells = slices.Clone(t.Rows[j].Cells)
+		}
+	}
+	for i := range own.Warnings {
+		own.Warnings[i].ID = prefix + own.Warnings[i].ID
+	}
+	return &own
+}
+
+// TablePair is what both results measured, or one of them: the other is nil then.
+type TablePair struct {
+	Title string
+	Sides [2]*Table
+}
+
+// Pairs are the judged tables of both, those of the first in its order.
+func (b Beside) Pairs() []TablePair {
+	var out []TablePair
+	for side, m := range b.Sides {
+		for i := range m.Tables {
+			t := &m.Tables[i]
+			if !t.Judged {
+				continue
+			}
+			at := slices.IndexFunc(out, func(p TablePair) bool { return p.Title == t.Title })
+			if at < 0 {
+				at = len(out)
+				out = append(out, TablePair{Title: t.Title})
+			}
+			out[at].Sides[side] = t
+		}
+	}
+	return out
+}
+
+// Difference is a fact of the setup that is not the same in both.
+type Difference struct {
+	Name  string
+	Sides [2]string
+}
+
+// Differences are how the two runs differ, besides in what they found.
+func (b Beside) Differences() []Difference {
+	var out []Difference
+	for side, m := range b.Sides {
+		for _, fact := range m.facts() {
+			at := slices.IndexFunc(out, func(d Difference) bool { return d.Name == fact.Name })
+			if at < 0 {
+				at = len(out)
+				out = append(out, Difference{Name: fact.Name})
+			}
+			out[at].Sides[side] = fact.Text
+		}
+	}
+	return slices.DeleteFunc(out, func(d Difference) bool { return d.Sides[0] == d.Sides[1] })
+}
+
+// facts are all that a report says of its setup.
+func (m *Model) facts() []Definition {
+	out := []Definition{
+		{"slipstream", m.Environment.Version}, {"Started", date(m.Environment.Started)},
+		{"Command", m.Environment.Command}, {"Placement", m.Environment.Placement},
+	}
+	for _, v := range m.Variants {
+		out = append(out, Definition{"Variant " + v.Name, v.Text})
+	}
+	for _, w := range m.Workloads {
+		out = append(out, Definition{"Workload " + w.Name, w.Text})
+	}
+	for _, machine := range m.Machines {
+		for _, f := range machine.Facts {
+			out = append(out, Definition{machine.Nodes + ": " + f.Name, f.Text})
+		}
+	}
+	return out
+}

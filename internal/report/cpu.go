@@ -1,0 +1,307 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Parts of a core's time, in the order in which they are stacked.
+const (
+	partProcess = iota
+	partSoftirq
+	partIRQ
+	partSteal
+	partIdle
+	parts
+)
+
+func partNames() [parts]string { return [parts]string{"process", "softirq", "irq", "steal", "idle"} }
+
+func partInks() [parts]int {
+	return [parts]int{inkProcess, inkSoftirq, inkIrq, inkSteal, inkIdle}
+}
+
+// core is the mean share of each part over a cell's trials; as a bar it can
+// stand for several neighbours.
+type core struct {
+	name  string
+	host  int
+	share [parts]float64
+}
+
+// load is one cell's cores.
+type load struct {
+	variant string
+	cores   []core
+}
+
+// sum is over the cores: the number of cores that a part fills.
+func (l load) sum(part int) float64 {
+	s := 0.0
+	for _, c := range l.cores {
+		s += c.share[part]
+	}
+	return s
+}
+
+func (l load) busy() float64 { return float64(len(l.cores)) - l.sum(partIdle) }
+
+// load averages over the trials of a cell. The hosts are numbered as in hosts,
+// which grows.
+func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load {
+	type key struct{ host, cpu int }
+	sums := map[key]*core{}
+	counts := map[key]int{}
+	for _, t := range m.trials {
+		if t.Status != record.StatusOK || t.Variant != c.variant || t.Workload != c.workload || t.Pairs != c.pairs {
+			continue
+		}
+		for _, h := range t.Hosts {
+			if h.Seconds <= 0 {
+				continue
+			}
+			sources[h.Source] = true
+			host := slices.IndexFunc(*hosts, func(o record.Host) bool { return o.Boot == h.Boot })
+			if host < 0 {
+				host = len(*hosts)
+				*hosts = append(*hosts, h)
+			}
+			for _, cpu := range h.CPUs {
+				k := key{host, cpu.ID}
+				if sums[k] == nil {
+					sums[k] = &core{name: fmt.Sprint(cpu.ID), host: host}
+				}
+				counts[k]++
+				for part, share := range shares(cpu, h.Seconds) {
+					sums[k].share[part] += share
+				}
+			}
+		}
+	}
+	keys := make([]key, 0, len(sums))
+	for k := range sums {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(a.host-b.host, a.cpu-b.cpu) })
+	l := load{variant: c.variant}
+	for _, k := range keys {
+		one := *sums[k]
+		for part := range one.share {
+			one.share[part] /= float64(counts[k])
+		}
+		l.cores = append(l.cores, one)
+	}
+	return l
+}
+
+// shares of the window. Busy is all but idle, so what is neither softirq, irq
+// nor stolen is processes, the kernel's part of them included.
+func shares(c record.CPU, seconds float64) [parts]float64 {
+	s := [parts]float64{
+		partSoftirq: c.Softirq / seconds,
+		partIRQ:     c.IRQ / seconds,
+		partSteal:   c.Steal / seconds,
+	}
+	taken := s[partSoftirq] + s[partIRQ] + s[partSteal]
+	s[partProcess] = max(0, c.Busy/seconds-taken)
+	taken += s[partProcess]
+	// Two clocks can disagree by a tick; a core is never more than full.
+	if taken > 1 {
+		for i := range s {
+			s[i] /= taken
+		}
+	}
+	s[partIdle] = max(0, 1-taken)
+	return s
+}
+
+// bars joins neighbouring cores of one host so that no more than most remain.
+func (l load) bars(most int) []core {
+	each := (len(l.cores) + most - 1) / most
+	if each < 2 {
+		return l.cores
+	}
+	var out []core
+	for i := 0; i < len(l.cores); {
+		j := i
+		var bar core
+		for ; j < len(l.cores) && j-i < each && l.cores[j].host == l.cores[i].host; j++ {
+			for part, s := range l.cores[j].share {
+				bar.share[part] += s
+			}
+		}
+		for part := range bar.share {
+			bar.share[part] /= float64(j - i)
+		}
+		bar.host, bar.name = l.cores[i].host, l.cores[i].name
+		if j-i > 1 {
+			bar.name += "–" + l.cores[j-1].name
+		}
+		out = append(out, bar)
+		i = j
+	}
+	return out
+}
+
+// cpuFigure is a small multiple: a panel a variant, a bar a core, at one number of pairs.
+func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+	var hosts []record.Host
+	sources := map[string]bool{}
+	var loads []load
+	widest := 0
+	for _, v := range m.exp.Spec.Variants {
+		if l := m.load(cell{v.Name, w.Name, n, ""}, &hosts, sources); len(l.cores) > 0 {
+			loads = append(loads, l)
+			widest = max(widest, len(l.cores))
+		}
+	}
+	if len(loads) == 0 {
+		return Figure{}, false
+	}
+	// As many bars as a page can carry, whatever the machine.
+	const bars = 700
+	most := min(64, max(16, bars/len(loads)))
+	shown := min(widest, most)
+	busiest := slices.MaxFunc(loads, func(a, b load) int { return cmp.Compare(a.busy(), b.busy()) })
+	f := Figure{
+		Section: SectionCPU,
+		Name:    slug(w.Name, "cpu", fmt.Sprint(n)),
+		Title:   fmt.Sprintf("CPU time per core, %s, %s", w.Name, pairs(n)),
+		Caption: cpuCaption(widest, most, sources),
+		Alt: fmt.Sprintf("Stacked CPU time of each core during %s at %s, for each variant. Busiest is %s: %s of %s in use, %s of them in softirq.",
+			w.Name, pairs(n), busiest.variant, fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), fixed(busiest.sum(partSoftirq), 1)),
+		Data:  cpuData(loads, len(loads)*shown, most),
+		width: figureWidth,
+	}
+	const (
+		axis, gap          = 34.0, 14.0
+		title, plot, under = 14.0, 78.0, 30.0
+		legend             = 24.0
+	)
+	columns := max(1, int((f.width-axis+gap)/(max(88, 4*float64(shown))+gap)))
+	rows := (len(loads) + columns - 1) / columns
+	columns = (len(loads) + rows - 1) / rows // no row with a single orphan
+	panel := (f.width - axis - 4 - gap*float64(columns-1)) / float64(columns)
+	f.height = legend + float64(rows)*(title+plot+under)
+	f.draw = func(p *pen) {
+		x := axis
+		for part, name := range partNames() {
+			p.rect(x, 2, 10, 10, partInks()[part])
+			p.text(point{x + 14, 10.5}, name, normal, inkText, alignLeft)
+			x += 14 + p.width(name, normal) + 18
+		}
+		for i, l := range loads {
+			at := frame{left: axis + float64(i%columns)*(panel+gap), top: legend + float64(i/columns)*(title+plot+under) + title}
+			at.right, at.bottom = at.left+panel, at.top+plot
+			p.panel(l, l.bars(most), at, hosts, i%columns == 0)
+		}
+	}
+	return f, true
+}
+
+func cpuCaption(widest, most int, sources map[string]bool) string {
+	caption := "Mean over the trials; a bar is a core"
+	if widest > most {
+		caption = fmt.Sprintf("Mean over the trials; a bar is the mean of %d neighbouring cores, numbered by the first", (widest+most-1)/most)
+	}
+	switch {
+	case sources[record.SoftirqEBPF] && len(sources) == 1:
+		return caption + ". Softirq time is exact (eBPF)."
+	case sources[record.SoftirqEBPF]:
+		return caption + ". Softirq time is exact (eBPF) on some machines and counted in ticks on others."
+	}
+	return caption + ". Softirq time is counted in ticks, which miss part of it on idle cores."
+}
+
+// panel draws one variant's cores.
+func (p *pen) panel(l load, bars []core, at frame, hosts []record.Host, axis bool) {
+	busy := fixed(l.busy(), 1) + " busy"
+	p.text(point{at.right, at.top - 5}, busy, small, inkMuted, alignRight)
+	p.text(point{at.left, at.top - 5}, p.fit(l.variant, normal, at.right-at.left-p.width(busy, small)-4), normal, inkText, alignLeft)
+	const between = 6.0 // hosts
+	hostCount := 1
+	for i := range bars {
+		if i > 0 && bars[i].host != bars[i-1].host {
+			hostCount++
+		}
+	}
+	slot := (at.right - at.left - between*float64(hostCount-1)) / float64(len(bars))
+	air := min(6, 0.16*slot)
+	var stacks [parts][][4]float64
+	x, from := at.left, at.left
+	every := max(1, int(math.Ceil((p.width("000", small)+4)/slot)))
+	nth := 0 // of its host
+	for i, b := range bars {
+		if i > 0 && b.host != bars[i-1].host {
+			x += between
+			from, nth = x, 0
+		}
+		y := at.bottom
+		for part, share := range b.share {
+			h := share * (at.bottom - at.top)
+			if h > 0.05 {
+				stacks[part] = append(stacks[part], [4]float64{x + air/2, y - h, slot - air, h})
+			}
+			y -= h
+		}
+		if nth%every == 0 {
+			first, _, _ := strings.Cut(b.name, "–")
+			p.text(point{x + slot/2, at.bottom + 10}, first, small, inkMuted, alignCentre)
+		}
+		nth++
+		x += slot
+		if hostCount > 1 && (i == len(bars)-1 || bars[i+1].host != b.host) {
+			name := p.fit(list(hosts[b.host].Nodes), small, x-from)
+			p.text(point{(from + x) / 2, at.bottom + 20}, name, small, inkMuted, alignCentre)
+		}
+	}
+	for part, rects := range stacks {
+		p.rects(rects, partInks()[part])
+	}
+	for _, v := range []float64{0, 0.5, 1} {
+		y := at.bottom - v*(at.bottom-at.top)
+		if v == 0 {
+			p.line(0.8, inkMuted, nil, point{at.left, y}, point{at.right, y})
+		}
+		if axis {
+			p.text(point{at.left - 5, y + 3}, fmt.Sprintf("%g %%", 100*v), small, inkMuted, alignRight)
+		}
+	}
+}
+
+// cpuData has a row a bar, or a row a panel where those would be too many to
+// listen to.
+func cpuData(loads []load, bars, most int) Data {
+	const many = 80
+	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
+	names := partNames()
+	if bars <= many {
+		d := Data{Columns: append([]string{"Variant", "Core"}, names[:]...)}
+		for _, l := range loads {
+			for _, c := range l.bars(most) {
+				row := []string{l.variant, c.name}
+				for _, s := range c.share {
+					row = append(row, percentOf(s))
+				}
+				d.Rows = append(d.Rows, row)
+			}
+		}
+		return d
+	}
+	d := Data{Columns: append([]string{"Variant", "Cores", "Busiest core"}, names[:]...)}
+	for _, l := range loads {
+		top := slices.MinFunc(l.cores, func(a, b core) int { return cmp.Compare(a.share[partIdle], b.share[partIdle]) })
+		row := []string{l.variant, fmt.Sprint(len(l.cores)), top.name + " (" + percentOf(1-top.share[partIdle]) + ")"}
+		for part := range names {
+			row = append(row, percentOf(l.sum(part)/float64(len(l.cores))))
+		}
+		d.Rows = append(d.Rows, row)
+	}
+	return d
+}

@@ -1,0 +1,123 @@
+package report
+
+import (
+	"slices"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/stats"
+)
+
+// Forest is the answer in one picture: of each workload the best and the worst variant
+// against their baseline, and the host network where it was measured, on one scale of how
+// many times better they are.
+type Forest struct {
+	Groups []ForestGroup
+	Ticks  []Tick
+}
+
+// ForestGroup is one workload, by its primary metric, and one baseline.
+type ForestGroup struct {
+	Title, Versus string
+	Rows          []ForestRow
+}
+
+// ForestRow is one comparison; Part says why it was chosen.
+type ForestRow struct {
+	Part, Variant string
+	Pairs         int
+	Change        string
+	Verdict       stats.Verdict
+	Bar           *Bar
+
+	row *stats.Row
+}
+
+// forest shows what the headline speaks of: accelerations where there are some, else tools
+// or NICs, else overlays and the host network. It is nil where nothing was compared.
+func (m *Model) forest() *Forest {
+	f := &Forest{}
+	for _, q := range []question{choice, other, cost} {
+		for _, w := range m.exp.Spec.Workloads {
+			for _, versus := range m.baselines() {
+				if rows := m.bestAndWorst(w, versus, q); len(rows) > 0 {
+					title := w.Name + " " + quantityOf(rows[0].row.Metric).name
+					f.Groups = append(f.Groups, ForestGroup{title, versus, rows})
+				}
+			}
+		}
+		if len(f.Groups) > 0 {
+			f.draw(scaleOf(f.spreads()))
+			return f
+		}
+	}
+	return nil
+}
+
+func (f *Forest) spreads() []spread {
+	var all []spread
+	for _, g := range f.Groups {
+		for _, r := range g.Rows {
+			all = append(all, spreadOf(r.row).gains(r.row.Metric))
+		}
+	}
+	return all
+}
+
+func (f *Forest) draw(s scale) {
+	f.Ticks = s.ticks()
+	for _, g := range f.Groups {
+		for i := range g.Rows {
+			r := &g.Rows[i]
+			r.Bar = s.bar(spreadOf(r.row).gains(r.row.Metric), r.Verdict, tip(r.row))
+		}
+	}
+}
+
+func (m *Model) bestAndWorst(w v1alpha1.Workload, versus string, q question) []ForestRow {
+	metric := stats.Primary(w.Kind())
+	var rows, natives []*stats.Row
+	for _, v := range m.exp.Spec.Variants {
+		for _, p := range m.pairsOf(w) {
+			r := m.rows[cell{v.Name, w.Name, p, metric}]
+			switch {
+			case r == nil || r.Versus == nil || r.Versus.Baseline != versus:
+			case m.asks(r, q):
+				rows = append(rows, r)
+			case m.asks(r, cost) && m.native(v):
+				natives = append(natives, r)
+			}
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	best := slices.MaxFunc(proven(rows, stats.Faster), byGain)
+	out := []ForestRow{{Part: "best", row: best}}
+	for _, others := range []func(*stats.Row) bool{
+		func(r *stats.Row) bool { return r.Variant == best.Variant },
+		func(r *stats.Row) bool { return r == best },
+	} {
+		if rest := slices.DeleteFunc(slices.Clone(rows), others); len(rest) > 0 {
+			out = append(out, ForestRow{Part: "worst", row: slices.MinFunc(proven(rest, stats.Slower), byGain)})
+			break
+		}
+	}
+	for _, r := range natives {
+		if r.Pairs == best.Pairs {
+			out = append([]ForestRow{{Part: "host network", row: r}}, out...)
+		}
+	}
+	for i := range out {
+		r := &out[i]
+		r.Variant, r.Pairs, r.Change, r.Verdict = r.row.Variant, r.row.Pairs, change(r.row), r.row.Versus.Verdict
+	}
+	return out
+}
+
+// proven are the rows of a verdict, or all where none has it.
+func proven(rows []*stats.Row, v stats.Verdict) []*stats.Row {
+	if some := slices.DeleteFunc(slices.Clone(rows), func(r *stats.Row) bool { return r.Versus.Verdict != v }); len(some) > 0 {
+		return some
+	}
+	return rows
+}

@@ -1,0 +1,86 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"slipstream.dev/internal/record"
+)
+
+// PriceTable is what one gets for the price of each variant.
+type PriceTable struct {
+	Currency string
+	Columns  []PriceColumn
+	Rows     []PriceRow
+}
+
+// PriceColumn is one metric of one workload and number of pairs.
+type PriceColumn struct {
+	Title, Unit, Better string
+
+	of cell // of any variant
+}
+
+// PriceRow is one variant; Cells are empty where nothing was measured.
+type PriceRow struct {
+	Variant, Price string
+	Cells          []Estimate
+	// Text says by which variants it is dominated.
+	Dominated bool
+	Text      string
+}
+
+func (m *Model) prices() *PriceTable {
+	if len(m.summary.Prices) == 0 {
+		return nil
+	}
+	t := &PriceTable{Currency: m.summary.Prices[0].Currency}
+	for _, p := range m.summary.Prices {
+		for _, v := range p.Values {
+			at := cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}
+			if slices.ContainsFunc(t.Columns, func(c PriceColumn) bool { return c.of == at }) {
+				continue
+			}
+			q := quantityOf(v.Metric)
+			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: "lower", of: at}
+			if record.HigherIsBetter(v.Metric) {
+				c.Unit, c.Better = q.unit+" per "+p.Currency+"/h", "higher"
+			}
+			t.Columns = append(t.Columns, c)
+		}
+	}
+	for _, p := range m.summary.Prices {
+		row := PriceRow{Variant: p.Variant, Price: strconv.FormatFloat(p.Price, 'g', 6, 64), Dominated: len(p.DominatedBy) > 0}
+		for _, c := range t.Columns {
+			var e Estimate
+			for _, v := range p.Values {
+				r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]
+				if c.of == (cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}) && r != nil {
+					scale := quantityOf(v.Metric).scale
+					e = estimate(v.Value*scale, of(v.CI95, r.N).mapped(func(x float64) float64 { return x * scale }), decimalsFor(v.Value*scale))
+				}
+			}
+			row.Cells = append(row.Cells, e)
+		}
+		switch {
+		case row.Dominated:
+			row.Text = "dominated by " + list(p.DominatedBy)
+		case len(p.MaybeBy) > 0:
+			row.Text = "perhaps dominated by " + list(p.MaybeBy) + ": more blocks would tell"
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// Dominated are the variants that nothing speaks for, each with why.
+func (t *PriceTable) Dominated() []string {
+	var out []string
+	for _, r := range t.Rows {
+		if r.Dominated {
+			out = append(out, r.Variant+" is "+r.Text)
+		}
+	}
+	return out
+}

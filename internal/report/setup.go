@@ -1,0 +1,260 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Machine is the nodes that are alike in all facts that the environment records.
+type Machine struct {
+	Nodes   string
+	Facts   []Definition
+	Devices []Devices
+
+	nodes []string
+}
+
+// Devices are the network devices of a machine's nodes that have the same.
+type Devices struct {
+	Nodes string
+	Links []record.Link
+
+	nodes []string
+}
+
+func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
+	for _, v := range exp.Spec.Variants {
+		path := exp.Spec.Path
+		if v.Path != nil {
+			path = *v.Path
+		}
+		parts := []string{pathName(path)}
+		if v.NIC != nil {
+			parts = append(parts, nicName(*v.NIC))
+		}
+		for _, a := range v.Accelerate {
+			parts = append(parts, a.String())
+		}
+		for _, w := range slices.Sorted(maps.Keys(v.Tools)) {
+			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
+		}
+		if v.Versus != "" {
+			parts = append(parts, "baseline "+v.Versus)
+		}
+		variants = append(variants, Definition{v.Name, strings.Join(parts, "; ")})
+	}
+	for _, w := range exp.Spec.Workloads {
+		kind, t := "stream", w.Stream
+		switch {
+		case w.PingPong != nil:
+			kind, t = "ping-pong", w.PingPong
+		case w.UnderLoad != nil:
+			kind, t = "under load", w.UnderLoad
+		case w.Connect != nil:
+			kind, t = "connect", w.Connect
+		case w.HTTP != nil && w.HTTP.Page:
+			kind, t = "HTTP page", w.HTTP
+		case w.HTTP != nil:
+			kind, t = "HTTP", w.HTTP
+		}
+		if t == nil {
+			t = &v1alpha1.Traffic{}
+		}
+		parts := []string{kind}
+		if t.Protocol != "" {
+			parts = append(parts, strings.ToUpper(t.Protocol))
+		}
+		if t.IP != 0 {
+			parts = append(parts, fmt.Sprintf("IPv%d", t.IP))
+		}
+		switch {
+		case t.Size == 0:
+		case t.Page:
+			parts = append(parts, fmt.Sprintf("a script of %s", size(t.Size)))
+		case w.HTTP != nil:
+			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
+		default:
+			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
+		}
+		if t.Connections != 0 {
+			parts = append(parts, plural(t.Connections, "connection")+" a pair")
+		}
+		switch {
+		case t.Page:
+			parts = append(parts, fmt.Sprintf("%d users/s", t.Rate))
+		case t.Rate != 0:
+			parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
+		}
+		if t.Requests != 0 {
+			parts = append(parts, plural(t.Requests, "request"))
+		}
+		if w.HTTP != nil && !t.Page {
+			parts = append(parts, map[bool]string{true: "kept alive", false: "one a request"}[t.KeepAlive])
+		}
+		if t.Duration != 0 {
+			parts = append(parts, t.Duration.String())
+		}
+		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
+			parts = append(parts, "by "+t.Tool)
+		}
+		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
+	}
+	return variants, workloads
+}
+
+func pathName(p v1alpha1.Path) string {
+	switch {
+	case p.Native != nil:
+		return "host network"
+	case p.VXLAN != nil && p.VXLAN.Shape != "":
+		return "VXLAN (" + p.VXLAN.Shape + ")"
+	case p.VXLAN != nil:
+		return "VXLAN"
+	case p.VXLANFlow != nil:
+		return "VXLAN by flow"
+	case p.UDP != nil:
+		return "UDP in user space"
+	case p.Routed != nil:
+		return "routed"
+	case p.EBPF != nil:
+		return "eBPF"
+	case p.Pod != nil:
+		return "pod IP"
+	case p.Service != nil:
+		return "ClusterIP"
+	case p.Bridge != nil:
+		return "bridge of one node"
+	case p.Balancer != nil:
+		return balancerName(*p.Balancer)
+	}
+	return "path not named"
+}
+
+func balancerName(b v1alpha1.Balancer) string {
+	name := "load balancer"
+	if b.Proxy != "" {
+		name += " (" + b.Proxy + ")"
+	}
+	name += ", " + plural(b.Backends, "backend")
+	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+		nic := b.NICs.Of(role)
+		if nic.Rate != "" {
+			name += fmt.Sprintf(", %s's NIC %s", role, nic.Rate)
+		}
+		if nic.Price != "" {
+			name += fmt.Sprintf(", %s for %s/h", role, nic.Price)
+		}
+	}
+	return name
+}
+
+func nicName(n v1alpha1.NIC) string {
+	var parts []string
+	if n.Offload != "" {
+		parts = append(parts, "offload "+n.Offload)
+	}
+	if n.MTU != 0 {
+		parts = append(parts, fmt.Sprintf("MTU %d", n.MTU))
+	}
+	if n.Rate != "" {
+		parts = append(parts, string(n.Rate))
+	}
+	if n.Price != "" {
+		parts = append(parts, string(n.Price)+"/h")
+	}
+	return "NIC " + strings.Join(parts, ", ")
+}
+
+func machines(nodes []record.Node) []Machine {
+	var out []Machine
+	for _, n := range nodes {
+		facts := nodeFacts(n)
+		i := slices.IndexFunc(out, func(m Machine) bool { return slices.Equal(m.Facts, facts) })
+		if i < 0 {
+			i = len(out)
+			out = append(out, Machine{Facts: facts})
+		}
+		m := &out[i]
+		m.nodes = append(m.nodes, n.Name)
+		m.Nodes = list(m.nodes)
+		if len(n.Links) == 0 {
+			continue
+		}
+		d := slices.IndexFunc(m.Devices, func(d Devices) bool { return slices.EqualFunc(d.Links, n.Links, sameLink) })
+		if d < 0 {
+			d = len(m.Devices)
+			m.Devices = append(m.Devices, Devices{Links: n.Links})
+		}
+		m.Devices[d].nodes = append(m.Devices[d].nodes, n.Name)
+		m.Devices[d].Nodes = list(m.Devices[d].nodes)
+	}
+	return out
+}
+
+func nodeFacts(n record.Node) []Definition {
+	facts := []Definition{
+		{"Kernel", strings.TrimSpace(n.Kernel + " " + n.Arch)},
+		{"System", n.Distribution},
+		{"CPU", n.CPUModel},
+		{"CPUs online", n.CPUs},
+		{"CPUs of the node", n.NodeCPUs},
+		{"CPUs of the NIC's interrupts", n.IRQCPUs},
+		{"CPUs isolated", n.Isolated},
+		{"Memory", memory(n.MemoryByte)},
+		{"Frequency governor", n.Governor},
+		{"Clock source", n.Clock},
+		{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
+		{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
+		{"Role", n.Role},
+		{"Proxy", n.Proxy},
+		{"Rate of the NIC", bitRate(n.NICRate)},
+	}
+	facts = append(facts, sorted(n.Tools)...)
+	facts = append(facts, sorted(n.Sysctls)...)
+	return slices.DeleteFunc(facts, func(d Definition) bool { return d.Text == "" })
+}
+
+func sameLink(a, b record.Link) bool {
+	return fmt.Sprint(a) == fmt.Sprint(b)
+}
+
+func sorted(values map[string]string) []Definition {
+	var out []Definition
+	for _, k := range slices.Sorted(maps.Keys(values)) {
+		out = append(out, Definition{k, values[k]})
+	}
+	return out
+}
+
+func size(b v1alpha1.Bytes) string {
+	if s := b.String(); strings.ContainsAny(s[len(s)-1:], "0123456789") {
+		return plural(int(b), "byte")
+	}
+	return b.String()
+}
+
+func interrupt(seconds float64) string {
+	if seconds == 0 {
+		return ""
+	}
+	return significant(seconds*1e6) + " µs"
+}
+
+func bitRate(bits float64) string {
+	if bits == 0 {
+		return ""
+	}
+	return significant(bits*1e-9) + " Gb/s"
+}
+
+func memory(bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return significant(float64(bytes)/(1<<30)) + " GiB"
+}

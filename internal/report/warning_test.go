@@ -1,0 +1,76 @@
+package report
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// TestWarnings checks that nothing a trial warned of gets lost, and that what
+// its summary says already is not said again.
+func TestWarnings(t *testing.T) {
+	f, s := eventful(t)
+	f.trials[0].Warnings = []record.Warning{
+		{Code: record.WarnSharedCPUs, Message: "a trial's own words"},
+		{Code: record.WarnSteal, Message: "4 % of the CPU time was stolen"},
+	}
+	got := New(f.exp, s, f.trials, f.env).Warnings
+	warning := func(code string, s Severity, message, where string) Warning {
+		return Warning{Code: code, ID: "warning-" + code, Severity: s, Effect: newWarning(code).Effect, Entries: []Entry{{message, where}}}
+	}
+	failed := warning(record.WarnFailedTrials, Caution, "1 of 7 attempts failed; 6 blocks have a trial that succeeded", "rps+ stream 1 pair")
+	failed.Entries = append(failed.Entries, Entry{"12 of 12 attempts failed; 0 blocks have a trial that succeeded", "rfs+ pingpong 4 pairs"})
+	want := []Warning{
+		failed,
+		warning(record.WarnRetransmits, Caution, "1.2 % of the segments were sent again, up to 2.1 % in block 3", "rfs stream 4 pairs"),
+		warning(record.WarnSteal, Caution, "4 % of the CPU time was stolen", "native stream 1 pair"),
+		warning(record.WarnSharedCPUs, Note, "node0 and node1 share CPUs 0-1", "everywhere"),
+	}
+	want[3].Everywhere = true
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// TestWarningsStandWhereTheyMatter: serious ones before the first table, those of every row
+// at the head of the comparison, those of CPU time at its figures.
+func TestWarningsStandWhereTheyMatter(t *testing.T) {
+	f := demo(t)
+	s := f.summary()
+	warn(s, record.Warning{Code: record.WarnHeld, Message: "node0 is accelerated"}, func(r stats.Row) bool { return r.Variant == "rps" })
+	warn(s, record.Warning{Code: record.WarnSteal, Message: "2 % was stolen"}, func(stats.Row) bool { return true })
+	warn(s, record.Warning{Code: record.WarnNoEBPF, Message: "no eBPF"}, func(stats.Row) bool { return true })
+	page := render(t, HTML, New(f.exp, s, f.trials, f.env))
+	var at []int
+	for _, text := range []string{"<h1>", "gains are understated", `id="comparison"`, "took CPU time", "<table class=\"stack bars comparison", `title="The baseline was accelerated too`, `id="cpu"`, "Softirq time is approximate", `id="warnings"`} {
+		at = append(at, strings.Index(page, text))
+	}
+	if !slices.IsSorted(at) || at[0] < 0 {
+		t.Errorf("they stand at %v, which is not their order", at)
+	}
+}
+
+// TestEveryWarningHasAnEffect: a code of record that the report does not know would stand
+// without saying what it does to the result.
+func TestEveryWarningHasAnEffect(t *testing.T) {
+	source, err := os.ReadFile("../record/record.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := regexp.MustCompile(`(?m)^\tWarn\w+ += "([a-z-]+)"`).FindAllStringSubmatch(string(source), -1)
+	if len(codes) < 20 {
+		t.Fatalf("found %d codes in record", len(codes))
+	}
+	for _, code := range codes {
+		if newWarning(code[1]).Effect == "" {
+			t.Errorf("%s has no effect", code[1])
+		}
+	}
+}

@@ -1,0 +1,28 @@
+//go:build linux
+
+// Package programs loads the eBPF programs of the lab: the one that makes a veth treat flow hashes
+// as a wire does, those by which pods' packets bypass routing and netfilter as with Cilium, and
+// those of socket-level Services. target/lab attaches them, and fills their maps through this
+// package. The C is in bpf/.
+package programs
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+//go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/hostrouting.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
+
+// LoadRehash loads the program that replaces the sender's flow hash of a packet by
+// the one that a NIC would compute. The caller attaches it to the egress of a
+// veth that stands for a wire, and closes it.
+func LoadRehash() (*ebpf.Program, error) {
+	var objects wireObjects
+	if err := loadWireObjects(&objects, nil); err != nil {
+		return nil, fmt.Errorf("load program of the wire: %w", err)
+	}
+	return objects.Rehash, nil
+}

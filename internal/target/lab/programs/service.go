@@ -1,0 +1,113 @@
+//go:build linux
+
+package programs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Services has the programs that translate the addresses of Services to those of
+// backends for the sockets of a cgroup, and their maps: see service.c.
+type Services struct {
+	objects serviceObjects
+	// known is how many Services there are, and the number of the next.
+	known uint32
+}
+
+// Backends is a Service and its backends.
+type Backends struct {
+	// Service is the address of the Service, of the same IP version as its backends;
+	// Protocol is a number such as unix.IPPROTO_TCP.
+	Service  netip.AddrPort
+	Protocol uint8
+	Backends []netip.AddrPort
+}
+
+// LoadServices loads the programs, with room for so many Services and for so many
+// backends of all of them.
+func LoadServices(services, backends int) (*Services, error) {
+	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
+	spec, err := loadService()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[serviceMapServices].MaxEntries = uint32(services)
+	spec.Maps[serviceMapBackends].MaxEntries = uint32(backends)
+	s := new(Services)
+	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
+		return nil, fmt.Errorf("load programs of services: %w", errors.Join(err, limitErr))
+	}
+	return s, nil
+}
+
+// Add adds a Service.
+func (s *Services) Add(b Backends) error {
+	slots := make([]serviceSlot, len(b.Backends))
+	addresses := make([]serviceAddress, len(b.Backends))
+	for i, backend := range b.Backends {
+		slots[i] = serviceSlot{Service: s.known, Number: uint32(i)}
+		addresses[i] = serviceAddressOf(backend, b.Protocol)
+	}
+	if _, err := s.objects.serviceMaps.Backends.BatchUpdate(slots, addresses, nil); err != nil && len(slots) > 0 {
+		return fmt.Errorf("add %d backends of service %s: %w", len(slots), b.Service, err)
+	}
+	// Add the Service last, so that programs that find it also find its backends.
+	value := serviceService{Id: s.known, Backends: uint32(len(slots))}
+	if err := s.objects.serviceMaps.Services.Put(serviceAddressOf(b.Service, b.Protocol), value); err != nil {
+		return fmt.Errorf("add service %s: %w", b.Service, err)
+	}
+	s.known++
+	return nil
+}
+
+// Attach attaches the programs to a cgroup, given by a descriptor of its cgroup v2
+// directory. They stay as long as the cgroup does, and outlive Close.
+func (s *Services) Attach(cgroup int) error {
+	for _, hook := range []struct {
+		name    string
+		program *ebpf.Program
+		attach  ebpf.AttachType
+	}{
+		{"connect4", s.objects.Connect4, ebpf.AttachCGroupInet4Connect},
+		{"sendmsg4", s.objects.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		{"recvmsg4", s.objects.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		{"getpeername4", s.objects.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+		{"connect6", s.objects.Connect6, ebpf.AttachCGroupInet6Connect},
+		{"sendmsg6", s.objects.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		{"recvmsg6", s.objects.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		{"getpeername6", s.objects.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
+	} {
+		// Programs of parent cgroups continue to run.
+		const allowMulti = 1 << 1 // BPF_F_ALLOW_MULTI
+		if err := link.RawAttachProgram(link.RawAttachProgramOptions{
+			Target: cgroup, Program: hook.program, Attach: hook.attach, Flags: allowMulti,
+		}); err != nil {
+			return fmt.Errorf("attach %s to the cgroup: %w", hook.name, err)
+		}
+	}
+	return nil
+}
+
+// Close closes programs and maps.
+func (s *Services) Close() error { return s.objects.Close() }
+
+// serviceAddressOf returns an address as the programs have it: in network byte order,
+// and IPv4 mapped into IPv6.
+func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
+	out := serviceAddress{Protocol: uint16(protocol)}
+	ip := a.Addr().As16()
+	for i := range out.Ip {
+		out.Ip[i] = binary.NativeEndian.Uint32(ip[4*i:])
+	}
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], a.Port())
+	out.Port = binary.NativeEndian.Uint16(port[:])
+	return out
+}

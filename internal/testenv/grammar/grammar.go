@@ -1,0 +1,403 @@
+// Package grammar generates packets for tests of the fast path: those that a connection between
+// pods sends and receives, and packets that are almost like them. It neither sends them nor says
+// what should become of them: tests of fastpath/datapath run single programs on them, those of
+// accel/fastpath compare a node with a reference node.
+package grammar
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// What stands in front of a packet in a VXLAN tunnel over IPv4, and with the Ethernet header
+// of the packet itself (RFC 7348, section 5).
+const (
+	Overhead = 50
+	Head     = Overhead + 14
+)
+
+const tcp, udp = 6, 17
+
+// Packet is one of TCP or UDP over IP, of the version of its addresses, and what is odd about it.
+type Packet struct {
+	To, From       net.HardwareAddr
+	Source, Target netip.AddrPort
+	Protocol       uint8
+	TOS, TTL       byte
+	// Flags are TCP's.
+	Flags byte
+	// Fragment is that field of the IPv4 header: flags and offset.
+	Fragment uint16
+	// Options are so many bytes, a multiple of 4.
+	Options int
+	Payload int
+	// Trailing are bytes behind the packet, or less than 0 where its end is cut off.
+	Trailing int
+	// UDPLength is how much UDP's length is too much.
+	UDPLength int
+}
+
+// Six tells whether it is one of IPv6.
+func (p Packet) Six() bool { return p.Source.Addr().Is6() }
+
+// Bytes are the packet on Ethernet. The sums of TCP and UDP are 0: they are left to a device;
+// but of UDP over IPv6, which must have one, 0xffff.
+func (p Packet) Bytes() []byte {
+	l4 := 8
+	if p.Protocol == tcp {
+		l4 = 20
+	}
+	b := append(slices.Clone(p.To), p.From...)
+	if p.Six() {
+		b = append(append(b, 0x86, 0xdd), p.header6(l4+p.Payload)...)
+	} else {
+		b = append(append(b, 0x08, 0x00), p.header4(l4+p.Payload)...)
+	}
+	b = binary.BigEndian.AppendUint16(b, p.Source.Port())
+	b = binary.BigEndian.AppendUint16(b, p.Target.Port())
+	switch {
+	case l4 == 20:
+		b = append(b, 0, 0, 0, 1, 0, 0, 0, 1, 5<<4, p.Flags, 1, 0, 0, 0, 0, 0)
+	case p.Six():
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
+		b = append(b, 0xff, 0xff)
+	default:
+		b = binary.BigEndian.AppendUint16(b, uint16(8+p.Payload+p.UDPLength))
+		b = append(b, 0, 0)
+	}
+	return append(b, make([]byte, p.Payload+p.Trailing)...)
+}
+
+// header4 is that of IPv4 in front of so many bytes.
+func (p Packet) header4(length int) []byte {
+	header := make([]byte, 20+p.Options)
+	header[0], header[1] = 0x40|byte(len(header)/4), p.TOS
+	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+length))
+	binary.BigEndian.PutUint16(header[4:], 4711)
+	binary.BigEndian.PutUint16(header[6:], p.Fragment)
+	header[8], header[9] = p.TTL, p.Protocol
+	copy(header[12:], p.Source.Addr().AsSlice())
+	copy(header[16:], p.Target.Addr().AsSlice())
+	binary.BigEndian.PutUint16(header[10:], ^Sum(0, header))
+	return header
+}
+
+// header6 is that of IPv6. Options and a fragment's place are in headers of their own (RFC
+// 8200, section 4).
+func (p Packet) header6(length int) []byte {
+	next := p.Protocol
+	var between []byte
+	if p.Fragment&^0x4000 != 0 {
+		between = binary.BigEndian.AppendUint16([]byte{next, 0}, p.Fragment<<3|p.Fragment>>13&1)
+		between = append(between, 0, 0, 0, 1)
+		next = 44
+	}
+	if n := (p.Options + 7) / 8 * 8; n > 0 {
+		options := make([]byte, n)
+		options[0], options[1], options[2], options[3] = next, byte(n/8-1), 1, byte(n-4) // padding
+		between = append(options, between...)
+		next = 60
+	}
+	header := []byte{0x60 | p.TOS>>4, p.TOS << 4, 0, 0}
+	header = binary.BigEndian.AppendUint16(header, uint16(len(between)+length))
+	header = append(header, next, p.TTL)
+	return slices.Concat(header, p.Source.Addr().AsSlice(), p.Target.Addr().AsSlice(), between)
+}
+
+// TOS is the type of service of an IP packet, of IPv6 its traffic class.
+func TOS(ip []byte) byte {
+	if ip[0]>>4 == 6 {
+		return ip[0]<<4 | ip[1]>>4
+	}
+	return ip[1]
+}
+
+// Sum is the Internet checksum before its complement, of bytes and what was added up before
+// (RFC 1071).
+func Sum(sum uint32, b []byte) uint16 {
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	if len(b)%2 == 1 {
+		sum += uint32(b[len(b)-1]) << 8
+	}
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// Connection is one of a pod to a pod of another node, of TCP and of UDP.
+type Connection struct {
+	Pod, Peer netip.AddrPort
+	// Front is the peer as the pod has it: itself, or a service.
+	Front netip.AddrPort
+	// MAC is the pod's Ethernet address, Gateway that of what it sends to.
+	MAC, Gateway net.HardwareAddr
+	// Outer is what stands in front of the peer's packets on the wire, the inner Ethernet header
+	// included. What is each packet's own is 0; a UDP checksum is not, if there is one.
+	Outer [Head]byte
+	// MTU of the pod.
+	MTU int
+}
+
+// Out is a packet of the pod.
+func (c Connection) Out(protocol uint8) Packet {
+	return Packet{To: c.Gateway, From: c.MAC, Source: c.Pod, Target: c.Front, Protocol: protocol, TTL: 64, Flags: 0x10, Fragment: 0x4000, Payload: 100}
+}
+
+// In is one to the pod, as it comes out of the tunnel.
+func (c Connection) In(protocol uint8) Packet {
+	p := c.Out(protocol)
+	p.To, p.From = c.Outer[Overhead:][:6], c.Outer[Overhead+6:][:6]
+	p.Source, p.Target = c.Peer, c.Pod
+	return p
+}
+
+// Wrap puts a packet into the tunnel as the peer's node does.
+func (c Connection) Wrap(b []byte) []byte {
+	b = append(c.Outer[:Overhead:Overhead], b...)
+	if len(b) > Head+1 {
+		b[15] = []byte{0, 1, 2, 2}[TOS(b[Head:])&3] // RFC 6040
+	}
+	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+	binary.BigEndian.PutUint16(b[38:], uint16(len(b)-34))
+	return mend(b)
+}
+
+// Grammar makes the packets of a connection, and such as are nearly that.
+type Grammar struct {
+	*rand.Rand
+	Connection
+	// Large has the pod send some that are to be cut before they are on the wire (GSO).
+	Large bool
+}
+
+func (g Grammar) often() bool { return g.IntN(4) > 0 }
+
+// headers are those of UDP's packets.
+func (g Grammar) headers() int {
+	if g.Pod.Addr().Is6() {
+		return 48
+	}
+	return 28
+}
+
+func (g Grammar) base(out bool) Packet {
+	p := g.In(udp)
+	if out {
+		p = g.Out(udp)
+	}
+	if g.IntN(2) == 0 {
+		p.Protocol = tcp
+		p.Flags |= []byte{0, 0x08, 0x40, 0x80}[g.IntN(4)]
+	}
+	p.TOS = byte(g.IntN(4))
+	p.Fragment = uint16(g.IntN(2)) << 14
+	most := g.MTU - g.headers() // of UDP
+	p.Payload = []int{0, 1, 64, 99, most - 22, most - 20, most - 12, most - 11, most, most + 1}[g.IntN(10)]
+	if g.Large && out && g.IntN(16) == 0 {
+		p.Payload = 2*most + g.IntN(4*most)
+	}
+	return p
+}
+
+// bend has something of a packet's description be odd.
+func (g Grammar) bend(p *Packet) {
+	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
+	// Other bits of what it is from than of what it is to: else what comes to an address that
+	// nobody has, and what is from there, would be of one connection now and then.
+	address := func(a netip.AddrPort, odd int) netip.AddrPort {
+		raw := a.Addr().AsSlice()
+		raw[g.IntN(len(raw))] ^= 1 << (2*g.IntN(4) + odd)
+		other, _ := netip.AddrFromSlice(raw)
+		return netip.AddrPortFrom(other, a.Port())
+	}
+	mac := func() net.HardwareAddr {
+		return []net.HardwareAddr{g.MAC, g.Gateway, {2, 0, 0, 0, 0, byte(g.IntN(4))}, bytes.Repeat([]byte{0xff}, 6)}[g.IntN(4)]
+	}
+	switch g.IntN(14) {
+	case 0:
+		p.To = mac()
+	case 1:
+		p.From = mac()
+	case 2:
+		p.Source = port(p.Source)
+	case 3:
+		p.Target = port(p.Target)
+	case 4:
+		p.Source = address(p.Source, 0)
+	case 5:
+		p.Target = address(p.Target, 1)
+	case 6:
+		p.Source, p.Target = p.Target, p.Source
+		// Or there were two that are one connection after they are translated.
+		switch {
+		case p.Source == g.Front:
+			p.Source = g.Peer
+		case p.Target == g.Peer:
+			p.Target = g.Front
+		}
+	case 7:
+		p.Protocol = []uint8{1, 2, 4, 6, 17, 41, 47, 50, 132, 0, 43, 44, 51, 58, 60}[g.IntN(15)]
+	case 8:
+		p.TOS = byte(g.Uint32())
+	case 9:
+		p.TTL = []byte{0, 1, 2, 63, 64, 65, 255}[g.IntN(7)]
+	case 10:
+		p.Flags = byte(g.Uint32())
+	case 11:
+		p.Fragment = uint16(1) << g.IntN(16)
+	case 12:
+		p.Options = 4 * g.IntN(11)
+	case 13:
+		p.Trailing = g.IntN(40) - min(20, p.Payload)
+	}
+}
+
+// damage has some bytes be others, or not be.
+func (g Grammar) damage(b []byte) []byte {
+	switch g.IntN(6) {
+	case 0:
+		return b[:15+g.IntN(len(b)-14)]
+	case 1:
+		return append(b, make([]byte, g.IntN(64))...)
+	case 2: // a VLAN
+		return slices.Concat(b[:12], []byte{0x81, 0x00, 0, byte(g.IntN(2))}, b[12:])
+	case 3:
+		return mend(g.flip(b))
+	default:
+		return g.flip(b)
+	}
+}
+
+// flip turns bits of the headers.
+func (g Grammar) flip(b []byte) []byte {
+	for range 1 + g.IntN(3) {
+		b[g.IntN(min(len(b), g.headers()+32))] ^= 1 << g.IntN(8)
+	}
+	return b
+}
+
+// mend makes the sum of an IPv4 header right again.
+func mend(b []byte) []byte {
+	if b[14]>>4 == 6 {
+		return b
+	}
+	if n := 14 + int(b[14]&0xf)*4; n >= 34 && len(b) >= n {
+		b[24], b[25] = 0, 0
+		binary.BigEndian.PutUint16(b[24:], ^Sum(0, b[14:n]))
+	}
+	return b
+}
+
+// nest puts a packet into VXLAN: of another network, to another node, or of this one.
+func (g Grammar) nest(b []byte, out bool) []byte {
+	p := g.base(out)
+	p.Protocol, p.Payload = udp, 8+len(b)
+	if g.IntN(2) == 0 {
+		node := func(at int) netip.Addr {
+			raw := [4]byte(g.Outer[at:])
+			raw[3] = byte(g.IntN(3))
+			return netip.AddrFrom4(raw)
+		}
+		p.Source = netip.AddrPortFrom(node(26), p.Source.Port())
+		p.Target = netip.AddrPortFrom(node(30), binary.BigEndian.Uint16(g.Outer[36:]))
+	}
+	whole := p.Bytes()
+	at := len(whole) - p.Payload
+	copy(whole[at:], g.Outer[42:50])
+	whole[at+6] ^= byte(g.IntN(3))
+	copy(whole[at+8:], b)
+	return whole
+}
+
+// Packet is one that the pod sends, or is sent, as it comes out of the tunnel.
+func (g Grammar) Packet(out bool) []byte {
+	if g.IntN(50) == 0 {
+		b := make([]byte, 15+g.IntN(200))
+		for i := range b {
+			b[i] = byte(g.Uint32())
+		}
+		return b
+	}
+	p := g.base(out)
+	for !g.often() {
+		g.bend(&p)
+	}
+	b := p.Bytes()
+	end := 14 + g.headers()
+	for i := end; i < len(b); i++ {
+		if p.Protocol == udp || i >= end+12 {
+			b[i] = byte(i)
+		}
+	}
+	if p.Protocol == udp && len(b) >= end {
+		binary.BigEndian.PutUint16(b[end-2:], uint16(g.Uint32())) // what stands for the sum is anything
+	}
+	if g.IntN(8) == 0 {
+		b = g.nest(b, out)
+	}
+	if g.IntN(3) == 0 {
+		b = g.damage(b)
+	}
+	return b
+}
+
+// Wrapped is one that the pod is sent, in the tunnel, which may be bent too.
+func (g Grammar) Wrapped() []byte {
+	b := g.Wrap(g.Packet(false))
+	if !g.often() { // marked on the way, or not by a tunnel
+		b[15] = byte(g.IntN(4))
+	}
+	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
+	binary.BigEndian.PutUint16(b[34:], uint16(g.Uint32()))
+	mend(b)
+	if g.IntN(2) == 0 {
+		b[g.IntN(Overhead)] ^= 1 << g.IntN(8)
+		if g.IntN(2) == 0 {
+			mend(b)
+		}
+	}
+	return b
+}
+
+// Segment is a packet of TCP over IPv4 without data, as a raw socket sends it.
+func Segment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
+	b := make([]byte, 40)
+	b[0], b[8], b[9] = 0x45, 64, tcp
+	binary.BigEndian.PutUint16(b[2:], 40)
+	copy(b[12:], from.Addr().AsSlice())
+	copy(b[16:], to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(b[20:], from.Port())
+	binary.BigEndian.PutUint16(b[22:], to.Port())
+	binary.BigEndian.PutUint32(b[24:], seq)
+	b[32], b[33] = 5<<4, flags
+	binary.BigEndian.PutUint16(b[36:], ^Sum(uint32(tcp+20)+uint32(Sum(0, b[12:20])), b[20:]))
+	return b
+}
+
+const arp, ipv6 = 0x0806, 0x86dd
+
+// Frame is one of Ethernet in an address's name, to where its protocol has all hear it, or
+// to an address that nobody has.
+func Frame(source net.HardwareAddr, protocol uint16, payload ...byte) []byte {
+	frame := append([]byte{2, 9, 9, 9, 9, 9}, source...)
+	switch protocol {
+	case arp:
+		copy(frame, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	case ipv6:
+		copy(frame, []byte{0x33, 0x33, 0, 0, 0, 1})
+	}
+	frame = append(binary.BigEndian.AppendUint16(frame, protocol), payload...)
+	return append(frame, make([]byte, max(0, 60-len(frame)))...)
+}
+
+// MadeUp is an Ethernet address that nobody has, another one for each number.
+func MadeUp(n int) net.HardwareAddr {
+	return binary.BigEndian.AppendUint32([]byte{2, 0x77}, uint32(n))
+}
