@@ -108,9 +108,13 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 			 * the middle. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
 			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
-			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL))
-				emit(k, f, EVENT_LIBERAL);
-			else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
+			/* Until encap has seen a packet of the pod, it may not be attached to its link yet.
+			 * Then nobody would know whether the pod has acknowledged all, and the entry could
+			 * not be resynchronised. */
+			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL)) {
+				if (out || f->seq_state >= SEQ_FROM_POD)
+					emit(k, f, EVENT_LIBERAL);
+			} else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
 				 (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))
 				emit(k, f, EVENT_ACKED);
 			/* Conntrack is behind, or believes for good that the connection retransmits

@@ -78,28 +78,30 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		wanted[a] = true
 	}
 	var errs []error
+	unseen := false
 	for a, l := range f.attached {
 		// Detaching is slow and there may be hundreds: the lease must not expire meanwhile.
 		errs = append(errs, f.renewLease())
-		name, there := f.node.names[a.device]
+		name := f.node.names[a.device]
 		switch {
 		case !wanted[a]:
-			if there && !slices.Contains(f.node.veths, a.device) {
-				errs = append(errs, f.programs.InvalidateSequences()) // packets pass there unseen from now on
-			}
+			unseen = unseen || !slices.Contains(f.node.veths, a.device)
 		case verify && !isAttached(l, a.device):
 			f.log.Warn("somebody detached a program of the fast path; it is attached again", "device", name, "program", a.program)
-			errs = append(errs, f.programs.InvalidateSequences())
+			unseen = true
 			f.repaired++
 		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
 			f.log.Info("another program was attached behind one of the fast path, which would bypass it; the fast path moves to the end", "device", name, "program", a.program)
-			errs = append(errs, f.programs.InvalidateSequences())
+			unseen = true
 		default:
 			continue
 		}
 		errs = append(errs, l.Close())
 		delete(f.attached, a)
 		changed = true
+	}
+	if unseen {
+		errs = append(errs, f.programs.InvalidateSequences()) // packets pass unseen from now on
 	}
 	return changed, errors.Join(errs...)
 }
@@ -109,6 +111,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool, err error) {
 	hooks := f.programHooks()
 	errs := []error{f.setWatched(watched)}
+	unseen := false
 	for _, a := range want {
 		if f.attached[a] != nil {
 			continue
@@ -131,6 +134,10 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		if a.program == "observe_pod" {
 			errs = append(errs, f.setWatched(watched))
 		}
+		unseen = unseen || !slices.Contains(f.node.veths, a.device)
+	}
+	if unseen {
+		errs = append(errs, f.programs.InvalidateSequences()) // a device that replaces another had none until now
 	}
 	return changed, errors.Join(errs...)
 }

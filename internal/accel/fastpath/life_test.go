@@ -22,6 +22,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // ping sends a datagram per millisecond from node0/pod0 to node1/pod0, which echoes.
@@ -234,6 +235,30 @@ func recreateVXLAN(name string, change func(*netlink.Vxlan), nodes ...string) fu
 			w.in(node, func() error { return recreate(name, change) })
 		}
 	}
+}
+
+// TestSequencesAfterDeviceReplaced checks that the sequence numbers of a connection count as unknown once
+// its VXLAN device has been replaced by another: packets may have passed before the programs were
+// attached to that.
+func TestSequencesAfterDeviceReplaced(t *testing.T) {
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	known := func() bool {
+		n, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n != datapath.Sequence{}
+	}
+	w.eventually("sequence numbers are known", func() { w.trip(e, 1) }, known)
+	recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.Index = 0 }, "n0")(w)
+	began := time.Now()
+	w.eventually("sequence numbers are unknown", func() {}, func() bool { return !known() })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("sequence numbers are known for another %v, until the flow was forgotten", took)
+	}
+	w.accelerate(e)
+	w.eventually("sequence numbers are known again", func() { w.trip(e, 1) }, known)
 }
 
 // replaceLinks gives the first pods of both nodes new links with other MAC addresses. The pods keep

@@ -694,6 +694,20 @@ func TestSequenceNumbers(t *testing.T) {
 	}
 }
 
+// TestSequenceNumbersUnknown checks that sequence numbers count as unknown until encap has seen a packet
+// of the pod.
+func TestSequenceNumbersUnknown(t *testing.T) {
+	f := loadForTest(t, nil)
+	pod, peer := four.ends()
+	for state, want := range map[uint8]bool{0: false, 1: false, seqFromPod: true, seqConfirmed: true} {
+		f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.SeqState = state })
+		n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+		if known := n != (Sequence{}); err != nil || known != want {
+			t.Errorf("state %d: known %t, error %v, want %t", state, known, err, want)
+		}
+	}
+}
+
 // TestResyncEvents checks that the agent is asked to resynchronise conntrack once for each gigabyte
 // that conntrack has not seen.
 func TestResyncEvents(t *testing.T) {

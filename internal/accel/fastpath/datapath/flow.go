@@ -289,6 +289,10 @@ func (n Sequence) Acknowledged() bool {
 	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
+// seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
+// have been attached to the pod's link, and have missed an acknowledgement.
+const seqFromPod = 2
+
 // Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	var epoch uint32
@@ -300,7 +304,7 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	if err = errors.Join(err, p.objects.Epoch.Get(&epoch)); err != nil {
 		return Sequence{}, fmt.Errorf("look up a connection of the fast path: %w", err)
 	}
-	if v.SeqState == 0 || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
 		return Sequence{}, nil
 	}
 	ago := uint32(now/time.Millisecond) - v.LastMs
