@@ -110,7 +110,7 @@ fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
 	buf format -w
 
 .PHONY: generate
-generate: generate-deps $(TOOLS) ## Generate the worker's protocol and the eBPF objects
+generate: generate-deps $(TOOLS) ## Generate the worker's protocol, the eBPF objects, the CRDs and deep copies
 	buf generate
 	BPF2GO_CC=clang-19 BPF2GO_STRIP=llvm-strip-19 go generate ./...
 

@@ -307,6 +307,8 @@ type Variant struct {
 }
 
 // Accelerator is one change to nodes or pods: exactly one field is set.
+//
+// +kubebuilder:object:generate=true
 type Accelerator struct {
 	// RPS spreads received packets over CPUs.
 	RPS *RPS `json:"rps,omitempty"`
@@ -339,6 +341,8 @@ const (
 
 // RPS is Receive Packet Steering: the kernel spreads received packets over
 // CPUs by flow hash (Documentation/networking/scaling.rst).
+//
+// +kubebuilder:object:generate=true
 type RPS struct {
 	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
@@ -349,6 +353,8 @@ type RPS struct {
 
 // RFS is Receive Flow Steering: the kernel takes a flow's packets to the CPU
 // that last read from its socket.
+//
+// +kubebuilder:object:generate=true
 type RFS struct {
 	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
@@ -361,6 +367,8 @@ type RFS struct {
 
 // Fastpath lets packets of established connections over a VXLAN overlay past the
 // node's bridge, routing and netfilter by eBPF.
+//
+// +kubebuilder:object:generate=true
 type Fastpath struct {
 	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
 	// The fast path skips devices that have one of another kind.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-//go:generate controller-gen crd paths=. output:crd:dir=../../charts/slipstream/crds
+//go:generate controller-gen crd object paths=. output:crd:dir=../../charts/slipstream/crds
 
 // Kinds of what an agent reads and writes.
 const (
@@ -52,6 +52,7 @@ type AccelerationPolicy struct {
 
 // AccelerationPolicySpec says what is kept on, and where.
 //
+// +kubebuilder:object:generate=true
 // +kubebuilder:validation:XValidation:rule="(has(self.nodeSelector) && self.nodeSelector.size() > 0) != (has(self.all) && self.all)",message="say which nodes: either nodeSelector with labels that they have, or all: true for every node"
 type AccelerationPolicySpec struct {
 	// NodeSelector are labels that a node must have.
@@ -94,6 +95,8 @@ func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
 
 // Rollout is how a policy comes to its nodes: to one of them first, then, after each
 // pause without trouble, to as many more as a step has.
+//
+// +kubebuilder:object:generate=true
 type Rollout struct {
 	// StepPercent is how many of the nodes a step has, in percent, 10 if absent; 100 is
 	// every node at once, with no first one.
@@ -141,6 +144,8 @@ const (
 
 // AccelerationPolicyStatus is what can be said of a policy without counting
 // nodes: how it fares on each is in the NodeAccelerations.
+//
+// +kubebuilder:object:generate=true
 type AccelerationPolicyStatus struct {
 	// Rollout is how far the policy has come.
 	// +optional
@@ -158,6 +163,8 @@ const MaxFailedNodes = 64
 
 // RolloutStatus is how far one generation of a policy has come. No field is left out when
 // it is written: a patch that merges has to take back what an earlier generation set.
+//
+// +kubebuilder:object:generate=true
 type RolloutStatus struct {
 	// Generation is that of the policy that this is about.
 	Generation int64 `json:"generation"`
@@ -209,6 +216,8 @@ type NodeAcceleration struct {
 }
 
 // NodeAccelerationStatus is what the node's agent last saw.
+//
+// +kubebuilder:object:generate=true
 type NodeAccelerationStatus struct {
 	// Observed are the policies that select the node, the earliest first.
 	// +optional
@@ -283,6 +292,8 @@ const (
 )
 
 // ObservedPolicy is one policy on one node.
+//
+// +kubebuilder:object:generate=true
 type ObservedPolicy struct {
 	// Policy is the name of the policy.
 	Policy string `json:"policy"`

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 const goodPolicy = `apiVersion: slipstream.dev/v1alpha1
@@ -161,60 +159,6 @@ func fullPolicy() *AccelerationPolicy {
 			},
 		},
 		Status: AccelerationPolicyStatus{Rollout: &RolloutStatus{FailedNodes: []string{"node7"}}, Conditions: []metav1.Condition{{Type: "Selected", Status: "True", LastTransitionTime: at, Reason: "Nodes"}}},
-	}
-}
-
-// TestDeepCopy compares copies with their originals, and looks for memory that both
-// can write.
-func TestDeepCopy(t *testing.T) {
-	policy := fullPolicy()
-	node := &NodeAcceleration{
-		ObjectMeta: metav1.ObjectMeta{Name: "node0", OwnerReferences: []metav1.OwnerReference{{Kind: "Node"}}},
-		Status: NodeAccelerationStatus{
-			Observed:   []ObservedPolicy{{Policy: "full", State: StateApplied}},
-			Conditions: policy.Status.Conditions,
-		},
-	}
-	for _, o := range []runtime.Object{
-		policy, node, &AccelerationPolicyList{Items: []AccelerationPolicy{*policy}}, &NodeAccelerationList{Items: []NodeAcceleration{*node}},
-	} {
-		c := o.DeepCopyObject()
-		if d := cmp.Diff(o, c); d != "" {
-			t.Errorf("%T: %s", o, d)
-		}
-		seen := make(map[uintptr]string)
-		pointers(reflect.ValueOf(o), "", func(at uintptr, path string) { seen[at] = path })
-		pointers(reflect.ValueOf(c), "", func(at uintptr, path string) {
-			if seen[at] != "" {
-				t.Errorf("%T: the copy shares %s", o, path)
-			}
-		})
-	}
-}
-
-// pointers calls fn with all that can be written by way of v.
-func pointers(v reflect.Value, path string, fn func(uintptr, string)) {
-	switch v.Kind() {
-	case reflect.Pointer:
-		if !v.IsNil() && v.Type() != reflect.TypeFor[*time.Location]() {
-			fn(v.Pointer(), path+"*")
-			pointers(v.Elem(), path, fn)
-		}
-	case reflect.Map:
-		if v.Len() > 0 {
-			fn(v.Pointer(), path)
-		}
-	case reflect.Slice:
-		if v.Len() > 0 {
-			fn(v.Pointer(), path)
-		}
-		for i := range v.Len() {
-			pointers(v.Index(i), path+"[]", fn)
-		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			pointers(v.Field(i), path+"."+v.Type().Field(i).Name, fn)
-		}
 	}
 }
 

@@ -17,53 +17,52 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces and the machine's settings take root")
-	}
-}
 
 // claimMachine waits for and keeps off whoever else sets the machine's flow
 // table: the lock is that of `slipstream run`.
 func claimMachine(t testing.TB) {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	const path = "/run/slipstream/run.lock"
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	must(t, err)
 	t.Cleanup(func() { f.Close() })
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
-	table, err := sysctls{"/proc"}.read(flowTable)
+	table, err := kernel.Sysctls{Proc: "/proc"}.Read(kernel.FlowTable)
 	must(t, err)
 	// A test that fails leaves it to the next one otherwise.
-	t.Cleanup(func() { must(t, sysctls{"/proc"}.write(flowTable, table)) })
+	t.Cleanup(func() { must(t, kernel.Sysctls{Proc: "/proc"}.Write(kernel.FlowTable, table)) })
 }
 
 // enter makes a network namespace that the test's goroutine stays in, and
 // another for what is elsewhere. Neither has a name that others could see.
-func enter(t testing.TB) (elsewhere netns.NsHandle) {
+func enter(t testing.TB) (elsewhere netns.Handle) {
 	t.Helper()
-	needRoot(t)
+	testenv.NeedRoot(t)
 	runtime.LockOSThread()
-	before, err := netns.Get()
+	before, err := vnetns.Get()
 	must(t, err)
-	elsewhere, err = netns.New()
+	elsewhere, err = vnetns.New()
 	must(t, err)
-	ns, err := netns.New()
+	ns, err := vnetns.New()
 	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(netns.Set(before), ns.Close(), elsewhere.Close(), before.Close()); err != nil {
+		if err := errors.Join(vnetns.Set(before), ns.Close(), elsewhere.Close(), before.Close()); err != nil {
 			t.Errorf("leave the test's network namespace: %v", err) // the thread stays locked
 			return
 		}
@@ -72,11 +71,11 @@ func enter(t testing.TB) (elsewhere netns.NsHandle) {
 	return elsewhere
 }
 
-func file(ns netns.NsHandle) string { return fmt.Sprintf("/proc/self/fd/%d", ns) }
+func file(ns netns.Handle) string { return fmt.Sprintf("/proc/self/fd/%d", ns) }
 
 // node gives the namespace what a node has: a NIC of four queues, an overlay, a
 // bridge and pods, whose ends are elsewhere.
-func node(t testing.TB, elsewhere netns.NsHandle, pods int) {
+func node(t testing.TB, elsewhere netns.Handle, pods int) {
 	t.Helper()
 	eth := addVeth(t, elsewhere, "eth0", 4)
 	must(t, netlink.AddrAdd(eth, address(t, "192.0.2.1/24")))
@@ -91,7 +90,7 @@ func node(t testing.TB, elsewhere netns.NsHandle, pods int) {
 }
 
 // addVeth adds a veth whose peer is elsewhere.
-func addVeth(t testing.TB, elsewhere netns.NsHandle, name string, queues int) netlink.Link {
+func addVeth(t testing.TB, elsewhere netns.Handle, name string, queues int) netlink.Link {
 	t.Helper()
 	peer := fmt.Sprintf("sa%x", rand.Uint32())
 	must(t, netlink.LinkAdd(&netlink.Veth{
@@ -121,7 +120,7 @@ func must(t testing.TB, err error) {
 // snapshot reads every setting that an accelerator can change, as it is.
 func snapshot(t testing.TB) map[string]string {
 	t.Helper()
-	sys, err := MountSys()
+	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	values := make(map[string]string)
@@ -136,7 +135,7 @@ func snapshot(t testing.TB) map[string]string {
 			values[path] = string(b)
 		}
 	}
-	values[flowTable], err = sysctls{"/proc"}.read(flowTable)
+	values[kernel.FlowTable], err = kernel.Sysctls{Proc: "/proc"}.Read(kernel.FlowTable)
 	must(t, err)
 	return values
 }
@@ -146,7 +145,7 @@ func snapshot(t testing.TB) map[string]string {
 func changed(before, after map[string]string) map[string]string {
 	out := make(map[string]string)
 	for path, value := range after {
-		if name, setting, ok := splitQueue(path); ok && before[path] != value && (before[path] != "" || strings.Trim(value, "0,\n") != "") {
+		if name, setting, ok := kernel.SplitQueue(path); ok && before[path] != value && (before[path] != "" || strings.Trim(value, "0,\n") != "") {
 			out[name+"/"+strings.Split(path, "/")[4]+" "+setting] = strings.TrimSpace(value)
 		}
 	}
@@ -157,9 +156,9 @@ func options(dir, owner string) Options {
 	return Options{Place: target.Place{Name: owner, Kind: target.Node}, JournalDir: dir, Owner: owner}
 }
 
-func open(t testing.TB, o Options) *Session {
+func open(t testing.TB, o Options) *Applier {
 	t.Helper()
-	s, err := Open(o)
+	s, err := OpenApplier(o)
 	must(t, err)
 	t.Cleanup(func() {
 		if _, err := s.Revert(context.Background()); err != nil {
@@ -190,8 +189,8 @@ func TestApplyRevert(t *testing.T) {
 
 	settings, err := s.Apply(t.Context(), accelerators)
 	must(t, err)
-	all := first(runtime.NumCPU()).maskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
-	one := NewSet(0).maskLike(all)
+	all := first(runtime.NumCPU()).MaskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
+	one := cpuset.New(0).MaskLike(all)
 	want := map[string]string{
 		"eth0/rx-0 rps_cpus": one, "eth0/rx-1 rps_cpus": one, "eth0/rx-2 rps_cpus": one, "eth0/rx-3 rps_cpus": one,
 		"eth0/rx-0 rps_flow_cnt": "1024", "eth0/rx-1 rps_flow_cnt": "1024", "eth0/rx-2 rps_flow_cnt": "1024", "eth0/rx-3 rps_flow_cnt": "1024",
@@ -202,10 +201,10 @@ func TestApplyRevert(t *testing.T) {
 	if d := cmp.Diff(want, changed(before, after)); d != "" {
 		t.Errorf("applied: %s", d)
 	}
-	if after[flowTable] != "4096" {
-		t.Errorf("the machine's table has %s entries, want 4096", after[flowTable])
+	if after[kernel.FlowTable] != "4096" {
+		t.Errorf("the machine's table has %s entries, want 4096", after[kernel.FlowTable])
 	}
-	if settings[0].Path != flowTable {
+	if settings[0].Path != kernel.FlowTable {
 		t.Errorf("first set was %s, want the machine's table", settings[0].Path)
 	}
 	for i, set := range settings {
@@ -259,7 +258,7 @@ func TestPodPlace(t *testing.T) {
 	before := snapshot(t)
 	_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "pod", "nic", "host-veth")})
 	must(t, err)
-	mask := NewSet(0).maskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
+	mask := cpuset.New(0).MaskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
 	if d := cmp.Diff(map[string]string{"eth0/rx-0 rps_cpus": mask, "eth0/rx-1 rps_cpus": mask}, changed(before, snapshot(t))); d != "" {
 		t.Error(d)
 	}
@@ -305,7 +304,7 @@ func TestFollow(t *testing.T) {
 	before := snapshot(t)
 	_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "host-veth")})
 	must(t, err)
-	mask := NewSet(0).maskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
+	mask := cpuset.New(0).MaskLike(strings.TrimSpace(before["class/net/lo/queues/rx-0/rps_cpus"]))
 	step := func(want ...string) {
 		t.Helper()
 		devices := make(map[string]string)
@@ -370,19 +369,19 @@ func TestTwoHolders(t *testing.T) {
 	before := snapshot(t)
 	table := func(want string) {
 		t.Helper()
-		if got := snapshot(t)[flowTable]; got != want {
+		if got := snapshot(t)[kernel.FlowTable]; got != want {
 			t.Errorf("the table has %s entries, want %s", got, want)
 		}
 	}
 	one, two, three := open(t, options(dir, "one")), open(t, options(dir, "two")), open(t, options(dir, "three"))
-	for _, s := range []*Session{one, two} {
+	for _, s := range []*Applier{one, two} {
 		_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rfs(2048, "", "nic")})
 		must(t, err)
 	}
 	table("2048")
 	_, err := three.Apply(t.Context(), []v1alpha1.Accelerator{rfs(4096, "", "overlay")})
-	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "one (process") {
-		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
+	if !errors.Is(err, journal.ErrHeld) || !strings.Contains(err.Error(), "one (process") {
+		t.Errorf("another value: %v, want journal.ErrHeld and who holds it", err)
 	}
 	if got := snapshot(t)["class/net/flannel.1/queues/rx-0/rps_flow_cnt"]; got != "0\n" {
 		t.Errorf("what was refused was applied in part: %s", got)
@@ -401,7 +400,7 @@ func TestTwoHolders(t *testing.T) {
 	// What is persistent is held by its owner, whatever process that is.
 	o := options(dir, "cli")
 	o.Persistent = true
-	s, err := Open(o)
+	s, err := OpenApplier(o)
 	must(t, err)
 	_, err = s.Apply(t.Context(), []v1alpha1.Accelerator{rfs(2048, "", "nic")})
 	must(t, err)
@@ -425,13 +424,13 @@ func TestChangedMeanwhile(t *testing.T) {
 	_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "nic")})
 	must(t, err)
 	const path = "class/net/eth0/queues/rx-1/rps_cpus"
-	must(t, s.sys.write(path, "0"))
-	must(t, s.sys.write("class/net/eth0/queues/rx-2/rps_cpus", first(runtime.NumCPU()).Mask()))
+	must(t, s.sys.Write(path, "0"))
+	must(t, s.sys.Write("class/net/eth0/queues/rx-2/rps_cpus", first(runtime.NumCPU()).Mask()))
 	restored, err := s.Revert(t.Context())
-	if !errors.Is(err, ErrChanged) || restored != 2 {
-		t.Errorf("restored %d, %v, want 2 and ErrChanged", restored, err)
+	if !errors.Is(err, journal.ErrChanged) || restored != 2 {
+		t.Errorf("restored %d, %v, want 2 and journal.ErrChanged", restored, err)
 	}
-	if got, _ := s.sys.read("class/net/eth0/queues/rx-2/rps_cpus"); strings.Trim(got, "0,") == "" {
+	if got, _ := s.sys.Read("class/net/eth0/queues/rx-2/rps_cpus"); strings.Trim(got, "0,") == "" {
 		t.Errorf("somebody's mask was overwritten with %s", got)
 	}
 }
@@ -441,7 +440,7 @@ func TestChangedMeanwhile(t *testing.T) {
 func TestRecoverOtherNamespaces(t *testing.T) {
 	claimMachine(t)
 	dir := t.TempDir()
-	table, err := sysctls{"/proc"}.read(flowTable)
+	table, err := kernel.Sysctls{Proc: "/proc"}.Read(kernel.FlowTable)
 	must(t, err)
 	t.Run("gone", func(t *testing.T) {
 		elsewhere := enter(t)
@@ -456,12 +455,12 @@ func TestRecoverOtherNamespaces(t *testing.T) {
 	must(t, unix.Mount("/proc/thread-self/ns/net", mount, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(mount, unix.MNT_DETACH)) })
 	before := snapshot(t)
-	before[flowTable] = table
+	before[kernel.FlowTable] = table
 	applyAndDie(t, dir)
 	if cmp.Equal(before, snapshot(t)) {
 		t.Fatal("nothing was applied")
 	}
-	must(t, within(file(elsewhere), func() error {
+	must(t, netns.Do(elsewhere, func() error {
 		held, err := Status(t.Context(), Options{JournalDir: dir})
 		if err != nil || len(held) != 5 {
 			t.Errorf("status: %v, %v, want the 5 settings of the namespace that is there", held, err)
@@ -483,7 +482,7 @@ func TestRecoverOtherNamespaces(t *testing.T) {
 // applyAndDie leaves settings of a process that does not exist.
 func applyAndDie(t *testing.T, dir string) {
 	t.Helper()
-	s, err := Open(options(dir, "dead"))
+	s, err := OpenApplier(options(dir, "dead"))
 	must(t, err)
 	s.holder.Start = 1
 	_, err = s.Apply(t.Context(), []v1alpha1.Accelerator{rfs(2048, "", "nic")})
@@ -491,11 +490,8 @@ func applyAndDie(t *testing.T, dir string) {
 	must(t, s.Close())
 }
 
-func TestMountSys(t *testing.T) {
-	needRoot(t)
-	initial, err := netns.Get()
-	must(t, err)
-	defer initial.Close()
+func TestDevices(t *testing.T) {
+	testenv.NeedRoot(t)
 	elsewhere := enter(t)
 	addVeth(t, elsewhere, "veth0", 3)
 	devices, err := Devices(false)
@@ -509,17 +505,6 @@ func TestMountSys(t *testing.T) {
 			t.Errorf("devices %q, want one to be %q", names, want)
 		}
 	}
-	if root, err := openSys("/sys"); err == nil {
-		root.Close()
-		t.Error("/sys of another namespace was taken for this one's")
-	}
-	must(t, within(file(initial), func() error {
-		root, err := openSys("/sys")
-		if err != nil {
-			return err
-		}
-		return root.Close()
-	}))
 }
 
 // The journal under SIGKILL.
@@ -542,7 +527,7 @@ func TestMain(m *testing.M) {
 // applyForEver is the child: it applies and reverts, and tells each.
 func applyForEver(dir string, progress io.Writer) error {
 	o := options(dir, "doomed")
-	s, err := Open(o)
+	s, err := OpenApplier(o)
 	if err != nil {
 		return err
 	}
@@ -569,12 +554,12 @@ func TestKill(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 6)
 	// What stood there need not be nothing.
-	sys, err := MountSys()
+	sys, err := kernel.OpenSysfs("")
 	must(t, err)
 	defer sys.Close()
-	must(t, sysfs{sys}.write("class/net/eth0/queues/rx-2/rps_cpus", "1"))
-	must(t, sysfs{sys}.write("class/net/veth3/queues/rx-0/rps_cpus", "1"))
-	must(t, sysfs{sys}.write("class/net/eth0/queues/rx-1/rps_flow_cnt", "64"))
+	must(t, sys.Write("class/net/eth0/queues/rx-2/rps_cpus", "1"))
+	must(t, sys.Write("class/net/veth3/queues/rx-0/rps_cpus", "1"))
+	must(t, sys.Write("class/net/eth0/queues/rx-1/rps_flow_cnt", "64"))
 	before := snapshot(t)
 
 	seed := uint64(time.Now().UnixNano())
@@ -624,7 +609,7 @@ func TestKill(t *testing.T) {
 func BenchmarkOpenClose(b *testing.B) {
 	enter(b)
 	for b.Loop() {
-		s, err := Open(options(b.TempDir(), "node0"))
+		s, err := OpenApplier(options(b.TempDir(), "node0"))
 		must(b, err)
 		must(b, s.Close())
 	}
@@ -640,7 +625,7 @@ func BenchmarkApplyRevert(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			claimMachine(b)
 			dir := b.TempDir()
-			var nodes []*Session
+			var nodes []*Applier
 			for i := range 2 {
 				name := fmt.Sprintf("node%d", i)
 				node(b, enter(b), 18)
@@ -665,4 +650,33 @@ func BenchmarkApplyRevert(b *testing.B) {
 			b.ReportMetric(float64(revert.Microseconds())/float64(b.N)/1e3, "revert-ms")
 		})
 	}
+}
+
+// first returns CPUs 0 to n-1.
+func first(n int) cpuset.Set {
+	cpus := make([]int, n)
+	for i := range cpus {
+		cpus[i] = i
+	}
+	return cpuset.New(cpus...)
+}
+
+func writeFile(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openSys(t *testing.T, dir string) kernel.Sysfs {
+	t.Helper()
+	sys, err := kernel.OpenSysfs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sys.Close() })
+	return sys
 }

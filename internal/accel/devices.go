@@ -8,12 +8,13 @@ import (
 	"os"
 	"path"
 	"strings"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/kernel"
 )
 
 // Device is a network device of one place.
@@ -31,16 +32,11 @@ type Device struct {
 	Peer, PeerNamespace int
 }
 
-// queue returns the path of a setting of receive queue i, below /sys.
-func (d Device) queue(i int, name string) string {
-	return fmt.Sprintf("class/net/%s/queues/rx-%d/%s", d.Name, i, name)
-}
-
 // Devices lists the devices of the calling thread's network namespace, by
 // index. What they are for cannot be told from within a pod, so the caller says
 // whether the place is one.
 func Devices(pod bool) ([]Device, error) {
-	sys, err := MountSys()
+	sys, err := kernel.OpenSysfs("")
 	if err != nil {
 		return nil, err
 	}
@@ -50,59 +46,20 @@ func Devices(pod bool) ([]Device, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	return listDevices(h, sysfs{sys}, pod)
+	return listDevices(h, sys, pod)
 }
 
-func listDevices(h *netlink.Handle, sys lister, pod bool) ([]Device, error) {
+func listDevices(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
 	for tries := 1; ; tries++ {
 		devices, err := listOnce(h, sys, pod)
 		// A device took another name between the two listings, or went.
-		if !gone(err) || tries == 10 {
+		if !kernel.Gone(err) || tries == 10 {
 			return devices, err
 		}
 	}
 }
 
-// nameSocket asks for the names of links in the network namespace that it was
-// opened in. It asks by SIOCGIFNAME and not by netlink, as that does not wait for
-// the lock that every change of any link of the machine holds (netdev_get_name in
-// net/core/dev.c): names are wanted most where many pods start at once.
-type nameSocket int
-
-func openNames() (nameSocket, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("open a socket: %w", err)
-	}
-	return nameSocket(fd), nil
-}
-
-func (s nameSocket) close() error { return unix.Close(int(s)) }
-
-// names maps the indexes of links to their names, leaving out those that have gone.
-func (s nameSocket) names(indexes []int) (map[int]string, error) {
-	names := make(map[int]string, len(indexes))
-	for _, index := range indexes {
-		// struct ifreq: the name, and a union that has the index.
-		var request struct {
-			name  [unix.IFNAMSIZ]byte
-			index int32
-			_     [20]byte
-		}
-		request.index = int32(index)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&request)))
-		switch errno {
-		case 0:
-			names[index] = unix.ByteSliceToString(request.name[:])
-		case unix.ENODEV, unix.ENXIO:
-		default:
-			return nil, fmt.Errorf("ask for the name of link %d: %w", index, errno)
-		}
-	}
-	return names, nil
-}
-
-func listOnce(h *netlink.Handle, sys lister, pod bool) ([]Device, error) {
+func listOnce(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
 	links, err := dump("links", h.LinkList)
 	if err != nil {
 		return nil, err
@@ -127,14 +84,9 @@ func listOnce(h *netlink.Handle, sys lister, pod bool) ([]Device, error) {
 	return devices, nil
 }
 
-// lister is a sysfs that names what is in a folder.
-type lister interface {
-	list(path string) ([]string, error)
-}
-
 // rxQueues counts the receive queues that a device uses now.
-func rxQueues(sys lister, name string) (n int, err error) {
-	queues, err := sys.list("class/net/" + name + "/queues")
+func rxQueues(sys kernel.Sysfs, name string) (n int, err error) {
+	queues, err := sys.List("class/net/" + name + "/queues")
 	if err != nil {
 		return 0, fmt.Errorf("list queues of %s: %w", name, err)
 	}
@@ -241,11 +193,11 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 
 // irqCPUs returns the CPUs that take the interrupts of a device, as the kernel
 // routes them now; empty for one that has none of its own, as a veth.
-func irqCPUs(sys *os.Root, proc, name string) (Set, error) {
+func irqCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
 	// class/net/NAME leads to devices/…/net/NAME; two up is the hardware.
 	link, err := sys.Readlink("class/net/" + name)
 	if err != nil {
-		return Set{}, fmt.Errorf("find the hardware of %s: %w", name, err)
+		return cpuset.Set{}, fmt.Errorf("find the hardware of %s: %w", name, err)
 	}
 	hardware := path.Dir(path.Dir(path.Join("class/net", link)))
 	if strings.HasPrefix(path.Base(hardware), "virtio") {
@@ -254,23 +206,23 @@ func irqCPUs(sys *os.Root, proc, name string) (Set, error) {
 	}
 	irqs, err := fs.ReadDir(sys.FS(), path.Join(hardware, "msi_irqs"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Set{}, nil
+		return cpuset.Set{}, nil
 	}
 	if err != nil {
-		return Set{}, fmt.Errorf("list interrupts of %s: %w", name, err)
+		return cpuset.Set{}, fmt.Errorf("list interrupts of %s: %w", name, err)
 	}
-	var cpus Set
+	var cpus cpuset.Set
 	for _, irq := range irqs {
 		b, err := os.ReadFile(path.Join(proc, "irq", irq.Name(), "effective_affinity_list"))
 		if errors.Is(err, fs.ErrNotExist) { // allocated, not in use
 			continue
 		}
 		if err != nil {
-			return Set{}, fmt.Errorf("read affinity of %s's interrupt: %w", name, err)
+			return cpuset.Set{}, fmt.Errorf("read affinity of %s's interrupt: %w", name, err)
 		}
-		s, err := ParseList(string(b))
+		s, err := cpuset.ParseList(string(b))
 		if err != nil {
-			return Set{}, fmt.Errorf("affinity of %s's interrupt %s: %w", name, irq.Name(), err)
+			return cpuset.Set{}, fmt.Errorf("affinity of %s's interrupt %s: %w", name, irq.Name(), err)
 		}
 		cpus = cpus.Union(s)
 	}

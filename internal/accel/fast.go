@@ -11,12 +11,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -26,8 +29,18 @@ import (
 // fast path of a namespace; and whoever connects gets the status. The lock ends with the
 // process: nobody listens on a file that is left behind.
 
-// fast is the fast path of a session.
+// fast is the fast path of a place.
 type fast struct {
+	place *place
+
+	mu sync.Mutex
+	// probed is set once fastpath.Probe has succeeded on this kernel.
+	probed bool
+	fastRun
+}
+
+// fastRun is the fast path from its start to its end.
+type fastRun struct {
 	// path is nil while the fast path is off.
 	path   *fastpath.Fastpath
 	socket *fastSocket
@@ -39,8 +52,6 @@ type fast struct {
 	err      error
 	tried    time.Time
 	repaired int
-	// probed is set once fastpath.Probe has succeeded on this kernel.
-	probed bool
 }
 
 // retryAfter is after how long Keep tries again to start a fast path that failed to start.
@@ -49,41 +60,66 @@ const retryAfter = 10 * time.Minute
 // attached is the value of a hook of the fast path, as a setting.
 const attached = "attached"
 
-// hookSetting returns a hook of the fast path as a setting.
-func (s *Session) hookSetting(h fastpath.Hook, got string) record.Setting {
-	return record.Setting{Place: s.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
+// setting returns a hook of the fast path as a setting.
+func (f *fast) setting(h fastpath.Hook, got string) record.Setting {
+	return record.Setting{Place: f.place.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
+}
+
+// settings are the hooks that are attached now.
+func (f *fast) settings() (all []record.Setting) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.path != nil {
+		for _, h := range f.path.Hooks() {
+			all = append(all, f.setting(h, attached))
+		}
+	}
+	return all
 }
 
 // checkLifetime returns an error if the accelerators include the fast path and this process is about
 // to end.
-func (s *Session) checkLifetime(accelerators []v1alpha1.Accelerator) error {
-	if s.options.Persistent && slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
+func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
+	if p.options.Persistent && slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
 		return errors.New("the fast path lasts as long as the process that runs it, and this one is about to end: " +
 			"write it into a policy for the agent (slipstream agent --policy FILE), or measure it (slipstream run)")
 	}
 	return nil
 }
 
-// startFastpath takes the socket and starts the fast path.
-func (s *Session) startFastpath(as *v1alpha1.Fastpath) (err error) {
-	if s.fast.socket, err = s.listenFast(); err != nil {
+// start takes the socket and starts the fast path.
+func (f *fast) start(as *v1alpha1.Fastpath) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.startLocked(as)
+}
+
+func (f *fast) startLocked(as *v1alpha1.Fastpath) (err error) {
+	if f.socket, err = f.place.listenFast(); err != nil {
 		return err
 	}
-	if s.fast.path, err = fastpath.Start(s.ns, s.options.Log, as.UnseenBy...); err != nil {
-		return errors.Join(err, s.stopFastpath())
+	if f.path, err = fastpath.Start(f.place.ns, f.place.options.Log, as.UnseenBy...); err != nil {
+		return errors.Join(err, f.stopLocked())
 	}
-	s.fast.as = as
-	s.fast.socket.serve(func() (Fastpath, error) { return s.Fastpath() })
+	f.as = as
+	f.socket.serve(f.status)
 	return nil
 }
 
-func (s *Session) stopFastpath() error {
-	old := s.fast
-	s.fast = fast{probed: old.probed}
+// stop ends the fast path, if it is on.
+func (f *fast) stop() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stopLocked()
+}
+
+func (f *fast) stopLocked() error {
+	old := f.fastRun
+	f.fastRun = fastRun{}
 	var err error
 	if old.path != nil {
 		if counts, err := old.path.Counts(); err == nil {
-			s.options.Log.Info("the fast path stops", "place", s.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
+			f.place.options.Log.Info("the fast path stops", "place", f.place.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
 		}
 		err = old.path.Close()
 	}
@@ -93,18 +129,19 @@ func (s *Session) stopFastpath() error {
 	return err
 }
 
-// keepFastpath starts or stops the fast path as the plan wants it. It is no error if the fast path
+// keep starts or stops the fast path as it is wanted; nil is off. It is no error if the fast path
 // cannot start: the other accelerators do not depend on it.
-func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
-	want := s.plan.fastpath
+func (f *fast) keep(ctx context.Context, want *v1alpha1.Fastpath, kept *Kept) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if want == nil {
-		return s.stopFastpath()
+		return f.stopLocked()
 	}
-	f := &s.fast
+	o := f.place.options
 	if f.path != nil && !slices.Equal(f.as.UnseenBy, want.UnseenBy) {
-		s.options.Log.Info("the fast path restarts with another unseenBy: connections take the slow path for a moment",
-			"place", s.options.Place.Name, "unseenBy", want.UnseenBy)
-		if err := s.stopFastpath(); err != nil {
+		o.Log.Info("the fast path restarts with another unseenBy: connections take the slow path for a moment",
+			"place", o.Place.Name, "unseenBy", want.UnseenBy)
+		if err := f.stopLocked(); err != nil {
 			return err
 		}
 	}
@@ -116,13 +153,13 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 			f.path.Verify()
 			return nil
 		}
-		s.options.Log.Info("the fast path restarts because its tables are nearly full: connections take the slow path for a moment", "place", s.options.Place.Name)
-		if err := s.stopFastpath(); err != nil {
+		o.Log.Info("the fast path restarts because its tables are nearly full: connections take the slow path for a moment", "place", o.Place.Name)
+		if err := f.stopLocked(); err != nil {
 			return err
 		}
 	}
 	f.wanted = true
-	if f.err != nil && !errors.Is(f.err, ErrHeld) && time.Since(f.tried) < retryAfter {
+	if f.err != nil && !errors.Is(f.err, journal.ErrHeld) && time.Since(f.tried) < retryAfter {
 		return nil
 	}
 	var err error
@@ -131,12 +168,12 @@ func (s *Session) keepFastpath(ctx context.Context, kept *Kept) error {
 	}
 	if err == nil {
 		f.probed = true
-		err = s.startFastpath(want)
+		err = f.startLocked(want)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // stopFastpath has reset wanted if starting failed
+	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // stopLocked has reset wanted if starting failed
 	if err == nil {
 		kept.Set += len(f.path.Hooks())
 	}
@@ -158,32 +195,36 @@ type FastpathState struct {
 }
 
 // FastpathState returns the state of the fast path of this place.
-func (s *Session) FastpathState() FastpathState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	state := FastpathState{Wanted: s.fast.wanted, Err: s.fast.err}
-	if f := s.fast.path; f != nil {
-		state.VXLANDevices, state.Hooks, state.Skipped, state.Err = f.VXLANDevices(), f.Hooks(), f.Skipped(), f.Problem()
+func (k *Keeper) FastpathState() FastpathState {
+	k.fast.mu.Lock()
+	defer k.fast.mu.Unlock()
+	return k.fast.state()
+}
+
+func (f *fast) state() FastpathState {
+	state := FastpathState{Wanted: f.wanted, Err: f.err}
+	if p := f.path; p != nil {
+		state.VXLANDevices, state.Hooks, state.Skipped, state.Err = p.VXLANDevices(), p.Hooks(), p.Skipped(), p.Problem()
 	}
 	return state
 }
 
 // FastpathChanges returns a channel that receives a value when FastpathState changes without Keep;
 // nil while the fast path is off.
-func (s *Session) FastpathChanges() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fast.path == nil {
+func (k *Keeper) FastpathChanges() <-chan struct{} {
+	k.fast.mu.Lock()
+	defer k.fast.mu.Unlock()
+	if k.fast.path == nil {
 		return nil
 	}
-	return s.fast.path.Changes()
+	return k.fast.path.Changes()
 }
 
 // Fastpath is the status of the fast path of one network namespace, from the process that runs it.
 type Fastpath struct {
 	// Place is the name that this process gives the namespace; Holder is the process.
-	Place  string `json:"place"`
-	Holder Holder `json:"holder"`
+	Place  string         `json:"place"`
+	Holder journal.Holder `json:"holder"`
 	// Hooks are "DEVICE/PROGRAM": none while no connection is eligible.
 	Hooks []string `json:"hooks"`
 	// Skipped names each skipped device and why; Problem says why all packets take the slow path,
@@ -199,36 +240,39 @@ type Fastpath struct {
 }
 
 // Fastpath returns the status of the fast path of this place. Packets is nil while it is off.
-func (s *Session) Fastpath() (f Fastpath, err error) {
-	state := s.FastpathState()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f = Fastpath{Place: s.options.Place.Name, Skipped: state.Skipped}
+func (k *Keeper) Fastpath() (Fastpath, error) { return k.fast.status() }
+
+func (f *fast) status() (status Fastpath, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state := f.state()
+	status = Fastpath{Place: f.place.options.Place.Name, Skipped: state.Skipped}
 	if state.Err != nil {
-		f.Problem = state.Err.Error()
+		status.Problem = state.Err.Error()
 	}
 	for _, h := range state.Hooks {
-		f.Hooks = append(f.Hooks, h.Device+"/"+h.Program)
+		status.Hooks = append(status.Hooks, h.Device+"/"+h.Program)
 	}
-	if s.fast.path == nil {
-		return f, nil
+	if f.path == nil {
+		return status, nil
 	}
-	f.Holder = s.fast.socket.holder
-	if f.Packets, err = s.fast.path.Counts(); err != nil {
-		return f, err
+	status.Holder = f.socket.holder
+	if status.Packets, err = f.path.Counts(); err != nil {
+		return status, err
 	}
-	f.Connections, f.Fast, err = s.fast.path.Connections()
-	return f, err
+	status.Connections, status.Fast, err = f.path.Connections()
+	return status, err
 }
 
-// FastpathPackets returns only the Packets of Fastpath: a trial reads them at both ends of its window.
-func (s *Session) FastpathPackets() (map[string]uint64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fast.path == nil {
+// FastpathPackets returns how many packets took the fast path, and for each reason the slow one;
+// nil while the fast path is off. A trial reads them at both ends of its window.
+func (a *Applier) FastpathPackets() (map[string]uint64, error) {
+	a.fast.mu.Lock()
+	defer a.fast.mu.Unlock()
+	if a.fast.path == nil {
 		return nil, nil
 	}
-	return s.fast.path.Counts()
+	return a.fast.path.Counts()
 }
 
 // Fastpaths returns the status of all fast paths of this machine, sorted by the names of their
@@ -255,8 +299,8 @@ func Fastpaths(o Options) ([]Fastpath, error) {
 // fastPrefix is the prefix of socket names, which the cookie of the network namespace completes.
 const fastPrefix = "fastpath-"
 
-func (j *journal) fastSocket(id namespace) string {
-	return filepath.Join(j.dir, fmt.Sprintf("%s%d", fastPrefix, id.Cookie))
+func fastSocketFile(dir string, id netns.ID) string {
+	return filepath.Join(dir, fmt.Sprintf("%s%d", fastPrefix, id.Cookie))
 }
 
 func fastSockets(dir string) ([]string, error) {
@@ -267,26 +311,25 @@ func fastSockets(dir string) ([]string, error) {
 type fastSocket struct {
 	*net.UnixListener
 	file   string
-	holder Holder
+	holder journal.Holder
 }
 
 // listenFast listens on the socket, unless another process does.
-func (s *Session) listenFast() (*fastSocket, error) {
-	unlock, err := s.journal.lock()
+func (p *place) listenFast() (*fastSocket, error) {
+	unlock, err := p.journal.Lock()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	o := s.options
-	o.Persistent = false
-	holder, err := newHolder(o)
+	o := p.options
+	holder, err := journal.Process(o.Proc, o.Owner)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.journal.sweepFast(); err != nil {
+	if err := sweepFast(o.JournalDir); err != nil {
 		return nil, err
 	}
-	file := s.journal.fastSocket(s.id)
+	file := fastSocketFile(o.JournalDir, p.id)
 	other, held, err := askFast(file)
 	if held {
 		return nil, fmt.Errorf("the fast path of %s: %w by %s", o.Place.Name, errFastHeld, other.Holder)
@@ -308,8 +351,8 @@ func (s *Session) listenFast() (*fastSocket, error) {
 
 // sweepFast removes the sockets of dead processes. The caller holds the lock of the journal, so
 // that no process starts to listen meanwhile.
-func (j *journal) sweepFast() error {
-	sockets, err := fastSockets(j.dir)
+func sweepFast(dir string) error {
+	sockets, err := fastSockets(dir)
 	if err != nil {
 		return err
 	}
@@ -329,13 +372,13 @@ func (j *journal) sweepFast() error {
 	return errors.Join(errs...)
 }
 
-// errFastHeld is ErrHeld with a text that fits a fast path.
+// errFastHeld is journal.ErrHeld with a text that fits a fast path.
 var errFastHeld = heldFast{}
 
 type heldFast struct{}
 
 func (heldFast) Error() string   { return "held already" }
-func (heldFast) Is(e error) bool { return e == ErrHeld }
+func (heldFast) Is(e error) bool { return e == journal.ErrHeld }
 
 // fastWait bounds how long to wait for the answer on a socket.
 const fastWait = 2 * time.Second

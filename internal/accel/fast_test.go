@@ -11,10 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
@@ -25,7 +28,7 @@ var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
 func TestFastpathOfWhatEnds(t *testing.T) {
 	node(t, enter(t), 1)
 	before := snapshot(t)
-	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	s, err := OpenApplier(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
 	rps := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "0"}}
@@ -45,7 +48,7 @@ func TestFastpathOfWhatEnds(t *testing.T) {
 func TestFastpathHolder(t *testing.T) {
 	enter(t)
 	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test"}
-	s, err := Open(o)
+	s, err := OpenApplier(o)
 	must(t, err)
 	defer s.Close()
 	ask := func(what, problem string, want int) {
@@ -62,8 +65,8 @@ func TestFastpathHolder(t *testing.T) {
 	file := hold.file
 	ask("who hangs", "does not answer", 1)
 	began := time.Now()
-	if _, err := s.listenFast(); !errors.Is(err, ErrHeld) || time.Since(began) > 2*fastWait {
-		t.Errorf("%v after %s, want ErrHeld", err, time.Since(began))
+	if _, err := s.listenFast(); !errors.Is(err, journal.ErrHeld) || time.Since(began) > 2*fastWait {
+		t.Errorf("%v after %s, want journal.ErrHeld", err, time.Since(began))
 	}
 
 	// As a process that is killed leaves it.
@@ -120,7 +123,7 @@ func TestFastpathHolder(t *testing.T) {
 // TestFastpathChanges checks that a skipped device is reported without Keep.
 func TestFastpathChanges(t *testing.T) {
 	node(t, enter(t), 1)
-	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	s, err := OpenKeeper(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
 	if s.FastpathChanges() != nil {
@@ -153,7 +156,8 @@ func TestFastpathUnseenBy(t *testing.T) {
 	must(t, netlink.LinkAdd(overlay))
 	must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: overlay.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
 		Rate: 1 << 20, Buffer: 1 << 16, Limit: 1 << 20}))
-	s, err := Open(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true}
+	s, err := OpenKeeper(o)
 	must(t, err)
 	defer s.Close()
 	v, err := s.Look()
@@ -167,7 +171,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 		if strings.Contains(alone, "tunnel: it has a queue (tbf)") == given {
 			t.Errorf("unseen by %q: skipped: %s", unseenBy, alone)
 		}
-		plan, err := s.Plan(t.Context(), wanted)
+		plan, err := open(t, o).Plan(t.Context(), wanted)
 		must(t, err)
 		if planned := slices.ContainsFunc(plan, func(p record.Setting) bool { return p.Path == "tcx/tunnel/observe_vxlan" }); planned != given {
 			t.Errorf("unseen by %q: planned is %v", unseenBy, plan)
@@ -197,7 +201,7 @@ func TestInForce(t *testing.T) {
 	must(t, err)
 	hold.serve(func() (Fastpath, error) { return Fastpath{Holder: hold.holder}, nil })
 	ask("the fast path too", "4 settings by somebody", "the fast path by "+hold.holder.String())
-	must(t, inside(elsewhere, "elsewhere", func() error {
+	must(t, netns.Do(elsewhere, func() error {
 		ask("elsewhere")
 		return nil
 	}))
@@ -207,10 +211,10 @@ func TestInForce(t *testing.T) {
 	ask("reverted")
 
 	// What a dead process has left is not in force for long.
-	b, err := s.journal.open(s.id, "node0", s.sys)
+	b, err := s.journal.Book(s.id, "node0", s.sys)
 	must(t, err)
-	_, err = b.hold(Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []change{{path: "class/net/eth0/queues/rx-0/rps_cpus", link: 2, was: "0", want: "1"}})
+	_, err = b.Hold(journal.Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []journal.Change{{Path: "class/net/eth0/queues/rx-0/rps_cpus", Link: 2, Was: "0", Want: "1"}})
 	must(t, err)
-	must(t, b.save())
+	must(t, b.Save())
 	ask("dead")
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -20,7 +22,7 @@ type subscription struct {
 	done    chan struct{}
 }
 
-func subscribe(ns netns.NsHandle) (*subscription, error) {
+func subscribe(ns netns.Handle) (*subscription, error) {
 	u := &subscription{changes: make(chan netlink.LinkUpdate, 64), done: make(chan struct{})}
 	err := netlink.LinkSubscribeWithOptions(u.changes, u.done, netlink.LinkSubscribeOptions{Namespace: &ns})
 	if err != nil {
@@ -38,46 +40,50 @@ func (u *subscription) close() {
 // follower keeps the devices of a place in step.
 type follower struct{ quit, ended chan struct{} }
 
-func (s *Session) follow(updates *subscription) *follower {
+func (a *Applier) follow(updates *subscription) *follower {
 	f := &follower{quit: make(chan struct{}), ended: make(chan struct{})}
 	go func() {
 		defer close(f.ended)
-		defer func() { updates.close() }()
-		for {
-			select {
-			case <-f.quit:
-				return
-			case _, ok := <-updates.changes:
-				if !ok {
-					// Changes were lost. First subscribe, then list what there is.
-					again, err := subscribe(s.ns)
-					if err != nil {
-						s.options.Log.Error("devices that appear from now on are not accelerated", "place", s.options.Place.Name, "error", err)
-						return
-					}
-					updates.close()
-					updates = again
-				}
-				// What a change says does not matter: the list is the truth, and
-				// one listing answers a burst.
-				for len(updates.changes) > 0 {
-					<-updates.changes
-				}
-				if err := s.reconcile(); err != nil {
-					s.options.Log.Warn("keep devices in step", "place", s.options.Place.Name, "error", err)
-				}
-			}
-		}
+		a.followUntil(f.quit, updates)
 	}()
 	return f
 }
 
+func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
+	defer func() { updates.close() }()
+	for {
+		select {
+		case <-quit:
+			return
+		case _, ok := <-updates.changes:
+			if !ok {
+				// Changes were lost. First subscribe, then list what there is.
+				again, err := subscribe(a.ns)
+				if err != nil {
+					a.options.Log.Error("devices that appear from now on are not accelerated", "place", a.options.Place.Name, "error", err)
+					return
+				}
+				updates.close()
+				updates = again
+			}
+			// What a change says does not matter: the list is the truth, and
+			// one listing answers a burst.
+			for len(updates.changes) > 0 {
+				<-updates.changes
+			}
+			if err := a.reconcile(); err != nil {
+				a.options.Log.Warn("keep devices in step", "place", a.options.Place.Name, "error", err)
+			}
+		}
+	}
+}
+
 // stopFollowing returns when nothing more is going to be applied.
-func (s *Session) stopFollowing() {
-	s.mu.Lock()
-	f := s.follower
-	s.follower = nil
-	s.mu.Unlock()
+func (a *Applier) stopFollowing() {
+	a.mu.Lock()
+	f := a.follower
+	a.follower = nil
+	a.mu.Unlock()
 	if f != nil {
 		close(f.quit)
 		<-f.ended
@@ -86,56 +92,69 @@ func (s *Session) stopFollowing() {
 
 // reconcile applies the plan to devices that have come, and forgets those that
 // have gone.
-func (s *Session) reconcile() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	devices, err := listDevices(s.links, s.sys, s.pod())
+func (a *Applier) reconcile() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	devices, err := a.devices()
 	if err != nil {
 		return err
 	}
-	names := s.plan.names(devices)
-	if maps.Equal(names, s.followed) {
+	names := a.applied.names(devices)
+	if maps.Equal(names, a.followed) {
 		return nil
 	}
 	ctx := context.Background()
-	return s.transact(ctx, func(machine, place *book) error {
-		for index, name := range s.followed {
-			switch names[index] {
-			case name:
-			case "":
-				s.settings = slices.DeleteFunc(s.settings, func(set record.Setting) bool { return isOf(set.Path, name) })
-				s.options.Log.InfoContext(ctx, "device is gone", "place", s.options.Place.Name, "device", name)
-			default:
-				for i, set := range s.settings {
-					if isOf(set.Path, name) {
-						s.settings[i].Path = renamed(set.Path, names[index])
-					}
+	return a.transact(ctx, true, func(machine, place *journal.Book) error {
+		a.rename(ctx, names)
+		for _, d := range devices {
+			if _, known := a.followed[d.Index]; known || names[d.Index] == "" {
+				continue
+			}
+			if !a.applyTo(ctx, d, machine, place) {
+				delete(names, d.Index)
+			}
+		}
+		a.followed = names
+		return place.Save()
+	})
+}
+
+// rename brings the settings up to date with the names that devices have now, by index.
+func (a *Applier) rename(ctx context.Context, names map[int]string) {
+	for index, name := range a.followed {
+		switch names[index] {
+		case name:
+		case "":
+			a.settings = slices.DeleteFunc(a.settings, func(set record.Setting) bool { return kernel.IsOf(set.Path, name) })
+			a.options.Log.InfoContext(ctx, "device is gone", "place", a.options.Place.Name, "device", name)
+		default:
+			for i, set := range a.settings {
+				if kernel.IsOf(set.Path, name) {
+					a.settings[i].Path = kernel.Renamed(set.Path, names[index])
 				}
 			}
 		}
-		for _, d := range devices {
-			if _, known := s.followed[d.Index]; known || names[d.Index] == "" {
-				continue
-			}
-			_, queues, err := s.plan.changes(machine.store, place.store, []Device{d})
-			var settings []record.Setting
-			if err == nil {
-				settings, err = s.set(machine, place, nil, queues)
-			}
-			if err != nil {
-				s.options.Log.WarnContext(ctx, "accelerate a device that appeared", "place", s.options.Place.Name, "device", d.Name, "error", err)
-				continue
-			}
-			if len(settings) == 0 { // it went again, or took another name: a change will tell
-				delete(names, d.Index)
-				continue
-			}
-			s.settings = append(s.settings, settings...)
-			s.options.Log.InfoContext(ctx, "accelerated a device that appeared", "place", s.options.Place.Name, "device", d.Name)
-		}
-		s.followed = names
-		return place.save()
-	})
+	}
+}
+
+// applyTo applies the plan to a device that has come, and tells whether it is dealt with: one that
+// went again, or took another name, is not, and a change will tell.
+func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal.Book) bool {
+	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
+	var settings []record.Setting
+	if err == nil {
+		settings, err = a.set(journal.Changes{Book: place, Changes: queues})
+	}
+	if err != nil {
+		a.options.Log.WarnContext(ctx, "accelerate a device that appeared", "place", a.options.Place.Name, "device", d.Name, "error", err)
+		return true
+	}
+	if len(settings) == 0 {
+		return false
+	}
+	a.settings = append(a.settings, settings...)
+	a.options.Log.InfoContext(ctx, "accelerated a device that appeared", "place", a.options.Place.Name, "device", d.Name)
+	return true
 }
 
 // names maps the devices that p sets anything on, by index.
@@ -150,10 +169,5 @@ func (p *plan) names(devices []Device) map[int]string {
 }
 
 func hasDevice(settings []record.Setting, name string) bool {
-	return slices.ContainsFunc(settings, func(set record.Setting) bool { return isOf(set.Path, name) })
-}
-
-// isOf tells whether a setting is one of the device called name.
-func isOf(path, name string) bool {
-	return strings.HasPrefix(path, "class/net/"+name+"/")
+	return slices.ContainsFunc(settings, func(set record.Setting) bool { return kernel.IsOf(set.Path, name) })
 }

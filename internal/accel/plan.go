@@ -8,11 +8,10 @@ import (
 	"strconv"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
 )
-
-// flowTable is the size of the table of flows that sockets read last. There is
-// one for the machine, whatever the network namespace.
-const flowTable = "net/core/rps_sock_flow_entries"
 
 // ErrConflict is two accelerators that want one setting at different values.
 var ErrConflict = errors.New("one setting is wanted at two values")
@@ -35,7 +34,7 @@ type plan struct {
 
 type queueSettings struct {
 	// cpus is the RPS mask; the empty set leaves it alone.
-	cpus Set
+	cpus cpuset.Set
 	// flows are the RFS entries that the queues of one device share; 0 leaves
 	// them alone.
 	flows int
@@ -43,7 +42,7 @@ type queueSettings struct {
 
 // makePlan merges accelerators; two that want different values of one setting
 // are an error.
-func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (Set, error)) (*plan, error) {
+func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (cpuset.Set, error)) (*plan, error) {
 	p := &plan{queues: make(map[string]queueSettings)}
 	for i, a := range accelerators {
 		var err error
@@ -67,7 +66,7 @@ func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (Se
 	return p, nil
 }
 
-func (p *plan) addRPS(classes []string, spec string, resolve func(string) (Set, error)) error {
+func (p *plan) addRPS(classes []string, spec string, resolve func(string) (cpuset.Set, error)) error {
 	cpus, err := resolve(spec)
 	if err != nil {
 		return err
@@ -119,21 +118,21 @@ func (p *plan) matches(d Device) bool {
 
 // changes reads what stands where p wants something: of the machine's table,
 // and of the queues of devices. A device that goes away meanwhile is left out.
-func (p *plan) changes(machine, place store, devices []Device) (table, queues []change, err error) {
+func (p *plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
 	if p.entries != 0 {
-		was, err := machine.read(flowTable)
+		was, err := machine.Read(kernel.FlowTable)
 		if err != nil {
-			return nil, nil, fmt.Errorf("read %s: %w", flowTable, err)
+			return nil, nil, fmt.Errorf("read %s: %w", kernel.FlowTable, err)
 		}
-		table = append(table, change{path: flowTable, was: was, want: strconv.Itoa(p.entries)})
+		table = append(table, journal.Change{Path: kernel.FlowTable, Was: was, Want: strconv.Itoa(p.entries)})
 	}
 	for _, d := range devices {
 		if !p.matches(d) {
 			continue
 		}
 		c, err := p.queues[d.Class].changes(place, d)
-		if gone(err) {
-			if _, still := place.read("class/net/" + d.Name + "/ifindex"); still == nil {
+		if kernel.Gone(err) {
+			if _, still := place.Read("class/net/" + d.Name + "/ifindex"); still == nil {
 				return nil, nil, fmt.Errorf("%w: the kernel lacks CONFIG_RPS", err)
 			}
 			continue
@@ -146,23 +145,23 @@ func (p *plan) changes(machine, place store, devices []Device) (table, queues []
 	return table, queues, nil
 }
 
-func (q queueSettings) changes(place store, d Device) ([]change, error) {
+func (q queueSettings) changes(place kernel.Store, d Device) ([]journal.Change, error) {
 	if q.flows != 0 && q.flows < d.RxQueues {
 		return nil, fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", q.flows, d.RxQueues, d.Name)
 	}
-	var changes []change
+	var changes []journal.Change
 	for i := range d.RxQueues {
 		if !q.cpus.Empty() {
-			path := d.queue(i, "rps_cpus")
-			was, err := place.read(path)
+			path := kernel.Queue(d.Name, i, "rps_cpus")
+			was, err := place.Read(path)
 			if err != nil {
 				return nil, fmt.Errorf("read %s: %w", path, err)
 			}
-			changes = append(changes, change{path, d.Index, was, q.cpus.maskLike(was)})
+			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: q.cpus.MaskLike(was)})
 		}
 		if q.flows != 0 {
-			path := d.queue(i, "rps_flow_cnt")
-			was, err := place.read(path)
+			path := kernel.Queue(d.Name, i, "rps_flow_cnt")
+			was, err := place.Read(path)
 			if err != nil {
 				return nil, fmt.Errorf("read %s: %w", path, err)
 			}
@@ -170,7 +169,7 @@ func (q queueSettings) changes(place store, d Device) ([]change, error) {
 			// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c); rounded
 			// down, so that the queues together stay within the table.
 			share := 1 << (bits.Len(uint(q.flows/d.RxQueues)) - 1)
-			changes = append(changes, change{path, d.Index, was, strconv.Itoa(share)})
+			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: strconv.Itoa(share)})
 		}
 	}
 	return changes, nil

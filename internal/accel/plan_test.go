@@ -10,10 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/kernel"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/kernel/kerneltest"
 )
 
 // fakeSys is a sysfs tree of a machine with cpus, and the devices by hardware
@@ -22,7 +26,7 @@ func fakeSys(t *testing.T, cpus int, devices []Device, hardware map[string]strin
 	t.Helper()
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "devices/system/cpu/online"), first(cpus).String()+"\n")
-	noCPUs := Set{}.maskLike(first(cpus).Mask()) + "\n"
+	noCPUs := cpuset.Set{}.MaskLike(first(cpus).Mask()) + "\n"
 	for _, d := range devices {
 		at := hardware[d.Name]
 		if at == "" {
@@ -43,38 +47,6 @@ func fakeSys(t *testing.T, cpus int, devices []Device, hardware map[string]strin
 		}
 	}
 	return root
-}
-
-// memory is a store of settings that fails where it is told to.
-type memory struct {
-	values map[string]string
-	fail   map[string]error
-	// mangle is what reads back after a write in place of what was written.
-	mangle map[string]string
-	writes []string
-}
-
-func (m *memory) read(path string) (string, error) {
-	v, ok := m.values[path]
-	if !ok {
-		return "", os.ErrNotExist
-	}
-	return v, nil
-}
-
-func (m *memory) write(path, value string) error {
-	if err := m.fail[path]; err != nil {
-		return err
-	}
-	if _, ok := m.values[path]; !ok {
-		return os.ErrNotExist
-	}
-	if v, ok := m.mangle[path]; ok && value != "0" {
-		value = v
-	}
-	m.values[path] = value
-	m.writes = append(m.writes, path+"="+value)
-	return nil
 }
 
 func rps(cpus string, classes ...string) v1alpha1.Accelerator {
@@ -136,9 +108,9 @@ func TestPlanChanges(t *testing.T) {
 		{"both in one", 2, []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{}, RFS: &v1alpha1.RFS{}}}, nil, "want exactly one of rps, rfs and fastpath"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			root := openRoot(t, fakeSys(t, tt.cpus, devices, nil))
-			machine := &memory{values: map[string]string{flowTable: "0"}}
-			got, err := planned(tt.in, root, machine, devices)
+			sys := openSys(t, fakeSys(t, tt.cpus, devices, nil))
+			machine := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+			got, err := planned(tt.in, sys, machine, devices)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Fatalf("error %v, want one with %q", err, tt.err)
@@ -156,22 +128,22 @@ func TestPlanChanges(t *testing.T) {
 }
 
 // planned formats what accelerators come to as "DEVICE/QUEUE SETTING WAS WANT".
-func planned(in []v1alpha1.Accelerator, root *os.Root, machine store, devices []Device) (lines []string, err error) {
-	cpus, err := machineCPUs(root)
+func planned(in []v1alpha1.Accelerator, sys kernel.Sysfs, machine kernel.Store, devices []Device) (lines []string, err error) {
+	cpus, err := cpuset.Machine(sys.Root)
 	if err != nil {
 		return nil, err
 	}
-	p, err := makePlan(in, func(spec string) (Set, error) { return Resolve(spec, cpus, Set{}, Set{}) })
+	p, err := makePlan(in, func(spec string) (cpuset.Set, error) { return cpuset.Resolve(spec, cpus, cpuset.Set{}, cpuset.Set{}) })
 	if err != nil {
 		return nil, err
 	}
-	table, queues, err := p.changes(machine, sysfs{root}, devices)
+	table, queues, err := p.changes(machine, sys, devices)
 	for _, c := range table {
-		lines = append(lines, fmt.Sprintf("table %s %s", c.was, c.want))
+		lines = append(lines, fmt.Sprintf("table %s %s", c.Was, c.Want))
 	}
 	for _, c := range queues {
-		f := strings.Split(c.path, "/")
-		lines = append(lines, fmt.Sprintf("%s/%s %s %s %s", f[2], strings.TrimPrefix(f[4], "rx-"), f[5], c.was, c.want))
+		f := strings.Split(c.Path, "/")
+		lines = append(lines, fmt.Sprintf("%s/%s %s %s %s", f[2], strings.TrimPrefix(f[4], "rx-"), f[5], c.Was, c.Want))
 	}
 	return lines, err
 }
@@ -184,13 +156,13 @@ func TestPlanWithoutRPS(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := []v1alpha1.Accelerator{rps("all", "nic")}
-	if _, err := planned(in, openRoot(t, dir), nil, devices); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "CONFIG_RPS") {
+	if _, err := planned(in, openSys(t, dir), nil, devices); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "CONFIG_RPS") {
 		t.Errorf("device without rps_cpus: %v, want it to name CONFIG_RPS", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "class/net/eth0")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := planned(in, openRoot(t, dir), nil, devices); err != nil || got != nil {
+	if got, err := planned(in, openSys(t, dir), nil, devices); err != nil || got != nil {
 		t.Errorf("device that went away: %v, %v, want nothing", got, err)
 	}
 }
@@ -247,7 +219,7 @@ func TestIRQCPUs(t *testing.T) {
 		writeFile(t, filepath.Join(sys, "devices/pci0000:00", file), "msix\n")
 	}
 	for name, want := range map[string]string{"ens5": "1,3", "eth0": "0-1", "veth0": ""} {
-		got, err := irqCPUs(openRoot(t, sys), proc, name)
+		got, err := irqCPUs(openSys(t, sys).Root, proc, name)
 		if err != nil || got.String() != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}

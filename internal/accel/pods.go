@@ -4,19 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
 )
 
 // NetnsDir is where container runtimes pin the network namespaces of pods, those
@@ -29,12 +31,12 @@ const NetnsDir = "/run/netns"
 type Namespace struct {
 	// File that it was opened by, for messages.
 	File   string
-	handle netns.NsHandle
+	handle netns.Handle
 }
 
 // Do runs fn inside, on a thread of its own meanwhile. The mounts stay those of
 // the caller: nothing that a pod has mounted is looked at.
-func (n *Namespace) Do(fn func() error) error { return inside(n.handle, n.File, fn) }
+func (n *Namespace) Do(fn func() error) error { return netns.Do(n.handle, fn) }
 
 // Close lets go of it.
 func (n *Namespace) Close() error { return n.handle.Close() }
@@ -174,7 +176,7 @@ func (f *Finder) forget(pinned []candidate) {
 
 // open adds a candidate to found if its number is one of those looked for.
 func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
-	handle, err := openNamespace(c.file)
+	handle, err := netns.Open(c.file)
 	if err != nil {
 		return
 	}
@@ -207,7 +209,7 @@ func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, er
 			continue
 		}
 		seen[c.inode] = true
-		handle, err := openNamespace(c.file)
+		handle, err := netns.Open(c.file)
 		if err != nil {
 			continue
 		}
@@ -266,23 +268,20 @@ func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 // each in its own namespace.
 type End struct{ Index, Host int }
 
-// ID of a network namespace, never used twice within a boot; 0 is none.
-type ID uint64
-
 // KeepInside does Keep in a pod's namespace, for the ends of the node's veths
 // there and nothing else: what else a pod may have made is not looked at, so that
 // it costs nobody anything. Nor is the machine's table touched, which is the
 // node's. Of o the place's kind is overruled.
-func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.Accelerator) (id ID, kept Kept, err error) {
+func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.Accelerator) (id netns.Cookie, kept Kept, err error) {
 	o.Place.Kind = "pod"
 	err = n.Do(func() error {
-		s, err := Open(o)
+		k, err := OpenKeeper(o)
 		if err != nil {
 			return err
 		}
-		defer s.Close()
-		id = ID(s.id.Cookie)
-		kept, err = s.keepEnds(ctx, ends, accelerators)
+		defer k.Close()
+		id = k.id.Cookie
+		kept, err = k.keepEnds(ctx, ends, accelerators)
 		return err
 	})
 	if err != nil {
@@ -291,12 +290,12 @@ func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accel
 	return id, kept, nil
 }
 
-func (s *Session) keepEnds(ctx context.Context, ends []End, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
+func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
 	indexes := make([]int, len(ends))
 	for i, end := range ends {
 		indexes[i] = end.Index
 	}
-	names, err := s.names.names(indexes)
+	names, err := k.links.Names(indexes)
 	if err != nil {
 		return kept, err
 	}
@@ -308,15 +307,15 @@ func (s *Session) keepEnds(ctx context.Context, ends []End, accelerators []v1alp
 		}
 		// Another device may have the index by now: iflink is that of a veth's
 		// other end.
-		other, err := s.sys.read("class/net/" + name + "/iflink")
-		if gone(err) || err == nil && other != strconv.Itoa(end.Host) {
+		other, err := k.sys.Read("class/net/" + name + "/iflink")
+		if kernel.Gone(err) || err == nil && other != strconv.Itoa(end.Host) {
 			continue
 		}
 		if err != nil {
 			return kept, fmt.Errorf("look for the other end of %s: %w", name, err)
 		}
-		queues, err := rxQueues(s.sys, name)
-		if gone(err) {
+		queues, err := rxQueues(k.sys, name)
+		if kernel.Gone(err) {
 			continue
 		}
 		if err != nil {
@@ -324,11 +323,11 @@ func (s *Session) keepEnds(ctx context.Context, ends []End, accelerators []v1alp
 		}
 		devices = append(devices, Device{Name: name, Index: end.Index, Kind: "veth", Class: v1alpha1.DevicePod, RxQueues: queues})
 	}
-	if s.plan, err = s.newPlan(accelerators, devices); err != nil {
+	if k.wanted, err = k.plan(accelerators, devices); err != nil {
 		return kept, err
 	}
-	err = s.transactPlace(ctx, func(machine, place *book) error {
-		kept, err = s.keep(machine, place, devices, true)
+	err = k.transact(ctx, !k.pod(), func(machine, place *journal.Book) error {
+		kept, err = k.keep(machine, place, devices, true)
 		return err
 	})
 	return kept, err
@@ -338,84 +337,34 @@ func (s *Session) keepEnds(ctx context.Context, ends []End, accelerators []v1alp
 // other than those to keep, and restores it where the namespace is still there.
 // One that neither a file nor a process stands for is taken to be gone, and what
 // was set there with it.
-func (f *Finder) Sweep(ctx context.Context, o Options, keep func(ID) bool) (restored int, err error) {
+func (f *Finder) Sweep(ctx context.Context, o Options, keep func(netns.Cookie) bool) (restored int, err error) {
 	o = o.withDefaults()
-	holder := Holder{Owner: o.Owner}
-	j, err := openJournal(o.JournalDir, o.Proc)
+	j, err := journal.Open(o.JournalDir, o.Proc)
 	if err != nil {
 		return 0, err
 	}
-	entries, err := os.ReadDir(o.JournalDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
+	all, err := j.Namespaces()
 	if err != nil {
-		return 0, fmt.Errorf("list journal: %w", err)
+		return 0, err
 	}
-	var candidates map[uint64]string
+	files := sync.OnceValue(func() map[uint64]string {
+		files := make(map[uint64]string)
+		for _, c := range append(f.ofProcesses(), f.pinned()...) {
+			files[c.inode] = c.file
+		}
+		return files
+	})
 	var errs []error
-	for _, e := range entries {
-		number, isLedger := strings.CutPrefix(strings.TrimSuffix(e.Name(), ".json"), "netns-")
-		cookie, err := strconv.ParseUint(number, 10, 64)
-		if !isLedger || err != nil || keep(ID(cookie)) {
+	for _, id := range all {
+		if keep(id) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return restored, errors.Join(append(errs, err)...)
 		}
-		if candidates == nil {
-			candidates = make(map[uint64]string)
-			for _, c := range append(f.ofProcesses(), f.pinned()...) {
-				candidates[c.inode] = c.file
-			}
-		}
-		n, err := j.letGo(e.Name(), holder, candidates)
+		n, err := j.ReleaseIn(id, journal.Holder{Owner: o.Owner}, files())
 		restored += n
 		errs = append(errs, err)
 	}
 	return restored, errors.Join(errs...)
-}
-
-// letGo releases a holder from a ledger, inside its namespace if that is there.
-func (j *journal) letGo(name string, h Holder, candidates map[uint64]string) (restored int, err error) {
-	unlock, err := j.lock()
-	if err != nil {
-		return 0, err
-	}
-	defer unlock()
-	l, err := j.read(name)
-	if err != nil {
-		return 0, err
-	}
-	mine := func(_ entry, other Holder) bool { return h == other }
-	if !slices.ContainsFunc(l.Entries, func(e entry) bool { return slices.Contains(e.Holders, h) }) {
-		return 0, nil
-	}
-	release := func(b *book) error {
-		settings, err := b.release(mine)
-		restored = len(settings)
-		return err
-	}
-	there := false
-	if file := candidates[l.Inode]; file != "" {
-		err = within(file, func() error {
-			id, err := currentNamespace()
-			if err != nil || id.Cookie != l.Cookie {
-				return err
-			}
-			there = true
-			return j.withBook(l, release)
-		})
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-			err = nil // it went while we looked
-		}
-	}
-	if err != nil || there {
-		return restored, err
-	}
-	b, err := j.open(l.namespace, l.Place, nowhere{})
-	if err != nil {
-		return 0, err
-	}
-	return 0, release(b)
 }

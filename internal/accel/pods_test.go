@@ -10,20 +10,27 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/accel/kernel/kerneltest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 )
 
 // pin mounts a namespace on a file, as a container runtime does.
-func pin(t *testing.T, ns netns.NsHandle, path string) {
+func pin(t *testing.T, ns netns.Handle, path string) {
 	t.Helper()
 	writeFile(t, path, "")
-	must(t, inside(ns, path, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
+	must(t, netns.Do(ns, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 
@@ -32,26 +39,26 @@ func keeper(dir string) Options {
 }
 
 // podOf makes the veth of a pod, and returns its number and end.
-func podOf(t testing.TB, elsewhere netns.NsHandle, name string) (number int, end End) {
+func podOf(t testing.TB, elsewhere netns.Handle, name string) (number int, end End) {
 	t.Helper()
 	a := addVeth(t, elsewhere, name, 1).Attrs()
 	return a.NetNsID, End{Index: a.ParentIndex, Host: a.Index}
 }
 
 // maskIn reads the mask of a device by its index, inside.
-func maskIn(t testing.TB, ns netns.NsHandle, index int) (mask string) {
+func maskIn(t testing.TB, ns netns.Handle, index int) (mask string) {
 	t.Helper()
-	must(t, inside(ns, "pod", func() error {
+	must(t, netns.Do(ns, func() error {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {
 			return err
 		}
-		sys, err := MountSys()
+		sys, err := kernel.OpenSysfs("")
 		if err != nil {
 			return err
 		}
 		defer sys.Close()
-		mask, err = sysfs{sys}.read("class/net/" + l.Attrs().Name + "/queues/rx-0/rps_cpus")
+		mask, err = sys.Read("class/net/" + l.Attrs().Name + "/queues/rx-0/rps_cpus")
 		return err
 	}))
 	return strings.TrimLeft(mask, "0,")
@@ -59,10 +66,10 @@ func maskIn(t testing.TB, ns netns.NsHandle, index int) (mask string) {
 
 func TestFinder(t *testing.T) {
 	elsewhere := enter(t)
-	other, err := netns.New()
+	other, err := vnetns.New()
 	must(t, err)
 	defer other.Close()
-	here, err := netns.New() // the node
+	here, err := vnetns.New() // the node
 	must(t, err)
 	defer here.Close()
 	dir := t.TempDir()
@@ -97,8 +104,8 @@ func TestFinder(t *testing.T) {
 	}
 
 	// By an address: that of one namespace, not of two.
-	giveAddress := func(ns netns.NsHandle, cidr string) {
-		must(t, inside(ns, "pod", func() error {
+	giveAddress := func(ns netns.Handle, cidr string) {
+		must(t, netns.Do(ns, func() error {
 			lo, err := netlink.LinkByName("lo")
 			if err != nil {
 				return err
@@ -133,7 +140,7 @@ func TestKeepInside(t *testing.T) {
 	f, err := NewFinder("/proc", netnsDir)
 	must(t, err)
 	defer f.Close()
-	keep := func(ends []End, accelerators ...v1alpha1.Accelerator) (ID, Kept) {
+	keep := func(ends []End, accelerators ...v1alpha1.Accelerator) (netns.Cookie, Kept) {
 		t.Helper()
 		n := f.Find(number)[number]
 		if n == nil {
@@ -187,7 +194,7 @@ func TestKeepInside(t *testing.T) {
 // A pod goes while somebody is inside: the namespace, the file and the veth, in every
 // order, end nothing but the pod.
 func TestNamespaceGoes(t *testing.T) {
-	needRoot(t)
+	testenv.NeedRoot(t)
 	dir, netnsDir := t.TempDir(), t.TempDir()
 	for name, leave := range map[string]func(veth, pinned string) error{
 		"veth": func(veth, _ string) error { return delLink(veth) },
@@ -222,7 +229,7 @@ func TestNamespaceGoes(t *testing.T) {
 					t.Errorf("it is held open: %v", found)
 				}
 			}
-			if _, err := f.Sweep(t.Context(), keeper(dir), func(ID) bool { return false }); err != nil {
+			if _, err := f.Sweep(t.Context(), keeper(dir), func(netns.Cookie) bool { return false }); err != nil {
 				t.Error(err)
 			}
 			if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {
@@ -247,7 +254,7 @@ func TestKeep(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 2)
 	dir := t.TempDir()
-	s, err := Open(keeper(dir))
+	s, err := OpenKeeper(keeper(dir))
 	must(t, err)
 	defer s.Close()
 	before := snapshot(t)
@@ -266,8 +273,8 @@ func TestKeep(t *testing.T) {
 	if kept := keep(all...); kept.Set+kept.Repaired+kept.Reverted != 0 || len(kept.Counts) != 5 {
 		t.Errorf("again: %+v", kept)
 	}
-	must(t, s.sys.write("class/net/eth0/queues/rx-1/rps_cpus", "0"))
-	must(t, sysctls{"/proc"}.write(flowTable, "512"))
+	must(t, s.sys.Write("class/net/eth0/queues/rx-1/rps_cpus", "0"))
+	must(t, kernel.Sysctls{Proc: "/proc"}.Write(kernel.FlowTable, "512"))
 	if kept := keep(all...); kept.Repaired != 2 || kept.Set != 0 {
 		t.Errorf("drift: %+v", kept)
 	}
@@ -276,7 +283,7 @@ func TestKeep(t *testing.T) {
 	_, err = other.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "overlay")})
 	must(t, err)
 	kept := keep(append(all, rps(first(runtime.NumCPU()).String(), "overlay"))...)
-	if len(kept.Refused) != 1 || !errors.Is(kept.Refused[0].Err, ErrHeld) || kept.Refused[0].File != "rps_cpus" {
+	if len(kept.Refused) != 1 || !errors.Is(kept.Refused[0].Err, journal.ErrHeld) || kept.Refused[0].File != "rps_cpus" {
 		t.Errorf("held: %+v", kept.Refused)
 	}
 
@@ -289,7 +296,7 @@ func TestKeep(t *testing.T) {
 	if err != nil || kept.Set != 1 || kept.Reverted != 0 {
 		t.Errorf("a device that came: %+v, %v", kept, err)
 	}
-	unkept, err := Open(keeper(dir))
+	unkept, err := OpenKeeper(keeper(dir))
 	must(t, err)
 	defer unkept.Close()
 	if _, err := unkept.KeepDevices(t.Context(), nil); err == nil {
@@ -311,18 +318,6 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
-	elsewhere := enter(t)
-	link := addVeth(t, elsewhere, "veth0", 1).Attrs()
-	s, err := openNames()
-	must(t, err)
-	defer s.close()
-	names, err := s.names([]int{1, link.Index, 4096})
-	if d := cmp.Diff(map[int]string{1: "lo", link.Index: "veth0"}, names); d != "" || err != nil {
-		t.Errorf("%v %s", err, d)
-	}
-}
-
 // TestKeepCrashAtEveryStep ends an agent at each operation on a setting in turn, while
 // it takes one policy up, changes to another and gives that up. What reads otherwise
 // than it did is in the journal, and the next life puts it back.
@@ -335,40 +330,46 @@ func TestKeepCrashAtEveryStep(t *testing.T) {
 	}
 }
 
+const (
+	queue0 = "class/net/eth0/queues/rx-0/rps_cpus"
+	queue1 = "class/net/eth0/queues/rx-1/rps_cpus"
+)
+
 func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 	t.Helper()
 	found := map[string]string{queue0: "0", queue1: "2"}
-	table := &memory{values: map[string]string{flowTable: "0"}}
-	queues := &memory{values: map[string]string{
+	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+	queues := &kerneltest.Memory{Values: map[string]string{
 		queue0: "0", queue1: "2", "class/net/eth0/queues/rx-0/rps_flow_cnt": "0", "class/net/eth0/queues/rx-1/rps_flow_cnt": "0",
 	}}
-	j, err := openJournal(t.TempDir(), fakeProc(t, nil))
+	dir := t.TempDir()
+	j, err := journal.Open(dir, kerneltest.Proc(t, nil))
 	must(t, err)
-	books := func(left *int) (machine, place *book) {
-		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
-		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+	books := func(left *int) (machine, place *journal.Book) {
+		machine, err1 := j.Book(netns.ID{}, "machine", kerneltest.Crash{Store: table, Left: left})
+		place, err2 := j.Book(netns.ID{Cookie: 9}, "node0", kerneltest.Crash{Store: queues, Left: left})
 		must(t, errors.Join(err1, err2))
 		return machine, place
 	}
 	devices := []Device{{Name: "eth0", Index: 2, Class: "nic", RxQueues: 2}}
 	plans := map[string]*plan{
-		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: NewSet(0), flows: 1024}}},
-		"second": {queues: map[string]queueSettings{"nic": {cpus: NewSet(0, 1)}}},
+		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0), flows: 1024}}},
+		"second": {queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0, 1)}}},
 		"none":   {},
 	}
 	life := func(left int, course ...string) (crashed bool) {
 		defer func() {
 			if r := recover(); r != nil {
-				if _, ok := r.(crash); !ok {
+				if _, ok := r.(kerneltest.Crash); !ok {
 					panic(r)
 				}
 				crashed = true
 			}
 		}()
-		s := &Session{holder: Holder{Owner: "agent"}}
+		s := &Keeper{place: &place{holder: journal.Holder{Owner: "agent"}}}
 		for _, name := range course {
 			machine, place := books(&left)
-			s.plan = plans[name]
+			s.wanted = plans[name]
 			if kept, err := s.keep(machine, place, devices, true); err != nil || len(kept.Refused) != 0 {
 				t.Errorf("after %d steps: %s: %v %v", steps, name, err, kept.Refused)
 			}
@@ -379,62 +380,33 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 
 	never := 1000
 	machine, place := books(&never)
-	for _, b := range []*book{machine, place} {
-		was := map[string]string{flowTable: "0", queue0: "0", queue1: "2"}
-		values := table.values
+	for _, b := range []*journal.Book{machine, place} {
+		was := map[string]string{kernel.FlowTable: "0", queue0: "0", queue1: "2"}
+		values := table.Values
 		if b == place {
-			values = queues.values
+			values = queues.Values
 		}
 		for path, now := range values {
 			before := was[path]
 			if before == "" {
 				before = "0"
 			}
-			if e := b.find(path); now != before && (e == nil || e.Was != before) {
+			if e := b.Find(path); now != before && (e == nil || e.Was != before) {
 				t.Errorf("after %d steps %s reads %s, was %s, and the journal says %+v", steps, path, now, before, e)
 			}
 		}
 	}
 	life(1000, "first", "none")
 	for path, was := range found {
-		if queues.values[path] != was {
-			t.Errorf("after %d steps: %s reads %s in the end, was %s", steps, path, queues.values[path], was)
+		if queues.Values[path] != was {
+			t.Errorf("after %d steps: %s reads %s in the end, was %s", steps, path, queues.Values[path], was)
 		}
 	}
-	if table.values[flowTable] != "0" || queues.values["class/net/eth0/queues/rx-0/rps_flow_cnt"] != "0" {
-		t.Errorf("after %d steps: the table reads %s in the end", steps, table.values[flowTable])
+	if table.Values[kernel.FlowTable] != "0" || queues.Values["class/net/eth0/queues/rx-0/rps_flow_cnt"] != "0" {
+		t.Errorf("after %d steps: the table reads %s in the end", steps, table.Values[kernel.FlowTable])
 	}
-	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.json")); files != nil {
 		t.Errorf("left in the journal: %v", files)
 	}
 	return crashed
-}
-
-// TestReadOnlySysfs writes where a container runtime has made a namespace's whole sysfs
-// read-only, which it is again afterwards.
-func TestReadOnlySysfs(t *testing.T) {
-	enter(t)
-	root, err := MountSys()
-	must(t, err)
-	defer root.Close()
-	s := sysfs{root}
-	must(t, s.reconfigure("ro"))
-	const mask = "class/net/lo/queues/rx-0/rps_cpus"
-	refused := func() bool {
-		f, err := s.OpenFile(mask, os.O_WRONLY, 0)
-		if err == nil {
-			f.Close()
-		}
-		return errors.Is(err, unix.EROFS)
-	}
-	if !refused() {
-		t.Fatal("a sysfs that is read-only can be written to")
-	}
-	must(t, s.write(mask, "1"))
-	if got, err := s.read(mask); err != nil || strings.TrimLeft(got, "0,") != "1" {
-		t.Errorf("the mask reads %q, %v", got, err)
-	}
-	if !refused() {
-		t.Error("it was left writable")
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/accel/kernel"
 )
 
 // Probe returns a function that says why this machine cannot apply an accelerator; nil if it can. It
@@ -18,25 +19,24 @@ func Probe(ctx context.Context) func(v1alpha1.Accelerator) error {
 		if a.Fastpath != nil {
 			return fast()
 		}
-		root, err := MountSys()
+		sysfs, err := kernel.OpenSysfs("")
 		if err != nil {
 			return Forbidden(err)
 		}
-		defer root.Close()
-		return probeRPS(sysfs{root}, sysctls{"/proc"}, a)
+		defer sysfs.Close()
+		return probeRPS(sysfs, kernel.Sysctls{Proc: "/proc"}, a)
 	}
 }
 
 // probeRPS looks for the settings of RPS and RFS; of devices, every machine has the loopback device.
-func probeRPS(queues, machine store, a v1alpha1.Accelerator) error {
-	const queue = "class/net/lo/queues/rx-0/"
-	if _, err := queues.read(queue + "rps_cpus"); gone(err) {
+func probeRPS(queues, machine kernel.Store, a v1alpha1.Accelerator) error {
+	if _, err := queues.Read(kernel.Queue("lo", 0, "rps_cpus")); kernel.Gone(err) {
 		return errors.New("this kernel lacks RPS (CONFIG_RPS)")
 	}
 	if a.RFS == nil {
 		return nil
 	}
-	if _, err := machine.read(flowTable); err != nil {
+	if _, err := machine.Read(kernel.FlowTable); err != nil {
 		return Forbidden(err)
 	}
 	return nil

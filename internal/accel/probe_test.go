@@ -1,46 +1,39 @@
 package accel
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/accel/kernel/kerneltest"
 )
-
-// fileStore is a store of these settings.
-type fileStore map[string]string
-
-func (s fileStore) read(path string) (string, error) {
-	value, ok := s[path]
-	if !ok {
-		return "", &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
-	}
-	return value, nil
-}
-
-func (fileStore) write(string, string) error { return errors.New("a probe writes nothing") }
 
 func TestProbeRPS(t *testing.T) {
 	rps, rfs := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{}}, v1alpha1.Accelerator{RFS: &v1alpha1.RFS{}}
-	queues, table := fileStore{"class/net/lo/queues/rx-0/rps_cpus": "0"}, fileStore{flowTable: "0"}
+	nothing := &kerneltest.Memory{}
+	queues := &kerneltest.Memory{Values: map[string]string{kernel.Queue("lo", 0, "rps_cpus"): "0"}}
+	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
 	for _, c := range []struct {
 		what            string
-		queues, machine fileStore
+		queues, machine *kerneltest.Memory
 		a               v1alpha1.Accelerator
 		want            string
 	}{
-		{"RPS", queues, fileStore{}, rps, ""},
+		{"RPS", queues, nothing, rps, ""},
 		{"RFS", queues, table, rfs, ""},
-		{"RPS, no CONFIG_RPS", fileStore{}, table, rps, "this kernel lacks RPS (CONFIG_RPS)"},
-		{"RFS, no CONFIG_RPS", fileStore{}, table, rfs, "this kernel lacks RPS (CONFIG_RPS)"},
-		{"RFS, no flow table", queues, fileStore{}, rfs, flowTable},
+		{"RPS, no CONFIG_RPS", nothing, table, rps, "this kernel lacks RPS (CONFIG_RPS)"},
+		{"RFS, no CONFIG_RPS", nothing, table, rfs, "this kernel lacks RPS (CONFIG_RPS)"},
+		{"RFS, no flow table", queues, nothing, rfs, kernel.FlowTable},
 	} {
 		err := probeRPS(c.queues, c.machine, c.a)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.what, err, c.want)
+		}
+		if writes := slices.Concat(c.queues.Writes, c.machine.Writes); len(writes) > 0 {
+			t.Errorf("%s: the probe wrote %q", c.what, writes)
 		}
 	}
 }

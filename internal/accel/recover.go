@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
@@ -20,12 +22,12 @@ import (
 // Of o it needs JournalDir and Proc.
 func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
 	o = o.withDefaults()
-	err = withJournal(o, func(j *journal) error {
-		return errors.Join(j.eachBook(ctx, func(b *book) error {
-			settings, err := b.releaseDead()
+	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
+		return errors.Join(j.Each(ctx, func(b *journal.Book) error {
+			settings, err := b.ReleaseDead()
 			restored = append(restored, settings...)
-			return errors.Join(err, b.save())
-		}), j.sweepFast())
+			return errors.Join(err, b.Save())
+		}), sweepFast(o.JournalDir))
 	})
 	if err != nil {
 		return restored, fmt.Errorf("recover accelerators: %w", err)
@@ -38,17 +40,17 @@ type Held struct {
 	// Setting reads now what Got says. Its Place is what the first holder called
 	// the network namespace, or "machine".
 	record.Setting
-	Holders []Holder
+	Holders []journal.Holder
 }
 
 // Status lists what is held on this machine. Of o it needs JournalDir and Proc.
 func Status(ctx context.Context, o Options) (held []Held, err error) {
 	o = o.withDefaults()
-	err = withJournal(o, func(j *journal) error {
-		return j.eachBook(ctx, func(b *book) error {
+	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
+		return j.Each(ctx, func(b *journal.Book) error {
 			for _, e := range b.Entries {
-				got, err := b.store.read(e.Path)
-				if e.Link != 0 && gone(err) {
+				got, err := b.Store.Read(e.Path)
+				if e.Link != 0 && kernel.Gone(err) {
 					continue
 				}
 				if err != nil {
@@ -81,126 +83,25 @@ func InForce(o Options) (all []string, err error) {
 	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	j, err := openJournal(o.JournalDir, o.Proc)
+	j, err := journal.Open(o.JournalDir, o.Proc)
 	if err != nil {
 		return nil, err
 	}
-	id, err := currentNamespace()
+	id, err := netns.CurrentID()
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := j.lock()
+	living, err := j.Living(id) // what others have left, the next to apply restores
 	if err != nil {
 		return nil, err
 	}
-	l, err := j.read(id.file())
-	unlock()
-	if err != nil {
-		return nil, err
-	}
-	if l.Boot != j.boot {
-		l.Entries = nil
-	}
-	settings := make(map[Holder]int)
-	for _, e := range l.Entries {
-		for _, h := range e.Holders {
-			settings[h]++
-		}
-	}
-	for h, n := range settings {
-		if alive, err := h.alive(o.Proc); err != nil || !alive {
-			continue // the next to apply restores what it left
-		}
+	for h, n := range living {
 		all = append(all, fmt.Sprintf("%d settings by %s", n, h))
 	}
 	slices.Sort(all)
-	fast, held, err := askFast(j.fastSocket(id))
+	fast, held, err := askFast(fastSocketFile(o.JournalDir, id))
 	if held {
 		all = append(all, fmt.Sprintf("the fast path by %s", fast.Holder))
 	}
 	return all, err
-}
-
-// withJournal calls fn alone on the machine, if there is a journal.
-func withJournal(o Options, fn func(*journal) error) error {
-	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	j, err := openJournal(o.JournalDir, o.Proc)
-	if err != nil {
-		return err
-	}
-	unlock, err := j.lock()
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return fn(j)
-}
-
-// eachBook calls fn on every ledger, the machine's last, in the network
-// namespace it is of; if that cannot be found it is gone, and its settings with
-// it. One failure does not keep fn from the other ledgers.
-func (j *journal) eachBook(ctx context.Context, fn func(*book) error) error {
-	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
-	if err != nil {
-		return err
-	}
-	slices.Sort(files)
-	var errs []error
-	for _, file := range files {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		errs = append(errs, j.visit(filepath.Base(file), fn))
-	}
-	machine, err := j.machine()
-	if err == nil {
-		err = fn(machine)
-	}
-	return errors.Join(append(errs, err)...)
-}
-
-// nowhere is where the settings of a namespace that is gone are.
-type nowhere struct{}
-
-func (nowhere) read(string) (string, error) { return "", fs.ErrNotExist }
-func (nowhere) write(string, string) error  { return fs.ErrNotExist }
-
-func (j *journal) visit(name string, fn func(*book) error) error {
-	l, err := j.read(name)
-	if err != nil {
-		return err
-	}
-	file, err := findNamespace(j.proc, l.namespace)
-	if err != nil {
-		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
-	}
-	if file == "" {
-		b, err := j.open(l.namespace, l.Place, nowhere{})
-		if err != nil {
-			return err
-		}
-		return fn(b)
-	}
-	return within(file, func() error { return j.withBook(l, fn) })
-}
-
-// withBook calls fn with the ledger of the calling thread's network namespace.
-func (j *journal) withBook(l ledger, fn func(*book) error) error {
-	sys, err := MountSys()
-	if err != nil {
-		return err
-	}
-	defer sys.Close()
-	names, err := openNames()
-	if err != nil {
-		return err
-	}
-	defer names.close()
-	b, err := j.namespace(l.namespace, l.Place, sysfs{sys}, names)
-	if err != nil {
-		return err
-	}
-	return fn(b)
 }

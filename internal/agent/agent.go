@@ -3,8 +3,8 @@
 // go; verifies settings periodically; and restores those that no policy wants any more.
 //
 // An Agent knows policies, devices and network namespaces, but not where policies come from and who reads
-// its status: file.go reads policies from a file, kubernetes.go from a cluster. internal/accel journals,
-// writes and reads back settings.
+// its status: file.go reads policies from a file, internal/agent/kube from a cluster. internal/accel
+// journals, writes and reads back settings.
 //
 // Settings outlive an Agent: the journal has them under the owner "agent", and the next Agent adopts them.
 // The fast path ends with the process, because it is safe only while a process invalidates flows; the next
@@ -27,6 +27,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/target"
 )
@@ -128,7 +129,7 @@ type Event struct {
 type Agent struct {
 	options Options
 	lock    *os.File
-	host    *accel.Session
+	host    *accel.Keeper
 	finder  *accel.Finder
 	watch   *watch
 	metrics *metrics
@@ -160,7 +161,7 @@ func New(o Options) (a *Agent, err error) {
 	if a.lock, err = lockMachine(o.JournalDir); err != nil {
 		return a, err
 	}
-	if a.host, err = accel.Open(o.accel(target.Place{Name: o.Node, Kind: target.Node})); err != nil {
+	if a.host, err = accel.OpenKeeper(o.accel(target.Place{Name: o.Node, Kind: target.Node})); err != nil {
 		return a, err
 	}
 	if a.finder, err = accel.NewFinder(o.Proc, o.NetnsDirs...); err != nil {
@@ -370,7 +371,7 @@ func (a *Agent) Healthy() error {
 // Revert restores all settings of agents on this machine. No agent may be running. It returns how many
 // settings it wrote.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
-	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id accel.ID) bool { return id == a.host.ID() })
+	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
 	view, lookErr := a.host.Look()
 	if lookErr != nil {
 		return restored, errors.Join(err, lookErr)

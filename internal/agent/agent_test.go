@@ -15,11 +15,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/testenv"
 )
@@ -35,14 +36,14 @@ func must(t testing.TB, err error) {
 // stays in, and a folder where its pods' are pinned as a runtime does.
 type place struct {
 	t       testing.TB
-	ns      netns.NsHandle
+	ns      netns.Handle
 	netns   string
 	journal string
 	pods    map[string]*testPod
 }
 
 type testPod struct {
-	handle netns.NsHandle
+	handle netns.Handle
 	file   string
 }
 
@@ -52,9 +53,9 @@ func newPlace(t testing.TB) *place {
 		t.Skip("network namespaces take root")
 	}
 	runtime.LockOSThread()
-	before, err := netns.Get()
+	before, err := vnetns.Get()
 	must(t, err)
-	ns, err := netns.New()
+	ns, err := vnetns.New()
 	must(t, err)
 	run := t.TempDir() // in memory, as /run is: a journal of a disk's file system makes writers wait
 	must(t, unix.Mount("tmpfs", run, "tmpfs", 0, ""))
@@ -64,7 +65,7 @@ func newPlace(t testing.TB) *place {
 		for name := range p.pods {
 			p.remove(name)
 		}
-		if err := errors.Join(netns.Set(before), ns.Close(), before.Close()); err != nil {
+		if err := errors.Join(vnetns.Set(before), ns.Close(), before.Close()); err != nil {
 			t.Errorf("leave the test's network namespace: %v", err) // the thread stays locked
 			return
 		}
@@ -76,10 +77,10 @@ func newPlace(t testing.TB) *place {
 // nic gives the node a device of class nic: a veth whose other end is nobody's pod.
 func (p *place) nic() {
 	p.t.Helper()
-	wire, err := netns.New()
+	wire, err := vnetns.New()
 	must(p.t, err)
 	p.t.Cleanup(func() { wire.Close() })
-	must(p.t, netns.Set(p.ns))
+	must(p.t, vnetns.Set(p.ns))
 	must(p.t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "wire", PeerNamespace: netlink.NsFd(wire),
 	}))
@@ -93,12 +94,12 @@ func (p *place) nic() {
 // namespace makes a pod's namespace and pins it, as a runtime does first.
 func (p *place) namespace(name string) *testPod {
 	p.t.Helper()
-	handle, err := netns.New()
+	handle, err := vnetns.New()
 	must(p.t, err)
 	file := filepath.Join(p.netns, name)
 	must(p.t, os.WriteFile(file, nil, 0o444))
 	must(p.t, unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, ""))
-	must(p.t, netns.Set(p.ns))
+	must(p.t, vnetns.Set(p.ns))
 	pod := &testPod{handle, file}
 	p.pods[name] = pod
 	return pod
@@ -133,15 +134,15 @@ func (p *place) remove(name string) {
 // in runs fn inside a pod.
 func (p *place) in(pod string, fn func()) {
 	p.t.Helper()
-	must(p.t, netns.Set(p.pods[pod].handle))
+	must(p.t, vnetns.Set(p.pods[pod].handle))
 	fn()
-	must(p.t, netns.Set(p.ns))
+	must(p.t, vnetns.Set(p.ns))
 }
 
 // settings reads all that an accelerator can change in this namespace.
 func settings(t testing.TB) map[string]string {
 	t.Helper()
-	sys, err := accel.MountSys()
+	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	values := make(map[string]string)
@@ -561,7 +562,7 @@ func TestDriftAndHeld(t *testing.T) {
 	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	for _, where := range []string{"", "a"} {
 		drift := func() {
-			sys, err := accel.MountSys()
+			sys, err := netns.Sysfs()
 			must(t, err)
 			defer sys.Close()
 			must(t, sys.WriteFile("class/net/eth0/queues/rx-0/rps_cpus", []byte("2"), 0))
@@ -586,7 +587,7 @@ func TestDriftAndHeld(t *testing.T) {
 
 	ho := a.options.accel(targetNode)
 	ho.Owner, ho.Persistent = "an experiment", false
-	s, err := accel.Open(ho)
+	s, err := accel.OpenApplier(ho)
 	must(t, err)
 	defer s.Close()
 	_, err = s.Apply(t.Context(), []v1alpha1.Accelerator{rps("1", "nic")})

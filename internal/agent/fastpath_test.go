@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"github.com/cilium/ebpf"
 	tcx "github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
@@ -290,10 +292,10 @@ func TestFastpath(t *testing.T) {
 	hooks("begun anew", active)
 
 	// Another wants it here: an experiment's worker.
-	other, err := accel.Open(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
+	other, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
 	must(t, err)
 	defer other.Close()
-	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); !errors.Is(err, accel.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {
+	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); !errors.Is(err, journal.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {
 		t.Errorf("held twice: %v", err)
 	}
 

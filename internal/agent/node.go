@@ -9,11 +9,14 @@ import (
 	"slices"
 	"time"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 )
 
@@ -59,7 +62,7 @@ type group struct {
 	// since when a link of it, or a policy for it, has existed.
 	since time.Time
 	// id is known once it has been entered.
-	id  accel.ID
+	id  netns.Cookie
 	pod *Pod
 	// policies that are applied, by key, and the result.
 	policies []string
@@ -319,7 +322,7 @@ func (a *Agent) tally(place string, kept accel.Kept) {
 	}
 	for _, r := range kept.Refused {
 		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
-		if errors.Is(r.Err, accel.ErrChanged) {
+		if errors.Is(r.Err, journal.ErrChanged) {
 			a.notify(Event{true, "Changed", r.Err.Error()})
 		}
 	}
@@ -442,7 +445,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
 	}
 	place := target.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
 	first := g.id == 0
-	var id accel.ID
+	var id netns.Cookie
 	id, g.kept, g.err = n.KeepInside(ctx, a.options.accel(place), g.ends, a.ofPod(g.policies))
 	if id != 0 {
 		g.id = id
@@ -482,12 +485,12 @@ func (a *Agent) sweep(ctx context.Context) {
 	if a.links == nil {
 		return
 	}
-	keep := map[accel.ID]bool{a.host.ID(): true}
+	keep := map[netns.Cookie]bool{a.host.Cookie(): true}
 	for _, g := range a.groups {
 		keep[g.id] = true
 	}
 	a.departed = false
-	restored, err := a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id accel.ID) bool { return keep[id] })
+	restored, err := a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return keep[id] })
 	a.metrics.reverted.Add(float64(restored))
 	if err != nil && ctx.Err() == nil {
 		a.metrics.errors.Inc()

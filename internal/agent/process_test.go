@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 )
 
 // childEnv makes the test's binary an agent, with these options.
@@ -229,7 +229,7 @@ func changesOf(t testing.TB, dir string) func(n int, limit time.Duration) {
 
 func write(t testing.TB, path, value string) {
 	t.Helper()
-	sys, err := accel.MountSys()
+	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	must(t, sys.WriteFile(path, []byte(value), 0))

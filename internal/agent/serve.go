@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -275,4 +276,31 @@ func signed() (*tls.Certificate, error) {
 		return nil, err
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// ErrBusy is Authorize's error if too many tokens are under review.
+var ErrBusy = errors.New("too many tokens are under review; try again")
+
+// authorized serves requests with a bearer token that is authorized.
+func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") || token == "" {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		ok, err := may(r.Context(), token)
+		switch {
+		case errors.Is(err, ErrBusy): // a flood of tokens must not fill the log
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		case err != nil:
+			log.Warn("review a token for /metrics", "error", err)
+			http.Error(w, "the API server did not say whether this token may get /metrics; see the agent's log", http.StatusServiceUnavailable)
+		case !ok:
+			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
+		default:
+			h.ServeHTTP(w, r)
+		}
+	})
 }

@@ -320,3 +320,30 @@ func TestServeTLS(t *testing.T) {
 	}
 	offered()
 }
+
+// TestAuthorized asks with tokens that may, that may not, and that cannot be asked about.
+func TestAuthorized(t *testing.T) {
+	h := authorized(hello, func(_ context.Context, token string) (bool, error) {
+		switch token {
+		case "busy":
+			return false, fmt.Errorf("review: %w", ErrBusy)
+		case "down":
+			return false, errors.New("the cluster is down")
+		}
+		return token == "reader", nil
+	}, slog.New(slog.DiscardHandler))
+	for header, want := range map[string]int{
+		"": http.StatusUnauthorized, "Basic cmVhZGVy": http.StatusUnauthorized, "Bearer ": http.StatusUnauthorized,
+		"Bearer reader": http.StatusOK, "bearer reader": http.StatusOK, "Bearer other": http.StatusForbidden,
+		"Bearer busy": http.StatusServiceUnavailable, "Bearer down": http.StatusServiceUnavailable,
+	} {
+		r := httptest.NewRequest("GET", "/metrics", nil)
+		if header != "" {
+			r.Header.Set("Authorization", header)
+		}
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("Authorization %q: %d, want %d", header, w.Code, want)
+		}
+	}
+}

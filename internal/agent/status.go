@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 )
@@ -83,7 +85,7 @@ func (a *Agent) observeFastpath() *FastpathStatus {
 	}
 	skipped := strings.Join(f.Skipped, "; ")
 	switch {
-	case errors.Is(state.Err, accel.ErrHeld):
+	case errors.Is(state.Err, journal.ErrHeld):
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonHeld, state.Err.Error()
 	case state.Err != nil && len(state.VXLANDevices) == 0:
 		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, state.Err.Error()
@@ -198,7 +200,7 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 			if r.File == "" || !of(r.SettingOf) {
 				continue
 			}
-			if errors.Is(r.Err, accel.ErrHeld) {
+			if errors.Is(r.Err, journal.ErrHeld) {
 				fail(v1alpha1.ReasonHeld, r.Err.Error())
 			} else {
 				fail(v1alpha1.ReasonError, r.Err.Error())

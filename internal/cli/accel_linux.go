@@ -45,13 +45,13 @@ slipstream agent. status shows settings and fast paths.`,
 		}
 		return o
 	}
-	set := func(do func(*accel.Session, context.Context, []v1alpha1.Accelerator) ([]record.Setting, error)) func(*cobra.Command, []string) error {
+	set := func(do func(*accel.Applier, context.Context, []v1alpha1.Accelerator) ([]record.Setting, error)) func(*cobra.Command, []string) error {
 		return func(c *cobra.Command, args []string) error {
 			accelerators, err := variantAccelerators(args[0], args[1], pod)
 			if err != nil {
 				return usage(err)
 			}
-			s, err := accel.Open(options())
+			s, err := accel.OpenApplier(options())
 			if err != nil {
 				return err
 			}
@@ -66,12 +66,12 @@ slipstream agent. status shows settings and fast paths.`,
 		&cobra.Command{
 			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
 			Short: "Show what a variant's accelerators would set here, and change nothing",
-			RunE:  set((*accel.Session).Plan), ValidArgsFunction: completeAccelerators,
+			RunE:  set((*accel.Applier).Plan), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "apply PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
 			Short: "Apply a variant's accelerators here, until revert or a reboot",
-			RunE:  set((*accel.Session).Apply), ValidArgsFunction: completeAccelerators,
+			RunE:  set((*accel.Applier).Apply), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{
 			Use: "status", Args: cobra.NoArgs,
@@ -105,7 +105,7 @@ slipstream agent. status shows settings and fast paths.`,
 				if err != nil {
 					return err
 				}
-				s, err := accel.Open(options())
+				s, err := accel.OpenApplier(options())
 				if err != nil {
 					return err
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/agent"
+	"slipstream.dev/internal/agent/kube"
 )
 
 func agentCommand(p Process) *cobra.Command {
@@ -80,10 +81,10 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	if o.node == "" {
 		options.Node = "here"
 	}
-	var cluster *agent.Cluster
+	var cluster *kube.Cluster
 	if o.node != "" {
 		var err error
-		if cluster, err = agent.ConnectCluster(o.kubeconfig, agent.ClusterOptions{Node: o.node, DaemonSet: o.daemonSet, Log: log}); err != nil {
+		if cluster, err = kube.Connect(o.kubeconfig, kube.Options{Node: o.node, DaemonSet: o.daemonSet, Log: log}); err != nil {
 			return err
 		}
 		options.Publish, options.Notify = cluster.Publish, cluster.Notify

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -18,6 +19,7 @@ import (
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/kube"
+	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/worker"
 )
 
@@ -68,9 +70,10 @@ func (o *kubeOptions) overrides() ([]override, error) {
 
 // kubeTarget runs an experiment in pods of a cluster.
 type kubeTarget struct {
-	cluster *kube.Cluster
-	config  kube.Config
-	process Process
+	cluster  *kube.Cluster
+	config   kube.Config
+	topology *topology.Topology
+	process  Process
 }
 
 // newKubeTarget writes the chosen nodes into the experiment, so that a resumed run uses the same.
@@ -85,7 +88,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 	}
 	config := kubeConfig(p, exp)
 	config.Note = note
-	return &kubeTarget{cluster: cluster, config: config, process: p}, nil
+	return &kubeTarget{cluster: cluster, config: config, topology: topology.Of(exp), process: p}, nil
 }
 
 // kubeConfig returns what an experiment needs of a cluster.
@@ -158,17 +161,28 @@ func byResource(permissions []kube.Permission) (lines []string) {
 	return lines
 }
 
-func (t *kubeTarget) Network(ctx context.Context, _ experiment.Fabric, pods int, _ target.Served) (experiment.Network, error) {
-	t.config.Pods = pods
+func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
+	t.config.Pods = t.topology.Pods(fabric)
 	t.config.Note(fmt.Sprintf("clients run on node %s, servers on node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
 	up, err := t.cluster.Up(ctx, t.config)
 	if err != nil {
 		return nil, err
 	}
-	return &kubeNetwork{Pods: up}, nil
+	return &kubeNetwork{Pods: up, Seating: t.topology.Seat(fabric, up.Places())}, nil
 }
 
-type kubeNetwork struct{ *kube.Pods }
+type kubeNetwork struct {
+	*kube.Pods
+	*topology.Seating
+}
+
+func (n *kubeNetwork) Places() []target.Place { return n.Seating.Places() }
+
+// Setup of a cluster: the start time goes through the API server, the kubelet and the container
+// runtime.
+func (n *kubeNetwork) Setup() target.Setup {
+	return target.Setup{Placement: n.Placement(), Lead: 100 * time.Millisecond}
+}
 
 func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
 	for {

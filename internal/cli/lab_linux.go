@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"text/tabwriter"
+	"time"
+
+	"slipstream.dev/internal/accel/journal"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -20,6 +23,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/worker"
 )
 
@@ -52,34 +56,40 @@ func forwardCommand() *cobra.Command {
 
 // labTarget runs an experiment in labs on this machine.
 type labTarget struct {
-	spec    *v1alpha1.Lab
+	exp     *v1alpha1.Experiment
 	process Process
 	made    int
 }
 
-func newLabTarget(spec *v1alpha1.Lab, p Process) *labTarget {
-	return &labTarget{spec: spec, process: p}
+func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
+	return &labTarget{exp: exp, process: p}
 }
 
+// topology lays the experiment out as it is now: variants may have been left out since the site was opened,
+// and the plan's networks are those of the rest.
+func (t *labTarget) topology() *topology.Topology { return topology.Of(t.exp) }
+
 // openLab returns the site of labs on this machine.
-func openLab(ctx context.Context, p Process, spec *v1alpha1.Lab) (*site, error) {
+func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, error) {
 	release, err := claimMachine(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	return &site{
-		target:  newLabTarget(spec, p),
+		target:  newLabTarget(exp, p),
 		probe:   accel.Probe,
 		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
 		release: release,
 	}, nil
 }
 
-func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
+func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.made++
+	layout, spec := t.topology(), t.exp.Spec.Target.Lab
+	f, served := layout.Fabric(fabric), layout.Served(fabric)
 	config := lab.Config{
-		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: pods, NIC: f.NIC, Shape: f.Shape,
-		CongestionControl: t.spec.CongestionControl,
+		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: layout.Pods(fabric), NIC: f.NIC, Shape: f.Shape,
+		CongestionControl: spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
 		config.Services = &lab.Services{
@@ -93,13 +103,22 @@ func (t *labTarget) Network(ctx context.Context, f experiment.Fabric, pods int, 
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, process: t.process, services: config.Services}, nil
+	return &labNetwork{Lab: l, Seating: layout.Seat(fabric, l.Places()), process: t.process, services: config.Services, congestionControl: spec.CongestionControl}, nil
 }
 
 type labNetwork struct {
 	*lab.Lab
-	process  Process
-	services *lab.Services
+	*topology.Seating
+	process           Process
+	services          *lab.Services
+	congestionControl string
+}
+
+// Places are those of the lab that take part.
+func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
+
+func (n *labNetwork) Setup() target.Setup {
+	return target.Setup{Placement: n.Placement(), CongestionControl: n.congestionControl, Lead: 15 * time.Millisecond}
 }
 
 func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {
@@ -185,7 +204,7 @@ func recoverMachine(ctx context.Context, p Process) error {
 	for _, s := range restored {
 		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a dead run had changed\n", s.Path, s.Place, s.Was)
 	}
-	if errors.Is(err, accel.ErrChanged) {
+	if errors.Is(err, journal.ErrChanged) {
 		fmt.Fprintln(p.Err, err)
 		return nil
 	}

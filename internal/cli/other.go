@@ -31,7 +31,7 @@ func linuxCommands(Process) []*cobra.Command {
 	return all
 }
 
-func openLab(context.Context, Process, *v1alpha1.Lab) (*site, error) {
+func openLab(context.Context, Process, *v1alpha1.Experiment) (*site, error) {
 	return nil, usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS + ": run it on Linux, or run in a cluster from here (slipstream run kubernetes)"))
 }
 

@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/topology"
 )
 
 type runOptions struct {
@@ -74,7 +75,7 @@ func listPresets(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp, topology.Of(exp)).TimeText(), examples.Description(name))
 	}
 	return tw.Flush()
 }
@@ -174,7 +175,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, experiment.New(exp))
+		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -194,7 +195,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), commandLine(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
-	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
+	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
 }
 
 // leaveOut removes from an experiment the variants that the site cannot apply, and says so.
@@ -243,7 +244,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err != nil {
 		return errors.Join(err, dir.Close())
 	}
-	plan := experiment.New(exp)
+	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {
 		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
 	}
@@ -278,7 +279,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 		// The pods on the nodes restore settings.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
-	return openLab(ctx, p, exp.Spec.Target.Lab)
+	return openLab(ctx, p, exp)
 }
 
 // measure runs a plan, restores the machine, and reports the trials, even if the plan was not finished.

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -40,8 +40,8 @@ ip -6 route del $pods
 ip -6 neigh replace ${pods%/*} lladdr $mac dev flannel.1
 ip -6 route add $pods via ${pods%/*} dev flannel.1 onlink`
 
-func (t sixTarget) Network(ctx context.Context, f experiment.Fabric, pods int, served target.Served) (experiment.Network, error) {
-	network, err := t.labTarget.Network(ctx, f, pods, served)
+func (t sixTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
+	network, err := t.labTarget.Network(ctx, fabric)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func BenchmarkFastpathSix(b *testing.B) {
 			b.Fatal(err)
 		}
 		at.target = sixTarget{at.target.(*labTarget)}
-		err = measure(b.Context(), p, at, exp, experiment.New(exp), nil, progress, func(env record.Environment) (*record.Dir, error) {
+		err = measure(b.Context(), p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, func(env record.Environment) (*record.Dir, error) {
 			return record.Create(b.TempDir(), exp.Metadata.Name, time.Now(), resolved, env)
 		})
 		at.release()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/topology"
 )
 
 const balancerExperiment = `apiVersion: slipstream.dev/v1alpha1
@@ -42,34 +42,6 @@ func balancers(t *testing.T) *v1alpha1.Experiment {
 	return exp
 }
 
-// Networks with a balancer have no pods, and nodes for the largest of them, so that
-// each node has as many CPUs in all.
-func TestBalancerPlan(t *testing.T) {
-	p := New(balancers(t))
-	var got []string
-	for _, f := range p.Fabrics {
-		got = append(got, fmt.Sprint(f, f.Nodes, f.Pairs, p.podsOf(f)))
-	}
-	if diff := cmp.Diff([]string{
-		"network balancer-1-full-client-1Gbit-proxy-1Gbit-backend-400Mbit 4 2 0",
-		"network balancer-builtin-2-full-client-1Gbit-proxy-1Gbit-backend-1Gbit 4 2 0",
-	}, got); diff != "" {
-		t.Errorf("networks (-want +got):\n%s", diff)
-	}
-	var text strings.Builder
-	if err := p.Print(&text); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"network     4 nodes, client → proxy → 1 backend, NIC offload full, MTU 1500, client 1Gbit, proxy 1Gbit, backend 400Mbit\n",
-		"network     4 nodes, client → builtin → 2 backends, NIC offload full, MTU 1500, client 1Gbit, proxy 1Gbit, backend 1Gbit\n",
-	} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("the plan is\n%s, want it to have %q", &text, want)
-		}
-	}
-}
-
 // balancerTarget is a fakeTarget whose nodes have the roles of a balancer, and which
 // keeps what the ends were asked for.
 type balancerTarget struct {
@@ -77,23 +49,33 @@ type balancerTarget struct {
 	asked []string
 }
 
-func (b *balancerTarget) Network(ctx context.Context, f Fabric, pods int, served target.Served) (Network, error) {
-	n, err := b.fakeTarget.Network(ctx, f, pods, served)
-	return &balancerNetwork{n.(*fakeNetwork), b, f}, err
+func (b *balancerTarget) Network(ctx context.Context, fabric int) (Network, error) {
+	n, err := b.fakeTarget.Network(ctx, fabric)
+	return &balancerNetwork{n.(*fakeNetwork), b}, err
 }
 
 type balancerNetwork struct {
 	*fakeNetwork
 	target *balancerTarget
-	fabric Fabric
 }
 
-func (n *balancerNetwork) Places() (all []target.Place) {
-	for i := range n.fabric.Nodes {
+func (n *balancerNetwork) seating() *topology.Seating { return n.topology.Seat(n.fabric, n.all()) }
+
+func (n *balancerNetwork) Places() []target.Place { return n.seating().Places() }
+
+func (n *balancerNetwork) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
+	return n.seating().Pair(v, i, ip)
+}
+
+func (n *balancerNetwork) balancer() v1alpha1.Balancer { return n.topology.Fabric(n.fabric).Balancer }
+
+// all are the places of the lab, whether they take part or not.
+func (n *balancerNetwork) all() (all []target.Place) {
+	for i := range n.topology.Fabric(n.fabric).Nodes {
 		ip := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
 		p := target.Place{
 			Name: fmt.Sprintf("node%d", i), Kind: target.Node, Node: fmt.Sprintf("node%d", i), IPv4: ip,
-			Role: n.fabric.Balancer.Role(i), NICRate: 1e9, Cores: []int{i % 2}, Shared: true,
+			Role: n.balancer().Role(i), NICRate: 1e9, Cores: []int{i % 2}, Shared: true,
 		}
 		if i == 1 {
 			p.Service = target.Service{IPv4: ip, Port: 7000}
@@ -117,7 +99,7 @@ func (w *balancerWorker) note(what string, t target.Traffic) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.network.target.asked = append(w.network.target.asked,
-		fmt.Sprintf("%d: %s %s %s, %d connections", w.network.fabric.Balancer.Backends, w.place, what, t.Address, t.Workload.Traffic().Connections))
+		fmt.Sprintf("%d: %s %s %s, %d connections", w.network.balancer().Backends, w.place, what, t.Address, t.Workload.Traffic().Connections))
 }
 
 func (w *balancerWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
@@ -151,7 +133,7 @@ func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _
 func TestBalancerTrial(t *testing.T) {
 	b := &balancerTarget{fakeTarget: newFake(0)}
 	out := new(memory)
-	r, err := Start(t.Context(), New(balancers(t)), b, "test", nil, func(Event) {})
+	r, err := Start(t.Context(), b.plan(balancers(t)), b, "test", nil, func(Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,16 +10,9 @@ import (
 	"time"
 )
 
-// The lead is the time between the last one ready and the start, in which the
-// start time reaches everyone. In a cluster it goes through the API server, the
-// kubelet and the container runtime.
-const (
-	leadInLab     = 15 * time.Millisecond
-	leadInCluster = 100 * time.Millisecond
-)
-
 // barrier holds everyone who takes part in a trial until all are ready, and knows
-// who is awaited.
+// who is awaited. The lead is the time between the last one ready and the start, in
+// which the start time reaches everyone.
 type barrier struct {
 	ctx  context.Context
 	lead time.Duration

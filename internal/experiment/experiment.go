@@ -12,20 +12,26 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Target makes the networks that variants run on.
+// Topology says on what networks a target runs the variants of an experiment.
+type Topology interface {
+	// Fabrics are those networks, in order of first use.
+	Fabrics() []target.Fabric
+	// FabricOf is the index of the one that a variant runs on.
+	FabricOf(v v1alpha1.Variant) int
+}
+
+// Target makes the networks of a topology.
 type Target interface {
-	// Network makes nodes joined by NICs of a profile, with pods behind an
-	// overlay of a shape, so many on each node, and the fabric's services in front of
-	// those that are served.
-	Network(ctx context.Context, f Fabric, pods int, served target.Served) (Network, error)
+	Network(ctx context.Context, fabric int) (Network, error)
 }
 
 // Network is nodes and pods. It goes, and leaves nothing, with Close.
 type Network interface {
+	Setup() target.Setup
 	// Places are the nodes first, in order, then the pods of each.
 	Places() []target.Place
-	// Placement says in a sentence where the nodes' work runs.
-	Placement() string
+	// Pair says where the ends of pair i of a variant's trials are, for traffic of a version of IP.
+	Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error)
 	// Worker starts a worker in a place, for a use of it. A place may have several.
 	Worker(ctx context.Context, p target.Place, use target.Use) (Worker, error)
 	Close(ctx context.Context) error
@@ -49,20 +55,6 @@ type Worker interface {
 // Results keeps trials. Append returns once the trial is safe.
 type Results interface {
 	Append(record.Trial) error
-}
-
-// Fabric is what tells one network of a target from another. A cluster has one
-// network, and the zero Fabric is its.
-type Fabric struct {
-	Shape string
-	NIC   v1alpha1.NIC
-	// Nodes that a lab has.
-	Nodes int
-	// Service is of no mode where there are none.
-	Service v1alpha1.Service
-	// Balancer has no backends where there is none; so many Pairs use it at a time.
-	Balancer v1alpha1.Balancer
-	Pairs    int
 }
 
 // Event is progress: a trial that begins, moves or ends.

@@ -20,57 +20,86 @@ func fill(c Cell, t *record.Trial) error {
 	t.Window = time.Duration(spec.Duration).Seconds()
 	m := make(map[string]float64)
 	t.Metrics = m
-	udp := spec.Protocol == "udp"
 	var bytes float64 // of payload that arrived, scaled to the window
 	switch c.Workload.Kind() {
 	case "stream":
-		var d datagrams
-		for i := range t.PerPair {
-			// The receiver tells what arrived; of other tools the client tells all.
-			p := &t.PerPair[i]
-			e := &p.Client
-			if spec.Tool == v1alpha1.ToolNative {
-				e = &p.Server
-				if udp && p.Client.Messages > e.Arrived {
-					e.Lost = p.Client.Messages - e.Arrived
-				}
-			}
-			m[record.Throughput] += e.BitsPerSecond
-			if udp {
-				m[record.Rate] += perSecond(*e)
-				arrived := e.Messages // in a tool's only window
-				if e == &p.Server {
-					arrived = e.Arrived
-				}
-				d.add(*e, arrived)
-			}
-		}
+		streams(spec, t, m)
 		bytes = m[record.Throughput] / 8 * t.Window
-		if udp {
-			d.fill(m)
-		}
 	case "http":
 		if err := requests(c, t, m); err != nil {
 			return err
 		}
 	default:
-		if err := latencies(t, m); err != nil {
+		if err := answers(c, t, m); err != nil {
 			return err
 		}
-		var lost, sent float64
-		for _, p := range t.PerPair {
-			m[record.Rate] += perSecond(p.Client)
-			lost += float64(p.Client.Lost)
-			sent += float64(p.Client.Lost + p.Client.Messages)
-		}
-		if udp {
-			m[record.Loss] = ratio(lost, sent)
-		}
-		if c.Workload.Connect != nil && lost > 0 {
-			t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
-				"%.0f of %.0f connections were reset or not answered: the latencies are those of the others", lost, sent))
+	}
+	processing(spec, t, m, bytes)
+	for name, v := range m {
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return fmt.Errorf("%s is not a number", name)
 		}
 	}
+	// A tool that tells no percentiles tells a rate.
+	primary := m[record.Throughput] + m[record.LatencyP50] + m[record.Rate]
+	if primary == 0 {
+		return fmt.Errorf("nothing arrived within the window")
+	}
+	return nil
+}
+
+// streams are the metrics of what goes one way.
+func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
+	udp := spec.Protocol == "udp"
+	var d datagrams
+	for i := range t.PerPair {
+		// The receiver tells what arrived; of other tools the client tells all.
+		p := &t.PerPair[i]
+		e := &p.Client
+		if spec.Tool == v1alpha1.ToolNative {
+			e = &p.Server
+			if udp && p.Client.Messages > e.Arrived {
+				e.Lost = p.Client.Messages - e.Arrived
+			}
+		}
+		m[record.Throughput] += e.BitsPerSecond
+		if udp {
+			m[record.Rate] += perSecond(*e)
+			arrived := e.Messages // in a tool's only window
+			if e == &p.Server {
+				arrived = e.Arrived
+			}
+			d.add(*e, arrived)
+		}
+	}
+	if udp {
+		d.fill(m)
+	}
+}
+
+// answers are the metrics of what is answered: messages, and new connections.
+func answers(c Cell, t *record.Trial, m map[string]float64) error {
+	if err := latencies(t, m); err != nil {
+		return err
+	}
+	var lost, sent float64
+	for _, p := range t.PerPair {
+		m[record.Rate] += perSecond(p.Client)
+		lost += float64(p.Client.Lost)
+		sent += float64(p.Client.Lost + p.Client.Messages)
+	}
+	if c.Workload.Traffic().Protocol == "udp" {
+		m[record.Loss] = ratio(lost, sent)
+	}
+	if c.Workload.Connect != nil && lost > 0 {
+		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
+			"%.0f of %.0f connections were reset or not answered: the latencies are those of the others", lost, sent))
+	}
+	return nil
+}
+
+// processing are the CPUs' metrics: what a byte or a message cost.
+func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
 	var busy, softirq float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
@@ -90,17 +119,6 @@ func fill(c Cell, t *record.Trial) error {
 	case m[record.Rate] > 0:
 		m[record.CPUPerMessage] = busy / (m[record.Rate] * t.Window)
 	}
-	for name, v := range m {
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return fmt.Errorf("%s is not a number", name)
-		}
-	}
-	// A tool that tells no percentiles tells a rate.
-	primary := m[record.Throughput] + m[record.LatencyP50] + m[record.Rate]
-	if primary == 0 {
-		return fmt.Errorf("nothing arrived within the window")
-	}
-	return nil
 }
 
 // datagrams are those of all receivers.

@@ -1,9 +1,9 @@
 package experiment
 
 import (
-	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -23,9 +23,7 @@ type Plan struct {
 	// Cells of a block, in the experiment's order.
 	Cells []Cell
 	// Fabrics that the cells need, in order of first use.
-	Fabrics []Fabric
-	// Pods that each node needs.
-	Pods int
+	Fabrics []target.Fabric
 }
 
 // Cell is one variant × workload × pairs.
@@ -33,48 +31,11 @@ type Cell struct {
 	Variant  v1alpha1.Variant
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
-	Fabric   Fabric
-	// Native, Bridge and Service are paths that seat or address the ends in their own
-	// way.
-	Native, Bridge, Service bool
-	// Backends of a balancer, on the path of that name; else 0.
-	Backends int
-}
-
-// onNodes tells whether the traffic runs on the nodes themselves.
-func (c Cell) onNodes() bool { return c.Native || c.Backends > 0 }
-
-// served is the workload as each of a pair's servers sees it: connections that last
-// are divided among backends, those that come and go are not.
-func (c Cell) served() v1alpha1.Workload {
-	w := c.Workload
-	if c.Backends == 0 || w.Connect != nil || w.HTTP != nil {
-		return w
-	}
-	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
-		if *t != nil {
-			own := **t
-			own.Connections /= c.Backends
-			*t = &own
-		}
-	}
-	return w
+	Fabric   int // of the plan's
 }
 
 func (c Cell) String() string {
 	return fmt.Sprintf("%s %s × %d", c.Variant.Name, c.Workload.Name, c.Pairs)
-}
-
-func (c Cell) path() string {
-	switch {
-	case c.Native:
-		return "native"
-	case c.Service:
-		return "service"
-	case c.Backends > 0:
-		return "balancer"
-	}
-	return "from pod to pod"
 }
 
 // deadTime is what a trial takes beside warm-up and window, for the estimate.
@@ -83,139 +44,20 @@ const deadTime = 250 * time.Millisecond
 // startTime is what a network takes to come up and go, for the estimate.
 const startTime = 3 * time.Second
 
-// New works an experiment out. exp is valid and has its defaults.
-func New(exp *v1alpha1.Experiment) *Plan {
-	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto}
+// New works an experiment out, on the networks of a topology. exp is valid and has its defaults.
+func New(exp *v1alpha1.Experiment, t Topology) *Plan {
+	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics()}
 	if p.Auto {
 		p.Blocks = exp.Spec.Runs.Max
 	}
-	nodes := exp.Nodes()
 	for _, w := range exp.Spec.Workloads {
 		for _, pairs := range exp.PairsOf(w) {
 			for _, v := range exp.Spec.Variants {
-				c := Cell{
-					Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs,
-					Fabric: fabricFor(exp, v),
-					Native: exp.PathOf(v).Native != nil, Bridge: exp.PathOf(v).Bridge != nil, Service: exp.PathOf(v).Service != nil,
-				}
-				c.Backends = c.Fabric.Balancer.Backends
-				p.Cells = append(p.Cells, c)
-				p.addFabric(c.Fabric)
-				for i := range pairs {
-					if c.Backends > 0 {
-						continue // they are on nodes, each in a place of its own
-					}
-					client, server := c.ends(i, nodes)
-					p.Pods = max(p.Pods, client.Pod+1, server.Pod+1)
-				}
+				p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Fabric: t.FabricOf(v)})
 			}
 		}
 	}
 	return p
-}
-
-func (p *Plan) addFabric(f Fabric) {
-	for _, have := range p.Fabrics {
-		if have == f {
-			return
-		}
-	}
-	p.Fabrics = append(p.Fabrics, f)
-}
-
-func fabricFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) Fabric {
-	if exp.Spec.Target.Lab == nil {
-		return Fabric{}
-	}
-	f := Fabric{Shape: shapeFor(exp, v), NIC: wires(exp, v), Nodes: exp.Nodes()}
-	if s := exp.PathOf(v).Service; s != nil {
-		f.Service = *s
-	}
-	if b := exp.PathOf(v).Balancer; b != nil {
-		f.Shape, f.Balancer = v1alpha1.ShapeFlannel, *b
-		f.Balancer.NICs.Client.Price, f.Balancer.NICs.Proxy.Price, f.Balancer.NICs.Backend.Price = "", "", ""
-		f.Nodes, f.Pairs = extent(exp)
-	}
-	return f
-}
-
-// wires is the NIC profile of a variant, as far as a network differs by it.
-func wires(exp *v1alpha1.Experiment, v v1alpha1.Variant) v1alpha1.NIC {
-	nic := exp.NICOf(v)
-	nic.Price = ""
-	return nic
-}
-
-// extent is how many nodes a lab with a balancer has, and how many pairs there are at
-// most. It is the same for all of an experiment's, so that their nodes have as many
-// CPUs each, however many backends there are.
-func extent(exp *v1alpha1.Experiment) (nodes, pairs int) {
-	for _, v := range exp.Spec.Variants {
-		if b := exp.PathOf(v).Balancer; b != nil {
-			nodes = max(nodes, 2+b.Backends)
-		}
-	}
-	for _, w := range exp.Spec.Workloads {
-		pairs = max(pairs, slices.Max(exp.PairsOf(w)))
-	}
-	return nodes, pairs
-}
-
-// podsOf is how many pods each node of a fabric needs.
-func (p *Plan) podsOf(f Fabric) int {
-	if f.Balancer.Backends > 0 {
-		return 0
-	}
-	return p.Pods
-}
-
-// served are the seats in a fabric that are reached by way of a service, in the order
-// of the pairs, and what they are reached by.
-func (p *Plan) served(f Fabric) (all target.Served) {
-	for _, c := range p.Cells {
-		if !c.Service || c.Fabric != f {
-			continue
-		}
-		traffic := c.Workload.Traffic()
-		if by := (target.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
-			all.Transports = append(all.Transports, by)
-		}
-		for i := range c.Pairs {
-			if _, server := c.ends(i, p.exp.Nodes()); !slices.Contains(all.Seats, server) {
-				all.Seats = append(all.Seats, server)
-			}
-		}
-	}
-	return all
-}
-
-// shapeFor is the overlay on whose nodes a variant runs. A native variant runs
-// on nodes of its NIC profile that another variant has an overlay on, so that
-// the two differ in the path alone.
-func shapeFor(exp *v1alpha1.Experiment, v v1alpha1.Variant) string {
-	if shape := exp.PathOf(v).Shape(); shape != "" {
-		return shape
-	}
-	for _, other := range exp.Spec.Variants {
-		if shape := exp.PathOf(other).Shape(); shape != "" && wires(exp, other) == wires(exp, v) {
-			return shape
-		}
-	}
-	return v1alpha1.ShapeFlannel
-}
-
-// ends seats pair i: clients on even turns, servers on the node after, round
-// the nodes, so that the two ends are never on one node; on the path bridge they
-// are always on one, in neighbouring pods.
-func (c Cell) ends(i, nodes int) (client, server target.Seat) {
-	if c.Bridge {
-		pod := 2 * (i / nodes)
-		return target.Seat{Node: i % nodes, Pod: pod}, target.Seat{Node: i % nodes, Pod: pod + 1}
-	}
-	// A turn takes two nodes; a node that has had n ends before gives this one
-	// its pod n.
-	at := func(turn int) target.Seat { return target.Seat{Node: turn % nodes, Pod: turn / nodes} }
-	return at(2 * i), at(2*i + 1)
 }
 
 // Block is the order of the cells in block b, from 1: the workloads and pair
@@ -285,17 +127,7 @@ func (p *Plan) Print(w io.Writer) error {
 	fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*len(p.Cells), upTo, p.Blocks, len(p.Cells))
 	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
 	for _, f := range p.Fabrics {
-		if s.Target.Kubernetes != nil {
-			fmt.Fprintf(tw, "network\t%d nodes of a cluster, %d pods each\n", p.exp.Nodes(), p.Pods)
-			continue
-		}
-		if f.Balancer.Backends > 0 {
-			fmt.Fprintf(tw, "network\t%d nodes, client → %s → %s, NIC offload %s, MTU %d%s\n", f.Nodes,
-				cmp.Or(f.Balancer.Proxy, "proxy"), backends(f.Balancer.Backends), f.NIC.Offload, f.NIC.MTU, rates(f))
-			continue
-		}
-		fmt.Fprintf(tw, "network\t%d nodes, %d pods each, %s, NIC offload %s, MTU %d%s%s\n",
-			f.Nodes, p.Pods, f.Shape, f.NIC.Offload, f.NIC.MTU, rate(f.NIC), p.services(f))
+		fmt.Fprintf(tw, "network\t%s\n", f.Text)
 	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
@@ -312,43 +144,6 @@ func (p *Plan) Print(w io.Writer) error {
 	return tw.Flush()
 }
 
-// services says what there is in front of a fabric's servers.
-func (p *Plan) services(f Fabric) string {
-	if f.Service.Mode == "" {
-		return ""
-	}
-	servers := len(p.served(f).Seats)
-	return fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", f.Service.Mode, servers, f.Service.Backends, max(servers, f.Service.Services))
-}
-
-func backends(n int) string {
-	if n == 1 {
-		return "1 backend"
-	}
-	return fmt.Sprintf("%d backends", n)
-}
-
-// rates are those of the NICs of a balancer's nodes.
-func rates(f Fabric) string {
-	var parts []string
-	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
-		if rate := cmp.Or(f.Balancer.NICs.Of(role).Rate, f.NIC.Rate); rate != "" {
-			parts = append(parts, role+" "+string(rate))
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return ", " + strings.Join(parts, ", ")
-}
-
-func rate(n v1alpha1.NIC) string {
-	if n.Rate == "" {
-		return ""
-	}
-	return ", " + string(n.Rate)
-}
-
 func orDash(s string) string {
 	if s == "" {
 		return "–"
@@ -362,8 +157,8 @@ func describe(v v1alpha1.Variant) string {
 	for _, a := range v.Accelerate {
 		parts = append(parts, a.String())
 	}
-	for workload, tool := range v.Tools {
-		parts = append(parts, fmt.Sprintf("%s by %s", workload, tool))
+	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
+		parts = append(parts, fmt.Sprintf("%s by %s", workload, v.Tools[workload]))
 	}
 	return orDash(strings.Join(parts, "; "))
 }

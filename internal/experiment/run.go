@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +24,7 @@ type Run struct {
 	observe func(Event)
 	// owner holds this run's settings in the journals.
 	owner    string
-	networks map[Fabric]*network
+	networks []*network // by fabric
 	// done are the trials on record, those of an earlier run that is resumed
 	// first.
 	done  []record.Trial
@@ -40,13 +38,17 @@ type Run struct {
 // takes part, and tells what is there. done are the trials of a run that is
 // resumed. The caller closes the run.
 func Start(ctx context.Context, p *Plan, t Target, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
-	r := &Run{plan: p, target: t, owner: owner, observe: observe, done: done, networks: make(map[Fabric]*network)}
-	for _, f := range p.Fabrics {
-		n, err := openNetwork(ctx, t, f, p)
+	r := &Run{plan: p, target: t, owner: owner, observe: observe, done: done}
+	for i, f := range p.Fabrics {
+		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("bring up %s: %w", f, err), r.Close())
+			what := "the pods"
+			if f.Name != "" {
+				what = "network " + f.Name
+			}
+			return nil, errors.Join(fmt.Errorf("bring up %s: %w", what, err), r.Close())
 		}
-		r.networks[f] = n
+		r.networks = append(r.networks, n)
 	}
 	return r, nil
 }
@@ -54,41 +56,16 @@ func Start(ctx context.Context, p *Plan, t Target, owner string, done []record.T
 // Environment is what the run runs on.
 func (r *Run) Environment() record.Environment {
 	var env record.Environment
-	for _, f := range r.plan.Fabrics {
-		n := r.networks[f]
-		env.Placement = n.Placement()
+	for i, n := range r.networks {
+		env.Placement = n.setup.Placement
 		for _, node := range n.facts {
 			if len(r.plan.Fabrics) > 1 {
-				node.Name = f.name() + "/" + node.Name
+				node.Name = r.plan.Fabrics[i].Name + "/" + node.Name
 			}
 			env.Nodes = append(env.Nodes, node)
 		}
 	}
 	return env
-}
-
-func (f Fabric) String() string {
-	if f == (Fabric{}) {
-		return "the pods"
-	}
-	return "network " + f.name()
-}
-
-// name tells a fabric from the others of a run.
-func (f Fabric) name() string {
-	name := f.Shape + "-" + f.NIC.Offload
-	if f.NIC.Rate != "" {
-		name += "-" + string(f.NIC.Rate)
-	}
-	if s := f.Service; s.Mode != "" {
-		name += fmt.Sprintf("-%s-%d-%d", s.Mode, s.Backends, s.Services)
-	}
-	if b := f.Balancer; b.Backends > 0 {
-		name = strings.Join(slices.DeleteFunc([]string{
-			"balancer", b.Proxy, strconv.Itoa(b.Backends), f.NIC.Offload, strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(rates(f), ",", ""), " "), " ", "-"),
-		}, func(s string) bool { return s == "" }), "-")
-	}
-	return name
 }
 
 // Close takes the networks down. All that was applied is reverted by then: each
@@ -245,14 +222,11 @@ func (r *Run) event(e Event) {
 // network is a fabric that is up, with its workers.
 type network struct {
 	Network
+	setup target.Setup
 	nodes []target.Place
-	pods  map[target.Seat]target.Place
 	facts []record.Node
 	// sampleCPUs are the nodes that sample the CPUs of their machine: one each.
 	sampleCPUs map[string]bool
-
-	congestionControl string
-	lead              time.Duration
 
 	mu      sync.Mutex
 	workers map[workerKey]Worker
@@ -288,36 +262,18 @@ func (k workerKey) use() target.Use {
 	return target.ForTraffic
 }
 
-func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, error) {
-	up, err := t.Network(ctx, f, p.podsOf(f), p.served(f))
+func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, error) {
+	up, err := t.Network(ctx, fabric)
 	if err != nil {
 		return nil, err
 	}
-	n := &network{
-		Network: up, pods: make(map[target.Seat]target.Place), workers: make(map[workerKey]Worker),
-		sampleCPUs: make(map[string]bool), lead: leadInLab,
-	}
-	if lab := p.exp.Spec.Target.Lab; lab != nil {
-		n.congestionControl = lab.CongestionControl
-	} else {
-		n.lead = leadInCluster
-	}
+	n := &network{Network: up, setup: up.Setup(), workers: make(map[workerKey]Worker), sampleCPUs: make(map[string]bool)}
 	for _, place := range up.Places() {
 		if place.Kind == target.Node {
 			n.nodes = append(n.nodes, place)
-			continue
 		}
-		node := slices.IndexFunc(n.nodes, func(at target.Place) bool { return at.Name == place.Node })
-		s := target.Seat{Node: node}
-		for n.pods[s].Name != "" {
-			s.Pod++
-		}
-		n.pods[s] = place
 	}
-	if b := f.Balancer.Backends; b > 0 {
-		n.nodes = n.nodes[:2+b] // the others have nothing to do
-	}
-	if err := n.start(ctx, p, f); err != nil {
+	if err := n.start(ctx, p, fabric); err != nil {
 		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
 	}
 	return n, nil
@@ -325,7 +281,7 @@ func openNetwork(ctx context.Context, t Target, f Fabric, p *Plan) (*network, er
 
 // start starts every worker that the plan needs, so that no trial has to wait
 // for one, and has the nodes described.
-func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
+func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 	places := make(map[workerKey]target.Place)
 	for _, node := range n.nodes {
 		if !node.Unprivileged {
@@ -333,20 +289,20 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 		}
 	}
 	for _, c := range p.Cells {
-		if c.Fabric != f {
+		if c.Fabric != fabric {
 			continue
 		}
-		for i := range c.Pairs {
-			client, servers := n.pair(c, i)
-			if _, err := n.address(c, i); err != nil {
-				return err
-			}
-			places[client.key] = client.place
-			for _, s := range servers {
+		pairs, err := n.pairs(c)
+		if err != nil {
+			return err
+		}
+		for _, pair := range pairs {
+			places[pair.client.key] = pair.client.place
+			for _, s := range pair.servers {
 				places[s.key] = s.place
 			}
 		}
-		for _, s := range n.steered(c) {
+		for _, s := range n.steered(c, pairs) {
 			places[s.key] = s.place
 		}
 	}
@@ -360,10 +316,16 @@ func (n *network) start(ctx context.Context, p *Plan, f Fabric) error {
 	if err := inParallel(tasks); err != nil {
 		return err
 	}
-	for i, node := range n.nodes {
+	return n.describe(ctx)
+}
+
+// describe has the nodes described, and says which of them sample the CPUs of their machine.
+func (n *network) describe(ctx context.Context) error {
+	for _, node := range n.nodes {
 		at, as := seated{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of what there is to tell
-			pod := n.pods[target.Seat{Node: i}]
+			all := n.Places()
+			pod := all[slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name })]
 			at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
 		}
 		w, err := n.worker(ctx, at.key, at.place)
@@ -390,27 +352,33 @@ type seated struct {
 	key   workerKey
 }
 
-// pair seats pair i of a cell. It has one server, but for backends.
-func (n *network) pair(c Cell, i int) (client seated, servers []seated) {
-	if c.Backends > 0 {
-		for _, node := range n.nodes[2:] {
-			servers = append(servers, seated{node, workerKey{node.Name, 2*i + 1}})
+// seatedPair is a pair with its workers.
+type seatedPair struct {
+	target.Pair
+	client  seated
+	servers []seated
+}
+
+// pairs seats those of a cell.
+func (n *network) pairs(c Cell) ([]seatedPair, error) {
+	all := make([]seatedPair, c.Pairs)
+	for i := range all {
+		p, err := n.Pair(c.Variant, i, c.Workload.Traffic().IP)
+		if err != nil {
+			return nil, fmt.Errorf("workload %s: %w", c.Workload.Name, err)
 		}
-		return seated{n.nodes[0], workerKey{n.nodes[0].Name, 2 * i}}, servers
-	}
-	from, to := c.ends(i, len(n.nodes))
-	sit := func(s target.Seat, slot int) seated {
-		pod := n.pods[s]
-		if !c.Native {
-			return seated{pod, workerKey{pod.Name, own}}
+		seat := func(p target.Place, slot int) seated {
+			if p.Kind == target.Pod {
+				slot = own
+			}
+			return seated{p, workerKey{p.Name, slot}}
 		}
-		// The node itself, on the CPUs that the pod in this seat would have: the
-		// path is all that differs.
-		node := n.nodes[s.Node]
-		node.Affinity, node.Seat = pod.Affinity, pod.Name
-		return seated{node, workerKey{node.Name, slot}}
+		all[i] = seatedPair{Pair: p, client: seat(p.Client, 2*i)}
+		for _, server := range p.Servers {
+			all[i].servers = append(all[i].servers, seat(server, 2*i+1))
+		}
 	}
-	return sit(from, 2*i), []seated{sit(to, 2*i+1)}
+	return all, nil
 }
 
 // worker is the worker of a place, started where there is none or it has died.

@@ -19,12 +19,14 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/topology"
 )
 
 // fakeTarget is nodes and pods in memory. It keeps who has what applied, and
 // fails where it is told to.
 type fakeTarget struct {
-	nodes int
+	nodes    int
+	topology *topology.Topology
 
 	mu      sync.Mutex
 	applied map[string]int // place → accelerators in force
@@ -46,19 +48,31 @@ func newFake(nodes int) *fakeTarget {
 	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
 }
 
-func (f *fakeTarget) Network(_ context.Context, fabric Fabric, pods int, _ target.Served) (Network, error) {
+// plan lays an experiment out on the target.
+func (f *fakeTarget) plan(exp *v1alpha1.Experiment) *Plan {
+	f.topology = topology.Of(exp)
+	return New(exp, f.topology)
+}
+
+func (f *fakeTarget) Network(_ context.Context, fabric int) (Network, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open++
-	return &fakeNetwork{f, pods}, nil
+	return &fakeNetwork{f, fabric}, nil
 }
 
 type fakeNetwork struct {
 	*fakeTarget
-	pods int
+	fabric int
 }
 
-func (n *fakeNetwork) Placement() string { return "in memory" }
+func (n *fakeNetwork) Setup() target.Setup {
+	return target.Setup{Placement: "in memory", Lead: time.Millisecond}
+}
+
+func (n *fakeNetwork) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
+	return n.topology.Seat(n.fabric, n.Places()).Pair(v, i, ip)
+}
 
 func (n *fakeNetwork) Places() (all []target.Place) {
 	ip := netip.MustParseAddr("192.0.2.1")
@@ -67,7 +81,7 @@ func (n *fakeNetwork) Places() (all []target.Place) {
 		all = append(all, target.Place{Name: name, Kind: target.Node, Node: name, IPv4: ip, Unprivileged: n.unprivileged[target.Node]})
 	}
 	for i := range n.nodes {
-		for j := range n.pods {
+		for j := range n.topology.Pods(n.fabric) {
 			all = append(all, target.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: target.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip,
 				Unprivileged: n.unprivileged[target.Pod], Service: target.Service{IPv4: ip, Port: 4242}})
 		}
@@ -244,7 +258,7 @@ func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *v1alpha1.Exp
 	if observe == nil {
 		observe = func(Event) {}
 	}
-	r, err := Start(ctx, New(exp), f, "test", slices.Clone(out.trials), observe)
+	r, err := Start(ctx, f.plan(exp), f, "test", slices.Clone(out.trials), observe)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +317,7 @@ func TestMeasure(t *testing.T) {
 // TestOrder checks that blocks are complete, that the variants of a comparison
 // are side by side, and that the order is the seed's.
 func TestOrder(t *testing.T) {
-	p := New(parse(t))
+	p := newFake(2).plan(parse(t))
 	var orders []string
 	first := make(map[int]bool) // pair counts that some block begins with
 	for b := 1; b <= 20; b++ {
@@ -331,31 +345,6 @@ func TestOrder(t *testing.T) {
 	slices.Sort(orders)
 	if n := len(slices.Compact(orders)); n < 5 {
 		t.Errorf("20 blocks have %d orders", n)
-	}
-}
-
-func TestSeats(t *testing.T) {
-	for _, c := range []Cell{{}, {Bridge: true}} {
-		testSeats(t, c)
-	}
-}
-
-func testSeats(t *testing.T, c Cell) {
-	for nodes := 2; nodes <= 16; nodes++ {
-		taken := make(map[target.Seat]bool)
-		for i := range 64 {
-			client, server := c.ends(i, nodes)
-			if (client.Node == server.Node) != c.Bridge {
-				t.Errorf("%d nodes: pair %d is on nodes %d and %d", nodes, i, client.Node, server.Node)
-			}
-			if c.Bridge && server.Pod != client.Pod+1 {
-				t.Errorf("%d nodes: pair %d is in pods %d and %d, which may have one CPU", nodes, i, client.Pod, server.Pod)
-			}
-			if taken[client] || taken[server] {
-				t.Errorf("%d nodes: pair %d shares a pod", nodes, i)
-			}
-			taken[client], taken[server] = true, true
-		}
 	}
 }
 
@@ -598,7 +587,7 @@ func TestCluster(t *testing.T) {
 func TestNoAddress(t *testing.T) {
 	f := newFake(2)
 	exp := parse(t, "spec.workloads.stream.stream.ip=6")
-	if _, err := Start(t.Context(), New(exp), f, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
+	if _, err := Start(t.Context(), f.plan(exp), f, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
 		t.Errorf("%v", err)
 	}
 	if f.open != 0 || f.workers != 0 {

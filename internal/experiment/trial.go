@@ -25,14 +25,18 @@ const slack = 30 * time.Second
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial takes %s longer than its traffic", slack))
 	defer cancel()
-	settings, err := n.apply(ctx, owner, c)
+	pairs, err := n.pairs(c)
+	if err != nil {
+		return err
+	}
+	settings, err := n.apply(ctx, owner, c, pairs)
 	if err == nil {
-		err = n.measure(ctx, c, out, moved)
+		err = n.measure(ctx, c, pairs, out, moved)
 	}
 	// What was applied goes, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer stop()
-	held, revertErr := n.revert(back, c)
+	held, revertErr := n.revert(back, c, pairs)
 	if len(held) > 0 {
 		settings = held
 	}
@@ -78,7 +82,7 @@ func (n *network) interruptWarnings() []record.Warning {
 
 // steered are the places of a cell that its accelerators act in, with the
 // workers that control them: the nodes, and the pods of its pairs.
-func (n *network) steered(c Cell) []seated {
+func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	var in []seated
 	add := func(p target.Place) {
 		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == target.Pod)) > 0 {
@@ -88,25 +92,22 @@ func (n *network) steered(c Cell) []seated {
 	for _, node := range n.nodes {
 		add(node)
 	}
-	if c.onNodes() {
-		return in
-	}
-	for i := range c.Pairs {
-		client, servers := n.pair(c, i)
-		add(client.place)
-		for _, s := range servers {
-			add(s.place)
+	for _, pair := range pairs {
+		for _, end := range append([]seated{pair.client}, pair.servers...) {
+			if end.place.Kind == target.Pod {
+				add(end.place)
+			}
 		}
 	}
 	return in
 }
 
 // apply sets a cell's accelerators everywhere, side by side.
-func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Setting, error) {
+func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
-	for _, s := range n.steered(c) {
+	for _, s := range n.steered(c, pairs) {
 		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
@@ -130,11 +131,11 @@ func (n *network) apply(ctx context.Context, owner string, c Cell) ([]record.Set
 
 // revert takes a cell's accelerators back, and returns what was in force until
 // then.
-func (n *network) revert(ctx context.Context, c Cell) ([]record.Setting, error) {
+func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
-	for _, s := range n.steered(c) {
+	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
 			if err != nil {
@@ -163,119 +164,36 @@ func (n *network) revert(ctx context.Context, c Cell) ([]record.Setting, error) 
 }
 
 // measure runs the traffic of a cell and samples the nodes over the same window.
-func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
+func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair = make([]record.Pair, c.Pairs)
-	ends := make([][]record.Endpoint, c.Pairs) // servers, by pair
-	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
-	gate := newBarrier(ctx, n.lead)
-	progress := newProgress(c.Pairs, moved)
-
-	spec := c.Workload.Traffic()
-	var secret [16]byte
-	_, _ = rand.Read(secret[:]) // it ends the program rather than fail
+	m := &measurement{
+		network: n, ctx: ctx, cancel: cancel, cell: c, spec: c.Workload.Traffic(), out: out,
+		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
+	}
+	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
 	// A number of requests is done when it is done: then the window ends.
-	var early chan struct{}
-	if spec.Requests > 0 {
-		early = make(chan struct{})
+	if m.spec.Requests > 0 {
+		m.early = make(chan struct{})
 	}
-	var driving atomic.Int64
-	driving.Store(int64(c.Pairs))
-
-	var mu sync.Mutex // of what is sampled
-	var tasks []func() error
-	add := func(s seated, role string, do func(w Worker, ready target.Ready) error) {
-		who := s.place.Name + " (" + role + ")"
-		gate.expect(who)
-		tasks = append(tasks, func() error {
-			w, err := n.worker(ctx, s.key, s.place)
-			if err == nil {
-				err = do(w, func(uint16) (time.Time, error) { return gate.ready(who) })
-			}
-			gate.done(who)
-			if err != nil && ctx.Err() == nil {
-				// The first failure is the trial's; it stops the others.
-				cancel(fmt.Errorf("%s: %w", s.place.Name, err))
-				n.drop(s.key)
-			}
-			return err
-		})
+	m.driving.Store(int64(c.Pairs))
+	for i, pair := range pairs {
+		m.addPair(i, pair)
 	}
-	for i := range c.Pairs {
-		client, servers := n.pair(c, i)
-		to, err := n.address(c, i)
-		if err != nil {
-			return err
-		}
-		ports := make(chan uint16, len(servers))
-		ends[i] = make([]record.Endpoint, len(servers))
-		// Another tool's server has nothing to tell, and goes with its client; one of a
-		// number of requests does not know which one is the last.
-		serveCtx, clientDone := ctx, func() {}
-		if spec.Tool != v1alpha1.ToolNative || early != nil {
-			serveCtx, clientDone = context.WithCancel(ctx)
-		}
-		for j, server := range servers {
-			add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
-				t := target.Traffic{
-					Place: server.place.Name, Workload: c.served(), CongestionControl: n.congestionControl, Secret: secret,
-					Address: netip.AddrPortFrom(listen(server.place, c), to.Port()),
-				}
-				ends[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
-					ports <- p
-					return ready(p)
-				})
-				if serveCtx.Err() != nil && ctx.Err() == nil {
-					return nil
-				}
-				return err
-			})
-		}
-		add(client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
-			defer func() {
-				clientDone()
-				if driving.Add(-1) == 0 && early != nil {
-					close(early)
-				}
-			}()
-			t := target.Traffic{Place: client.place.Name, Workload: c.Workload, CongestionControl: n.congestionControl, Secret: secret}
-			for range servers {
-				select {
-				case p := <-ports:
-					t.Address = netip.AddrPortFrom(to.Addr(), p)
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			}
-			out.PerPair[i].Client, err = w.Drive(ctx, t, ready, progress.of(i))
-			return err
-		})
-	}
+	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
 	for _, node := range sampled {
-		add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
-			sample, err := w.Sample(ctx, node.Name, n.sampleCPUs[node.Name], time.Duration(spec.Warmup), time.Duration(spec.Duration), early, ready)
-			mu.Lock()
-			defer mu.Unlock()
-			if sample.Host != nil {
-				out.Hosts = append(out.Hosts, *sample.Host)
-			}
-			if sample.Fastpath != nil {
-				out.Fastpath = append(out.Fastpath, *sample.Fastpath)
-			}
-			out.Devices = append(out.Devices, sample.Devices...)
-			return err
-		})
+		m.addSampler(node)
 	}
-	if err := inParallel(tasks); err != nil {
+	if err := inParallel(m.tasks); err != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("%w; %s", context.Cause(ctx), gate.awaited())
+			return fmt.Errorf("%w; %s", context.Cause(ctx), m.gate.awaited())
 		}
 		return cmp.Or(context.Cause(ctx), err)
 	}
-	for i, of := range ends {
+	for i, of := range m.servers {
 		out.PerPair[i].Server = of[0]
-		if c.Backends > 0 {
+		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
 		}
 	}
@@ -283,6 +201,111 @@ func (n *network) measure(ctx context.Context, c Cell, out *record.Trial, moved 
 	slices.SortFunc(out.Fastpath, func(a, b record.Fastpath) int { return cmp.Compare(a.Place, b.Place) })
 	out.Loads = n.loads(sampled, out)
 	return fill(c, out)
+}
+
+// measurement is the traffic of a trial, and what it is sampled by: tasks that all begin
+// when the last of them is ready.
+type measurement struct {
+	*network
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	cell     Cell
+	spec     *v1alpha1.Traffic
+	gate     *barrier
+	progress *progress
+	secret   [16]byte
+	// early is closed when the last of driving clients is done; nil if the window has a length.
+	early   chan struct{}
+	driving atomic.Int64
+	tasks   []func() error
+	// servers are the ends of each pair. Clients are in out.
+	servers [][]record.Endpoint
+
+	mu  sync.Mutex // of what is sampled
+	out *record.Trial
+}
+
+// add adds a task of a worker. The first that fails is the trial's failure, and stops the others.
+func (m *measurement) add(s seated, role string, do func(w Worker, ready target.Ready) error) {
+	who := s.place.Name + " (" + role + ")"
+	m.gate.expect(who)
+	m.tasks = append(m.tasks, func() error {
+		w, err := m.worker(m.ctx, s.key, s.place)
+		if err == nil {
+			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(who) })
+		}
+		m.gate.done(who)
+		if err != nil && m.ctx.Err() == nil {
+			m.cancel(fmt.Errorf("%s: %w", s.place.Name, err))
+			m.drop(s.key)
+		}
+		return err
+	})
+}
+
+// addPair adds the servers and the client of pair i.
+func (m *measurement) addPair(i int, pair seatedPair) {
+	traffic := func(s seated, w v1alpha1.Workload) target.Traffic {
+		return target.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
+	}
+	ports := make(chan uint16, len(pair.servers))
+	m.servers[i] = make([]record.Endpoint, len(pair.servers))
+	// Another tool's server has nothing to tell, and goes with its client; one of a
+	// number of requests does not know which one is the last.
+	serveCtx, clientDone := m.ctx, func() {}
+	if m.spec.Tool != v1alpha1.ToolNative || m.early != nil {
+		serveCtx, clientDone = context.WithCancel(m.ctx)
+	}
+	for j, server := range pair.servers {
+		m.add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
+			t := traffic(server, served(m.cell.Workload, pair.Pair))
+			t.Address = pair.Listen(server.place, m.spec.IP)
+			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
+				ports <- p
+				return ready(p)
+			})
+			if serveCtx.Err() != nil && m.ctx.Err() == nil {
+				return nil
+			}
+			return err
+		})
+	}
+	m.add(pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
+		defer func() {
+			clientDone()
+			if m.driving.Add(-1) == 0 && m.early != nil {
+				close(m.early)
+			}
+		}()
+		t := traffic(pair.client, m.cell.Workload)
+		for range pair.servers {
+			select {
+			case p := <-ports:
+				t.Address = netip.AddrPortFrom(pair.To.Addr(), p)
+			case <-m.ctx.Done():
+				return context.Cause(m.ctx)
+			}
+		}
+		m.out.PerPair[i].Client, err = w.Drive(m.ctx, t, ready, m.progress.of(i))
+		return err
+	})
+}
+
+// addSampler adds what samples a node.
+func (m *measurement) addSampler(node target.Place) {
+	m.add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
+		sample, err := w.Sample(m.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if sample.Host != nil {
+			m.out.Hosts = append(m.out.Hosts, *sample.Host)
+		}
+		if sample.Fastpath != nil {
+			m.out.Fastpath = append(m.out.Fastpath, *sample.Fastpath)
+		}
+		m.out.Devices = append(m.out.Devices, sample.Devices...)
+		return err
+	})
 }
 
 // nameHosts says which nodes are on each machine.
@@ -347,41 +370,20 @@ func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 	return all
 }
 
-// address is where the client of pair i finds its server, or the proxy; port 0 is for
-// the server to choose.
-func (n *network) address(c Cell, i int) (netip.AddrPort, error) {
-	if c.Backends > 0 {
-		proxy := n.nodes[1]
-		proxy.Service.Port += uint16(i)
-		return address(proxy, c)
+// served is a workload as each server of a pair sees it: connections that last are
+// divided among backends, those that come and go are not.
+func served(w v1alpha1.Workload, p target.Pair) v1alpha1.Workload {
+	if !p.Backends || w.Connect != nil || w.HTTP != nil {
+		return w
 	}
-	_, servers := n.pair(c, i)
-	return address(servers[0].place, c)
-}
-
-func address(server target.Place, c Cell) (netip.AddrPort, error) {
-	version := c.Workload.Traffic().IP
-	to := netip.AddrPortFrom(server.IP(version), 0)
-	if c.Service || c.Backends > 0 {
-		to = server.Service.AddrPort(version)
+	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+		if *t != nil {
+			own := **t
+			own.Connections /= len(p.Servers)
+			*t = &own
+		}
 	}
-	if !server.IP(version).IsValid() || !to.Addr().IsValid() {
-		return to, fmt.Errorf("workload %s: %s has no IPv%d address on the path %s: choose the other version (ip: %d)",
-			c.Workload.Name, server.Name, version, c.path(), 10-version)
-	}
-	return to, nil
-}
-
-// listen is the address that a cell's server binds.
-func listen(server target.Place, c Cell) netip.Addr {
-	own := server.IP(c.Workload.Traffic().IP)
-	switch {
-	case !c.Service || !server.Service.Everywhere:
-		return own
-	case own.Is6():
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
+	return w
 }
 
 // progress adds up what the pairs report.

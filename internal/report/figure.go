@@ -9,9 +9,11 @@ import (
 	"math"
 	"regexp"
 	"strings"
+	"sync"
 
+	"codeberg.org/go-fonts/liberation/liberationsansregular"
+	"golang.org/x/image/font/opentype"
 	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/font/liberation"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgpdf"
@@ -100,8 +102,17 @@ func Render(w io.Writer, f Figure, format string) error {
 	return nil
 }
 
+// fonts are the one that figures are laid out with; plot's own collection has twelve.
+var fonts = sync.OnceValue(func() font.Collection {
+	face, err := opentype.Parse(liberationsansregular.TTF)
+	if err != nil {
+		panic(err) // it comes with the program
+	}
+	return font.Collection{{Font: font.Font{Typeface: "Liberation", Variant: "Sans"}, Face: face}}
+})
+
 func (f Figure) on(c vg.Canvas, anchors bool) {
-	p := &pen{c: c, height: f.height, anchors: anchors, fonts: font.NewCache(liberation.Collection())}
+	p := &pen{c: c, height: f.height, anchors: anchors, fonts: font.NewCache(fonts())}
 	p.rect(0, 0, f.width, f.height, inkPaper)
 	f.draw(p)
 }

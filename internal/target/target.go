@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 )
 
 // Kind of a place.
@@ -80,6 +81,49 @@ type Transport struct {
 	// IP is 4 or 6, Protocol "tcp" or "udp".
 	IP       int    `json:"ip"`
 	Protocol string `json:"protocol"`
+}
+
+// Fabric is a network of a target that variants run on, made or not.
+type Fabric struct {
+	// Name tells it from the others of an experiment; it is empty for the one of a cluster.
+	Name string
+	// Text says to a person what it is made of.
+	Text string
+}
+
+// Pair is where the ends of a pair are.
+type Pair struct {
+	Client Place
+	// Servers are one, or a balancer's Backends, among which connections that last are divided.
+	Servers  []Place
+	Backends bool
+	// To is where the client finds its server, or what is in front of it. Port 0 is for the server
+	// to choose.
+	To netip.AddrPort
+	// Everywhere tells that what is in front leads to addresses that are the server's beside its own.
+	Everywhere bool
+}
+
+// Listen is where a server of the pair listens, for traffic of a version of IP.
+func (p Pair) Listen(server Place, ip int) netip.AddrPort {
+	at := server.IP(ip)
+	switch {
+	case p.Everywhere && ip == 6:
+		at = netip.IPv6Unspecified()
+	case p.Everywhere:
+		at = netip.IPv4Unspecified()
+	}
+	return netip.AddrPortFrom(at, p.To.Port())
+}
+
+// Setup is what is said of a network as a whole.
+type Setup struct {
+	// Placement says in a sentence where the nodes' work runs.
+	Placement string
+	// CongestionControl that its traffic uses; the machine's if empty.
+	CongestionControl string
+	// Lead is how long workers take at most to hear when traffic is to start.
+	Lead time.Duration
 }
 
 // Served are the pods of a network that have services in front of them, and the transports of those.

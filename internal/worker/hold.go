@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"time"
 
+	"slipstream.dev/internal/accel/journal"
+
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel"
@@ -71,7 +73,7 @@ func (h Hold) restore(ctx context.Context) error {
 	for _, s := range restored {
 		h.Log.WarnContext(ctx, "restored a setting of a dead worker", "place", s.Place, "setting", s.Path, "value", s.Was)
 	}
-	if errors.Is(err, accel.ErrChanged) {
+	if errors.Is(err, journal.ErrChanged) {
 		h.Log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
 		return nil
 	}

@@ -25,6 +25,7 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -80,8 +81,8 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
-	// applied is the session in force; the controller applies and reverts in turn.
-	applied *accel.Session
+	// applied is the accelerators in force; the controller applies and reverts in turn.
+	applied *accel.Applier
 	// sampler is opened by the first Sample; its eBPF programs stay attached.
 	sampler *collect.Collector
 	// limits of this process, opened by the first trial.
@@ -97,7 +98,7 @@ func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
 func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	defer process.Collecting()()
 	place := placeOf(q.GetPlace())
-	sys, err := accel.MountSys()
+	sys, err := netns.Sysfs()
 	if err != nil {
 		return nil, err
 	}
@@ -422,17 +423,17 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 		}
 	}
 	place := placeOf(q.GetPlace())
-	session, err := accel.Open(accel.Options{
+	applier, err := accel.OpenApplier(accel.Options{
 		Place: place, JournalDir: s.options.JournalDir, Owner: q.GetOwner(), Log: s.options.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	settings, err := session.Apply(ctx, accelerators)
+	settings, err := applier.Apply(ctx, accelerators)
 	if err != nil {
-		return nil, errors.Join(err, session.Close())
+		return nil, errors.Join(err, applier.Close())
 	}
-	s.applied = session
+	s.applied = applier
 	b, err := json.Marshal(settings)
 	if err != nil {
 		return nil, fmt.Errorf("encode settings: %w", err)
@@ -459,8 +460,8 @@ func (s *server) revert(ctx context.Context) error {
 	if s.applied == nil {
 		return nil
 	}
-	session := s.applied
+	applier := s.applied
 	s.applied = nil
-	_, err := session.Revert(ctx)
-	return errors.Join(err, session.Close())
+	_, err := applier.Revert(ctx)
+	return errors.Join(err, applier.Close())
 }

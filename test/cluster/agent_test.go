@@ -22,7 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -157,13 +157,13 @@ func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 				continue // it is going, or has no address yet
 			}
 			seen++
-			netns, err := findPod(c.Node(f[0]), f[1])
+			space, err := findPod(c.Node(f[0]), f[1])
 			if err != nil {
 				return err.Error()
 			}
 			var mask []byte
-			if err := onNetns(netns, func() error {
-				sys, err := accel.MountSys()
+			if err := onNetns(space, func() error {
+				sys, err := netns.Sysfs()
 				if err != nil {
 					return err
 				}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/programs"
 )
 
@@ -38,20 +38,8 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// onNetns runs f on a thread that is in a network namespace.
-func onNetns(path string, f func() error) error {
-	return onThread(func() error {
-		ns, err := os.Open(path)
-		if err != nil {
-			return fmt.Errorf("open network namespace: %w", err)
-		}
-		defer ns.Close()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter network namespace: %w", err)
-		}
-		return f()
-	})
-}
+// onNetns runs f in the network namespace that a file stands for.
+func onNetns(path string, f func() error) error { return netns.DoAt(path, f) }
 
 const switchName = "br0"
 

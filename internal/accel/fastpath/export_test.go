@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
 
 // IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
@@ -24,7 +25,7 @@ func ForgetAfter(renewals int) (before int) {
 const SweepInterval = sweepEvery * leaseRenewal
 
 // Within runs a function in a network namespace.
-var Within = within
+var Within = netns.Do
 
 // AttachAll attaches the programs to the links of all pods, as if each had a connection.
 func (f *Fastpath) AttachAll() {
@@ -52,12 +53,12 @@ func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
 func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
-	return within(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 
 // MakeLiberal handles the event that asks to make the conntrack entry of a connection liberal.
 func (f *Fastpath) MakeLiberal(flow datapath.Flow) error {
-	return within(f.ns, func() error { return f.handle(datapath.Event{Kind: datapath.EventLiberal, Flow: flow}) })
+	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: datapath.EventLiberal, Flow: flow}) })
 }
 
 // Generation returns the generation: how often all flows have been invalidated.

@@ -19,7 +19,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -31,10 +30,10 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
 
 // LeaseTime is how long the programs forward packets after the last renewal of the lease.
@@ -70,7 +69,7 @@ type Hook struct {
 type Fastpath struct {
 	log      *slog.Logger
 	programs *datapath.Programs
-	ns       netns.NsHandle
+	ns       netns.Handle
 	links    *netlink.Handle
 	changes  *invalidator
 	// unseenBy are the kinds of observers that the fast path may bypass; ours are the IDs of its
@@ -119,7 +118,7 @@ type attachment struct {
 // then. It uses the present devices and those that appear later. It skips devices that it does
 // not support and those with observers, except for the kinds in unseenBy (v1alpha1.Fastpath):
 // see Skipped. It fails if the kernel lacks a feature.
-func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
+func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
@@ -146,17 +145,17 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 		return f, err
 	}
 	// A kernel without the feature leaves conntrack liberal; a missing privilege is fatal.
-	if err := within(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
+	if err := netns.Do(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
 		return f, err
 	}
 	started := make(chan error, 1)
 	f.leasing.Go(func() {
-		if err := within(ns, func() error { return f.run(started) }); err != nil {
+		if err := netns.Do(ns, func() error { return f.run(started) }); err != nil {
 			started <- err
 		}
 	})
 	f.running.Go(func() {
-		if err := within(ns, f.handleEvents); err != nil {
+		if err := netns.Do(ns, f.handleEvents); err != nil {
 			log.Error("handle events of the fast path", "error", err)
 		}
 	})
@@ -164,8 +163,8 @@ func Start(ns netns.NsHandle, log *slog.Logger, unseenBy ...string) (f *Fastpath
 }
 
 // Plan returns the hooks of a fast path on which every pod has an eligible connection.
-func Plan(ns netns.NsHandle, unseenBy ...string) (all []Hook, err error) {
-	err = within(ns, func() error {
+func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
+	err = netns.Do(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("open netlink: %w", err)
@@ -225,7 +224,7 @@ func (f *Fastpath) releaseAll() error {
 	if err != nil {
 		return err
 	}
-	return within(f.ns, func() error {
+	return netns.Do(f.ns, func() error {
 		// A connection that never pauses cannot be resynchronised, so there is a limit for all.
 		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
@@ -760,32 +759,4 @@ func (f *Fastpath) closing() bool {
 	default:
 		return false
 	}
-}
-
-// within runs fn on a thread in a network namespace. If the thread cannot return to its own
-// namespace, it stays locked, and ends with its goroutine.
-func within(ns netns.NsHandle, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("open this network namespace: %w", err)
-			return
-		}
-		defer home.Close()
-		if err = netns.Set(ns); err != nil {
-			err = fmt.Errorf("enter a network namespace: %w", err)
-		} else {
-			err = fn()
-		}
-		if back := netns.Set(home); back != nil {
-			err = errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
-		} else {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
 }

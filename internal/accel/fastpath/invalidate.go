@@ -12,10 +12,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
 
 // Pods can cause any number of notifications, for example by answering for many neighbours.
@@ -48,7 +48,7 @@ type invalidator struct {
 
 // newInvalidator calls notify until close, for each relevant change in a network namespace: with the
 // generation, and whether the devices must be scanned.
-func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bool)) (c *invalidator, err error) {
+func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool)) (c *invalidator, err error) {
 	c = &invalidator{notify: notify, generation: 1, links: make(map[string]string)}
 	defer func() {
 		if err != nil {
@@ -68,7 +68,7 @@ func newInvalidator(ns netns.NsHandle, notify func(generation uint32, devices bo
 		unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
 		unix.NETLINK_XFRM:      {xfrmSA, xfrmPolicy},
 	} {
-		s, err := nl.SubscribeAt(ns, netns.None(), protocol, groups...)
+		s, err := nl.SubscribeAt(ns, netns.None, protocol, groups...)
 		if errors.Is(err, unix.EPROTONOSUPPORT) && protocol != unix.NETLINK_ROUTE {
 			continue // the kernel lacks the subsystem, so nothing of it can change
 		}

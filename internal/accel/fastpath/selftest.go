@@ -17,8 +17,9 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
 )
 
 // probeTime bounds how long the probe waits for its connection to be accelerated.
@@ -37,9 +38,9 @@ var (
 func Probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	var spaces [3]netns.NsHandle // node, pod, far node
+	var spaces [3]netns.Handle // node, pod, far node
 	for i := range spaces {
-		ns, err := newNamespace()
+		ns, err := netns.New()
 		if err != nil {
 			return fmt.Errorf("try the fast path: %w", err)
 		}
@@ -56,25 +57,8 @@ func Probe(ctx context.Context) error {
 	return nil
 }
 
-// newNamespace creates a network namespace that lives as long as its handle.
-func newNamespace() (ns netns.NsHandle, err error) {
-	home, err := netns.Get()
-	if err != nil {
-		return ns, err
-	}
-	defer home.Close()
-	err = within(home, func() error { // on a thread that returns to its own namespace
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make a network namespace: %w", err)
-		}
-		ns, err = netns.Get()
-		return err
-	})
-	return ns, err
-}
-
 // probeDevices creates a node with a pod, and another node of which only the VXLAN device matters.
-func probeDevices(spaces [3]netns.NsHandle) error {
+func probeDevices(spaces [3]netns.Handle) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
 	attrs := func(name string) netlink.LinkAttrs {
 		a := netlink.NewLinkAttrs()
@@ -110,7 +94,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 		}
 		return nil
 	}
-	if err := within(node, func() error {
+	if err := netns.Do(node, func() error {
 		wire := netlink.NewVeth(attrs("nic"))
 		wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
 		link := netlink.NewVeth(attrs("pod"))
@@ -127,7 +111,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 	}); err != nil {
 		return fmt.Errorf("make a node: %w", err)
 	}
-	if err := within(pod, func() error {
+	if err := netns.Do(pod, func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -141,7 +125,7 @@ func probeDevices(spaces [3]netns.NsHandle) error {
 	}); err != nil {
 		return fmt.Errorf("make a pod: %w", err)
 	}
-	if err := within(far, func() error {
+	if err := netns.Do(far, func() error {
 		if err := tunnel(1); err != nil {
 			return err
 		}
@@ -206,7 +190,7 @@ func track() error {
 }
 
 // probeTraffic sends data until packets in both directions have taken the fast path.
-func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
+func probeTraffic(ctx context.Context, spaces [3]netns.Handle) error {
 	f, err := Start(spaces[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -214,14 +198,14 @@ func probeTraffic(ctx context.Context, spaces [3]netns.NsHandle) error {
 	defer f.Close()
 	var listener net.Listener
 	var near, far net.Conn
-	if err := within(spaces[2], func() (err error) {
+	if err := netns.Do(spaces[2], func() (err error) {
 		listener, err = new(net.ListenConfig).Listen(ctx, "tcp4", net.JoinHostPort(probePods[1].String(), "0"))
 		return err
 	}); err != nil {
 		return err
 	}
 	defer listener.Close()
-	if err := within(spaces[1], func() (err error) {
+	if err := netns.Do(spaces[1], func() (err error) {
 		near, err = new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort(probePods[1].String(), strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)))
 		return err
 	}); err != nil {

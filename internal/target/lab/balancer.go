@@ -231,7 +231,7 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 	ctx, cancel := context.WithTimeoutCause(ctx, proxyStart, fmt.Errorf("it does not listen after %s", proxyStart))
 	defer cancel()
 	for {
-		missing, err := notListening(hosts[proxyNode].file, fronts)
+		missing, err := notListening(hosts[proxyNode].namespace, fronts)
 		if err != nil {
 			return err
 		}
@@ -252,9 +252,9 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 }
 
 // notListening counts the fronts at which no process listens yet in a namespace.
-func notListening(ns *os.File, fronts []front) (missing int, err error) {
+func notListening(ns *namespace, fronts []front) (missing int, err error) {
 	listening := make(map[uint16]int)
-	err = insideFile(ns, func() error {
+	err = ns.do(func() error {
 		for _, name := range []string{"tcp", "tcp6"} {
 			text, err := os.ReadFile("/proc/thread-self/net/" + name)
 			if err != nil {

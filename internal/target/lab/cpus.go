@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"slipstream.dev/internal/accel/cpuset"
 
-	"slipstream.dev/internal/accel"
+	"golang.org/x/sys/unix"
 )
 
 // nodeCPUs are the CPUs that a node's processes run on.
@@ -93,9 +93,9 @@ func availableCPUs(sys string) ([]int, error) {
 
 // parseCPUs reads a list as the kernel writes it: "0-3,8".
 func parseCPUs(list string) ([]int, error) {
-	set, err := accel.ParseList(strings.TrimSpace(list))
+	set, err := cpuset.ParseList(strings.TrimSpace(list))
 	return set.CPUs(), err
 }
 
 // formatCPUs writes a list as the kernel does.
-func formatCPUs(cpus []int) string { return accel.NewSet(cpus...).String() }
+func formatCPUs(cpus []int) string { return cpuset.New(cpus...).String() }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -181,9 +180,8 @@ func awaitNICs(ctx context.Context, sw *namespace) error {
 	updates := make(chan netlink.LinkUpdate)
 	done := make(chan struct{})
 	failed := make(chan error, 1)
-	ns := netns.NsHandle(sw.file.Fd())
 	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
-		Namespace: &ns,
+		Namespace: &sw.handle,
 		ErrorCallback: func(err error) {
 			select {
 			case failed <- err:

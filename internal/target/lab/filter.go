@@ -26,7 +26,7 @@ type family struct {
 // apply between pods. Rules of services are added in service.go; there is no network policy. Calico's
 // shape has flannel's masquerading too, so that shapes differ only in how packets travel.
 func filter(ns *namespace, n node) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.file.Fd())))
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.handle)))
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
@@ -46,7 +46,7 @@ func filter(ns *namespace, n node) error {
 // machine share the limit nf_conntrack_max, so the connections of one variant would slow the others, and
 // a workload with thousands of connections per second would fill the table.
 func trackBriefly(ns *namespace) error {
-	return insideFile(ns.file, func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
+	return ns.do(func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
 }
 
 // markMasquerade is kube-proxy's mark on what it masquerades.

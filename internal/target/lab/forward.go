@@ -80,7 +80,7 @@ func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) erro
 	f := forwarding{Keep: l.state.Keep}
 	f.MTU, _ = c.mtu()
 	var tun, socket *os.File
-	if err := insideFile(h.file, func() (err error) {
+	if err := h.do(func() (err error) {
 		if tun, err = openTUN(tunName); err != nil {
 			return err
 		}

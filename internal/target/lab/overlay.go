@@ -189,7 +189,7 @@ func makeBridge(ns *namespace, c Config, n node) error {
 }
 
 func calicoPod(host, ns *namespace, c Config, p pod, veth, eth0 netlink.Link) error {
-	if err := insideFile(host.file, func() error {
+	if err := host.do(func() error {
 		// As Felix: the delay is for networks in which several hosts could answer; here one does.
 		return sysctl("net/ipv4/conf/"+p.veth+"/proxy_arp=1", "net/ipv4/neigh/"+p.veth+"/proxy_delay=0")
 	}); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/programs"
 )
 
@@ -19,19 +20,19 @@ func probe(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
 	}
-	return onThread(func() error {
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if errors.Is(err, unix.EPERM) {
-			return errors.New("no permission to create network namespaces: run as root (in a container: privileged)")
-		}
-		if err != nil {
-			return fmt.Errorf("create a network namespace: %w; the kernel needs CONFIG_NET_NS", err)
-		}
-		ns, err := openHere("of the probe")
-		if err != nil {
-			return err
-		}
-		defer ns.close()
+	h, err := netns.New()
+	if errors.Is(err, unix.EPERM) {
+		return errors.New("no permission to create network namespaces: run as root (in a container: privileged)")
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the kernel needs CONFIG_NET_NS", err)
+	}
+	ns, err := withNetlink("of the probe", h)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	return ns.do(func() error {
 		if err := probeKernel(ns); err != nil {
 			return err
 		}

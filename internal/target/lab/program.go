@@ -122,7 +122,7 @@ func loadPrograms(h *host, nodes []node, i, tunnel int) (err error) {
 func makeCiliumHost(h *host) error {
 	// As Cilium's agent does (pkg/datapath/loader): the kernel's reverse path filter, even if loose, drops
 	// everything from devices without addresses, such as Cilium's.
-	if err := insideFile(h.file, func() error {
+	if err := h.do(func() error {
 		return sysctl("net/ipv4/conf/all/rp_filter=0", "net/ipv4/conf/default/rp_filter=0")
 	}); err != nil {
 		return err

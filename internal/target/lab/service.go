@@ -220,7 +220,7 @@ func makeBackends(h *host, ns *namespace, bridge netlink.Link, p pod) error {
 			return fmt.Errorf("make backends %s local: %w", backends, err)
 		}
 	}
-	return insideFile(ns.file, func() error {
+	return ns.do(func() error {
 		return sysctl(
 			// TCP caches metrics per peer address. Here all backends are one pod, which would
 			// have an entry for each.
@@ -313,7 +313,7 @@ func (r rules) load(ctx context.Context, ns *namespace) error {
 	cmd.Stdin = bytes.NewReader(r.text)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.Discard, &said
-	if err := insideFile(ns.file, cmd.Start); err != nil {
+	if err := ns.do(cmd.Start); err != nil {
 		return fmt.Errorf("start %s: %w", r.argv[0], err)
 	}
 	if err := cmd.Wait(); err != nil {

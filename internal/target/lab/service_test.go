@@ -349,7 +349,7 @@ func change(t testing.TB, l *Lab, services []service, n int, to netip.AddrPort) 
 		if s.transport.Protocol != "udp" {
 			return nil
 		}
-		return insideFile(ns.file, func() error { return forget(old.Addr()) })
+		return ns.do(func() error { return forget(old.Addr()) })
 	}); err != nil {
 		t.Fatal(err)
 	}

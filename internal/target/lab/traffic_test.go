@@ -16,12 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/accel/cpuset"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/testenv"
 )
@@ -604,14 +606,14 @@ func TestInterruptCPU(t *testing.T) {
 	if err := w.connect(ns, layout(config("x"))[0], irq); err != nil {
 		t.Fatal(err)
 	}
-	if err := insideFile(ns.file, func() error {
-		f, err := openSysfs("class/net/eth0/queues/rx-0/rps_cpus", os.O_RDONLY)
+	if err := ns.do(func() error {
+		sys, err := netns.Sysfs()
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		got, err := io.ReadAll(f)
-		if want := accel.NewSet(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
+		defer sys.Close()
+		got, err := sys.ReadFile("class/net/eth0/queues/rx-0/rps_cpus")
+		if want := cpuset.New(irq).Mask(); strings.TrimLeft(strings.TrimSpace(string(got)), "0,") != want {
 			t.Errorf("rps_cpus of the NIC is %s, want %s", got, want)
 		}
 		return err

@@ -12,13 +12,15 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/internal/accel/cpuset"
+
 	"github.com/cilium/ebpf"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/programs"
 )
 
@@ -100,16 +102,16 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 	if err := w.sw.nl.LinkSetGROMaxSize(port, 1); err != nil {
 		return fmt.Errorf("limit GRO of a port of the switch: %w", err)
 	}
-	if err := insideFile(w.sw.file, func() error {
+	if err := w.sw.do(func() error {
 		return w.offload(n.port, w.nic.Offload == v1alpha1.OffloadNone)
 	}); err != nil {
 		return err
 	}
-	if err := insideFile(ns.file, func() error {
+	if err := ns.do(func() error {
 		if err := w.offload(nicName, true); err != nil || irq < 0 {
 			return err
 		}
-		return setRPS(accel.NewSet(irq).Mask())
+		return setRPS(cpuset.New(irq).Mask())
 	}); err != nil {
 		return err
 	}
@@ -136,9 +138,14 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 
 // setRPS sets the RPS mask of the NIC in the thread's namespace.
 func setRPS(mask string) error {
-	f, err := openSysfs("class/net/"+nicName+"/queues/rx-0/rps_cpus", os.O_WRONLY)
+	sys, err := netns.Sysfs()
 	if err != nil {
 		return err
+	}
+	defer sys.Close()
+	f, err := sys.OpenFile("class/net/"+nicName+"/queues/rx-0/rps_cpus", os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("open RPS of the NIC: %w", err)
 	}
 	defer f.Close()
 	if _, err := f.WriteString(mask); err != nil {
@@ -176,7 +183,7 @@ func settle(ns *namespace, names ...string) error {
 func awaitSolicited(ns *namespace, device string, a netip.Addr) error {
 	raw := a.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
-	return insideFile(ns.file, func() error {
+	return ns.do(func() error {
 		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
 			groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
 			if err != nil {

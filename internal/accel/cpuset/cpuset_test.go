@@ -1,4 +1,4 @@
-package accel
+package cpuset
 
 import (
 	"os"
@@ -28,18 +28,18 @@ func TestMask(t *testing.T) {
 		{first(1), "1", "0", "0", "1"},
 		{first(2), "3", "0-1", "0", "3"},
 		{first(7), "7f", "0-6", "00", "7f"},
-		{NewSet(0), "1", "0", "00", "01"},
+		{New(0), "1", "0", "00", "01"},
 		{first(32), "ffffffff", "0-31", "00000000", "ffffffff"},
 		{first(33), "1,ffffffff", "0-32", "0,00000000", "1,ffffffff"},
-		{NewSet(1), "2", "1", "0,00000000", "0,00000002"},
+		{New(1), "2", "1", "0,00000000", "0,00000002"},
 		{first(64), "ffffffff,ffffffff", "0-63", "00000000,00000000", "ffffffff,ffffffff"},
-		{NewSet(0, 1, 2, 3, 8, 63), "80000000,0000010f", "0-3,8,63", "00000000,00000000", "80000000,0000010f"},
+		{New(0, 1, 2, 3, 8, 63), "80000000,0000010f", "0-3,8,63", "00000000,00000000", "80000000,0000010f"},
 		{first(130), "3,ffffffff,ffffffff,ffffffff,ffffffff", "0-129", "0,00000000,00000000,00000000,00000000",
 			"3,ffffffff,ffffffff,ffffffff,ffffffff"},
-		{NewSet(129), "2,00000000,00000000,00000000,00000000", "129", "0,00000000,00000000,00000000,00000000",
+		{New(129), "2,00000000,00000000,00000000,00000000", "129", "0,00000000,00000000,00000000,00000000",
 			"2,00000000,00000000,00000000,00000000"},
-		{NewSet(33), "2,00000000", "33", "000,00000000,00000000", "000,00000002,00000000"},
-		{NewSet(), "0", "", "0,00000000", "0,00000000"},
+		{New(33), "2,00000000", "33", "000,00000000,00000000", "000,00000002,00000000"},
+		{New(), "0", "", "0,00000000", "0,00000000"},
 	} {
 		if got := tt.cpus.Mask(); got != tt.mask {
 			t.Errorf("mask of %s: %s, want %s", tt.list, got, tt.mask)
@@ -47,7 +47,7 @@ func TestMask(t *testing.T) {
 		if got := tt.cpus.String(); got != tt.list {
 			t.Errorf("list of %s: %s, want %s", tt.mask, got, tt.list)
 		}
-		if got := tt.cpus.maskLike(tt.kernel); got != tt.like {
+		if got := tt.cpus.MaskLike(tt.kernel); got != tt.like {
 			t.Errorf("mask of %s like %s: %s, want %s", tt.list, tt.kernel, got, tt.like)
 		}
 		for _, mask := range []string{tt.mask, tt.like + "\n", strings.ToUpper(tt.like)} {
@@ -75,28 +75,28 @@ func TestParseErrors(t *testing.T) {
 }
 
 func TestResolve(t *testing.T) {
-	eight := CPUs{Online: first(8), Isolated: NewSet(2, 7)}
+	eight := MachineCPUs{Online: first(8), Isolated: New(2, 7)}
 	for _, tt := range []struct {
 		name      string
 		spec      string
-		machine   CPUs
+		machine   MachineCPUs
 		node, irq Set
 		want      string
 		err       string
 	}{
-		{"all", "all", CPUs{Online: first(4)}, Set{}, Set{}, "0-3", ""},
+		{"all", "all", MachineCPUs{Online: first(4)}, Set{}, Set{}, "0-3", ""},
 		{"all but isolated", "all", eight, Set{}, Set{}, "0-1,3-6", ""},
-		{"all of the node", "all", eight, NewSet(1, 2, 3), Set{}, "1,3", ""},
-		{"node with an offline CPU", "all", CPUs{Online: NewSet(0, 2)}, first(4), Set{}, "0,2", ""},
-		{"all isolated", "all", CPUs{Online: first(2), Isolated: first(2)}, Set{}, Set{}, "", "none of 0-1"},
-		{"all but the given irq", "all-but-irq", CPUs{Online: first(4)}, Set{}, NewSet(0), "1-3", ""},
-		{"all but the last", "all-but-irq", CPUs{Online: first(4)}, Set{}, Set{}, "0-2", ""},
-		{"all but the node's last", "all-but-irq", CPUs{Online: first(8)}, NewSet(4, 5), Set{}, "4", ""},
+		{"all of the node", "all", eight, New(1, 2, 3), Set{}, "1,3", ""},
+		{"node with an offline CPU", "all", MachineCPUs{Online: New(0, 2)}, first(4), Set{}, "0,2", ""},
+		{"all isolated", "all", MachineCPUs{Online: first(2), Isolated: first(2)}, Set{}, Set{}, "", "none of 0-1"},
+		{"all but the given irq", "all-but-irq", MachineCPUs{Online: first(4)}, Set{}, New(0), "1-3", ""},
+		{"all but the last", "all-but-irq", MachineCPUs{Online: first(4)}, Set{}, Set{}, "0-2", ""},
+		{"all but the node's last", "all-but-irq", MachineCPUs{Online: first(8)}, New(4, 5), Set{}, "4", ""},
 		{"all but the last that is not isolated", "all-but-irq", eight, Set{}, Set{}, "0-1,3-5", ""},
-		{"one CPU takes the irq", "all-but-irq", CPUs{Online: first(1)}, Set{}, Set{}, "", "no CPU of \"0\" is left beside 0"},
-		{"130 CPUs", "all-but-irq", CPUs{Online: first(130)}, Set{}, Set{}, "0-128", ""},
+		{"one CPU takes the irq", "all-but-irq", MachineCPUs{Online: first(1)}, Set{}, Set{}, "", "no CPU of \"0\" is left beside 0"},
+		{"130 CPUs", "all-but-irq", MachineCPUs{Online: first(130)}, Set{}, Set{}, "0-128", ""},
 		{"list", "0-1,3", eight, Set{}, Set{}, "0-1,3", ""},
-		{"list outside the node", "5", eight, NewSet(0, 1), Set{}, "5", ""},
+		{"list outside the node", "5", eight, New(0, 1), Set{}, "5", ""},
 		{"list offline", "0-9", eight, Set{}, Set{}, "", "8-9 not online; online are 0-7"},
 		{"list isolated", "1-2", eight, Set{}, Set{}, "", "2 isolated"},
 		{"empty", "", eight, Set{}, Set{}, "", "it is empty"},
@@ -121,19 +121,19 @@ func TestMachineCPUs(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		files map[string]string
-		want  CPUs
+		want  MachineCPUs
 	}{
-		{"plain", map[string]string{"online": "0-3\n", "isolated": "\n", "nohz_full": "(null)\n"}, CPUs{Online: first(4)}},
+		{"plain", map[string]string{"online": "0-3\n", "isolated": "\n", "nohz_full": "(null)\n"}, MachineCPUs{Online: first(4)}},
 		{"isolated", map[string]string{"online": "0-32\n", "isolated": "2-3\n", "nohz_full": "3-4\n"},
-			CPUs{Online: first(33), Isolated: NewSet(2, 3, 4)}},
-		{"kernel without isolation", map[string]string{"online": "0\n"}, CPUs{Online: first(1)}},
+			MachineCPUs{Online: first(33), Isolated: New(2, 3, 4)}},
+		{"kernel without isolation", map[string]string{"online": "0\n"}, MachineCPUs{Online: first(1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()
 			for name, text := range tt.files {
 				writeFile(t, filepath.Join(root, "devices/system/cpu", name), text)
 			}
-			got, err := machineCPUs(openRoot(t, root))
+			got, err := Machine(openRoot(t, root))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func TestMachineCPUs(t *testing.T) {
 			}
 		})
 	}
-	if _, err := machineCPUs(openRoot(t, t.TempDir())); err == nil {
+	if _, err := Machine(openRoot(t, t.TempDir())); err == nil {
 		t.Error("a sysfs without CPUs is no error")
 	}
 }
@@ -171,7 +171,7 @@ func FuzzParseMask(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, text := range []string{s.Mask(), s.maskLike(strings.TrimSpace(mask))} {
+		for _, text := range []string{s.Mask(), s.MaskLike(strings.TrimSpace(mask))} {
 			if again, err := ParseMask(text); err != nil || !again.Equal(s) {
 				t.Errorf("%q is %q, formatted %q, which parses to %q, %v", mask, s, text, again, err)
 			}

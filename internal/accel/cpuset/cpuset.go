@@ -1,4 +1,6 @@
-package accel
+// Package cpuset has sets of CPUs: as the kernel's lists and masks have them, and as an
+// accelerator names them. What is done with them is the caller's.
+package cpuset
 
 import (
 	"errors"
@@ -24,8 +26,8 @@ type Set struct {
 	words []uint32
 }
 
-// NewSet returns the set of cpus, each from 0 to 8191; others are left out.
-func NewSet(cpus ...int) Set {
+// New returns the set of cpus, each from 0 to 8191; others are left out.
+func New(cpus ...int) Set {
 	var s Set
 	for _, cpu := range cpus {
 		s.add(cpu)
@@ -94,7 +96,7 @@ func (s Set) last() Set {
 		return Set{}
 	}
 	top := len(s.words) - 1
-	return NewSet(32*top + bits.Len32(s.words[top]) - 1)
+	return New(32*top + bits.Len32(s.words[top]) - 1)
 }
 
 // String formats s as the kernel's lists do: "0-3,8". The empty set is "".
@@ -136,10 +138,10 @@ func (s Set) Mask() string {
 	return b.String()
 }
 
-// maskLike formats s with the digits and groups of model. The kernel prints a
+// MaskLike formats s with the digits and groups of model. The kernel prints a
 // mask as wide as the machine's possible CPUs; written in that form, what was
 // wanted and what reads back are the same bytes.
-func (s Set) maskLike(model string) string {
+func (s Set) MaskLike(model string) string {
 	mask, places := s.Mask(), 0
 	for _, group := range strings.Split(model, ",") {
 		places += len(group)
@@ -217,16 +219,16 @@ func ParseMask(mask string) (Set, error) {
 	return s.trimmed(), nil
 }
 
-// CPUs are those of a machine.
-type CPUs struct {
+// MachineCPUs are those of a machine.
+type MachineCPUs struct {
 	Online Set
 	// Isolated are those that the kernel keeps out of any RPS mask: isolcpus=
 	// and nohz_full= (rps_cpumask_housekeeping in net/core/net-sysfs.c).
 	Isolated Set
 }
 
-// machineCPUs reads devices/system/cpu below sys.
-func machineCPUs(sys *os.Root) (CPUs, error) {
+// Machine reads devices/system/cpu below sys.
+func Machine(sys *os.Root) (MachineCPUs, error) {
 	read := func(name string) (Set, error) {
 		b, err := sys.ReadFile("devices/system/cpu/" + name)
 		if err != nil {
@@ -238,15 +240,15 @@ func machineCPUs(sys *os.Root) (CPUs, error) {
 		}
 		return Set{}, nil
 	}
-	var c CPUs
+	var c MachineCPUs
 	var err error
 	if c.Online, err = read("online"); err != nil {
-		return CPUs{}, err
+		return MachineCPUs{}, err
 	}
 	for _, name := range []string{"isolated", "nohz_full"} {
 		s, err := read(name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return CPUs{}, err
+			return MachineCPUs{}, err
 		}
 		c.Isolated = c.Isolated.Union(s)
 	}
@@ -259,7 +261,7 @@ func machineCPUs(sys *os.Root) (CPUs, error) {
 // for the node's last one. A list is taken at its word: CPUs outside the node
 // are allowed, those offline or isolated are an error, for the kernel would
 // refuse them or leave them out in silence.
-func Resolve(spec string, machine CPUs, node, irq Set) (Set, error) {
+func Resolve(spec string, machine MachineCPUs, node, irq Set) (Set, error) {
 	if node.Empty() {
 		node = machine.Online
 	}

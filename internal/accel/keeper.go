@@ -2,17 +2,43 @@ package accel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
+	"sync"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
 )
 
-// Keeping is applying for good. Where Apply is an experiment's, all or nothing
-// and taken back at its end, Keep is an agent's: it is told again and again what
-// is wanted and makes it so, whether what it finds is new, from a life before,
-// from another policy, or changed by somebody. What it cannot set does not hinder
-// the rest.
+// Keeper keeps accelerators on in one place. It is told again and again what is wanted, and makes
+// it so, whether what it finds is new, from a life before, from another policy, or changed by
+// somebody. What it cannot set does not hinder the rest.
+type Keeper struct {
+	*place
+	fast fast
+
+	mu sync.Mutex
+	// wanted is what the last Keep was told, nil before it.
+	wanted *plan
+	irq    cpuset.Set
+}
+
+// OpenKeeper prepares a keeper in the calling thread's network namespace and changes nothing.
+// Close it after use.
+func OpenKeeper(o Options) (*Keeper, error) {
+	p, err := openPlace(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Keeper{place: p, fast: fast{place: p}}, nil
+}
+
+// Close ends the fast path and lets go of what OpenKeeper opened. Settings stay.
+func (k *Keeper) Close() error { return errors.Join(k.fast.stop(), k.place.close()) }
 
 // SettingOf names the settings of one file of a device's queues. The machine's
 // flow table is of link 0.
@@ -48,19 +74,19 @@ type View struct {
 	// Check tells whether accelerators can be had there, and beside each other:
 	// two that want one setting at different values are an ErrConflict.
 	Check   func([]v1alpha1.Accelerator) error
-	resolve func(spec string) (Set, error)
+	resolve func(spec string) (cpuset.Set, error)
 }
 
 // Look lists the devices and CPUs of this place, and touches nothing.
-func (s *Session) Look() (View, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (k *Keeper) Look() (View, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	var v View
 	var err error
-	if v.Devices, err = listDevices(s.links, s.sys, s.pod()); err != nil {
+	if v.Devices, err = k.devices(); err != nil {
 		return v, err
 	}
-	if v.resolve, err = s.resolver(v.Devices); err != nil {
+	if v.resolve, k.irq, err = k.resolver(v.Devices); err != nil {
 		return v, err
 	}
 	v.Check = func(accelerators []v1alpha1.Accelerator) error {
@@ -71,25 +97,25 @@ func (s *Session) Look() (View, error) {
 }
 
 // Keep makes the devices of a view read what the accelerators want. Settings that
-// this session's holder has here and that they do not want, or want otherwise,
+// this keeper's holder has here and that they do not want, or want otherwise,
 // are restored first; those that drifted are set again. It follows nothing: look
 // and keep again, or KeepDevices, when something may have changed. The fast path alone
-// follows by itself, and what keeps it off is no error but FastpathState's. A session
+// follows by itself, and what keeps it off is no error but FastpathState'k. A session
 // either keeps or applies.
-func (s *Session) Keep(ctx context.Context, v View, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.plan, err = makePlan(accelerators, v.resolve); err == nil {
-		err = s.transactPlace(ctx, func(machine, place *book) error {
-			kept, err = s.keep(machine, place, v.Devices, true)
+func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.wanted, err = makePlan(accelerators, v.resolve); err == nil {
+		err = k.transact(ctx, !k.pod(), func(machine, place *journal.Book) error {
+			kept, err = k.keep(machine, place, v.Devices, true)
 			return err
 		})
 	}
 	if err == nil {
-		err = s.keepFastpath(ctx, &kept)
+		err = k.fast.keep(ctx, k.wanted.fastpath, &kept)
 	}
 	if err != nil {
-		return kept, fmt.Errorf("keep accelerators of %s: %w", s.options.Place.Name, err)
+		return kept, fmt.Errorf("keep accelerators of %s: %w", k.options.Place.Name, err)
 	}
 	return kept, nil
 }
@@ -98,66 +124,45 @@ func (s *Session) Keep(ctx context.Context, v View, accelerators []v1alpha1.Acce
 // is the caller's to say, as a listing of every link, route and address would be
 // the dearer part where one pod of a thousand has come. Devices that are gone
 // are left out.
-func (s *Session) KeepDevices(ctx context.Context, devices []Device) (kept Kept, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.plan == nil {
-		return kept, fmt.Errorf("keep accelerators of %s: nothing is kept there yet", s.options.Place.Name)
+func (k *Keeper) KeepDevices(ctx context.Context, devices []Device) (kept Kept, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.wanted == nil {
+		return kept, fmt.Errorf("keep accelerators of %s: nothing is kept there yet", k.options.Place.Name)
 	}
 	there := devices[:0:0]
 	for _, d := range devices {
-		if d.RxQueues, err = rxQueues(s.sys, d.Name); err == nil {
+		if d.RxQueues, err = rxQueues(k.sys, d.Name); err == nil {
 			there = append(there, d)
-		} else if !gone(err) {
+		} else if !kernel.Gone(err) {
 			return kept, err
 		}
 	}
-	err = s.transactPlace(ctx, func(machine, place *book) error {
-		kept, err = s.keep(machine, place, there, false)
+	err = k.transact(ctx, !k.pod(), func(machine, place *journal.Book) error {
+		kept, err = k.keep(machine, place, there, false)
 		return err
 	})
 	if err != nil {
-		return kept, fmt.Errorf("keep accelerators of %s: %w", s.options.Place.Name, err)
+		return kept, fmt.Errorf("keep accelerators of %s: %w", k.options.Place.Name, err)
 	}
 	return kept, nil
 }
 
-// transactPlace is transact without the machine's ledger in a pod: its table is
-// the node's to keep, once and not by every pod.
-func (s *Session) transactPlace(ctx context.Context, fn func(machine, place *book) error) error {
-	if !s.pod() {
-		return s.transact(ctx, fn)
-	}
-	unlock, err := s.journal.lock()
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	place, err := s.journal.namespace(s.id, s.options.Place.Name, s.sys, s.names)
-	if err != nil {
-		return err
-	}
-	if err := s.recoverDead(ctx, place); err != nil {
-		return err
-	}
-	return fn(nil, place)
-}
-
 // keep holds and sets what the plan wants of devices. If they are all that there
 // are, everything else that the holder has is restored.
-func (s *Session) keep(machine, place *book, devices []Device, all bool) (Kept, error) {
+func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) (Kept, error) {
 	kept := Kept{Counts: make(map[SettingOf]Count)}
 	here := make(map[int]bool, len(devices))
 	for _, d := range devices {
 		here[d.Index] = true
 	}
-	read := func() (table, queues []change, err error) {
-		p := *s.plan
+	read := func() (table, queues []journal.Change, err error) {
+		p := *k.wanted
 		if machine == nil || !all {
 			p.entries = 0
-			return p.changes(nil, place.store, devices)
+			return p.changes(nil, place.Store, devices)
 		}
-		return p.changes(machine.store, place.store, devices)
+		return p.changes(machine.Store, place.Store, devices)
 	}
 	table, queues, err := read()
 	if err != nil {
@@ -165,13 +170,13 @@ func (s *Session) keep(machine, place *book, devices []Device, all bool) (Kept, 
 	}
 
 	// What is not wanted any more goes first, the queues before the table.
-	drop := func(b *book, wanted []change) error {
+	drop := func(b *journal.Book, wanted []journal.Change) error {
 		want := make(map[string]string, len(wanted))
 		for _, c := range wanted {
-			want[c.path] = c.want
+			want[c.Path] = c.Want
 		}
-		restored, err := b.release(func(e entry, h Holder) bool {
-			return h == s.holder && (all || here[e.Link]) && want[e.Path] != e.Want
+		restored, err := b.Release(func(e journal.Entry, h journal.Holder) bool {
+			return h == k.holder && (all || here[e.Link]) && want[e.Path] != e.Want
 		})
 		kept.Reverted += len(restored)
 		return err
@@ -193,36 +198,36 @@ func (s *Session) keep(machine, place *book, devices []Device, all bool) (Kept, 
 	}
 
 	if machine != nil && all {
-		if err := s.keepChanges(machine, table, &kept); err != nil {
+		if err := k.keepChanges(machine, table, &kept); err != nil {
 			return kept, err
 		}
 	}
-	return kept, s.keepChanges(place, queues, &kept)
+	return kept, k.keepChanges(place, queues, &kept)
 }
 
-func settingOf(c change) SettingOf { return SettingOf{c.link, path.Base(c.path)} }
+func settingOf(c journal.Change) SettingOf { return SettingOf{c.Link, path.Base(c.Path)} }
 
-func (s *Session) keepChanges(b *book, changes []change, kept *Kept) error {
-	var mine []change
+func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Kept) error {
+	var mine []journal.Change
 	for _, c := range changes {
-		e := b.find(c.path)
-		added, err := b.hold(s.holder, []change{c})
+		e := b.Find(c.Path)
+		added, err := b.Hold(k.holder, []journal.Change{c})
 		switch {
 		case err != nil:
 			kept.Refused = append(kept.Refused, Refusal{settingOf(c), err})
 			continue
-		case added[c.path]:
+		case added[c.Path]:
 			kept.Set++
-		case c.was != c.want && c.was != e.Got:
+		case c.Was != c.Want && c.Was != e.Got:
 			kept.Repaired++
 		}
 		mine = append(mine, c)
 	}
-	if err := b.save(); err != nil {
+	if err := b.Save(); err != nil {
 		return err
 	}
 	for _, c := range mine {
-		settings, err := b.put([]change{c})
+		settings, err := b.Put([]journal.Change{c})
 		if err != nil {
 			kept.Refused = append(kept.Refused, Refusal{settingOf(c), Forbidden(err)})
 		}
@@ -235,16 +240,16 @@ func (s *Session) keepChanges(b *book, changes []change, kept *Kept) error {
 			kept.Counts[settingOf(c)] = n
 		}
 	}
-	return b.save()
+	return b.Save()
 }
 
 // IRQCPUs are the CPUs that the last Look found to take the NIC's interrupts, as a
 // list; empty if there are none that can be told. A pod cannot find them out.
-func (s *Session) IRQCPUs() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.irq.String()
+func (k *Keeper) IRQCPUs() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.irq.String()
 }
 
-// ID is that of the session's network namespace.
-func (s *Session) ID() ID { return ID(s.id.Cookie) }
+// Cookie is that of the keeper's network namespace.
+func (k *Keeper) Cookie() netns.Cookie { return k.id.Cookie }

@@ -1,4 +1,4 @@
-package agent
+package kube
 
 import (
 	"context"
@@ -16,12 +16,15 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/agent"
+
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 type object = map[string]any
@@ -296,17 +299,17 @@ func accelerate(cpus string, devices ...string) []any {
 }
 
 // watched is a cluster that is followed; what is desired comes on a channel.
-func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
+func (s *api) connect(t *testing.T) (*Cluster, chan agent.Desired) {
 	t.Helper()
-	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	c, err := New(&rest.Config{Host: s.URL}, Options{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.pace = hurry
 	ctx, cancel := context.WithCancel(context.Background())
-	desired := make(chan Desired, 100)
+	desired := make(chan agent.Desired, 100)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		c.Run(ctx, func(d Desired) { desired <- d })
+		c.Run(ctx, func(d agent.Desired) { desired <- d })
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -316,7 +319,7 @@ func (s *api) connect(t *testing.T) (*Cluster, chan Desired) {
 }
 
 // next waits for a desire that is as wanted: policies by name, and pods.
-func next(t *testing.T, desired chan Desired, want ...string) Desired {
+func next(t *testing.T, desired chan agent.Desired, want ...string) agent.Desired {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
 	var got []string
@@ -379,7 +382,7 @@ func TestCluster(t *testing.T) {
 	s.put(nodePath, nodeObject(object{"zone": "b"}))
 	next(t, desired, "b", "c", "s")
 
-	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
+	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
 		Policies: []v1alpha1.ObservedPolicy{{Policy: "b", Generation: 1, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 3, Verified: 3}}})
 	eventually(t, "state object", func() string {
 		o := s.get(statePath)
@@ -394,7 +397,7 @@ func TestCluster(t *testing.T) {
 		}
 		return ""
 	})
-	c.Publish(Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
+	c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
 	eventually(t, "state object changes", func() string {
 		status := s.get(statePath)["status"].(object)
 		condition := status["conditions"].([]any)[0].(object)
@@ -406,9 +409,9 @@ func TestCluster(t *testing.T) {
 
 	// The same thing twice is one event.
 	for range 3 {
-		c.Notify(Event{true, v1alpha1.ReasonHeld, "somebody has it"})
+		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
 	}
-	c.Notify(Event{true, v1alpha1.ReasonHeld, "another has it"})
+	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "another has it"})
 	eventually(t, "events", func() string {
 		var messages []string
 		s.mu.Lock()
@@ -441,13 +444,12 @@ func TestSelectedCondition(t *testing.T) {
 	}
 	want := func(policy, is string) {
 		t.Helper()
-		deadline := time.Now().Add(30 * time.Second)
-		for condition(policy) != is {
-			if time.Now().After(deadline) {
-				t.Fatalf("condition of %s is %s, want %s", policy, condition(policy), is)
+		testenv.Eventually(t, 30*time.Second, "condition of "+policy, func() string {
+			if got := condition(policy); got != is {
+				return fmt.Sprintf("it is %s, want %s", got, is)
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return ""
+		})
 	}
 	want("here", "SelectedTrueNodes3")
 	// Who has seen less than there is does not write over it.
@@ -507,7 +509,7 @@ func TestUninstalled(t *testing.T) {
 	s.put(daemonPath, daemonSet())
 	c, desired := s.connect(t)
 	next(t, desired)
-	c.Publish(Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
 	eventually(t, "state object", func() string {
 		if s.get(statePath) == nil {
 			return "not there"

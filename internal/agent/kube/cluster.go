@@ -1,4 +1,8 @@
-package agent
+// Package kube connects an agent to a cluster: it watches the policies that select the node and the
+// pods that run there, rolls policies out together with the agents of other nodes, writes statuses
+// and events, and asks who may get metrics. internal/agent applies what is wanted; without a cluster
+// it reads a file, and nothing of this is needed.
+package kube
 
 import (
 	"cmp"
@@ -13,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authentication "k8s.io/api/authentication/v1"
@@ -35,8 +41,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// ClusterOptions of an agent in a cluster.
-type ClusterOptions struct {
+// Options of an agent in a cluster.
+type Options struct {
 	// Node is the node's name in the cluster.
 	Node string
 	// DaemonSet is NAMESPACE/NAME of the agent's DaemonSet. If it is empty, the agent is never
@@ -54,17 +60,17 @@ type ClusterOptions struct {
 //
 // While the API server does not answer, nothing changes on the node.
 type Cluster struct {
-	options            ClusterOptions
+	options            Options
 	core, ours, apps   rest.Interface
 	nodes, pods, rules cache.Store
 	synced             []cache.InformerSynced
 	informers          []cache.Controller
 	changed            chan struct{}
-	events             chan Event
+	events             chan agent.Event
 	reviewer           *reviewer
 
 	mu     sync.Mutex
-	status *Status
+	status *agent.Status
 	// deleted: the deletion of the DaemonSet was observed.
 	deleted bool
 	dirty   chan struct{}
@@ -76,8 +82,8 @@ type Cluster struct {
 	losses func() losses
 }
 
-// ConnectCluster is NewCluster by a kubeconfig file, or in a pod if that is empty.
-func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
+// Connect is New by a kubeconfig file, or in a pod if that is empty.
+func Connect(kubeconfig string, o Options) (*Cluster, error) {
 	var config *rest.Config
 	var err error
 	if kubeconfig == "" {
@@ -89,11 +95,11 @@ func ConnectCluster(kubeconfig string, o ClusterOptions) (*Cluster, error) {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	klog.SetSlogLogger(o.Log)
-	return NewCluster(config, o)
+	return New(config, o)
 }
 
-// NewCluster prepares the watches. It sends no request yet.
-func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
+// New prepares the watches. It sends no request yet.
+func New(config *rest.Config, o Options) (*Cluster, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, authentication.AddToScheme, authorization.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -101,7 +107,7 @@ func NewCluster(config *rest.Config, o ClusterOptions) (*Cluster, error) {
 		}
 	}
 	c := &Cluster{
-		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan Event, 32), turns: make(map[types.UID]*turn), pace: rolloutPace,
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), pace: rolloutPace,
 	}
 	c.losses = c.readLosses
 	client := func(gv schema.GroupVersion, path string) (rest.Interface, error) {
@@ -247,7 +253,7 @@ func (c *Cluster) Forget(ctx context.Context) error {
 }
 
 // Publish is the agent's Options.Publish: it passes the status to Run.
-func (c *Cluster) Publish(s Status) {
+func (c *Cluster) Publish(s agent.Status) {
 	c.mu.Lock()
 	c.status = &s
 	c.mu.Unlock()
@@ -256,7 +262,7 @@ func (c *Cluster) Publish(s Status) {
 
 // Notify is the agent's Options.Notify: it passes an event to Run. If there are too many, it drops some;
 // the log has them all.
-func (c *Cluster) Notify(e Event) {
+func (c *Cluster) Notify(e agent.Event) {
 	select {
 	case c.events <- e:
 	default:
@@ -265,7 +271,7 @@ func (c *Cluster) Notify(e Event) {
 
 // Run calls set whenever the policies or pods change, and writes what Publish and Notify passed, until ctx
 // is done.
-func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
+func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, informer := range c.informers {
@@ -278,7 +284,7 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 	all.Go(func() { c.writeEvents(ctx) })
 	all.Go(func() { c.markPolicies(ctx) })
 	all.Go(func() { c.rollOut(ctx) })
-	var last *Desired
+	var last *agent.Desired
 	for {
 		if d := c.desired(); last == nil || !same(*last, d) {
 			set(d)
@@ -293,8 +299,8 @@ func (c *Cluster) Run(ctx context.Context, set func(Desired)) {
 }
 
 // same reports whether two Desired are equal.
-func same(a, b Desired) bool {
-	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q Policy) bool {
+func same(a, b agent.Desired) bool {
+	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
 			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
@@ -329,8 +335,8 @@ func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
 	return err == nil && n != nil && selector.Matches(labels.Set(n.Labels))
 }
 
-func (c *Cluster) desired() Desired {
-	var d Desired
+func (c *Cluster) desired() agent.Desired {
+	var d agent.Desired
 	node, wantsPods := c.node(), false
 	all := c.policies()
 	c.forget(all, node)
@@ -338,7 +344,7 @@ func (c *Cluster) desired() Desired {
 		if !selects(p, node) {
 			continue
 		}
-		policy := Policy{Name: p.Name, Generation: p.Generation}
+		policy := agent.Policy{Name: p.Name, Generation: p.Generation}
 		complete, err := p.Complete()
 		if err != nil {
 			policy.Invalid = err
@@ -365,7 +371,7 @@ func (c *Cluster) desired() Desired {
 		if !ok || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		pod := Pod{Name: p.Namespace + "/" + p.Name, Labels: p.Labels}
+		pod := agent.Pod{Name: p.Namespace + "/" + p.Name, Labels: p.Labels}
 		for _, ip := range p.Status.PodIPs {
 			if address, err := netip.ParseAddr(ip.IP); err == nil {
 				pod.Addresses = append(pod.Addresses, address)
@@ -375,7 +381,7 @@ func (c *Cluster) desired() Desired {
 			d.Pods = append(d.Pods, pod)
 		}
 	}
-	slices.SortFunc(d.Pods, func(p, q Pod) int { return strings.Compare(p.Name, q.Name) })
+	slices.SortFunc(d.Pods, func(p, q agent.Pod) int { return strings.Compare(p.Name, q.Name) })
 	return d
 }
 
@@ -438,7 +444,7 @@ func (c *Cluster) writeStatus(ctx context.Context) {
 	}
 }
 
-func (c *Cluster) patchStatus(ctx context.Context, s Status) error {
+func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 	var n v1alpha1.NodeAcceleration
 	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
 	if apierrors.IsNotFound(err) {
@@ -499,9 +505,9 @@ func short(message string) string {
 }
 
 func (c *Cluster) writeEvents(ctx context.Context) {
-	told := make(map[Event]time.Time)
+	told := make(map[agent.Event]time.Time)
 	for {
-		var e Event
+		var e agent.Event
 		select {
 		case <-ctx.Done():
 			return
@@ -522,7 +528,7 @@ func (c *Cluster) writeEvents(ctx context.Context) {
 	}
 }
 
-func (c *Cluster) writeEvent(ctx context.Context, e Event) error {
+func (c *Cluster) writeEvent(ctx context.Context, e agent.Event) error {
 	kind := corev1.EventTypeNormal
 	if e.Warning {
 		kind = corev1.EventTypeWarning

@@ -1,15 +1,13 @@
-package agent
+package kube
 
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
-	"log/slog"
-	"net/http"
-	"strings"
 	"sync"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	authentication "k8s.io/api/authentication/v1"
 	authorization "k8s.io/api/authorization/v1"
@@ -42,8 +40,6 @@ const (
 	askTimeout  = 10 * time.Second
 )
 
-var errBusy = errors.New("too many tokens are under review; try again")
-
 func newReviewer(authn, authz rest.Interface) *reviewer {
 	return &reviewer{authn: authn, authz: authz, asking: make(chan struct{}, askingMost), known: make(map[[sha256.Size]byte]answer)}
 }
@@ -66,7 +62,7 @@ func (r *reviewer) may(ctx context.Context, token string, now time.Time) (bool, 
 	case r.asking <- struct{}{}:
 		defer func() { <-r.asking }()
 	default:
-		return false, errBusy
+		return false, agent.ErrBusy
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -123,28 +119,4 @@ func (r *reviewer) ask(ctx context.Context, token string) (bool, error) {
 		return false, fmt.Errorf("review the access of %s: %w", user.Username, err)
 	}
 	return what.Status.Allowed, nil
-}
-
-// authorized serves requests with a bearer token that is authorized.
-func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		if !strings.EqualFold(scheme, "Bearer") || token == "" {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
-			return
-		}
-		ok, err := may(r.Context(), token)
-		switch {
-		case errors.Is(err, errBusy): // a flood of tokens must not fill the log
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		case err != nil:
-			log.Warn("review a token for /metrics", "error", err)
-			http.Error(w, "the API server did not say whether this token may get /metrics; see the agent's log", http.StatusServiceUnavailable)
-		case !ok:
-			http.Error(w, "this token may not get the non-resource URL /metrics", http.StatusForbidden)
-		default:
-			h.ServeHTTP(w, r)
-		}
-	})
 }

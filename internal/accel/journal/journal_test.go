@@ -1,4 +1,4 @@
-package accel
+package journal
 
 import (
 	"encoding/json"
@@ -10,6 +10,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/accel/kernel/kerneltest"
+	"slipstream.dev/internal/netns"
 )
 
 const (
@@ -17,29 +21,13 @@ const (
 	queue1 = "class/net/eth0/queues/rx-1/rps_cpus"
 )
 
-// fakeProc knows the boot and the processes with their start times.
-func fakeProc(t *testing.T, processes map[string]string) string {
+func testBook(t *testing.T, proc string, s kernel.Store) *Book {
 	t.Helper()
-	proc := t.TempDir()
-	writeFile(t, filepath.Join(proc, "sys/kernel/random/boot_id"), "boot\n")
-	for pid, stat := range processes {
-		writeFile(t, filepath.Join(proc, pid, "stat"), stat)
-	}
-	return proc
-}
-
-// stat is a line of /proc/PID/stat.
-func stat(state, start string) string {
-	return "7 (a) b) " + state + strings.Repeat(" 1", 18) + " " + start + " 1 1\n"
-}
-
-func testBook(t *testing.T, proc string, s store) *book {
-	t.Helper()
-	j, err := openJournal(filepath.Join(t.TempDir(), "journal"), proc)
+	j, err := Open(filepath.Join(t.TempDir(), "journal"), proc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := j.lock()
+	unlock, err := j.Lock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,9 +35,9 @@ func testBook(t *testing.T, proc string, s store) *book {
 	return reopen(t, j, s)
 }
 
-func reopen(t *testing.T, j *journal, s store) *book {
+func reopen(t *testing.T, j *Journal, s kernel.Store) *Book {
 	t.Helper()
-	b, err := j.open(namespace{Cookie: 9, Inode: 1}, "node0", s)
+	b, err := j.Book(netns.ID{Cookie: 9, Inode: 1}, "node0", s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,40 +45,40 @@ func reopen(t *testing.T, j *journal, s store) *book {
 }
 
 // again reads b back from its file, as the next process does.
-func again(t *testing.T, b *book) *book {
+func again(t *testing.T, b *Book) *Book {
 	t.Helper()
-	j, err := openJournal(filepath.Dir(b.file), b.proc)
+	j, err := Open(filepath.Dir(b.file), b.proc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return reopen(t, j, b.store)
+	return reopen(t, j, b.Store)
 }
 
 func TestHolders(t *testing.T) {
-	s := &memory{values: map[string]string{queue0: "0", queue1: "1"}}
-	proc := fakeProc(t, map[string]string{"7": stat("S", "42"), "8": stat("Z", "43"), "9": stat("S", "50")})
+	s := &kerneltest.Memory{Values: map[string]string{queue0: "0", queue1: "1"}}
+	proc := kerneltest.Proc(t, map[string]string{"7": kerneltest.Stat("S", "42"), "8": kerneltest.Stat("Z", "43"), "9": kerneltest.Stat("S", "50")})
 	b := testBook(t, proc, s)
 	live, zombie, reused, ended := Holder{"live", 7, 42}, Holder{"zombie", 8, 43}, Holder{"reused", 9, 44}, Holder{"ended", 10, 45}
 	keeper := Holder{Owner: "keeper"}
-	changes := []change{{queue0, 2, "0", "3"}, {queue1, 2, "1", "3"}}
+	changes := []Change{{queue0, 2, "0", "3"}, {queue1, 2, "1", "3"}}
 	for _, h := range []Holder{zombie, live, reused, ended, keeper} {
-		if _, err := b.hold(h, changes); err != nil {
+		if _, err := b.Hold(h, changes); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.save(); err != nil {
+	if err := b.Save(); err != nil {
 		t.Fatal(err)
 	}
 	b = again(t, b)
-	if _, err := b.put(changes); err != nil {
+	if _, err := b.Put(changes); err != nil {
 		t.Fatal(err)
 	}
 
-	if _, err := b.hold(Holder{"other", 7, 42}, []change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
+	if _, err := b.Hold(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
 		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
 	}
 
-	if restored, err := b.releaseDead(); err != nil || restored != nil {
+	if restored, err := b.ReleaseDead(); err != nil || restored != nil {
 		t.Fatalf("released the dead: %v, %v, want nothing restored", restored, err)
 	}
 	if d := cmp.Diff([]Holder{live, keeper}, again(t, b).Entries[0].Holders); d != "" {
@@ -99,7 +87,7 @@ func TestHolders(t *testing.T) {
 
 	for i, h := range []Holder{live, keeper} {
 		b = again(t, b)
-		restored, err := b.release(func(_ entry, other Holder) bool { return h == other })
+		restored, err := b.ReleaseHolder(h)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,11 +95,11 @@ func TestHolders(t *testing.T) {
 			t.Errorf("release %s: %d restored, want %d", h, len(restored), want)
 		}
 	}
-	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "1"}, s.values); d != "" {
+	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "1"}, s.Values); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{queue0 + "=3", queue1 + "=3", queue1 + "=1", queue0 + "=0"}, s.writes); d != "" {
-		t.Errorf("order of writes: %s", d)
+	if d := cmp.Diff([]string{queue0 + "=3", queue1 + "=3", queue1 + "=1", queue0 + "=0"}, s.Writes); d != "" {
+		t.Errorf("order of Writes: %s", d)
 	}
 	if _, err := os.Stat(b.file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("journal after the last release: %v, want none", err)
@@ -139,26 +127,26 @@ func TestRestore(t *testing.T) {
 		{name: "not allowed", now: "3", fail: os.ErrPermission, want: "3", err: os.ErrPermission, remain: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := &memory{values: map[string]string{queue0: tt.now}, fail: map[string]error{queue0: tt.fail}}
+			s := &kerneltest.Memory{Values: map[string]string{queue0: tt.now}, Fail: map[string]error{queue0: tt.fail}}
 			if tt.now == "gone" {
-				delete(s.values, queue0)
+				delete(s.Values, queue0)
 			}
-			b := testBook(t, fakeProc(t, nil), s)
+			b := testBook(t, kerneltest.Proc(t, nil), s)
 			h := Holder{"run", 7, 42}
-			if _, err := b.hold(h, []change{{queue0, 2, "0", "3"}}); err != nil {
+			if _, err := b.Hold(h, []Change{{queue0, 2, "0", "3"}}); err != nil {
 				t.Fatal(err)
 			}
-			b.find(queue0).Got = tt.got
-			if err := b.save(); err != nil {
+			b.Find(queue0).Got = tt.got
+			if err := b.Save(); err != nil {
 				t.Fatal(err)
 			}
 			b = again(t, b)
-			restored, err := b.releaseDead()
+			restored, err := b.ReleaseDead()
 			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
 				t.Errorf("error %v, want %v", err, tt.err)
 			}
-			if (len(restored) == 1) != tt.wrote || s.values[queue0] != tt.want {
-				t.Errorf("restored %v to %q, want %v and %q", restored, s.values[queue0], tt.wrote, tt.want)
+			if (len(restored) == 1) != tt.wrote || s.Values[queue0] != tt.want {
+				t.Errorf("restored %v to %q, want %v and %q", restored, s.Values[queue0], tt.wrote, tt.want)
 			}
 			if left := again(t, b).Entries; (len(left) == 1) != tt.remain {
 				t.Errorf("journal still has %v, want it to: %v", left, tt.remain)
@@ -171,50 +159,50 @@ func TestRestore(t *testing.T) {
 // restored by that name; one that is really gone is not.
 func TestRestoreRenamed(t *testing.T) {
 	const later = "class/net/ens5/queues/rx-0/rps_cpus"
-	s := &memory{values: map[string]string{later: "3"}}
-	b := testBook(t, fakeProc(t, nil), s)
+	s := &kerneltest.Memory{Values: map[string]string{later: "3"}}
+	b := testBook(t, kerneltest.Proc(t, nil), s)
 	b.names = func([]int) (map[int]string, error) { return map[int]string{2: "ens5"}, nil }
-	if _, err := b.hold(Holder{"run", 7, 42}, []change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
+	if _, err := b.Hold(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
 		t.Fatal(err)
 	}
-	restored, err := b.releaseDead()
-	if err != nil || len(restored) != 1 || s.values[later] != "0" {
-		t.Errorf("restored %v to %v, %v, want one and 0", restored, s.values, err)
+	restored, err := b.ReleaseDead()
+	if err != nil || len(restored) != 1 || s.Values[later] != "0" {
+		t.Errorf("restored %v to %v, %v, want one and 0", restored, s.Values, err)
 	}
 }
 
 func TestPutMisread(t *testing.T) {
-	s := &memory{values: map[string]string{queue0: "0"}, mangle: map[string]string{queue0: "1"}}
-	b := testBook(t, fakeProc(t, nil), s)
-	changes := []change{{queue0, 2, "0", "3"}}
-	if _, err := b.hold(Holder{"run", 7, 42}, changes); err != nil {
+	s := &kerneltest.Memory{Values: map[string]string{queue0: "0"}, Mangle: map[string]string{queue0: "1"}}
+	b := testBook(t, kerneltest.Proc(t, nil), s)
+	changes := []Change{{queue0, 2, "0", "3"}}
+	if _, err := b.Hold(Holder{"run", 7, 42}, changes); err != nil {
 		t.Fatal(err)
 	}
-	settings, err := b.put(changes)
+	settings, err := b.Put(changes)
 	if err != nil || len(settings) != 1 || settings[0].Got != "1" || settings[0].Want != "3" {
 		t.Fatalf("put: %v, %v, want 3 that reads 1", settings, err)
 	}
-	if err := b.save(); err != nil {
+	if err := b.Save(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := again(t, b).releaseDead(); err != nil || s.values[queue0] != "0" {
-		t.Errorf("restored to %q, %v, want 0", s.values[queue0], err)
+	if _, err := again(t, b).ReleaseDead(); err != nil || s.Values[queue0] != "0" {
+		t.Errorf("restored to %q, %v, want 0", s.Values[queue0], err)
 	}
 }
 
 func TestOtherBoot(t *testing.T) {
-	s := &memory{values: map[string]string{queue0: "3"}}
-	b := testBook(t, fakeProc(t, nil), s)
-	if _, err := b.hold(Holder{"run", 7, 42}, []change{{queue0, 2, "0", "3"}}); err != nil {
+	s := &kerneltest.Memory{Values: map[string]string{queue0: "3"}}
+	b := testBook(t, kerneltest.Proc(t, nil), s)
+	if _, err := b.Hold(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}}); err != nil {
 		t.Fatal(err)
 	}
 	b.Boot = "an earlier one"
-	if err := b.save(); err != nil {
+	if err := b.Save(); err != nil {
 		t.Fatal(err)
 	}
 	b = again(t, b)
-	if _, err := b.releaseDead(); err != nil || s.values[queue0] != "3" {
-		t.Errorf("%q, %v, want the setting of another boot left alone", s.values[queue0], err)
+	if _, err := b.ReleaseDead(); err != nil || s.Values[queue0] != "3" {
+		t.Errorf("%q, %v, want the setting of another boot left alone", s.Values[queue0], err)
 	}
 	if _, err := os.Stat(b.file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("journal of another boot: %v, want it gone", err)
@@ -258,12 +246,14 @@ func TestDamagedJournal(t *testing.T) {
 			}
 			dir := t.TempDir()
 			file := filepath.Join(dir, "netns-9.json")
-			writeFile(t, file, text)
-			j, err := openJournal(dir, fakeProc(t, nil))
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			j, err := Open(dir, kerneltest.Proc(t, nil))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err = j.open(namespace{Cookie: 9}, "node0", &memory{}); err == nil || !strings.Contains(err.Error(), file) {
+			if _, err = j.Book(netns.ID{Cookie: 9}, "node0", &kerneltest.Memory{}); err == nil || !strings.Contains(err.Error(), file) {
 				t.Errorf("error %v, want one that names the file", err)
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != text {
@@ -275,7 +265,7 @@ func TestDamagedJournal(t *testing.T) {
 
 func FuzzLedger(f *testing.F) {
 	f.Add([]byte(goodLedger))
-	f.Add([]byte(`{"version":1,"boot":"b","place":"machine","entries":[{"path":"` + flowTable + `","was":"0","want":"32768","holders":[{"owner":"cli"}]}]}`))
+	f.Add([]byte(`{"version":1,"boot":"b","place":"machine","entries":[{"path":"` + kernel.FlowTable + `","was":"0","want":"32768","holders":[{"owner":"cli"}]}]}`))
 	f.Add([]byte(`{}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := decodeLedger(b)
@@ -301,31 +291,6 @@ func FuzzLedger(f *testing.F) {
 	})
 }
 
-// crash ends what runs where it reaches a store's nth operation, as a SIGKILL
-// would: nothing is cleaned up.
-type crash struct {
-	store
-	left *int
-}
-
-func (c crash) tick() {
-	if *c.left--; *c.left < 0 {
-		panic(c)
-	}
-}
-
-func (c crash) read(path string) (string, error) {
-	c.tick()
-	return c.store.read(path)
-}
-
-func (c crash) write(path, value string) error {
-	c.tick()
-	err := c.store.write(path, value)
-	c.tick()
-	return err
-}
-
 // TestCrashAtEveryStep ends an apply and revert at each operation on a setting
 // in turn, with and without a second holder of the machine's table that lives.
 func TestCrashAtEveryStep(t *testing.T) {
@@ -343,45 +308,45 @@ func TestCrashAtEveryStep(t *testing.T) {
 
 func crashAfter(t *testing.T, steps int, shared bool) (crashed bool) {
 	t.Helper()
-	table := &memory{values: map[string]string{flowTable: "0"}}
-	queues := &memory{values: map[string]string{queue0: "0", queue1: "2"}}
-	j, err := openJournal(t.TempDir(), fakeProc(t, map[string]string{"7": stat("S", "42")}))
+	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+	queues := &kerneltest.Memory{Values: map[string]string{queue0: "0", queue1: "2"}}
+	j, err := Open(t.TempDir(), kerneltest.Proc(t, map[string]string{"7": kerneltest.Stat("S", "42")}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	books := func(left *int) (machine, place *book) {
-		machine, err1 := j.open(namespace{}, "machine", crash{table, left})
-		place, err2 := j.open(namespace{Cookie: 9}, "node0", crash{queues, left})
+	books := func(left *int) (machine, place *Book) {
+		machine, err1 := j.Book(netns.ID{}, "machine", kerneltest.Crash{Store: table, Left: left})
+		place, err2 := j.Book(netns.ID{Cookie: 9}, "node0", kerneltest.Crash{Store: queues, Left: left})
 		if err := errors.Join(err1, err2); err != nil {
 			t.Fatalf("after %d steps: %v", steps, err)
 		}
 		return machine, place
 	}
 	never := 1000
-	entries := []change{{flowTable, 0, "0", "1024"}}
-	living := &Session{holder: Holder{"living", 7, 42}}
+	entries := []Change{{kernel.FlowTable, 0, "0", "1024"}}
+	living := Holder{"living", 7, 42}
 	if shared {
-		machine, place := books(&never)
-		if _, err := living.set(machine, place, entries, nil); err != nil {
+		machine, _ := books(&never)
+		if _, err := Set(living, Changes{machine, entries}); err != nil {
 			t.Fatal(err)
 		}
-		entries[0].was = "1024"
+		entries[0].Was = "1024"
 	}
 
-	dying := &Session{holder: Holder{"dying", 8, 43}}
+	dying := Holder{"dying", 8, 43}
 	func() {
 		defer func() {
 			if r := recover(); r != nil {
-				if _, ok := r.(crash); !ok {
+				if _, ok := r.(kerneltest.Crash); !ok {
 					panic(r)
 				}
 				crashed = true
 			}
 		}()
 		machine, place := books(&steps)
-		_, err := dying.set(machine, place, entries, []change{{queue0, 2, "0", "3"}, {queue1, 2, "2", "3"}})
-		for _, b := range []*book{place, machine} {
-			_, released := b.release(func(_ entry, h Holder) bool { return h == dying.holder })
+		_, err := Set(dying, Changes{machine, entries}, Changes{place, []Change{{queue0, 2, "0", "3"}, {queue1, 2, "2", "3"}}})
+		for _, b := range []*Book{place, machine} {
+			_, released := b.ReleaseHolder(dying)
 			err = errors.Join(err, released)
 		}
 		if err != nil {
@@ -390,24 +355,24 @@ func crashAfter(t *testing.T, steps int, shared bool) (crashed bool) {
 	}()
 
 	machine, place := books(&never)
-	for _, b := range []*book{place, machine} {
-		if _, err := b.releaseDead(); err != nil {
+	for _, b := range []*Book{place, machine} {
+		if _, err := b.ReleaseDead(); err != nil {
 			t.Errorf("recover: %v", err)
 		}
 	}
-	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "2"}, queues.values); d != "" {
+	if d := cmp.Diff(map[string]string{queue0: "0", queue1: "2"}, queues.Values); d != "" {
 		t.Errorf("queues: %s", d)
 	}
 	if shared {
-		if table.values[flowTable] != "1024" {
-			t.Errorf("the table reads %s while it is held at 1024", table.values[flowTable])
+		if table.Values[kernel.FlowTable] != "1024" {
+			t.Errorf("the table reads %s while it is held at 1024", table.Values[kernel.FlowTable])
 		}
-		if _, err := machine.release(func(_ entry, h Holder) bool { return h == living.holder }); err != nil {
+		if _, err := machine.ReleaseHolder(living); err != nil {
 			t.Error(err)
 		}
 	}
-	if table.values[flowTable] != "0" {
-		t.Errorf("the table reads %s, want 0", table.values[flowTable])
+	if table.Values[kernel.FlowTable] != "0" {
+		t.Errorf("the table reads %s, want 0", table.Values[kernel.FlowTable])
 	}
 	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
 		t.Errorf("left in the journal: %v", files)
@@ -416,26 +381,26 @@ func crashAfter(t *testing.T, steps int, shared bool) (crashed bool) {
 }
 
 func TestSetIsUndone(t *testing.T) {
-	table := &memory{values: map[string]string{flowTable: "0"}}
-	queues := &memory{values: map[string]string{queue0: "0", queue1: "0"}, fail: map[string]error{queue1: syscall.EIO}}
-	j, err := openJournal(t.TempDir(), fakeProc(t, map[string]string{"7": stat("S", "42")}))
+	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+	queues := &kerneltest.Memory{Values: map[string]string{queue0: "0", queue1: "0"}, Fail: map[string]error{queue1: syscall.EIO}}
+	j, err := Open(t.TempDir(), kerneltest.Proc(t, map[string]string{"7": kerneltest.Stat("S", "42")}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := j.open(namespace{}, "machine", table)
+	machine, err := j.Book(netns.ID{}, "machine", table)
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, err := j.open(namespace{Cookie: 9}, "node0", queues)
+	place, err := j.Book(netns.ID{Cookie: 9}, "node0", queues)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Session{holder: Holder{"run", 7, 42}}
-	_, err = s.set(machine, place, []change{{flowTable, 0, "0", "1024"}}, []change{{queue0, 2, "0", "3"}, {queue1, 2, "0", "3"}})
+	h := Holder{"run", 7, 42}
+	_, err = Set(h, Changes{machine, []Change{{kernel.FlowTable, 0, "0", "1024"}}}, Changes{place, []Change{{queue0, 2, "0", "3"}, {queue1, 2, "0", "3"}}})
 	if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), queue1) {
 		t.Errorf("error %v, want EIO and what it was about", err)
 	}
-	if d := cmp.Diff([]string{"0", "0", "0"}, []string{table.values[flowTable], queues.values[queue0], queues.values[queue1]}); d != "" {
+	if d := cmp.Diff([]string{"0", "0", "0"}, []string{table.Values[kernel.FlowTable], queues.Values[queue0], queues.Values[queue1]}); d != "" {
 		t.Errorf("not undone: %s", d)
 	}
 	if files, _ := filepath.Glob(filepath.Join(j.dir, "*.json")); files != nil {
@@ -443,14 +408,14 @@ func TestSetIsUndone(t *testing.T) {
 	}
 
 	// What an earlier call holds is not of this one, and stays.
-	if _, err := s.set(machine, place, nil, []change{{queue0, 2, "0", "3"}}); err != nil {
+	if _, err := Set(h, Changes{place, []Change{{queue0, 2, "0", "3"}}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.set(machine, place, nil, []change{{queue0, 2, "3", "3"}, {queue1, 2, "0", "3"}}); !errors.Is(err, syscall.EIO) {
+	if _, err := Set(h, Changes{place, []Change{{queue0, 2, "3", "3"}, {queue1, 2, "0", "3"}}}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("error %v, want EIO", err)
 	}
-	if queues.values[queue0] != "3" || reopen(t, j, queues).find(queue0) == nil {
-		t.Errorf("what was held before reads %s, want 3, in the journal", queues.values[queue0])
+	if queues.Values[queue0] != "3" || reopen(t, j, queues).Find(queue0) == nil {
+		t.Errorf("what was held before reads %s, want 3, in the journal", queues.Values[queue0])
 	}
 }
 
@@ -458,8 +423,10 @@ func TestSetIsUndone(t *testing.T) {
 // look at the journal, also where there is nothing else to do.
 func TestUnfinished(t *testing.T) {
 	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, unfinished), `{"version"`)
-	if _, err := Recover(t.Context(), Options{JournalDir: dir, Proc: fakeProc(t, nil)}); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, unfinished), []byte(`{"version"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := With(dir, kerneltest.Proc(t, nil), func(*Journal) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if files, _ := filepath.Glob(filepath.Join(dir, "*.json*")); files != nil {

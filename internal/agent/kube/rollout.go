@@ -1,4 +1,4 @@
-package agent
+package kube
 
 import (
 	"cmp"
@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,8 +54,8 @@ const nodesAtOnce = 50
 type turn struct {
 	generation int64
 	// version is this generation, base the version that this node had before; nil for none.
-	version Policy
-	base    *Policy
+	version agent.Policy
+	base    *agent.Policy
 	// seen is when this agent first saw the generation, moved when it last saw the
 	// rollout move, and taken when the node got it.
 	seen, moved, taken time.Time
@@ -113,16 +115,16 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 }
 
 // atItsTurn returns the version of a policy that this node has now.
-func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version Policy) Policy {
+func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy) agent.Policy {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.turnOf(p)
 	t.version = version
-	withhold := func(reason, message string) Policy {
+	withhold := func(reason, message string) agent.Policy {
 		if t.base != nil {
 			return *t.base
 		}
-		version.Withheld = Withheld{reason, message}
+		version.Withheld = agent.Withheld{Reason: reason, Message: message}
 		return version
 	}
 	r := rolloutOf(p)
@@ -298,7 +300,7 @@ func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, trouble string) {
 	}
 	c.mu.Unlock()
 	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
-	c.Notify(Event{true, v1alpha1.ReasonRolledBack, fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, trouble)})
+	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, trouble)})
 	poke(c.changed)
 }
 

@@ -1,4 +1,4 @@
-package agent
+package kube
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/agent"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,7 +33,7 @@ type member struct {
 	stop func()
 
 	mu     sync.Mutex
-	has    Desired
+	has    agent.Desired
 	losing uint64 // packets it loses, of each thousand
 	from   time.Time
 	times  map[string]time.Time // when a version was first on, by policy@generation
@@ -64,7 +66,7 @@ func (s *api) update(path string, o object) {
 // join has an agent of a node take part.
 func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
-	c, err := NewCluster(&rest.Config{Host: s.URL}, ClusterOptions{Node: name, Log: slog.New(slog.DiscardHandler)})
+	c, err := New(&rest.Config{Host: s.URL}, Options{Node: name, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
 	c.pace = hurry
@@ -93,13 +95,13 @@ func (s *api) join(t *testing.T, name string) *member {
 }
 
 // set does what an agent does: it publishes what became of what is desired.
-func (m *member) set(d Desired) {
-	status := Status{Ready: true}
+func (m *member) set(d agent.Desired) {
+	status := agent.Status{Ready: true}
 	m.mu.Lock()
 	m.has = d
 	for _, p := range d.Policies {
 		o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied}
-		if (p.Withheld == Withheld{}) {
+		if (p.Withheld == agent.Withheld{}) {
 			if at := fmt.Sprintf("%s@%d", p.Name, p.Generation); m.times[at].IsZero() {
 				m.times[at] = time.Now()
 			}
@@ -263,7 +265,7 @@ func TestRolloutHalts(t *testing.T) {
 			m.losing = 20
 		}, "drops more packets since it got the policy"},
 		"failure": {func(_ *api, m *member) {
-			m.Publish(Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 2, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonNotVerified, Message: "something else"}}})
+			m.Publish(agent.Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 2, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonNotVerified, Message: "something else"}}})
 		}, "could not apply it: something else"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,191 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
+)
+
+// With calls fn alone on the machine, if there is a journal.
+func With(dir, proc string, fn func(*Journal) error) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	j, err := Open(dir, proc)
+	if err != nil {
+		return err
+	}
+	unlock, err := j.Lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return fn(j)
+}
+
+// Each calls fn on every ledger, the machine's last, in the network
+// namespace it is of; if that cannot be found it is gone, and its settings with
+// it. One failure does not keep fn from the other ledgers.
+func (j *Journal) Each(ctx context.Context, fn func(*Book) error) error {
+	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(files)
+	var errs []error
+	for _, file := range files {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, j.visit(filepath.Base(file), fn))
+	}
+	machine, err := j.Machine()
+	if err == nil {
+		err = fn(machine)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// nowhere is where the settings of a namespace that is gone are.
+type nowhere struct{}
+
+func (nowhere) Read(string) (string, error) { return "", fs.ErrNotExist }
+func (nowhere) Write(string, string) error  { return fs.ErrNotExist }
+
+func (j *Journal) visit(name string, fn func(*Book) error) error {
+	l, err := j.read(name)
+	if err != nil {
+		return err
+	}
+	file, err := netns.Find(j.proc, l.ID)
+	if err != nil {
+		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
+	}
+	if file == "" {
+		b, err := j.Book(l.ID, l.Place, nowhere{})
+		if err != nil {
+			return err
+		}
+		return fn(b)
+	}
+	return netns.DoAt(file, func() error { return j.withBook(l, fn) })
+}
+
+// withBook calls fn with the book of the calling thread's network namespace.
+func (j *Journal) withBook(l ledger, fn func(*Book) error) error {
+	sys, err := kernel.OpenSysfs("")
+	if err != nil {
+		return err
+	}
+	defer sys.Close()
+	links, err := kernel.OpenLinks()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	b, err := j.Namespace(l.ID, l.Place, sys, links)
+	if err != nil {
+		return err
+	}
+	return fn(b)
+}
+
+// Namespaces are those that have a ledger.
+func (j *Journal) Namespaces() ([]netns.Cookie, error) {
+	entries, err := os.ReadDir(j.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list journal: %w", err)
+	}
+	var all []netns.Cookie
+	for _, e := range entries {
+		number, isLedger := strings.CutPrefix(strings.TrimSuffix(e.Name(), ".json"), "netns-")
+		if cookie, err := strconv.ParseUint(number, 10, 64); isLedger && err == nil {
+			all = append(all, netns.Cookie(cookie))
+		}
+	}
+	return all, nil
+}
+
+// ReleaseIn releases a holder in another network namespace: inside, if one of the files, which are
+// by inode, stands for it, else only in the ledger.
+func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) (restored int, err error) {
+	unlock, err := j.Lock()
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	l, err := j.read(ledgerFile(netns.ID{Cookie: id}))
+	if err != nil {
+		return 0, err
+	}
+	if !slices.ContainsFunc(l.Entries, func(e Entry) bool { return slices.Contains(e.Holders, h) }) {
+		return 0, nil
+	}
+	release := func(b *Book) error {
+		settings, err := b.ReleaseHolder(h)
+		restored = len(settings)
+		return err
+	}
+	there := false
+	if file := files[l.Inode]; file != "" {
+		err = netns.DoAt(file, func() error {
+			id, err := netns.CurrentID()
+			if err != nil || id.Cookie != l.Cookie {
+				return err
+			}
+			there = true
+			return j.withBook(l, release)
+		})
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
+			err = nil // it went while we looked
+		}
+	}
+	if err != nil || there {
+		return restored, err
+	}
+	b, err := j.Book(l.ID, l.Place, nowhere{})
+	if err != nil {
+		return 0, err
+	}
+	return 0, release(b)
+}
+
+// Living are the holders in a network namespace that have not ended, with how many settings each
+// holds there.
+func (j *Journal) Living(id netns.ID) (map[Holder]int, error) {
+	unlock, err := j.Lock()
+	if err != nil {
+		return nil, err
+	}
+	l, err := j.read(ledgerFile(id))
+	unlock()
+	if err != nil || l.Boot != j.boot {
+		return nil, err
+	}
+	settings := make(map[Holder]int)
+	for _, e := range l.Entries {
+		for _, h := range e.Holders {
+			settings[h]++
+		}
+	}
+	maps.DeleteFunc(settings, func(h Holder, _ int) bool {
+		alive, err := h.alive(j.proc)
+		return err != nil || !alive
+	})
+	return settings, nil
+}

@@ -1,0 +1,135 @@
+// Package journal changes settings of the kernel so that they can be changed back, whatever ends
+// the process. What is about to be changed is written to a file first: what the setting read, what
+// it is to read, and who wants that. A setting that several holders want at one value is restored
+// when the last of them lets go, or has ended; one that somebody else has changed meanwhile is left
+// as it is.
+//
+// There is one journal for a machine: a folder with a file for each network namespace, and one for
+// the settings that are the machine's. What the settings are for is the business of internal/accel.
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
+)
+
+var (
+	// ErrHeld is a setting that somebody else holds at another value.
+	ErrHeld = errors.New("held at another value")
+	// ErrChanged is a setting that holds neither the value found nor the one
+	// set: somebody changed it meanwhile, and it was left as it is.
+	ErrChanged = errors.New("changed by somebody else, left as it is")
+)
+
+// Journal is the folder of ledgers.
+type Journal struct {
+	dir, proc string
+	boot      string
+}
+
+// Open opens a journal, which need not exist. proc is the root of a proc.
+func Open(dir, proc string) (*Journal, error) {
+	boot, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return nil, fmt.Errorf("read boot id: %w", err)
+	}
+	return &Journal{dir: dir, proc: proc, boot: strings.TrimSpace(string(boot))}, nil
+}
+
+// Lock excludes every other transaction of the machine, whatever its namespace,
+// until unlock. Transactions take milliseconds; a killed process leaves no lock.
+func (j *Journal) Lock() (unlock func(), err error) {
+	if err := os.MkdirAll(j.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make journal: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(j.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open journal lock: %w", err)
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		// Who was killed while it wrote leaves half a ledger.
+		if err = os.Remove(filepath.Join(j.dir, unfinished)); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock journal %s: %w", j.dir, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// unfinished is the ledger that is being written, by who holds the lock.
+const unfinished = "unfinished.json"
+
+// ledgerFile is the name of the ledger of a namespace, or of the machine.
+func ledgerFile(id netns.ID) string {
+	if id.Cookie == 0 {
+		return "machine.json"
+	}
+	return fmt.Sprintf("netns-%d.json", id.Cookie)
+}
+
+// Machine opens the book of the machine's settings.
+func (j *Journal) Machine() (*Book, error) {
+	return j.Book(netns.ID{}, "machine", kernel.Sysctls{Proc: j.proc})
+}
+
+// Namespace opens the book of a network namespace, whose settings are in s and whose devices have
+// the names of links. The place is what the namespace is called if it has no ledger yet.
+func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links kernel.Links) (*Book, error) {
+	b, err := j.Book(id, place, s)
+	if err != nil {
+		return nil, err
+	}
+	b.names = links.Names
+	return b, b.rename()
+}
+
+// Book opens the book of a network namespace, or begins one, with settings that are in s. Entries
+// of another boot are void.
+func (j *Journal) Book(id netns.ID, place string, s kernel.Store) (*Book, error) {
+	l, err := j.read(ledgerFile(id))
+	if err != nil {
+		return nil, err
+	}
+	b := &Book{ledger: l, file: filepath.Join(j.dir, ledgerFile(id)), Store: s, proc: j.proc}
+	if b.Boot != j.boot {
+		b.dirty = len(b.Entries) > 0
+		b.ledger = ledger{Version: ledgerVersion, Boot: j.boot, Place: place, ID: id}
+	}
+	return b, nil
+}
+
+// read returns the ledger of a file, the zero ledger if there is none.
+func (j *Journal) read(name string) (ledger, error) {
+	file := filepath.Join(j.dir, name)
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ledger{}, nil
+	}
+	if err != nil {
+		return ledger{}, fmt.Errorf("read journal: %w", err)
+	}
+	l, err := decodeLedger(b)
+	if err == nil && ledgerFile(l.ID) != name {
+		err = fmt.Errorf("it belongs in %s", ledgerFile(l.ID))
+	}
+	if err != nil {
+		return ledger{}, fmt.Errorf("journal %s is damaged, nothing was restored from it "+
+			"(set back by hand what it names, then remove it): %w", file, err)
+	}
+	return l, nil
+}

@@ -1,0 +1,153 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
+)
+
+// Holder is who wants a setting kept.
+type Holder struct {
+	Owner string `json:"owner"`
+	// PID and Start (clock ticks after boot) name the process whose end
+	// releases the setting. PID 0 holds it until it is reverted.
+	PID   int    `json:"pid,omitempty"`
+	Start uint64 `json:"start,omitempty"`
+}
+
+// Process is this process as a holder.
+func Process(proc, owner string) (Holder, error) {
+	pid := os.Getpid()
+	stat, err := kernel.ReadStat(proc, pid)
+	if err == nil && stat.Start == 0 {
+		err = errors.New("it does not show this process")
+	}
+	if err != nil {
+		return Holder{}, fmt.Errorf("read this process's start time from %s: %w", proc, err)
+	}
+	return Holder{Owner: owner, PID: pid, Start: stat.Start}, nil
+}
+
+// String names the holder for a person.
+func (h Holder) String() string {
+	if h.PID == 0 {
+		return h.Owner
+	}
+	return fmt.Sprintf("%s (process %d)", h.Owner, h.PID)
+}
+
+// alive tells whether h still holds what it did.
+func (h Holder) alive(proc string) (bool, error) {
+	if h.PID == 0 {
+		return true, nil
+	}
+	s, err := kernel.ReadStat(proc, h.PID)
+	return s.Start == h.Start, err
+}
+
+// Entry is one setting that is held.
+type Entry struct {
+	Path string `json:"path"`
+	// Link is the index of the device; a device can change its name.
+	Link int    `json:"link,omitempty"`
+	Was  string `json:"was"`
+	Want string `json:"want"`
+	// Got is what read back, where that is not Want.
+	Got     string   `json:"got,omitempty"`
+	Holders []Holder `json:"holders"`
+}
+
+// ledger is a journal file: the settings of one network namespace, or those of
+// the machine, oldest first.
+type ledger struct {
+	Version int `json:"version"`
+	// Boot id: a setting does not outlive the boot it was made in, but a file
+	// may, where /run is on a disk.
+	Boot string `json:"boot"`
+	// Place is what the first holder called the namespace.
+	Place string `json:"place"`
+	netns.ID
+	Entries []Entry `json:"entries"`
+}
+
+const ledgerVersion = 1
+
+// decodeLedger accepts only what could have been written here: from a file that
+// is anything else, nothing must be restored.
+func decodeLedger(b []byte) (ledger, error) {
+	var l ledger
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return ledger{}, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return ledger{}, errors.New("something follows the journal")
+	}
+	if l.Version != ledgerVersion {
+		return ledger{}, fmt.Errorf("version %d, want %d", l.Version, ledgerVersion)
+	}
+	if l.Boot == "" {
+		return ledger{}, errors.New("boot is empty")
+	}
+	seen := make(map[string]bool)
+	for _, e := range l.Entries {
+		if err := e.check(l.Cookie == 0); err != nil {
+			return ledger{}, fmt.Errorf("entry %q: %w", e.Path, err)
+		}
+		if seen[e.Path] {
+			return ledger{}, fmt.Errorf("entry %q: twice", e.Path)
+		}
+		seen[e.Path] = true
+	}
+	return l, nil
+}
+
+func (e Entry) check(machine bool) error {
+	valid := func(value string) error {
+		_, err := strconv.ParseUint(value, 10, 32)
+		return err
+	}
+	if machine {
+		if e.Path != kernel.FlowTable || e.Link != 0 {
+			return errors.New("not a setting of the machine")
+		}
+	} else {
+		name, setting, ok := kernel.SplitQueue(e.Path)
+		if !ok || name == "" || name == "." || name == ".." || e.Link <= 0 {
+			return errors.New("not a setting of a device's queue")
+		}
+		switch setting {
+		case "rps_cpus":
+			valid = func(value string) error {
+				_, err := cpuset.ParseMask(value)
+				return err
+			}
+		case "rps_flow_cnt":
+		default:
+			return errors.New("not a setting that is known")
+		}
+	}
+	for _, value := range []string{e.Was, e.Want} {
+		if err := valid(value); err != nil {
+			return err
+		}
+	}
+	if len(e.Holders) == 0 {
+		return errors.New("no holders")
+	}
+	for _, h := range e.Holders {
+		if h.Owner == "" || h.PID < 0 || (h.PID == 0) != (h.Start == 0) {
+			return fmt.Errorf("holder %+v is nobody", h)
+		}
+	}
+	return nil
+}

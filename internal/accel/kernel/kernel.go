@@ -1,0 +1,249 @@
+// Package kernel reads and writes the kernel's settings of network devices, in sysfs and in
+// /proc/sys: wherever the caller is, and past mounts that are read-only. Which settings are
+// changed, and who changes them back, is for its users: internal/accel and its journal.
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
+)
+
+// Store is where settings are. Values go without their newline; otherwise they are the
+// kernel's bytes.
+type Store interface {
+	Read(path string) (string, error)
+	Write(path, value string) error
+}
+
+// FlowTable is the size of the table of flows that sockets read last. There is one for the
+// machine, whatever the network namespace: a setting of Sysctls.
+const FlowTable = "net/core/rps_sock_flow_entries"
+
+// Queue is the path of a setting of a device's receive queue i: a setting of Sysfs.
+func Queue(device string, i int, setting string) string {
+	return fmt.Sprintf("class/net/%s/queues/rx-%d/%s", device, i, setting)
+}
+
+// SplitQueue takes the path of a queue's setting apart.
+func SplitQueue(path string) (device, setting string, ok bool) {
+	f := strings.Split(path, "/")
+	if len(f) != 6 || f[0] != "class" || f[1] != "net" || f[3] != "queues" {
+		return "", "", false
+	}
+	n, isRx := strings.CutPrefix(f[4], "rx-")
+	if _, err := strconv.ParseUint(n, 10, 16); err != nil || !isRx {
+		return "", "", false
+	}
+	return f[2], f[5], true
+}
+
+// IsOf tells whether a setting is one of a device.
+func IsOf(path, device string) bool { return strings.HasPrefix(path, "class/net/"+device+"/") }
+
+// Renamed is the path of a setting with another device's name.
+func Renamed(path, device string) string {
+	f := strings.Split(path, "/")
+	f[2] = device
+	return strings.Join(f, "/")
+}
+
+// Gone tells that the device went away, or took another name: its files are not there any more,
+// or were open when it went.
+func Gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
+}
+
+// Sysfs holds the settings of one network namespace's devices. Its folder is open, so that a
+// path is one call and not the dozen that os.Root makes of a path with a link in it.
+type Sysfs struct {
+	*os.Root
+	dir *os.File
+}
+
+// OpenSysfs opens the sysfs of the calling thread's network namespace, or that at dir if it is
+// not empty.
+func OpenSysfs(dir string) (s Sysfs, err error) {
+	if dir == "" {
+		s.Root, err = netns.Sysfs()
+	} else {
+		s.Root, err = os.OpenRoot(dir)
+	}
+	if err != nil {
+		return Sysfs{}, err
+	}
+	if s.dir, err = s.Open("."); err != nil {
+		_ = s.Root.Close()
+		return Sysfs{}, err
+	}
+	return s, nil
+}
+
+// Close lets go of it.
+func (s Sysfs) Close() error { return errors.Join(s.dir.Close(), s.Root.Close()) }
+
+// open opens a path beneath the folder as os.Root would. The kernel can ask to try
+// again, where something was mounted or renamed anywhere meanwhile; then os.Root does.
+func (s Sysfs) open(path string, flags int) (*os.File, error) {
+	fd, err := unix.Openat2(int(s.dir.Fd()), path, &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
+	switch {
+	case err == nil:
+		return os.NewFile(uintptr(fd), path), nil
+	case Gone(err):
+		return nil, &fs.PathError{Op: "openat2", Path: path, Err: err}
+	}
+	return s.OpenFile(path, flags, 0)
+}
+
+// Write writes a setting.
+func (s Sysfs) Write(path, value string) error {
+	// Not Root.WriteFile: it would create a file that has gone.
+	f, err := s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if errors.Is(err, unix.EROFS) {
+		// A network namespace has one sysfs, and whoever mounted it first, as a
+		// container runtime does for /sys, may have made all of it read-only. It is
+		// writable for this one write; the container's own mount stays read-only.
+		if err := s.reconfigure("rw"); err != nil {
+			return err
+		}
+		defer func() { _ = s.reconfigure("ro") }() // busy while another writes, who does the same
+		f, err = s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	}
+	if err != nil {
+		return err
+	}
+	return writeAndClose(f, value)
+}
+
+// reconfigure sets a flag of the file system, and not only of this mount of it.
+func (s Sysfs) reconfigure(flag string) error {
+	dir, err := s.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	picked, err := unix.Fspick(int(dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("fspick sysfs: %w", err)
+	}
+	defer unix.Close(picked)
+	if err := unix.FsconfigSetFlag(picked, flag); err != nil {
+		return fmt.Errorf("make sysfs %s: %w", flag, err)
+	}
+	if err := unix.FsconfigReconfigure(picked); err != nil {
+		return fmt.Errorf("make sysfs %s: %w", flag, err)
+	}
+	return nil
+}
+
+// Read reads a setting.
+func (s Sysfs) Read(path string) (string, error) {
+	f, err := s.open(path, unix.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var page [4096]byte // a value of sysfs is at most that, and comes whole
+	n, err := f.Read(page[:])
+	if err != nil && err != io.EOF {
+		return "", err
+	}
+	return strings.TrimSuffix(string(page[:n]), "\n"), nil
+}
+
+// List names what is in a folder.
+func (s Sysfs) List(path string) ([]string, error) {
+	f, err := s.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+func writeAndClose(f *os.File, value string) error {
+	_, err := f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// Sysctls holds the settings that are one for the whole machine, below sys of a proc.
+type Sysctls struct{ Proc string }
+
+// Read reads a setting.
+func (s Sysctls) Read(path string) (value string, err error) {
+	err = s.at(path, func(file string) error {
+		b, err := os.ReadFile(file)
+		value = strings.TrimSuffix(string(b), "\n")
+		return err
+	})
+	return value, err
+}
+
+// Write writes a setting.
+func (s Sysctls) Write(path, value string) error {
+	return s.at(path, func(file string) error {
+		f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+		if errors.Is(err, unix.EROFS) {
+			f, err = openSysctl(path)
+		}
+		if err != nil {
+			return err
+		}
+		return writeAndClose(f, value)
+	})
+}
+
+// openSysctl opens a sysctl of the calling thread's namespaces past a /proc/sys that is
+// read-only, as a container runtime mounts it for who is not privileged.
+func openSysctl(path string) (*os.File, error) {
+	proc, err := netns.Mount("proc")
+	if err != nil {
+		return nil, fmt.Errorf("/proc/sys is read-only, and a proc of its own cannot be mounted: %w", err)
+	}
+	defer proc.Close()
+	return proc.OpenFile("sys/"+path, os.O_WRONLY|os.O_TRUNC, 0)
+}
+
+// at calls fn where path can be seen. The kernel shows sysctls such as
+// net.core.rps_sock_flow_entries in its first network namespace alone
+// (sysctl_core_net_init in net/core/sysctl_net_core.c), and /proc/sys is that of
+// whoever looks. From any other namespace, fn runs in that of the nearest
+// ancestor that sees the file: whoever started a worker in a pod is on the host.
+// Process 1 is only the last of them, as it may be closed even to root (to enter
+// takes CAP_SYS_PTRACE, or no fewer capabilities than it has).
+func (s Sysctls) at(path string, fn func(file string) error) error {
+	file := filepath.Join(s.Proc, "sys", path)
+	_, err := os.Stat(file)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fn(file)
+	}
+	for pid := os.Getpid(); pid > 0; {
+		found := false
+		nearest := netns.DoAt(filepath.Join(s.Proc, strconv.Itoa(pid), "ns/net"), func() error {
+			if _, err := os.Stat(file); err != nil {
+				return err
+			}
+			found = true
+			return fn(file)
+		})
+		if found {
+			return nearest
+		}
+		status, err := ReadStat(s.Proc, pid)
+		if err != nil {
+			return err
+		}
+		pid = status.Parent
+	}
+	return fmt.Errorf("%w: no process from this one up to process 1 is in a network namespace that shows it and can be entered; "+
+		"start from the host, with its PID namespace, on a kernel with CONFIG_RPS", err)
+}

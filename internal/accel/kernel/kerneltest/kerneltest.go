@@ -1,0 +1,101 @@
+// Package kerneltest has kernels for tests: settings in memory, a process that ends at any step,
+// and a proc with a few processes.
+package kerneltest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"slipstream.dev/internal/accel/kernel"
+)
+
+// Memory is a store of settings that fails where it is told to.
+type Memory struct {
+	Values map[string]string
+	Fail   map[string]error
+	// Mangle is what reads back after a write in place of what was written.
+	Mangle map[string]string
+	Writes []string
+}
+
+// Read reads a value.
+func (m *Memory) Read(path string) (string, error) {
+	v, ok := m.Values[path]
+	if !ok {
+		return "", &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+	}
+	return v, nil
+}
+
+// Write writes a value.
+func (m *Memory) Write(path, value string) error {
+	if err := m.Fail[path]; err != nil {
+		return err
+	}
+	if _, ok := m.Values[path]; !ok {
+		return os.ErrNotExist
+	}
+	if v, ok := m.Mangle[path]; ok && value != "0" {
+		value = v
+	}
+	m.Values[path] = value
+	m.Writes = append(m.Writes, path+"="+value)
+	return nil
+}
+
+// Crash ends what runs where it reaches a store's nth operation, as a SIGKILL
+// would: nothing is cleaned up.
+type Crash struct {
+	kernel.Store
+	// Left are the operations until then.
+	Left *int
+}
+
+func (c Crash) tick() {
+	if *c.Left--; *c.Left < 0 {
+		panic(c)
+	}
+}
+
+// Read reads a value.
+func (c Crash) Read(path string) (string, error) {
+	c.tick()
+	return c.Store.Read(path)
+}
+
+// Write writes a value, and is an operation before and after.
+func (c Crash) Write(path, value string) error {
+	c.tick()
+	err := c.Store.Write(path, value)
+	c.tick()
+	return err
+}
+
+// Proc makes a proc that knows the boot and the processes with their start times.
+func Proc(t *testing.T, processes map[string]string) string {
+	t.Helper()
+	proc := t.TempDir()
+	write(t, filepath.Join(proc, "sys/kernel/random/boot_id"), "boot\n")
+	for pid, stat := range processes {
+		write(t, filepath.Join(proc, pid, "stat"), stat)
+	}
+	return proc
+}
+
+// Stat is a line of /proc/PID/stat.
+func Stat(state, start string) string {
+	return "7 (a) b) " + state + strings.Repeat(" 1", 18) + " " + start + " 1 1\n"
+}
+
+func write(t testing.TB, file, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,49 @@
+package kernel
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Links is a socket that asks for the names of links in the network namespace that it was
+// opened in. It asks by SIOCGIFNAME and not by netlink, as that does not wait for
+// the lock that every change of any link of the machine holds (netdev_get_name in
+// net/core/dev.c): names are wanted most where many pods start at once.
+type Links int
+
+// OpenLinks opens a socket for them in the calling thread's network namespace.
+func OpenLinks() (Links, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open a socket: %w", err)
+	}
+	return Links(fd), nil
+}
+
+// Close closes the socket.
+func (s Links) Close() error { return unix.Close(int(s)) }
+
+// Names maps the indexes of links to their names, leaving out those that have gone.
+func (s Links) Names(indexes []int) (map[int]string, error) {
+	names := make(map[int]string, len(indexes))
+	for _, index := range indexes {
+		// struct ifreq: the name, and a union that has the index.
+		var request struct {
+			name  [unix.IFNAMSIZ]byte
+			index int32
+			_     [20]byte
+		}
+		request.index = int32(index)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCGIFNAME, uintptr(unsafe.Pointer(&request)))
+		switch errno {
+		case 0:
+			names[index] = unix.ByteSliceToString(request.name[:])
+		case unix.ENODEV, unix.ENXIO:
+		default:
+			return nil, fmt.Errorf("ask for the name of link %d: %w", index, errno)
+		}
+	}
+	return names, nil
+}

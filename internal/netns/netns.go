@@ -1,0 +1,196 @@
+// Package netns makes, opens, identifies and finds network namespaces, runs code in them, and
+// mounts the sysfs that shows the devices of one. What is done in a namespace is the caller's.
+//
+// A thread is in a network namespace, and a goroutine changes threads: Do is the only way into
+// another one. Everything else here that speaks of "this" namespace means that of the calling
+// thread, which is certain only within Do or where the goroutine is locked to its thread.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Handle is a network namespace that is open: it cannot end, nor its inode number be used again,
+// until Close. It is the library's, as netlink takes it.
+type Handle = netns.NsHandle
+
+// None is no namespace.
+const None Handle = -1
+
+// Current opens this namespace.
+func Current() (Handle, error) {
+	h, err := netns.Get()
+	if err != nil {
+		return None, fmt.Errorf("open this network namespace: %w", err)
+	}
+	return h, nil
+}
+
+// Open opens a file that stands for a network namespace, and never waits: a file that is
+// something else, such as a FIFO, fails where it is used.
+func Open(file string) (Handle, error) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return None, fmt.Errorf("open network namespace: %w", &fs.PathError{Op: "open", Path: file, Err: err})
+	}
+	return Handle(fd), nil
+}
+
+// New makes a network namespace, which lasts as long as something holds it.
+func New() (h Handle, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		h, err = Current()
+		return err
+	})
+	if err != nil {
+		return None, err
+	}
+	return h, nil
+}
+
+// Do runs fn in a network namespace, on a thread of its own.
+func Do(h Handle, fn func() error) error {
+	return onThread(func() error {
+		if err := netns.Set(h); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", name(h), err)
+		}
+		return fn()
+	})
+}
+
+// DoAt is Do for the namespace that a file stands for.
+func DoAt(file string, fn func() error) error {
+	h, err := Open(file)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return Do(h, fn)
+}
+
+// name is what a handle was opened as, for messages.
+func name(h Handle) string {
+	file, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", h))
+	if err != nil {
+		return h.String()
+	}
+	return file
+}
+
+// onThread runs fn on a thread of its own, whose network namespace fn may change. A thread that
+// cannot return is not used again: it ends with its goroutine, as that is still locked to it.
+func onThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// A test that fails within fn ends the goroutine there.
+		err := errors.New("what runs in a network namespace did not return")
+		defer func() { done <- err }()
+		runtime.LockOSThread()
+		home, failed := Current()
+		if failed != nil {
+			runtime.UnlockOSThread()
+			err = failed
+			return
+		}
+		defer home.Close()
+		defer func() {
+			if back := netns.Set(home); back != nil {
+				err = errors.Join(err, fmt.Errorf("leave network namespace: %w", back))
+				return
+			}
+			runtime.UnlockOSThread()
+		}()
+		err = fn()
+	}()
+	return <-done
+}
+
+// Cookie is a network namespace's number, which the kernel never uses twice within a boot; 0 is
+// that of none.
+type Cookie uint64
+
+// ID identifies a network namespace by its cookie. The inode is what makes it quick to find.
+type ID struct {
+	Cookie Cookie `json:"cookie,omitempty"`
+	Inode  uint64 `json:"inode,omitempty"`
+}
+
+// CurrentID is that of this namespace.
+func CurrentID() (ID, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ID{}, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return ID{}, fmt.Errorf("read the network namespace's cookie (Linux 5.14 or newer): %w", err)
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &stat); err != nil {
+		return ID{}, fmt.Errorf("stat this network namespace: %w", err)
+	}
+	return ID{Cookie(cookie), stat.Ino}, nil
+}
+
+// Find returns a file by which a namespace can be entered, or "" if no process and no mount that
+// can be seen from here has it.
+func Find(proc string, id ID) (string, error) {
+	link := fmt.Sprintf("net:[%d]", id.Inode)
+	var candidates []string
+	// This thread may be where no process shows it. Do looks from another thread.
+	if self, err := os.Readlink(filepath.Join(proc, "thread-self")); err == nil {
+		candidates = append(candidates, filepath.Join(proc, self, "ns/net"))
+	}
+	processes, err := filepath.Glob(filepath.Join(proc, "[0-9]*/ns/net"))
+	if err != nil {
+		return "", err
+	}
+	for _, file := range processes {
+		if target, err := os.Readlink(file); err == nil && target == link {
+			candidates = append(candidates, file)
+		}
+	}
+	// `ip netns`, container runtimes and the lab keep a namespace by mounting it
+	// somewhere: its line has the link as root and then the place (proc(5)).
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 && f[3] == link {
+			candidates = append(candidates, unescapeMount.Replace(f[4]))
+		}
+	}
+	for _, file := range candidates {
+		var there ID
+		err := DoAt(file, func() (err error) {
+			there, err = CurrentID()
+			return err
+		})
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // it went while we looked
+		case err != nil:
+			return "", err
+		case there.Cookie == id.Cookie:
+			return file, nil
+		}
+	}
+	return "", nil
+}
+
+var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -1,0 +1,88 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sysfs opens a sysfs that shows the network devices of this namespace. sysfs shows those of the
+// namespace it was mounted in, and /sys is most often mounted in another one than a pod's. The
+// mount is detached: it stands in no directory, nobody else sees it, and it goes with the root.
+//
+// A caller without the right to mount, or on a kernel before 5.2, gets /sys if that shows the
+// right devices, else an error.
+func Sysfs() (*os.Root, error) {
+	// The mount takes the namespace of the thread that asks.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	root, err := Mount("sysfs")
+	if err == nil {
+		return root, nil
+	}
+	root, sysErr := openSysfs("/sys")
+	if sysErr != nil {
+		return nil, fmt.Errorf("mount a sysfs of this network namespace: %w; and %w", err, sysErr)
+	}
+	return root, nil
+}
+
+// Mount mounts a file system of the kernel's, sysfs or proc, where nobody else sees it.
+func Mount(kind string) (*os.Root, error) {
+	ctx, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen: %w", err)
+	}
+	defer unix.Close(ctx)
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return nil, fmt.Errorf("fsconfig: %w", err)
+	}
+	mount, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount: %w", err)
+	}
+	// The root holds the mount by itself from here on.
+	defer func() { unmounts() <- mount }()
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
+}
+
+// unmounts takes what fsmount made, to be closed beside everything else. With each the
+// kernel waits until all CPUs have been through what they were at
+// (synchronize_rcu_expedited in fs/namespace.c): a millisecond as a rule, and 100 where
+// CPUs are short, as when many pods come at once, which are what a mount is for.
+var unmounts = sync.OnceValue(func() chan<- int {
+	mounts := make(chan int, 64)
+	go func() {
+		for mount := range mounts {
+			_ = unix.Close(mount)
+		}
+	}()
+	return mounts
+})
+
+// openSysfs opens a sysfs mounted at dir after making sure that its links are those of this
+// namespace.
+func openSysfs(dir string) (*os.Root, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	links, err := net.Interfaces()
+	for _, l := range links {
+		index, _ := root.ReadFile("class/net/" + l.Name + "/ifindex")
+		if strings.TrimSuffix(string(index), "\n") != strconv.Itoa(l.Index) {
+			err = fmt.Errorf("%s shows another network namespace", dir)
+		}
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return root, nil
+}

@@ -1,0 +1,218 @@
+// Package topology lays an experiment out: which networks its variants run on, and where the ends
+// of each pair are there, on nodes or in pods, behind a service, or with a balancer between. It
+// makes nothing and runs on any system; target/lab and target/kube make what it says, and
+// internal/experiment knows of pairs only.
+package topology
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// Topology is how an experiment is laid out.
+type Topology struct {
+	exp     *v1alpha1.Experiment
+	fabrics []Fabric
+	// pods that each node needs for the pairs that sit in pods.
+	pods int
+}
+
+// Fabric is what tells one network of a target from another. A cluster has one network, and the
+// zero Fabric is its.
+type Fabric struct {
+	Shape string
+	NIC   v1alpha1.NIC
+	// Nodes that a lab has.
+	Nodes int
+	// Service is of no mode where there are none.
+	Service v1alpha1.Service
+	// Balancer has no backends where there is none; so many Pairs use it at a time.
+	Balancer v1alpha1.Balancer
+	Pairs    int
+}
+
+// Of lays an experiment out, which is valid and has its defaults.
+func Of(exp *v1alpha1.Experiment) *Topology {
+	t := &Topology{exp: exp}
+	for _, v := range exp.Spec.Variants {
+		if f := t.fabricFor(v); !slices.Contains(t.fabrics, f) {
+			t.fabrics = append(t.fabrics, f)
+		}
+	}
+	for _, w := range exp.Spec.Workloads {
+		for i := range slices.Max(exp.PairsOf(w)) {
+			for _, v := range exp.Spec.Variants {
+				if exp.PathOf(v).Balancer != nil {
+					continue // its ends are on nodes, each in a place of its own
+				}
+				client, server := seats(exp.PathOf(v), i, exp.Nodes())
+				t.pods = max(t.pods, client.Pod+1, server.Pod+1)
+			}
+		}
+	}
+	return t
+}
+
+// FabricOf is the index of the network that a variant runs on.
+func (t *Topology) FabricOf(v v1alpha1.Variant) int { return slices.Index(t.fabrics, t.fabricFor(v)) }
+
+// Fabric is a network by its index.
+func (t *Topology) Fabric(i int) Fabric { return t.fabrics[i] }
+
+// Fabrics are the networks that the experiment needs, in order of first use.
+func (t *Topology) Fabrics() []target.Fabric {
+	var all []target.Fabric
+	for i, f := range t.fabrics {
+		all = append(all, target.Fabric{Name: f.name(), Text: t.describe(i)})
+	}
+	return all
+}
+
+func (t *Topology) describe(i int) string {
+	f := t.fabrics[i]
+	switch {
+	case t.exp.Spec.Target.Kubernetes != nil:
+		return fmt.Sprintf("%d nodes of a cluster, %d pods each", t.exp.Nodes(), t.pods)
+	case f.Balancer.Backends > 0:
+		return fmt.Sprintf("%d nodes, client → %s → %s, NIC offload %s, MTU %d%s", f.Nodes,
+			cmp.Or(f.Balancer.Proxy, "proxy"), backends(f.Balancer.Backends), f.NIC.Offload, f.NIC.MTU, f.rates())
+	}
+	text := fmt.Sprintf("%d nodes, %d pods each, %s, NIC offload %s, MTU %d", f.Nodes, t.pods, f.Shape, f.NIC.Offload, f.NIC.MTU)
+	if f.NIC.Rate != "" {
+		text += ", " + string(f.NIC.Rate)
+	}
+	if s := f.Service; s.Mode != "" {
+		servers := len(t.Served(i).Seats)
+		text += fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", s.Mode, servers, s.Backends, max(servers, s.Services))
+	}
+	return text
+}
+
+func (t *Topology) fabricFor(v v1alpha1.Variant) Fabric {
+	if t.exp.Spec.Target.Lab == nil {
+		return Fabric{}
+	}
+	f := Fabric{Shape: t.shapeFor(v), NIC: t.nicFor(v), Nodes: t.exp.Nodes()}
+	if s := t.exp.PathOf(v).Service; s != nil {
+		f.Service = *s
+	}
+	if b := t.exp.PathOf(v).Balancer; b != nil {
+		f.Shape, f.Balancer = v1alpha1.ShapeFlannel, *b
+		f.Balancer.NICs.Client.Price, f.Balancer.NICs.Proxy.Price, f.Balancer.NICs.Backend.Price = "", "", ""
+		f.Nodes, f.Pairs = t.extent()
+	}
+	return f
+}
+
+// nicFor is the NIC profile of a variant, as far as a network differs by it.
+func (t *Topology) nicFor(v v1alpha1.Variant) v1alpha1.NIC {
+	nic := t.exp.NICOf(v)
+	nic.Price = ""
+	return nic
+}
+
+// shapeFor is the overlay on whose nodes a variant runs. A native variant runs on nodes of its NIC
+// profile that another variant has an overlay on, so that the two differ in the path alone.
+func (t *Topology) shapeFor(v v1alpha1.Variant) string {
+	if shape := t.exp.PathOf(v).Shape(); shape != "" {
+		return shape
+	}
+	for _, other := range t.exp.Spec.Variants {
+		if shape := t.exp.PathOf(other).Shape(); shape != "" && t.nicFor(other) == t.nicFor(v) {
+			return shape
+		}
+	}
+	return v1alpha1.ShapeFlannel
+}
+
+// extent is how many nodes a lab with a balancer has, and how many pairs there are at most. It is
+// the same for all of an experiment's, so that their nodes have as many CPUs each, however many
+// backends there are.
+func (t *Topology) extent() (nodes, pairs int) {
+	for _, v := range t.exp.Spec.Variants {
+		if b := t.exp.PathOf(v).Balancer; b != nil {
+			nodes = max(nodes, 2+b.Backends)
+		}
+	}
+	for _, w := range t.exp.Spec.Workloads {
+		pairs = max(pairs, slices.Max(t.exp.PairsOf(w)))
+	}
+	return nodes, pairs
+}
+
+// Pods is how many pods each node of a network needs.
+func (t *Topology) Pods(fabric int) int {
+	if t.fabrics[fabric].Balancer.Backends > 0 {
+		return 0
+	}
+	return t.pods
+}
+
+// Served are the seats of a network that are reached by way of a service, in the order of the
+// pairs, and what they are reached by.
+func (t *Topology) Served(fabric int) (all target.Served) {
+	i := slices.IndexFunc(t.exp.Spec.Variants, func(v v1alpha1.Variant) bool {
+		return t.exp.PathOf(v).Service != nil && t.FabricOf(v) == fabric
+	})
+	if i < 0 {
+		return all
+	}
+	// Others of this network have services too, so their seats are the same.
+	path := t.exp.PathOf(t.exp.Spec.Variants[i])
+	for _, w := range t.exp.Spec.Workloads {
+		traffic := w.Traffic()
+		if by := (target.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
+			all.Transports = append(all.Transports, by)
+		}
+		for i := range slices.Max(t.exp.PairsOf(w)) {
+			if _, server := seats(path, i, t.exp.Nodes()); !slices.Contains(all.Seats, server) {
+				all.Seats = append(all.Seats, server)
+			}
+		}
+	}
+	return all
+}
+
+// name tells a network from the others of a run.
+func (f Fabric) name() string {
+	if f == (Fabric{}) {
+		return ""
+	}
+	name := f.Shape + "-" + f.NIC.Offload
+	if f.NIC.Rate != "" {
+		name += "-" + string(f.NIC.Rate)
+	}
+	if s := f.Service; s.Mode != "" {
+		name += fmt.Sprintf("-%s-%d-%d", s.Mode, s.Backends, s.Services)
+	}
+	if b := f.Balancer; b.Backends > 0 {
+		name = strings.Join(slices.DeleteFunc([]string{
+			"balancer", b.Proxy, strconv.Itoa(b.Backends), f.NIC.Offload, strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(f.rates(), ",", ""), " "), " ", "-"),
+		}, func(s string) bool { return s == "" }), "-")
+	}
+	return name
+}
+
+// rates are those of the NICs of a balancer's nodes.
+func (f Fabric) rates() string {
+	var text string
+	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+		if rate := cmp.Or(f.Balancer.NICs.Of(role).Rate, f.NIC.Rate); rate != "" {
+			text += ", " + role + " " + string(rate)
+		}
+	}
+	return text
+}
+
+func backends(n int) string {
+	if n == 1 {
+		return "1 backend"
+	}
+	return fmt.Sprintf("%d backends", n)
+}

@@ -1,0 +1,194 @@
+package topology
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// Services of a lab are on networks of their own, in front of the servers of the pairs
+// that go by way of them, and for what those have.
+func TestServices(t *testing.T) {
+	exp := parse(t, `
+  target: {lab: {nodes: 3}}
+  baseline: direct
+  variants:
+  - {name: direct}
+  - {name: few, path: {service: {mode: ebpf}}}
+  - {name: many, path: {service: {mode: ebpf, backends: 100, services: 7}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+  - {name: more, connect: {duration: 1s}, pairs: [1, 3]}
+  - {name: datagrams, pingpong: {protocol: udp, ip: 6, duration: 1s}}
+`)
+	topology := Of(exp)
+	got := make(map[string]target.Served)
+	for i, f := range topology.Fabrics() {
+		got[f.Name] = topology.Served(i)
+	}
+	served := target.Served{
+		Seats:      []target.Seat{{Node: 1, Pod: 0}, {Node: 0, Pod: 1}, {Node: 2, Pod: 1}},
+		Transports: []target.Transport{{IP: 4, Protocol: "tcp"}, {IP: 6, Protocol: "udp"}},
+	}
+	if diff := cmp.Diff(map[string]target.Served{
+		"flannel-full": {}, "flannel-full-ebpf-1-1": served, "flannel-full-ebpf-100-7": served,
+	}, got); diff != "" {
+		t.Errorf("servers (-want +got):\n%s", diff)
+	}
+}
+
+// A server behind a service that leads to other addresses than its own listens at all.
+func TestListen(t *testing.T) {
+	own, service := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	exp := parse(t, `
+  target: {lab: {nodes: 2}}
+  baseline: direct
+  variants:
+  - {name: direct}
+  - {name: service, path: {service: {mode: ebpf}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+`)
+	topology := Of(exp)
+	for _, c := range []struct {
+		variant    int
+		everywhere bool
+		want       string
+	}{{0, false, "192.0.2.1:0"}, {0, true, "192.0.2.1:0"}, {1, false, "192.0.2.1:1"}, {1, true, "0.0.0.0:1"}} {
+		v := exp.Spec.Variants[c.variant]
+		var places []target.Place
+		for _, node := range []string{"node0", "node1"} {
+			places = append(places, target.Place{Name: node, Node: node, Kind: target.Node})
+		}
+		for _, node := range []string{"node0", "node1"} {
+			places = append(places, target.Place{Name: node + "/pod0", Node: node, Kind: target.Pod, IPv4: own,
+				Service: target.Service{IPv4: service, Port: 1, Everywhere: c.everywhere}})
+		}
+		p, err := topology.Seat(topology.FabricOf(v), places).Pair(v, 0, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Listen(p.Servers[0], 4).String(); got != c.want {
+			t.Errorf("%s, everywhere %t: %s, want %s", v.Name, c.everywhere, got, c.want)
+		}
+	}
+}
+
+func TestSeats(t *testing.T) {
+	for _, path := range []v1alpha1.Path{{}, {Bridge: &v1alpha1.Plain{}}} {
+		testSeats(t, path)
+	}
+}
+
+func testSeats(t *testing.T, path v1alpha1.Path) {
+	for nodes := 2; nodes <= 16; nodes++ {
+		taken := make(map[target.Seat]bool)
+		for i := range 64 {
+			client, server := seats(path, i, nodes)
+			if (client.Node == server.Node) != (path.Bridge != nil) {
+				t.Errorf("%d nodes: pair %d is on nodes %d and %d", nodes, i, client.Node, server.Node)
+			}
+			if path.Bridge != nil && server.Pod != client.Pod+1 {
+				t.Errorf("%d nodes: pair %d is in pods %d and %d, which may have one CPU", nodes, i, client.Pod, server.Pod)
+			}
+			if taken[client] || taken[server] {
+				t.Errorf("%d nodes: pair %d shares a pod", nodes, i)
+			}
+			taken[client], taken[server] = true, true
+		}
+	}
+}
+
+// Networks with a balancer have no pods, and nodes for the largest of them, so that
+// each node has as many CPUs in all.
+func TestBalancer(t *testing.T) {
+	topology := Of(parse(t, `
+  target: {lab: {nodes: 3, nic: {rate: 1Gbit}}}
+  baseline: one
+  variants:
+  - {name: one, path: {balancer: {backends: 1, nics: {backend: {rate: 400Mbit}}}}}
+  - {name: two, path: {balancer: {backends: 2, proxy: builtin}}}
+  workloads:
+  - {name: bulk, stream: {connections: 4, warmup: 1ms, duration: 1s}}
+  - {name: new, connect: {connections: 3, duration: 1s}, pairs: [1]}
+  pairs: [2]
+  runs: 1
+  seed: 1
+`))
+	var got []string
+	for i, f := range topology.Fabrics() {
+		got = append(got, fmt.Sprint(f, topology.Fabric(i).Pairs, topology.Pods(i)))
+	}
+	if diff := cmp.Diff([]string{
+		"{balancer-1-full-client-1Gbit-proxy-1Gbit-backend-400Mbit 4 nodes, client → proxy → 1 backend, NIC offload full, MTU 1500, client 1Gbit, proxy 1Gbit, backend 400Mbit} 2 0",
+		"{balancer-builtin-2-full-client-1Gbit-proxy-1Gbit-backend-1Gbit 4 nodes, client → builtin → 2 backends, NIC offload full, MTU 1500, client 1Gbit, proxy 1Gbit, backend 1Gbit} 2 0",
+	}, got); diff != "" {
+		t.Errorf("networks (-want +got):\n%s", diff)
+	}
+}
+
+// parse parses the spec of an experiment.
+func parse(t *testing.T, spec string) *v1alpha1.Experiment {
+	t.Helper()
+	exp, err := v1alpha1.Parse("x", []byte("apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: x}\nspec:\n"+spec), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exp
+}
+
+// Native traffic is on the nodes, on the CPUs of the pods in whose stead it is.
+func TestNative(t *testing.T) {
+	exp := parse(t, `
+  target: {lab: {nodes: 2}}
+  baseline: pods
+  variants:
+  - {name: pods}
+  - {name: native, path: {native: {}}}
+  workloads:
+  - {name: bulk, stream: {duration: 1s}}
+`)
+	topology := Of(exp)
+	ip := netip.MustParseAddr("192.0.2.1")
+	seating := topology.Seat(0, []target.Place{
+		{Name: "node0", Node: "node0", Kind: target.Node, IPv4: ip}, {Name: "node1", Node: "node1", Kind: target.Node, IPv4: ip},
+		{Name: "node0/pod0", Node: "node0", Kind: target.Pod, Affinity: "0", IPv4: ip}, {Name: "node1/pod0", Node: "node1", Kind: target.Pod, Affinity: "1", IPv4: ip},
+	})
+	var got []string
+	for _, v := range exp.Spec.Variants {
+		p, err := seating.Pair(v, 0, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, place := range append([]target.Place{p.Client}, p.Servers...) {
+			got = append(got, fmt.Sprintf("%s, as %q, on %s", place.Name, place.Seat, place.Affinity))
+		}
+	}
+	if diff := cmp.Diff([]string{
+		`node0/pod0, as "", on 0`, `node1/pod0, as "", on 1`, `node0, as "node0/pod0", on 0`, `node1, as "node1/pod0", on 1`,
+	}, got); diff != "" {
+		t.Errorf("ends (-want +got):\n%s", diff)
+	}
+}
+
+// A cluster has one network, whatever the paths.
+func TestCluster(t *testing.T) {
+	exp := parse(t, `
+  target: {kubernetes: {}}
+  baseline: pods
+  variants:
+  - {name: pods}
+  - {name: native, path: {native: {}}}
+  workloads:
+  - {name: bulk, stream: {duration: 1s}, pairs: [3]}
+`)
+	topology := Of(exp)
+	if diff := cmp.Diff([]target.Fabric{{Text: "2 nodes of a cluster, 3 pods each"}}, topology.Fabrics()); diff != "" {
+		t.Errorf("networks (-want +got):\n%s", diff)
+	}
+}
