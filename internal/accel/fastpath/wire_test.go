@@ -188,7 +188,6 @@ func TestDatagramsOnTheWire(t *testing.T) {
 					six, by = true, " IPv6"
 				}
 				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {
-					t.Parallel()
 					w := newWorldOf(t, shape, offload, six)
 					server := uint16(0)
 					near := w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
@@ -265,7 +264,6 @@ func TestStreamOnTheWire(t *testing.T) {
 	for i, offload := range slices.Concat(offloads, offloads) {
 		six := i >= len(offloads)
 		t.Run(fmt.Sprintf("%s IPv6 %t", offload, six), func(t *testing.T) {
-			t.Parallel()
 			w := newWorldOf(t, shapes[0], offload, six)
 			e := w.connect()
 			go func() { _, _ = e.far.(*net.TCPConn).WriteTo(discard{}) }()
