@@ -140,7 +140,7 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 	if err != nil {
 		return nil, err
 	}
-	used := make([]uint64, len(before))
+	used := make(bloomBits, len(before))
 	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		link := v.Out.Device
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
@@ -151,7 +151,7 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 			link = pod.Veth
 		}
 		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
-		used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+		used.set(v.BloomBit)
 		if v.WirePeer != k.wirePeer() {
 			translated[k] = v.WirePeer
 		}
@@ -168,7 +168,7 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 
 // clearBloom clears the Bloom filter's bits that no flow has. used has the bits of the flows, read after
 // the filter was before.
-func (p *Programs) clearBloom(before, used []uint64) error {
+func (p *Programs) clearBloom(before, used bloomBits) error {
 	now, err := p.bloom()
 	if err != nil {
 		return err
@@ -209,15 +209,15 @@ func (p *Programs) clearBloom(before, used []uint64) error {
 }
 
 // usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
-func (p *Programs) usedBits() ([]uint64, error) {
-	used := make([]uint64, p.objects.Bloom.Size()/8)
+func (p *Programs) usedBits() (bloomBits, error) {
+	used := make(bloomBits, p.objects.Bloom.Size()/8)
 	err := errors.Join(
 		each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
-			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			used.set(v.BloomBit)
 			return nil
 		}),
 		each(p.objects.ReverseNat, func(_ fastpathKey, v fastpathNatEntry) error {
-			used[v.BloomBit/64] |= 1 << (v.BloomBit % 64)
+			used.set(v.BloomBit)
 			return nil
 		}),
 	)
@@ -227,16 +227,21 @@ func (p *Programs) usedBits() ([]uint64, error) {
 	return used, nil
 }
 
-func (p *Programs) bloom() ([]uint64, error) {
-	bits := make([]uint64, p.objects.Bloom.Size()/8)
-	if err := p.objects.Bloom.Get(bits); err != nil {
+// bloomBits are the bits of the Bloom filter, in words as the programs have them.
+type bloomBits []uint64
+
+func (b bloomBits) set(bit uint32) { b[bit/64] |= 1 << (bit % 64) }
+
+func (p *Programs) bloom() (bloomBits, error) {
+	bits := make(bloomBits, p.objects.Bloom.Size()/8)
+	if err := p.objects.Bloom.Get([]uint64(bits)); err != nil {
 		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
 	}
 	return bits, nil
 }
 
-func (p *Programs) setBloom(bits []uint64) error {
-	if err := p.objects.Bloom.Set(bits); err != nil {
+func (p *Programs) setBloom(bits bloomBits) error {
+	if err := p.objects.Bloom.Set([]uint64(bits)); err != nil {
 		return fmt.Errorf("write the Bloom filter of the fast path: %w", err)
 	}
 	return nil
@@ -244,22 +249,21 @@ func (p *Programs) setBloom(bits []uint64) error {
 
 // sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
 // used. translated has the peer on the wire of each flow with NAT.
-func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used []uint64) error {
+func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloomBits) error {
 	var gone []fastpathKey
 	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
 			// The flow may be new.
-			var v fastpathFlow
-			err := p.objects.Flows.Lookup(entry.Key, &v)
-			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("look up a connection of the fast path: %w", err)
+			v, known, err := p.lookUp(entry.Key)
+			if err != nil {
+				return err
 			}
-			if err != nil || v.WirePeer != wire.wirePeer() {
+			if !known || v.WirePeer != wire.wirePeer() {
 				gone = append(gone, wire)
 				return nil
 			}
 		}
-		used[entry.BloomBit/64] |= 1 << (entry.BloomBit % 64)
+		used.set(entry.BloomBit)
 		return nil
 	})
 	if err != nil {
@@ -296,13 +300,12 @@ const seqFromPod = 2
 // Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	var epoch uint32
-	var v fastpathFlow
-	err := p.objects.Flows.Lookup(flow.key(), &v)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return Sequence{}, nil
+	v, known, err := p.lookUp(flow.key())
+	if err != nil || !known {
+		return Sequence{}, err
 	}
-	if err = errors.Join(err, p.objects.Epoch.Get(&epoch)); err != nil {
-		return Sequence{}, fmt.Errorf("look up a connection of the fast path: %w", err)
+	if err := p.objects.Epoch.Get(&epoch); err != nil {
+		return Sequence{}, fmt.Errorf("read the epoch of the fast path: %w", err)
 	}
 	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
 		return Sequence{}, nil
@@ -332,14 +335,19 @@ func (p *Programs) Room() int { return int(p.objects.Flows.MaxEntries()) }
 
 // Known reports whether a connection has a flow.
 func (p *Programs) Known(flow Flow) (bool, error) {
-	var v fastpathFlow
-	switch err := p.objects.Flows.Lookup(flow.key(), &v); {
+	_, known, err := p.lookUp(flow.key())
+	return known, err
+}
+
+// lookUp returns the flow of a connection, if it is known.
+func (p *Programs) lookUp(k fastpathKey) (v fastpathFlow, known bool, err error) {
+	switch err := p.objects.Flows.Lookup(k, &v); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
-		return false, nil
+		return v, false, nil
 	case err != nil:
-		return false, fmt.Errorf("look up a connection of the fast path: %w", err)
+		return v, false, fmt.Errorf("look up a connection of the fast path: %w", err)
 	}
-	return true, nil
+	return v, true, nil
 }
 
 // Forget deletes the flow of a connection.
