@@ -22,7 +22,7 @@ func main() {
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"experiment.schema.json": experimentSchema,
 		"experiment.md":          experimentPage,
-		"accelerationpolicy.md":  resourcePage("accelerationpolicies.yaml", "What the agents of a cluster keep applied. The file of an agent on a host without Kubernetes has the same fields, but those that\nselect nodes and pods."),
+		"accelerationpolicy.md":  resourcePage("accelerationpolicies.yaml", "What the agents of a cluster keep applied. The file of an agent on a host without Kubernetes has the same fields, except those that\nselect nodes and pods."),
 		"nodeacceleration.md":    resourcePage("nodeaccelerations.yaml", "What the agent of a node reports, in an object that has the node's name."),
 		"results.md":             resultsPage,
 		"commands.md":            commandsPage,

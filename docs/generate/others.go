@@ -83,10 +83,10 @@ func resultsPage(b *bytes.Buffer) error {
 | `+"`environment.json`"+` | what the run ran on: [fields](#environmentjson) |
 | `+"`trials.jsonl`"+` | a line for each trial: [fields](#trialsjsonl) |
 | `+"`summary.json`"+` | every comparison and its verdict: [fields](#summaryjson) |
-| `+"`summary.csv`, `report.html`"+` | the same, to read |
+| `+"`summary.csv`, `report.html`"+` | the comparisons as a table, and the report as one page |
 
 This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Metrics](#metrics), [warnings](#warnings) and
-[errors of HTTP](#errors-of-http) go by the names at the end of this page.`, record.SchemaVersion))
+[errors of HTTP](#errors-of-http) are explained at the end of this page.`, record.SchemaVersion))
 	p := newPage(b, always)
 	for _, file := range []struct {
 		name string

@@ -35,14 +35,14 @@ func newMetrics() *metrics {
 		errors:   counter("errors", "Passes over the node, and visits to pods, that failed."),
 		messages: counter("link_messages", "Messages of the kernel about the node's links."),
 		overruns: counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
-		missed:   counter("links_missed", "Links that a list showed and that no message had told of."),
+		missed:   counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "slipstream_last_verified_timestamp_seconds", Help: "When all that the node's own devices are to have was last read back."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "slipstream_pod_latency_seconds", Help: "From the first message about a pod's veth to its interface being accelerated.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 5, 30}}),
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "slipstream_pass_duration_seconds", Help: "How long a pass took, over the whole node or over what had come.",
+			Name: "slipstream_pass_duration_seconds", Help: "How long a pass took, over the whole node or over new devices and pods only.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1}}, []string{"kind"}),
 	}
 }

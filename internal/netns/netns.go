@@ -20,7 +20,7 @@ import (
 )
 
 // Handle is a network namespace that is open: it cannot end, nor its inode number be used again,
-// until Close. It is the library's, as netlink takes it.
+// until Close. It has the type of the netns library, because the netlink library takes that.
 type Handle = netns.NsHandle
 
 // None is no namespace.

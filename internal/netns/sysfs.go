@@ -52,10 +52,9 @@ func Mount(kind string) (*os.Root, error) {
 	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
 }
 
-// unmounts takes what fsmount made, to be closed beside everything else. With each the
-// kernel waits until all CPUs have been through what they were at
-// (synchronize_rcu_expedited in fs/namespace.c): a millisecond as a rule, and 100 where
-// CPUs are short, as when many pods come at once, which are what a mount is for.
+// unmounts closes mounts of fsmount in the background. For each the kernel waits until every CPU has
+// passed through an RCU quiescent state (synchronize_rcu_expedited in fs/namespace.c): about 1 ms, and
+// 100 ms if CPUs are busy, for instance when many pods start at once.
 var unmounts = sync.OnceValue(func() chan<- int {
 	mounts := make(chan int, 64)
 	go func() {

@@ -74,7 +74,7 @@ func (m *Model) prices() *PriceTable {
 	return t
 }
 
-// Dominated are the variants that nothing speaks for, each with why.
+// Dominated lists the dominated variants, each with the variants that dominate it.
 func (t *PriceTable) Dominated() []string {
 	var out []string
 	for _, r := range t.Rows {

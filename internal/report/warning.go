@@ -11,7 +11,7 @@ import (
 // Severity of a warning.
 type Severity int
 
-// A serious warning says that a result may speak of something else than it seems to, a
+// A serious warning says that a result may have measured something other than the network path, a
 // caution that it is less certain, a note what to know when reading it.
 const (
 	Serious Severity = iota
@@ -47,7 +47,7 @@ func newWarning(code string) Warning {
 	case record.WarnGeneratorBound:
 		w.Severity, w.Effect = Serious, "The sender was the limit, so the result hides what the network could do."
 	case record.WarnThrottled:
-		w.Severity, w.Effect = Serious, "A CPU limit was in force, so the result may be of the limit, not of the network."
+		w.Severity, w.Effect = Serious, "A CPU limit was in force, so the result may show the limit, not the network."
 	case record.WarnReadback:
 		w.Severity, w.Effect = Serious, "The variant may not have run with its settings."
 	case record.WarnHeld:
@@ -55,7 +55,7 @@ func newWarning(code string) Warning {
 	case record.WarnSlowPath:
 		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
 	case record.WarnErrors:
-		w.Severity, w.Effect = Serious, "What failed is in no latency, so the latencies may look too good."
+		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnStrangers:
 		w.Severity, w.Effect = Serious, "Traffic of others ran during the trial."
 	case record.WarnSaturated:

@@ -146,7 +146,7 @@ func (e Entry) check(machine bool) error {
 	}
 	for _, h := range e.Holders {
 		if h.Owner == "" || h.PID < 0 || (h.PID == 0) != (h.Start == 0) {
-			return fmt.Errorf("holder %+v is nobody", h)
+			return fmt.Errorf("holder %+v: the owner is empty, or pid and start are invalid", h)
 		}
 	}
 	return nil

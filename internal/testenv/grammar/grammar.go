@@ -209,8 +209,8 @@ func (g Grammar) base(out bool) Packet {
 // bend has something of a packet's description be odd.
 func (g Grammar) bend(p *Packet) {
 	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
-	// Other bits of what it is from than of what it is to: else what comes to an address that
-	// nobody has, and what is from there, would be of one connection now and then.
+	// Source and destination addresses get different bits flipped: otherwise a packet to an unused
+	// address and a packet from it would sometimes belong to the same connection.
 	address := func(a netip.AddrPort, odd int) netip.AddrPort {
 		raw := a.Addr().AsSlice()
 		raw[g.IntN(len(raw))] ^= 1 << (2*g.IntN(4) + odd)
@@ -259,7 +259,7 @@ func (g Grammar) bend(p *Packet) {
 	}
 }
 
-// damage has some bytes be others, or not be.
+// damage changes some bytes, or removes them.
 func (g Grammar) damage(b []byte) []byte {
 	switch g.IntN(6) {
 	case 0:
@@ -383,8 +383,8 @@ func Segment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 
 const arp, ipv6 = 0x0806, 0x86dd
 
-// Frame is one of Ethernet in an address's name, to where its protocol has all hear it, or
-// to an address that nobody has.
+// Frame is an Ethernet frame from a source address, to the broadcast or multicast address of its
+// protocol, or to an unused address.
 func Frame(source net.HardwareAddr, protocol uint16, payload ...byte) []byte {
 	frame := append([]byte{2, 9, 9, 9, 9, 9}, source...)
 	switch protocol {
