@@ -100,8 +100,7 @@ func (k *Keeper) Look() (View, error) {
 // this keeper's holder has here and that they do not want, or want otherwise,
 // are restored first; those that drifted are set again. It follows nothing: look
 // and keep again, or KeepDevices, when something may have changed. The fast path alone
-// follows by itself, and what keeps it off is no error but FastpathState'k. A session
-// either keeps or applies.
+// follows by itself, and what keeps it off is no error but FastpathState's.
 func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -214,12 +214,7 @@ func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, er
 			continue
 		}
 		n := &Namespace{File: c.file, handle: handle}
-		var has bool
-		if err := n.Do(func() error {
-			addresses, err := addresses()
-			has = slices.Contains(addresses, address)
-			return err
-		}); err != nil || !has {
+		if has, err := n.Addresses(); err != nil || !slices.Contains(has, address) {
 			_ = n.Close()
 			continue
 		}

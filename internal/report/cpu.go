@@ -59,7 +59,7 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 	sums := map[key]*core{}
 	counts := map[key]int{}
 	for _, t := range m.trials {
-		if t.Status != record.StatusOK || t.Variant != c.variant || t.Workload != c.workload || t.Pairs != c.pairs {
+		if !c.holds(t) {
 			continue
 		}
 		for _, h := range t.Hosts {

@@ -130,7 +130,7 @@ func (p *pen) latencies(curves []curve, f Figure, lo, hi, end float64) {
 func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 	var all *hdrhistogram.Histogram
 	for _, t := range m.trials {
-		if t.Status != record.StatusOK || t.Latency == "" || t.Variant != c.variant || t.Workload != c.workload || t.Pairs != c.pairs {
+		if t.Latency == "" || !c.holds(t) {
 			continue
 		}
 		h, err := record.DecodeHistogram(t.Latency)

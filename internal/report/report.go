@@ -128,6 +128,11 @@ type cell struct {
 	metric            string
 }
 
+// holds tells whether a trial is a good one of this cell.
+func (c cell) holds(t record.Trial) bool {
+	return t.Status == record.StatusOK && t.Variant == c.variant && t.Workload == c.workload && t.Pairs == c.pairs
+}
+
 // New computes what a report of these results shows. It keeps the summary and
 // the trials but changes neither.
 func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial, env record.Environment) *Model {
@@ -179,11 +184,7 @@ func unfinished(text string) string {
 }
 
 func (m *Model) pairsOf(w v1alpha1.Workload) []int {
-	p := m.exp.Spec.Pairs
-	if len(w.Pairs) > 0 {
-		p = w.Pairs
-	}
-	return slices.Compact(slices.Sorted(slices.Values(p)))
+	return slices.Compact(slices.Sorted(slices.Values(m.exp.PairsOf(w))))
 }
 
 func (m *Model) variant(name string) v1alpha1.Variant {
@@ -196,10 +197,7 @@ func (m *Model) variant(name string) v1alpha1.Variant {
 }
 
 func (m *Model) path(v v1alpha1.Variant) v1alpha1.Path {
-	if v.Path != nil {
-		return *v.Path
-	}
-	return m.exp.Spec.Path
+	return m.exp.PathOf(v)
 }
 
 func (m *Model) native(v v1alpha1.Variant) bool { return m.path(v).Native != nil }

@@ -29,11 +29,7 @@ type Devices struct {
 
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
-		path := exp.Spec.Path
-		if v.Path != nil {
-			path = *v.Path
-		}
-		parts := []string{pathName(path)}
+		parts := []string{pathName(exp.PathOf(v))}
 		if v.NIC != nil {
 			parts = append(parts, nicName(*v.NIC))
 		}
