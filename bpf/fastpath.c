@@ -222,7 +222,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	    load_headers(skb, sizeof(o.head), p->key.protocol, &h, is_ipv6) ||
 	    o.head.ihl_version != 0x45 || o.head.ip_protocol != IPPROTO_UDP || !headers_match(&p->headers, &h, is_ipv6))
 		return NEXT;
-	f = learn_flow(skb, c, p, 1, is_ipv6);
+	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
 	/* The pod is at the link where its packets are delivered. */
@@ -265,7 +265,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
 	}
 	f->out.mtu = longest;
-	validate(&f->out, p, index, interval, is_ipv6);
+	record_probe(&f->out, p, index, interval, is_ipv6);
 	f->socket_ended = p->socket_ended ? p->at : 0;
 	return NEXT;
 ineligible:
@@ -533,7 +533,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	c->in_stage = 0;
 	p->ct = ct_entry(skb);
 	p->key = key;
-	f = learn_flow(skb, c, p, 0, is_ipv6);
+	f = find_or_create_flow(skb, c, p, 0, is_ipv6);
 	if (!f || p->at < f->in.backoff_until)
 		return NEXT;
 	/* Redirected packets bypass XDP of the pod's device; an unknown device may have some. */
@@ -564,7 +564,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 		f->out.validated = 0;
 		f->out.device = 0;
 	}
-	validate(&f->in, p, index, interval, is_ipv6);
+	record_probe(&f->in, p, index, interval, is_ipv6);
 	/* Only packets that the slow path delivers use up a template. */
 	if (c->decap_stage == 2 && p->decapped == decap_id(c))
 		learn_decapped(c, f, p);

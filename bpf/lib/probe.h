@@ -35,9 +35,9 @@ static __always_inline void record_seq(struct flow *f, int out, const struct pro
 	update_seq(f, out, &p->headers, p->at, is_ipv6);
 }
 
-/* learn_flow returns the flow of a probe that the slow path forwarded, and creates it if there is
+/* find_or_create_flow returns the flow of a probe that the slow path forwarded, and creates it if there is
  * none. */
-static __always_inline struct flow *learn_flow(struct __sk_buff *skb, struct cpu_state *c, const struct probe *p, int out, int is_ipv6)
+static __always_inline struct flow *find_or_create_flow(struct __sk_buff *skb, struct cpu_state *c, const struct probe *p, int out, int is_ipv6)
 {
 	__u64 hash = hash_key(&p->key);
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->key);
@@ -78,9 +78,9 @@ static __always_inline struct flow *learn_flow(struct __sk_buff *skb, struct cpu
 	return f;
 }
 
-/* validate records that the slow path forwarded a probe, and with which headers. Headers that
+/* record_probe records that the slow path forwarded a probe, and with which headers. Headers that
  * differ from those of the last time replace them. */
-static __always_inline void validate(struct direction *w, const struct probe *p, __u32 index, __u32 interval, int is_ipv6)
+static __always_inline void record_probe(struct direction *w, const struct probe *p, __u32 index, __u32 interval, int is_ipv6)
 {
 	__u8 tos = TOS(&p->headers, is_ipv6), ttl = HOP_LIMIT(&p->headers, is_ipv6);
 
