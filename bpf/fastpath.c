@@ -34,7 +34,8 @@
  *   key.h, flow.h, seq.h     what is known of a connection, and of its sequence numbers
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
  *   conntrack.h, probe.h     what conntrack knows; how flows are learned from the slow path
- *   sampling.h, ending.h     which packets are looked at; what opens and ends connections
+ *   bloom.h, sampling.h      which packets are looked at
+ *   ending.h                 what opens and ends connections
  *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
  *   agent.h, event.h         what the agent writes; what it is asked to do
  *   reason.h                 why packets take the slow path
@@ -76,7 +77,6 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 	now = bpf_ktime_get_coarse_ns();
 	f = bpf_map_lookup_elem(&flows, &k);
 	if (f) {
-		bloom_set(hash);
 		wire_peer = *(const volatile __u64 *)&f->wire_peer;
 		barrier(); /* read the peer before from_pod checks whose it is */
 		ours = from_pod(skb, f, &k, &h, is_ipv6);
@@ -399,7 +399,6 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&k, &own, is_ipv6);
 	if (f) {
-		bloom_set(hash);
 		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
 		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state && in_window(&f->in, &f->out, &h, is_ipv6));
 		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
@@ -497,14 +496,12 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	struct probe *p = &c->in;
 	struct net_device *dev;
 	struct link_mac owner = {};
-	struct nat_entry nat = {};
 	struct pod_link pod = {};
 	struct headers h, was;
 	struct key key, wire;
 	struct flow *f;
 	__u32 interval, index;
 	__u8 mac[12];
-	__u64 hash;
 	int reason, translated = 0;
 
 	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6) ||
@@ -539,16 +536,6 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	/* Redirected packets bypass XDP of the pod's device; an unknown device may have some. */
 	dev = pod_device(skb);
 	reason = !dev || has_xdp(dev) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
-	if (translated && (!reason || reason == REASON_TCP_WINDOW)) {
-		hash = hash_key(&wire);
-		nat.key = p->key;
-		nat.bloom_bit = hash % BLOOM_BITS;
-		if (bpf_map_update_elem(&reverse_nat, &wire, &nat, BPF_ANY)) {
-			count(c, REASON_TABLE_FULL);
-			return NEXT;
-		}
-		bloom_set(hash);
-	}
 	if (p->key.protocol == IPPROTO_TCP && (!reason || reason == REASON_TCP_WINDOW))
 		record_seq(f, 0, p, is_ipv6);
 	if (reason) {

@@ -2,6 +2,7 @@
 /* NAT of the peer: from the address of a Service to that of a backend, and back. IPv4 only. */
 #pragma once
 
+#include "bloom.h"
 #include "flow.h"
 
 /* Reverse NAT: from the peer's address on the wire to the flow. */
@@ -44,6 +45,19 @@ static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, 
 	    bpf_skb_load_bytes(skb, at, check, sizeof(*check)))
 		return -1;
 	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
+}
+
+/* add_reverse_nat makes packets from a translated peer find their flow. It returns -1 if there is no room. */
+static __always_inline int add_reverse_nat(const struct key *k, __u64 wire_peer)
+{
+	struct key wire = with_peer(k, wire_peer);
+	__u64 hash = hash_key(&wire);
+	struct nat_entry nat = {.key = *k, .bloom_bit = hash % BLOOM_BITS};
+
+	if (bpf_map_update_elem(&reverse_nat, &wire, &nat, BPF_ANY))
+		return -1;
+	bloom_set(hash);
+	return 0;
 }
 
 /* find_flow returns the flow of a packet from the wire, and its key as the pod has it. */

@@ -28,10 +28,13 @@ static __always_inline void start_probe(struct probe *p, const struct headers *h
  * known numbers; a packet from the pod's own device does. */
 static __always_inline void record_seq(struct flow *f, int out, const struct probe *p, int is_ipv6)
 {
-	if (p->seq_unknown && !out && seq_complete(f))
-		return;
-	if (p->seq_unknown)
-		init_seq(f, out, &p->headers, is_ipv6);
+	if (p->seq_unknown) {
+		if (!out && seq_complete(f))
+			return;
+		/* A later packet may have made the numbers known while this probe was on its way. */
+		if (!out || f->seq_state < SEQ_FROM_POD || !in_window(&f->out, &f->in, &p->headers, is_ipv6))
+			init_seq(f, out, &p->headers, is_ipv6);
+	}
 	update_seq(f, out, &p->headers, p->at, is_ipv6);
 }
 
@@ -73,6 +76,10 @@ static __always_inline struct flow *find_or_create_flow(struct __sk_buff *skb, s
 	if (f && f->wire_peer != p->wire_peer) {
 		f->out.validated = f->in.validated = 0;
 		f->wire_peer = p->wire_peer;
+	}
+	if (!is_ipv6 && p->wire_peer != peer_of(&p->key) && add_reverse_nat(&p->key, p->wire_peer)) {
+		count(c, REASON_TABLE_FULL);
+		return 0;
 	}
 	bloom_set(hash);
 	return f;

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "bloom.h"
 #include "cpu.h"
 
 /* The least age of an eligible connection: one of a few packets gains nothing. */
@@ -14,25 +15,9 @@
 /* One in about this many packets without a flow is sampled. */
 #define SAMPLE_RATE 32
 
-/* A Bloom filter of the known flows: a packet whose bit is clear needs no map lookup. Programs set
- * bits, the agent clears them. A flow whose bit was cleared by mistake is learned again. */
-#define BLOOM_BITS 16384
-__u64 bloom[BLOOM_BITS / 64];
-
 /* Connections that were sampled once: part of the hash, and when (ms). */
 #define ADMISSION_SLOTS 1024
 __u64 admission[ADMISSION_SLOTS];
-
-static __always_inline int bloom_test(__u64 hash)
-{
-	return bloom[hash % BLOOM_BITS / 64] >> hash % 64 & 1;
-}
-
-static __always_inline void bloom_set(__u64 hash)
-{
-	if (!bloom_test(hash))
-		__sync_fetch_and_or(&bloom[hash % BLOOM_BITS / 64], 1ULL << hash % 64);
-}
 
 /* sample picks few of the packets without a flow, at random rather than every n-th, which might
  * always be the same connection's. */

@@ -63,6 +63,21 @@ static __always_inline int ends_connection(const struct flow *f, int out, const 
 	return flags & TCPHDR_RST ? !seq_after(back->rcv_nxt, SEQ(h) + 1) : ack_in_window(w, back, ACK(h));
 }
 
+/* advance moves a sequence number forward. Packets of a connection may pass on several CPUs at once,
+ * and the last number must stay: nothing else would ever tell of it. */
+static __always_inline void advance(__u32 *to, __u32 number)
+{
+	__u32 was = *(volatile __u32 *)to, is;
+	int i;
+
+	for (i = 0; i < 4 && seq_after(number, was); i++) {
+		is = __sync_val_compare_and_swap(to, was, number);
+		if (is == was)
+			return;
+		was = is;
+	}
+}
+
 /* update_seq records the sequence numbers of a packet in the window. */
 static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u64 now, int is_ipv6)
 {
@@ -77,20 +92,16 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 	if (!out && unlikely(f->seq_state == SEQ_FROM_POD))
 		f->seq_state = SEQ_CONFIRMED;
 	if (seq_after(end, w->snd_nxt)) {
-		w->snd_nxt = end;
-		if (unlikely(seq_after(end, w->window_end)))
-			w->window_end = end;
+		advance(&w->snd_nxt, end);
+		advance(&w->window_end, end);
 		if (unlikely(end - f->resynced[!out] >= RESYNC_BYTES)) {
 			f->resynced[!out] = end;
 			emit(&f->key, f, EVENT_RESYNC);
 		}
 	}
-	if (seq_after(ack, w->rcv_nxt))
-		w->rcv_nxt = ack;
-	if (seq_after(ack, back->snd_nxt)) /* sent before the flow was known */
-		back->snd_nxt = ack;
-	if (seq_after(edge, back->window_end))
-		back->window_end = edge;
+	advance(&w->rcv_nxt, ack);
+	advance(&back->snd_nxt, ack); /* sent before the flow was known */
+	advance(&back->window_end, edge);
 	if (w->epoch != is)
 		w->epoch = is;
 	if (f->last_ms != ms)

@@ -111,7 +111,6 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool, err error) {
 	hooks := f.programHooks()
 	errs := []error{f.setWatched(watched)}
-	unseen := false
 	for _, a := range want {
 		if f.attached[a] != nil {
 			continue
@@ -134,10 +133,11 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		if a.program == "observe_pod" {
 			errs = append(errs, f.setWatched(watched))
 		}
-		unseen = unseen || !slices.Contains(f.node.veths, a.device)
-	}
-	if unseen {
-		errs = append(errs, f.programs.InvalidateSequences()) // a device that replaces another had none until now
+		if !slices.Contains(f.node.veths, a.device) {
+			// Packets have passed unseen if the device replaces another. Pods come after it: their new flows
+			// miss nothing.
+			errs = append(errs, f.programs.InvalidateSequences())
+		}
 	}
 	return changed, errors.Join(errs...)
 }

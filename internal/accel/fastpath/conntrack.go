@@ -115,7 +115,12 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 // has been idle for so long.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	err = readSysctl("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
-	return seconds - min(seconds, uint32(idle/time.Second)), err
+	return without(seconds, idle), err
+}
+
+// without subtracts a time from a timeout, to the nearest second.
+func without(seconds uint32, idle time.Duration) uint32 {
+	return seconds - min(seconds, uint32(idle.Round(time.Second)/time.Second))
 }
 
 // unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,

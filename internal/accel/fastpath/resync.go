@@ -119,7 +119,21 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 		// liberal from the start.
 		flags = tcpLiberal
 	}
-	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeout-min(after.timeout, uint32(idle/time.Second))))
+	established, err := timeoutOf("established", 0)
+	if err != nil {
+		return err
+	}
+	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeoutAfter(idle, established)))
+}
+
+// timeoutAfter returns the timeout that would be left to an entry, whose timeout has just begun, if its
+// connection had been idle for so long. established is the timeout of that state.
+func (t *ctEntry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
+	begun := t.timeout
+	if begun+1 == established { // conntrack rounds down
+		begun = established
+	}
+	return without(begun, idle)
 }
 
 // openWindow returns the right edge of a window of a side that is open, whatever its scale.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -125,6 +126,44 @@ func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
 		use(name)
 	}
 	return known
+}
+
+// TestIdleAfterFewPackets checks that a connection which is idle soon after it became accelerated leaves the
+// conntrack entry as it was, and that its server may be the next to send: if the programs had missed
+// acknowledgements, conntrack would call that packet invalid.
+func TestIdleAfterFewPackets(t *testing.T) {
+	defer fastpath.ForgetAfter(fastpath.ForgetAfter(4))
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.dropInvalid("n0")
+	w.dropInvalid("n1")
+	w.start()
+	message := make([]byte, 100)
+	send := func(from, to net.Conn) {
+		t.Helper()
+		_ = to.SetReadDeadline(time.Now().Add(patience))
+		if _, err := from.Write(message); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(to, message); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []echo
+	for _, front := range []front{direct, byService} {
+		for range 4 {
+			e := w.connectBy(front)
+			w.eventually("conntrack does not check windows", func() { send(e, e.far); send(e.far, e) }, func() bool {
+				return w.conntrack("n0", e).Flags[0]&flagLiberal != 0
+			})
+			all = append(all, e)
+		}
+	}
+	for _, e := range all {
+		w.eventually("conntrack checks windows", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+			return (w.conntrack("n0", e).Flags[0]|w.conntrack("n1", e).Flags[0])&flagLiberal == 0
+		})
+		send(e.far, e)
+	}
 }
 
 // TestUnackedEntryExpires checks that the entry of a connection whose peer has disappeared, with

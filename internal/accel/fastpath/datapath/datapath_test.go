@@ -10,12 +10,15 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/testenv"
@@ -98,9 +101,6 @@ func (p *Programs) addFlow(t testing.TB, v version, protocol uint8, change func(
 	p.addFlowOf(t, Flow{pod, peer, protocol}, change)
 }
 
-// seqConfirmed is SEQ_CONFIRMED of fastpath.c.
-const seqConfirmed = 3
-
 // addFlowOf is addFlow for a connection whose peer the pod has by another address.
 func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
@@ -136,7 +136,8 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	if err := errors.Join(
 		p.objects.Flows.Put(flow.key(), v),
 		p.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),
-		p.objects.Bloom.Set(bytes.Repeat([]byte{0xff}, int(p.objects.Bloom.Size()))),
+		p.objects.BloomA.Set(bytes.Repeat([]byte{0xff}, int(p.objects.BloomA.Size()))),
+		p.objects.BloomB.Set(bytes.Repeat([]byte{0xff}, int(p.objects.BloomB.Size()))),
 		p.objects.EncapTemplates.Put(uint32(1), outer),
 		p.objects.PodLinks.Put(uint32(1), link),
 	); err != nil {
@@ -699,7 +700,7 @@ func TestSequenceNumbers(t *testing.T) {
 func TestSequenceNumbersUnknown(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, peer := four.ends()
-	for state, want := range map[uint8]bool{0: false, 1: false, seqFromPod: true, seqConfirmed: true} {
+	for state, want := range map[uint8]bool{0: false, 1: false, 2: false, seqConfirmed: true} {
 		f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.SeqState = state })
 		n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
 		if known := n != (Sequence{}); err != nil || known != want {
@@ -785,11 +786,7 @@ func testFlows(t *testing.T, v version) {
 	if flows, err = f.Flows(); err != nil || len(flows) != 0 {
 		t.Errorf("flows are %v, error %v", flows, err)
 	}
-	bloom := make([]byte, f.objects.Bloom.Size())
-	if err := f.objects.Bloom.Get(bloom); err != nil {
-		t.Fatal(err)
-	}
-	if slices.Max(bloom) > 0 {
+	if slices.Max(f.bloom(t)) > 0 {
 		t.Error("the Bloom filter has a bit set although there are no flows")
 	}
 }
@@ -851,8 +848,23 @@ func TestFlowsWhileOthersAreDeleted(t *testing.T) {
 	<-done
 }
 
-// TestBloomBitOfNewFlow checks that a flow keeps its bits in the Bloom filter although a deleted one had
-// set them before, and that its sequence numbers are unknown after its bits were cleared.
+// bloom returns the Bloom filter that the programs test.
+func (p *Programs) bloom(t *testing.T) bloomBits {
+	t.Helper()
+	var chosen uint32
+	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
+		t.Fatal(err)
+	}
+	bits, err := readBloom([]*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}[chosen])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bits
+}
+
+// TestBloomBitOfNewFlow checks that a flow keeps its bits in the Bloom filter although it was created after
+// the agent had listed the flows, in the place of a deleted one with the same bits; that its sequence numbers
+// stay known; and that bits of no flow are cleared.
 func TestBloomBitOfNewFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, peer := four.ends()
@@ -863,30 +875,88 @@ func TestBloomBitOfNewFlow(t *testing.T) {
 	if err := f.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key(), BloomBit: 42}); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.Sequence(flow, now); err != nil || n == (Sequence{}) {
-		t.Fatalf("sequence numbers %v, error %v", n, err)
-	}
-	before, err := f.bloom()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.clearBloom(before, make([]uint64, len(before))); err != nil {
-		t.Fatal(err)
-	}
-	after, err := f.bloom()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, bit := range []int{4711, 42} {
-		if after[bit/64]&(1<<(bit%64)) == 0 {
-			t.Errorf("bit %d is cleared", bit)
+	for range 2 { // each filter is chosen once
+		if err := f.clearBloom(make(bloomBits, len(f.bloom(t)))); err != nil {
+			t.Fatal(err)
+		}
+		bits := f.bloom(t)
+		for _, bit := range []int{4711, 42} {
+			if bits[bit/64]&(1<<(bit%64)) == 0 {
+				t.Errorf("bit %d is cleared", bit)
+			}
+		}
+		if bits[1] != 0 {
+			t.Error("the bits of no flow are still set")
 		}
 	}
-	if after[1] != 0 {
-		t.Error("the bits of no flow are still set")
+	if n, err := f.Sequence(flow, now); err != nil || n == (Sequence{}) {
+		t.Errorf("sequence numbers %v, error %v", n, err)
 	}
-	if n, err := f.Sequence(flow, now); err != nil || n != (Sequence{}) {
-		t.Errorf("sequence numbers %v, error %v, want none", n, err)
+}
+
+// TestSequenceNumbersOnTwoCPUs checks that the later of two packets which pass at once, on two CPUs, leaves
+// its sequence number and its acknowledgement.
+func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	f := loadForTest(t, nil)
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.In.SndNxt += 1 << 20 })
+	pod, peer := four.ends()
+	flow := Flow{pod, peer, unix.IPPROTO_TCP}
+	const rounds = 20_000
+	var begun, ended [rounds]atomic.Int32
+	meet := func(at *atomic.Int32) {
+		for at.Add(1); at.Load() < 2; {
+			runtime.Gosched()
+		}
+	}
+	// Each round, the packet of CPU 1 is the later one.
+	send := func(cpu int, after func(seq uint32)) error {
+		runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
+		var on unix.CPUSet
+		on.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &on); err != nil {
+			return fmt.Errorf("pin to CPU %d: %w", cpu, err)
+		}
+		b := outPacket(four, unix.IPPROTO_TCP).Bytes()
+		for i := range uint32(rounds) {
+			seq := 2000 + 2*i + uint32(cpu)
+			binary.BigEndian.PutUint32(b[14+20+4:], seq)
+			binary.BigEndian.PutUint32(b[14+20+8:], seq)
+			meet(&begun[i])
+			_, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
+			meet(&ended[i])
+			if err != nil {
+				return err
+			}
+			after(seq)
+		}
+		return nil
+	}
+	var senders errgroup.Group
+	senders.Go(func() error { return send(0, func(uint32) {}) })
+	lost := 0
+	senders.Go(func() error {
+		length := uint32(0)
+		return send(1, func(seq uint32) {
+			v, _, err := f.lookUp(flow.key())
+			if err != nil {
+				t.Error(err)
+			}
+			if length == 0 {
+				length = v.Out.SndNxt - seq
+			}
+			if v.Out.SndNxt != seq+length || v.Out.RcvNxt != seq {
+				lost++
+			}
+		})
+	})
+	if err := senders.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if lost > 0 {
+		t.Errorf("in %d of %d rounds the numbers are not those of the later packet", lost, rounds)
 	}
 }
 

@@ -258,7 +258,9 @@ const (
 	fastpathProgObserveVxlan  = "observe_vxlan"
 	fastpathProgVxlanIngress  = "vxlan_ingress"
 	fastpathVarAdmission      = "admission"
-	fastpathVarBloom          = "bloom"
+	fastpathVarBloomA         = "bloom_a"
+	fastpathVarBloomB         = "bloom_b"
+	fastpathVarBloomChosen    = "bloom_chosen"
 	fastpathVarEpoch          = "epoch"
 	fastpathVarEventType      = "event_type"
 	fastpathVarGeneration     = "generation"
@@ -346,7 +348,9 @@ type fastpathMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathVariableSpecs struct {
 	Admission      *ebpf.VariableSpec `ebpf:"admission"`
-	Bloom          *ebpf.VariableSpec `ebpf:"bloom"`
+	BloomA         *ebpf.VariableSpec `ebpf:"bloom_a"`
+	BloomB         *ebpf.VariableSpec `ebpf:"bloom_b"`
+	BloomChosen    *ebpf.VariableSpec `ebpf:"bloom_chosen"`
 	Epoch          *ebpf.VariableSpec `ebpf:"epoch"`
 	EventType      *ebpf.VariableSpec `ebpf:"event_type"`
 	Generation     *ebpf.VariableSpec `ebpf:"generation"`
@@ -415,7 +419,9 @@ func (m *fastpathMaps) Close() error {
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathVariables struct {
 	Admission      *ebpf.Variable `ebpf:"admission"`
-	Bloom          *ebpf.Variable `ebpf:"bloom"`
+	BloomA         *ebpf.Variable `ebpf:"bloom_a"`
+	BloomB         *ebpf.Variable `ebpf:"bloom_b"`
+	BloomChosen    *ebpf.Variable `ebpf:"bloom_chosen"`
 	Epoch          *ebpf.Variable `ebpf:"epoch"`
 	EventType      *ebpf.Variable `ebpf:"event_type"`
 	Generation     *ebpf.Variable `ebpf:"generation"`

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -136,12 +135,8 @@ type Activity struct {
 func (p *Programs) Flows() (map[Flow]Activity, error) {
 	all := make(map[Flow]Activity)
 	translated := make(map[fastpathKey]uint64)
-	before, err := p.bloom()
-	if err != nil {
-		return nil, err
-	}
-	used := make(bloomBits, len(before))
-	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+	used := make(bloomBits, p.objects.BloomA.Size()/8)
+	err := each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		link := v.Out.Device
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
 			var pod fastpathPodLink
@@ -163,54 +158,51 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 	if err := p.sweepReverseNAT(translated, used); err != nil {
 		return nil, err
 	}
-	return all, p.clearBloom(before, used)
+	return all, p.clearBloom(used)
 }
 
-// clearBloom clears the Bloom filter's bits that no flow has. used has the bits of the flows, read after
-// the filter was before.
-func (p *Programs) clearBloom(before, used bloomBits) error {
-	now, err := p.bloom()
-	if err != nil {
+// clearBloom forgets the bits of deleted flows, if the Bloom filter that the programs test has bits that
+// are not in used. It rebuilds the other filter and has the programs test that.
+func (p *Programs) clearBloom(used bloomBits) error {
+	var chosen uint32
+	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
+		return fmt.Errorf("read which Bloom filter the fast path tests: %w", err)
+	}
+	filters := []*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}
+	tested, other := filters[chosen], filters[1-chosen]
+	if has, err := readBloom(tested); err != nil || used.contains(has) {
 		return err
 	}
-	for i := range used {
-		used[i] |= now[i] &^ before[i] // of flows that were created meanwhile
-	}
-	if slices.Equal(used, now) {
-		return nil
-	}
-	if err := p.setBloom(used); err != nil {
+	if err := writeBloom(other, make(bloomBits, len(used))); err != nil {
 		return err
 	}
-	// That may have cleared the bit of a flow: one that was created just now, or meanwhile in the place of
-	// a deleted flow that had set the same bit. The programs have not seen all packets of such a flow. They
-	// create a flow before they set its bit, so it is found here.
+	// The programs create a flow before they set its bit. So a bit that they set while this writes the
+	// filter is of a flow that the next round finds.
 	for {
 		used, err := p.usedBits()
 		if err != nil {
 			return err
 		}
-		now, err := p.bloom()
+		has, err := readBloom(other)
 		if err != nil {
 			return err
 		}
-		lost := false
-		for i := range now {
-			lost = lost || used[i]&^now[i] != 0
-			now[i] |= used[i]
+		if has.contains(used) {
+			break
 		}
-		if !lost {
-			return nil
-		}
-		if err := errors.Join(p.setBloom(now), p.InvalidateSequences()); err != nil {
+		if err := writeBloom(other, used); err != nil {
 			return err
 		}
 	}
+	if err := p.objects.BloomChosen.Set(1 - chosen); err != nil {
+		return fmt.Errorf("have the fast path test another Bloom filter: %w", err)
+	}
+	return nil
 }
 
 // usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
 func (p *Programs) usedBits() (bloomBits, error) {
-	used := make(bloomBits, p.objects.Bloom.Size()/8)
+	used := make(bloomBits, p.objects.BloomA.Size()/8)
 	err := errors.Join(
 		each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
 			used.set(v.BloomBit)
@@ -232,17 +224,27 @@ type bloomBits []uint64
 
 func (b bloomBits) set(bit uint32) { b[bit/64] |= 1 << (bit % 64) }
 
-func (p *Programs) bloom() (bloomBits, error) {
-	bits := make(bloomBits, p.objects.Bloom.Size()/8)
-	if err := p.objects.Bloom.Get([]uint64(bits)); err != nil {
-		return nil, fmt.Errorf("read the Bloom filter of the fast path: %w", err)
+// contains reports whether b has all bits of others.
+func (b bloomBits) contains(others bloomBits) bool {
+	for i := range others {
+		if others[i]&^b[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func readBloom(filter *ebpf.Variable) (bloomBits, error) {
+	bits := make(bloomBits, filter.Size()/8)
+	if err := filter.Get([]uint64(bits)); err != nil {
+		return nil, fmt.Errorf("read a Bloom filter of the fast path: %w", err)
 	}
 	return bits, nil
 }
 
-func (p *Programs) setBloom(bits bloomBits) error {
-	if err := p.objects.Bloom.Set([]uint64(bits)); err != nil {
-		return fmt.Errorf("write the Bloom filter of the fast path: %w", err)
+func writeBloom(filter *ebpf.Variable, bits bloomBits) error {
+	if err := filter.Set([]uint64(bits)); err != nil {
+		return fmt.Errorf("write a Bloom filter of the fast path: %w", err)
 	}
 	return nil
 }
@@ -293,9 +295,10 @@ func (n Sequence) Acknowledged() bool {
 	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
-// seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
-// have been attached to the pod's link, and have missed an acknowledgement.
-const seqFromPod = 2
+// seqConfirmed is SEQ_CONFIRMED of bpf/lib/seq.h: the programs have seen a packet of the pod, and one of the
+// peer since. Before that they may not have been attached to the pod's link, or not see what comes from the
+// peer, and have missed an acknowledgement.
+const seqConfirmed = 3
 
 // Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
@@ -307,7 +310,7 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	if err := p.objects.Epoch.Get(&epoch); err != nil {
 		return Sequence{}, fmt.Errorf("read the epoch of the fast path: %w", err)
 	}
-	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+	if v.SeqState < seqConfirmed || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
 		return Sequence{}, nil
 	}
 	ago := uint32(now/time.Millisecond) - v.LastMs

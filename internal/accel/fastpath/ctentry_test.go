@@ -2,7 +2,27 @@
 
 package fastpath
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
+
+// TestTimeoutOfIdleConnection checks that the timeout which an idle connection has left is exact to half a
+// second: conntrack rounds down what it tells.
+func TestTimeoutOfIdleConnection(t *testing.T) {
+	for _, tt := range []struct {
+		begun uint32
+		idle  time.Duration
+		want  uint32
+	}{
+		{432_000, 1400 * time.Millisecond, 431_999}, {432_000, 1600 * time.Millisecond, 431_998}, {431_999, 1600 * time.Millisecond, 431_998},
+		{300, 10 * time.Second, 290}, {300, time.Hour, 0},
+	} {
+		if got := (&ctEntry{timeout: tt.begun}).timeoutAfter(tt.idle, 432_000); got != tt.want {
+			t.Errorf("%d s after %v idle are %d s, want %d", tt.begun, tt.idle, got, tt.want)
+		}
+	}
+}
 
 // FuzzParseCTEntry checks that any netlink message is parsed as a conntrack entry or rejected.
 func FuzzParseCTEntry(f *testing.F) {
