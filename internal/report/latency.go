@@ -135,9 +135,7 @@ func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 		}
 		h, err := record.DecodeHistogram(t.Latency)
 		if err != nil {
-			w := newWarning(warnUnreadable)
-			w.Entries = []Entry{{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})}}
-			m.Warnings = append(m.Warnings, w)
+			m.warn(warnUnreadable, Entry{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})})
 			continue
 		}
 		if all == nil {

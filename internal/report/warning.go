@@ -110,8 +110,8 @@ func (m *Model) warningsThat(is func(Warning) bool) []Warning {
 	return slices.DeleteFunc(slices.Clone(m.Warnings), func(w Warning) bool { return !is(w) })
 }
 
-// warnings are the most severe first. Those of everywhere stand once, not at each row.
-func (m *Model) warnings(everywhere map[string]bool) []Warning {
+// summarizeWarnings fills in the model's warnings. Those of everywhere stand once, not at each row.
+func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 	type message struct{ code, text string }
 	var order []message
 	held := map[message][]cell{}
@@ -147,18 +147,26 @@ func (m *Model) warnings(everywhere map[string]bool) []Warning {
 			}
 		}
 	}
-	var out []Warning
 	for _, key := range order {
-		i := slices.IndexFunc(out, func(w Warning) bool { return w.Code == key.code })
-		if i < 0 {
-			i = len(out)
-			out = append(out, newWarning(key.code))
-			out[i].Everywhere = everywhere[key.code]
-		}
-		out[i].Entries = append(out[i].Entries, Entry{key.text, m.words(held[key])})
+		m.warn(key.code, Entry{key.text, m.words(held[key])})
 	}
-	slices.SortStableFunc(out, func(a, b Warning) int { return int(a.Severity - b.Severity) })
-	return out
+	for i, w := range m.Warnings {
+		m.Warnings[i].Everywhere = everywhere[w.Code]
+	}
+}
+
+// warn adds an entry to the warning of a code: there is one of each code, as its anchor in a page
+// must be one. The most severe come first.
+func (m *Model) warn(code string, e Entry) {
+	i := slices.IndexFunc(m.Warnings, func(w Warning) bool { return w.Code == code })
+	if i < 0 {
+		w := newWarning(code)
+		if i = slices.IndexFunc(m.Warnings, func(other Warning) bool { return other.Severity > w.Severity }); i < 0 {
+			i = len(m.Warnings)
+		}
+		m.Warnings = slices.Insert(m.Warnings, i, w)
+	}
+	m.Warnings[i].Entries = append(m.Warnings[i].Entries, e)
 }
 
 // everywhere are the codes that every cell with numbers carries; to repeat
