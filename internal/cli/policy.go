@@ -59,7 +59,11 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	if err != nil {
 		return usage(err)
 	}
-	exp, _, summary, err := analyze(dir)
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return err
+	}
+	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return err
 	}

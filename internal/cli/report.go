@@ -89,7 +89,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	}
 	var models [2]*report.Model
 	for i, dir := range dirs {
-		if models[i], err = model(dir); err != nil {
+		if models[i], err = modelOf(dir, results[i].Experiment, results[i].Trials); err != nil {
 			return err
 		}
 	}
@@ -127,7 +127,16 @@ func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, erro
 
 // model works a folder's report out.
 func model(dir *record.Dir) (*report.Model, error) {
-	exp, trials, summary, err := analyze(dir)
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return nil, err
+	}
+	return modelOf(dir, exp, trials)
+}
+
+// modelOf is model, of what readExperiment has read of the folder.
+func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*report.Model, error) {
+	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return nil, err
 	}
@@ -138,17 +147,12 @@ func model(dir *record.Dir) (*report.Model, error) {
 	return report.New(exp, summary, trials, env), nil
 }
 
-// analyze reads a folder and judges what is in it.
-func analyze(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, *stats.Summary, error) {
-	exp, trials, err := readExperiment(dir)
-	if err == nil && len(trials) == 0 {
-		err = fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
+// analyze judges what readExperiment has read of a folder.
+func analyze(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*stats.Summary, error) {
+	if len(trials) == 0 {
+		return nil, fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
 	}
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	summary, err := stats.Analyze(exp, trials)
-	return exp, trials, summary, err
+	return stats.Analyze(exp, trials)
 }
 
 // render writes every file of a results folder that follows from its trials, and shows the
