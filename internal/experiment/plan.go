@@ -3,9 +3,7 @@ package experiment
 import (
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -130,9 +128,9 @@ func (p *Plan) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "network\t%s\n", f.Text)
 	}
 	fmt.Fprintln(tw)
-	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
+	fmt.Fprintf(tw, "VARIANT\tPATH\tSETTINGS\tVERSUS\n")
 	for _, v := range s.Variants {
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), describe(v), orDash(p.exp.BaselineOf(v)))
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), orDash(strings.Join(v.Settings(), "; ")), orDash(p.exp.BaselineOf(v)))
 	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
@@ -149,16 +147,4 @@ func orDash(s string) string {
 		return "–"
 	}
 	return s
-}
-
-// describe is a variant's accelerators on a line.
-func describe(v v1alpha1.Variant) string {
-	var parts []string
-	for _, a := range v.Accelerate {
-		parts = append(parts, a.String())
-	}
-	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
-		parts = append(parts, fmt.Sprintf("%s by %s", workload, v.Tools[workload]))
-	}
-	return orDash(strings.Join(parts, "; "))
 }

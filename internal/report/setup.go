@@ -29,16 +29,7 @@ type Devices struct {
 
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
-		parts := []string{pathName(exp.PathOf(v))}
-		if v.NIC != nil {
-			parts = append(parts, nicName(*v.NIC))
-		}
-		for _, a := range v.Accelerate {
-			parts = append(parts, a.String())
-		}
-		for _, w := range slices.Sorted(maps.Keys(v.Tools)) {
-			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
-		}
+		parts := append([]string{pathName(exp.PathOf(v))}, v.Settings()...)
 		if v.Versus != "" {
 			parts = append(parts, "baseline "+v.Versus)
 		}
@@ -147,23 +138,6 @@ func balancerName(b v1alpha1.Balancer) string {
 		}
 	}
 	return name
-}
-
-func nicName(n v1alpha1.NIC) string {
-	var parts []string
-	if n.Offload != "" {
-		parts = append(parts, "offload "+n.Offload)
-	}
-	if n.MTU != 0 {
-		parts = append(parts, fmt.Sprintf("MTU %d", n.MTU))
-	}
-	if n.Rate != "" {
-		parts = append(parts, string(n.Rate))
-	}
-	if n.Price != "" {
-		parts = append(parts, string(n.Price)+"/h")
-	}
-	return "NIC " + strings.Join(parts, ", ")
 }
 
 func machines(nodes []record.Node) []Machine {
