@@ -39,7 +39,7 @@ func (v Variant) Settings() []string {
 		all = append(all, a.String())
 	}
 	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
-		all = append(all, fmt.Sprintf("%s by %s", workload, v.Tools[workload]))
+		all = append(all, fmt.Sprintf("%s measured with %s", workload, v.Tools[workload]))
 	}
 	return all
 }

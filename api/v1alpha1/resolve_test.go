@@ -21,7 +21,7 @@ func TestVariantSettings(t *testing.T) {
 			},
 			[]string{
 				"NIC offload full, MTU 9000, 10G, 1.50 USD/h", "RPS on nic, pod over CPUs all", "the eBPF fast path of VXLAN",
-				"pingpong by qperf", "stream by iperf3",
+				"pingpong measured with qperf", "stream measured with iperf3",
 			},
 		},
 	} {

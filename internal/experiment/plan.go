@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/target"
 )
 
@@ -33,7 +34,7 @@ type Cell struct {
 }
 
 func (c Cell) String() string {
-	return fmt.Sprintf("%s %s × %d", c.Variant.Name, c.Workload.Name, c.Pairs)
+	return c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
 }
 
 // deadTime is what a trial takes beside warm-up and window, for the estimate.
@@ -136,10 +137,17 @@ func (p *Plan) Print(w io.Writer) error {
 	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
 	for _, wl := range s.Workloads {
 		t := wl.Traffic()
-		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B × %d\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, t.Connections,
+		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B, %s\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, connections(t.Connections),
 			t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
 	}
 	return tw.Flush()
+}
+
+func connections(n int) string {
+	if n == 1 {
+		return "1 connection"
+	}
+	return fmt.Sprintf("%d connections", n)
 }
 
 func orDash(s string) string {

@@ -23,7 +23,7 @@ const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial takes %s longer than its traffic", slack))
+	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
 	pairs, err := n.pairs(c)
 	if err != nil {

@@ -69,7 +69,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
 		}
 		if t.Connections != 0 {
-			parts = append(parts, plural(t.Connections, "connection")+" a pair")
+			parts = append(parts, plural(t.Connections, "connection")+" per pair")
 		}
 		switch {
 		case t.Page:
@@ -81,13 +81,13 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, plural(t.Requests, "request"))
 		}
 		if w.HTTP != nil && !t.Page {
-			parts = append(parts, map[bool]string{true: "kept alive", false: "one a request"}[t.KeepAlive])
+			parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
 		}
 		if t.Duration != 0 {
 			parts = append(parts, t.Duration.String())
 		}
 		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
-			parts = append(parts, "by "+t.Tool)
+			parts = append(parts, "measured with "+t.Tool)
 		}
 		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
 	}
@@ -103,23 +103,23 @@ func pathName(p v1alpha1.Path) string {
 	case p.VXLAN != nil:
 		return "VXLAN"
 	case p.VXLANFlow != nil:
-		return "VXLAN by flow"
+		return "VXLAN, tunnel key set by eBPF"
 	case p.UDP != nil:
-		return "UDP in user space"
+		return "UDP overlay in user space"
 	case p.Routed != nil:
 		return "routed"
 	case p.EBPF != nil:
-		return "eBPF"
+		return "routed, by eBPF"
 	case p.Pod != nil:
 		return "pod IP"
 	case p.Service != nil:
 		return "ClusterIP"
 	case p.Bridge != nil:
-		return "bridge of one node"
+		return "bridge within one node"
 	case p.Balancer != nil:
 		return balancerName(*p.Balancer)
 	}
-	return "path not named"
+	return "unknown path"
 }
 
 func balancerName(b v1alpha1.Balancer) string {
@@ -179,10 +179,10 @@ func nodeFacts(n record.Node) []Definition {
 		{"Frequency governor", n.Governor},
 		{"Clock source", n.Clock},
 		{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
-		{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
+		{"Interrupt to another CPU, round trip", interrupt(n.InterruptSeconds)},
 		{"Role", n.Role},
 		{"Proxy", n.Proxy},
-		{"Rate of the NIC", bitRate(n.NICRate)},
+		{"NIC rate", bitRate(n.NICRate)},
 	}
 	facts = append(facts, sorted(n.Tools)...)
 	facts = append(facts, sorted(n.Sysctls)...)

@@ -57,29 +57,29 @@ func newWarning(code string) Warning {
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnStrangers:
-		w.Severity, w.Effect = Serious, "Traffic of others ran during the trial."
+		w.Severity, w.Effect = Serious, "Other traffic ran during the trial, so the result may include it."
 	case record.WarnSaturated:
 		w.Effect = "Latencies include the wait in a full queue."
 	case record.WarnRetransmits:
-		w.Effect = "Lost segments slow TCP down and add scatter."
+		w.Effect = "Lost segments slow TCP down, so values vary more."
 	case record.WarnDrops:
 		w.Effect = "Dropped packets lower throughput or raise latency."
 	case record.WarnDrift:
-		w.Effect = "Ratios stand, since they are taken within blocks; means are of a machine that changed."
+		w.Effect = "The machine changed during the run, so means mix its states. Ratios hold, since they are taken within blocks."
 	case record.WarnFewBlocks:
 		w.Effect = "The interval rests on too few blocks, so it is wide."
 	case record.WarnNoRatio:
-		w.Effect = "There is no verdict on it."
+		w.Effect = "There is no ratio, so there is no verdict."
 	case record.WarnSteal:
-		w.Effect = "Other virtual machines took CPU time, so means are worse and scatter more."
+		w.Effect = "Other virtual machines took CPU time, so means are worse and vary more."
 	case record.WarnSkew:
-		w.Effect = "The ends measured different moments, so a value may be off by as much."
+		w.Effect = "Client and server measured different windows, so values may be off by as much."
 	case record.WarnFailedTrials:
 		w.Effect = "Blocks without the trial are left out of its comparison."
 	case record.WarnInterrupts:
 		w.Effect = "Receive steering costs more here than it does on real hardware."
 	case record.WarnSharedCPUs:
-		w.Severity, w.Effect = Note, "Nodes compete for CPU time, so means are lower than on machines of their own; ratios are of this machine."
+		w.Severity, w.Effect = Note, "Nodes compete for CPU time, so throughput is lower than on separate machines, and ratios may differ there."
 	case record.WarnNoEBPF:
 		w.Severity, w.CPU, w.Effect = Note, true, "Softirq time is approximate. Verdicts on speed do not depend on it."
 	case record.WarnNoCPUs:
@@ -208,7 +208,7 @@ func (m *Model) words(cells []cell) string {
 		return "everywhere"
 	}
 	if len(cells) > 8 {
-		return fmt.Sprintf("%d of %d cells", len(cells), total)
+		return fmt.Sprintf("%d of %d combinations of variant, workload and pairs", len(cells), total)
 	}
 	names := make([]string, 0, len(cells))
 	for _, c := range cells {
