@@ -56,7 +56,7 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
-	case record.WarnStrangers:
+	case record.WarnUnexpected:
 		w.Severity, w.Effect = Serious, "Other traffic ran during the trial, so the result may include it."
 	case record.WarnSaturated:
 		w.Effect = "Latencies include the wait in a full queue."
