@@ -104,7 +104,7 @@ func (m *Model) bounds() []string {
 			}
 		}
 		if len(series) > 1 {
-			out = append(out, fmt.Sprintf("%s, %s, %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
+			out = append(out, fmt.Sprintf("%s, %s, variants %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
 		}
 	}
 	return out

@@ -118,7 +118,7 @@ func TestBalancerPage(t *testing.T) {
 func TestBounds(t *testing.T) {
 	m := balancer(t)
 	limits := m.summary.Limits
-	const four = "stream, 1 pair, 1 to 8: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	const four = "stream, 1 pair, variants 1 to 8: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
 	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -135,11 +135,11 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	m.summary.Limits = limits[:2]
-	if got, want := m.bounds()[0], "stream, 1 pair, 1 to 2: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98 % of 0.400 Gb/s."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, variants 1 to 2: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98 % of 0.400 Gb/s."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	limits[1].Reached = false
-	if got, want := m.bounds()[0], "stream, 1 pair, 1 to 2: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, variants 1 to 2: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	m.summary.Limits = limits[:1]
