@@ -3,6 +3,9 @@ package v1alpha1
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,6 +26,40 @@ func (e *Experiment) Nodes() int {
 		return lab.Nodes
 	}
 	return 2
+}
+
+// Settings are what a variant sets beside its path and baseline, in words: its NIC profile, its
+// accelerators, and the tools of workloads.
+func (v Variant) Settings() []string {
+	var all []string
+	if v.NIC != nil {
+		all = append(all, v.NIC.String())
+	}
+	for _, a := range v.Accelerate {
+		all = append(all, a.String())
+	}
+	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
+		all = append(all, fmt.Sprintf("%s measured with %s", workload, v.Tools[workload]))
+	}
+	return all
+}
+
+// String is the profile in words, as far as it is set.
+func (n NIC) String() string {
+	var parts []string
+	if n.Offload != "" {
+		parts = append(parts, "offload "+n.Offload)
+	}
+	if n.MTU != 0 {
+		parts = append(parts, fmt.Sprintf("MTU %d", n.MTU))
+	}
+	if n.Rate != "" {
+		parts = append(parts, string(n.Rate))
+	}
+	if n.Price != "" {
+		parts = append(parts, string(n.Price)+"/h")
+	}
+	return "NIC " + strings.Join(parts, ", ")
 }
 
 // NICOf is the NIC profile that a variant runs on in a lab.

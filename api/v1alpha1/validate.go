@@ -630,37 +630,51 @@ func (r *reader) versus(path string, e *Experiment, v *Variant) {
 // accelerators checks those of one variant, alone and together: two of them
 // must not write one setting.
 func (r *reader) accelerators(path string, on Path, list []Accelerator) {
-	masks, flows := map[string]string{}, map[string]string{}
-	entries := 0
+	taken := settings{masks: map[string]string{}, flows: map[string]string{}}
 	for i, a := range list {
 		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
 		if a.RPS != nil {
-			r.devices(at+".rps.devices", on, a.RPS.Devices, masks)
-			if r.given(at + ".rps.cpus") {
-				r.cpus(at+".rps.cpus", a.RPS.CPUs)
-			}
+			r.rps(at+".rps", on, a.RPS, &taken)
 		}
 		if a.RFS != nil {
-			r.devices(at+".rfs.devices", on, a.RFS.Devices, flows)
-			if r.set(at + ".rfs.cpus") {
-				r.cpus(at+".rfs.cpus", a.RFS.CPUs)
-				for j, d := range a.RFS.Devices {
-					if first, ok := masks[d]; ok {
-						r.fail(fmt.Sprintf("%s.rfs.devices[%d]", at, j), "%s has its mask from %s already", d, first)
-					}
-					masks[d] = at + ".rfs"
-				}
-			}
-			r.entries(at+".rfs.entries", a.RFS.Entries)
-			if entries != 0 && a.RFS.Entries != entries {
-				r.fail(at+".rfs.entries", "must be %d, as the variant has set it: the machine has one table", entries)
-			}
-			entries = a.RFS.Entries
+			r.rfs(at+".rfs", on, a.RFS, &taken)
 		}
 		if a.Fastpath != nil {
 			r.fastpath(at+".fastpath", a.Fastpath, on, list[:i])
 		}
 	}
+}
+
+// settings are what the accelerators of a variant have written so far: the masks and flow counts of
+// classes of devices, with the field that writes them, and the size of the flow table.
+type settings struct {
+	masks, flows map[string]string
+	entries      int
+}
+
+func (r *reader) rps(path string, on Path, a *RPS, taken *settings) {
+	r.devices(path+".devices", on, a.Devices, taken.masks)
+	if r.given(path + ".cpus") {
+		r.cpus(path+".cpus", a.CPUs)
+	}
+}
+
+func (r *reader) rfs(path string, on Path, a *RFS, taken *settings) {
+	r.devices(path+".devices", on, a.Devices, taken.flows)
+	if r.set(path + ".cpus") {
+		r.cpus(path+".cpus", a.CPUs)
+		for i, d := range a.Devices {
+			if first, ok := taken.masks[d]; ok {
+				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s has its mask from %s already", d, first)
+			}
+			taken.masks[d] = path
+		}
+	}
+	r.entries(path+".entries", a.Entries)
+	if taken.entries != 0 && a.Entries != taken.entries {
+		r.fail(path+".entries", "must be %d, as the variant has set it: the machine has one table", taken.entries)
+	}
+	taken.entries = a.Entries
 }
 
 // fastpath checks that there is an overlay to shorten, once, and who may miss its packets.

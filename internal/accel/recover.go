@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 
 	"slipstream.dev/internal/accel/journal"
@@ -80,19 +78,15 @@ func InForce(o Options) (all []string, err error) {
 			err = fmt.Errorf("look for accelerations in force: %w", err)
 		}
 	}()
-	if _, err := os.Stat(o.JournalDir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	j, err := journal.Open(o.JournalDir, o.Proc)
-	if err != nil {
-		return nil, err
-	}
 	id, err := netns.CurrentID()
 	if err != nil {
 		return nil, err
 	}
-	living, err := j.Living(id) // what others have left, the next to apply restores
-	if err != nil {
+	var living map[journal.Holder]int // what others have left, the next to apply restores
+	if err := journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) (err error) {
+		living, err = j.Living(id)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	for h, n := range living {

@@ -76,49 +76,53 @@ slipstream agent. status shows settings and fast paths.`,
 		&cobra.Command{
 			Use: "status", Args: cobra.NoArgs,
 			Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
-			RunE: func(c *cobra.Command, _ []string) error {
-				held, err := accel.Status(c.Context(), options())
-				if err != nil {
-					return err
-				}
-				fast, err := accel.Fastpaths(options())
-				if err != nil {
-					return err
-				}
-				if len(held) > 0 || len(fast) == 0 {
-					err = printHeld(p.Out, held)
-				}
-				for i, f := range fast {
-					if i > 0 || len(held) > 0 {
-						fmt.Fprintln(p.Out)
-					}
-					err = errors.Join(err, printFastpath(p.Out, f))
-				}
-				return err
-			},
+			RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options()) },
 		},
 		&cobra.Command{
 			Use: "revert", Args: cobra.NoArgs,
 			Short: "Restore what apply changed here, and what dead processes left on this machine",
-			RunE: func(c *cobra.Command, _ []string) error {
-				recovered, err := accel.Recover(c.Context(), options())
-				if err != nil {
-					return err
-				}
-				s, err := accel.OpenApplier(options())
-				if err != nil {
-					return err
-				}
-				n, err := s.Revert(c.Context())
-				if err := errors.Join(err, s.Close()); err != nil {
-					return err
-				}
-				fmt.Fprintf(p.Out, "%d settings restored\n", n+len(recovered))
-				return nil
-			},
+			RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p.Out, options()) },
 		},
 	)
 	return c
+}
+
+func accelStatus(ctx context.Context, w io.Writer, o accel.Options) error {
+	held, err := accel.Status(ctx, o)
+	if err != nil {
+		return err
+	}
+	fast, err := accel.Fastpaths(o)
+	if err != nil {
+		return err
+	}
+	if len(held) > 0 || len(fast) == 0 {
+		err = printHeld(w, held)
+	}
+	for i, f := range fast {
+		if i > 0 || len(held) > 0 {
+			fmt.Fprintln(w)
+		}
+		err = errors.Join(err, printFastpath(w, f))
+	}
+	return err
+}
+
+func accelRevert(ctx context.Context, w io.Writer, o accel.Options) error {
+	recovered, err := accel.Recover(ctx, o)
+	if err != nil {
+		return err
+	}
+	s, err := accel.OpenApplier(o)
+	if err != nil {
+		return err
+	}
+	n, err := s.Revert(ctx)
+	if err := errors.Join(err, s.Close()); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%d settings restored\n", n+len(recovered))
+	return nil
 }
 
 // variantAccelerators returns the accelerators of a variant that act in this kind of place.

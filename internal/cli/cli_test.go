@@ -130,7 +130,7 @@ func TestPolicyKeepsWhatIsProved(t *testing.T) {
 	if code != 0 || stdout != "" {
 		t.Fatalf("exit %d, standard output %q\n%s", code, stdout, stderr)
 	}
-	has(t, "policy", stderr, "slipstream agent --policy "+file, "costs something too: pingpong p99 latency +4")
+	has(t, "policy", stderr, "slipstream agent --policy "+file, "is worse in other metrics: pingpong p99 latency +4")
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestPolicyRefuses(t *testing.T) {
 		want []string
 	}{
 		"slower in one of two cells": {[]string{"rps+", "--host"}, 3, []string{"rps+ is slower than vxlan: pingpong median latency +4", "--anyway"}},
-		"not proven":                 {[]string{"rfs", "--host"}, 4, []string{"not proven: nowhere is rfs shown to be faster than vxlan", "--anyway"}},
+		"not proven":                 {[]string{"rfs", "--host"}, 4, []string{"not proven: no comparison shows rfs to be faster than vxlan", "--anyway"}},
 		"unknown variant":            {[]string{"fastpat", "--host"}, 2, []string{"no variant \"fastpat\"", "did you mean fastpath?"}},
 		"nothing near":               {[]string{"xxxxxxxxxxxx", "--host"}, 2, []string{"native, vxlan, fastpath, rps+, rfs"}},
 		"baseline":                   {[]string{"vxlan", "--host"}, 2, []string{"vxlan is a baseline", "nothing to keep"}},
@@ -234,9 +234,9 @@ func TestLastLines(t *testing.T) {
 		blocks int
 		want   []string
 	}{
-		"a gain":       {resultYAML, 6, []string{"harms: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
+		"a gain":       {resultYAML, 6, []string{"Worse with rps+: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
 		"cluster":      {cluster, 6, []string{"Next:   slipstream policy DIR fastpath --node-selector KEY=VALUE | kubectl apply -f -"}},
-		"no gain":      {withoutGain, 6, []string{"rps+ gives the most back, against vxlan: stream throughput +", "but it costs pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
+		"no gain":      {withoutGain, 6, []string{"rps+ gives the most back, compared with vxlan: stream throughput +", "at the cost of pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
 		"inconclusive": {resultYAML, 1, []string{"Inconclusive", "Next:   slipstream run --resume DIR"}},
 	} {
 		t.Run(name, func(t *testing.T) {

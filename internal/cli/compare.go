@@ -32,11 +32,11 @@ func compareCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compare BEFORE AFTER",
 		Short: "Compare two results",
-		Long: `Tell how a second result differs from a first, for each variant, workload and
-number of pairs that both have. With --gate the exit code is 3 where the second is
+		Long: `Show how the second result differs from the first, for each variant, workload and
+number of pairs that both have. With --gate the exit code is 3 if the second is
 slower in a primary metric (the throughput of a stream, the median latency of
-everything else). With --gate=strict it is 4 as well where that is inconclusive, or
-where something is missing. Both say 4 where there is nothing to compare.`,
+everything else), and 4 if the results have nothing in common. With --gate=strict
+it is also 4 if a comparison is inconclusive, or missing from one of the results.`,
 		Example: `  slipstream compare results/demo-20260102T150405Z results/demo-20260109T150405Z
   slipstream compare BEFORE AFTER --gate --margin 0.05
   slipstream compare BEFORE AFTER --only variant=fastpath --only metric=throughput,latency_p99
@@ -52,7 +52,7 @@ where something is missing. Both say 4 where there is nothing to compare.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.gate, "gate", "", "exit with 3 where the second is slower; =strict: with 4 where it is inconclusive")
+	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower; =strict: also with 4 if a comparison is inconclusive or missing")
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
@@ -74,7 +74,7 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	case !ok:
 		return usage(fmt.Errorf("--format %s: there is no such format; choose text, md, json, junit or html", o.format))
 	case o.gate != "" && o.gate != gateSlower && o.gate != gateStrict:
-		return usage(fmt.Errorf("--gate=%s: there is no such gate; choose --gate or --gate=strict", o.gate))
+		return usage(fmt.Errorf("--gate=%s: there is no such gate; use --gate or --gate=strict", o.gate))
 	case margin && !(o.margin > 0 && o.margin < 0.5):
 		return usage(fmt.Errorf("--margin %g: must be above 0 and below 0.5", o.margin))
 	case margin:
@@ -92,7 +92,7 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	case comparison.Gate == stats.GateSlower:
 		return exitError{code: exitSlower, err: errors.New("gate: the second result is slower")}
 	case !changes.Decided():
-		return exitError{code: exitInconclusive, err: errors.New("gate: there is nothing that both results have")}
+		return exitError{code: exitInconclusive, err: errors.New("gate: the results have no variant, workload and number of pairs in common")}
 	case comparison.Gate == stats.GateInconclusive && o.gate == gateStrict:
 		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or something is missing")}
 	}

@@ -32,8 +32,8 @@ func TestCompareGate(t *testing.T) {
 		"slower":                {[]string{before, slower}, 0, 3, 3, "the second result is slower", "rfs: stream throughput −"},
 		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
 		"inconclusive":          {[]string{before, few}, 0, 0, 4, "too much noise", "10 inconclusive"},
-		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs × stream × 1"},
-		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "nothing that both", "nothing was compared"},
+		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs stream at 1 pair: not in"},
+		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "in common", "nothing was compared"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for flag, want := range map[string]int{"": c.plain, "--gate": c.gate, "--gate=strict": c.strict} {
@@ -89,13 +89,13 @@ func TestReportOfTwo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	has(t, "the page", html.UnescapeString(string(page)), "Slower: rfs: stream throughput −", "50 of 60 trials are done", "3 connections a pair",
+	has(t, "the page", html.UnescapeString(string(page)), "Slower: rfs: stream throughput −", "50 of 60 trials are done", "3 connections per pair",
 		`<h2>`+before, `<h2>`+after) // the folders have the same name, so their paths tell them apart
 	if _, stdout, _ := slipstream(t, "report", before, after, "--format", "html"); stdout != string(page) {
 		t.Error("standard output has another page than the folder")
 	}
 	for want, args := range map[string][]string{
-		"--format md: two results side by side are html; slipstream compare writes": {"--format", "md"},
+		"--format md: two results side by side are always html; slipstream compare writes": {"--format", "md"},
 		"--figures is for one result": {"--figures", "png"},
 	} {
 		code, _, stderr := slipstream(t, append([]string{"report", before, after}, args...)...)

@@ -29,14 +29,14 @@ type kubeOptions struct {
 	clientNode, serverNode, selector, image string
 }
 
-func addAccessFlags(f *pflag.FlagSet, a *kube.Access) {
+func addAccessFlags(f *pflag.FlagSet, a *kube.Access, namespace string) {
 	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig file (default $KUBECONFIG, or ~/.kube/config)")
 	f.StringVar(&a.Context, "context", "", "context of the kubeconfig (default its current one)")
-	f.StringVarP(&a.Namespace, "namespace", "n", "", "create the pods in this existing namespace (default: the run creates its own)")
+	f.StringVarP(&a.Namespace, "namespace", "n", "", namespace)
 }
 
 func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
-	addAccessFlags(f, &o.access)
+	addAccessFlags(f, &o.access, "create the pods in this existing namespace (default: the run creates its own)")
 	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that accepts pods)")
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
 	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
@@ -262,7 +262,7 @@ slipstream's labels but that no run can have created.`,
 			return errors.Join(errs...)
 		},
 	}
-	addAccessFlags(c.Flags(), &access)
+	addAccessFlags(c.Flags(), &access, "remove only what is in this namespace (default: what is in any)")
 	c.Flags().BoolVar(&all, "all", false, "remove runs in progress too")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and remove nothing")
 	return c

@@ -181,7 +181,7 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.New("another run is in progress on this machine, and each would measure the other: wait for it, or stop it")
+			return nil, errors.New("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it")
 		}
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}

@@ -50,7 +50,7 @@ stream and the median latency of everything else.`,
 	f.BoolVar(&o.host, "host", false, "for a host without Kubernetes")
 	f.StringVar(&o.selector, "node-selector", "", "for the nodes of a cluster with these labels: KEY=VALUE[,KEY=VALUE…]")
 	f.BoolVar(&o.all, "all", false, "for every node of a cluster")
-	f.BoolVar(&o.anyway, "anyway", false, "write it even if the variant is slower somewhere, or not proven faster")
+	f.BoolVar(&o.anyway, "anyway", false, "write the policy even if the variant is slower somewhere, or not proven faster")
 	return c
 }
 
@@ -59,7 +59,11 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	if err != nil {
 		return usage(err)
 	}
-	exp, _, summary, err := analyze(dir)
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return err
+	}
+	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return err
 	}
@@ -81,7 +85,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	proof := summary.Proof(exp, *v)
 	code, doubt := doubts(proof)
 	if doubt != "" && !o.anyway {
-		return exitError{code: code, err: fmt.Errorf("%s; to write the policy nevertheless, say --anyway", doubt)}
+		return exitError{code: code, err: fmt.Errorf("%s; to write the policy nevertheless, add --anyway", doubt)}
 	}
 	policy.Annotations = annotations(dir, exp, env, proof)
 	notes := o.notes(exp, proof)
@@ -117,7 +121,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 // where sets the nodes of a policy.
 func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
 	if said := slices.DeleteFunc([]bool{o.host, o.all, o.selector != ""}, func(b bool) bool { return !b }); len(said) != 1 {
-		return errors.New(`say where the policy is for, by one of
+		return errors.New(`choose where the policy applies, by one of
   --host                       a host without Kubernetes
   --node-selector KEY=VALUE    the nodes of a cluster that have the label
   --all                        every node of a cluster`)
@@ -141,7 +145,7 @@ func doubts(p stats.Proof) (code int, why string) {
 		return exitInconclusive, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
 	case len(p.Faster) == 0:
 		best := p.Best()
-		return exitInconclusive, fmt.Sprintf("not proven: nowhere is %s shown to be faster than %s; the most is %s, which is %s; more blocks may tell (slipstream run … --runs 20)",
+		return exitInconclusive, fmt.Sprintf("not proven: no comparison shows %s to be faster than %s; the best is %s (%s); more blocks may tell (slipstream run … --runs 20)",
 			p.Variant, p.Baseline, report.Says(best), verdictWords[best.Versus.Verdict])
 	}
 	return exitGood, ""
@@ -198,13 +202,13 @@ func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environme
 func (o policyOptions) notes(exp *v1alpha1.Experiment, p stats.Proof) []string {
 	var all []string
 	if len(p.Costs) > 0 {
-		all = append(all, p.Variant+" costs something too: "+says(p.Costs))
+		all = append(all, p.Variant+" is worse in other metrics: "+says(p.Costs))
 	}
 	if len(p.Missing) > 0 && len(p.All) > 0 {
-		all = append(all, "nothing was measured of "+strings.Join(p.Missing, ", "))
+		all = append(all, "no comparison was measured for "+strings.Join(p.Missing, ", "))
 	}
 	if !o.host && exp.Spec.Target.Lab != nil {
-		all = append(all, "this was measured in a lab, not in your cluster; to measure there: slipstream run kubernetes")
+		all = append(all, "this was measured in a lab, not in your cluster; to measure in the cluster: slipstream run kubernetes")
 	}
 	return all
 }

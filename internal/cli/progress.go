@@ -11,6 +11,7 @@ import (
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/stats"
 )
 
 // progress shows the progress of a run: one changing line on a terminal, a line per trial elsewhere.
@@ -30,7 +31,7 @@ func (p *progress) show(e experiment.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := e.Trial
-	what := fmt.Sprintf("%d/%d  block %d  %s  %s × %d", e.Done, e.Total, t.Block, t.Variant, t.Workload, t.Pairs)
+	what := fmt.Sprintf("%d/%d  block %d  %s  %s", e.Done, e.Total, t.Block, t.Variant, stats.At(t.Workload, t.Pairs))
 	left := ""
 	if e.Left > 0 {
 		left = "  " + e.Left.Round(time.Second).String() + " left"

@@ -25,11 +25,11 @@ var formats = map[string]func(io.Writer, *report.Model) error{
 func reportCommand(p Process) *cobra.Command {
 	var format, figures string
 	c := &cobra.Command{
-		Use:   "report DIR [SECOND]",
+		Use:   "report RESULT [SECOND]",
 		Short: "Render the report of a results folder again, or of two side by side",
-		Long: `Render the report of a results folder again. Of two folders it puts the results
-side by side in one page, in the second folder, with what changed between them.`,
-		Example: `  slipstream report results/demo-20260102T150405Z                 report.html, summary.*, figures/ anew
+		Long: `Render the report of a results folder again. With two folders, write one page with
+both results side by side and what changed between them, into the second folder.`,
+		Example: `  slipstream report results/demo-20260102T150405Z                 rewrites report.html, summary.*, figures/
   slipstream report results/demo-20260102T150405Z --format md      to standard output
   slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too
   slipstream report BEFORE AFTER                                   AFTER/beside-BEFORE.html`,
@@ -70,7 +70,7 @@ side by side in one page, in the second folder, with what changed between them.`
 			return write(p.Out, m)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (of expectations) or text to standard output")
+	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (the expectations) or text to standard output")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
 	return c
 }
@@ -79,9 +79,9 @@ side by side in one page, in the second folder, with what changed between them.`
 func reportBeside(p Process, folders []string, format, figures string) error {
 	switch {
 	case figures != "":
-		return usage(errors.New("--figures is for one result"))
+		return usage(errors.New("--figures is for one result: leave it out, or name one folder"))
 	case format != "" && format != "html":
-		return usage(fmt.Errorf("--format %s: two results side by side are html; slipstream compare writes text, md, json and junit", format))
+		return usage(fmt.Errorf("--format %s: two results side by side are always html; slipstream compare writes text, md, json and junit", format))
 	}
 	dirs, results, err := openTwo(folders)
 	if err != nil {
@@ -89,7 +89,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	}
 	var models [2]*report.Model
 	for i, dir := range dirs {
-		if models[i], err = model(dir); err != nil {
+		if models[i], err = modelOf(dir, results[i].Experiment, results[i].Trials); err != nil {
 			return err
 		}
 	}
@@ -127,7 +127,16 @@ func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, erro
 
 // model works a folder's report out.
 func model(dir *record.Dir) (*report.Model, error) {
-	exp, trials, summary, err := analyze(dir)
+	exp, trials, err := readExperiment(dir)
+	if err != nil {
+		return nil, err
+	}
+	return modelOf(dir, exp, trials)
+}
+
+// modelOf is model, of what readExperiment has read of the folder.
+func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*report.Model, error) {
+	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return nil, err
 	}
@@ -138,17 +147,12 @@ func model(dir *record.Dir) (*report.Model, error) {
 	return report.New(exp, summary, trials, env), nil
 }
 
-// analyze reads a folder and judges what is in it.
-func analyze(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, *stats.Summary, error) {
-	exp, trials, err := readExperiment(dir)
-	if err == nil && len(trials) == 0 {
-		err = fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
+// analyze judges what readExperiment has read of a folder.
+func analyze(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*stats.Summary, error) {
+	if len(trials) == 0 {
+		return nil, fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
 	}
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	summary, err := stats.Analyze(exp, trials)
-	return exp, trials, summary, err
+	return stats.Analyze(exp, trials)
 }
 
 // render writes every file of a results folder that follows from its trials, and shows the
@@ -185,7 +189,7 @@ func expected(m *report.Model) error {
 	case count[stats.OutcomeFailed] > 0:
 		return exitError{code: exitSlower, err: fmt.Errorf("%d of %d expectations failed", count[stats.OutcomeFailed], all)}
 	case count[stats.OutcomeInconclusive] > 0:
-		return exitError{code: exitInconclusive, err: fmt.Errorf("%d of %d expectations are inconclusive: more blocks may tell (--runs)", count[stats.OutcomeInconclusive], all)}
+		return exitError{code: exitInconclusive, err: fmt.Errorf("%d of %d expectations are inconclusive: run more blocks (--runs)", count[stats.OutcomeInconclusive], all)}
 	}
 	return nil
 }

@@ -285,7 +285,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 // measure runs a plan, restores the machine, and reports the trials, even if the plan was not finished.
 func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
 	defer context.AfterFunc(ctx, func() {
-		progress.note("stopping: settings are restored, and what was measured is reported; interrupt again to skip the report")
+		progress.note("stopping: restoring settings and reporting what was measured; interrupt again to skip the report")
 	})()
 	r, err := experiment.Start(ctx, plan, at.target, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
 	if err != nil {

@@ -31,7 +31,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run kubernetes --selector pool":  "--selector: must be KEY=VALUE",
 		"run kubernetes --selector a_=b!": `--selector: "a_=b!" is no label`,
 		"run demo --set spec.pair=[1]":    "--set spec.pair=[1]: spec.pair: unknown field; did you mean pairs?",
-		"report":                          "accepts between 1 and 2 arg(s), received 0: slipstream report DIR [SECOND] (see slipstream report --help)",
+		"report":                          "accepts between 1 and 2 arg(s), received 0: slipstream report RESULT [SECOND] (see slipstream report --help)",
 		"run":                             "name a preset (slipstream run --list) or a file",
 		"report /nowhere --format x":      "/nowhere",
 	} {

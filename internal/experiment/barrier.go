@@ -68,7 +68,7 @@ func (b *barrier) awaited() string {
 	if len(b.unready) > 0 {
 		return "not ready: " + some(b.unready)
 	}
-	return "still at it: " + some(b.running)
+	return "still running: " + some(b.running)
 }
 
 // some names the first few, and counts the rest.

@@ -218,7 +218,7 @@ func latencies(t *record.Trial, m map[string]float64) error {
 		return nil
 	}
 	if all.TotalCount() == 0 {
-		return fmt.Errorf("no message came back within the window")
+		return fmt.Errorf("no answer arrived within the window")
 	}
 	for name, q := range map[string]float64{record.LatencyP50: 50, record.LatencyP99: 99, record.LatencyP999: 99.9} {
 		m[name] = float64(all.ValueAtQuantile(q)) / 1e9
@@ -258,14 +258,14 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		}
 	}
 	if segments := float64(bytes) / 2 / segment; float64(retransmits) > retransmitShare*segments && retransmits > 10 {
-		warn(record.WarnRetransmits, "TCP sent %d segments again, %.2g %% of about %.0f", retransmits, 100*float64(retransmits)/segments, segments)
+		warn(record.WarnRetransmits, "TCP retransmitted %d segments, %.2g %% of about %.0f", retransmits, 100*float64(retransmits)/segments, segments)
 	}
 	// A number of requests ends when it ends.
 	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {
-		warn(record.WarnSkew, "an end's window is off by %.1f %%", 100*skew)
+		warn(record.WarnSkew, "the window that a client or server measured differs by %.1f %%", 100*skew)
 	}
 	if len(t.Hosts) == 0 {
-		warn(record.WarnNoCPUs, "the nodes' CPUs were not sampled: that takes a privileged pod on each, and there was none")
+		warn(record.WarnNoCPUs, "the CPUs of the nodes were not sampled: that takes a privileged pod on each node, and there was none")
 	}
 	for _, h := range t.Hosts {
 		var steal, dropped float64
@@ -277,7 +277,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			warn(record.WarnSteal, "the hypervisor took %.1f %% of the CPUs' time", 100*share)
 		}
 		if dropped > 0 {
-			warn(record.WarnDrops, "a CPU's backlog dropped %.0f packets (net.core.netdev_max_backlog)", dropped)
+			warn(record.WarnDrops, "the backlog of CPUs dropped %.0f packets (net.core.netdev_max_backlog limits it)", dropped)
 		}
 		out = append(out, h.Warnings...)
 	}
@@ -288,7 +288,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	}
 	for _, s := range t.Settings {
 		if s.Got != s.Want {
-			warn(record.WarnReadback, "%s of %s reads %q, not %q", s.Path, s.Place, s.Got, s.Want)
+			warn(record.WarnReadback, "%s of %s reads %q and was set to %q", s.Path, s.Place, s.Got, s.Want)
 		}
 	}
 	met := uint64(0)

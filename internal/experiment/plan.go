@@ -3,14 +3,13 @@ package experiment
 import (
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/target"
 )
 
@@ -35,7 +34,7 @@ type Cell struct {
 }
 
 func (c Cell) String() string {
-	return fmt.Sprintf("%s %s × %d", c.Variant.Name, c.Workload.Name, c.Pairs)
+	return c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
 }
 
 // deadTime is what a trial takes beside warm-up and window, for the estimate.
@@ -130,18 +129,25 @@ func (p *Plan) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "network\t%s\n", f.Text)
 	}
 	fmt.Fprintln(tw)
-	fmt.Fprintf(tw, "VARIANT\tPATH\tACCELERATORS\tVERSUS\n")
+	fmt.Fprintf(tw, "VARIANT\tPATH\tSETTINGS\tVERSUS\n")
 	for _, v := range s.Variants {
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), describe(v), orDash(p.exp.BaselineOf(v)))
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), orDash(strings.Join(v.Settings(), "; ")), orDash(p.exp.BaselineOf(v)))
 	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
 	for _, wl := range s.Workloads {
 		t := wl.Traffic()
-		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B × %d\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, t.Connections,
+		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B, %s\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, connections(t.Connections),
 			t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
 	}
 	return tw.Flush()
+}
+
+func connections(n int) string {
+	if n == 1 {
+		return "1 connection"
+	}
+	return fmt.Sprintf("%d connections", n)
 }
 
 func orDash(s string) string {
@@ -149,16 +155,4 @@ func orDash(s string) string {
 		return "–"
 	}
 	return s
-}
-
-// describe is a variant's accelerators on a line.
-func describe(v v1alpha1.Variant) string {
-	var parts []string
-	for _, a := range v.Accelerate {
-		parts = append(parts, a.String())
-	}
-	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
-		parts = append(parts, fmt.Sprintf("%s by %s", workload, v.Tools[workload]))
-	}
-	return orDash(strings.Join(parts, "; "))
 }

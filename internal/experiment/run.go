@@ -82,7 +82,7 @@ func (r *Run) Close() error {
 }
 
 // ErrMissing is a run that ended with a trial that failed twice.
-var ErrMissing = errors.New("trials failed, and failed again when they were tried once more")
+var ErrMissing = errors.New("some trials failed twice; the report lists them")
 
 // Measure runs the trials that are not on record yet, block by block, and
 // appends each to out. It returns all trials on record, also beside an error:
@@ -121,7 +121,7 @@ func (r *Run) more(after int) (int, error) {
 		return 0, err
 	}
 	if wanted > after {
-		r.observe(Event{Kind: Note, Text: fmt.Sprintf("after %d blocks: %d are wanted, for %s", after, wanted, why)})
+		r.observe(Event{Kind: Note, Text: fmt.Sprintf("after %d blocks: %d are needed for %s", after, wanted, why)})
 	}
 	return max(after, min(wanted, r.plan.Blocks)), nil
 }
@@ -152,7 +152,7 @@ func (r *Run) block(ctx context.Context, b int, out Results) (bool, error) {
 		}
 	}
 	if good == 0 && len(again) == len(cells) {
-		return false, fmt.Errorf("no trial of block %d worked; the last one: %s", b, r.done[len(r.done)-1].Error)
+		return false, fmt.Errorf("every trial of block %d failed; the last one: %s", b, r.done[len(r.done)-1].Error)
 	}
 	for _, c := range again {
 		ok, err := r.attempt(ctx, b, 2, c, out)

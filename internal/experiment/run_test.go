@@ -387,10 +387,10 @@ func TestFailedTrialIsTriedAgain(t *testing.T) {
 func TestHangs(t *testing.T) {
 	for _, tt := range []struct{ call, pairs, want string }{
 		{"serve", "1", "not ready: PLACE (client of pair 0), PLACE (server 0 of pair 0)"},
-		{"drive", "1", "still at it: PLACE (client of pair 0)"},
+		{"drive", "1", "still running: PLACE (client of pair 0)"},
 		{"serve", "4", "not ready: PLACE (client of pair 0), PLACE (client of pair 1), PLACE (client of pair 2), PLACE (client of pair 3), and 4 more"},
 	} {
-		call, want := tt.call, "the trial takes 30s longer than its traffic; "+tt.want
+		call, want := tt.call, "the trial has not ended 30s after its traffic; "+tt.want
 		synctest.Test(t, func(t *testing.T) {
 			f, out := newFake(2), new(memory)
 			f.hang = func(c string) bool { return c == call }

@@ -23,7 +23,7 @@ const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial takes %s longer than its traffic", slack))
+	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
 	pairs, err := n.pairs(c)
 	if err != nil {
@@ -57,7 +57,7 @@ func (n *network) heldWarnings() (all []record.Warning) {
 	for _, f := range n.facts {
 		for _, what := range f.Held {
 			all = append(all, record.Warnf(record.WarnHeld,
-				"%s has %s in force: every variant is measured with it, the baseline too (take the policy off, or `slipstream accel revert`)", f.Name, what))
+				"%s is accelerated already (%s): every variant is measured with that, the baseline too (delete the policy, or run slipstream accel revert)", f.Name, what))
 		}
 	}
 	return all
@@ -77,7 +77,7 @@ func (n *network) interruptWarnings() []record.Warning {
 		return nil
 	}
 	return []record.Warning{record.Warnf(record.WarnInterrupts,
-		"an interrupt from one CPU to another takes %.0f µs there and back, which steering pays for each batch that it moves (bare metal: 1 to 3 µs)", worst*1e6)}
+		"an interrupt to another CPU takes %.0f µs, round trip, and steering needs one for each batch of packets that it moves (bare metal: 1 to 3 µs)", worst*1e6)}
 }
 
 // steered are the places of a cell that its accelerators act in, with the

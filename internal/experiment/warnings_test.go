@@ -22,7 +22,7 @@ func TestInterruptWarnings(t *testing.T) {
 func TestHeldWarnings(t *testing.T) {
 	n := &network{facts: []record.Node{{Name: "node0"}, {Name: "node1", Held: []string{"4 settings by agent"}}}}
 	got := n.heldWarnings()
-	if len(got) != 1 || got[0].Code != record.WarnHeld || !strings.HasPrefix(got[0].Message, "node1 has 4 settings by agent in force: every variant") {
+	if len(got) != 1 || got[0].Code != record.WarnHeld || !strings.HasPrefix(got[0].Message, "node1 is accelerated already (4 settings by agent): every variant") {
 		t.Errorf("%v, want one of node1", got)
 	}
 }

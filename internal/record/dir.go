@@ -80,7 +80,7 @@ func Open(path string) (*Dir, error) {
 			if _, err := os.Stat(path); err != nil {
 				return nil, fmt.Errorf("open results folder: %w", err)
 			}
-			return nil, fmt.Errorf("open results folder %s: incomplete, %s is missing: it is no results folder, or its run stopped before the first trial; start the run anew", path, name)
+			return nil, fmt.Errorf("open results folder %s: %s is missing: this is not a results folder, or its run stopped before the first trial; start the run again", path, name)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open results folder: %w", err)
@@ -207,7 +207,7 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
 		if t.Block < 1 || t.Variant == "" || t.Workload == "" {
-			return nil, 0, fmt.Errorf("%d: no trial: block, variant or workload is missing", n)
+			return nil, 0, fmt.Errorf("%d: not a trial: block, variant or workload is missing", n)
 		}
 		trials = append(trials, t)
 		whole += int64(len(line))

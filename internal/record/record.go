@@ -255,26 +255,26 @@ func Warnf(code, format string, args ...any) Warning {
 
 // Codes of warnings.
 const (
-	WarnGeneratorBound = "generator-bound"  // the sender, not the network, is the limit
-	WarnSaturated      = "path-saturated"   // the path took less than the set rate
-	WarnThrottled      = "cpu-throttled"    // a cgroup's CPU limit held a place back
-	WarnRetransmits    = "retransmits"      // TCP sent a notable share again
-	WarnDrops          = "drops"            // a device or backlog dropped packets
-	WarnErrors         = "request-errors"   // HTTP requests, or connections of connect, failed
-	WarnDrift          = "drift"            // the baseline moved over the run
-	WarnFewBlocks      = "few-blocks"       // too few blocks for the interval wished for
-	WarnNoRatio        = "no-ratio"         // a comparison is left out: a value is 0, or no block has both
-	WarnReadback       = "setting-readback" // a setting did not read back
-	WarnSteal          = "steal"            // the hypervisor took CPU time away
-	WarnSkew           = "window-skew"      // the ends' windows do not match
-	WarnSharedCPUs     = "shared-cpus"      // nodes of the lab share CPUs
-	WarnFailedTrials   = "failed-trials"    // trials failed and were tried again, or are missing
-	WarnNoEBPF         = "softirq-ticks"    // exact softirq time could not be had
-	WarnNoCPUs         = "cpus-not-sampled" // nothing is known of the nodes' CPUs
-	WarnInterrupts     = "slow-interrupts"  // steering pays more for an interrupt than it could gain
-	WarnHeld           = "held"             // others keep the nodes accelerated, the baseline too
-	WarnStrangers      = "strangers"        // somebody else than the client came to a server
-	WarnSlowPath       = "slow-path"        // the fast path carried less than half of the packets
+	WarnGeneratorBound = "generator-bound"     // the sender, not the network, is the limit
+	WarnSaturated      = "path-saturated"      // the path took less than the set rate
+	WarnThrottled      = "cpu-throttled"       // a cgroup's CPU limit held a place back
+	WarnRetransmits    = "retransmits"         // TCP sent a notable share again
+	WarnDrops          = "drops"               // a device or backlog dropped packets
+	WarnErrors         = "request-errors"      // HTTP requests, or connections of connect, failed
+	WarnDrift          = "drift"               // the baseline moved over the run
+	WarnFewBlocks      = "few-blocks"          // too few blocks for the interval that was asked for
+	WarnNoRatio        = "no-ratio"            // a comparison is left out: a value is 0, or no block has both
+	WarnReadback       = "setting-readback"    // a setting did not read back
+	WarnSteal          = "steal"               // the hypervisor took CPU time away
+	WarnSkew           = "window-skew"         // the ends' windows do not match
+	WarnSharedCPUs     = "shared-cpus"         // nodes of the lab share CPUs
+	WarnFailedTrials   = "failed-trials"       // trials failed and were tried again, or are missing
+	WarnNoEBPF         = "softirq-ticks"       // exact softirq time could not be had
+	WarnNoCPUs         = "cpus-not-sampled"    // nothing is known of the nodes' CPUs
+	WarnInterrupts     = "slow-interrupts"     // steering pays more for an interrupt than it could gain
+	WarnHeld           = "already-accelerated" // others keep the nodes accelerated, the baseline too
+	WarnUnexpected     = "unexpected-traffic"  // somebody else than the client came to a server
+	WarnSlowPath       = "slow-path"           // the fast path carried less than half of the packets
 )
 
 // SchemaVersion is that of the results folder's format. It grows when a field changes its

@@ -93,7 +93,7 @@ func (c Changes) Summary() string {
 		}
 	}
 	if len(rows) == 0 {
-		return "There is nothing that both have, so nothing was compared."
+		return "The results have no variant, workload and number of pairs in common, so nothing was compared."
 	}
 	text := fmt.Sprintf("%s compared with %s: %d faster, %d slower, %d the same, %d inconclusive.", c.After.Name, c.Before.Name,
 		count[stats.Faster], count[stats.Slower], count[stats.Same], count[stats.Inconclusive])

@@ -128,13 +128,13 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 	var out []string
 	best, found := largest(all)
 	if found {
-		text := fmt.Sprintf("Against %s, %s gains the most: ", versus, best.Variant)
+		text := fmt.Sprintf("Compared with %s, %s gains the most: ", versus, best.Variant)
 		if back {
-			text = fmt.Sprintf("%s gives the most back, against %s: ", best.Variant, versus)
+			text = fmt.Sprintf("%s gives the most back, compared with %s: ", best.Variant, versus)
 		}
 		text += saysAll(bestOfEach(best.Faster))
 		if costs := slices.Concat(best.Slower, best.Costs); len(costs) > 0 {
-			text += "; but it costs " + saysAll(worstOfEach(costs))
+			text += ", at the cost of " + saysAll(worstOfEach(costs))
 		}
 		out = append(out, text+".")
 	} else {
@@ -154,7 +154,7 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 		}
 	}
 	if len(still) > 0 {
-		out = append(out, fmt.Sprintf("No difference: %s.", some(still)))
+		out = append(out, fmt.Sprintf("No difference from %s: %s.", versus, some(still)))
 	}
 	if len(open) > 0 {
 		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", some(open)))
@@ -195,20 +195,17 @@ func harms(all []stats.Proof, best stats.Proof) string {
 		}
 	}
 	slices.SortStableFunc(worst, byGain)
-	var out []string
-	for _, r := range worst[:min(len(worst), few)] {
-		out = append(out, fmt.Sprintf("%s harms: %s", r.Variant, Says(r)))
-	}
-	switch more := len(worst) - few; {
-	case more == 1:
-		out = append(out, "one more harms too")
-	case more > 1:
-		out = append(out, fmt.Sprintf("%d more harm too", more))
-	}
-	if len(out) == 0 {
+	if len(worst) == 0 {
 		return ""
 	}
-	return strings.Join(out, "; ") + "."
+	var out []string
+	for _, r := range worst[:min(len(worst), few)] {
+		out = append(out, fmt.Sprintf("with %s: %s", r.Variant, Says(r)))
+	}
+	if more := len(worst) - few; more > 0 {
+		out = append(out, "with "+plural(more, "more variant"))
+	}
+	return "Worse " + strings.Join(out, "; ") + "."
 }
 
 func byGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
@@ -303,7 +300,7 @@ func expectations(all []stats.Expected) []Expected {
 func whyExpected(x stats.Expected) string {
 	switch more := len(x.Decided) - few; {
 	case len(x.Rows) == 0:
-		return "nothing was measured"
+		return "its comparison was not measured"
 	case len(x.Decided) == 0:
 		return "no comparison for " + list(x.Missing)
 	case more > 0:

@@ -51,7 +51,7 @@ func (m *Model) latencyFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 		Section: SectionLatency,
 		Name:    slug(w.Name, "latency-distribution", fmt.Sprint(n)),
 		Title:   fmt.Sprintf("%s latency distribution, %s", upper(w.Name), pairs(n)),
-		Caption: "All trials of a variant merged. Both axes are logarithmic: to the right, each tick leaves a tenth of the messages; a curve ends where fewer than ten are left. Lower is better.",
+		Caption: "All trials of a variant merged. Both axes are logarithmic. A curve ends where fewer than ten messages are slower. Lower is better.",
 		Alt:     fmt.Sprintf("Percentile curves of %s latency at %s, in µs. Median and p99: %s.", w.Name, pairs(n), strings.Join(alt, "; ")),
 		Data:    data,
 		width:   figureWidth,
@@ -135,9 +135,7 @@ func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 		}
 		h, err := record.DecodeHistogram(t.Latency)
 		if err != nil {
-			w := newWarning(warnUnreadable)
-			w.Entries = []Entry{{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})}}
-			m.Warnings = append(m.Warnings, w)
+			m.warn(warnUnreadable, Entry{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})})
 			continue
 		}
 		if all == nil {

@@ -26,7 +26,7 @@ func (m *Model) limits() []LimitLine {
 		}
 		line.Text = strings.Join(texts, "; ")
 		if !l.Reached {
-			line.Text = "none was reached; the nearest: " + line.Text
+			line.Text = "no NIC or core was at its limit; the busiest: " + line.Text
 		}
 		out = append(out, line)
 	}
@@ -43,7 +43,7 @@ func use(r stats.Resource) string {
 		}
 		return fmt.Sprintf("%s %s %s of %s", nicOf(r), verb, share, bitRate(r.Rate))
 	}
-	return fmt.Sprintf("%s is busy %s of the time", coreOf(r), share)
+	return fmt.Sprintf("%s is %s busy", coreOf(r), share)
 }
 
 func nicOf(r stats.Resource) string {
@@ -62,9 +62,11 @@ func coreOf(r stats.Resource) string {
 	var whose []string
 	for _, role := range r.Roles {
 		if role == v1alpha1.RoleBackend {
-			role = "backends"
+			if r.Shared || len(r.Nodes) > 1 {
+				role = "backends"
+			}
 			if !r.Shared {
-				role = "backend " + list(r.Nodes)
+				role += " " + list(r.Nodes)
 			}
 		}
 		whose = append(whose, "the "+role)
@@ -77,7 +79,7 @@ func coreOf(r stats.Resource) string {
 		owner = list(r.Nodes)
 	}
 	if len(r.Cores) == 1 {
-		return fmt.Sprintf("core %d, of %s,", r.Cores[0], owner)
+		return fmt.Sprintf("core %d of %s", r.Cores[0], owner)
 	}
 	return "a core of " + owner
 }
@@ -102,7 +104,7 @@ func (m *Model) bounds() []string {
 			}
 		}
 		if len(series) > 1 {
-			out = append(out, fmt.Sprintf("%s, %s, %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
+			out = append(out, fmt.Sprintf("%s, %s, variants %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
 		}
 	}
 	return out
@@ -127,7 +129,7 @@ func (m *Model) bound(series []stats.Limit) string {
 	switch {
 	case from < len(series):
 	case last.Reached:
-		return fmt.Sprintf("with %s, the most that were tried, %s, and it is not the proxy that is the limit", backends(last), use(last.Resources[0]))
+		return fmt.Sprintf("with %s, the most that were tried, the limit is not the proxy: %s", backends(last), use(last.Resources[0]))
 	default:
 		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends(last))
 	}

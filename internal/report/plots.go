@@ -131,47 +131,50 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		width:  figureWidth,
 		height: max(260, 70+12*float64(len(curves)+1)),
 	}
-	f.draw = func(p *pen) {
-		labels := 0.0
-		for _, c := range curves {
-			labels = max(labels, p.width(c.variant, normal))
-		}
-		labels = min(max(labels, p.width(versus, normal)), 0.2*f.width)
-		area := frame{left: 40, top: 26, right: f.width - labels - 30, bottom: f.height - 36}
-		slot := (area.right - area.left) / float64(len(t.Pairs))
-		x := func(i float64) float64 { return area.left + (i+0.5)*slot }
-		y := func(v float64) float64 { return area.bottom - (area.bottom-area.top)*v/most }
-		p.text(point{0, 12}, "ratio to "+versus, small, inkMuted, alignLeft)
-		for v := 0.0; v <= most+step/2; v += step {
-			p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
-			p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(step)), small, inkMuted, alignRight)
-		}
-		p.line(1.2, inkText, nil, point{area.left, y(1)}, point{area.right, y(1)})
-		for i, n := range t.Pairs {
-			p.text(point{x(float64(i)), area.bottom + 14}, pairs(n), small, inkMuted, alignCentre)
-		}
-		tags := []tag{{point{area.right, y(1)}, versus, look{ink: inkText}, false}}
-		dodge := min(9, 0.6*slot/float64(len(curves)))
-		for i, c := range curves {
-			off := (float64(i) - float64(len(curves)-1)/2) * dodge
-			var line []point
-			for _, s := range c.points {
-				line = append(line, point{x(s.x) + off, y(s.y)})
-			}
-			p.line(1.4, c.look.ink, c.look.dash, line...)
-			for j, s := range c.points {
-				if q := line[j]; s.ci.known() {
-					p.line(1.2, c.look.ink, nil, point{q.x, y(max(s.ci.lo, 0))}, point{q.x, y(min(s.ci.hi, most))})
-				}
-			}
-			for j, s := range c.points {
-				p.marker(c.look.shape, line[j], 3, c.look.ink, s.filled)
-			}
-			tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
-		}
-		p.tags(tags, area, labels)
-	}
+	f.draw = func(p *pen) { p.scaling(curves, f, versus, t.Pairs, step, most) }
 	return f
+}
+
+// scaling draws the ratios of variants to one that they are compared with, from 0 to most.
+func (p *pen) scaling(curves []curve, f Figure, versus string, pairCounts []int, step, most float64) {
+	labels := 0.0
+	for _, c := range curves {
+		labels = max(labels, p.width(c.variant, normal))
+	}
+	labels = min(max(labels, p.width(versus, normal)), 0.2*f.width)
+	area := frame{left: 40, top: 26, right: f.width - labels - 30, bottom: f.height - 36}
+	slot := (area.right - area.left) / float64(len(pairCounts))
+	x := func(i float64) float64 { return area.left + (i+0.5)*slot }
+	y := func(v float64) float64 { return area.bottom - (area.bottom-area.top)*v/most }
+	p.text(point{0, 12}, "ratio to "+versus, small, inkMuted, alignLeft)
+	for v := 0.0; v <= most+step/2; v += step {
+		p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
+		p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(step)), small, inkMuted, alignRight)
+	}
+	p.line(1.2, inkText, nil, point{area.left, y(1)}, point{area.right, y(1)})
+	for i, n := range pairCounts {
+		p.text(point{x(float64(i)), area.bottom + 14}, pairs(n), small, inkMuted, alignCentre)
+	}
+	tags := []tag{{point{area.right, y(1)}, versus, look{ink: inkText}, false}}
+	dodge := min(9, 0.6*slot/float64(len(curves)))
+	for i, c := range curves {
+		off := (float64(i) - float64(len(curves)-1)/2) * dodge
+		var line []point
+		for _, s := range c.points {
+			line = append(line, point{x(s.x) + off, y(s.y)})
+		}
+		p.line(1.4, c.look.ink, c.look.dash, line...)
+		for j, s := range c.points {
+			if q := line[j]; s.ci.known() {
+				p.line(1.2, c.look.ink, nil, point{q.x, y(max(s.ci.lo, 0))}, point{q.x, y(min(s.ci.hi, most))})
+			}
+		}
+		for j, s := range c.points {
+			p.marker(c.look.shape, line[j], 3, c.look.ink, s.filled)
+		}
+		tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
+	}
+	p.tags(tags, area, labels)
 }
 
 // ends words the last point of each curve.

@@ -67,7 +67,7 @@ func (m *Model) prices() *PriceTable {
 		case row.Dominated:
 			row.Text = "dominated by " + list(p.DominatedBy)
 		case len(p.MaybeBy) > 0:
-			row.Text = "perhaps dominated by " + list(p.MaybeBy) + ": more blocks would tell"
+			row.Text = "perhaps dominated by " + list(p.MaybeBy) + " (more blocks would tell)"
 		}
 		t.Rows = append(t.Rows, row)
 	}

@@ -152,7 +152,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	}
 	m.Variants, m.Workloads = definitions(exp)
 	everywhere := m.everywhere()
-	m.Warnings = m.warnings(everywhere)
+	m.summarizeWarnings(everywhere)
 	m.Failures = failures(trials)
 	m.Tables = m.tables(everywhere)
 	m.Costs = m.costs()

@@ -298,13 +298,13 @@ func TestUnusualResults(t *testing.T) {
 		{
 			name:     "no latency",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[:1] },
-			headline: "rfs+ gives the most back, against vxlan: stream throughput +31 % ",
+			headline: "rfs+ gives the most back, compared with vxlan: stream throughput +31 % ",
 			page:     []string{"Here VXLAN has 42\u00a0%"},
 		},
 		{
 			name:     "latency only",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[1:] },
-			headline: "rfs+ gives the most back, against vxlan: pingpong median latency −23 % ",
+			headline: "rfs+ gives the most back, compared with vxlan: pingpong median latency −23 % ",
 			page:     []string{"Here VXLAN has 241\u00a0%"},
 		},
 		{
@@ -482,26 +482,26 @@ func TestConclusion(t *testing.T) {
 			stream("rfs", 0.9, 0.5, 1.4, stats.Inconclusive), latency("rfs", 0.9, 0.5, 1.4, stats.Inconclusive),
 		}, []string{
 			"Here VXLAN has 41 % (39–43) of the host network's stream throughput and 200 % (167–250) of its pingpong median latency, at 1 pair.",
-			"rfs+ gives the most back, against vxlan: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (8–12) at 1 pair.",
-			"rps harms: pingpong median latency +42 % (38–46) at 1 pair.",
-			"No difference: rps+.",
+			"rfs+ gives the most back, compared with vxlan: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (8–12) at 1 pair.",
+			"Worse with rps: pingpong median latency +42 % (38–46) at 1 pair.",
+			"No difference from vxlan: rps+.",
 			"Inconclusive, more blocks may tell: rfs.",
 		}, "rfs+"},
 		{"more harm than a line has room for", []stats.Row{
 			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
 		}, []string{
 			"Nothing is proven faster than vxlan.",
-			"rps+ harms: stream throughput −50 % (40–60) at 1 pair; rfs harms: stream throughput −30 % (20–40) at 1 pair; rfs+ harms: stream throughput −20 % (10–30) at 1 pair; one more harms too.",
+			"Worse with rps+: stream throughput −50 % (40–60) at 1 pair; with rfs: stream throughput −30 % (20–40) at 1 pair; with rfs+: stream throughput −20 % (10–30) at 1 pair; with 1 more variant.",
 		}, ""},
 		{"the best has its cost", []stats.Row{
 			stream("rps", 1.5, 1.4, 1.6, stats.Faster), latency("rps", 1.42, 1.38, 1.46, stats.Slower),
-		}, []string{"Against vxlan, rps gains the most: stream throughput +50 % (40–60) at 1 pair; but it costs pingpong median latency +42 % (38–46) at 1 pair."}, ""},
+		}, []string{"Compared with vxlan, rps gains the most: stream throughput +50 % (40–60) at 1 pair, at the cost of pingpong median latency +42 % (38–46) at 1 pair."}, ""},
 		{"a gain of more than twice is a factor", []stats.Row{stream("rfs", 2.2, 2.1, 2.3, stats.Faster)},
-			[]string{"Against vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
+			[]string{"Compared with vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
 		{"inconclusive", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
 			[]string{"Nothing is proven faster than vxlan.", "Inconclusive, more blocks may tell: rfs."}, ""},
 		{"a narrow interval keeps a decimal", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster)},
-			[]string{"Against vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
+			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := demo(t)
@@ -534,8 +534,8 @@ func TestExpectationNamesWhatDecided(t *testing.T) {
 	all := []*stats.Row{&rows[0], &rows[1], &rows[2], &rows[4]}
 	for want, x := range map[string]stats.Expected{
 		"d throughput −50 % (49–51) at 1 pair":             {Rows: rows, Decided: []*stats.Row{&rows[3]}},
-		"nothing was measured":                             {},
-		"no comparison for d × 1":                          {Rows: rows, Missing: []string{"d × 1"}},
+		"its comparison was not measured":                  {},
+		"no comparison for d at 1 pair":                    {Rows: rows, Missing: []string{"d at 1 pair"}},
 		"c throughput +30 % (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},
 	} {
 		if got := expectations([]stats.Expected{x})[0].Why; !strings.HasSuffix(got, want) {

@@ -130,8 +130,8 @@ func (c Cost) At(pairs int) Estimate {
 	return Estimate{}
 }
 
-// advice judges by the first metric of each workload; a variant that any of
-// its metrics shows to be slower harms.
+// advice goes by the first metric of each workload. A variant that is slower in any other one
+// harms.
 func (m *Model) advice() []Advice {
 	var out []Advice
 	for _, w := range m.exp.Spec.Workloads {

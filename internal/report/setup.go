@@ -29,16 +29,7 @@ type Devices struct {
 
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
-		parts := []string{pathName(exp.PathOf(v))}
-		if v.NIC != nil {
-			parts = append(parts, nicName(*v.NIC))
-		}
-		for _, a := range v.Accelerate {
-			parts = append(parts, a.String())
-		}
-		for _, w := range slices.Sorted(maps.Keys(v.Tools)) {
-			parts = append(parts, fmt.Sprintf("%s by %s", w, v.Tools[w]))
-		}
+		parts := append([]string{pathName(exp.PathOf(v))}, v.Settings()...)
 		if v.Versus != "" {
 			parts = append(parts, "baseline "+v.Versus)
 		}
@@ -78,7 +69,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
 		}
 		if t.Connections != 0 {
-			parts = append(parts, plural(t.Connections, "connection")+" a pair")
+			parts = append(parts, plural(t.Connections, "connection")+" per pair")
 		}
 		switch {
 		case t.Page:
@@ -90,13 +81,13 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			parts = append(parts, plural(t.Requests, "request"))
 		}
 		if w.HTTP != nil && !t.Page {
-			parts = append(parts, map[bool]string{true: "kept alive", false: "one a request"}[t.KeepAlive])
+			parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
 		}
 		if t.Duration != 0 {
 			parts = append(parts, t.Duration.String())
 		}
 		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
-			parts = append(parts, "by "+t.Tool)
+			parts = append(parts, "measured with "+t.Tool)
 		}
 		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
 	}
@@ -112,23 +103,23 @@ func pathName(p v1alpha1.Path) string {
 	case p.VXLAN != nil:
 		return "VXLAN"
 	case p.VXLANFlow != nil:
-		return "VXLAN by flow"
+		return "VXLAN, tunnel key set by eBPF"
 	case p.UDP != nil:
-		return "UDP in user space"
+		return "UDP overlay in user space"
 	case p.Routed != nil:
 		return "routed"
 	case p.EBPF != nil:
-		return "eBPF"
+		return "routed, by eBPF"
 	case p.Pod != nil:
 		return "pod IP"
 	case p.Service != nil:
 		return "ClusterIP"
 	case p.Bridge != nil:
-		return "bridge of one node"
+		return "bridge within one node"
 	case p.Balancer != nil:
 		return balancerName(*p.Balancer)
 	}
-	return "path not named"
+	return "unknown path"
 }
 
 func balancerName(b v1alpha1.Balancer) string {
@@ -147,23 +138,6 @@ func balancerName(b v1alpha1.Balancer) string {
 		}
 	}
 	return name
-}
-
-func nicName(n v1alpha1.NIC) string {
-	var parts []string
-	if n.Offload != "" {
-		parts = append(parts, "offload "+n.Offload)
-	}
-	if n.MTU != 0 {
-		parts = append(parts, fmt.Sprintf("MTU %d", n.MTU))
-	}
-	if n.Rate != "" {
-		parts = append(parts, string(n.Rate))
-	}
-	if n.Price != "" {
-		parts = append(parts, string(n.Price)+"/h")
-	}
-	return "NIC " + strings.Join(parts, ", ")
 }
 
 func machines(nodes []record.Node) []Machine {
@@ -205,10 +179,10 @@ func nodeFacts(n record.Node) []Definition {
 		{"Frequency governor", n.Governor},
 		{"Clock source", n.Clock},
 		{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
-		{"Interrupt from CPU to CPU, there and back", interrupt(n.InterruptSeconds)},
+		{"Interrupt to another CPU, round trip", interrupt(n.InterruptSeconds)},
 		{"Role", n.Role},
 		{"Proxy", n.Proxy},
-		{"Rate of the NIC", bitRate(n.NICRate)},
+		{"NIC rate", bitRate(n.NICRate)},
 	}
 	facts = append(facts, sorted(n.Tools)...)
 	facts = append(facts, sorted(n.Sysctls)...)

@@ -56,30 +56,30 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
-	case record.WarnStrangers:
-		w.Severity, w.Effect = Serious, "Traffic of others ran during the trial."
+	case record.WarnUnexpected:
+		w.Severity, w.Effect = Serious, "Other traffic ran during the trial, so the result may include it."
 	case record.WarnSaturated:
 		w.Effect = "Latencies include the wait in a full queue."
 	case record.WarnRetransmits:
-		w.Effect = "Lost segments slow TCP down and add scatter."
+		w.Effect = "Lost segments slow TCP down, so values vary more."
 	case record.WarnDrops:
 		w.Effect = "Dropped packets lower throughput or raise latency."
 	case record.WarnDrift:
-		w.Effect = "Ratios stand, since they are taken within blocks; means are of a machine that changed."
+		w.Effect = "The machine changed during the run, so means mix its states. Ratios hold, since they are taken within blocks."
 	case record.WarnFewBlocks:
 		w.Effect = "The interval rests on too few blocks, so it is wide."
 	case record.WarnNoRatio:
-		w.Effect = "There is no verdict on it."
+		w.Effect = "There is no ratio, so there is no verdict."
 	case record.WarnSteal:
-		w.Effect = "Other virtual machines took CPU time, so means are worse and scatter more."
+		w.Effect = "Other virtual machines took CPU time, so means are worse and vary more."
 	case record.WarnSkew:
-		w.Effect = "The ends measured different moments, so a value may be off by as much."
+		w.Effect = "Client and server measured different windows, so values may be off by as much."
 	case record.WarnFailedTrials:
 		w.Effect = "Blocks without the trial are left out of its comparison."
 	case record.WarnInterrupts:
 		w.Effect = "Receive steering costs more here than it does on real hardware."
 	case record.WarnSharedCPUs:
-		w.Severity, w.Effect = Note, "Nodes compete for CPU time, so means are lower than on machines of their own; ratios are of this machine."
+		w.Severity, w.Effect = Note, "Nodes compete for CPU time, so throughput is lower than on separate machines, and ratios may differ there."
 	case record.WarnNoEBPF:
 		w.Severity, w.CPU, w.Effect = Note, true, "Softirq time is approximate. Verdicts on speed do not depend on it."
 	case record.WarnNoCPUs:
@@ -110,8 +110,8 @@ func (m *Model) warningsThat(is func(Warning) bool) []Warning {
 	return slices.DeleteFunc(slices.Clone(m.Warnings), func(w Warning) bool { return !is(w) })
 }
 
-// warnings are the most severe first. Those of everywhere stand once, not at each row.
-func (m *Model) warnings(everywhere map[string]bool) []Warning {
+// summarizeWarnings fills in the model's warnings. Those of everywhere stand once, not at each row.
+func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 	type message struct{ code, text string }
 	var order []message
 	held := map[message][]cell{}
@@ -147,18 +147,26 @@ func (m *Model) warnings(everywhere map[string]bool) []Warning {
 			}
 		}
 	}
-	var out []Warning
 	for _, key := range order {
-		i := slices.IndexFunc(out, func(w Warning) bool { return w.Code == key.code })
-		if i < 0 {
-			i = len(out)
-			out = append(out, newWarning(key.code))
-			out[i].Everywhere = everywhere[key.code]
-		}
-		out[i].Entries = append(out[i].Entries, Entry{key.text, m.words(held[key])})
+		m.warn(key.code, Entry{key.text, m.words(held[key])})
 	}
-	slices.SortStableFunc(out, func(a, b Warning) int { return int(a.Severity - b.Severity) })
-	return out
+	for i, w := range m.Warnings {
+		m.Warnings[i].Everywhere = everywhere[w.Code]
+	}
+}
+
+// warn adds an entry to the warning of a code: there is one of each code, as its anchor in a page
+// must be one. The most severe come first.
+func (m *Model) warn(code string, e Entry) {
+	i := slices.IndexFunc(m.Warnings, func(w Warning) bool { return w.Code == code })
+	if i < 0 {
+		w := newWarning(code)
+		if i = slices.IndexFunc(m.Warnings, func(other Warning) bool { return other.Severity > w.Severity }); i < 0 {
+			i = len(m.Warnings)
+		}
+		m.Warnings = slices.Insert(m.Warnings, i, w)
+	}
+	m.Warnings[i].Entries = append(m.Warnings[i].Entries, e)
 }
 
 // everywhere are the codes that every cell with numbers carries; to repeat
@@ -200,7 +208,7 @@ func (m *Model) words(cells []cell) string {
 		return "everywhere"
 	}
 	if len(cells) > 8 {
-		return fmt.Sprintf("%d of %d cells", len(cells), total)
+		return fmt.Sprintf("%d of %d combinations of variant, workload and pairs", len(cells), total)
 	}
 	names := make([]string, 0, len(cells))
 	for _, c := range cells {

@@ -39,6 +39,40 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// TestUnreadableLatencies: trials whose latencies cannot be read make one warning, which names each
+// of them, before those that are less severe.
+func TestUnreadableLatencies(t *testing.T) {
+	f, s := eventful(t)
+	for i, tr := range f.trials {
+		if tr.Block <= 2 && tr.Variant == "vxlan" && tr.Workload == "pingpong" && tr.Pairs == 4 {
+			f.trials[i].Latency = "not a histogram"
+		}
+	}
+	m := New(f.exp, s, f.trials, f.env)
+	var codes, messages []string
+	for _, w := range m.Warnings {
+		codes = append(codes, w.Code)
+		if w.Code != warnUnreadable {
+			continue
+		}
+		for _, e := range w.Entries {
+			block, _, _ := strings.Cut(e.Message, ":")
+			messages = append(messages, block+" of "+e.Where)
+		}
+	}
+	want := []string{record.WarnFailedTrials, record.WarnRetransmits, warnUnreadable, record.WarnSharedCPUs}
+	if diff := cmp.Diff(want, codes); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	want = []string{"block 1 of vxlan pingpong 4 pairs", "block 2 of vxlan pingpong 4 pairs"}
+	if diff := cmp.Diff(want, messages); diff != "" {
+		t.Errorf("trials that cannot be read (-want +got):\n%s", diff)
+	}
+	if n := strings.Count(render(t, HTML, m), `id="warning-latency-unreadable"`); n != 1 {
+		t.Errorf("%d elements have the warning's anchor, want 1", n)
+	}
+}
+
 // TestWarningsStandWhereTheyMatter: serious ones before the first table, those of every row
 // at the head of the comparison, those of CPU time at its figures.
 func TestWarningsStandWhereTheyMatter(t *testing.T) {

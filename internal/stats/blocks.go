@@ -39,7 +39,7 @@ func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, 
 	if err != nil {
 		return 0, "", fmt.Errorf("blocks for %s: %w", exp.Metadata.Name, err)
 	}
-	blocks, why = leastBlocks, "scatter that had no say in their number"
+	blocks, why = leastBlocks, "an unbiased interval, which takes four blocks more than the pilot"
 	if t.blocks < PilotBlocks {
 		return blocks, why, nil
 	}
@@ -61,7 +61,7 @@ func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, 
 		})
 		if n > blocks {
 			blocks = n
-			why = fmt.Sprintf("%s × %s × %d, ±%.1f %% so far", c.variant.Name, c.workload.Name, c.pairs,
+			why = fmt.Sprintf("%s %s, where the interval is ±%.1f %% so far", c.variant.Name, At(c.workload.Name, c.pairs),
 				100*math.Expm1(e.halfWidth()))
 		}
 	}

@@ -32,7 +32,7 @@ func TestBlocksWanted(t *testing.T) {
 		trials("base", "pingpong", 1, record.LatencyP99, flat(8)...), trials("rps", "pingpong", 1, record.LatencyP99, alternating(8, 0.3)...))
 	later := trials("rps", "stream", 1, record.Throughput, alternating(20, 0.3)...)[8:]
 	auto := v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
-	const least = "scatter that had no say in their number"
+	const least = "an unbiased interval, which takes four blocks more than the pilot"
 	for _, c := range []struct {
 		name   string
 		runs   v1alpha1.Runs
@@ -47,8 +47,8 @@ func TestBlocksWanted(t *testing.T) {
 		// The logs are ±ln 1.04, their standard deviation 0.04193. With 21 blocks
 		// t(13) = 2.160 makes that ±0.01977, just below ln 1.02 = 0.01980; with 20
 		// t(12) = 2.179 makes it ±0.02043.
-		{"loud", auto, slices.Concat(quiet, loud), 21, "rps × pingpong × 1, ±3.6 % so far"},
-		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps × stream × 16, ±26.4 % so far"},
+		{"loud", auto, slices.Concat(quiet, loud), 21, "rps pingpong at 1 pair, where the interval is ±3.6 % so far"},
+		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps stream at 16 pairs, where the interval is ±26.4 % so far"},
 		{"a tail has no say", auto, slices.Concat(quiet, tail), 12, least},
 		{"what came after the pilot has no say", auto, slices.Concat(quiet, later), 12, least},
 		{"a limit below the least", v1alpha1.Runs{Auto: true, Max: 10, Width: 0.02}, wild, 10, "the limit"},

@@ -154,8 +154,7 @@ func (t *table) logs(c *cell, metric string) (estimate, bool) {
 }
 
 func (c *Comparison) miss(of *cell, in string) {
-	c.Missing = append(c.Missing, fmt.Sprintf("%s × %s × %d: nothing to compare with in %s",
-		of.variant.Name, of.workload.Name, of.pairs, in))
+	c.Missing = append(c.Missing, fmt.Sprintf("%s %s: not in %s", of.variant.Name, At(of.workload.Name, of.pairs), in))
 }
 
 func (c *Comparison) judge(itself bool) {

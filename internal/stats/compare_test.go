@@ -43,9 +43,9 @@ func TestCompare(t *testing.T) {
 		{"a tail has no say", result("a", stream(steady...), tail(steady...)), result("b", stream(steady...), tail(scaled(9)...)), GateGood, []string{}},
 		{"itself, however noisy", result("a", stream(50, 150, 70, 130)), result("a", stream(50, 150, 70, 130)), GateGood, nil},
 		{"gone", result("a", stream(steady...), latency(steady...)), result("b", stream(steady...)), GateInconclusive,
-			[]string{"base × pingpong × 1: nothing to compare with in b"}},
+			[]string{"base pingpong at 1 pair: not in b"}},
 		{"new", result("a", stream(steady...)), result("b", stream(steady...), latency(steady...)), GateInconclusive,
-			[]string{"base × pingpong × 1: nothing to compare with in a"}},
+			[]string{"base pingpong at 1 pair: not in a"}},
 		{"nothing", result("a"), result("b"), GateInconclusive, nil},
 	} {
 		got, err := Compare(c.a, c.b, Only{})

@@ -2,7 +2,6 @@ package stats
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 
@@ -54,7 +53,7 @@ func (t *table) expected(s *Summary) []Expected {
 				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
 				if !ok {
 					e.Outcome = worse(e.Outcome, OutcomeInconclusive)
-					e.Missing = append(e.Missing, fmt.Sprintf("%s × %d", w.Name, pairs))
+					e.Missing = append(e.Missing, At(w.Name, pairs))
 					continue
 				}
 				e.Outcome = worse(e.Outcome, r.meets(x, t.exp.Spec.Margin))

@@ -93,7 +93,7 @@ func TestExpectedNamesWhatDecided(t *testing.T) {
 		"inconclusive": {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.6), noise, steady(1.7)}, []int{4}, nil},
 		"met":          {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6), steady(1.4)}, []int{2, 8, 1, 4}, nil},
 		"not the same": {v1alpha1.Expectation{Variant: "other", Same: "base"}, [][]float64{steady(1), steady(1.1), steady(2), steady(0.7)}, []int{4, 8, 2}, nil},
-		"missing":      {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream × 8"}},
+		"missing":      {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream at 8 pairs"}},
 	} {
 		var all []record.Trial
 		for i, pairs := range exp.Spec.Pairs {

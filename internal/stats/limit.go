@@ -73,95 +73,124 @@ func (t *table) limits() []Limit {
 	return all
 }
 
+// limit is what held a cell back; there is none where no NIC is capped and no node has a role.
 func (c *cell) limit() (Limit, bool) {
 	l := Limit{Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs}
-	type key struct {
-		kind, where string
-		sends       bool
-	}
-	sums := make(map[key]*Resource)
-	asked := false
+	used, wanted := usage{}, false
 	for _, tr := range c.trials {
 		if tr == nil || len(tr.Loads) == 0 {
 			continue
 		}
 		l.N++
-		add := func(k key, share float64, load record.Load) {
-			r := sums[k]
-			if r == nil {
-				r = &Resource{Kind: k.kind, Sends: k.sends, Rate: load.Rate, Shared: load.Shared}
-				if k.kind == ResourceCore {
-					r.Rate = 0
-				} else {
-					r.Shared = false
-				}
-				sums[k] = r
-			}
-			r.Share += share
-			r.Nodes = with(r.Nodes, load.Node)
-			if load.Role != "" {
-				r.Roles = with(r.Roles, load.Role)
-			}
-			if k.kind == ResourceCore {
-				r.Cores = with(r.Cores, load.Core)
-			}
-		}
-		counted := make(map[key]bool) // a core that nodes share counts once
-		for _, load := range tr.Loads {
-			asked = asked || load.Rate > 0 || load.Role != ""
-			if load.Rate > 0 {
-				add(key{ResourceNIC, load.Node, true}, load.Send/load.Rate, load)
-				add(key{ResourceNIC, load.Node, false}, load.Receive/load.Rate, load)
-			}
-			at := key{kind: ResourceCore, where: load.Node}
-			switch {
-			case load.Busy == 0:
-				continue
-			case load.Shared && load.Role != "":
-				at.where = fmt.Sprint(load.Core)
-			case load.Shared:
-				at.where = ""
-			}
-			share := load.Busy
-			if counted[at] {
-				share = 0
-			}
-			counted[at] = true
-			add(at, share, load)
-		}
+		used.addTrial(tr.Loads)
+		wanted = wanted || slices.ContainsFunc(tr.Loads, func(load record.Load) bool { return load.Rate > 0 || load.Role != "" })
 	}
-	if !asked || len(sums) == 0 {
+	if !wanted || len(used) == 0 {
 		return l, false
 	}
-	for _, r := range sums {
-		r.Share /= float64(l.N)
+	all := used.resources(l.N)
+	byShare := func(a, b Resource) int { return cmp.Compare(b.Share, a.Share) }
+	if l.Resources = reached(all); len(l.Resources) == 0 {
+		slices.SortStableFunc(all, byShare)
+		l.Resources = all[:1]
+		return l, true
+	}
+	l.Reached = true
+	slices.SortStableFunc(l.Resources, byShare)
+	return l, true
+}
+
+// usage sums up what the trials of a cell used.
+type usage map[resourceKey]*Resource
+
+// resourceKey tells resources apart. A NIC is where its node is, and has two directions; a core is
+// where its node is, or by its number where nodes share it.
+type resourceKey struct {
+	kind, where string
+	sends       bool
+}
+
+func (u usage) addTrial(loads []record.Load) {
+	counted := make(map[resourceKey]bool) // a core that nodes share counts once
+	for _, load := range loads {
+		if load.Rate > 0 {
+			u.add(resourceKey{ResourceNIC, load.Node, true}, load.Send/load.Rate, load)
+			u.add(resourceKey{ResourceNIC, load.Node, false}, load.Receive/load.Rate, load)
+		}
+		at := resourceKey{kind: ResourceCore, where: load.Node}
+		switch {
+		case load.Busy == 0:
+			continue
+		case load.Shared && load.Role != "":
+			at.where = fmt.Sprint(load.Core)
+		case load.Shared:
+			at.where = ""
+		}
+		share := load.Busy
+		if counted[at] {
+			share = 0
+		}
+		counted[at] = true
+		u.add(at, share, load)
+	}
+}
+
+func (u usage) add(k resourceKey, share float64, load record.Load) {
+	r := u[k]
+	if r == nil {
+		r = &Resource{Kind: k.kind, Sends: k.sends}
+		if k.kind == ResourceCore {
+			r.Shared = load.Shared
+		} else {
+			r.Rate = load.Rate
+		}
+		u[k] = r
+	}
+	r.Share += share
+	r.Nodes = with(r.Nodes, load.Node)
+	if load.Role != "" {
+		r.Roles = with(r.Roles, load.Role)
+	}
+	if k.kind == ResourceCore {
+		r.Cores = with(r.Cores, load.Core)
+	}
+}
+
+// resources are what n trials used in the mean, in the order of the nodes. Of a NIC's two directions
+// the fuller one counts.
+func (u usage) resources(n int) []Resource {
+	for _, r := range u {
+		r.Share /= float64(n)
 		slices.Sort(r.Cores)
 	}
-	// Of a NIC's two directions the fuller one counts; they are told in the nodes' order.
-	var found []Resource
-	for k, r := range sums {
-		if other := sums[key{k.kind, k.where, !k.sends}]; k.kind == ResourceNIC && (other.Share > r.Share || other.Share == r.Share && k.sends) {
+	var all []Resource
+	for k, r := range u {
+		if other := u[resourceKey{k.kind, k.where, !k.sends}]; k.kind == ResourceNIC && (other.Share > r.Share || other.Share == r.Share && k.sends) {
 			continue
 		}
-		found = append(found, *r)
+		all = append(all, *r)
 	}
-	slices.SortFunc(found, func(a, b Resource) int {
+	slices.SortFunc(all, func(a, b Resource) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Nodes[0], b.Nodes[0]))
 	})
-	// Nodes that are alike are one resource, as long as they are alike in this too.
-	for _, r := range found {
+	return all
+}
+
+// reached are the resources that were a limit. Those of nodes that are alike, in this too, are one.
+func reached(all []Resource) []Resource {
+	var limits []Resource
+	for _, r := range all {
 		if r.Share < full {
 			continue
 		}
-		l.Reached = true
-		alike := slices.IndexFunc(l.Resources, func(o Resource) bool {
+		alike := slices.IndexFunc(limits, func(o Resource) bool {
 			return o.Kind == r.Kind && !o.Shared && !r.Shared && o.Sends == r.Sends && o.Rate == r.Rate && slices.Equal(o.Roles, r.Roles) && len(o.Roles) > 0
 		})
 		if alike < 0 {
-			l.Resources = append(l.Resources, r)
+			limits = append(limits, r)
 			continue
 		}
-		o := &l.Resources[alike]
+		o := &limits[alike]
 		n := float64(len(o.Nodes))
 		o.Share = (o.Share*n + r.Share) / (n + 1)
 		o.Nodes = append(o.Nodes, r.Nodes...)
@@ -169,12 +198,7 @@ func (c *cell) limit() (Limit, bool) {
 			o.Cores = with(o.Cores, core)
 		}
 	}
-	byShare := func(a, b Resource) int { return cmp.Compare(b.Share, a.Share) }
-	if slices.SortStableFunc(found, byShare); !l.Reached {
-		l.Resources = found[:1]
-	}
-	slices.SortStableFunc(l.Resources, byShare)
-	return l, true
+	return limits
 }
 
 // with is a set with one more.

@@ -1,8 +1,6 @@
 package stats
 
 import (
-	"fmt"
-
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -29,7 +27,7 @@ func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 		for _, pairs := range exp.PairsOf(w) {
 			r := s.row(v.Name, w.Name, pairs, primary)
 			if r == nil || r.Versus == nil {
-				p.Missing = append(p.Missing, fmt.Sprintf("%s × %d", w.Name, pairs))
+				p.Missing = append(p.Missing, At(w.Name, pairs))
 				continue
 			}
 			p.All = append(p.All, r)

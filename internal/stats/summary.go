@@ -146,7 +146,7 @@ func (t *table) row(c *cell, metric string) Row {
 	own := t.mean(blocks, values)
 	r.Mean, r.CI95 = own.mean, own.interval()
 	if r.N < fewBlocks {
-		r.warn(record.WarnFewBlocks, "%d of at least %d blocks that an interval should rest on", r.N, fewBlocks)
+		r.warn(record.WarnFewBlocks, "the interval rests on %d blocks, and should rest on at least %d", r.N, fewBlocks)
 	}
 	return r
 }
@@ -159,7 +159,7 @@ func (t *table) compare(r *Row, c *cell) {
 	if base == nil {
 		if rise, significant := trend(c.series(r.Metric)); primary && significant && math.Abs(rise) > driftTold {
 			r.warn(record.WarnDrift, "%s moved by %+.0f %% from the first quarter of the blocks to the last: "+
-				"comparisons within blocks stand, means are of a machine that changed", r.Metric, 100*rise)
+				"the machine changed, and means mix its states; ratios are taken within blocks, so they hold", r.Metric, 100*rise)
 		}
 		return
 	}
@@ -178,8 +178,8 @@ func (t *table) compare(r *Row, c *cell) {
 	e := t.mean(blocks, ratios)
 	r.Versus = versus(base.variant.Name, e)
 	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
-		r.warn(record.WarnFewBlocks, "the ratio is known to ±%.1f %% after %d blocks, ±%.1f %% was wished for",
-			100*math.Expm1(e.halfWidth()), e.n, 100*runs.Width)
+		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
+			e.n, 100*math.Expm1(e.halfWidth()), 100*runs.Width)
 	}
 }
 

@@ -263,8 +263,8 @@ func TestAnalyzeErrors(t *testing.T) {
 		trials []record.Trial
 		want   string
 	}{
-		{trials("rfs", "stream", 1, record.Throughput, 1), `analyze test: trials of variant "rfs", workload "stream", 1 pairs: the experiment has no such cell`},
-		{trials("rps", "pingpong", 16, record.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such cell`},
+		{trials("rfs", "stream", 1, record.Throughput, 1), `analyze test: trials of variant "rfs", workload "stream", 1 pairs: the experiment has no such combination`},
+		{trials("rps", "pingpong", 16, record.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such combination`},
 		{trials("rps", "stream", 1, record.Throughput, math.Inf(1)), "analyze test: trial 1: throughput is +Inf"},
 		{unknown, `analyze test: trial 1: metric "thruput" is unknown`},
 		{early, "analyze test: trial 1: block 0: blocks count from 1"},

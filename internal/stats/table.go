@@ -47,6 +47,14 @@ type key struct {
 	pairs             int
 }
 
+// At is a workload and a number of pairs in words: "stream at 4 pairs".
+func At(workload string, pairs int) string {
+	if pairs == 1 {
+		return workload + " at 1 pair"
+	}
+	return fmt.Sprintf("%s at %d pairs", workload, pairs)
+}
+
 // cell is one variant × workload × pairs.
 type cell struct {
 	variant  v1alpha1.Variant
@@ -93,7 +101,7 @@ func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error)
 	}
 	for k, c := range t.byKey {
 		if c.pairs == 0 {
-			return nil, fmt.Errorf("trials of variant %q, workload %q, %d pairs: the experiment has no such cell",
+			return nil, fmt.Errorf("trials of variant %q, workload %q, %d pairs: the experiment has no such combination",
 				k.variant, k.workload, k.pairs)
 		}
 	}

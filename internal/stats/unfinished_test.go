@@ -33,12 +33,12 @@ func TestUnfinished(t *testing.T) {
 		want   string
 	}{
 		"done":                {exp, all(1, 1), ""},
-		"a block lacks":       {exp, all(1), "6 of 12 trials are done, 1 of 2 blocks are whole"},
-		"a trial lacks":       {exp, all(1, 1)[:11], "11 of 12 trials are done, 1 of 2 blocks are whole"},
-		"nothing yet":         {exp, nil, "0 of 12 trials are done, 0 of 2 blocks are whole"},
-		"failed once":         {exp, failed(1), "11 of 12 trials are done, 1 of 2 blocks are whole"},
+		"a block lacks":       {exp, all(1), "6 of 12 trials are done, 1 of 2 blocks are complete"},
+		"a trial lacks":       {exp, all(1, 1)[:11], "11 of 12 trials are done, 1 of 2 blocks are complete"},
+		"nothing yet":         {exp, nil, "0 of 12 trials are done, 0 of 2 blocks are complete"},
+		"failed once":         {exp, failed(1), "11 of 12 trials are done, 1 of 2 blocks are complete"},
 		"failed twice":        {exp, failed(2), ""},
-		"auto, in the pilot":  {&auto, all(steady[:3]...), "18 of 72 trials are done, 3 of 12 blocks are whole"},
+		"auto, in the pilot":  {&auto, all(steady[:3]...), "18 of 72 trials are done, 3 of 12 blocks are complete"},
 		"auto, as many as it": {&auto, all(steady...), ""},
 	} {
 		got, err := Unfinished(c.exp, c.trials)

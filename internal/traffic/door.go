@@ -84,7 +84,7 @@ func (d *door) warnings() []record.Warning {
 	if n == 0 {
 		return nil
 	}
-	return []record.Warning{record.Warnf(record.WarnStrangers,
+	return []record.Warning{record.Warnf(record.WarnUnexpected,
 		"the server was sent %d connections, requests or datagrams that were not the trial's, and refused them: somebody else reaches its address", n)}
 }
 

@@ -114,7 +114,7 @@ func TestStrangers(t *testing.T) {
 			if took := time.Since(start); took > 3*time.Second {
 				t.Errorf("strangers kept the server for %s", took)
 			}
-			i := slices.IndexFunc(got.Warnings, func(w record.Warning) bool { return w.Code == record.WarnStrangers })
+			i := slices.IndexFunc(got.Warnings, func(w record.Warning) bool { return w.Code == record.WarnUnexpected })
 			if i < 0 || !strings.Contains(got.Warnings[i].Message, "refused them") {
 				t.Errorf("warnings %v", got.Warnings)
 			}

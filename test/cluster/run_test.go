@@ -301,7 +301,7 @@ func TestSteeredPods(t *testing.T) {
 	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
 	file := experimentFile(t, "", variants, brief)
 	v := invoke(t, c.Kubeconfig(), "run", file, "--out", out, "--set", "spec.pairs=[1]", "--set", "spec.runs=200")
-	v.await(t, "rps+  stream × 1")
+	v.await(t, "rps+  stream at 1 pair")
 	steered := false
 	if err := poll(within(t, time.Minute), 20*time.Millisecond, func() (bool, error) {
 		masks := podMasks(t, c.Node("node1"))
@@ -391,7 +391,7 @@ func TestWorkerKilled(t *testing.T) {
 	before := snapshotOf(t, c)
 	out := t.TempDir()
 	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "", "warmup: 100ms, duration: 2s"), "--out", out, "--set", "spec.pairs=[1,2]", "--set", "spec.runs=2")
-	v.await(t, "block 1  baseline  stream × 1")
+	v.await(t, "block 1  baseline  stream at 1 pair")
 	if err := syscall.Kill(workerIn(t, "server-0-"), syscall.SIGKILL); err != nil { // every trial needs it
 		t.Fatal(err)
 	}

@@ -28,14 +28,15 @@ var soak = flag.Duration("soak", 0, "how long TestSoak goes on; it makes one rou
 const (
 	// patience is how long a message may take, agents and containers starting meanwhile.
 	patience = 30 * time.Second
-	// settled is longer than an acknowledgement is delayed.
-	settled = 300 * time.Millisecond
-	// heard is how long an announced rule may take to be heeded, as in testRules.
-	heard = 200 * time.Millisecond
+	// ackDelay is longer than TCP delays an acknowledgement.
+	ackDelay = 300 * time.Millisecond
+	// ruleDelay is how long it may take until the fast path heeds a rule that the kernel notifies of,
+	// as in testRules.
+	ruleDelay = 200 * time.Millisecond
 
 	soakPort = "4000"
-	// The last of each node's pods is hostile; the others hold connections.
-	soakPods, hostile = 3, 2
+	// The last of each node's pods is the attacker; the others hold connections.
+	soakPods, attacker = 3, 2
 	// What conntrack has of a connection (nf_conntrack_tcp.h).
 	stateEstablished, flagLiberal = 3, 0x08
 	tcpFIN, tcpSYN, tcpRST        = 0x01, 0x02, 0x04
@@ -60,21 +61,24 @@ type pair struct {
 	opened    time.Time
 	// accelerated is when it was last seen on the fast path.
 	accelerated time.Time
-	// past is what was done to it, known what conntrack knew of it last, with the fast path.
-	past  []string
-	known [2]fastpath.Tracked
+	// history is what was done to it, tracked its conntrack entries when they were last read, on the
+	// nodes with the fast path.
+	history []string
+	tracked [2]fastpath.Tracked
 	// forged tells whether somebody has forged packets since it sent its last.
 	forged atomic.Bool
-	on     [2]*held
+	on     [2]*connection
 }
 
-func (p *pair) note(what string) { p.past = append(p.past, time.Now().Format(time.TimeOnly)+" "+what) }
+func (p *pair) note(what string) {
+	p.history = append(p.history, time.Now().Format(time.TimeOnly)+" "+what)
+}
 
 func (p *pair) String() string {
 	return fmt.Sprintf("connection %s, opened %s ago", p.name, time.Since(p.opened).Round(time.Second))
 }
 
-// end is the one at a node of a side.
+// end is the connection's end at a node of a side.
 func (p *pair) end(side, node int) *net.TCPConn {
 	if node == p.node {
 		return p.on[side].near
@@ -82,25 +86,25 @@ func (p *pair) end(side, node int) *net.TCPConn {
 	return p.on[side].far
 }
 
-// soaked are two sides of a cluster with the same connections, which see the same: the first has
-// fast paths, by the agents of its nodes, the second has none.
-type soaked struct {
+// soakRun is a cluster whose two sides have the same connections and are treated alike. The nodes of
+// the first have the fast path, by their agents; those of the second, the reference, do not.
+type soakRun struct {
 	*testing.T
 	*rand.Rand
 	c     *Cluster
 	sides [2]*side
 	pairs []*pair
-	// calm is held to write while no connection may be busy by itself.
-	calm sync.RWMutex
-	// ids are given to connections, each side's another.
-	ids    uint64
+	// notBusy is locked for writing to pause the connections that are busy all the time.
+	notBusy sync.RWMutex
+	// connections counts those opened on either side: each has a number of its own.
+	connections uint64
+	// killed is when an agent was killed last, kills how often that of each node was.
 	killed time.Time
-	// kills are those of the agents of each node.
-	kills [2]int
-	// said is what the agents of each node said that were killed.
-	said [2]string
-	// few tells whether the services have fewer pods than there are.
-	few bool
+	kills  [2]int
+	// agentLogs are the ends of the logs of each node's agents that were killed.
+	agentLogs [2]string
+	// fewEndpoints tells whether the services have fewer endpoints than there are pods.
+	fewEndpoints bool
 	// memory is the most that an agent had in each round, MiB.
 	memory []float64
 
@@ -109,31 +113,31 @@ type soaked struct {
 	accelerated                                      [2]float64
 }
 
-// TestSoak has connections between pods of a cluster live through what happens there, beside the
-// same ones on nodes without the fast path: none breaks, each byte arrives where it should, and
-// conntrack knows the same of each that is idle.
+// TestSoak disturbs a cluster in every way it can while pods have connections, and compares these
+// with the same ones on nodes without the fast path: none breaks, each byte arrives where it should,
+// and an idle one has the same conntrack entry.
 func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("the seed is %d", seed)
-	s := &soaked{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), c: own(t, Config{Nodes: 4, Log: os.Stderr})}
-	defer s.tell()
-	s.furnish()
-	defer s.chatter()()
+	s := &soakRun{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), c: own(t, Config{Nodes: 4, Log: os.Stderr})}
+	defer s.printSummary()
+	s.setUp()
+	defer s.startBusyTraffic()()
 	for began := time.Now(); s.rounds == 0 || time.Since(began) < *soak; s.rounds++ {
 		most := 0.0
-		for _, i := range s.Perm(len(troubles)) {
-			s.Logf("%s round %d: %s", time.Now().Format(time.TimeOnly), s.rounds, troubles[i].name)
-			troubles[i].make(s)
-			for _, p := range s.pairs[:talking] {
-				s.talk(p, s.IntN(60))
+		for _, i := range s.Perm(len(disturbances)) {
+			s.Logf("%s round %d: %s", time.Now().Format(time.TimeOnly), s.rounds, disturbances[i].name)
+			disturbances[i].make(s)
+			for _, p := range s.pairs[:activePairs] {
+				s.exchangeMessages(p, s.IntN(60))
 			}
-			s.remembered()
-			most = max(most, s.resident())
-			if s.broken() {
+			s.checkTracked()
+			most = max(most, s.agentMemory())
+			if s.anyBroken() {
 				return
 			}
 		}
-		s.settle()
+		s.compareIdle()
 		s.memory = append(s.memory, most)
 		s.Logf("%s round %d: agents had %.1f MiB at most", time.Now().Format(time.TimeOnly), s.rounds, most)
 	}
@@ -145,15 +149,15 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// broken tells whether a connection has broken: that ends the soak. What conntrack knows and
-// should not is counted, and it goes on.
-func (s *soaked) broken() bool { return s.resets.Load()+s.misdelivered.Load() > 0 }
+// anyBroken tells whether a connection has broken, which ends the run. Conntrack entries that differ
+// are counted only.
+func (s *soakRun) anyBroken() bool { return s.resets.Load()+s.misdelivered.Load() > 0 }
 
-// tell prints what came of it, and when it failed what there is to know.
-func (s *soaked) tell() {
+// printSummary prints the figures of the run, and the state of the nodes if it failed.
+func (s *soakRun) printSummary() {
 	if s.Failed() {
 		for i := range s.sides[0].nodes {
-			s.confess(i)
+			s.printNodeStatus(i)
 		}
 	}
 	first, last := 0.0, 0.0
@@ -177,19 +181,19 @@ memory of an agent, MiB      %.1f in the first round, %.1f in the last, each at 
 		s.resets.Load(), s.misdelivered.Load(), s.compared, s.differ, first, last, s.memory)
 }
 
-// confess prints what an accelerated node says of itself.
-func (s *soaked) confess(node int) {
+// printNodeStatus prints the agents' log and the status of a node with the fast path.
+func (s *soakRun) printNodeStatus(node int) {
 	n := s.sides[0].nodes[node]
-	s.hear(node)
-	s.Logf("%s, the agents' log:\n%s", n.name, s.said[node])
+	s.saveAgentLog(node)
+	s.Logf("%s, the agents' log:\n%s", n.name, s.agentLogs[node])
 	status, err := output(n.Command(context.Background(), program, "accel", "status"))
 	s.Logf("%s, slipstream accel status: %v\n%s", n.name, err, status)
 	object, err := tryKubectl(s.c, nil, "get", "nodeacceleration", n.name, "-o", "jsonpath={.status}")
 	s.Logf("%s, its NodeAcceleration: %v\n%s", n.name, err, object)
 }
 
-// hear keeps the end of what the agent of a node has said so far.
-func (s *soaked) hear(node int) {
+// saveAgentLog keeps the end of the log of a node's agent, which is lost when it is killed.
+func (s *soakRun) saveAgentLog(node int) {
 	n := s.sides[0].nodes[node]
 	out, err := tryKubectl(s.c, nil, "get", "pods", "-n", chartNamespace, "--field-selector", "spec.nodeName="+n.name, "-o", "name")
 	if err == nil {
@@ -198,12 +202,12 @@ func (s *soaked) hear(node int) {
 	if err != nil {
 		out = err.Error()
 	}
-	s.said[node] += out + "\n"
-	s.said[node] = s.said[node][max(0, len(s.said[node])-1<<14):]
+	s.agentLogs[node] += out + "\n"
+	s.agentLogs[node] = s.agentLogs[node][max(0, len(s.agentLogs[node])-1<<14):]
 }
 
-// kubectl asks again where the cluster does not answer, as a person would.
-func (s *soaked) kubectl(stdin string, args ...string) (out string) {
+// kubectl tries again, as a person would, while the cluster does not answer.
+func (s *soakRun) kubectl(stdin string, args ...string) (out string) {
 	s.Helper()
 	testenv.Eventually(s, time.Minute, fmt.Sprintf("kubectl %v", args), func() string {
 		var err error
@@ -217,8 +221,8 @@ func (s *soaked) kubectl(stdin string, args ...string) (out string) {
 
 const soakPolicy = "{nodeSelector: {soak: fast}, rollout: {stepPercent: 100, pauseSeconds: 1}, accelerate: [{fastpath: {}}]}"
 
-// furnish makes the pods, the agents, the policy and the connections.
-func (s *soaked) furnish() {
+// setUp creates the pods, the agents, the policy and the connections.
+func (s *soakRun) setUp() {
 	s.Helper()
 	run, chart := helm(s, s.c)
 	s.kubectl("", "create", "namespace", chartNamespace)
@@ -226,8 +230,8 @@ func (s *soaked) furnish() {
 	for i := range s.sides {
 		s.sides[i] = s.newSide(i)
 		for _, n := range s.sides[i].nodes {
-			// As nodes do whose rules are made by kube-proxy in mode iptables.
-			s.node(n, "nft 'add table ip invalid; add chain ip invalid forward { type filter hook forward priority 0; }; add rule ip invalid forward ct state invalid drop'")
+			// As kube-proxy does in its iptables mode.
+			s.onNode(n, "nft 'add table ip invalid; add chain ip invalid forward { type filter hook forward priority 0; }; add rule ip invalid forward ct state invalid drop'")
 		}
 	}
 	for _, n := range s.sides[0].nodes {
@@ -239,12 +243,12 @@ func (s *soaked) furnish() {
 	}
 }
 
-// Of all connections the first talk after each trouble; those behind are idle between rounds; the
-// last are busy all the time.
-const talking, busyFrom = 4, 8
+// The first pairs exchange messages after each disturbance, those from busyFrom on all the time; the
+// ones between are idle until the end of the round.
+const activePairs, busyFrom = 4, 8
 
-// node runs a command on a node.
-func (s *soaked) node(n *Node, command string) string {
+// onNode runs a shell command on a node.
+func (s *soakRun) onNode(n *Node, command string) string {
 	s.Helper()
 	out, err := output(n.Command(s.Context(), "sh", "-c", command))
 	if err != nil {
@@ -265,7 +269,7 @@ spec:
 `
 
 // newSide makes the pods of two nodes, and services in front of them.
-func (s *soaked) newSide(i int) *side {
+func (s *soakRun) newSide(i int) *side {
 	s.Helper()
 	d := &side{accepted: make(chan net.Conn, 64)}
 	var manifest strings.Builder
@@ -274,7 +278,7 @@ func (s *soaked) newSide(i int) *side {
 		d.nodes[j] = s.c.Node(name)
 		for k := range soakPods {
 			serves := name
-			if k == hostile {
+			if k == attacker {
 				serves = "nothing"
 			}
 			fmt.Fprintf(&manifest, soakPod, fmt.Sprintf("%s-%d", name, k), "holds", serves, name)
@@ -290,7 +294,7 @@ func (s *soaked) newSide(i int) *side {
 			name := fmt.Sprintf("%s-%d", n.name, k)
 			ip := s.kubectl("", "get", "pod", name, "-o", "jsonpath={.status.podIP}")
 			d.pods[j][k] = webPod{name, ip, podNetns(s, n, ip)}
-			if k != hostile {
+			if k != attacker {
 				go d.accept(listen(s, d.pods[j][k], soakPort))
 			}
 		}
@@ -310,9 +314,9 @@ func (d *side) accept(l net.Listener) {
 }
 
 // connect opens a connection on both sides.
-func (s *soaked) connect(i, node int, byService bool) *pair {
+func (s *soakRun) connect(i, node int, byService bool) *pair {
 	s.Helper()
-	near, far := s.IntN(hostile), s.IntN(hostile)
+	near, far := s.IntN(attacker), s.IntN(attacker)
 	what := fmt.Sprintf("to pod %d", far)
 	if byService {
 		what = "to the service"
@@ -333,8 +337,8 @@ func (s *soaked) connect(i, node int, byService bool) *pair {
 }
 
 // dial opens a connection from a pod of a side. kube-proxy refuses those to a service until it
-// has heard of its pods.
-func (s *soaked) dial(d *side, from webPod, to string) (h *held) {
+// knows its pods.
+func (s *soakRun) dial(d *side, from webPod, to string) (c *connection) {
 	s.Helper()
 	testenv.Eventually(s, time.Minute, "connection to "+to, func() string {
 		var near net.Conn
@@ -348,38 +352,38 @@ func (s *soaked) dial(d *side, from webPod, to string) (h *held) {
 			select {
 			case far := <-d.accepted:
 				if far.RemoteAddr().String() == near.LocalAddr().String() {
-					s.ids++
-					h = newHeld(near, far, s.ids)
-					s.Cleanup(h.close)
+					s.connections++
+					c = newConnection(near, far, s.connections)
+					s.Cleanup(c.close)
 					return ""
 				}
-				far.Close() // of one that was given up
+				far.Close() // from an attempt that was given up
 			case <-timeout:
 				near.Close()
 				return "nobody accepted it"
 			}
 		}
 	})
-	return h
+	return c
 }
 
 // exchange sends the same on both sides.
-func (s *soaked) exchange(p *pair, size int) bool {
+func (s *soakRun) exchange(p *pair, size int) bool {
 	s.Helper()
-	for i, h := range p.on {
+	for i, c := range p.on {
 		s.messages.Add(1)
 		s.bytes.Add(2 * int64(size))
 		p.forged.Store(false)
-		if err := h.exchange(size); err != nil {
-			s.broke(p, i, err)
+		if err := c.exchange(size); err != nil {
+			s.connectionBroke(p, i, err)
 			return false
 		}
 	}
 	return true
 }
 
-// talk makes so many round trips on both sides.
-func (s *soaked) talk(p *pair, n int) {
+// exchangeMessages makes n round trips on both sides.
+func (s *soakRun) exchangeMessages(p *pair, n int) {
 	s.Helper()
 	for range n {
 		if !s.exchange(p, s.IntN(2048)+1) {
@@ -388,8 +392,8 @@ func (s *soaked) talk(p *pair, n int) {
 	}
 }
 
-// broke tells of a connection that did not do what it should.
-func (s *soaked) broke(p *pair, side int, err error) {
+// connectionBroke reports a connection that was reset or delivered something wrong.
+func (s *soakRun) connectionBroke(p *pair, side int, err error) {
 	s.Helper()
 	if errors.Is(err, errMisdelivered) {
 		s.misdelivered.Add(1)
@@ -398,22 +402,22 @@ func (s *soaked) broke(p *pair, side int, err error) {
 	}
 	without := []string{"", ", without the fast path"}[side]
 	s.Errorf("%v, between %s and %s%s: %v; an agent was killed last at %v, it was last accelerated at %v\n%s", p, s.sides[side].nodes[0].name, s.sides[side].nodes[1].name,
-		without, err, s.killed.Format(time.TimeOnly), p.accelerated.Format(time.TimeOnly), s.entries(p))
+		without, err, s.killed.Format(time.TimeOnly), p.accelerated.Format(time.TimeOnly), s.conntrackEntries(p))
 }
 
-// entries is what all nodes know of a connection, and what was done to it last.
-func (s *soaked) entries(p *pair) (text string) {
+// conntrackEntries are the entries of a connection on all nodes, and what was done to it last.
+func (s *soakRun) conntrackEntries(p *pair) (text string) {
 	for i, d := range s.sides {
 		for j, n := range d.nodes {
 			t, err := tracked(n, p.end(i, j))
-			text += fmt.Sprintf("  %s knows %+v %v\n", n.name, t, err)
+			text += fmt.Sprintf("  %s has the conntrack entry %+v %v\n", n.name, t, err)
 		}
 	}
-	return text + "  " + strings.Join(p.past[max(0, len(p.past)-20):], "\n  ")
+	return text + "  " + strings.Join(p.history[max(0, len(p.history)-20):], "\n  ")
 }
 
-// chatter has some connections be busy, until what it returns is called.
-func (s *soaked) chatter() (stop func()) {
+// startBusyTraffic keeps the last pairs busy until stop is called.
+func (s *soakRun) startBusyTraffic() (stop func()) {
 	quit := make(chan struct{})
 	var running sync.WaitGroup
 	for i, p := range s.pairs[busyFrom:] {
@@ -427,24 +431,24 @@ func (s *soaked) chatter() (stop func()) {
 					return
 				case <-tick.C:
 				}
-				s.calm.RLock()
+				s.notBusy.RLock()
 				ok = s.exchange(p, numbers.IntN(1<<15)+1)
-				s.calm.RUnlock()
+				s.notBusy.RUnlock()
 			}
 		})
 	}
 	return func() { close(quit); running.Wait() }
 }
 
-// calmly does something while no connection is busy by itself.
-func (s *soaked) calmly(do func()) {
-	s.calm.Lock()
-	defer s.calm.Unlock()
-	do()
+// whileNotBusy runs f while the busy pairs pause.
+func (s *soakRun) whileNotBusy(f func()) {
+	s.notBusy.Lock()
+	defer s.notBusy.Unlock()
+	f()
 }
 
-// took is how many packets a node's agent has had take the fast path, out and in.
-func took(n *Node) (out, in float64, err error) {
+// acceleratedPackets counts the packets that took a node's fast path, out and in, by its metrics.
+func acceleratedPackets(n *Node) (out, in float64, err error) {
 	text, err := scrape(n)
 	if err != nil {
 		return 0, 0, err
@@ -454,30 +458,31 @@ func took(n *Node) (out, in float64, err error) {
 	return out, in, nil
 }
 
-// accelerate exchanges messages until both nodes accelerate a connection: those of the process that came after a kill too.
-func (s *soaked) accelerate(p *pair) {
+// accelerate exchanges messages until both nodes accelerate a connection, also where an agent was
+// killed and another has just started.
+func (s *soakRun) accelerate(p *pair) {
 	s.Helper()
 	const trips = 100
 	var before [2][2]float64
-	talked := false
-	s.calmly(func() {
+	exchanged := false
+	s.whileNotBusy(func() {
 		testenv.Eventually(s, time.Minute, p.String()+", to be accelerated", func() (missing string) {
 			for i, n := range s.sides[0].nodes {
-				out, in, err := took(n)
+				out, in, err := acceleratedPackets(n)
 				if err != nil {
 					missing += err.Error() + " "
-				} else if out, in := out-before[i][0], in-before[i][1]; !talked || out < trips*3/4 || in < trips*3/4 {
-					missing += fmt.Sprintf("of %d there and back %s had %.0f and %.0f take the fast path ", trips, n.name, out, in)
+				} else if out, in := out-before[i][0], in-before[i][1]; !exchanged || out < trips*3/4 || in < trips*3/4 {
+					missing += fmt.Sprintf("of %d round trips %s accelerated %.0f and %.0f packets ", trips, n.name, out, in)
 				} else {
 					s.accelerated[i] += out + in
 				}
 				before[i] = [2]float64{out, in}
 			}
 			if missing != "" {
-				// The pause of 200 ms is longer than scrapes share what one of them has gathered.
-				s.talk(p, trips)
-				talked = true
-				missing += s.entries(p)
+				// Eventually pauses for 200 ms, longer than scrapes share one reading of the counters.
+				s.exchangeMessages(p, trips)
+				exchanged = true
+				missing += s.conntrackEntries(p)
 			}
 			return missing
 		})
@@ -486,13 +491,13 @@ func (s *soaked) accelerate(p *pair) {
 	p.note("is accelerated")
 }
 
-// forgotten waits until the fast path has let go of connections that are idle: conntrack checks
-// their windows again.
-func (s *soaked) forgotten(all ...*pair) {
+// awaitWindowChecks waits until the fast path no longer holds connections that are idle, so that
+// conntrack checks their windows again.
+func (s *soakRun) awaitWindowChecks(all ...*pair) {
 	s.Helper()
 	var left string
 	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
-		if left = s.liberal(all); left == "" {
+		if left = s.uncheckedWindows(all); left == "" {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -502,20 +507,20 @@ func (s *soaked) forgotten(all ...*pair) {
 	}
 }
 
-// liberal tells of which connections conntrack does not check the windows.
-func (s *soaked) liberal(all []*pair) (text string) {
+// uncheckedWindows lists the connections whose windows conntrack does not check.
+func (s *soakRun) uncheckedWindows(all []*pair) (text string) {
 	s.Helper()
 	for _, p := range all {
 		for j, n := range s.sides[0].nodes {
 			if is := s.tracked(p, 0, j); (is.Flags[0]|is.Flags[1])&flagLiberal != 0 {
-				text += fmt.Sprintf("%s knows %+v of %v\n", n.name, is, p)
+				text += fmt.Sprintf("%v on %s: %+v\n", p, n.name, is)
 			}
 		}
 	}
 	return text
 }
 
-func (s *soaked) tracked(p *pair, side, node int) fastpath.Tracked {
+func (s *soakRun) tracked(p *pair, side, node int) fastpath.Tracked {
 	s.Helper()
 	t, err := tracked(s.sides[side].nodes[node], p.end(side, node))
 	if err != nil {
@@ -524,19 +529,19 @@ func (s *soaked) tracked(p *pair, side, node int) fastpath.Tracked {
 	return t
 }
 
-// settle has all be accelerated, and then be idle until conntrack checks the windows of all connections,
-// and compares what it knows of each.
-func (s *soaked) settle() {
+// compareIdle accelerates every connection, leaves it idle until conntrack checks its windows again, and
+// compares the conntrack entries of both sides.
+func (s *soakRun) compareIdle() {
 	s.Helper()
 	for _, p := range s.pairs {
 		s.accelerate(p)
 	}
-	s.calmly(func() {
+	s.whileNotBusy(func() {
 		for _, p := range s.pairs {
-			s.talk(p, 1)
+			s.exchangeMessages(p, 1)
 		}
-		time.Sleep(settled)
-		s.forgotten(s.pairs...)
+		time.Sleep(ackDelay)
+		s.awaitWindowChecks(s.pairs...)
 		for _, p := range s.pairs {
 			s.compare(p, 0)
 			s.compare(p, 1)
@@ -549,15 +554,15 @@ func (s *soaked) settle() {
 			s.Errorf("%s, which has no policy, has a fast path:\n%s", n.name, text)
 		}
 	}
-	s.restarts()
+	s.checkRestarts()
 }
 
-// left compares what a node knows that the fast path has left. A connection that nobody has accelerated since
-// an agent was killed may be as that one left it.
-func (s *soaked) left(node int) {
+// compareAfterDetach compares the conntrack entries of a node whose fast path was detached. The entry of
+// a connection that was not accelerated since an agent was killed may still be as that agent left it.
+func (s *soakRun) compareAfterDetach(node int) {
 	s.Helper()
-	s.calmly(func() {
-		time.Sleep(settled)
+	s.whileNotBusy(func() {
+		time.Sleep(ackDelay)
 		for _, p := range s.pairs {
 			if p.accelerated.After(s.killed) {
 				s.compare(p, node)
@@ -566,25 +571,26 @@ func (s *soaked) left(node int) {
 	})
 }
 
-// compare holds what a node of the fast path knows of a connection against the same connection on the second side. What forged
-// packets do to its time-out they do until it sends again, unless its numbers are renewed.
-func (s *soaked) compare(p *pair, node int) {
+// compare compares a connection's conntrack entry on a node with the fast path with that of the same
+// connection on the reference node. Forged packets can change its time-out until it sends again, unless
+// conntrack is resynchronised.
+func (s *soakRun) compare(p *pair, node int) {
 	s.Helper()
 	is, was := s.tracked(p, 0, node), s.tracked(p, 1, node)
 	if was.State != stateEstablished {
-		s.Fatalf("of %v is known %+v without a fast path\n%s", p, was, s.entries(p))
+		s.Fatalf("%v has the conntrack entry %+v without a fast path\n%s", p, was, s.conntrackEntries(p))
 	}
 	s.compared++
 	d := int(is.Timeout) - int(was.Timeout)
 	if is.State != was.State || is.Flags != was.Flags || (d < -1 || d > 1) && !p.forged.Load() {
 		s.differ++
-		s.Errorf("of %v %s knows %+v, and %s, without the fast path, %+v\n%s", p,
-			s.sides[0].nodes[node].name, is, s.sides[1].nodes[node].name, was, s.entries(p))
+		s.Errorf("%v has different conntrack entries: on %s %+v, on %s, without the fast path, %+v\n%s", p,
+			s.sides[0].nodes[node].name, is, s.sides[1].nodes[node].name, was, s.conntrackEntries(p))
 	}
 }
 
-// restarts wants agents to have ended only where they were killed.
-func (s *soaked) restarts() {
+// checkRestarts checks that agents ended only where they were killed.
+func (s *soakRun) checkRestarts() {
 	s.Helper()
 	for i, d := range s.sides {
 		for j, n := range d.nodes {
@@ -596,7 +602,7 @@ func (s *soaked) restarts() {
 				got := s.kubectl("", "get", "pods", "-n", chartNamespace, "--field-selector", "spec.nodeName="+n.name,
 					"-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")
 				if got != want {
-					return fmt.Sprintf("has begun again %s times, and was killed %s times", got, want)
+					return fmt.Sprintf("restarted %s times, and was killed %s times", got, want)
 				}
 				return ""
 			})
@@ -604,8 +610,8 @@ func (s *soaked) restarts() {
 	}
 }
 
-// resident is the most memory that an agent of the fast path has now, MiB.
-func (s *soaked) resident() (most float64) {
+// agentMemory is the memory of the larger agent with a fast path, MiB.
+func (s *soakRun) agentMemory() (most float64) {
 	for _, n := range s.sides[0].nodes {
 		// There is none for a moment after each kill.
 		if pid, err := agentOn(n); err == nil && pid != 0 {
@@ -617,52 +623,52 @@ func (s *soaked) resident() (most float64) {
 	return most
 }
 
-// remembered wants conntrack not to have forgotten any connection, and notes what it knows that it
-// did not.
-func (s *soaked) remembered() {
+// checkTracked checks that conntrack still has an entry for each connection, and notes those that have
+// changed.
+func (s *soakRun) checkTracked() {
 	s.Helper()
 	for _, p := range s.pairs {
 		for j, n := range s.sides[0].nodes {
 			is := s.tracked(p, 0, j)
-			if was := &p.known[j]; is.State != was.State || is.Flags != was.Flags {
-				p.note(fmt.Sprintf("%s knows %+v", n.name, is))
+			if was := &p.tracked[j]; is.State != was.State || is.Flags != was.Flags {
+				p.note(fmt.Sprintf("%s has the conntrack entry %+v", n.name, is))
 				*was = is
 			}
 			if is.State == 0 {
 				s.differ++
-				s.Fatalf("%s knows nothing of %v\n%s", n.name, p, s.entries(p))
+				s.Fatalf("%s has no conntrack entry of %v\n%s", n.name, p, s.conntrackEntries(p))
 			}
 		}
 	}
 }
 
-// any is a connection at random.
-func (s *soaked) any() *pair { return s.pairs[s.IntN(len(s.pairs))] }
+// randomPair is one of all pairs.
+func (s *soakRun) randomPair() *pair { return s.pairs[s.IntN(len(s.pairs))] }
 
-// troubles happen once a round each, in any order.
-var troubles = []struct {
+// disturbances each happen once a round, in random order.
+var disturbances = []struct {
 	name string
-	make func(*soaked)
+	make func(*soakRun)
 }{
-	{"an agent is killed", (*soaked).kill},
-	{"the policy is deleted and applied", (*soaked).changePolicy},
-	{"a label is taken and given", (*soaked).changeLabel},
-	{"pods come and go", (*soaked).churn},
-	{"the services' pods change", (*soaked).changeEndpoints},
-	{"a rule denies a connection", (*soaked).deny},
-	{"a pod floods its bridge with Ethernet addresses", func(s *soaked) { s.flood(false) }},
-	{"a pod floods its bridge with ARP", func(s *soaked) { s.flood(true) }},
-	{"another pod opens a connection anew", func(s *soaked) { s.forge(tcpSYN) }},
-	{"another pod resets a connection", func(s *soaked) { s.forge(tcpRST) }},
-	{"another pod ends a connection", func(s *soaked) { s.forge(tcpFIN | tcpACK) }},
-	{"another pod goes on with a connection", func(s *soaked) { s.forge(tcpACK) }},
-	{"much is sent", (*soaked).bulk},
-	{"a connection ends, another begins", (*soaked).replace},
-	{"a connection is idle", (*soaked).idle},
+	{"an agent is killed", (*soakRun).killAgent},
+	{"the policy is deleted and applied", (*soakRun).changePolicy},
+	{"a node loses its label and gets it back", (*soakRun).changeLabel},
+	{"pods are created and deleted", (*soakRun).createAndDeletePods},
+	{"the endpoints of the services change", (*soakRun).changeEndpoints},
+	{"a rule denies a connection", (*soakRun).denyByRule},
+	{"the attacker floods its bridge with Ethernet addresses", func(s *soakRun) { s.floodBridge(false) }},
+	{"the attacker floods its bridge with ARP", func(s *soakRun) { s.floodBridge(true) }},
+	{"the attacker forges a SYN", func(s *soakRun) { s.forgePackets(tcpSYN) }},
+	{"the attacker forges a reset", func(s *soakRun) { s.forgePackets(tcpRST) }},
+	{"the attacker forges a FIN", func(s *soakRun) { s.forgePackets(tcpFIN | tcpACK) }},
+	{"the attacker forges data", func(s *soakRun) { s.forgePackets(tcpACK) }},
+	{"a connection sends much", (*soakRun).sendMuch},
+	{"a connection ends and another one opens", (*soakRun).replaceConnection},
+	{"a connection goes idle", (*soakRun).idleConnection},
 }
 
-// kill has the agent of a node end at once, and waits for the one that its kubelet starts.
-func (s *soaked) kill() {
+// killAgent kills the agent of a node, and waits for the one that the kubelet starts.
+func (s *soakRun) killAgent() {
 	node := s.IntN(2)
 	n := s.sides[0].nodes[node]
 	var was int
@@ -673,14 +679,14 @@ func (s *soaked) kill() {
 		}
 		return ""
 	})
-	s.hear(node)
+	s.saveAgentLog(node)
 	if err := unix.Kill(was, unix.SIGKILL); err != nil {
 		s.Fatal(err)
 	}
 	s.kills[node]++
 	s.killed = time.Now()
 	for range 4 {
-		s.talk(s.pairs[s.IntN(talking)], 20)
+		s.exchangeMessages(s.pairs[s.IntN(activePairs)], 20)
 	}
 	testenv.Eventually(s, time.Minute, "another agent on "+n.name, func() string {
 		if pid, err := agentOn(n); err != nil || pid == 0 || pid == was {
@@ -690,8 +696,8 @@ func (s *soaked) kill() {
 	})
 }
 
-// applied waits until the policy is on at nodes, or off.
-func (s *soaked) applied(on bool, nodes ...*Node) {
+// awaitPolicy waits until the policy is applied on nodes, or no longer is.
+func (s *soakRun) awaitPolicy(on bool, nodes ...*Node) {
 	s.Helper()
 	want := ""
 	if on {
@@ -709,42 +715,42 @@ func (s *soaked) applied(on bool, nodes ...*Node) {
 	}
 }
 
-func (s *soaked) applyPolicy() {
+func (s *soakRun) applyPolicy() {
 	s.Helper()
 	s.kubectl(accelerationPolicy("fast", soakPolicy), "apply", "-f", "-")
-	s.applied(true, s.sides[0].nodes[:]...)
+	s.awaitPolicy(true, s.sides[0].nodes[:]...)
 	// A flood while a rollout looks for lost packets would halt it.
 	s.kubectl("", "wait", "--for=condition=RolledOut", "accelerationpolicy/fast", "--timeout=30s")
 }
 
-func (s *soaked) changePolicy() {
+func (s *soakRun) changePolicy() {
 	s.kubectl("", "delete", "accelerationpolicy", "fast", "--ignore-not-found")
-	s.applied(false, s.sides[0].nodes[:]...)
-	s.left(0)
-	s.left(1)
-	for _, p := range s.pairs[:talking] {
-		s.talk(p, 20)
+	s.awaitPolicy(false, s.sides[0].nodes[:]...)
+	s.compareAfterDetach(0)
+	s.compareAfterDetach(1)
+	for _, p := range s.pairs[:activePairs] {
+		s.exchangeMessages(p, 20)
 	}
 	s.applyPolicy()
 	s.policies += 2
 }
 
-func (s *soaked) changeLabel() {
+func (s *soakRun) changeLabel() {
 	node := s.IntN(2)
 	n := s.sides[0].nodes[node]
 	s.kubectl("", "label", "node", n.name, "soak-")
-	s.applied(false, n)
-	s.left(node)
-	for _, p := range s.pairs[:talking] {
-		s.talk(p, 20)
+	s.awaitPolicy(false, n)
+	s.compareAfterDetach(node)
+	for _, p := range s.pairs[:activePairs] {
+		s.exchangeMessages(p, 20)
 	}
 	s.kubectl("", "label", "--overwrite", "node", n.name, "soak=fast")
-	s.applied(true, n)
+	s.awaitPolicy(true, n)
 	s.policies += 2
 }
 
-// churn has a pod come and go on each node.
-func (s *soaked) churn() {
+// createAndDeletePods creates a pod on each node and deletes it.
+func (s *soakRun) createAndDeletePods() {
 	var manifest strings.Builder
 	for _, d := range s.sides {
 		for _, n := range d.nodes {
@@ -757,14 +763,14 @@ func (s *soaked) churn() {
 	s.pods += 4
 }
 
-// changeEndpoints has each service lose a pod, which stays, or get it back, and waits until
-// kube-proxy has heard of it. Connections to that pod go on.
-func (s *soaked) changeEndpoints() {
-	s.few = !s.few
+// changeEndpoints takes a pod from each service, or gives it back, and waits until kube-proxy has
+// applied that. The pod stays, and so do its connections.
+func (s *soakRun) changeEndpoints() {
+	s.fewEndpoints = !s.fewEndpoints
 	for _, d := range s.sides {
 		for j, n := range d.nodes {
 			serves := "serves=" + n.name
-			if s.few {
+			if s.fewEndpoints {
 				serves = "serves=nothing"
 			}
 			pod := d.pods[j][1]
@@ -772,7 +778,7 @@ func (s *soaked) changeEndpoints() {
 			other := d.nodes[1-j]
 			testenv.Eventually(s, time.Minute, "kube-proxy of "+other.name, func() string {
 				out, err := output(other.Command(s.Context(), "nft", "list", "table", "ip", "kube-proxy"))
-				if err != nil || strings.Contains(out, pod.ip+":"+soakPort) == s.few {
+				if err != nil || strings.Contains(out, pod.ip+":"+soakPort) == s.fewEndpoints {
 					return fmt.Sprintf("pod %s of %s is there or not: %v", pod.ip, n.name, err)
 				}
 				return ""
@@ -781,31 +787,31 @@ func (s *soaked) changeEndpoints() {
 	}
 }
 
-// deny has a rule drop what the near end of a connection sends, as a network policy does: nothing
-// arrives until it goes, and then all does.
-func (s *soaked) deny() {
-	p, node := s.any(), s.IntN(2)
+// denyByRule drops what the near end of a connection sends by a rule, as a network policy does: nothing
+// arrives until the rule is deleted, and then everything does.
+func (s *soakRun) denyByRule() {
+	p, node := s.randomPair(), s.IntN(2)
 	p.note("is denied by a rule")
-	s.calmly(func() {
+	s.whileNotBusy(func() {
 		for i, d := range s.sides {
-			h, n := p.on[i], d.nodes[node]
-			from, _ := ends(h.near)
-			s.node(n, fmt.Sprintf("nft 'add table ip deny; add chain ip deny forward { type filter hook forward priority 0; };"+
+			c, n := p.on[i], d.nodes[node]
+			from, _ := ends(c.near)
+			s.onNode(n, fmt.Sprintf("nft 'add table ip deny; add chain ip deny forward { type filter hook forward priority 0; };"+
 				" add rule ip deny forward ip saddr %s tcp sport %d drop'", from.Addr(), from.Port()))
-			time.Sleep(heard)
+			time.Sleep(ruleDelay)
 			const size = 100
-			err := h.send(size)
+			err := c.send(size)
 			if err == nil {
-				if err = h.receive(size, heard); err == nil {
+				if err = c.receive(size, ruleDelay); err == nil {
 					s.Errorf("%v: %s let a message through that a rule denies", p, n.name)
 				}
 			}
-			s.node(n, "nft delete table ip deny")
+			s.onNode(n, "nft delete table ip deny")
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				err = h.receive(size, patience)
+				err = c.receive(size, patience)
 			}
 			if err != nil {
-				s.broke(p, i, err)
+				s.connectionBroke(p, i, err)
 				s.FailNow()
 			}
 			s.messages.Add(1)
@@ -813,59 +819,60 @@ func (s *soaked) deny() {
 	})
 }
 
-func (s *soaked) flood(arp bool) {
+func (s *soakRun) floodBridge(arp bool) {
 	node := s.IntN(2)
 	for _, d := range s.sides {
-		if err := flood(d.pods[node][hostile], 2000, arp); err != nil {
+		if err := flood(d.pods[node][attacker], 2000, arp); err != nil {
 			s.Fatal(err)
 		}
 	}
 }
 
-// forge has the hostile pod of a connection's near node send packets as if they were the connection's.
+// forgePackets has the attacker on a connection's near node send packets as if they were the connection's.
 //
-// Where a killed agent has left conntrack liberal, it accepts each FIN and reset, whatever its
-// numbers, until the next agent has learnt of the connection: that is known, and as with the
-// kernel's own flow tables. So these wait until it is accelerated again.
-func (s *soaked) forge(flags byte) {
-	p := s.any()
+// An agent that is killed leaves its connections liberal in conntrack. It then accepts every FIN and
+// reset, whatever the sequence number, until the next agent accelerates the connection. That is known,
+// and the kernel's own flow tables do the same. So forged ones wait until it is accelerated again.
+func (s *soakRun) forgePackets(flags byte) {
+	p := s.randomPair()
 	if flags&(tcpFIN|tcpRST) != 0 && !p.accelerated.After(s.killed) {
 		s.accelerate(p)
 	}
-	p.note(fmt.Sprintf("is forged with flags %#x", flags))
+	p.note(fmt.Sprintf("packets are forged with TCP flags %#x", flags))
 	p.forged.Store(true)
 	offsets := make([]float64, 16)
 	for i := range offsets {
 		offsets[i] = s.Float64()
 	}
-	for i, h := range p.on {
-		if err := h.forge(s.sides[i].pods[p.node][hostile], flags, offsets); err != nil {
+	for i, c := range p.on {
+		if err := c.forge(s.sides[i].pods[p.node][attacker], flags, offsets); err != nil {
 			s.Fatal(err)
 		}
 	}
 }
 
-func (s *soaked) bulk() {
-	p := s.any()
-	p.note("has much to send")
+func (s *soakRun) sendMuch() {
+	p := s.randomPair()
+	p.note("sends much")
 	if !s.exchange(p, (s.IntN(32)+1)<<20) {
 		s.FailNow()
 	}
 }
 
-func (s *soaked) replace() {
-	i := s.IntN(busyFrom) // those behind have somebody talk all the time
+func (s *soakRun) replaceConnection() {
+	i := s.IntN(busyFrom) // those behind are used by startBusyTraffic
 	p := s.pairs[i]
-	for _, h := range p.on {
-		h.close()
+	for _, c := range p.on {
+		c.close()
 	}
 	s.pairs[i] = s.connect(i, s.IntN(2), s.IntN(2) == 1)
 }
 
-// idle has a connection be accelerated, be idle for as long as the fast path takes to forget it, and go on.
-func (s *soaked) idle() {
-	p := s.any()
+// idleConnection accelerates a connection, leaves it idle until the fast path no longer holds it, and
+// uses it again.
+func (s *soakRun) idleConnection() {
+	p := s.randomPair()
 	s.accelerate(p)
-	s.calmly(func() { s.forgotten(p) })
-	s.talk(p, 20)
+	s.whileNotBusy(func() { s.awaitWindowChecks(p) })
+	s.exchangeMessages(p, 20)
 }

@@ -58,7 +58,8 @@ func (b *Book) Save() error {
 
 // rename brings the entries up to date with the names that devices have now,
 // and drops those of devices that have gone.
-func (b *Book) rename() error {
+func (b *Book) rename(links kernel.Links) error {
+	b.names = links.Names
 	if len(b.Entries) == 0 {
 		return nil
 	}

@@ -74,11 +74,7 @@ func (j *Journal) visit(name string, fn func(*Book) error) error {
 		return fmt.Errorf("find the network namespace of %s: %w", l.Place, err)
 	}
 	if file == "" {
-		b, err := j.Book(l.ID, l.Place, nowhere{})
-		if err != nil {
-			return err
-		}
-		return fn(b)
+		return fn(j.open(l, nowhere{}))
 	}
 	return netns.DoAt(file, func() error { return j.withBook(l, fn) })
 }
@@ -95,8 +91,8 @@ func (j *Journal) withBook(l ledger, fn func(*Book) error) error {
 		return err
 	}
 	defer links.Close()
-	b, err := j.Namespace(l.ID, l.Place, sys, links)
-	if err != nil {
+	b := j.open(l, sys)
+	if err := b.rename(links); err != nil {
 		return err
 	}
 	return fn(b)
@@ -158,22 +154,13 @@ func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) 
 	if err != nil || there {
 		return restored, err
 	}
-	b, err := j.Book(l.ID, l.Place, nowhere{})
-	if err != nil {
-		return 0, err
-	}
-	return 0, release(b)
+	return 0, release(j.open(l, nowhere{}))
 }
 
 // Living are the holders in a network namespace that have not ended, with how many settings each
-// holds there.
+// holds there. The caller has the lock.
 func (j *Journal) Living(id netns.ID) (map[Holder]int, error) {
-	unlock, err := j.Lock()
-	if err != nil {
-		return nil, err
-	}
 	l, err := j.read(ledgerFile(id))
-	unlock()
 	if err != nil || l.Boot != j.boot {
 		return nil, err
 	}

@@ -94,23 +94,29 @@ func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links ker
 	if err != nil {
 		return nil, err
 	}
-	b.names = links.Names
-	return b, b.rename()
+	return b, b.rename(links)
 }
 
-// Book opens the book of a network namespace, or begins one, with settings that are in s. Entries
-// of another boot are void.
+// Book opens the book of a network namespace, or begins one, with settings that are in s.
 func (j *Journal) Book(id netns.ID, place string, s kernel.Store) (*Book, error) {
 	l, err := j.read(ledgerFile(id))
 	if err != nil {
 		return nil, err
 	}
-	b := &Book{ledger: l, file: filepath.Join(j.dir, ledgerFile(id)), Store: s, proc: j.proc}
-	if b.Boot != j.boot {
-		b.dirty = len(b.Entries) > 0
-		b.ledger = ledger{Version: ledgerVersion, Boot: j.boot, Place: place, ID: id}
+	if l.Boot != j.boot {
+		l.Place, l.ID = place, id
 	}
-	return b, nil
+	return j.open(l, s), nil
+}
+
+// open opens the book of a ledger. Entries of another boot are void.
+func (j *Journal) open(l ledger, s kernel.Store) *Book {
+	b := &Book{ledger: l, file: filepath.Join(j.dir, ledgerFile(l.ID)), Store: s, proc: j.proc}
+	if l.Boot != j.boot {
+		b.dirty = len(l.Entries) > 0
+		b.ledger = ledger{Version: ledgerVersion, Boot: j.boot, Place: l.Place, ID: l.ID}
+	}
+	return b
 }
 
 // read returns the ledger of a file, the zero ledger if there is none.

@@ -126,12 +126,7 @@ func (s Sysfs) Write(path, value string) error {
 
 // reconfigure sets a flag of the file system, and not only of this mount of it.
 func (s Sysfs) reconfigure(flag string) error {
-	dir, err := s.Open(".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	picked, err := unix.Fspick(int(dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+	picked, err := unix.Fspick(int(s.dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("fspick sysfs: %w", err)
 	}

@@ -135,7 +135,7 @@ func (c *Cluster) busy(ctx context.Context, nodes ...string) error {
 		}
 		for _, node := range nodes {
 			if slices.Contains(r.Nodes, node) {
-				return fmt.Errorf("run %s of %s is in progress on node %s, and each would measure the other: wait for it, name other nodes, or end it with slipstream cleanup --all",
+				return fmt.Errorf("run %s of %s is in progress on node %s, and the two would disturb each other: wait for it, name other nodes, or end it with slipstream cleanup --all",
 					r.ID, r.Holder, node)
 			}
 		}

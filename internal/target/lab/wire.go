@@ -12,15 +12,14 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/internal/accel/cpuset"
-
 	"github.com/cilium/ebpf"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/accel/kernel"
 	"slipstream.dev/internal/target/lab/programs"
 )
 
@@ -138,17 +137,12 @@ func (w *wire) connect(ns *namespace, n node, irq int) error {
 
 // setRPS sets the RPS mask of the NIC in the thread's namespace.
 func setRPS(mask string) error {
-	sys, err := netns.Sysfs()
+	sys, err := kernel.OpenSysfs("")
 	if err != nil {
 		return err
 	}
 	defer sys.Close()
-	f, err := sys.OpenFile("class/net/"+nicName+"/queues/rx-0/rps_cpus", os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("open RPS of the NIC: %w", err)
-	}
-	defer f.Close()
-	if _, err := f.WriteString(mask); err != nil {
+	if err := sys.Write(kernel.Queue(nicName, 0, "rps_cpus"), mask); err != nil {
 		return fmt.Errorf("set RPS of the NIC to %s: %w", mask, err)
 	}
 	return nil

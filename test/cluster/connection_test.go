@@ -58,8 +58,8 @@ func (s *sequence) expect(b []byte) error {
 	return nil
 }
 
-// held is a connection from a pod to another, both of whose ends check each byte.
-type held struct {
+// connection is one from a pod to another, both of whose ends check each byte.
+type connection struct {
 	near, far *net.TCPConn
 
 	// mu guards what the near end does.
@@ -68,24 +68,24 @@ type held struct {
 	answered    chan error
 }
 
-func newHeld(near, far net.Conn, connection uint64) *held {
-	h := &held{near: near.(*net.TCPConn), far: far.(*net.TCPConn), answered: make(chan error, 1)}
-	h.there, h.back = sequences(connection)
-	go func() { h.answered <- h.answer(connection) }()
-	return h
+func newConnection(near, far net.Conn, id uint64) *connection {
+	c := &connection{near: near.(*net.TCPConn), far: far.(*net.TCPConn), answered: make(chan error, 1)}
+	c.there, c.back = sequences(id)
+	go func() { c.answered <- c.answer(id) }()
+	return c
 }
 
 // answer has the far end send back as much as comes, until the connection ends.
-func (h *held) answer(connection uint64) error {
-	defer h.far.Close()
-	there, back := sequences(connection)
+func (c *connection) answer(id uint64) error {
+	defer c.far.Close()
+	there, back := sequences(id)
 	for b := make([]byte, blockSize); ; {
-		n, err := h.far.Read(b)
+		n, err := c.far.Read(b)
 		if err == nil {
 			err = there.expect(b[:n])
 		}
 		if err == nil {
-			_, err = h.far.Write(back.next(n))
+			_, err = c.far.Write(back.next(n))
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -99,22 +99,22 @@ func (h *held) answer(connection uint64) error {
 const blockSize = 1 << 16
 
 // exchange sends so many bytes, and waits for as many to come back.
-func (h *held) exchange(size int) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (c *connection) exchange(size int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	sent := make(chan error, 1)
-	go func() { sent <- h.send(size) }()
-	err := h.receive(size, patience)
+	go func() { sent <- c.send(size) }()
+	err := c.receive(size, patience)
 	return errors.Join(err, <-sent)
 }
 
-func (h *held) send(size int) error {
-	if err := h.near.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+func (c *connection) send(size int) error {
+	if err := c.near.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	for size > 0 {
 		n := min(size, blockSize)
-		if _, err := h.near.Write(h.there.next(n)); err != nil {
+		if _, err := c.near.Write(c.there.next(n)); err != nil {
 			return err
 		}
 		size -= n
@@ -123,18 +123,18 @@ func (h *held) send(size int) error {
 }
 
 // receive waits for what comes back. What ends the far end is told too.
-func (h *held) receive(size int, wait time.Duration) error {
-	if err := h.near.SetReadDeadline(time.Now().Add(wait)); err != nil {
+func (c *connection) receive(size int, wait time.Duration) error {
+	if err := c.near.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
 	for b := make([]byte, min(size, blockSize)); size > 0; {
-		n, err := h.near.Read(b[:min(size, blockSize)])
+		n, err := c.near.Read(b[:min(size, blockSize)])
 		if err == nil {
-			err = h.back.expect(b[:n])
+			err = c.back.expect(b[:n])
 		}
 		if err != nil {
 			select {
-			case far := <-h.answered:
+			case far := <-c.answered:
 				err = fmt.Errorf("%w; the far end: %w", err, errors.Join(far, io.EOF))
 			default:
 			}
@@ -145,7 +145,7 @@ func (h *held) receive(size int, wait time.Duration) error {
 	return nil
 }
 
-func (h *held) close() { h.near.Close() }
+func (c *connection) close() { c.near.Close() }
 
 // ends are the addresses of a connection as the pod of an end has them.
 func ends(c *net.TCPConn) (own, other netip.AddrPort) {
@@ -165,12 +165,12 @@ func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 // forge has another pod send packets as if they were the near end's, with numbers that are out of
 // its window by far, as those of who does not know them are; one that is in it by chance conntrack
 // would rightly accept, on one side of the soak and not on the other. Offsets are from 0 to 1.
-func (h *held) forge(from webPod, flags byte, offsets []float64) error {
-	next, err := nextNumber(h.near)
+func (c *connection) forge(from webPod, flags byte, offsets []float64) error {
+	next, err := nextNumber(c.near)
 	if err != nil {
 		return err
 	}
-	own, other := ends(h.near)
+	own, other := ends(c.near)
 	return onNetns(from.netns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
