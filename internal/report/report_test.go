@@ -719,11 +719,12 @@ func TestFormats(t *testing.T) {
 // TestMachines: nodes that are alike in their facts are told of once, and their devices once
 // for each that differ.
 func TestMachines(t *testing.T) {
-	a, b := []record.Link{{Name: "eth0", MTU: 1500, NIC: &record.NIC{Driver: "ena"}}}, []record.Link{{Name: "eth0", MTU: 9000}}
-	alike := []record.Link{{Name: "eth0", MTU: 1500, NIC: &record.NIC{Driver: "ena"}}}
+	links := func(mtu int) []record.Link {
+		return []record.Link{{Name: "eth0", MTU: mtu, NIC: &record.NIC{Driver: "ena"}}}
+	}
 	var got []string
 	for _, m := range machines([]record.Node{
-		{Name: "n0", Kernel: "6.1", Links: a}, {Name: "n1", Kernel: "6.1", Links: b}, {Name: "n2", Kernel: "6.1", Links: alike}, {Name: "n3", Kernel: "6.12"},
+		{Name: "n0", Kernel: "6.1", Links: links(1500)}, {Name: "n1", Kernel: "6.1", Links: links(9000)}, {Name: "n2", Kernel: "6.1", Links: links(1500)}, {Name: "n3", Kernel: "6.12"},
 	}) {
 		got = append(got, m.Nodes)
 		for _, d := range m.Devices {
@@ -739,7 +740,7 @@ func TestMachines(t *testing.T) {
 // what it was meant to be.
 func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 	f := demo(t)
-	shares := map[string][]uint64{"native": {999, 990}, "vxlan": {0, 3}, "rps": {999, 400}, "rfs": {500}}
+	shares := map[string][]uint64{"native": {999, 990}, "vxlan": {0, 3}, "rps": {999, 400}, "rps+": {999, 0}, "rfs": {500}}
 	for i := range f.trials {
 		of := shares[f.trials[i].Variant]
 		if len(of) > 0 {
@@ -757,6 +758,7 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		"native": "packets took the VF (99.0 to 99.9 % the VF)",
 		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % the VF)",
 		"rps":    "packets took both ways (40.0 to 99.9 % the VF)",
+		"rps+":   "packets took both ways (0.0 to 99.9 % the VF)",
 		"rfs":    "packets took both ways (50.0 % the VF)",
 		"rfs+":   "",
 	}

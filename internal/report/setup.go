@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -245,7 +244,7 @@ func nodeFacts(n record.Node) []Definition {
 }
 
 func sameLink(a, b record.Link) bool {
-	return reflect.DeepEqual(a, b)
+	return fmt.Sprint(a) == fmt.Sprint(b)
 }
 
 func sorted(values map[string]string) []Definition {
