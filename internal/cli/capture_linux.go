@@ -16,8 +16,8 @@ func captureCommand(p Process) *cobra.Command {
 		Short: "Print what the guest knows of its NICs and their virtual functions",
 		Long: `Print what this machine knows of its NICs: first what each of them is, and whether
 a virtual function (VF) is bonded to it, then the parts of sysfs and ethtool that say
-so. slipstream's tests read such a file in place of the machine. It has no address, no
-serial number and no name of a device: it can be attached to an issue.
+so. slipstream's tests read such a file in place of the machine. It has no address and
+no serial number, and devices have other names: it can be attached to an issue.
 
 It changes nothing, and needs no root.`,
 		Example: `  slipstream capture > machine.yaml`,
