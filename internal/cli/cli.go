@@ -101,7 +101,7 @@ var groupOf = map[string]string{
 	"run": "measure", "report": "measure", "compare": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
-	"version": "other", "completion": "other", "help": "other",
+	"capture": "other", "version": "other", "completion": "other", "help": "other",
 }
 
 // plugin is the command by which kubectl runs the program as its plugin, or "" if it does not.

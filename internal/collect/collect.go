@@ -12,12 +12,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 )
 
@@ -28,6 +31,8 @@ type Options struct {
 	Proc string
 	// Cgroup is the mount point of cgroups, /sys/fs/cgroup if empty.
 	Cgroup string
+	// Sys is a sysfs that shows this network namespace. Without it, virtual functions are not sampled.
+	Sys fs.FS
 	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
 	// per machine is enough.
 	CPUs bool
@@ -41,6 +46,10 @@ func (o Options) withDefaults() Options {
 // Collector takes snapshots. It keeps the files open in between.
 type Collector struct {
 	devices *source
+	// nics are read again from the source of at each snapshot; ethtool is nil without.
+	nics    nic.Snapshot
+	at      nic.Source
+	ethtool *ethtool.Ethtool
 	// The rest is for Options.CPUs only.
 	stat, softirqs, softnet *source
 	limits                  Limits
@@ -56,6 +65,7 @@ type Snapshot struct {
 	exact     []softirqCPU
 	throttled []throttled // an entry for each of Collector.limits
 	devices   []record.Device
+	nics      nic.Snapshot
 }
 
 // New opens the counters. eBPF programs time softirqs until Close, if the kernel and the privileges allow
@@ -73,6 +83,13 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 			c = nil
 		}
 	}()
+	if o.Sys != nil {
+		if c.ethtool, err = ethtool.NewEthtool(); err != nil {
+			return c, fmt.Errorf("open ethtool socket: %w", err)
+		}
+		c.at = nic.Source{Sys: o.Sys, Tool: nic.Live{Tool: c.ethtool}}
+		c.nics = c.at.Read()
+	}
 	if c.devices, err = openSource(filepath.Join(o.Proc, "net/dev")); err != nil || !o.CPUs {
 		return c, err
 	}
@@ -104,6 +121,9 @@ func (c *Collector) Close() error {
 		}
 	}
 	errs = append(errs, c.limits.Close())
+	if c.ethtool != nil {
+		c.ethtool.Close()
+	}
 	if c.exact != nil {
 		errs = append(errs, c.exact.Close())
 	}
@@ -132,6 +152,7 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 			return s, err
 		}
 	}
+	s.nics = c.at.Again(c.nics)
 	limits, err := c.limits.Snapshot()
 	s.throttled = limits.throttled
 	return s, err
@@ -211,6 +232,12 @@ next:
 	}
 	slices.SortFunc(out, func(a, b record.Device) int { return cmp.Compare(a.Name, b.Name) })
 	return out
+}
+
+// VFs returns which way the packets of NICs took between two snapshots, of those that may have a virtual
+// function. The caller fills in the place.
+func (c *Collector) VFs(before, after Snapshot) []record.VFUse {
+	return nic.Between(before.nics, after.nics)
 }
 
 // Softirqs by number, as in enum of include/linux/interrupt.h.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 )
 
@@ -101,6 +102,7 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		return nil, fmt.Errorf("open ethtool socket: %w", err)
 	}
 	defer tool.Close()
+	nics := nic.Facts(nic.Source{Sys: sys, Tool: nic.Live{Tool: tool}}.Read())
 	var out []record.Link
 	for _, l := range all {
 		if err := ctx.Err(); err != nil {
@@ -108,6 +110,9 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		}
 		a := l.Attrs()
 		r := record.Link{Name: a.Name, Kind: l.Type(), MTU: a.MTU, RxQueues: a.NumRxQueues, TxQueues: a.NumTxQueues}
+		if n, ok := nics[a.Name]; ok {
+			r.NIC = &n
+		}
 		features, err := tool.Features(a.Name)
 		if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return nil, fmt.Errorf("offloads of %s: %w", a.Name, err)

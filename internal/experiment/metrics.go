@@ -234,6 +234,7 @@ const (
 	stealShare      = 0.01  // of the CPUs' time
 	skewShare       = 0.01  // of the window
 	segment         = 1448  // bytes, to tell how many segments there were
+	idleShare       = 0.1   // of the packets of all NICs, for a virtual function to count as idle
 	strays          = 10    // packets that a device may drop: multicast that an overlay has no place for
 )
 
@@ -291,6 +292,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			warn(record.WarnReadback, "%s of %s reads %q and was set to %q", s.Path, s.Place, s.Got, s.Want)
 		}
 	}
+	out = append(out, vfWarnings(t.VFs)...)
 	met := uint64(0)
 	for _, f := range t.Fastpath {
 		fast, all, most := fastpathShare(f)
@@ -302,6 +304,32 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	}
 	if len(t.Fastpath) > 0 && met == 0 {
 		warn(record.WarnSlowPath, "the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)")
+	}
+	return out
+}
+
+// vfWarnings tell of virtual functions that did not carry packets throughout.
+func vfWarnings(nics []record.VFUse) (out []record.Warning) {
+	var all uint64
+	for _, u := range nics {
+		n, _ := u.Packets()
+		all += n
+	}
+	for _, u := range nics {
+		way, share := record.Took([]record.VFUse{u})
+		took := fmt.Sprintf("%.3g %% of the packets took it", 100*share)
+		if u.Unknown != "" {
+			took = "how many packets took it is not known, as " + u.Unknown
+		}
+		// Broadcasts never take it, and a NIC without the trial's traffic may get nothing else.
+		n, _ := u.Packets()
+		busy := n > strays && float64(n) > idleShare*float64(all)
+		switch {
+		case u.Change != "":
+			out = append(out, record.Warnf(record.WarnVFWithdrawn, "the virtual function %s of %s on %s was %s: %s", u.VF, u.NIC, u.Place, u.Change, took))
+		case u.Up && busy && way == record.TookParavirtual:
+			out = append(out, record.Warnf(record.WarnVFIdle, "the virtual function %s of %s on %s was up, but idle: %s", u.VF, u.NIC, u.Place, took))
+		}
 	}
 	return out
 }

@@ -199,6 +199,9 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	}
 	n.nameHosts(out.Hosts)
 	slices.SortFunc(out.Fastpath, func(a, b record.Fastpath) int { return cmp.Compare(a.Place, b.Place) })
+	slices.SortFunc(out.VFs, func(a, b record.VFUse) int {
+		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.NIC, b.NIC))
+	})
 	out.Loads = n.loads(sampled, out)
 	return fill(c, out)
 }
@@ -304,6 +307,7 @@ func (m *measurement) addSampler(node target.Place) {
 			m.out.Fastpath = append(m.out.Fastpath, *sample.Fastpath)
 		}
 		m.out.Devices = append(m.out.Devices, sample.Devices...)
+		m.out.VFs = append(m.out.VFs, sample.VFs...)
 		return err
 	})
 }

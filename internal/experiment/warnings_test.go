@@ -26,3 +26,32 @@ func TestHeldWarnings(t *testing.T) {
 		t.Errorf("%v, want one of node1", got)
 	}
 }
+
+// TestVFWarnings: a virtual function that went in a trial, or that was up and carried nothing,
+// is told of; one that carries all, is absent, or belongs to a NIC without the traffic is not.
+func TestVFWarnings(t *testing.T) {
+	use := func(change string, up bool, packets, vf uint64) record.VFUse {
+		return record.VFUse{Place: "a", NIC: "eth0", VF: "eth1", RxPackets: packets, VFRxPackets: vf, Change: change, Up: up}
+	}
+	unknown := record.VFUse{Place: "a", NIC: "eth0", VF: "eth1", Change: record.VFInterrupted, Up: true, Unknown: "its counters were reset"}
+	for name, c := range map[string]struct {
+		nics []record.VFUse
+		want string
+	}{
+		"all take it":       {[]record.VFUse{use("", true, 1000, 990)}, ""},
+		"absent":            {[]record.VFUse{use("", false, 1000, 0)}, ""},
+		"withdrawn":         {[]record.VFUse{use(record.VFWithdrawn, false, 1000, 400)}, "vf-withdrawn: the virtual function eth1 of eth0 on a was withdrawn: 40 % of the packets took it"},
+		"counters reset":    {[]record.VFUse{unknown}, "vf-withdrawn: the virtual function eth1 of eth0 on a was interrupted: how many packets took it is not known, as its counters were reset"},
+		"idle":              {[]record.VFUse{use("", true, 1000, 3)}, "vf-idle: the virtual function eth1 of eth0 on a was up, but idle: 0.3 % of the packets took it"},
+		"without packets":   {[]record.VFUse{use("", true, 0, 0)}, ""},
+		"another NIC's job": {[]record.VFUse{use("", true, 90, 0), use("", true, 1000, 1000)}, ""},
+	} {
+		var got []string
+		for _, w := range vfWarnings(c.nics) {
+			got = append(got, w.Code+": "+w.Message)
+		}
+		if text := strings.Join(got, "\n"); text != c.want {
+			t.Errorf("%s: %q, want %q", name, text, c.want)
+		}
+	}
+}

@@ -74,6 +74,9 @@ type Trial struct {
 	Devices []Device `json:"devices,omitempty"`  // counters of the network devices
 	// Fastpath of each node, where the variant has it.
 	Fastpath []Fastpath `json:"fastpath,omitempty"`
+	// VFs has the NICs that have a virtual function, or could have one, and which way their
+	// packets took.
+	VFs []VFUse `json:"vfs,omitempty"`
 	// Loads of the nodes of a lab, in order.
 	Loads []Load `json:"loads,omitempty"`
 	// Settings are what the accelerators set, as read back.
@@ -211,6 +214,7 @@ type Sample struct {
 	Host     *Host
 	Devices  []Device
 	Fastpath *Fastpath
+	VFs      []VFUse
 }
 
 // Load is what a node of a lab did over the measured window with its NIC and its
@@ -275,6 +279,8 @@ const (
 	WarnHeld           = "already-accelerated" // others keep the nodes accelerated, the baseline too
 	WarnUnexpected     = "unexpected-traffic"  // somebody else than the client came to a server
 	WarnSlowPath       = "slow-path"           // the fast path carried less than half of the packets
+	WarnVFWithdrawn    = "vf-withdrawn"        // the virtual function of a NIC went, was interrupted or came
+	WarnVFIdle         = "vf-idle"             // packets did not take the virtual function, which was up
 )
 
 // SchemaVersion is that of the results folder's format. It grows when a field changes its
@@ -369,4 +375,5 @@ type Link struct {
 	// RPS masks, a queue each.
 	RPS []string `json:"rps_cpus,omitempty"`
 	RFS []string `json:"rps_flow_cnt,omitempty"` // RFS flow counts, a queue each
+	NIC *NIC     `json:"nic,omitempty"`          // what drives it, where it has hardware
 }

@@ -151,6 +151,11 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 		m.Blocks = max(m.Blocks, r.N)
 	}
 	m.Variants, m.Workloads = definitions(exp)
+	for i, v := range m.Variants {
+		if way := took(trials, v.Name); way != "" {
+			m.Variants[i].Text += "; " + way
+		}
+	}
 	everywhere := m.everywhere()
 	m.summarizeWarnings(everywhere)
 	m.Failures = failures(trials)

@@ -719,10 +719,12 @@ func TestFormats(t *testing.T) {
 // TestMachines: nodes that are alike in their facts are told of once, and their devices once
 // for each that differ.
 func TestMachines(t *testing.T) {
-	a, b := []record.Link{{Name: "eth0", MTU: 1500}}, []record.Link{{Name: "eth0", MTU: 9000}}
+	links := func(mtu int) []record.Link {
+		return []record.Link{{Name: "eth0", MTU: mtu, NIC: &record.NIC{Driver: "ena"}}}
+	}
 	var got []string
 	for _, m := range machines([]record.Node{
-		{Name: "n0", Kernel: "6.1", Links: a}, {Name: "n1", Kernel: "6.1", Links: b}, {Name: "n2", Kernel: "6.1", Links: a}, {Name: "n3", Kernel: "6.12"},
+		{Name: "n0", Kernel: "6.1", Links: links(1500)}, {Name: "n1", Kernel: "6.1", Links: links(9000)}, {Name: "n2", Kernel: "6.1", Links: links(1500)}, {Name: "n3", Kernel: "6.12"},
 	}) {
 		got = append(got, m.Nodes)
 		for _, d := range m.Devices {
@@ -731,5 +733,42 @@ func TestMachines(t *testing.T) {
 	}
 	if want := []string{"n0, n1 and n2", "n0 and n2: MTU 1500", "n1: MTU 9000", "n3"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestVariantsSayWhichWayPacketsTook: it is the packets of its trials that label a variant, not
+// what it was meant to be.
+func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
+	f := demo(t)
+	shares := map[string][]uint64{"native": {999, 990}, "vxlan": {0, 3}, "rps": {999, 400}, "rps+": {999, 0}, "rfs": {500}}
+	for i := range f.trials {
+		of := shares[f.trials[i].Variant]
+		if len(of) > 0 {
+			u := record.VFUse{Place: "node0", NIC: "eth0", VF: "eth1", TxPackets: 1000, VFTxPackets: of[f.trials[i].Block%len(of)], Up: true}
+			f.trials[i].VFs = []record.VFUse{u}
+		}
+	}
+	failed := f.trials[0]
+	failed.Status, failed.VFs = record.StatusFailed, []record.VFUse{{RxPackets: 10}}
+	for v := range shares {
+		failed.Variant = v
+		f.trials = append(f.trials, failed)
+	}
+	want := map[string]string{
+		"native": "packets took the VF (99.0 to 99.9 % the VF)",
+		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % the VF)",
+		"rps":    "packets took both ways (40.0 to 99.9 % the VF)",
+		"rps+":   "packets took both ways (0.0 to 99.9 % the VF)",
+		"rfs":    "packets took both ways (50.0 % the VF)",
+		"rfs+":   "",
+	}
+	for _, v := range New(f.exp, f.summary(), f.trials, f.env).Variants {
+		_, got, _ := strings.Cut(v.Text, "; packets")
+		if got != "" {
+			got = "packets" + got
+		}
+		if got != want[v.Name] {
+			t.Errorf("%s: %q, want %q", v.Name, got, want[v.Name])
+		}
 	}
 }

@@ -94,6 +94,34 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	return variants, workloads
 }
 
+// took says which way the packets of a variant's trials took, where they had the choice.
+func took(trials []record.Trial, variant string) string {
+	var ways []string
+	least, most := 1.0, 0.0
+	for _, t := range trials {
+		if t.Variant != variant || t.Status != record.StatusOK {
+			continue
+		}
+		if way, share := record.Took(t.VFs); way != "" {
+			ways = append(ways, way)
+			least, most = min(least, share), max(most, share)
+		}
+	}
+	slices.Sort(ways)
+	ways = slices.Compact(ways)
+	if len(ways) == 0 {
+		return ""
+	}
+	if len(ways) > 1 {
+		ways[0] = record.TookBoth
+	}
+	share := fmt.Sprintf("%.1f", 100*least)
+	if other := fmt.Sprintf("%.1f", 100*most); other != share {
+		share += " to " + other
+	}
+	return fmt.Sprintf("packets took %s (%s %% the VF)", ways[0], share)
+}
+
 func pathName(p v1alpha1.Path) string {
 	switch {
 	case p.Native != nil:

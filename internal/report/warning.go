@@ -54,6 +54,10 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "The baseline was accelerated too, so gains are understated."
 	case record.WarnSlowPath:
 		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
+	case record.WarnVFWithdrawn:
+		w.Severity, w.Effect = Serious, "The result mixes a NIC with its virtual function and without."
+	case record.WarnVFIdle:
+		w.Severity, w.Effect = Serious, "The result is of the NIC without its virtual function."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnUnexpected:

@@ -266,7 +266,7 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 				s.Fastpath = new(record.Fastpath)
 				err = errors.Join(err, decode(fast, s.Fastpath))
 			}
-			return s, errors.Join(err, decode(counters.GetDevices(), &s.Devices))
+			return s, errors.Join(err, decode(counters.GetDevices(), &s.Devices), decode(counters.GetVfs(), &s.VFs))
 		}
 		start, err := ready(0)
 		if err != nil {

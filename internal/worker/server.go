@@ -336,6 +336,16 @@ func windowOf(w *pb.Window) traffic.Window {
 	return traffic.Window{Start: w.GetStartNs(), From: w.GetFromNs(), To: w.GetToNs()}
 }
 
+// openSampler opens the counters of this place. They stay open until the process ends.
+func openSampler(cpus bool) (*collect.Collector, error) {
+	defer process.Collecting()()
+	sys, err := netns.Sysfs()
+	if err != nil {
+		return nil, err
+	}
+	return collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus})
+}
+
 func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	ctx := stream.Context()
 	command, err := stream.Recv()
@@ -344,10 +354,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	}
 	request := command.GetRequest()
 	if s.sampler == nil {
-		end := process.Collecting()
-		s.sampler, err = collect.New(collect.Options{CPUs: request.GetCpus()})
-		end()
-		if err != nil {
+		if s.sampler, err = openSampler(request.GetCpus()); err != nil {
 			return err
 		}
 	}
@@ -389,6 +396,13 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	}
 	if counters.Devices, err = json.Marshal(devices); err != nil {
 		return fmt.Errorf("encode devices: %w", err)
+	}
+	vfs := s.sampler.VFs(edges[0], edges[1])
+	for i := range vfs {
+		vfs[i].Place = request.GetPlace()
+	}
+	if counters.Vfs, err = json.Marshal(vfs); err != nil {
+		return fmt.Errorf("encode virtual functions: %w", err)
 	}
 	if request.GetCpus() {
 		if counters.Host, err = json.Marshal(s.sampler.Host(edges[0], edges[1])); err != nil {

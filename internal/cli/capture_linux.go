@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/safchain/ethtool"
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/nic"
+)
+
+func captureCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use:   "capture",
+		Short: "Print what the guest knows of its NICs and their virtual functions",
+		Long: `Print what this machine knows of its NICs: first what each of them is, and whether
+a virtual function (VF) is bonded to it, then the parts of sysfs and ethtool that say
+so. slipstream's tests read such a file in place of the machine. It has no address and
+no serial number, and devices have other names: it can be attached to an issue.
+
+It changes nothing, and needs no root.`,
+		Example: `  slipstream capture > machine.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			sys, err := netns.Sysfs()
+			if err != nil {
+				return err
+			}
+			defer sys.Close()
+			tool, err := ethtool.NewEthtool()
+			if err != nil {
+				return fmt.Errorf("open ethtool socket: %w", err)
+			}
+			defer tool.Close()
+			fixture := nic.Capture(nic.Source{Sys: sys.FS(), Tool: nic.Live{Tool: tool}})
+			if len(fixture.Facts) == 0 {
+				fmt.Fprintln(p.Err, "slipstream: no device of this network namespace has hardware (veth, bridges and the like): no VF can carry their packets")
+			}
+			text, err := fixture.YAML()
+			if err != nil {
+				return err
+			}
+			_, err = p.Out.Write(text)
+			return err
+		},
+	}
+}

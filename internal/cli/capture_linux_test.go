@@ -1,0 +1,29 @@
+package cli
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/nic"
+	"slipstream.dev/internal/nic/nictest"
+)
+
+// TestCapture: what capture prints of this machine reads back as what it says of it.
+func TestCapture(t *testing.T) {
+	code, out, errs := slipstream(t, "capture")
+	if code != exitGood {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	m, err := nictest.Parse([]byte(out))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	got := map[string]string{}
+	for name, n := range nic.Facts(m.Source().Read()) {
+		got[name] = n.String()
+	}
+	if diff := cmp.Diff(m.Facts, got); diff != "" {
+		t.Errorf("facts (-printed +read):\n%s", diff)
+	}
+}
