@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,15 +91,16 @@ func answer(t *testing.T, l *Lab, pod string, of target.Transport) <-chan netip.
 	var listener io.Closer
 	done := make(chan struct{})
 	if of.Protocol == "udp" {
-		var conn *net.UDPConn
+		var conn net.PacketConn
 		in(t, l, pod, func() (err error) {
-			conn, err = net.ListenUDP(network(of), &net.UDPAddr{Port: servicePort})
+			config := net.ListenConfig{Control: tellDestination}
+			conn, err = config.ListenPacket(t.Context(), network(of), fmt.Sprintf(":%d", servicePort))
 			return err
 		})
 		listener = conn
 		go func() {
 			defer close(done)
-			if err := answerDatagrams(conn, of.IP, came); !errors.Is(err, net.ErrClosed) {
+			if err := answerDatagrams(conn.(*net.UDPConn), of.IP, came); !errors.Is(err, net.ErrClosed) {
 				t.Error(err)
 			}
 		}()
@@ -125,19 +127,20 @@ func answer(t *testing.T, l *Lab, pod string, of target.Transport) <-chan netip.
 	return at
 }
 
-// answerDatagrams sends each back from the address that it came to.
-func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPort)) error {
+// tellDestination makes the kernel tell the address that each datagram was sent to. It is set before the
+// socket receives: of a datagram that arrives earlier, IPv4 tells no address to answer from
+// (ipv4_pktinfo_prepare in net/ipv4/ip_sockglue.c), and the answer would come from the pod's own.
+func tellDestination(network, _ string, raw syscall.RawConn) (err error) {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
-	if ip == 6 {
+	if network == "udp6" {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
 	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	if controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); err != nil || controlErr != nil {
-		return errors.Join(err, controlErr)
-	}
+	controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+	return errors.Join(err, controlErr)
+}
+
+// answerDatagrams sends each back from the address that it came to.
+func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPort)) error {
 	b, control := make([]byte, 16), make([]byte, 64)
 	for {
 		n, controls, _, from, err := conn.ReadMsgUDPAddrPort(b, control)
@@ -484,6 +487,14 @@ func TestServicesGo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(func() {
+				if !t.Failed() {
+					return
+				}
+				if err := l.Down(context.Background()); err != nil && !errors.Is(err, ErrNotFound) {
+					t.Error(err)
+				}
+			})
 			if got := ours(); got != rules {
 				t.Errorf("the machine has other rules than before:\n%s", got)
 			}
