@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"slipstream.dev/internal/accel/cpuset"
-
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/accel/cpuset"
 )
 
 // nodeCPUs are the CPUs that a node's processes run on.
