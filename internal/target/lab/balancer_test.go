@@ -93,7 +93,7 @@ func tryDial(t *testing.T, l *Lab, version int, port uint16) (*net.TCPConn, erro
 func TestBalancer(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
-			const backends, rounds = 3, 4
+			const backends = 3
 			l := up(t, balanced(proxy, backends))
 			if got, err := l.Proxy(t.Context()); err != nil || !strings.HasPrefix(got, proxy) {
 				t.Errorf("the proxy is %q, %v", got, err)
@@ -101,53 +101,59 @@ func TestBalancer(t *testing.T) {
 			service := place(t, l, "node1").Service
 			for pair := range uint16(2) {
 				for _, version := range []int{4, 6} {
-					port := service.Port + pair
-					for i := range backends {
-						node := fmt.Sprintf("node%d", 2+i)
-						backend(t, l, node, version, port, func(c *net.TCPConn) {
-							if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
-								t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
-							}
-							all, err := io.ReadAll(c) // to the end that the client sends
-							if err == nil {
-								_, err = fmt.Fprintf(c, "%s %d", node, len(all))
-							}
-							if err != nil {
-								t.Errorf("%s: %v", node, err)
-							}
-						})
-					}
-					var came []string
-					for range backends * rounds {
-						c := dial(t, l, version, port)
-						if _, err := c.Write(make([]byte, 300_000)); err != nil {
-							t.Fatal(err)
-						}
-						if err := c.CloseWrite(); err != nil {
-							t.Fatal(err)
-						}
-						answer, err := io.ReadAll(c)
-						if err != nil {
-							t.Fatal(err)
-						}
-						name, size, _ := strings.Cut(string(answer), " ")
-						if size != "300000" {
-							t.Fatalf("pair %d, IPv%d: the answer is %q", pair, version, answer)
-						}
-						came = append(came, name)
-					}
-					for i := range came {
-						if came[i] != came[i%backends] {
-							t.Errorf("pair %d, IPv%d: not in turns: %v", pair, version, came)
-							break
-						}
-					}
-					if n := len(slices.Compact(slices.Sorted(slices.Values(came)))); n != backends {
-						t.Errorf("pair %d, IPv%d: %d of %d backends are used: %v", pair, version, n, backends, came)
-					}
+					balances(t, l, version, service.Port+pair, backends)
 				}
 			}
 		})
+	}
+}
+
+// balances checks that the connections to a port of the proxy take turns with the backends.
+func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
+	t.Helper()
+	const size, rounds = 300_000, 4
+	for i := range backends {
+		node := fmt.Sprintf("node%d", 2+i)
+		backend(t, l, node, version, port, func(c *net.TCPConn) {
+			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
+				t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
+			}
+			all, err := io.ReadAll(c) // to the end that the client sends
+			if err == nil {
+				_, err = fmt.Fprintf(c, "%s %d", node, len(all))
+			}
+			if err != nil {
+				t.Errorf("%s: %v", node, err)
+			}
+		})
+	}
+	var came []string
+	for range backends * rounds {
+		c := dial(t, l, version, port)
+		if _, err := c.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, received, _ := strings.Cut(string(answer), " ")
+		if received != strconv.Itoa(size) {
+			t.Fatalf("port %d, IPv%d: the answer is %q", port, version, answer)
+		}
+		came = append(came, name)
+	}
+	for i := range came {
+		if came[i] != came[i%backends] {
+			t.Errorf("port %d, IPv%d: not in turns: %v", port, version, came)
+			break
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(came)))); n != backends {
+		t.Errorf("port %d, IPv%d: %d of %d backends are used: %v", port, version, n, backends, came)
 	}
 }
 

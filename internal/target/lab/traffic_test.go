@@ -51,42 +51,55 @@ func TestPaths(t *testing.T) {
 					{"node0/pod0", "node1/pod1"}, {"node2/pod1", "node1/pod1"},
 					{"node0/pod0", "node0/pod1"}, // on one node
 				} {
+					from, to := place(t, l, ends[0]), place(t, l, ends[1])
 					for _, version := range []int{4, 6} {
-						from, to := place(t, l, ends[0]), place(t, l, ends[1])
 						if shape == overlay.ShapeBridge && from.Kind == target.Pod && from.Node != to.Node {
-							in(t, l, from.Name, func() error {
-								_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
-								if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
-									t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
-								}
-								return nil
-							})
-							in(t, l, from.Node, func() error {
-								if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
-									t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
-								}
-								return nil
-							})
-							continue
-						}
-						tracked := from.Kind == target.Node || !slices.Contains(byEBPF, shape)
-						conn := connect(t, l, from.Name, to.Name, version, 1)[0]
-						echo(t, conn)
-						remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-						if want := addrOf(from, version); remote != want {
-							t.Errorf("%s to %s: comes from %s, want %s", from.Name, to.Name, remote, want)
-						}
-						port := conn[1].LocalAddr().(*net.TCPAddr).Port
-						for _, node := range []string{from.Node, to.Node} {
-							if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
-								t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
-							}
+							unreachable(t, l, from, to, version)
+						} else {
+							reachable(t, l, from, to, version)
 						}
 					}
 				}
 			})
 		}
 	}
+}
+
+// reachable checks that a connection carries data, comes from the address of its client, and is tracked by
+// conntrack if its packets pass netfilter.
+func reachable(t *testing.T, l *Lab, from, to target.Place, version int) {
+	t.Helper()
+	tracked := from.Kind == target.Node || !slices.Contains(byEBPF, l.state.Config.Shape)
+	conn := connect(t, l, from.Name, to.Name, version, 1)[0]
+	echo(t, conn)
+	remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	if want := addrOf(from, version); remote != want {
+		t.Errorf("%s to %s: comes from %s, want %s", from.Name, to.Name, remote, want)
+	}
+	port := conn[1].LocalAddr().(*net.TCPAddr).Port
+	for _, node := range []string{from.Node, to.Node} {
+		if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
+			t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
+		}
+	}
+}
+
+// unreachable checks that a client is told at once that there is no route.
+func unreachable(t *testing.T, l *Lab, from, to target.Place, version int) {
+	t.Helper()
+	in(t, l, from.Name, func() error {
+		_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
+		if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+			t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
+		}
+		return nil
+	})
+	in(t, l, from.Node, func() error {
+		if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
+			t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
+		}
+		return nil
+	})
 }
 
 // echo takes a message of several packets there and back.
