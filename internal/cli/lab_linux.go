@@ -23,15 +23,18 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/lab/balancer"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/worker"
 )
 
-// forwarder is the command that forwards packets in the shape udp, balancer the built-in proxy: both
+// forwarderArgv is the command that forwards packets in the shape udp, balancerArgv the built-in proxy: both
 // are this program.
 var (
-	forwarder = []string{"/proc/self/exe", "forward"}
-	balancer  = []string{"/proc/self/exe", "balance"}
+	forwarderArgv = []string{"/proc/self/exe", "forward"}
+	balancerArgv  = []string{"/proc/self/exe", "balance"}
 )
 
 func balanceCommand() *cobra.Command {
@@ -40,7 +43,7 @@ func balanceCommand() *cobra.Command {
 		Short:  "Balance a lab's connections (started by a lab)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE:   func(c *cobra.Command, _ []string) error { return lab.Balance(c.Context()) },
+		RunE:   func(c *cobra.Command, _ []string) error { return balancer.Run(c.Context()) },
 	}
 }
 
@@ -50,7 +53,7 @@ func forwardCommand() *cobra.Command {
 		Short:  "Forward a lab node's packets (started by a lab)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE:   func(c *cobra.Command, _ []string) error { return lab.Forward(c.Context()) },
+		RunE:   func(c *cobra.Command, _ []string) error { return overlay.Forward(c.Context()) },
 	}
 }
 
@@ -92,14 +95,14 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 		CongestionControl: spec.CongestionControl,
 	}
 	if s := f.Service; s.Mode != "" {
-		config.Services = &lab.Services{
+		config.Services = &services.Config{
 			Mode: s.Mode, Servers: served.Seats, Backends: s.Backends, Total: max(s.Services, len(served.Seats)), Transports: served.Transports,
 		}
 	}
 	if b := f.Balancer; b.Backends > 0 {
-		config.Balancer = &lab.Balancer{Backends: b.Backends, Proxy: b.Proxy, NICs: b.NICs, Pairs: f.Pairs}
+		config.Balancer = &balancer.Config{Backends: b.Backends, Proxy: b.Proxy, NICs: b.NICs, Pairs: f.Pairs}
 	}
-	l, err := lab.Up(ctx, config, lab.Options{Forwarder: forwarder, Balancer: balancer, Log: newLog(t.process)})
+	l, err := lab.Up(ctx, config, lab.Options{Forwarder: forwarderArgv, Balancer: balancerArgv, Log: newLog(t.process)})
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +113,7 @@ type labNetwork struct {
 	*lab.Lab
 	*topology.Seating
 	process           Process
-	services          *lab.Services
+	services          *services.Config
 	congestionControl string
 }
 
@@ -231,7 +234,7 @@ func labUpCommand(p Process) *cobra.Command {
 		Short: "Create a lab, which stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
 			config.Name, config.NIC.Rate = args[0], v1alpha1.BitRate(rate)
-			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarder, Log: newLog(p)})
+			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarderArgv, Log: newLog(p)})
 			if err != nil {
 				return err
 			}
@@ -246,7 +249,7 @@ func labUpCommand(p Process) *cobra.Command {
 	f := c.Flags()
 	f.IntVar(&config.Nodes, "nodes", 2, "number of nodes, 2 to 16")
 	f.IntVar(&config.Pods, "pods", 2, "pods per node, 0 to 64")
-	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "network of the pods: "+strings.Join(lab.Shapes(), ", "))
+	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "network of the pods: "+strings.Join(overlay.Shapes(), ", "))
 	f.StringVar(&config.NIC.Offload, "offload", v1alpha1.OffloadFull, "NIC profile: full or none")
 	f.IntVar(&config.NIC.MTU, "mtu", 1500, "MTU of the NICs in bytes")
 	f.StringVar(&rate, "rate", "", "rate limit of each NIC, in each direction, such as 10Gbit")

@@ -73,8 +73,6 @@ func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server 
 }
 
 func TestPairs(t *testing.T) {
-	const window = 300 * time.Millisecond
-	const rate = 2000
 	for _, kind := range []string{Stream, PingPong, UnderLoad, Connect} {
 		for _, udp := range []bool{false, true} {
 			if udp && kind == Connect {
@@ -82,51 +80,54 @@ func TestPairs(t *testing.T) {
 			}
 			for _, ip := range []string{"127.0.0.1", "::1"} {
 				for _, connections := range []int{1, 3} {
-					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections, Rate: rate}
-					t.Run(fmt.Sprintf("%s/udp=%t/%s/%d", kind, udp, ip, connections), func(t *testing.T) {
-						client, server, err := pair(t, t.Context(), spec, ip, window)
-						if err != nil {
-							t.Fatal(err)
-						}
-						if server.Bytes == 0 || server.Messages == 0 {
-							t.Errorf("the server saw nothing: %+v", server)
-						}
-						for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
-							if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 {
-								t.Errorf("%s: window of %.3f s, want %.3f", name, e.Seconds, window.Seconds())
-							}
-							if e.CPUSeconds <= 0 {
-								t.Errorf("%s: no CPU time", name)
-							}
-						}
-						if kind == Stream {
-							return
-						}
-						h, err := record.DecodeHistogram(client.Latency)
-						if err != nil {
-							t.Fatal(err)
-						}
-						if kind == UnderLoad {
-							want := rate * window.Seconds() * float64(connections)
-							if n := float64(h.TotalCount() + int64(client.Lost)); n < 0.98*want || n > 1.02*want {
-								t.Errorf("%.0f messages were due, want %.0f", n, want)
-							}
-							return
-						}
-						// A round trip that spans an edge of the window is in
-						// one of the two figures only.
-						diff := int64(client.Messages) - h.TotalCount()
-						if diff < -2*int64(connections) || diff > 2*int64(connections) {
-							t.Errorf("%d round trips, %d latencies", client.Messages, h.TotalCount())
-						}
-						// One connection spends its time in round trips.
-						if mean := h.Mean() / 1e9 * float64(client.Messages) / float64(connections); mean < 0.7*client.Seconds || mean > 1.1*client.Seconds {
-							t.Errorf("latencies add up to %.3f s of %.3f s", mean, client.Seconds)
-						}
-					})
+					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections, Rate: 2000}
+					t.Run(fmt.Sprintf("%s/udp=%t/%s/%d", kind, udp, ip, connections), func(t *testing.T) { testPair(t, spec, ip) })
 				}
 			}
 		}
+	}
+}
+
+func testPair(t *testing.T, spec Spec, ip string) {
+	const window = 300 * time.Millisecond
+	client, server, err := pair(t, t.Context(), spec, ip, window)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if server.Bytes == 0 || server.Messages == 0 {
+		t.Errorf("the server saw nothing: %+v", server)
+	}
+	for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
+		if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 {
+			t.Errorf("%s: window of %.3f s, want %.3f", name, e.Seconds, window.Seconds())
+		}
+		if e.CPUSeconds <= 0 {
+			t.Errorf("%s: no CPU time", name)
+		}
+	}
+	if spec.Kind == Stream {
+		return
+	}
+	h, err := record.DecodeHistogram(client.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec.Kind == UnderLoad {
+		want := float64(spec.Rate) * window.Seconds() * float64(spec.Connections)
+		if n := float64(h.TotalCount() + int64(client.Lost)); n < 0.98*want || n > 1.02*want {
+			t.Errorf("%.0f messages were due, want %.0f", n, want)
+		}
+		return
+	}
+	// A round trip that spans an edge of the window is in
+	// one of the two figures only.
+	diff := int64(client.Messages) - h.TotalCount()
+	if diff < -2*int64(spec.Connections) || diff > 2*int64(spec.Connections) {
+		t.Errorf("%d round trips, %d latencies", client.Messages, h.TotalCount())
+	}
+	// One connection spends its time in round trips.
+	if mean := h.Mean() / 1e9 * float64(client.Messages) / float64(spec.Connections); mean < 0.7*client.Seconds || mean > 1.1*client.Seconds {
+		t.Errorf("latencies add up to %.3f s of %.3f s", mean, client.Seconds)
 	}
 }
 

@@ -27,7 +27,7 @@ import (
 )
 
 // told is what kube-proxy is told of the services whose rules a lab is tested to load
-// (internal/target/lab/testdata): lists, by where the API has them. The clusters of the
+// (internal/target/lab/services/testdata): lists, by where the API has them. The clusters of the
 // other tests have IPv4 alone, so this is no cluster's.
 var told = map[string]string{
 	"/api/v1/nodes": `
@@ -134,7 +134,7 @@ func TestProxy(t *testing.T) {
 					loads = strings.Replace(loads, "iptables", "ip6tables", 1)
 					shows = strings.NewReplacer("iptables", "ip6tables", " ip ", " ip6 ").Replace(shows)
 				}
-				compareRules(t, filepath.Join("../../internal/target/lab/testdata", mode+version+".txt"), loads, shows)
+				compareRules(t, filepath.Join("../../internal/target/lab/services/testdata", mode+version+".txt"), loads, shows)
 			}
 		})
 	}

@@ -3,7 +3,6 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target/lab/balancer"
+	"slipstream.dev/internal/target/lab/network"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -33,7 +32,7 @@ var proxies = []string{v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin}
 func balanced(proxy string, backends int) func(*Config) {
 	return func(c *Config) {
 		c.Nodes, c.Pods = 2+backends, 0
-		c.Balancer = &Balancer{Backends: backends, Proxy: proxy, Pairs: 2}
+		c.Balancer = &balancer.Config{Backends: backends, Proxy: proxy, Pairs: 2}
 	}
 }
 
@@ -94,7 +93,7 @@ func tryDial(t *testing.T, l *Lab, version int, port uint16) (*net.TCPConn, erro
 func TestBalancer(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
-			const backends, rounds = 3, 4
+			const backends = 3
 			l := up(t, balanced(proxy, backends))
 			if got, err := l.Proxy(t.Context()); err != nil || !strings.HasPrefix(got, proxy) {
 				t.Errorf("the proxy is %q, %v", got, err)
@@ -102,53 +101,59 @@ func TestBalancer(t *testing.T) {
 			service := place(t, l, "node1").Service
 			for pair := range uint16(2) {
 				for _, version := range []int{4, 6} {
-					port := service.Port + pair
-					for i := range backends {
-						node := fmt.Sprintf("node%d", 2+i)
-						backend(t, l, node, version, port, func(c *net.TCPConn) {
-							if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
-								t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
-							}
-							all, err := io.ReadAll(c) // to the end that the client sends
-							if err == nil {
-								_, err = fmt.Fprintf(c, "%s %d", node, len(all))
-							}
-							if err != nil {
-								t.Errorf("%s: %v", node, err)
-							}
-						})
-					}
-					var came []string
-					for range backends * rounds {
-						c := dial(t, l, version, port)
-						if _, err := c.Write(make([]byte, 300_000)); err != nil {
-							t.Fatal(err)
-						}
-						if err := c.CloseWrite(); err != nil {
-							t.Fatal(err)
-						}
-						answer, err := io.ReadAll(c)
-						if err != nil {
-							t.Fatal(err)
-						}
-						name, size, _ := strings.Cut(string(answer), " ")
-						if size != "300000" {
-							t.Fatalf("pair %d, IPv%d: the answer is %q", pair, version, answer)
-						}
-						came = append(came, name)
-					}
-					for i := range came {
-						if came[i] != came[i%backends] {
-							t.Errorf("pair %d, IPv%d: not in turns: %v", pair, version, came)
-							break
-						}
-					}
-					if n := len(slices.Compact(slices.Sorted(slices.Values(came)))); n != backends {
-						t.Errorf("pair %d, IPv%d: %d of %d backends are used: %v", pair, version, n, backends, came)
-					}
+					balances(t, l, version, service.Port+pair, backends)
 				}
 			}
 		})
+	}
+}
+
+// balances checks that the connections to a port of the proxy take turns with the backends.
+func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
+	t.Helper()
+	const size, rounds = 300_000, 4
+	for i := range backends {
+		node := fmt.Sprintf("node%d", 2+i)
+		backend(t, l, node, version, port, func(c *net.TCPConn) {
+			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
+				t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
+			}
+			all, err := io.ReadAll(c) // to the end that the client sends
+			if err == nil {
+				_, err = fmt.Fprintf(c, "%s %d", node, len(all))
+			}
+			if err != nil {
+				t.Errorf("%s: %v", node, err)
+			}
+		})
+	}
+	var came []string
+	for range backends * rounds {
+		c := dial(t, l, version, port)
+		if _, err := c.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, received, _ := strings.Cut(string(answer), " ")
+		if received != strconv.Itoa(size) {
+			t.Fatalf("port %d, IPv%d: the answer is %q", port, version, answer)
+		}
+		came = append(came, name)
+	}
+	for i := range came {
+		if came[i] != came[i%backends] {
+			t.Errorf("port %d, IPv%d: not in turns: %v", port, version, came)
+			break
+		}
+	}
+	if n := len(slices.Compact(slices.Sorted(slices.Values(came)))); n != backends {
+		t.Errorf("port %d, IPv%d: %d of %d backends are used: %v", port, version, n, backends, came)
 	}
 }
 
@@ -233,8 +238,8 @@ func TestBalancerRates(t *testing.T) {
 	var roles []string
 	for _, p := range l.Places() {
 		roles = append(roles, p.Role)
-		if p.NICRate != want[p.Name] || rates(p.Name, nicName) != want[p.Name] || rates("switch", p.Name) != want[p.Name] {
-			t.Errorf("%s: rate %d, sends at %d and receives at %d, want %d", p.Name, p.NICRate, rates(p.Name, nicName), rates("switch", p.Name), want[p.Name])
+		if p.NICRate != want[p.Name] || rates(p.Name, network.NIC) != want[p.Name] || rates("switch", p.Name) != want[p.Name] {
+			t.Errorf("%s: rate %d, sends at %d and receives at %d, want %d", p.Name, p.NICRate, rates(p.Name, network.NIC), rates("switch", p.Name), want[p.Name])
 		}
 	}
 	if diff := cmp.Diff([]string{"client", "proxy", "backend", ""}, roles); diff != "" {
@@ -251,12 +256,12 @@ func TestProxyDies(t *testing.T) {
 			balanced(proxy, 1)(&c)
 			before := machine(t, "slip-"+c.Name)
 			var log lines
-			l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Balancer: balancer, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Balancer: balancerCommand, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = l.Down(context.Background()) })
-			all := processes(t, c)
+			all := running(t, c)
 			if len(all) != 1 {
 				t.Fatalf("processes %v, want the proxy", all)
 			}
@@ -278,36 +283,6 @@ func TestProxyDies(t *testing.T) {
 				t.Errorf("before there was %v, now %v", before, after)
 			}
 		})
-	}
-}
-
-// Without HAProxy the built-in proxy is taken, unless HAProxy is asked for.
-func TestChooseProxy(t *testing.T) {
-	with := t.TempDir()
-	if err := os.WriteFile(filepath.Join(with, "haproxy"), []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		proxy, path string
-		builtin     []string
-		want, err   string
-	}{
-		{"", with, nil, "haproxy", ""},
-		{"haproxy", with, nil, "haproxy", ""},
-		{"builtin", with, balancer, "builtin", ""},
-		{"", "", balancer, "builtin", ""},
-		{"haproxy", "", balancer, "", "HAProxy is not installed: install it (apt install haproxy), or use the built-in proxy (proxy: builtin)"},
-		{"builtin", with, nil, "", "needs Options.Balancer"},
-	} {
-		t.Setenv("PATH", c.path)
-		b := Balancer{Proxy: c.proxy}
-		err := b.choose("x", c.builtin)
-		switch {
-		case c.err == "" && (err != nil || b.Proxy != c.want):
-			t.Errorf("%q of %q: %q, %v, want %q", c.proxy, c.path, b.Proxy, err, c.want)
-		case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
-			t.Errorf("%q of %q: %v, want it to say %q", c.proxy, c.path, err, c.err)
-		}
 	}
 }
 
@@ -361,88 +336,5 @@ func TestBalancerErrors(t *testing.T) {
 		if err := c.validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-	}
-}
-
-// The configuration of HAProxy, for the first of two pairs with two backends.
-func TestHAProxyConfig(t *testing.T) {
-	c := config("x")
-	balanced(v1alpha1.ProxyHAProxy, 2)(&c)
-	got := string(haproxy(c.Balancer.fronts(layout(c)), 20_000))
-	want := `global
-    maxconn 9488
-defaults
-    mode tcp
-    balance roundrobin
-    timeout connect 5s
-    timeout client 1h
-    timeout server 1h
-listen pair0-ipv4
-    bind 198.18.0.2:7465
-    server backend0 198.18.0.3:7465
-    server backend1 198.18.0.4:7465
-listen pair0-ipv6
-    bind [fd73:6c69:7000::2]:7465
-    server backend0 [fd73:6c69:7000::3]:7465
-    server backend1 [fd73:6c69:7000::4]:7465
-`
-	if first, _, _ := strings.Cut(got, "listen pair1-ipv4"); first != want {
-		t.Errorf("(-want +got):\n%s", cmp.Diff(want, first))
-	}
-}
-
-// Where nodes share CPUs the proxy has one to itself, as soon as there are two.
-func TestBalancerCores(t *testing.T) {
-	b := &Balancer{Backends: 4}
-	for cpus, want := range map[string][]int{"3": {3, 3, 3, 3, 3, 3}, "0-1": {0, 1, 0, 0, 0, 0}, "0,2,5,7": {0, 2, 5, 7, 0, 5}} {
-		list, err := parseCPUs(cpus)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []int
-		for i := range 6 {
-			got = append(got, b.core(list, i))
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("CPUs %s (-want +got):\n%s", cpus, diff)
-		}
-	}
-}
-
-func TestHAProxyVersion(t *testing.T) {
-	for said, want := range map[string]string{
-		"HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/\nStatus: long-term\n": "haproxy 2.6.12-1+deb12u4",
-		"HA-Proxy version 1.8.30 2021/04/12\n":                                                    "haproxy 1.8.30",
-		"":                                                                                        "haproxy",
-		"usage: haproxy [-f <file>]":                                                              "haproxy",
-	} {
-		if got := haproxyVersion([]byte(said)); got != want {
-			t.Errorf("%q: %q, want %q", said, got, want)
-		}
-	}
-}
-
-const procNetTCP = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 020012C6:1D29 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 9103681 1 0000000000000000 100 0 0 10 0
-   1: 020012C6:1D2A 010012C6:D2F0 01 00000000:00000000 02:000004A1 00000000     0        0 9103682 2 0000000000000000 20 4 30 10 -1
-`
-
-// Only sockets that listen count, of either version.
-func FuzzListeningPorts(f *testing.F) {
-	f.Add([]byte(procNetTCP))
-	f.Add([]byte("1: 00000000000000000000000000000000:1D2B 0:0 0A"))
-	f.Add([]byte("1: :FFFFF 0:0 0A\n2: 1 0 0A\n3: 1:zz 0 0A"))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		ports := listeningPorts(text)
-		if n := bytes.Count(text, []byte("0A")); len(ports) > n {
-			t.Errorf("%d ports listen in %q", len(ports), text)
-		}
-	})
-}
-
-func TestListeningPorts(t *testing.T) {
-	got := listeningPorts([]byte(procNetTCP + "   2: 00000000000000000000000001000000:1D2B 00000000000000000000000000000000:0000 0A\nnonsense\n"))
-	if diff := cmp.Diff([]uint16{7465, 7467}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -16,6 +16,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
 )
 
 // Down kills the processes that are still in the lab and removes it. It returns when names and devices
@@ -37,17 +41,13 @@ func (l *Lab) Down(ctx context.Context) error {
 		}
 		l.state, l.lock = s, lock
 	}
-	l.ending.Store(true)
+	l.processes.ending.Store(true)
 	err := tearDown(ctx, l.state.Config)
-	for _, ended := range l.ended {
-		if ended != nil && err == nil {
-			<-ended
-		}
-	}
 	if err != nil {
 		l.lock.release()
 		err = fmt.Errorf("remove lab %s: %w", l.state.Config.Name, err)
 	} else {
+		l.processes.await()
 		err = l.lock.remove()
 	}
 	l.lock = nil
@@ -128,7 +128,7 @@ const gone = 10 * time.Second
 // destroys them in one batch. The switch stays until the nodes' NICs are gone, the last of their devices.
 func tearDown(ctx context.Context, c Config) error {
 	names := namespaces(c)
-	if c.Shape == ShapeUDP {
+	if c.Shape == overlay.ShapeUDP {
 		if err := giveUpConnections(names); err != nil {
 			return err
 		}
@@ -137,17 +137,17 @@ func tearDown(ctx context.Context, c Config) error {
 		return err
 	}
 	if c.translated() {
-		if err := removeCgroup(ctx, c); err != nil {
+		if err := services.RemoveCgroup(ctx, c.Name); err != nil {
 			return err
 		}
 	}
-	sw, err := openNamespace(switchNS(c.Name))
+	sw, err := network.Open(switchNS(c.Name))
 	if err != nil {
 		sw = nil // never created, or half removed: there is nothing to watch
 	}
-	defer sw.close()
+	defer sw.Close()
 	for _, name := range names[:len(names)-1] {
-		if err := removeNamespace(name); err != nil {
+		if err := network.Remove(name); err != nil {
 			return err
 		}
 	}
@@ -156,7 +156,7 @@ func tearDown(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	return removeNamespace(switchNS(c.Name))
+	return network.Remove(switchNS(c.Name))
 }
 
 // giveUpConnections makes the kernel give up soon on closed connections whose peer does not answer. If
@@ -164,7 +164,7 @@ func tearDown(ctx context.Context, c Config) error {
 // connection holds its namespace for a minute or more.
 func giveUpConnections(names []string) error {
 	for _, name := range names {
-		err := inside(name, func() error { return sysctl("net/ipv4/tcp_orphan_retries=1") })
+		err := network.Inside(name, func() error { return network.Sysctl("net/ipv4/tcp_orphan_retries=1") })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never created, or half removed
 			return err
 		}
@@ -174,14 +174,14 @@ func giveUpConnections(names []string) error {
 
 // awaitNICs waits until no veth is left in the switch: each disappears with its peer, and that with its
 // namespace.
-func awaitNICs(ctx context.Context, sw *namespace) error {
+func awaitNICs(ctx context.Context, sw *network.Namespace) error {
 	ctx, cancel := context.WithTimeout(ctx, gone)
 	defer cancel()
 	updates := make(chan netlink.LinkUpdate)
 	done := make(chan struct{})
 	failed := make(chan error, 1)
 	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
-		Namespace: &sw.handle,
+		Namespace: &sw.Handle,
 		ErrorCallback: func(err error) {
 			select {
 			case failed <- err:
@@ -197,7 +197,7 @@ func awaitNICs(ctx context.Context, sw *namespace) error {
 		}
 	}()
 	for {
-		links, err := sw.nl.LinkList()
+		links, err := sw.Netlink.LinkList()
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return fmt.Errorf("list the switch's ports: %w", err)
 		}
@@ -220,7 +220,7 @@ func endProcesses(ctx context.Context, names []string) error {
 	inodes := make(map[string]bool)
 	for _, name := range names {
 		var st unix.Stat_t
-		if err := unix.Stat(netnsPath(name), &st); err == nil {
+		if err := unix.Stat(network.Path(name), &st); err == nil {
 			inodes[fmt.Sprintf("net:[%d]", st.Ino)] = true
 		}
 	}

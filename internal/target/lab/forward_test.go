@@ -21,16 +21,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
-// processes that run in the namespaces of a lab.
-func processes(t *testing.T, c Config) (pids []string) {
+// running are the processes that run in the namespaces of a lab.
+func running(t *testing.T, c Config) (pids []string) {
 	t.Helper()
 	inodes := make(map[string]bool)
 	for _, name := range namespaces(c) {
 		var st unix.Stat_t
-		if err := unix.Stat(netnsPath(name), &st); err == nil {
+		if err := unix.Stat(network.Path(name), &st); err == nil {
 			inodes[fmt.Sprintf("net:[%d]", st.Ino)] = true
 		}
 	}
@@ -50,22 +53,22 @@ func processes(t *testing.T, c Config) (pids []string) {
 // then leaves nothing.
 func TestForwarderEndsWithOwner(t *testing.T) {
 	testenv.NeedRoot(t)
-	t.Setenv(childShape, ShapeUDP)
+	t.Setenv(childShape, overlay.ShapeUDP)
 	dir, name := t.TempDir(), labName(t)
 	c := config(name)
-	c.Shape = ShapeUDP
+	c.Shape = overlay.ShapeUDP
 	before := machine(t, "slip-"+name)
 	owner := startUp(t, dir, name)
 	if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
 		t.Fatalf("child says %q, %v", line, err)
 	}
-	if got := processes(t, c); len(got) != c.Nodes {
+	if got := running(t, c); len(got) != c.Nodes {
 		t.Errorf("processes %v run in the lab, want one a node", got)
 	}
 	if err := owner.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Await(t, 20*time.Second, "forwarders have ended", func() bool { return len(processes(t, c)) == 0 })
+	testenv.Await(t, 20*time.Second, "forwarders have ended", func() bool { return len(running(t, c)) == 0 })
 	if swept, err := Sweep(t.Context(), dir); err != nil || len(swept) != 1 {
 		t.Errorf("swept %v, %v", swept, err)
 	}
@@ -78,15 +81,15 @@ func TestForwarderEndsWithOwner(t *testing.T) {
 func TestForwarderOfKeptLab(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
-	t.Setenv(childShape, ShapeUDP)
+	t.Setenv(childShape, overlay.ShapeUDP)
 	t.Setenv(childKeep, "1")
 	c := config(name)
-	c.Shape = ShapeUDP
+	c.Shape = overlay.ShapeUDP
 	owner := startUp(t, dir, name)
 	if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
 		t.Fatalf("child says %q, %v", line, err)
 	}
-	running := processes(t, c)
+	before := running(t, c)
 	if err := owner.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -97,13 +100,13 @@ func TestForwarderOfKeptLab(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Down(context.Background()) })
 	echo(t, connect(t, l, "node0/pod0", "node1/pod0", 4, 1)[0])
-	if got := processes(t, c); len(got) != c.Nodes || strings.Join(got, " ") != strings.Join(running, " ") {
-		t.Errorf("processes %v run in the lab, and with its owner %v", got, running)
+	if got := running(t, c); len(got) != c.Nodes || strings.Join(got, " ") != strings.Join(before, " ") {
+		t.Errorf("processes %v run in the lab, and with its owner %v", got, before)
 	}
 	if err := l.Down(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, pid := range running {
+	for _, pid := range before {
 		if _, err := os.Stat("/proc/" + pid + "/ns/net"); err == nil {
 			if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") {
 				t.Errorf("forwarder %s outlives the lab: %s", pid, stat)
@@ -116,7 +119,7 @@ func TestForwarderOfKeptLab(t *testing.T) {
 func TestForwarderDoesNotStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
-	c.Shape = ShapeUDP
+	c.Shape = overlay.ShapeUDP
 	before := machine(t, "slip-"+c.Name)
 	for what, try := range map[string]struct {
 		forwarder []string
@@ -143,15 +146,15 @@ func TestForwarderDoesNotStart(t *testing.T) {
 func TestForwarderDies(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))
-	c.Shape = ShapeUDP
+	c.Shape = overlay.ShapeUDP
 	var log lines
-	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarderCommand, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Down(context.Background()) })
 	conn := connect(t, l, "node0", "node1/pod0", 4, 1)[0]
-	all := processes(t, c)
+	all := running(t, c)
 	if len(all) != 2 {
 		t.Fatalf("processes %v", all)
 	}
@@ -200,7 +203,7 @@ func (l *lines) String() string {
 // What a forwarder is sent that is no packet, or for nobody, changes nothing: what
 // comes next arrives.
 func TestForwarderHostile(t *testing.T) {
-	l := up(t, func(c *Config) { c.Shape, c.Pods = ShapeUDP, 1 })
+	l := up(t, func(c *Config) { c.Shape, c.Pods = overlay.ShapeUDP, 1 })
 	to, own := place(t, l, "node0/pod0"), place(t, l, "node1/pod0").IPv4
 	var server *net.UDPConn
 	var outer *net.UDPConn
@@ -210,7 +213,7 @@ func TestForwarderHostile(t *testing.T) {
 	})
 	defer server.Close()
 	in(t, l, "node1", func() (err error) {
-		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: place(t, l, "node0").IPv4.AsSlice(), Port: udpPort})
+		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: place(t, l, "node0").IPv4.AsSlice(), Port: 8285})
 		return err
 	})
 	defer outer.Close()
@@ -219,7 +222,7 @@ func TestForwarderHostile(t *testing.T) {
 	far := udpPacket(own, to.IPv4, port, "too far")
 	far[8] = 1
 	binary.BigEndian.PutUint16(far[10:], 0)
-	binary.BigEndian.PutUint16(far[10:], checksum(far[:20]))
+	binary.BigEndian.PutUint16(far[10:], ^grammar.Sum(0, far[:20]))
 	for _, packet := range [][]byte{
 		{}, {0x45}, good[:19], append([]byte{0x65}, good[1:]...), append([]byte{0}, good[1:]...), bytes.Repeat([]byte{0x60}, 39),
 		make([]byte, 9000), bytes.Repeat([]byte{0x45}, 1472), far, udpPacket(own, netip.MustParseAddr("10.244.77.1"), port, "for nobody"), good,
@@ -234,98 +237,5 @@ func TestForwarderHostile(t *testing.T) {
 	got := make([]byte, 2000)
 	if n, err := server.Read(got); err != nil || string(got[:n]) != "good" {
 		t.Errorf("%q arrives, %v", got[:n], err)
-	}
-}
-
-// A hop leaves a sum good that was, and takes nothing for a packet that is none.
-func FuzzHop(f *testing.F) {
-	a := netip.MustParseAddr
-	f.Add(udpPacket(a("10.244.0.2"), a("10.244.1.2"), 1, "x"))
-	f.Add(append([]byte{0x60, 0, 0, 0, 0, 0, 59, 64}, make([]byte, 32)...))
-	carries := udpPacket(a("10.244.0.2"), a("10.244.1.2"), 1, "x")
-	carries[10] = 0xff
-	f.Add(carries)
-	f.Add([]byte{0x45})
-	f.Fuzz(func(t *testing.T, packet []byte) {
-		before := bytes.Clone(packet)
-		to, ok := hop(packet)
-		switch {
-		case !ok:
-			if !bytes.Equal(before, packet) {
-				t.Errorf("changed %x to %x, and is not to be forwarded", before, packet)
-			}
-		case to.Is4():
-			if !bytes.Equal(to.AsSlice(), before[16:20]) || packet[8] != before[8]-1 {
-				t.Errorf("%x to %s becomes %x", before, to, packet)
-			}
-			// A sum that is right makes the header's 0; of the two ways to write
-			// that, none can come from a header that is not all zero.
-			if checksum(before[:20]) != checksum(packet[:20]) {
-				t.Errorf("sum of %x is %#x, then %#x", before[:20], checksum(before[:20]), checksum(packet[:20]))
-			}
-		case !bytes.Equal(to.AsSlice(), before[24:40]) || packet[7] != before[7]-1:
-			t.Errorf("%x to %s becomes %x", before, to, packet)
-		}
-	})
-}
-
-// Routes are found whichever was found before.
-func TestRelayRoute(t *testing.T) {
-	r := newRelay(-1, -1, forwarding{MTU: 1472, Routes: []forwarderRoute{
-		{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParseAddrPort("198.18.0.2:8285")},
-		{netip.MustParsePrefix("10.244.2.0/24"), netip.MustParseAddrPort("198.18.0.3:8285")},
-		{netip.MustParsePrefix("fd00::/64"), netip.MustParseAddrPort("198.18.0.4:8285")},
-	}})
-	port := binary.NativeEndian.Uint16([]byte{8285 >> 8, 8285 & 0xff}) // as it goes out
-	for range 2 {
-		for to, want := range map[string]byte{"10.244.1.9": 2, "10.244.2.1": 3, "fd00::7": 4, "10.244.3.1": 0, "::ffff:10.244.1.9": 0} {
-			node := r.route(netip.MustParseAddr(to))
-			if want == 0 && node != nil || want != 0 && (node == nil || node.Addr[3] != want || node.Port != port) {
-				t.Errorf("%s is on %v, want 198.18.0.%d", to, node, want)
-			}
-		}
-	}
-}
-
-// A relay sends a packet to the node whose pods it is for, and goes on after one
-// that is for nobody.
-func TestRelaySend(t *testing.T) {
-	tun, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(tun[0])
-	defer unix.Close(tun[1])
-	other, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(socket)
-	r := newRelay(tun[0], socket, forwarding{MTU: 1472, Routes: []forwarderRoute{
-		{netip.MustParsePrefix("10.244.1.0/24"), other.LocalAddr().(*net.UDPAddr).AddrPort()},
-	}})
-	if did, err := r.send(); did || err != nil {
-		t.Errorf("without a packet: %t, %v", did, err)
-	}
-	from := netip.MustParseAddr("10.244.0.2")
-	for _, to := range []string{"10.244.2.2", "10.244.1.2"} {
-		if _, err := unix.Write(tun[1], udpPacket(from, netip.MustParseAddr(to), 1, to)); err != nil {
-			t.Fatal(err)
-		}
-		if did, err := r.send(); !did || err != nil {
-			t.Errorf("a packet to %s: %t, %v", to, did, err)
-		}
-	}
-	if err := other.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, 2000)
-	if n, err := other.Read(got); err != nil || !strings.HasSuffix(string(got[:n]), "10.244.1.2") {
-		t.Errorf("the node gets %q, %v", got[:n], err)
 	}
 }

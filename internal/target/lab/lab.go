@@ -1,9 +1,9 @@
 //go:build linux
 
 // Package lab builds nodes and pods out of network namespaces on this machine: nodes whose NICs are
-// joined by a switch, and pods behind a network of the shape that some product gives it (see shape.go).
-// Devices, routes and netfilter are the kernel's own; only the wire is a veth that is made to behave
-// like one (see wire.go).
+// joined by a switch, and pods behind a network of the shape that some product gives it (lab/overlay).
+// There can be services in front of pods (lab/services), or a balancer between nodes (lab/balancer). Devices,
+// routes and netfilter are the kernel's own; only the wire is a veth that is made to behave like one (wire.go).
 //
 // It starts processes in places but does not know what they do: that is up to internal/worker. When
 // and which labs are built is up to internal/experiment and the command line.
@@ -21,7 +21,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,6 +29,10 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/balancer"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
 )
 
 // DefaultDir holds the state of labs. A reboot clears it, as it clears the labs.
@@ -52,20 +55,17 @@ type Config struct {
 	Nodes int          `json:"nodes"`
 	Pods  int          `json:"pods"`
 	NIC   v1alpha1.NIC `json:"nic"`
-	// Shape of the pods' network: one of Shapes.
+	// Shape of the pods' network: one of overlay.Shapes.
 	Shape string `json:"shape"`
 	// Services in front of pods; none if nil.
-	Services *Services `json:"services,omitempty"`
+	Services *services.Config `json:"services,omitempty"`
 	// Balancer between nodes; none if nil.
-	Balancer *Balancer `json:"balancer,omitempty"`
+	Balancer *balancer.Config `json:"balancer,omitempty"`
 	// CongestionControl of the namespaces, if the kernel allows setting it; empty for the machine's.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
-
-// minMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
-const minMTU = 1280 + overhead6
 
 func (c Config) validate() error {
 	if !validName.MatchString(c.Name) {
@@ -77,25 +77,27 @@ func (c Config) validate() error {
 	if c.Pods < 0 || c.Pods > 64 {
 		return fmt.Errorf("lab %s: pods per node must be 0 to 64, are %d", c.Name, c.Pods)
 	}
-	if !slices.Contains(Shapes(), c.Shape) {
-		return fmt.Errorf("lab %s: shape must be one of %s, is %q", c.Name, strings.Join(Shapes(), ", "), c.Shape)
+	if !slices.Contains(overlay.Shapes(), c.Shape) {
+		return fmt.Errorf("lab %s: shape must be one of %s, is %q", c.Name, strings.Join(overlay.Shapes(), ", "), c.Shape)
 	}
 	if c.NIC.Offload != v1alpha1.OffloadFull && c.NIC.Offload != v1alpha1.OffloadNone {
 		return fmt.Errorf("lab %s: offload must be %s or %s, is %q", c.Name, v1alpha1.OffloadFull, v1alpha1.OffloadNone, c.NIC.Offload)
 	}
-	if c.NIC.MTU < minMTU || c.NIC.MTU > 9000 {
-		return fmt.Errorf("lab %s: MTU must be %d (IPv6 needs 1280 inside the overlay) to 9000, is %d", c.Name, minMTU, c.NIC.MTU)
+	if c.NIC.MTU < overlay.MinMTU || c.NIC.MTU > 9000 {
+		return fmt.Errorf("lab %s: MTU must be %d (IPv6 needs 1280 inside the overlay) to 9000, is %d", c.Name, overlay.MinMTU, c.NIC.MTU)
 	}
 	if _, err := c.NIC.Rate.BitsPerSecond(); err != nil {
 		return fmt.Errorf("lab %s: rate %w", c.Name, err)
 	}
 	if c.Balancer != nil {
-		if err := c.Balancer.validate(c); err != nil {
-			return err
+		if err := c.Balancer.Validate(c.Nodes); err != nil {
+			return fmt.Errorf("lab %s: balancer: %w", c.Name, err)
 		}
 	}
 	if c.Services != nil {
-		return c.Services.validate(c)
+		if err := c.Services.Validate(c.Shape, c.Nodes, c.Pods); err != nil {
+			return fmt.Errorf("lab %s: services: %w", c.Name, err)
+		}
 	}
 	return nil
 }
@@ -107,9 +109,9 @@ type Options struct {
 	// Keep lets the lab outlive this process. Without it, Sweep removes it once
 	// the process is gone.
 	Keep bool
-	// Forwarder is a command that calls Forward, needed by the shape udp.
+	// Forwarder is a command that calls overlay.Forward, needed by the shape udp.
 	Forwarder []string
-	// Balancer is a command that calls Balance, needed by a balancer with the built-in proxy.
+	// Balancer is a command that calls balancer.Run, needed by a balancer with the built-in proxy.
 	Balancer []string
 	// Log gets problems that are no reason to fail; nothing if nil.
 	Log *slog.Logger
@@ -120,12 +122,8 @@ type Lab struct {
 	state *state
 	dir   string
 	// lock is held if this process owns the lab.
-	lock *lock
-	// forwarder and balancer are their commands. ended are closed as the processes end that this one
-	// started on each node; ending says that they are meant to.
-	forwarder, balancer []string
-	ended               []chan struct{}
-	ending              atomic.Bool
+	lock      *lock
+	processes processes
 	// loads are how long loading the services of each node took; loader names what loaded them.
 	loads  []time.Duration
 	loader string
@@ -144,14 +142,14 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Shape == ShapeUDP && len(o.Forwarder) == 0 {
+	if c.Shape == overlay.ShapeUDP && len(o.Forwarder) == 0 {
 		return nil, fmt.Errorf("lab %s: shape %s needs Options.Forwarder", c.Name, c.Shape)
 	}
 	if c.Balancer != nil {
 		b := *c.Balancer
 		c.Balancer = &b
-		if err := b.choose(c.Name, o.Balancer); err != nil {
-			return nil, err
+		if err := c.Balancer.Choose(o.Balancer); err != nil {
+			return nil, fmt.Errorf("lab %s: balancer: %w", c.Name, err)
 		}
 	}
 	if err := probe(c); err != nil {
@@ -161,7 +159,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{o.Dir, netnsDir} {
+	for _, dir := range []string{o.Dir, network.Dir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("create folder for labs: %w", err)
 		}
@@ -181,16 +179,13 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		state: &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
 		dir:   o.Dir,
 		lock:  lock,
-
-		forwarder: o.Forwarder,
-		balancer:  o.Balancer,
-		ended:     make([]chan struct{}, c.Nodes),
-		loads:     make([]time.Duration, c.Nodes),
+		loads: make([]time.Duration, c.Nodes),
 	}
+	l.processes = processes{lab: l, ended: make([]chan struct{}, c.Nodes)}
 	if err := l.state.write(o.Dir); err != nil {
 		return nil, errors.Join(err, lock.remove())
 	}
-	if err := l.make(ctx, o.Log); err != nil {
+	if err := l.make(ctx, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("create lab %s: %w", c.Name, err), l.Down(context.WithoutCancel(ctx)))
 	}
 	l.state.Up = true
@@ -207,12 +202,12 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 // free checks that no name of a lab is taken.
 func free(c Config) error {
 	for _, ns := range namespaces(c) {
-		if _, err := os.Lstat(netnsPath(ns)); err == nil {
+		if _, err := os.Lstat(network.Path(ns)); err == nil {
 			return fmt.Errorf("network namespace %s %w, but belongs to no lab: remove it (ip netns del %[1]s), or choose another name for the lab", ns, ErrExists)
 		}
 	}
 	if c.translated() {
-		if path, err := cgroupPath(c.Name); err != nil {
+		if path, err := services.CgroupPath(c.Name); err != nil {
 			return err
 		} else if _, err := os.Lstat(path); err == nil {
 			return fmt.Errorf("cgroup %s %w, but belongs to no lab: remove it (rmdir %[1]s), or choose another name for the lab", path, ErrExists)
@@ -272,71 +267,106 @@ func List(dir string) ([]Info, error) {
 }
 
 // make creates what the state describes.
-func (l *Lab) make(ctx context.Context, log *slog.Logger) error {
+func (l *Lab) make(ctx context.Context, o Options) error {
 	c := l.state.Config
 	nodes := layout(c)
-	sw, err := createNamespace(switchNS(c.Name), prepareSwitch)
+	sw, err := network.Create(switchNS(c.Name), prepareSwitch)
 	if err != nil {
 		return err
 	}
-	defer sw.close()
+	defer sw.Close()
 	wire, err := newWire(c.NIC, sw)
 	if err != nil {
 		return err
 	}
 	defer wire.close()
-	hosts := make([]*host, len(nodes))
+	podNetwork := &overlay.Overlay{
+		Shape: c.Shape, NICMTU: c.NIC.MTU, Nodes: nodes,
+		Processes: &l.processes, Forwarder: o.Forwarder, Keep: l.state.Keep, Log: o.Log,
+	}
+	spaces, hosts := make([]*network.Namespace, len(nodes)), make([]*overlay.Host, len(nodes))
 	defer func() {
-		for _, h := range hosts {
-			h.close()
+		for i := range nodes {
+			hosts[i].Close()
+			spaces[i].Close()
 		}
 	}()
 	if err := parallel(ctx, len(nodes), func(i int) error {
 		n := nodes[i]
-		ns, err := createNamespace(n.ns, func() error { return prepareNode(c.CongestionControl, log) })
+		ns, err := network.Create(n.NS, func() error { return prepareNode(c.CongestionControl, o.Log) })
 		if err != nil {
 			return err
 		}
-		hosts[i] = &host{namespace: ns, node: n}
+		spaces[i] = ns
 		if err := wire.connect(ns, n, l.state.CPUs[i].IRQ); err != nil {
-			return fmt.Errorf("connect %s: %w", n.place.Name, err)
+			return fmt.Errorf("connect %s: %w", n.Place.Name, err)
 		}
-		if err := errors.Join(filter(ns, n), trackBriefly(ns)); err != nil {
-			return fmt.Errorf("netfilter of %s: %w", n.place.Name, err)
+		if err := errors.Join(services.Filter(ns, n), trackBriefly(ns)); err != nil {
+			return fmt.Errorf("netfilter of %s: %w", n.Place.Name, err)
 		}
-		if err := l.makeOverlay(hosts[i], nodes, i, log); err != nil {
-			return fmt.Errorf("pod network of %s: %w", n.place.Name, err)
+		if hosts[i], err = podNetwork.Join(ns, i); err != nil {
+			return fmt.Errorf("pod network of %s: %w", n.Place.Name, err)
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
 	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
-		h := hosts[i%c.Nodes]
-		p := h.pods[i/c.Nodes]
-		ns, err := createNamespace(p.ns, func() error { return preparePod(c.CongestionControl, log) })
+		p := nodes[i%c.Nodes].Pods[i/c.Nodes]
+		ns, err := network.Create(p.NS, func() error { return preparePod(c.CongestionControl, o.Log) })
 		if err != nil {
 			return err
 		}
-		defer ns.close()
-		if err := makePod(h, ns, c, p); err != nil {
-			return fmt.Errorf("create %s: %w", p.place.Name, err)
+		defer ns.Close()
+		if err := hosts[i%c.Nodes].Connect(ns, p); err != nil {
+			return fmt.Errorf("create %s: %w", p.Place.Name, err)
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
 	if c.Services != nil {
-		if err := l.makeServices(ctx, hosts, nodes); err != nil {
+		if err := l.makeServices(ctx, spaces, nodes); err != nil {
 			return fmt.Errorf("services: %w", err)
 		}
 	}
 	if c.Balancer != nil {
-		if err := l.makeBalancer(ctx, hosts, nodes, log); err != nil {
+		if err := c.Balancer.Start(ctx, spaces[balancer.Node], nodes, o.Balancer, &l.processes, o.Log); err != nil {
 			return fmt.Errorf("balancer: %w", err)
 		}
 	}
 	return nil
+}
+
+// makeServices creates the services of a lab whose pods exist.
+func (l *Lab) makeServices(ctx context.Context, spaces []*network.Namespace, nodes []network.Node) error {
+	c := l.state.Config
+	if c.translated() {
+		took, err := c.Services.Attach(c.Name, nodes)
+		for i := range l.loads {
+			l.loads[i] = took
+		}
+		return err
+	}
+	rules := c.Services.Rules(nodes)
+	version, err := rules.Version(ctx)
+	if err != nil {
+		return err
+	}
+	l.loader = version
+	return parallel(ctx, len(spaces), func(i int) error {
+		took, err := rules.Load(ctx, spaces[i])
+		if err != nil {
+			return fmt.Errorf("rules of %s: %w", nodes[i].Place.Name, err)
+		}
+		l.loads[i] = took
+		return nil
+	})
+}
+
+// translated reports whether the lab's pods have a cgroup.
+func (c Config) translated() bool {
+	return c.Services != nil && c.Services.Mode == v1alpha1.ServiceEBPF
 }
 
 // threads that create things at once. The kernel does most of it under one lock (RTNL), so a second
@@ -370,16 +400,20 @@ func (l *Lab) Places() []target.Place {
 			}
 			*all = append(*all, p)
 		}
-		l.seatNode(&n.place, i)
-		add(&nodes, n.place)
-		for j, p := range n.pods {
+		n.Place.Cores, n.Place.Shared = cpus.CPUs, cpus.IRQ < 0
+		if n.Place.Shared && n.Place.Role != "" {
+			core := l.state.Config.Balancer.Core(cpus.CPUs, i)
+			n.Place.Cores, n.Place.Affinity = []int{core}, formatCPUs([]int{core})
+		}
+		add(&nodes, n.Place)
+		for j, p := range n.Pods {
 			if cpus.IRQ < 0 {
 				// If nodes share CPUs, the two pods of a pair are on different CPUs. Pods on
 				// different machines never share a CPU, and here the scheduler would decide
 				// at random.
-				p.place.Affinity = formatCPUs(cpus.CPUs[(i+j)%len(cpus.CPUs) : (i+j)%len(cpus.CPUs)+1])
+				p.Place.Affinity = formatCPUs(cpus.CPUs[(i+j)%len(cpus.CPUs) : (i+j)%len(cpus.CPUs)+1])
 			}
-			add(&pods, p.place)
+			add(&pods, p.Place)
 		}
 	}
 	return append(nodes, pods...)
@@ -389,7 +423,7 @@ func (l *Lab) Places() []target.Place {
 func (l *Lab) Placement() string {
 	cpus := l.state.CPUs
 	if cpus[0].IRQ < 0 && l.state.Config.Balancer != nil {
-		return l.state.Config.Balancer.placement(cpus[0].CPUs)
+		return l.state.Config.Balancer.Placement(cpus[0].CPUs)
 	}
 	if len(cpus[0].CPUs) == 1 {
 		return fmt.Sprintf("The nodes share CPU %s, so both ends of a pair run on it.", formatCPUs(cpus[0].CPUs))
@@ -419,7 +453,7 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 			return fmt.Errorf("CPUs of %s: %w", place.Name, err)
 		}
 		if place.Kind == target.Pod && l.state.Config.translated() {
-			cgroup, err := openCgroup(l.state.Config.Name)
+			cgroup, err := services.OpenCgroup(l.state.Config.Name)
 			if err != nil {
 				return err
 			}
@@ -433,7 +467,7 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 		for _, cpu := range cpus {
 			set.Set(cpu)
 		}
-		return inside(ns, func() error {
+		return network.Inside(ns, func() error {
 			// A child inherits the namespace and the affinity of the thread that forks it.
 			if err := unix.SchedGetaffinity(0, &before); err != nil {
 				return fmt.Errorf("read CPU affinity: %w", err)
@@ -448,6 +482,27 @@ func (l *Lab) In(place target.Place) func(*exec.Cmd) error {
 			return errors.Join(err, unix.SchedSetaffinity(0, &before))
 		})
 	}
+}
+
+// Proxy returns the proxy of the lab's balancer with its version: "haproxy 2.6.12" or "builtin"; "" if
+// there is no balancer.
+func (l *Lab) Proxy(ctx context.Context) (string, error) {
+	b := l.state.Config.Balancer
+	if b == nil {
+		return "", nil
+	}
+	return b.Version(ctx)
+}
+
+// Loaded returns how long loading the services of a node took, and the version of the program that loaded
+// their rules. In mode ebpf there is no version, and the time is that of all nodes.
+func (l *Lab) Loaded(node string) (took time.Duration, version string) {
+	for i, n := range layout(l.state.Config) {
+		if n.Place.Name == node && i < len(l.loads) {
+			took = l.loads[i]
+		}
+	}
+	return took, l.loader
 }
 
 // Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.
@@ -476,12 +531,12 @@ func (l *Lab) Run(ctx context.Context, place string, argv []string, in, out, err
 // find returns the namespace of a place.
 func (l *Lab) find(place string) (ns string, err error) {
 	for _, n := range layout(l.state.Config) {
-		if place == n.place.Name {
-			return n.ns, nil
+		if place == n.Place.Name {
+			return n.NS, nil
 		}
-		for _, p := range n.pods {
-			if place == p.place.Name {
-				return p.ns, nil
+		for _, p := range n.Pods {
+			if place == p.Place.Name {
+				return p.NS, nil
 			}
 		}
 	}

@@ -23,6 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -30,7 +33,7 @@ import (
 // prefix, and the devices of this namespace.
 func machine(t *testing.T, prefix string) (all []string) {
 	t.Helper()
-	names, err := filepath.Glob(netnsPath(prefix + "*"))
+	names, err := filepath.Glob(network.Path(prefix + "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +44,8 @@ func machine(t *testing.T, prefix string) (all []string) {
 	for _, l := range links {
 		names = append(names, l.Attrs().Name)
 	}
-	if root, err := cgroupRoot("/proc/self/mountinfo"); err == nil {
-		cgroups, err := filepath.Glob(filepath.Join(root, prefix+"*"))
+	if path, err := services.CgroupPath(""); err == nil {
+		cgroups, err := filepath.Glob(filepath.Join(filepath.Dir(path), prefix+"*"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,11 +69,11 @@ func files(t *testing.T, dir string) (all []string) {
 // 2 nodes and 32 pods on each come up in under 3 s and go in under 2.
 func TestTimes(t *testing.T) {
 	testenv.NeedRoot(t)
-	for _, shape := range Shapes() {
+	for _, shape := range overlay.Shapes() {
 		c := config(labName(t))
 		c.Pods, c.Shape, c.NIC.Offload = 32, shape, v1alpha1.OffloadNone
 		begin := time.Now()
-		l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder})
+		l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarderCommand})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +91,7 @@ func TestTimes(t *testing.T) {
 
 func BenchmarkUpDown(b *testing.B) {
 	testenv.NeedRoot(b)
-	for _, shape := range Shapes() {
+	for _, shape := range overlay.Shapes() {
 		for _, pods := range []int{1, 16, 32, 64} {
 			b.Run(fmt.Sprintf("%s/pods=%d", shape, 2*pods), func(b *testing.B) {
 				c := config(labName(b))
@@ -96,7 +99,7 @@ func BenchmarkUpDown(b *testing.B) {
 				var up time.Duration
 				for b.Loop() {
 					begin := time.Now()
-					l, err := Up(b.Context(), c, Options{Dir: b.TempDir(), Forwarder: forwarder})
+					l, err := Up(b.Context(), c, Options{Dir: b.TempDir(), Forwarder: forwarderCommand})
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -133,7 +136,7 @@ func TestStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(netnsPath("slip-"+l.state.Config.Name+"-n1p1"), &st); err != nil {
+	if err := unix.Stat(network.Path("slip-"+l.state.Config.Name+"-n1p1"), &st); err != nil {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("net:[%d]\nCpus_allowed_list:\t%s\ninput\n", st.Ino, formatCPUs(last))
@@ -180,7 +183,7 @@ func TestRun(t *testing.T) {
 // Down ends what runs in the lab, and nothing else.
 func TestDownEndsProcesses(t *testing.T) {
 	testenv.NeedRoot(t)
-	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir(), Forwarder: forwarder})
+	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir(), Forwarder: forwarderCommand})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +356,7 @@ func TestSweepForked(t *testing.T) {
 func TestKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	partly := 0
-	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, ShapeUDP: 15, ShapeVXLANFlow: 10, ShapeEBPF: 10} {
+	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, overlay.ShapeUDP: 15, overlay.ShapeVXLANFlow: 10, overlay.ShapeEBPF: 10} {
 		t.Run(shape, func(t *testing.T) { partly += killed(t, shape, kills) })
 	}
 	for mode, kills := range map[string]int{v1alpha1.ServiceIPTables: 10, v1alpha1.ServiceEBPF: 10} {
@@ -422,19 +425,19 @@ func TestForeign(t *testing.T) {
 	name := labName(t)
 	foreign := []string{"slip-" + name, "slip-" + name + "-n0x", "slip-" + name + "-n2", "slip-" + name + "-n0p2", "slip-" + name + "-n0-n0"}
 	for _, f := range foreign {
-		ns, err := createNamespace(f, func() error { return nil })
+		ns, err := network.Create(f, func() error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			ns.close()
-			if err := removeNamespace(f); err != nil {
+			ns.Close()
+			if err := network.Remove(f); err != nil {
 				t.Error(err)
 			}
 		})
-		veth := netlink.NewVeth(linkAttrs(nicName))
+		veth := netlink.NewVeth(network.LinkAttrs(network.NIC))
 		veth.PeerName = "peer"
-		if err := ns.nl.LinkAdd(veth); err != nil {
+		if err := ns.Netlink.LinkAdd(veth); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -451,8 +454,8 @@ func TestForeign(t *testing.T) {
 		t.Errorf("a lab that came and went changed (-before +after):\n%s", diff)
 	}
 	for _, f := range foreign {
-		if err := inside(f, func() error {
-			_, err := netlink.LinkByName(nicName)
+		if err := network.Inside(f, func() error {
+			_, err := netlink.LinkByName(network.NIC)
 			return err
 		}); err != nil {
 			t.Errorf("device of %s: %v", f, err)

@@ -11,12 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
 )
 
 // In the largest lab no two things have the same name or address, and every name
 // fits in what the kernel has for it.
 func TestLayoutIsUnique(t *testing.T) {
-	for _, shape := range Shapes() {
+	for _, shape := range overlay.Shapes() {
 		c := config(strings.Repeat("x", 20))
 		c.Nodes, c.Pods, c.Shape = 16, 64, shape
 		seen := make(map[string]string)
@@ -28,28 +30,28 @@ func TestLayoutIsUnique(t *testing.T) {
 			seen[key] = whose
 		}
 		for _, n := range layout(c) {
-			name := n.place.Name
-			once("namespace", n.ns, name)
-			once("address", n.place.IPv4, name)
-			once("address", n.place.IPv6, name)
-			once("address", n.pods4.Addr(), name)
-			once("address", n.pods6.Addr(), name)
-			once("address", nth(n.pods4, 1), name)
-			once("address", nth(n.pods6, 1), name)
-			once("mac", n.mac, name)
-			once("mac", n.vtep4, name)
-			once("mac", n.vtep6, name)
-			for _, p := range n.pods {
-				once("namespace", p.ns, p.place.Name)
-				once("address", p.place.IPv4, p.place.Name)
-				once("address", p.place.IPv6, p.place.Name)
-				once("mac", p.mac, p.place.Name)
-				once("veth on "+name, p.veth, p.place.Name)
-				if len(p.veth) > 15 {
-					t.Errorf("device name %s is longer than 15", p.veth)
+			name := n.Place.Name
+			once("namespace", n.NS, name)
+			once("address", n.Place.IPv4, name)
+			once("address", n.Place.IPv6, name)
+			once("address", n.Pods4.Addr(), name)
+			once("address", n.Pods6.Addr(), name)
+			once("address", network.Plus(n.Pods4.Addr(), 1), name)
+			once("address", network.Plus(n.Pods6.Addr(), 1), name)
+			once("mac", n.MAC, name)
+			once("mac", n.VTEP4, name)
+			once("mac", n.VTEP6, name)
+			for _, p := range n.Pods {
+				once("namespace", p.NS, p.Place.Name)
+				once("address", p.Place.IPv4, p.Place.Name)
+				once("address", p.Place.IPv6, p.Place.Name)
+				once("mac", p.MAC, p.Place.Name)
+				once("veth on "+name, p.Veth, p.Place.Name)
+				if len(p.Veth) > 15 {
+					t.Errorf("device name %s is longer than 15", p.Veth)
 				}
-				if !n.pods4.Contains(p.place.IPv4) || !n.pods6.Contains(p.place.IPv6) {
-					t.Errorf("%s is at %s and %s, outside of %s and %s", p.place.Name, p.place.IPv4, p.place.IPv6, n.pods4, n.pods6)
+				if !n.Pods4.Contains(p.Place.IPv4) || !n.Pods6.Contains(p.Place.IPv6) {
+					t.Errorf("%s is at %s and %s, outside of %s and %s", p.Place.Name, p.Place.IPv4, p.Place.IPv6, n.Pods4, n.Pods6)
 				}
 			}
 		}

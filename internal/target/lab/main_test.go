@@ -20,6 +20,10 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/balancer"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -36,27 +40,20 @@ const (
 
 // forwarder has this binary forward, and balancer balance.
 var (
-	forwarder = []string{"/proc/self/exe", "forward"}
-	balancer  = []string{"/proc/self/exe", "balance"}
+	forwarderCommand = []string{"/proc/self/exe", "forward"}
+	balancerCommand  = []string{"/proc/self/exe", "balance"}
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == forwarder[1] {
-		if err := Forward(context.Background()); err != nil {
+	if len(os.Args) == 2 && os.Args[1] == forwarderCommand[1] {
+		if err := overlay.Forward(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
 	}
-	if len(os.Args) == 2 && os.Args[1] == balancer[1] {
-		if err := Balance(context.Background()); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) == 5 && os.Args[1] == dialer {
-		if err := dialService(os.Args[2], os.Args[3], os.Args[4]); err != nil {
+	if len(os.Args) == 2 && os.Args[1] == balancerCommand[1] {
+		if err := balancer.Run(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -69,12 +66,12 @@ func TestMain(m *testing.M) {
 	c := config(name)
 	c.Shape = cmp.Or(os.Getenv(childShape), c.Shape)
 	if mode := os.Getenv(childMode); mode != "" {
-		c.Services = &Services{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}, Transports: []target.Transport{tcp4}}
+		c.Services = &services.Config{Mode: mode, Backends: 1000, Total: 1, Servers: []target.Seat{{Node: 1, Pod: 0}}, Transports: []target.Transport{tcp4}}
 	}
 	if proxy := os.Getenv(childProxy); proxy != "" {
 		balanced(proxy, 1)(&c)
 	}
-	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarder, Balancer: balancer})
+	_, err := Up(context.Background(), c, Options{Dir: os.Getenv(childDir), Keep: os.Getenv(childKeep) != "", Forwarder: forwarderCommand, Balancer: balancerCommand})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -101,7 +98,7 @@ func up(t *testing.T, change func(*Config)) *Lab {
 	testenv.NeedRoot(t)
 	c := config(labName(t))
 	change(&c)
-	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarder, Balancer: balancer, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	l, err := Up(t.Context(), c, Options{Dir: t.TempDir(), Forwarder: forwarderCommand, Balancer: balancerCommand, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +120,7 @@ func in(t *testing.T, l *Lab, place string, f func() error) {
 			t.Fatal(err)
 		}
 	}
-	if err := inside(ns, f); err != nil {
+	if err := network.Inside(ns, f); err != nil {
 		t.Fatalf("in %s: %v", place, err)
 	}
 }

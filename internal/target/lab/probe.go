@@ -11,7 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/target/lab/programs"
+	"slipstream.dev/internal/target/lab/services"
 )
 
 // probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
@@ -27,65 +30,55 @@ func probe(c Config) error {
 	if err != nil {
 		return fmt.Errorf("%w; the kernel needs CONFIG_NET_NS", err)
 	}
-	ns, err := withNetlink("of the probe", h)
+	ns, err := network.Adopt("of the probe", h)
 	if err != nil {
 		return err
 	}
-	defer ns.close()
-	return ns.do(func() error {
+	defer ns.Close()
+	return ns.Do(func() error {
 		if err := probeKernel(ns); err != nil {
 			return err
 		}
 		if c.Services != nil {
-			return probeServices(c, ns)
+			return c.Services.Probe(ns)
 		}
-		switch c.Shape {
-		case ShapeVXLANFlow, ShapeEBPF:
-			return probePrograms(ns, c)
-		case ShapeUDP:
-			return probeTUN()
-		}
-		return nil
+		return overlay.Probe(ns, c.Shape)
 	})
 }
 
-func probeKernel(ns *namespace) error {
+func probeKernel(ns *network.Namespace) error {
 	devices := []struct {
 		link   netlink.Link
 		config string
 	}{
-		{netlink.NewVeth(linkAttrs("probe-veth")), "CONFIG_VETH"},
-		{&netlink.Bridge{LinkAttrs: linkAttrs("probe-bridge")}, "CONFIG_BRIDGE"},
-		{&netlink.Vxlan{LinkAttrs: linkAttrs("probe-vxlan"), VxlanId: 1, Port: 4789}, "CONFIG_VXLAN"},
+		{netlink.NewVeth(network.LinkAttrs("probe-veth")), "CONFIG_VETH"},
+		{&netlink.Bridge{LinkAttrs: network.LinkAttrs("probe-bridge")}, "CONFIG_BRIDGE"},
+		{&netlink.Vxlan{LinkAttrs: network.LinkAttrs("probe-vxlan"), VxlanId: 1, Port: 4789}, "CONFIG_VXLAN"},
 	}
 	devices[0].link.(*netlink.Veth).PeerName = "probe-peer"
 	for _, d := range devices {
-		if err := ns.nl.LinkAdd(d.link); err != nil {
-			return missing(d.link.Type()+" devices", d.config, d.link.Type(), err)
+		if err := ns.Netlink.LinkAdd(d.link); err != nil {
+			return network.Missing(d.link.Type()+" devices", d.config, d.link.Type(), err)
 		}
 	}
 	veth := devices[0].link.Attrs().Index
 	queue := netlink.QdiscAttrs{LinkIndex: veth, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
-	if err := ns.nl.QdiscAdd(tbf(queue, 1e9)); err != nil {
-		return missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
+	if err := ns.Netlink.QdiscAdd(tbf(queue, 1e9)); err != nil {
+		return network.Missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
 	}
 	hash, err := programs.LoadRehash()
 	if err != nil {
-		return missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
+		return network.Missing("eBPF for traffic control", "CONFIG_BPF_SYSCALL", "cls_bpf", err)
 	}
 	w := &wire{hash: hash}
 	defer w.close()
 	if err := w.rehash(ns, veth); err != nil {
-		return missing("eBPF classifiers", "CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", "cls_bpf sch_ingress", err)
+		return network.Missing("eBPF classifiers", "CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", "cls_bpf sch_ingress", err)
 	}
-	var n node
-	n.pods4, n.cluster4, n.pods6 = cluster4, cluster4, cluster6
-	if err := filter(ns, n); err != nil {
-		return missing("nftables with connection tracking and masquerading", "CONFIG_NF_TABLES, CONFIG_NFT_CT and CONFIG_NFT_MASQ", "nf_tables nft_ct nft_masq", err)
+	var n network.Node
+	n.Pods4, n.Cluster4, n.Pods6 = network.Cluster4, network.Cluster4, network.Cluster6
+	if err := services.Filter(ns, n); err != nil {
+		return network.Missing("nftables with connection tracking and masquerading", "CONFIG_NF_TABLES, CONFIG_NFT_CT and CONFIG_NFT_MASQ", "nf_tables nft_ct nft_masq", err)
 	}
 	return nil
-}
-
-func missing(what, config, modules string, err error) error {
-	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
 }

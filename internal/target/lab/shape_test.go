@@ -21,20 +21,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 // Nodes reach their own pods and those of others, and pods every node, whichever
 // way the pods' packets take.
 func TestNodesAndPods(t *testing.T) {
-	for _, shape := range Shapes() {
+	for _, shape := range overlay.Shapes() {
 		t.Run(shape, func(t *testing.T) {
 			l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
 			for _, ends := range [][2]string{
 				{"node0", "node0/pod0"}, {"node0/pod0", "node0"},
 				{"node0", "node1/pod0"}, {"node0/pod0", "node1"},
 			} {
-				if shape == ShapeBridge && ends == [2]string{"node0", "node1/pod0"} {
+				if shape == overlay.ShapeBridge && ends == [2]string{"node0", "node1/pod0"} {
 					continue
 				}
 				for _, version := range []int{4, 6} {
@@ -57,18 +60,18 @@ func TestOnWire(t *testing.T) {
 				conn[0].Close()
 				conn[1].Close()
 				want := map[string]string{
-					v1alpha1.ShapeFlannel: "198.18.0.1 198.18.0.2 udp 8472",
-					v1alpha1.ShapeCalico:  "198.18.0.1 198.18.0.2 udp 4789",
-					ShapeRouted:           "10.244.0.2 10.244.1.3 tcp",
-					ShapeEBPF:             "10.244.0.2 10.244.1.3 tcp",
-					ShapeVXLANFlow:        "198.18.0.1 198.18.0.2 udp 8472",
-					ShapeUDP:              "198.18.0.1 198.18.0.2 udp 8285",
+					v1alpha1.ShapeFlannel:  "198.18.0.1 198.18.0.2 udp 8472",
+					v1alpha1.ShapeCalico:   "198.18.0.1 198.18.0.2 udp 4789",
+					overlay.ShapeRouted:    "10.244.0.2 10.244.1.3 tcp",
+					overlay.ShapeEBPF:      "10.244.0.2 10.244.1.3 tcp",
+					overlay.ShapeVXLANFlow: "198.18.0.1 198.18.0.2 udp 8472",
+					overlay.ShapeUDP:       "198.18.0.1 198.18.0.2 udp 8285",
 				}[shape]
 				if version == 6 {
 					switch shape {
 					case v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico:
 						want = strings.NewReplacer("198.18.0.", "fd73:6c69:7000::").Replace(want)
-					case ShapeRouted, ShapeEBPF:
+					case overlay.ShapeRouted, overlay.ShapeEBPF:
 						want = "fd73:6c69:7001::2 fd73:6c69:7001:1::3 tcp"
 					}
 				}
@@ -166,18 +169,18 @@ func TestWay(t *testing.T) {
 		Out, In string
 	}
 	for shape, want := range map[string]way{
-		ShapeRouted:    {Forwarded: true, HostVeth: true},
-		ShapeUDP:       {Forwarded: true, Overlay: true, HostVeth: true},
-		ShapeVXLANFlow: {Overlay: true, Out: "tunnel_out", In: "tunnel_in"},
-		ShapeEBPF:      {Out: "route_out", In: "route_in"},
+		overlay.ShapeRouted:    {Forwarded: true, HostVeth: true},
+		overlay.ShapeUDP:       {Forwarded: true, Overlay: true, HostVeth: true},
+		overlay.ShapeVXLANFlow: {Overlay: true, Out: "tunnel_out", In: "tunnel_in"},
+		overlay.ShapeEBPF:      {Out: "route_out", In: "route_in"},
 	} {
 		for _, version := range []int{4, 6} {
 			t.Run(fmt.Sprintf("%s IPv%d", shape, version), func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
-				overlay := map[string]string{ShapeUDP: tunName, ShapeVXLANFlow: ciliumVXLAN}[shape]
-				server := layout(l.state.Config)[1].pods[0].veth
-				client := layout(l.state.Config)[0].pods[0].veth
-				nicIn := nicName
+				overlay := map[string]string{overlay.ShapeUDP: "flannel0", overlay.ShapeVXLANFlow: "cilium_vxlan"}[shape]
+				server := layout(l.state.Config)[1].Pods[0].Veth
+				client := layout(l.state.Config)[0].Pods[0].Veth
+				nicIn := network.NIC
 				if overlay != "" {
 					nicIn = overlay
 				}
@@ -337,7 +340,7 @@ func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 // What eBPF carries makes as many hops as what the kernel does, and who sends a
 // packet that makes fewer is told by the node that ends it.
 func TestHops(t *testing.T) {
-	for _, shape := range append(byEBPF, ShapeRouted) {
+	for _, shape := range append(byEBPF, overlay.ShapeRouted) {
 		t.Run(shape, func(t *testing.T) {
 			l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
 			for _, version := range []int{4, 6} {
@@ -372,11 +375,11 @@ func TestTooBig(t *testing.T) {
 		t.Run(shape, func(t *testing.T) {
 			l := up(t, func(c *Config) { c.Shape = shape })
 			largest := 1450
-			if shape == ShapeEBPF {
+			if shape == overlay.ShapeEBPF {
 				// A way that is narrower than the pods know.
 				largest = 1400
 				in(t, l, "node0", func() error {
-					return netlink.LinkSetMTU(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: nicName}}, largest)
+					return netlink.LinkSetMTU(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: network.NIC}}, largest)
 				})
 			}
 			// The pod does not know the way's MTU beforehand.
@@ -433,7 +436,8 @@ func TestTooBig(t *testing.T) {
 // What comes by the tunnel is taken with the right key from the node whose pod it
 // is said to be of, and from no other.
 func TestTunnelKey(t *testing.T) {
-	l := up(t, func(c *Config) { c.Shape, c.Nodes, c.Pods = ShapeVXLANFlow, 3, 1 })
+	const vni = 2 // of the tunnels
+	l := up(t, func(c *Config) { c.Shape, c.Nodes, c.Pods = overlay.ShapeVXLANFlow, 3, 1 })
 	to := place(t, l, "node0/pod0")
 	var server *net.UDPConn
 	in(t, l, to.Name, func() (err error) {
@@ -444,7 +448,7 @@ func TestTunnelKey(t *testing.T) {
 	port := server.LocalAddr().(*net.UDPAddr).Port
 	var outer *net.UDPConn
 	in(t, l, "node2", func() (err error) {
-		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: place(t, l, "node0").IPv4.AsSlice(), Port: ciliumPort})
+		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: place(t, l, "node0").IPv4.AsSlice(), Port: 8472})
 		return err
 	})
 	defer outer.Close()
@@ -459,14 +463,14 @@ func TestTunnelKey(t *testing.T) {
 	}
 	same := func(b []byte) []byte { return b }
 	own, others := place(t, l, "node2/pod0").IPv4, place(t, l, "node1/pod0").IPv4
-	send(ciliumVNI+1, own, same, "another key")
-	send(ciliumVNI, others, same, "another node's pod")
-	send(ciliumVNI, to.IPv4, same, "the receiver itself")
-	send(ciliumVNI, own, func(b []byte) []byte { return b[:20] }, "truncated")
-	send(ciliumVNI, own, func(b []byte) []byte { b[14] = 0x65; return b }, "of another version")
-	send(ciliumVNI, own, func(b []byte) []byte { b[12], b[13] = 8, 6; return b }, "of ARP")
-	send(ciliumVNI, own, func(b []byte) []byte { b[14+3] = 255; return b }, "longer than it is")
-	send(ciliumVNI, own, same, "good")
+	send(vni+1, own, same, "another key")
+	send(vni, others, same, "another node's pod")
+	send(vni, to.IPv4, same, "the receiver itself")
+	send(vni, own, func(b []byte) []byte { return b[:20] }, "truncated")
+	send(vni, own, func(b []byte) []byte { b[14] = 0x65; return b }, "of another version")
+	send(vni, own, func(b []byte) []byte { b[12], b[13] = 8, 6; return b }, "of ARP")
+	send(vni, own, func(b []byte) []byte { b[14+3] = 255; return b }, "longer than it is")
+	send(vni, own, same, "good")
 	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -490,21 +494,9 @@ func udpPacket(from, to netip.Addr, port int, message string) []byte {
 	binary.BigEndian.PutUint16(p[2:], uint16(28+len(message)))
 	copy(p[12:], from.AsSlice())
 	copy(p[16:], to.AsSlice())
-	binary.BigEndian.PutUint16(p[10:], checksum(p[:20]))
+	binary.BigEndian.PutUint16(p[10:], ^grammar.Sum(0, p[:20]))
 	binary.BigEndian.PutUint16(p[20:], 9999)
 	binary.BigEndian.PutUint16(p[22:], uint16(port))
 	binary.BigEndian.PutUint16(p[24:], uint16(8+len(message)))
 	return append(p, message...)
-}
-
-// checksum of the internet (RFC 1071), of an even number of bytes.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
 }

@@ -16,32 +16,33 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/internal/accel/cpuset"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/testenv"
 )
 
 var offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
 
 // byEBPF are the shapes whose pods' packets eBPF carries past netfilter.
-var byEBPF = []string{ShapeVXLANFlow, ShapeEBPF}
+var byEBPF = []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF}
 
 // joined are the shapes in which pods of different nodes reach one another.
 func joined() []string {
-	return slices.DeleteFunc(Shapes(), func(s string) bool { return s == ShapeBridge })
+	return slices.DeleteFunc(overlay.Shapes(), func(s string) bool { return s == overlay.ShapeBridge })
 }
 
 // Every path carries TCP, with the addresses it was sent with, and connections
 // are tracked on it, but where eBPF carries the packets past that.
 func TestPaths(t *testing.T) {
-	for _, shape := range Shapes() {
+	for _, shape := range overlay.Shapes() {
 		for _, offload := range offloads {
 			t.Run(shape+" "+offload, func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Nodes, c.Shape, c.NIC.Offload = 3, shape, offload })
@@ -50,42 +51,55 @@ func TestPaths(t *testing.T) {
 					{"node0/pod0", "node1/pod1"}, {"node2/pod1", "node1/pod1"},
 					{"node0/pod0", "node0/pod1"}, // on one node
 				} {
+					from, to := place(t, l, ends[0]), place(t, l, ends[1])
 					for _, version := range []int{4, 6} {
-						from, to := place(t, l, ends[0]), place(t, l, ends[1])
-						if shape == ShapeBridge && from.Kind == target.Pod && from.Node != to.Node {
-							in(t, l, from.Name, func() error {
-								_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
-								if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
-									t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
-								}
-								return nil
-							})
-							in(t, l, from.Node, func() error {
-								if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
-									t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
-								}
-								return nil
-							})
-							continue
-						}
-						tracked := from.Kind == target.Node || !slices.Contains(byEBPF, shape)
-						conn := connect(t, l, from.Name, to.Name, version, 1)[0]
-						echo(t, conn)
-						remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-						if want := addrOf(from, version); remote != want {
-							t.Errorf("%s to %s: comes from %s, want %s", from.Name, to.Name, remote, want)
-						}
-						port := conn[1].LocalAddr().(*net.TCPAddr).Port
-						for _, node := range []string{from.Node, to.Node} {
-							if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
-								t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
-							}
+						if shape == overlay.ShapeBridge && from.Kind == target.Pod && from.Node != to.Node {
+							unreachable(t, l, from, to, version)
+						} else {
+							reachable(t, l, from, to, version)
 						}
 					}
 				}
 			})
 		}
 	}
+}
+
+// reachable checks that a connection carries data, comes from the address of its client, and is tracked by
+// conntrack if its packets pass netfilter.
+func reachable(t *testing.T, l *Lab, from, to target.Place, version int) {
+	t.Helper()
+	tracked := from.Kind == target.Node || !slices.Contains(byEBPF, l.state.Config.Shape)
+	conn := connect(t, l, from.Name, to.Name, version, 1)[0]
+	echo(t, conn)
+	remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	if want := addrOf(from, version); remote != want {
+		t.Errorf("%s to %s: comes from %s, want %s", from.Name, to.Name, remote, want)
+	}
+	port := conn[1].LocalAddr().(*net.TCPAddr).Port
+	for _, node := range []string{from.Node, to.Node} {
+		if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
+			t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
+		}
+	}
+}
+
+// unreachable checks that a client is told at once that there is no route.
+func unreachable(t *testing.T, l *Lab, from, to target.Place, version int) {
+	t.Helper()
+	in(t, l, from.Name, func() error {
+		_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
+		if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+			t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
+		}
+		return nil
+	})
+	in(t, l, from.Node, func() error {
+		if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
+			t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
+		}
+		return nil
+	})
 }
 
 // echo takes a message of several packets there and back.
@@ -135,7 +149,7 @@ func TestMTU(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.NIC.MTU = shape, mtu })
 				pods := map[string][2]int{
 					v1alpha1.ShapeFlannel: {mtu - 50, mtu - 70}, v1alpha1.ShapeCalico: {mtu - 50, mtu - 70},
-					ShapeRouted: {mtu, mtu}, ShapeEBPF: {mtu, mtu}, ShapeVXLANFlow: {mtu - 50, mtu - 50}, ShapeUDP: {mtu - 28, mtu - 28},
+					overlay.ShapeRouted: {mtu, mtu}, overlay.ShapeEBPF: {mtu, mtu}, overlay.ShapeVXLANFlow: {mtu - 50, mtu - 50}, overlay.ShapeUDP: {mtu - 28, mtu - 28},
 				}[shape]
 				for _, c := range []struct {
 					from, to   string
@@ -271,7 +285,7 @@ func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatist
 // With full offload packets cross the wire larger than its MTU. With none the
 // sender cuts them and the receiver merges them, but the switch does neither.
 func TestOffload(t *testing.T) {
-	devices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico", ShapeVXLANFlow: "cilium_vxlan"}
+	devices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico", overlay.ShapeVXLANFlow: "cilium_vxlan"}
 	for shape, overlay := range devices {
 		for _, offload := range offloads {
 			t.Run(shape+" "+offload, func(t *testing.T) {
@@ -522,19 +536,19 @@ func TestShapes(t *testing.T) {
 			{Name: "vxlan-v6.calico", Kind: "vxlan", MTU: 1430, VNI: 4096, Port: 4789},
 			{Name: "cali20bd5ce70d7", Kind: "veth", MTU: 1450},
 		},
-		ShapeRouted: {
+		overlay.ShapeRouted: {
 			{Name: "lo", Kind: "device", MTU: 65536},
 			{Name: "eth0", Kind: "veth", MTU: 1500},
 			{Name: "cni0", Kind: "bridge", MTU: 1500},
 			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1500, Master: true},
 		},
-		ShapeBridge: {
+		overlay.ShapeBridge: {
 			{Name: "lo", Kind: "device", MTU: 65536},
 			{Name: "eth0", Kind: "veth", MTU: 1500},
 			{Name: "cni0", Kind: "bridge", MTU: 1500},
 			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1500, Master: true},
 		},
-		ShapeVXLANFlow: {
+		overlay.ShapeVXLANFlow: {
 			{Name: "lo", Kind: "device", MTU: 65536},
 			{Name: "eth0", Kind: "veth", MTU: 1500},
 			{Name: "cilium_net", Kind: "veth", MTU: 1500},
@@ -542,14 +556,14 @@ func TestShapes(t *testing.T) {
 			{Name: "cilium_vxlan", Kind: "vxlan", MTU: 1450, Port: 8472},
 			{Name: "lxc20bd5ce70d74", Kind: "veth", MTU: 1500},
 		},
-		ShapeEBPF: {
+		overlay.ShapeEBPF: {
 			{Name: "lo", Kind: "device", MTU: 65536},
 			{Name: "eth0", Kind: "veth", MTU: 1500},
 			{Name: "cilium_net", Kind: "veth", MTU: 1500},
 			{Name: "cilium_host", Kind: "veth", MTU: 1500},
 			{Name: "lxc20bd5ce70d74", Kind: "veth", MTU: 1500},
 		},
-		ShapeUDP: {
+		overlay.ShapeUDP: {
 			{Name: "lo", Kind: "device", MTU: 65536},
 			{Name: "eth0", Kind: "veth", MTU: 1500},
 			{Name: "cni0", Kind: "bridge", MTU: 1472},
@@ -586,13 +600,14 @@ func TestInterruptCPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns, err := createNamespace("slip-"+labName(t), func() error { return nil })
+	name := "slip-" + labName(t)
+	ns, err := network.Create(name, func() error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ns.close()
-		if err := removeNamespace(ns.name); err != nil {
+		ns.Close()
+		if err := network.Remove(name); err != nil {
 			t.Error(err)
 		}
 	})
@@ -606,7 +621,7 @@ func TestInterruptCPU(t *testing.T) {
 	if err := w.connect(ns, layout(config("x"))[0], irq); err != nil {
 		t.Fatal(err)
 	}
-	if err := ns.do(func() error {
+	if err := ns.Do(func() error {
 		sys, err := netns.Sysfs()
 		if err != nil {
 			return err

@@ -30,6 +30,9 @@ var (
 	vethMAC = net.HardwareAddr{2, 0, 0, 0, 0, 8}
 )
 
+// Addresses of the pod.
+const pod4, pod6 = "10.1.0.2", "fd00:1::2"
+
 // node makes the namespace of this thread a node with one pod, 10.1.0.2, and a NIC that leads to
 // another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and fd00:2::/64.
 // 10.3.0.0/24 is on a node without a route.
@@ -65,7 +68,7 @@ func node(t *testing.T) *HostRouting {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	for _, a := range []string{"10.1.0.2", "fd00:1::2"} {
+	for _, a := range []string{pod4, pod6} {
 		if err := p.AddPod(netip.MustParseAddr(a), veth, podMAC, vethMAC); err != nil {
 			t.Fatal(err)
 		}
@@ -119,10 +122,7 @@ func sum(header []byte) {
 
 func TestPodPrograms(t *testing.T) {
 	p := node(t)
-	const (
-		pod4, pod6       = "10.1.0.2", "fd00:1::2"
-		remote4, remote6 = "10.2.0.9", "fd00:2::9"
-	)
+	const remote4, remote6 = "10.2.0.9", "fd00:2::9"
 	change := func(f []byte, change func([]byte)) []byte {
 		change(f[14:])
 		if f[12] == 8 {
@@ -204,36 +204,9 @@ func TestPodPrograms(t *testing.T) {
 			copy(c.frame[14+8:], mapped(remote4))
 			copy(c.frame[14+24:], mapped(pod4))
 		}
-		var got verdicts
-		for _, run := range []struct {
-			program *ebpf.Program
-			got     *int32
-			tunnel  bool
-		}{{p.RouteOut, &got.routeOut, false}, {p.RouteIn, &got.routeIn, false}, {p.TunnelOut, &got.tunnelOut, false}, {p.TunnelHost, &got.tunnelHost, true}} {
-			out := make([]byte, len(c.frame))
-			verdict, err := run.program.Run(&ebpf.RunOptions{Data: c.frame, DataOut: out})
-			if err != nil {
-				t.Fatalf("%s: %s: %v", name, run.program, err)
-			}
-			*run.got = int32(verdict)
-			want := bytes.Clone(c.frame)
-			if int32(verdict) == redirect && !run.tunnel {
-				// TTL less one, a correct checksum, and the pod's MAC addresses.
-				to := netip.AddrFrom16([16]byte(want[14+24 : 14+40]))
-				if want[12] == 8 {
-					want[14+8]--
-					sum(want[14:])
-					to = netip.AddrFrom4([4]byte(want[14+16 : 14+20]))
-				} else {
-					want[14+7]--
-				}
-				if to.String() == pod4 || to.String() == pod6 {
-					copy(want, append(bytes.Clone(podMAC), vethMAC...))
-				}
-			}
-			if diff := cmp.Diff(want, out); diff != "" {
-				t.Errorf("%s: %s changes (-want +got):\n%s", name, run.program, diff)
-			}
+		got := verdicts{
+			routeOut: verdict(t, name, p.RouteOut, c.frame, true), routeIn: verdict(t, name, p.RouteIn, c.frame, true),
+			tunnelOut: verdict(t, name, p.TunnelOut, c.frame, true), tunnelHost: verdict(t, name, p.TunnelHost, c.frame, false),
 		}
 		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(verdicts{})); diff != "" {
 			t.Errorf("%s: verdicts (-want +got):\n%s", name, diff)
@@ -244,6 +217,35 @@ func TestPodPrograms(t *testing.T) {
 			t.Errorf("%s: %s: verdict %d, %v, want %d", name, p.TunnelIn, int32(verdict), err, drop)
 		}
 	}
+}
+
+// verdict runs a program on a frame. It checks what the program changes: nothing, or, if it redirects what it
+// routes, the TTL with the checksum, and the MAC addresses to those of the pod.
+func verdict(t *testing.T, name string, program *ebpf.Program, frame []byte, routes bool) int32 {
+	t.Helper()
+	out := make([]byte, len(frame))
+	verdict, err := program.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+	if err != nil {
+		t.Fatalf("%s: %s: %v", name, program, err)
+	}
+	want := bytes.Clone(frame)
+	if int32(verdict) == redirect && routes {
+		to := netip.AddrFrom16([16]byte(want[14+24 : 14+40]))
+		if want[12] == 8 {
+			want[14+8]--
+			sum(want[14:])
+			to = netip.AddrFrom4([4]byte(want[14+16 : 14+20]))
+		} else {
+			want[14+7]--
+		}
+		if to.String() == pod4 || to.String() == pod6 {
+			copy(want, append(bytes.Clone(podMAC), vethMAC...))
+		}
+	}
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Errorf("%s: %s changes (-want +got):\n%s", name, program, diff)
+	}
+	return int32(verdict)
 }
 
 func sysctl(t *testing.T, key, value string) {

@@ -184,70 +184,85 @@ func (a task) use() error {
 		return err
 	}
 	defer unix.Close(udp)
-	service := sockaddrOf(a.service)
 	const n = 300
-	came := make(map[netip.AddrPort]int)
-	for range n {
-		fd, err := unix.Socket(a.domain(), unix.SOCK_STREAM, 0)
-		if err != nil {
-			return err
-		}
-		if err := unix.Connect(fd, service); err != nil {
-			return fmt.Errorf("tcp: connect: %w", err)
-		}
-		if peer, err := unix.Getpeername(fd); err != nil || addrPortOf(peer) != a.service {
-			return fmt.Errorf("tcp: the peer is %v, %w", addrPortOf(peer), err)
-		}
-		got, _, err := unix.Accept(tcp)
-		if err != nil {
-			return fmt.Errorf("tcp: accept: %w", err)
-		}
-		at, err := unix.Getsockname(got)
-		if err != nil {
-			return err
-		}
-		came[addrPortOf(at)]++
-		unix.Close(got)
-		unix.Close(fd)
-	}
-	if err := a.spread("tcp", came); err != nil {
-		return err
-	}
-
-	// UDP by connected and by unconnected sockets.
-	for _, connected := range []bool{true, false} {
-		came, what := make(map[netip.AddrPort]int), fmt.Sprintf("udp, connected %t", connected)
+	for _, way := range []struct {
+		what  string
+		reach func() (netip.AddrPort, error)
+	}{
+		{"tcp", func() (netip.AddrPort, error) { return a.reachTCP(tcp) }},
+		{"udp, connected", func() (netip.AddrPort, error) { return a.reachUDP(udp, true) }},
+		{"udp, unconnected", func() (netip.AddrPort, error) { return a.reachUDP(udp, false) }},
+	} {
+		came := make(map[netip.AddrPort]int)
 		for range n {
-			fd, err := unix.Socket(a.domain(), unix.SOCK_DGRAM, 0)
+			at, err := way.reach()
 			if err != nil {
-				return err
-			}
-			if connected {
-				if err = unix.Connect(fd, service); err == nil {
-					_, err = unix.Write(fd, []byte("ask"))
-				}
-			} else {
-				err = unix.Sendto(fd, []byte("ask"), 0, service)
-			}
-			if err != nil {
-				return fmt.Errorf("%s: send: %w", what, err)
-			}
-			at, err := a.answerUDP(udp)
-			if err != nil {
-				return fmt.Errorf("%s: answer: %w", what, err)
+				return fmt.Errorf("%s: %w", way.what, err)
 			}
 			came[at]++
-			_, from, err := unix.Recvfrom(fd, make([]byte, 8), 0)
-			if err != nil || addrPortOf(from) != a.service {
-				return fmt.Errorf("%s: the answer is from %v, %w", what, addrPortOf(from), err)
-			}
-			unix.Close(fd)
 		}
-		if err := a.spread(what, came); err != nil {
+		if err := a.spread(way.what, came); err != nil {
 			return err
 		}
 	}
+	return a.refuse()
+}
 
+// reachTCP connects to the Service, and returns the backend that the connection reached.
+func (a task) reachTCP(listener int) (at netip.AddrPort, err error) {
+	fd, err := unix.Socket(a.domain(), unix.SOCK_STREAM, 0)
+	if err != nil {
+		return at, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, sockaddrOf(a.service)); err != nil {
+		return at, fmt.Errorf("connect: %w", err)
+	}
+	if peer, err := unix.Getpeername(fd); err != nil || addrPortOf(peer) != a.service {
+		return at, fmt.Errorf("the peer is %v, %w", addrPortOf(peer), err)
+	}
+	got, _, err := unix.Accept(listener)
+	if err != nil {
+		return at, fmt.Errorf("accept: %w", err)
+	}
+	defer unix.Close(got)
+	own, err := unix.Getsockname(got)
+	if err != nil {
+		return at, err
+	}
+	return addrPortOf(own), nil
+}
+
+// reachUDP asks the Service by a connected socket or one that is not, and returns the backend that answered.
+func (a task) reachUDP(server int, connected bool) (at netip.AddrPort, err error) {
+	fd, err := unix.Socket(a.domain(), unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return at, err
+	}
+	defer unix.Close(fd)
+	service := sockaddrOf(a.service)
+	if connected {
+		if err = unix.Connect(fd, service); err == nil {
+			_, err = unix.Write(fd, []byte("ask"))
+		}
+	} else {
+		err = unix.Sendto(fd, []byte("ask"), 0, service)
+	}
+	if err != nil {
+		return at, fmt.Errorf("send: %w", err)
+	}
+	if at, err = a.answerUDP(server); err != nil {
+		return at, fmt.Errorf("answer: %w", err)
+	}
+	_, from, err := unix.Recvfrom(fd, make([]byte, 8), 0)
+	if err != nil || addrPortOf(from) != a.service {
+		return at, fmt.Errorf("the answer is from %v, %w", addrPortOf(from), err)
+	}
+	return at, nil
+}
+
+// refuse checks that another port of the Service, and a Service without backends, are not translated.
+func (a task) refuse() error {
 	for _, to := range []netip.AddrPort{a.otherPort, a.noBackend} {
 		fd, err := unix.Socket(a.domain(), unix.SOCK_STREAM, 0)
 		if err != nil {

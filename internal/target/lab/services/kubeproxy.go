@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package services
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"slipstream.dev/internal/target/lab/network"
 )
 
 // The rules that kube-proxy of Kubernetes 1.34 writes (pkg/proxy/iptables/proxier.go and
@@ -31,7 +33,7 @@ type version struct {
 
 var versions = map[int]version{
 	4: {servedCluster4, clusterIPs4, "iptables-restore", "", "ip", "ipv4_addr"},
-	6: {cluster6, clusterIPs6, "ip6tables-restore", " ! -d ::1/128", "ip6", "ipv6_addr"},
+	6: {network.Cluster6, clusterIPs6, "ip6tables-restore", " ! -d ::1/128", "ip6", "ipv6_addr"},
 }
 
 // largeCluster is the number of endpoints above which kube-proxy writes no comments.

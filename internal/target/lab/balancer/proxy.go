@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package balancer
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 // backendTimeout is how long a backend may take to answer, as in HAProxy's configuration.
 const backendTimeout = 5 * time.Second
 
-// Balance is the built-in proxy, which Options.Balancer starts. It balances connections round robin until
+// Run is the built-in proxy, which a lab starts as a process of its own. It balances connections round robin until
 // ctx ends, and reads from an open file of the lab where to listen and which backends there are.
-func Balance(ctx context.Context) error {
+func Run(ctx context.Context) error {
 	text, err := os.ReadFile(proxyConfig)
 	var fronts []front
 	if err == nil {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package services
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+
+	"slipstream.dev/internal/target/lab/network"
 )
 
 // family is what differs between the rules of the IP versions.
@@ -21,18 +23,18 @@ type family struct {
 	pods, cluster, multicast netip.Prefix
 }
 
-// filter adds to a node the rules that every packet passes on a Kubernetes node: those of kube-proxy in
+// Filter adds to a node the rules that every packet passes on a Kubernetes node: those of kube-proxy in
 // the forward chain, because of which connections are tracked, and flannel's masquerading, which does not
-// apply between pods. Rules of services are added in service.go; there is no network policy. Calico's
+// apply between pods. kubeproxy.go adds the rules of services; there is no network policy. Calico's
 // shape has flannel's masquerading too, so that shapes differ only in how packets travel.
-func filter(ns *namespace, n node) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.handle)))
+func Filter(ns *network.Namespace, n network.Node) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	for _, f := range []family{
-		{nftables.TableFamilyIPv4, 12, 16, n.pods4, n.cluster4, netip.MustParsePrefix("224.0.0.0/4")},
-		{nftables.TableFamilyIPv6, 8, 24, n.pods6, cluster6, netip.MustParsePrefix("ff00::/8")},
+		{nftables.TableFamilyIPv4, 12, 16, n.Pods4, n.Cluster4, netip.MustParsePrefix("224.0.0.0/4")},
+		{nftables.TableFamilyIPv6, 8, 24, n.Pods6, network.Cluster6, netip.MustParsePrefix("ff00::/8")},
 	} {
 		f.add(conn)
 	}
@@ -40,13 +42,6 @@ func filter(ns *namespace, n node) error {
 		return fmt.Errorf("add nftables rules: %w", err)
 	}
 	return nil
-}
-
-// trackBriefly makes conntrack forget closed connections after 1 s in place of 120 s. All labs of a
-// machine share the limit nf_conntrack_max, so the connections of one variant would slow the others, and
-// a workload with thousands of connections per second would fill the table.
-func trackBriefly(ns *namespace) error {
-	return ns.do(func() error { return sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
 }
 
 // markMasquerade is kube-proxy's mark on what it masquerades.

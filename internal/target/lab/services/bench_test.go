@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package services_test
 
 import (
 	"context"
@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -28,7 +30,7 @@ import (
 // nodes of the machine.
 func BenchmarkServiceChange(b *testing.B) {
 	testenv.NeedRoot(b)
-	for _, mode := range serviceModes {
+	for _, mode := range modes {
 		for _, backends := range []int{1, 100, 1000, 5000, 10000, 16000} {
 			b.Run(fmt.Sprintf("%s/%d", mode, backends), func(b *testing.B) { benchmarkChange(b, mode, backends) })
 		}
@@ -36,25 +38,15 @@ func BenchmarkServiceChange(b *testing.B) {
 }
 
 func benchmarkChange(b *testing.B, mode string, backends int) {
-	c := config(labName(b))
-	c.Pods = 1
-	c.Services = &Services{Mode: mode, Backends: backends, Total: 1, Servers: []target.Seat{{Node: 1}}, Transports: []target.Transport{tcp4}}
-	services := c.Services.services(layout(c))
-	loading, memory := benchmarkLoad(b, c, services)
-	l, err := Up(b.Context(), c, Options{Dir: b.TempDir()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := l.Down(context.Background()); err != nil {
-			b.Error(err)
-		}
-	})
-	first, spare := services[0].backends[0].Addr(), block(backends)-1
+	c := config(b, mode, 1, backends, tcp4)
+	all := c.Services.All(1)
+	loading, memory := benchmarkLoad(b, c, all)
+	l := up(b, c)
+	first, spare := all[0].Backends()[0].Addr(), services.Block(backends)-1
 	var took []float64 // ms
 	for b.Loop() {
 		begin := time.Now()
-		change(b, l, services, backends/2, netip.AddrPortFrom(plus(first, spare-len(took)%2), servicePort))
+		l.Services.Change(b, l.Name, l.nodes(), all, backends/2, netip.AddrPortFrom(network.Plus(first, spare-len(took)%2), services.Port))
 		took = append(took, float64(time.Since(begin).Microseconds())/1000)
 	}
 	slices.Sort(took)
@@ -67,7 +59,7 @@ func benchmarkChange(b *testing.B, mode string, backends int) {
 }
 
 // benchmarkLoad loads the rules of one node three times, side by side.
-func benchmarkLoad(b *testing.B, c Config, services []service) (each time.Duration, kib float64) {
+func benchmarkLoad(b *testing.B, c lab.Config, all []services.Service) (each time.Duration, kib float64) {
 	const times = 3
 	var undo []func() error
 	defer func() {
@@ -77,32 +69,22 @@ func benchmarkLoad(b *testing.B, c Config, services []service) (each time.Durati
 			}
 		}
 	}()
-	var namespaces [times]*namespace
+	var namespaces [times]*network.Namespace
+	name := func(i int) string { return fmt.Sprintf("slip-%s-load%d", c.Name, i) }
 	for i := range namespaces {
-		name := fmt.Sprintf("slip-%s-load%d", c.Name, i)
-		ns, err := createNamespace(name, func() error { return nil })
+		ns, err := network.Create(name(i), func() error { return nil })
 		if err != nil {
 			b.Fatal(err)
 		}
-		undo = append(undo, func() error { ns.close(); return removeNamespace(name) })
+		undo = append(undo, func() error { ns.Close(); return network.Remove(name(i)) })
 		namespaces[i] = ns
 	}
-	var rules rules
-	if !c.translated() {
-		rules = kubeProxy(c.Services.Mode, services)[0]
-	}
+	load := services.Loader(c.Services.Mode, all)
 	before, begin := kernelMemory(b), time.Now()
 	for i, ns := range namespaces {
-		var err error
-		if c.translated() {
-			other := c
-			other.Name = fmt.Sprintf("%s-load%d", c.Name, i)
-			undo = append(undo, func() error { return removeCgroup(context.Background(), other) })
-			err = makeTranslation(other, services)
-		} else {
-			err = rules.load(b.Context(), ns)
-		}
-		if err != nil {
+		cgroup := fmt.Sprintf("%s-load%d", c.Name, i)
+		undo = append(undo, func() error { return services.RemoveCgroup(context.Background(), cgroup) })
+		if err := load(b.Context(), ns, cgroup); err != nil {
 			b.Fatal(err)
 		}
 	}

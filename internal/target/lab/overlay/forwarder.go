@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package overlay
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -73,18 +72,17 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// makeForwarder creates the TUN device of node i and starts the process that forwards packets between it
-// and a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
-func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) error {
-	c := l.state.Config
-	f := forwarding{Keep: l.state.Keep}
-	f.MTU, _ = c.mtu()
+// makeForwarder creates the TUN device of a node, the ith, and starts the process that forwards packets
+// between it and a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
+func (h *Host) makeForwarder(i int) error {
+	f := forwarding{Keep: h.overlay.Keep}
+	f.MTU, _ = h.overlay.mtu()
 	var tun, socket *os.File
-	if err := h.do(func() (err error) {
+	if err := h.ns.Do(func() (err error) {
 		if tun, err = openTUN(tunName); err != nil {
 			return err
 		}
-		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.place.IPv4, udpPort)))
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.node.Place.IPv4, udpPort)))
 		if err != nil {
 			return fmt.Errorf("open UDP socket: %w", err)
 		}
@@ -100,42 +98,42 @@ func (l *Lab) makeForwarder(h *host, nodes []node, i int, log *slog.Logger) erro
 	defer tun.Close()
 	defer socket.Close()
 
-	device, err := h.nl.LinkByName(tunName)
+	device, err := h.ns.Netlink.LinkByName(tunName)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", tunName, err)
 	}
-	if err := h.nl.LinkSetMTU(device, f.MTU); err != nil {
+	if err := h.ns.Netlink.LinkSetMTU(device, f.MTU); err != nil {
 		return fmt.Errorf("set MTU of %s: %w", tunName, err)
 	}
-	if err := setUp(h.namespace, tunName); err != nil {
+	if err := h.ns.SetUp(tunName); err != nil {
 		return err
 	}
-	for j, n := range nodes {
-		for _, p := range []netip.Prefix{n.pods4, n.pods6} {
+	for j, n := range h.overlay.Nodes {
+		for _, p := range []netip.Prefix{n.Pods4, n.Pods6} {
 			if j == i {
-				err = addAddress(h.namespace, device, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+				err = h.ns.AddAddress(device, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 			} else {
 				// flannel routes the whole cluster to the device, and its proxy answers
 				// packets to unknown nodes; here the kernel does.
-				f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.place.IPv4, udpPort)})
-				err = linkRoute(h.namespace, device, p)
+				f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.Place.IPv4, udpPort)})
+				err = h.ns.LinkRoute(device, p)
 			}
 			if err != nil {
 				return err
 			}
 		}
 	}
-	if err := awaitLocal(h.namespace, h.pods6.Addr()); err != nil {
+	if err := h.ns.AwaitLocal(h.node.Pods6.Addr()); err != nil {
 		return err
 	}
-	return l.startForwarder(i, f, tun, socket, log)
+	return h.startForwarder(i, f, tun, socket)
 }
 
-// startForwarder starts the forwarder of node i, and returns when it forwards. It runs in the node's
+// startForwarder starts the forwarder of a node, the ith, and returns when it forwards. It runs in the node's
 // namespace, so removing the lab kills it like everything else there.
-func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slog.Logger) error {
-	node := l.Places()[i]
-	cmd := exec.Command(l.forwarder[0], l.forwarder[1:]...)
+func (h *Host) startForwarder(i int, f forwarding, tun, socket *os.File) error {
+	name, argv := h.node.Place.Name, h.overlay.Forwarder
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.ExtraFiles = []*os.File{tun, socket}
 	// Ctrl-C in a terminal must not kill the forwarder before the lab is removed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -149,7 +147,7 @@ func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slo
 	if err != nil {
 		return errors.Join(err, stdin.Close())
 	}
-	if err := l.In(node)(cmd); err != nil {
+	if err := h.overlay.Processes.Start(i, cmd); err != nil {
 		return errors.Join(err, stdin.Close(), stdout.Close())
 	}
 	err = json.NewEncoder(stdin).Encode(f)
@@ -162,31 +160,17 @@ func (l *Lab) startForwarder(i int, f forwarding, tun, socket *os.File, log *slo
 	if err != nil {
 		_ = cmd.Process.Kill() // it may have exited
 		err = errors.Join(err, cmd.Wait())
-		return fmt.Errorf("start forwarder of %s (%s): %w: %s", node.Name, strings.Join(l.forwarder, " "), err, strings.TrimSpace(said.String()))
+		return fmt.Errorf("start forwarder of %s (%s): %w: %s", name, strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
 	}
 	// Its standard input stays open until then, or until this process ends.
-	l.watch(i, cmd.Wait, func(err error) {
-		log.Warn("the forwarder exited: its node's pods are unreachable", "node", node.Name, "err", err, "stderr", strings.TrimSpace(said.String()))
+	h.overlay.Processes.Watch(i, cmd.Wait, func(err error) {
+		h.overlay.Log.Warn("the forwarder exited: its node's pods are unreachable", "node", name, "err", err, "stderr", strings.TrimSpace(said.String()))
 	})
 	return nil
 }
 
-// watch waits in the background for the end of a process on node i, and logs it unless the lab is being
-// removed.
-func (l *Lab) watch(i int, wait func() error, tell func(error)) {
-	ended := make(chan struct{})
-	l.ended[i] = ended
-	go func() {
-		err := wait()
-		close(ended)
-		if !l.ending.Load() {
-			tell(err)
-		}
-	}()
-}
-
 // Forward forwards packets between the TUN device and the socket that it inherits, until ctx ends or,
-// unless the lab is kept, its standard input. Options.Forwarder starts it.
+// unless the lab is kept, its standard input. A lab starts it as a process of its own.
 //
 // It works like flannel's proxy (pkg/backend/udp/proxy_amd64.c): one thread, one packet per system call,
 // and no poll while packets wait. It makes raw system calls, as a C program does: they do not block, so

@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package network
 
 import (
 	"errors"
@@ -16,36 +16,37 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// netnsDir is where `ip netns` looks for namespaces by name. `ip netns` also bind-mounts the folder onto
+// Dir is where `ip netns` looks for namespaces by name. `ip netns` also bind-mounts the folder onto
 // itself, so that names propagate to other mount namespaces; this package does not, as removing a name
 // has not needed it since Linux 3.19 (unlink detaches what is mounted on the name anywhere).
-const netnsDir = "/run/netns"
+const Dir = "/run/netns"
 
-func netnsPath(name string) string { return filepath.Join(netnsDir, name) }
+// Path returns the path of a namespace.
+func Path(name string) string { return filepath.Join(Dir, name) }
 
-// namespace is an open network namespace: its handle, and a netlink socket in it.
-type namespace struct {
-	name   string
-	handle netns.Handle
-	nl     *netlink.Handle
+// Namespace is an open network namespace: its handle, and a netlink socket in it.
+type Namespace struct {
+	Handle  netns.Handle
+	Netlink *netlink.Handle
 }
 
-func (ns *namespace) close() {
+// Close closes what is open. Nil is allowed.
+func (ns *Namespace) Close() {
 	if ns != nil {
-		ns.nl.Close()
-		ns.handle.Close()
+		ns.Netlink.Close()
+		ns.Handle.Close()
 	}
 }
 
-// fd is the form in which netlink takes a namespace for a device.
-func (ns *namespace) fd() netlink.NsFd { return netlink.NsFd(ns.handle) }
+// FD is the form in which netlink takes a namespace for a device.
+func (ns *Namespace) FD() netlink.NsFd { return netlink.NsFd(ns.Handle) }
 
-// do runs f in the namespace.
-func (ns *namespace) do(f func() error) error { return netns.Do(ns.handle, f) }
+// Do runs f in the namespace.
+func (ns *Namespace) Do(f func() error) error { return netns.Do(ns.Handle, f) }
 
-// createNamespace creates a named namespace, and runs setup in it.
-func createNamespace(name string, setup func() error) (*namespace, error) {
-	path := netnsPath(name)
+// Create creates a named namespace, and runs setup in it.
+func Create(name string, setup func() error) (*Namespace, error) {
+	path := Path(name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
 		return nil, fmt.Errorf("name network namespace: %w", err)
@@ -64,20 +65,20 @@ func createNamespace(name string, setup func() error) (*namespace, error) {
 		h.Close()
 		return nil, err
 	}
-	return withNetlink(name, h)
+	return Adopt(name, h)
 }
 
-// openNamespace opens a namespace by its name.
-func openNamespace(name string) (*namespace, error) {
-	h, err := netns.Open(netnsPath(name))
+// Open opens a namespace by its name.
+func Open(name string) (*Namespace, error) {
+	h, err := netns.Open(Path(name))
 	if err != nil {
 		return nil, err
 	}
-	return withNetlink(name, h)
+	return Adopt(name, h)
 }
 
-// withNetlink opens a netlink socket in a namespace, which it takes over.
-func withNetlink(name string, h netns.Handle) (*namespace, error) {
+// Adopt opens a netlink socket in a namespace whose handle it takes over. The name is for errors.
+func Adopt(name string, h netns.Handle) (*Namespace, error) {
 	var nl *netlink.Handle
 	if err := netns.Do(h, func() (err error) {
 		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -86,16 +87,16 @@ func withNetlink(name string, h netns.Handle) (*namespace, error) {
 		h.Close()
 		return nil, fmt.Errorf("open netlink in network namespace %s: %w", name, err)
 	}
-	return &namespace{name, h, nl}, nil
+	return &Namespace{h, nl}, nil
 }
 
-// inside runs f in the namespace that has the name.
-func inside(name string, f func() error) error { return netns.DoAt(netnsPath(name), f) }
+// Inside runs f in the namespace that has the name.
+func Inside(name string, f func() error) error { return netns.DoAt(Path(name), f) }
 
-// removeNamespace removes the name of a namespace, which disappears once nothing else holds it. It is no
+// Remove removes the name of a namespace, which disappears once nothing else holds it. It is no
 // error if the name does not exist or was not bound yet.
-func removeNamespace(name string) error {
-	path := netnsPath(name)
+func Remove(name string) error {
+	path := Path(name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount network namespace %s: %w", path, err)
 	}
@@ -105,8 +106,8 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// sysctl sets sysctls such as "net/ipv4/ip_forward=1" in the thread's namespace.
-func sysctl(settings ...string) error {
+// Sysctl sets sysctls such as "net/ipv4/ip_forward=1" in the thread's namespace.
+func Sysctl(settings ...string) error {
 	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")
 		if err := os.WriteFile("/proc/sys/"+key, []byte(value), 0); err != nil {

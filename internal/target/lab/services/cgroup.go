@@ -1,6 +1,6 @@
 //go:build linux
 
-package lab
+package services
 
 import (
 	"context"
@@ -14,13 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target/lab/network"
 	"slipstream.dev/internal/target/lab/programs"
 )
 
-// cgroupPath returns the cgroup of a lab's pods, at the top of the hierarchy. The programs attached to
+// CgroupPath returns the cgroup of a lab's pods, at the top of the hierarchy. The programs attached to
 // it are removed with it.
-func cgroupPath(lab string) (string, error) {
+func CgroupPath(lab string) (string, error) {
 	root, err := cgroupRoot("/proc/self/mountinfo")
 	return filepath.Join(root, "slip-"+lab), err
 }
@@ -44,17 +44,24 @@ func cgroupRoot(mountinfo string) (string, error) {
 
 var errNoCgroup = errors.New("services in mode ebpf need cgroup v2, which is not mounted: mkdir /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified")
 
-// makeTranslation creates the cgroup of a lab, and attaches the programs that translate the service
-// addresses to which its sockets connect.
-func makeTranslation(c Config, services []service) error {
-	path, err := cgroupPath(c.Name)
+// Attach creates the cgroup of a lab, and attaches the programs that translate the service addresses to which
+// its sockets connect. It returns how long that took.
+func (s *Config) Attach(lab string, nodes []network.Node) (took time.Duration, err error) {
+	services := s.services(nodes)
+	begin := time.Now()
+	err = makeTranslation(lab, services)
+	return time.Since(begin), err
+}
+
+func makeTranslation(lab string, services []service) error {
+	path, err := CgroupPath(lab)
 	if err != nil {
 		return err
 	}
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return fmt.Errorf("create cgroup: %w", err)
 	}
-	dir, err := openCgroup(c.Name)
+	dir, err := OpenCgroup(lab)
 	if err != nil {
 		return err
 	}
@@ -77,8 +84,9 @@ func makeTranslation(c Config, services []service) error {
 	return loaded.Attach(int(dir.Fd()))
 }
 
-func openCgroup(lab string) (*os.File, error) {
-	path, err := cgroupPath(lab)
+// OpenCgroup opens the cgroup of a lab's pods.
+func OpenCgroup(lab string) (*os.File, error) {
+	path, err := CgroupPath(lab)
 	if err != nil {
 		return nil, err
 	}
@@ -89,22 +97,20 @@ func openCgroup(lab string) (*os.File, error) {
 	return dir, nil
 }
 
-// translated reports whether the lab's pods have a cgroup.
-func (c Config) translated() bool {
-	return c.Services != nil && c.Services.Mode == v1alpha1.ServiceEBPF
-}
+// emptied bounds how long the kernel takes to notice that the processes of a cgroup are gone.
+const emptied = 10 * time.Second
 
-// removeCgroup removes the cgroup of a lab whose processes have been killed, once the kernel has noticed
+// RemoveCgroup removes the cgroup of a lab whose processes have been killed, once the kernel has noticed
 // that they are gone. It is no error if there is none.
-func removeCgroup(ctx context.Context, c Config) error {
-	path, err := cgroupPath(c.Name)
+func RemoveCgroup(ctx context.Context, lab string) error {
+	path, err := CgroupPath(lab)
 	if errors.Is(err, errNoCgroup) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, gone)
+	ctx, cancel := context.WithTimeout(ctx, emptied)
 	defer cancel()
 	for {
 		switch err := os.Remove(path); {

@@ -1,6 +1,11 @@
 //go:build linux
 
-package lab
+// Package balancer is the balancer of a lab: a proxy on the lab's second node. Clients are on the first node, and
+// each node after the proxy's has a backend. The proxy balances TCP connections round robin. It listens on one
+// port for each pair, for IPv4 and IPv6, and forwards to the same port of the backends.
+//
+// The proxy is HAProxy or the built-in one (Run). The lab makes the nodes.
+package balancer
 
 import (
 	"bytes"
@@ -23,16 +28,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab/network"
 )
 
-// Balancer of a lab is a proxy on its second node. Clients are on the first node, and each node after the
-// proxy's has a backend. The proxy balances TCP connections round robin. It listens on one port for each
-// pair, for IPv4 and IPv6, and forwards to the same port of the backends.
-type Balancer struct {
+// Config describes a balancer.
+type Config struct {
 	// Backends, 1 to v1alpha1.MaxBackends.
 	Backends int `json:"backends"`
-	// Proxy is one of the API's. If it is empty, Up chooses one.
+	// Proxy is one of the API's. If it is empty, Choose chooses one.
 	Proxy string `json:"proxy"`
 	// NICs of the nodes, as far as they differ from the lab's.
 	NICs v1alpha1.RoleNICs `json:"nics"`
@@ -40,9 +45,10 @@ type Balancer struct {
 	Pairs int `json:"pairs"`
 }
 
+// Node is the index of the proxy's node.
+const Node = 1
+
 const (
-	// proxyNode is the index of the proxy's node.
-	proxyNode = 1
 	// balancerPort is the port of the first pair; those of the others follow.
 	balancerPort = 7465
 	// proxyStart is how long a proxy may take until it listens.
@@ -52,38 +58,34 @@ const (
 	proxyConfig = "/proc/self/fd/3"
 )
 
-// role returns the role of node i, with or without a balancer.
-func (b *Balancer) role(i int) string {
-	if b == nil {
-		return ""
-	}
+// role returns the role of node i.
+func (b *Config) role(i int) string {
 	return v1alpha1.Balancer{Backends: b.Backends}.Role(i)
 }
 
-func (b *Balancer) validate(c Config) error {
-	fail := func(format string, args ...any) error {
-		return fmt.Errorf("lab %s: balancer: "+format, append([]any{c.Name}, args...)...)
-	}
+// Validate checks that a lab with so many nodes can have the balancer.
+func (b *Config) Validate(nodes int) error {
 	switch {
 	case b.Backends < 1 || b.Backends > v1alpha1.MaxBackends:
-		return fail("backends must be 1 to %d, are %d", v1alpha1.MaxBackends, b.Backends)
-	case c.Nodes < 2+b.Backends:
-		return fail("the client, the proxy and %d backends need %d nodes, and there are %d", b.Backends, 2+b.Backends, c.Nodes)
+		return fmt.Errorf("backends must be 1 to %d, are %d", v1alpha1.MaxBackends, b.Backends)
+	case nodes < 2+b.Backends:
+		return fmt.Errorf("the client, the proxy and %d backends need %d nodes, and there are %d", b.Backends, 2+b.Backends, nodes)
 	case b.Pairs < 1 || b.Pairs > 64:
-		return fail("pairs must be 1 to 64, are %d", b.Pairs)
+		return fmt.Errorf("pairs must be 1 to 64, are %d", b.Pairs)
 	case b.Proxy != "" && b.Proxy != v1alpha1.ProxyHAProxy && b.Proxy != v1alpha1.ProxyBuiltin:
-		return fail("proxy must be %s or %s, is %q", v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin, b.Proxy)
+		return fmt.Errorf("proxy must be %s or %s, is %q", v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin, b.Proxy)
 	}
 	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
 		if _, err := b.NICs.Of(role).Rate.BitsPerSecond(); err != nil {
-			return fail("rate of the %s's NIC %w", role, err)
+			return fmt.Errorf("rate of the %s's NIC %w", role, err)
 		}
 	}
 	return nil
 }
 
-// choose returns the proxy to use, or an error if it is not available.
-func (b *Balancer) choose(lab string, builtin []string) error {
+// Choose sets the proxy if none is set, and checks that it is available. builtin is the command of the
+// built-in one.
+func (b *Config) Choose(builtin []string) error {
 	_, err := exec.LookPath(v1alpha1.ProxyHAProxy)
 	switch {
 	case b.Proxy == "" && err == nil:
@@ -91,39 +93,28 @@ func (b *Balancer) choose(lab string, builtin []string) error {
 	case b.Proxy == "":
 		b.Proxy = v1alpha1.ProxyBuiltin
 	case b.Proxy == v1alpha1.ProxyHAProxy && err != nil:
-		return fmt.Errorf("lab %s: balancer: HAProxy is not installed: install it (apt install haproxy), or use the built-in proxy (proxy: %s)", lab, v1alpha1.ProxyBuiltin)
+		return fmt.Errorf("HAProxy is not installed: install it (apt install haproxy), or use the built-in proxy (proxy: %s)", v1alpha1.ProxyBuiltin)
 	}
 	if b.Proxy == v1alpha1.ProxyBuiltin && len(builtin) == 0 {
-		return fmt.Errorf("lab %s: balancer: the proxy %s needs Options.Balancer", lab, b.Proxy)
+		return fmt.Errorf("the proxy %s needs Options.Balancer", b.Proxy)
 	}
 	return nil
 }
 
-// seat sets the roles of the nodes of a layout.
-func (b *Balancer) seat(nodes []node) {
+// Seat gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
+func (b *Config) Seat(nodes []network.Node) {
 	for i := range nodes {
 		n := &nodes[i]
-		n.place.Role = b.role(i)
-		n.rate = cmp.Or(b.NICs.Of(n.place.Role).Rate, n.rate)
+		n.Place.Role = b.role(i)
+		n.Rate = cmp.Or(b.NICs.Of(n.Place.Role).Rate, n.Rate)
 	}
-	proxy := &nodes[proxyNode].place
+	proxy := &nodes[Node].Place
 	proxy.Service = target.Service{IPv4: proxy.IPv4, IPv6: proxy.IPv6, Port: balancerPort}
 }
 
-// seatNode sets the CPUs that the processes of node i run on.
-func (l *Lab) seatNode(p *target.Place, i int) {
-	cpus, b := l.state.CPUs[i], l.state.Config.Balancer
-	p.Cores, p.Shared = cpus.CPUs, cpus.IRQ < 0
-	if b == nil || !p.Shared || p.Role == "" {
-		return
-	}
-	p.Cores = []int{b.core(cpus.CPUs, i)}
-	p.Affinity = formatCPUs(p.Cores)
-}
-
-// core returns the CPU of node i's processes if nodes share CPUs. The proxy shares its CPU with no client
+// Core returns the CPU of node i's processes if nodes share CPUs. The proxy shares its CPU with no client
 // or backend, so that its load can be measured.
-func (b *Balancer) core(cpus []int, i int) int {
+func (b *Config) Core(cpus []int, i int) int {
 	if len(cpus) == 1 {
 		return cpus[0]
 	}
@@ -134,17 +125,17 @@ func (b *Balancer) core(cpus []int, i int) int {
 	case v1alpha1.RoleClient:
 		return cpus[0]
 	}
-	return others[(i-proxyNode)%len(others)]
+	return others[(i-Node)%len(others)]
 }
 
-// placement says in a sentence on which CPUs the nodes run if they share CPUs.
-func (b *Balancer) placement(cpus []int) string {
-	said := fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node", formatCPUs(cpus))
+// Placement says in a sentence on which CPUs the nodes run if they share CPUs.
+func (b *Config) Placement(cpus []int) string {
+	said := fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node", cpuset.New(cpus...))
 	if len(cpus) == 1 {
 		return said + "."
 	}
 	return fmt.Sprintf("%s: the proxy runs on CPU %d, the client and the backends on the others, and a packet is received on the CPU that sent it.",
-		said, b.core(cpus, proxyNode))
+		said, b.Core(cpus, Node))
 }
 
 // front is an address at which the proxy listens, and its backends.
@@ -155,14 +146,14 @@ type front struct {
 }
 
 // fronts of a balancer on nodes of a layout.
-func (b *Balancer) fronts(nodes []node) []front {
+func (b *Config) fronts(nodes []network.Node) []front {
 	var all []front
 	for pair := range b.Pairs {
 		for _, version := range []int{4, 6} {
-			at := func(n node) netip.AddrPort {
-				return netip.AddrPortFrom(n.place.IP(version), balancerPort+uint16(pair))
+			at := func(n network.Node) netip.AddrPort {
+				return netip.AddrPortFrom(n.Place.IP(version), balancerPort+uint16(pair))
 			}
-			f := front{Name: fmt.Sprintf("pair%d-ipv%d", pair, version), Listen: at(nodes[proxyNode])}
+			f := front{Name: fmt.Sprintf("pair%d-ipv%d", pair, version), Listen: at(nodes[Node])}
 			for _, n := range nodes[2 : 2+b.Backends] {
 				f.Backends = append(f.Backends, at(n))
 			}
@@ -196,12 +187,11 @@ defaults
 	return b.Bytes()
 }
 
-// makeBalancer starts the proxy of a lab whose nodes exist, and returns when it listens. It runs in its
-// node's namespace, so removing the lab kills it like everything else there.
-func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log *slog.Logger) error {
-	b := l.state.Config.Balancer
+// Start starts the proxy of a lab, and returns when it listens in the namespace of its node. Removing the
+// lab kills it like everything else there. builtin is the command of the built-in proxy.
+func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []network.Node, builtin []string, processes network.Processes, log *slog.Logger) error {
 	fronts := b.fronts(nodes)
-	argv := l.balancer
+	argv := builtin
 	config, err := json.Marshal(fronts)
 	if b.Proxy == v1alpha1.ProxyHAProxy {
 		var files unix.Rlimit
@@ -222,8 +212,7 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	said := new(output)
 	cmd.Stdout, cmd.Stderr = said, said
-	place := l.Places()[proxyNode]
-	if err := l.In(place)(cmd); err != nil {
+	if err := processes.Start(Node, cmd); err != nil {
 		return err
 	}
 	exited := make(chan error, 1)
@@ -231,13 +220,13 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 	ctx, cancel := context.WithTimeoutCause(ctx, proxyStart, fmt.Errorf("it does not listen after %s", proxyStart))
 	defer cancel()
 	for {
-		missing, err := notListening(hosts[proxyNode].namespace, fronts)
+		missing, err := notListening(ns, fronts)
 		if err != nil {
 			return err
 		}
 		if missing == 0 {
-			l.watch(proxyNode, func() error { return <-exited }, func(err error) {
-				log.Warn("the proxy exited: clients cannot reach the backends", "node", place.Name, "err", err, "output", said.String())
+			processes.Watch(Node, func() error { return <-exited }, func(err error) {
+				log.Warn("the proxy exited: clients cannot reach the backends", "node", nodes[Node].Place.Name, "err", err, "output", said.String())
 			})
 			return nil
 		}
@@ -252,9 +241,9 @@ func (l *Lab) makeBalancer(ctx context.Context, hosts []*host, nodes []node, log
 }
 
 // notListening counts the fronts at which no process listens yet in a namespace.
-func notListening(ns *namespace, fronts []front) (missing int, err error) {
+func notListening(ns *network.Namespace, fronts []front) (missing int, err error) {
 	listening := make(map[uint16]int)
-	err = ns.do(func() error {
+	err = ns.Do(func() error {
 		for _, name := range []string{"tcp", "tcp6"} {
 			text, err := os.ReadFile("/proc/thread-self/net/" + name)
 			if err != nil {
@@ -326,14 +315,9 @@ func (o *output) String() string {
 	return "it printed nothing"
 }
 
-// Proxy returns the proxy of the lab's balancer with its version: "haproxy 2.6.12" or "builtin"; "" if
-// there is no balancer.
-func (l *Lab) Proxy(ctx context.Context) (string, error) {
-	b := l.state.Config.Balancer
-	switch {
-	case b == nil:
-		return "", nil
-	case b.Proxy != v1alpha1.ProxyHAProxy:
+// Version returns the proxy with its version: "haproxy 2.6.12" or "builtin".
+func (b *Config) Version(ctx context.Context) (string, error) {
+	if b.Proxy != v1alpha1.ProxyHAProxy {
 		return b.Proxy, nil
 	}
 	said, err := exec.CommandContext(ctx, v1alpha1.ProxyHAProxy, "-v").Output()

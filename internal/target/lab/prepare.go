@@ -1,0 +1,72 @@
+//go:build linux
+
+package lab
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+
+	"slipstream.dev/internal/target/lab/network"
+)
+
+// prepareNode sets up a node's namespace like an operating system and kubelet.
+func prepareNode(cc string, log *slog.Logger) error {
+	congestionControl(cc, log)
+	return errors.Join(
+		network.Sysctl(
+			"net/ipv4/ip_forward=1",
+			// systemd's default, on the nodes of most distributions.
+			"net/ipv4/conf/all/rp_filter=2", "net/ipv4/conf/default/rp_filter=2",
+			"net/ipv6/conf/all/forwarding=1",
+		),
+		noAddressDetection(),
+		bridgeNetfilter(true),
+	)
+}
+
+// preparePod sets up a pod's namespace.
+func preparePod(cc string, log *slog.Logger) error {
+	congestionControl(cc, log)
+	return noAddressDetection()
+}
+
+// noAddressDetection disables duplicate address detection, which delays link-local addresses by a second
+// or two.
+func noAddressDetection() error {
+	return network.Sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
+}
+
+// bridgeNetfilter says whether bridged packets pass netfilter, as Kubernetes requires of its nodes. They
+// do not on a kernel without br_netfilter.
+func bridgeNetfilter(on bool) error {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		err := network.Sysctl("net/bridge/bridge-nf-call-" + family + "=" + value)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// trackBriefly makes conntrack forget closed connections after 1 s in place of 120 s. All labs of a
+// machine share the limit nf_conntrack_max, so the connections of one variant would slow the others, and
+// a workload with thousands of connections per second would fill the table.
+func trackBriefly(ns *network.Namespace) error {
+	return ns.Do(func() error { return network.Sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
+}
+
+// congestionControl sets the congestion control of the thread's namespace. Outside the initial namespace,
+// the kernel allows only some (TCP_CONG_NON_RESTRICTED). The traffic engine sets it on its sockets too.
+func congestionControl(name string, log *slog.Logger) {
+	if name == "" {
+		return
+	}
+	if err := network.Sysctl("net/ipv4/tcp_congestion_control=" + name); err != nil {
+		log.Info("congestion control cannot be set for a namespace; sockets set it", "err", err)
+	}
+}
