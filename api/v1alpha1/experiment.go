@@ -404,6 +404,8 @@ const (
 	ToolQperf    = "qperf"
 	ToolAB       = "ab"
 	ToolLatte    = "latte"
+	// ToolIperf2 makes no traffic here: results of it are imported.
+	ToolIperf2 = "iperf2"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
