@@ -123,7 +123,7 @@ func alike(trials []*trial, p *pattern, bad *problems) {
 	}
 	for _, t := range trials {
 		if t.pairs < most[t.workload] {
-			bad.add(t.traffic[0].path, "its trial has files of %d pairs, and others have %d: put {pairs} into the pattern if that is as it was meant", t.pairs, most[t.workload])
+			bad.add(t.traffic[0].path, "its trial has files of %s, and others have %d: put {pairs} into the pattern if that is as it was meant", count(t.pairs, "pair"), most[t.workload])
 		}
 	}
 }

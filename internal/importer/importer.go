@@ -105,7 +105,7 @@ func Import(paths []string, o Options) (*Result, error) {
 		files = append(files, f)
 	}
 	if len(files)+len(bad) == 0 {
-		return nil, fmt.Errorf("--pattern %s: it matches none of %d files%s", o.Pattern, len(found), such(found))
+		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, count(len(found), "file"), such(found))
 	}
 	if err := bad.err(); err != nil {
 		return nil, err
