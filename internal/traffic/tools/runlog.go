@@ -17,10 +17,7 @@ import (
 // pair, and behind all of them, if it has any, the averages of mpstat, one for each run.
 // What follows is computed from these, and is not read.
 
-var (
-	runLogHead = []byte("Running experiment ")
-	runLogEnd  = []byte("Numbers grid:")
-)
+var runLogHead = []byte("Running experiment ")
 
 func isRunLog(output []byte) bool { return bytes.HasPrefix(output, runLogHead) }
 
@@ -61,9 +58,6 @@ func readRunLog(output []byte, window time.Duration) (Reading, error) {
 
 // runLogRates are the bit rates of each run's pairs, and what stands behind them.
 func runLogRates(output []byte) (runs [][]float64, rest []byte, err error) {
-	if i := bytes.Index(output, runLogEnd); i >= 0 {
-		output = output[:i]
-	}
 	if i := bytes.Index(output, []byte("\nAverage:")); i >= 0 {
 		output, rest = output[:i+1], output[i+1:]
 	}
