@@ -112,7 +112,7 @@ func TestImportedResult(t *testing.T) {
 		}
 		has(t, strings.Join(args, " "), stderr, "was imported: other programs have measured it")
 	}
-	if code, _, stderr = slipstream(t, "policy", dir, "rfs-plus"); code == 0 {
+	if code, _, _ = slipstream(t, "policy", dir, "rfs-plus"); code == 0 {
 		t.Error("a policy of a variant of which nobody knows what it is")
 	}
 }
