@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -31,7 +32,6 @@ var fields = map[string]string{
 
 // pattern says what the name of a file tells.
 type pattern struct {
-	text   string
 	expr   *regexp.Regexp
 	depth  int // parts of a path that it is matched with
 	fields []string
@@ -43,7 +43,10 @@ func parsePattern(text string) (*pattern, error) {
 	if text == "" {
 		return nil, errors.New("--pattern: say what the names of the files tell, such as '{variant}-{block}.json'")
 	}
-	p := &pattern{text: text, depth: strings.Count(text, "/") + 1}
+	if !utf8.ValidString(text) {
+		return nil, fmt.Errorf("--pattern %q: it is no UTF-8", text)
+	}
+	p := &pattern{depth: strings.Count(text, "/") + 1}
 	expr, rest := "^", text
 	for rest != "" {
 		at := placeholder.FindStringSubmatchIndex(rest)
