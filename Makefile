@@ -70,7 +70,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
 MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
-GOTEST  := gotest -allow-skip '^slipstream.dev/internal/stats.TestPublished$$' -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
+GOTEST  := gotest -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 .PHONY: test

@@ -34,7 +34,7 @@ type Spec struct {
 	Target Target `json:"target"`
 	// Path is the path of every variant that names none: the cluster's pod network if left
 	// out with a cluster, else VXLAN.
-	Path Path `json:"path"`
+	Path Path `json:"path,omitzero"`
 	// Baseline is the variant the others are compared with.
 	Baseline string `json:"baseline"`
 	// Variants are what is compared.
@@ -102,6 +102,17 @@ type Target struct {
 	Lab *Lab `json:"lab,omitempty"`
 	// Kubernetes is two nodes of a cluster.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
+	// Imported is where other programs measured: slipstream import writes it, and nothing
+	// can be run there.
+	Imported *Imported `json:"imported,omitempty"`
+}
+
+// Imported says how the results of other programs came about. What they do not tell of
+// their traffic and paths is left out, and has no defaults.
+type Imported struct {
+	// Interleaved tells that each block has every variant, measured close in time. Else the
+	// blocks are runs of each variant by itself, which have nothing in common.
+	Interleaved bool `json:"interleaved,omitempty"`
 }
 
 // Lab is a set of nodes made of network namespaces on this machine.
@@ -404,6 +415,8 @@ const (
 	ToolQperf    = "qperf"
 	ToolAB       = "ab"
 	ToolLatte    = "latte"
+	// ToolIperf2 makes no traffic here: its results are imported.
+	ToolIperf2 = "iperf2"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
@@ -457,6 +470,7 @@ type Traffic struct {
 	Warmup Duration `json:"warmup,omitempty"`
 	// Duration is the length of the measured window.
 	Duration Duration `json:"duration"`
-	// Tool that makes the traffic. Not every one can make every kind.
+	// Tool that makes the traffic. Not every one can make every kind; iperf2 is for imported
+	// results only.
 	Tool string `json:"tool,omitempty"`
 }

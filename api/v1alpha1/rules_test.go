@@ -12,7 +12,7 @@ import (
 func everyField(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := make(map[string][]byte)
-	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml"} {
+	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml", "fields-imported.yaml"} {
 		data, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func TestRules(t *testing.T) {
 		"Traffic.duration":        {Required: true},
 		"Traffic.size":            {Defaults: []string{"128KiB", "1400", "200k", "64"}, Low: 1, High: 1 << 20},
 		"RPS.devices[]":           {Enum: []string{DeviceNIC, DeviceOverlay, DeviceHostVeth, DevicePod}},
-		"Target":                  {OneOf: []string{"lab", "kubernetes"}},
+		"Target":                  {OneOf: []string{"lab", "kubernetes", "imported"}},
 		"Resources.memory":        {Pattern: memAmount.String(), Text: "bytes, such as 256Mi"},
 		"Kubernetes.nodeSelector": {},
 	} {

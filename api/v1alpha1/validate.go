@@ -23,6 +23,12 @@ var (
 	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
 )
 
+// MaxPairs of a trial.
+const MaxPairs = 64
+
+// ValidName tells whether a variant or a workload can have a name.
+func ValidName(name string) bool { return cellName.MatchString(name) }
+
 func fill[T any](r *reader, path string, to *T, value T) {
 	if r.learned != nil {
 		r.rule(path).Defaults = []string{written(value)}
@@ -148,23 +154,27 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	s := &e.Spec
 	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
-	if s.Target.Kubernetes != nil {
+	switch {
+	case s.Target.Imported != nil: // nobody knows
+	case s.Target.Kubernetes != nil:
 		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
-	} else {
+	default:
 		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
 	}
 	fill(r, "spec.pairs", &s.Pairs, []int{1})
 	fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
-	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil})
+	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil}, choice{"imported", s.Target.Imported != nil})
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
 	}
 	if s.Target.Kubernetes != nil {
 		r.kubernetes("spec.target.kubernetes", s.Target.Kubernetes)
 	}
-	r.path("spec.path", s.Target, &s.Path)
+	if s.Target.Imported == nil || r.has("spec.path") {
+		r.path("spec.path", s.Target, &s.Path)
+	}
 	r.pairs("spec.pairs", s.Pairs)
 	r.runs("spec.runs", s.Runs)
 	if r.set("spec.margin") {
@@ -177,7 +187,7 @@ func (r *reader) experiment(e *Experiment) {
 	for i := range s.Workloads {
 		path := fmt.Sprintf("spec.workloads[%d]", i)
 		r.name(path+".name", s.Workloads[i].Name, seen)
-		r.workload(path, &s.Workloads[i])
+		r.workload(path, s.Target, &s.Workloads[i])
 		if t := s.Workloads[i].Traffic(); t != nil {
 			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
 		}
@@ -423,7 +433,7 @@ func (r *reader) pairs(path string, pairs []int) {
 	seen := map[string]string{}
 	for i, n := range pairs {
 		if at := fmt.Sprintf("%s[%d]", path, i); r.set(at) {
-			r.between(at, n, 1, 64)
+			r.between(at, n, 1, MaxPairs)
 			r.unique(at, strconv.Itoa(n), seen)
 		}
 	}
@@ -481,7 +491,7 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	return low, high
 }
 
-func (r *reader) workload(path string, w *Workload) {
+func (r *reader) workload(path string, on Target, w *Workload) {
 	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil},
 		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
 		choice{"http", w.HTTP != nil})
@@ -490,7 +500,11 @@ func (r *reader) workload(path string, w *Workload) {
 		kind string
 		*Traffic
 	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}} {
-		if of.Traffic != nil {
+		switch {
+		case of.Traffic == nil:
+		case on.Imported != nil:
+			r.importedTraffic(path+"."+of.kind, of.kind, of.Traffic)
+		default:
 			r.traffic(path+"."+of.kind, of.kind, of.Traffic)
 		}
 	}
@@ -542,6 +556,25 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 	if r.set(path + ".warmup") {
 		r.positive(path+".warmup", t.Warmup)
+	}
+}
+
+// importedTraffic checks what others have measured, as far as they tell.
+func (r *reader) importedTraffic(path, kind string, t *Traffic) {
+	tools := toolsOf(kind)[1:]
+	if kind == "stream" {
+		tools = append(tools, ToolIperf2)
+	}
+	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
+	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
+	r.oneOf(path+".tool", t.Tool, tools...)
+	for field, n := range map[string]int{"size": int(t.Size), "connections": t.Connections, "rate": t.Rate, "requests": t.Requests, "warmup": int(t.Warmup)} {
+		if n < 0 {
+			r.fail(path+"."+field, "must not be negative, is %d", n)
+		}
+	}
+	if r.given(path + ".duration") {
+		r.positive(path+".duration", t.Duration)
 	}
 }
 

@@ -75,7 +75,7 @@ func running(s *jsonschema.Schema, name string) {
 }
 
 func resultsPage(b *bytes.Buffer) error {
-	head(b, "The results folder", "internal/record and internal/stats", fmt.Sprintf(`A run leaves a folder NAME-TIMESTAMP below `+"`results`"+`:
+	head(b, "The results folder", "internal/record and internal/stats", fmt.Sprintf(`A run, or an import, leaves a folder NAME-TIMESTAMP below `+"`results`"+`:
 
 | file | content |
 |---|---|

@@ -98,7 +98,7 @@ var groups = []*cobra.Group{
 
 // groupOf has the group of every command that is not hidden.
 var groupOf = map[string]string{
-	"run": "measure", "report": "measure", "compare": "measure", "validate": "measure", "cleanup": "measure",
+	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
 	"capture": "other", "version": "other", "completion": "other", "help": "other",
@@ -150,7 +150,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), cleanupCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(versionCommand(p))
 	cobra.EnableCommandSorting = false // the order of groups is that of use

@@ -209,6 +209,8 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	program = cmp.Or(plugin(program), program)
 	keep := m.Keep()
 	switch {
+	case m.Environment.Imported != nil:
+		return ""
 	case m.Unfinished != "":
 		return program + " run --resume " + quote(dir.Path)
 	case keep != "" && m.InCluster():

@@ -171,6 +171,9 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if err != nil {
 		return usage(err)
 	}
+	if err := runnable(exp); err != nil {
+		return usage(err)
+	}
 	if exp.Spec.Seed == 0 {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
@@ -196,6 +199,14 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
+}
+
+// runnable says why an experiment cannot be run.
+func runnable(exp *v1alpha1.Experiment) error {
+	if exp.Spec.Target.Imported != nil {
+		return fmt.Errorf("%s was imported: other programs have measured it, and there is nothing to run; slipstream report shows the result", exp.Metadata.Name)
+	}
+	return nil
 }
 
 // leaveOut removes from an experiment the variants that the site cannot apply, and says so.
@@ -243,6 +254,9 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
 		return errors.Join(err, dir.Close())
+	}
+	if err := runnable(exp); err != nil {
+		return usage(errors.Join(err, dir.Close()))
 	}
 	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {

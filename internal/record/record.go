@@ -82,6 +82,8 @@ type Trial struct {
 	// Settings are what the accelerators set, as read back.
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
+	// Files that an imported trial was read from, as environment.json has them.
+	Files []string `json:"files,omitempty"`
 }
 
 // Pair is what one client and its server measured.
@@ -266,6 +268,7 @@ const (
 	WarnDrops          = "drops"               // a device or backlog dropped packets
 	WarnErrors         = "request-errors"      // HTTP requests, or connections of connect, failed
 	WarnDrift          = "drift"               // the baseline moved over the run
+	WarnApart          = "not-interleaved"     // variants were measured one after the other
 	WarnFewBlocks      = "few-blocks"          // too few blocks for the interval that was asked for
 	WarnNoRatio        = "no-ratio"            // a comparison is left out: a value is 0, or no block has both
 	WarnReadback       = "setting-readback"    // a setting did not read back
@@ -301,6 +304,22 @@ type Environment struct {
 	// LeftOut are the experiment's variants that could not be applied there.
 	LeftOut []LeftOut `json:"left_out,omitempty"`
 	Nodes   []Node    `json:"nodes"` // the nodes of the target
+	// Imported is what the results of other programs were read from; nil for a run.
+	Imported *Imported `json:"imported,omitempty"`
+}
+
+// Imported is what results were read from that other programs had written.
+type Imported struct {
+	Pattern string `json:"pattern"` // pattern of the names of the files
+	Files   []File `json:"files"`   // files that were read
+}
+
+// File is one that results were read from.
+type File struct {
+	Path    string `json:"path"`              // path as it was given, or found in a folder that was
+	SHA256  string `json:"sha256"`            // hash of its content
+	Format  string `json:"format"`            // what wrote it, as its content tells
+	Version string `json:"version,omitempty"` // version of that, if the content tells
 }
 
 // LeftOut is a variant that the run left out from the start.

@@ -164,7 +164,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
-	m.Unfinished = unfinished(summary.Unfinished)
+	m.Unfinished = unfinished(summary.Unfinished, m.imported())
 	for _, l := range env.LeftOut {
 		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
 	}
@@ -181,9 +181,12 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 }
 
 // unfinished is a sentence for people of what a summary says.
-func unfinished(text string) string {
-	if text == "" {
+func unfinished(text string, imported bool) string {
+	switch {
+	case text == "":
 		return ""
+	case imported:
+		return "Some results are missing: " + text + "."
 	}
 	return "This run is unfinished: " + text + "."
 }

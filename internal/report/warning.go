@@ -62,6 +62,8 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnUnexpected:
 		w.Severity, w.Effect = Serious, "Other traffic ran during the trial, so the result may include it."
+	case record.WarnApart:
+		w.Severity, w.Effect = Serious, "A difference may come from the time at which a variant was measured, not from the variant."
 	case record.WarnSaturated:
 		w.Effect = "Latencies include the wait in a full queue."
 	case record.WarnRetransmits:

@@ -94,12 +94,12 @@ func (t *table) expectedRow(s *Summary, x v1alpha1.Expectation, workload string,
 	if c == nil || base == nil {
 		return Row{}, false
 	}
-	blocks, ratios, err := logRatios(c, base, metric)
+	e, _, _, err := t.ratio(c, base, metric)
 	if err != nil {
 		return Row{}, false
 	}
 	r := t.row(c, metric)
-	r.Versus = versus(base.variant.Name, t.mean(blocks, ratios))
+	r.Versus = versus(base.variant.Name, e)
 	judge([]*Row{&r}, t.exp.Spec.Margin)
 	return r, true
 }

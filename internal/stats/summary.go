@@ -157,7 +157,13 @@ func (t *table) compare(r *Row, c *cell) {
 	primary := r.Metric == Primary(c.workload.Kind())
 	base := t.baseline(c)
 	if base == nil {
-		if rise, significant := trend(c.series(r.Metric)); primary && significant && math.Abs(rise) > driftTold {
+		rise, significant := trend(c.series(r.Metric))
+		switch {
+		case !primary || !significant || math.Abs(rise) <= driftTold:
+		case !t.paired():
+			r.warn(record.WarnApart, "the runs of each variant were measured by themselves, and %s moved by %+.0f %% "+
+				"from the first quarter of these to the last: a ratio to it may be off by as much", r.Metric, 100*rise)
+		default:
 			r.warn(record.WarnDrift, "%s moved by %+.0f %% from the first quarter of the blocks to the last: "+
 				"the machine changed, and means mix its states; ratios are taken within blocks, so they hold", r.Metric, 100*rise)
 		}
@@ -166,7 +172,7 @@ func (t *table) compare(r *Row, c *cell) {
 	if r.N == 0 || alone(r.Metric) {
 		return
 	}
-	blocks, ratios, err := logRatios(c, base, r.Metric)
+	e, blocks, ratios, err := t.ratio(c, base, r.Metric)
 	if err != nil {
 		r.warn(record.WarnNoRatio, "no comparison with %s: %v", base.variant.Name, err)
 		return
@@ -175,8 +181,11 @@ func (t *table) compare(r *Row, c *cell) {
 		at := slices.IndexFunc(r.Blocks, func(own Block) bool { return own.Block == b })
 		r.Blocks[at].Ratio = math.Exp(ratios[i])
 	}
-	e := t.mean(blocks, ratios)
 	r.Versus = versus(base.variant.Name, e)
+	if !t.paired() {
+		r.warn(record.WarnApart, "the runs of each variant were measured by themselves: "+
+			"a ratio may be of the hours in which two variants ran")
+	}
 	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
 		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
 			e.n, 100*math.Expm1(e.halfWidth()), 100*runs.Width)

@@ -183,6 +183,29 @@ var (
 	errNoRatio = errors.New("there is no ratio to a value that is not above 0")
 )
 
+// ratio estimates log(c) − log(base): by the blocks that have both, whose ratios it
+// returns, or where nothing pairs the runs of two variants by the runs of each.
+func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, ratios []float64, err error) {
+	if !t.paired() {
+		own, ok := t.logs(c, metric)
+		other, both := t.logs(base, metric)
+		if !ok || !both {
+			return e, nil, nil, errNoRatio
+		}
+		return own.minus(other), nil, nil, nil
+	}
+	if blocks, ratios, err = logRatios(c, base, metric); err != nil {
+		return e, nil, nil, err
+	}
+	return t.mean(blocks, ratios), blocks, ratios, nil
+}
+
+// paired tells that the trials of a block belong together.
+func (t *table) paired() bool {
+	imported := t.exp.Spec.Target.Imported
+	return imported == nil || imported.Interleaved
+}
+
 // logRatios are log(c) − log(base) over the blocks that have both. One value
 // that is not above 0 leaves no answer: to drop its block alone would favour
 // whichever of the two it was.

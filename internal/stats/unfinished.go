@@ -40,5 +40,8 @@ func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error)
 			full++
 		}
 	}
+	if exp.Spec.Target.Imported != nil {
+		return fmt.Sprintf("%d of %d trials are there, %d of %d blocks are complete", len(done), blocks*cells, full, blocks), nil
+	}
 	return fmt.Sprintf("%d of %d trials are done, %d of %d blocks are complete", len(done), blocks*cells, full, blocks), nil
 }

@@ -3,9 +3,7 @@
 // needs, so one that skips has gone unnoticed. It prints what go test does
 // without -v, the tests that took longest, and in one line how many were skipped, and why.
 //
-//	gotest [-allow-skip REGEXP] [go test's arguments]
-//
-// The expression is matched against PACKAGE.TEST.
+//	gotest [go test's arguments]
 package main
 
 import (
@@ -23,16 +21,7 @@ import (
 )
 
 func main() {
-	args := os.Args[1:]
-	allowed := regexp.MustCompile(`^$`)
-	if len(args) > 1 && args[0] == "-allow-skip" {
-		var err error
-		if allowed, err = regexp.Compile(args[1]); err != nil {
-			fatal(2, err)
-		}
-		args = args[2:]
-	}
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd := exec.Command("go", append([]string{"test", "-json"}, os.Args[1:]...)...)
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()
 	if err != nil {
@@ -51,7 +40,6 @@ func main() {
 	if len(skips) > 0 {
 		fmt.Println("left out:", reasons(skips))
 	}
-	skips = slices.DeleteFunc(skips, func(s skip) bool { return allowed.MatchString(s.name) })
 	if len(skips) > 0 && os.Getenv("CI") != "" {
 		names := make([]string, len(skips))
 		for i, s := range skips {

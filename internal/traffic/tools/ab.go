@@ -77,10 +77,16 @@ var (
 	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+), Receive: (\d+), Length: (\d+), Exceptions: (\d+)\)\n$`)
 	// abPercentile is "50,0.437" of the CSV.
 	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)\n$`)
+	// abServed is "  50%     12", in whole milliseconds.
+	abServed = regexp.MustCompile(`^ +(50|99)% +(\d+)\n$`)
+	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
+	// "Document Length:        1024 bytes".
+	abTraffic = regexp.MustCompile(`(?m)^(Concurrency Level|Keep-Alive requests|Document Length|Complete requests): +(\d+)(?: bytes)?$`)
 )
 
 func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
+	served := make(map[string]float64)
 	figures := make(map[string]float64)
 	var kinds [4]float64 // of failures: connect, receive, length, exceptions
 	var unexpected string
@@ -106,6 +112,12 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 			case "99":
 				e.Percentiles[record.LatencyP99] = v / 1e3
 			}
+		} else if m := abServed.FindSubmatch(line); m != nil {
+			ms, err := strconv.ParseFloat(string(m[2]), 64)
+			if err != nil {
+				return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
+			}
+			served[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99}[string(m[1])]] = ms / 1e3
 		} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
 			return e, fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
 		} else if text := strings.TrimSpace(string(line)); text != "" && unexpected == "" && !abSays(text) {
@@ -138,6 +150,9 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	if e.Messages == 0 {
 		return e, fmt.Errorf("every request failed: connect %g, receive %g, length %g, others %g, status %g",
 			kinds[0], kinds[1], kinds[2], kinds[3], figures["Non-2xx responses"])
+	}
+	if len(e.Percentiles) == 0 { // it was run without -e
+		e.Percentiles = served
 	}
 	if failed == 0 && len(e.Percentiles) != 2 {
 		return e, errors.New("its output has no percentiles")
@@ -185,4 +200,35 @@ func abSays(line string) bool {
 		}
 	}
 	return false
+}
+
+func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is ApacheBench")) }
+
+// readAB takes a run to be of the number of requests that were complete: a time, which may
+// have ended it in their place, ab does not print.
+func readAB(output []byte, _ time.Duration) (Reading, error) {
+	t := v1alpha1.Traffic{Tool: v1alpha1.ToolAB, Protocol: "tcp"}
+	w := v1alpha1.Workload{HTTP: &t}
+	for _, m := range abTraffic.FindAllSubmatch(output, -1) {
+		n, err := strconv.Atoi(string(m[2]))
+		if err != nil {
+			return Reading{}, fmt.Errorf("%s of %q", m[1], m[2])
+		}
+		switch string(m[1]) {
+		case "Concurrency Level":
+			t.Connections = n
+		case "Keep-Alive requests":
+			t.KeepAlive = true
+		case "Document Length":
+			t.Size = v1alpha1.Bytes(n)
+		case "Complete requests":
+			t.Requests = n
+		}
+	}
+	e, err := parseAB(w, output)
+	if err != nil {
+		return Reading{}, err
+	}
+	t.Duration = v1alpha1.Duration(math.Ceil(e.Seconds) * 1e9)
+	return Reading{Version: ParseVersion(v1alpha1.ToolAB, output), Workload: w, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }

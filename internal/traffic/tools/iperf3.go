@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -71,9 +72,18 @@ func (iperf3) Lead(w v1alpha1.Workload) time.Duration {
 type iperf3Report struct {
 	Error string
 	Start struct {
-		Version string
-		Test    struct {
-			Size float64 `json:"blksize"` // of a message, bytes
+		Version   string
+		Timestamp struct {
+			Seconds float64 `json:"timesecs"`
+		}
+		Connected []struct {
+			Host string `json:"local_host"`
+		}
+		Test struct {
+			Protocol              string
+			Streams               float64 `json:"num_streams"`
+			Size                  float64 `json:"blksize"` // of a message, bytes
+			Omit, Duration, Bidir float64
 		} `json:"test_start"`
 	}
 	End struct {
@@ -108,24 +118,36 @@ func (iperf3) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
 	return e, nil
 }
 
-func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
-	var e record.Endpoint
-	// Warnings may stand before the report, and errors (of 3.9) behind it.
+// decodeIperf3 reads the first report, and returns what stands behind it. Warnings may
+// stand before it.
+func decodeIperf3(output []byte) (r iperf3Report, behind []byte, err error) {
 	start := max(0, bytes.IndexByte(output, '{'))
-	var r iperf3Report
 	report := json.NewDecoder(bytes.NewReader(output[start:]))
 	if err := report.Decode(&r); err != nil {
-		return e, fmt.Errorf("read its report: %w", err)
+		return r, nil, fmt.Errorf("read its report: %w", err)
 	}
 	if r.Error != "" {
-		return e, errors.New(r.Error)
+		return r, nil, errors.New(r.Error)
 	}
+	return r, bytes.TrimSpace(output[start+int(report.InputOffset()):]), nil
+}
+
+func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	r, behind, err := decodeIperf3(output)
+	if err != nil {
+		return record.Endpoint{}, err
+	}
+	return r.endpoint(w, behind)
+}
+
+// endpoint is what a report says. Errors (of 3.9) may stand behind it.
+func (r iperf3Report) endpoint(w v1alpha1.Workload, behind []byte) (record.Endpoint, error) {
+	var e record.Endpoint
 	sent, received := r.End.Sent, r.End.Received
 	if sent == nil || received == nil {
 		if w.Stream.Protocol == "udp" {
 			return e, fmt.Errorf("its report has no sums of both ends, as none of UDP has before 3.11: this is %s", r.Start.Version)
 		}
-		behind := bytes.TrimSpace(output[start+int(report.InputOffset()):])
 		return e, fmt.Errorf("its report has no sums of both ends; behind it: %.200q", behind)
 	}
 	e.Seconds = received.Seconds
@@ -170,4 +192,66 @@ func iperf3Lost(arrived float64, sent, received *iperf3Sum) float64 {
 		return received.Lost
 	}
 	return max(0, min(received.Lost, sent.Packets-arrived))
+}
+
+func isIperf3(output []byte) bool {
+	return bytes.Contains(output, []byte(`"start"`)) && bytes.Contains(output, []byte(`"intervals"`))
+}
+
+// readIperf3 reads all reports of an output, a run each.
+func readIperf3(output []byte, _ time.Duration) (Reading, error) {
+	var all Reading
+	for first := true; first || bytes.HasPrefix(output, []byte("{")); first = false {
+		r, behind, err := decodeIperf3(output)
+		if err != nil {
+			return Reading{}, err
+		}
+		t, err := r.traffic()
+		if err != nil {
+			return Reading{}, err
+		}
+		w := v1alpha1.Workload{Stream: &t}
+		switch {
+		case first:
+			all.Workload, all.Version = w, ParseVersion(v1alpha1.ToolIperf3, []byte(r.Start.Version))
+		case *all.Workload.Stream != t:
+			return Reading{}, fmt.Errorf("run %d is of another traffic than run 1", len(all.Runs)+1)
+		}
+		e, err := r.endpoint(w, behind)
+		if err != nil {
+			return Reading{}, err
+		}
+		run := Run{Pairs: []record.Endpoint{e}}
+		if at := r.Start.Timestamp.Seconds; at > 0 && at < 1<<40 {
+			run.Started = time.Unix(int64(at), 0).UTC()
+		}
+		all.Runs, output = append(all.Runs, run), behind
+	}
+	return all, nil
+}
+
+// traffic is what a report says that it was.
+func (r iperf3Report) traffic() (v1alpha1.Traffic, error) {
+	of := r.Start.Test
+	t := v1alpha1.Traffic{
+		Tool: v1alpha1.ToolIperf3, Protocol: strings.ToLower(of.Protocol), Connections: int(of.Streams), Size: v1alpha1.Bytes(of.Size),
+		Warmup: v1alpha1.Duration(of.Omit * 1e9), Duration: v1alpha1.Duration(of.Duration * 1e9),
+	}
+	if len(r.Start.Connected) > 0 {
+		t.IP = ipVersion(r.Start.Connected[0].Host)
+	}
+	const day = 24 * 60 * 60
+	switch {
+	case t.Protocol != "tcp" && t.Protocol != "udp":
+		return t, fmt.Errorf("its report is of the protocol %q, and tcp and udp are known", of.Protocol)
+	case of.Bidir != 0:
+		return t, errors.New("it sent in both directions at once (--bidir), and a stream has one")
+	case of.Duration == 0:
+		return t, errors.New("it sent a number of bytes (-n, -k), and ran for no set time")
+	case !(of.Duration > 0 && of.Duration <= day && of.Omit >= 0 && of.Omit <= day):
+		return t, fmt.Errorf("it ran for %g s after a warm-up of %g s", of.Duration, of.Omit)
+	case !(of.Streams >= 1 && of.Streams <= 1024 && of.Size >= 0 && of.Size <= 1<<20):
+		return t, fmt.Errorf("%g connections with messages of %g bytes", of.Streams, of.Size)
+	}
+	return t, nil
 }

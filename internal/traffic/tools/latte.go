@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -78,6 +79,25 @@ var (
 	// latteBucket is "   103      1664".
 	latteBucket = regexp.MustCompile(`^\s*(\d+)\s+(\d+)\s*$`)
 )
+
+// latteProtocol is "Protocol      UDP".
+var latteProtocol = regexp.MustCompile(`(?m)^Protocol +(TCP|UDP)\s*$`)
+
+func isLatte(output []byte) bool {
+	return latteProtocol.Match(output) && bytes.Contains(output, []byte("Latency(usec)"))
+}
+
+// readLatte has one connection, as latte does.
+func readLatte(output []byte, _ time.Duration) (Reading, error) {
+	t := v1alpha1.Traffic{Tool: v1alpha1.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
+	e, err := parseLatte(output)
+	if err != nil {
+		return Reading{}, err
+	}
+	t.Size = v1alpha1.Bytes(e.Bytes / e.Messages)
+	t.Duration = v1alpha1.Duration(math.Ceil(min(e.Seconds, 1e6)) * 1e9)
+	return Reading{Workload: v1alpha1.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
 
 // parseLatte takes the window to be as long as the iterations took: the latency is
 // the mean of a round trip. What the histogram does not reach is above its end.

@@ -156,3 +156,84 @@ func (f *qperfFigures) fail(err error) {
 		f.err = err
 	}
 }
+
+var (
+	// qperfTest is the heading of a test, "tcp_lat:".
+	qperfTest = regexp.MustCompile(`(?m)^(tcp|udp)_(bw|lat):$`)
+	// qperfShort is a figure with the unit that suits it: "    latency  =  6.31 us".
+	qperfShort = regexp.MustCompile(`(?m)^    (latency|bw|recv_bw|msg_size|time) += +([0-9.]+) (\S+)$`)
+	// qperfUnits by name. Bytes and bits are of 1000 (view_band in qperf.c), sizes of 1024.
+	qperfUnits = map[string]float64{
+		"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1,
+		"bytes/sec": 8, "KB/sec": 8e3, "MB/sec": 8e6, "GB/sec": 8e9, "TB/sec": 8e12,
+		"bits/sec": 1, "Kb/sec": 1e3, "Mb/sec": 1e6, "Gb/sec": 1e9, "Tb/sec": 1e12,
+		"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20,
+	}
+)
+
+func isQperf(output []byte) bool { return qperfTest.Match(output) }
+
+// readQperf reads every figure where they are all there, and else the one of a plain run,
+// which says what window it had with -v only.
+func readQperf(output []byte, window time.Duration) (Reading, error) {
+	tests := qperfTest.FindAllSubmatch(output, -1)
+	if len(tests) != 1 {
+		return Reading{}, fmt.Errorf("it has %d tests, want one in a file", len(tests))
+	}
+	t := v1alpha1.Traffic{Tool: v1alpha1.ToolQperf, Protocol: string(tests[0][1]), Connections: 1}
+	w := v1alpha1.Workload{PingPong: &t}
+	if string(tests[0][2]) == "bw" {
+		w = v1alpha1.Workload{Stream: &t}
+	}
+	short := make(map[string]float64)
+	for _, m := range qperfShort.FindAllSubmatch(output, -1) {
+		v, err := strconv.ParseFloat(string(m[2]), 64)
+		if unit, ok := qperfUnits[string(m[3])]; err == nil && ok {
+			short[string(m[1])] = v * unit
+		}
+	}
+	if short["msg_size"] > 1<<20 {
+		return Reading{}, fmt.Errorf("messages of %g bytes", short["msg_size"])
+	}
+	t.Size = v1alpha1.Bytes(short["msg_size"])
+	if seconds := short["time"]; seconds >= 1e-3 && seconds < 1e6 {
+		window = time.Duration(seconds * 1e9)
+	}
+	e, err := qperf{}.parse(w, output)
+	if err != nil {
+		e, err = qperfPlain(w, short, window, err)
+	}
+	if err != nil {
+		return Reading{}, err
+	}
+	t.Duration = v1alpha1.Duration(window)
+	if t.Duration <= 0 {
+		t.Duration = v1alpha1.Duration(math.Round(e.Seconds) * 1e9)
+	}
+	return Reading{Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+// qperfPlain has as many messages and bytes as the figure makes of the window.
+func qperfPlain(w v1alpha1.Workload, short map[string]float64, window time.Duration, why error) (record.Endpoint, error) {
+	oneWay, bits := short["latency"], short["bw"]+short["recv_bw"]
+	switch {
+	case w.PingPong != nil && !(oneWay > 0), w.Stream != nil && !(bits > 0):
+		return record.Endpoint{}, why
+	case window <= 0:
+		return record.Endpoint{}, errNoWindow
+	}
+	e := record.Endpoint{Seconds: window.Seconds()}
+	n := bits / 8 * e.Seconds
+	if w.PingPong != nil {
+		n = e.Seconds / (2 * oneWay)
+	}
+	if !(n >= 1 && n < 1<<53) {
+		return record.Endpoint{}, fmt.Errorf("%g messages or bytes in %s", n, window)
+	}
+	if w.PingPong != nil {
+		e.Messages, e.Bytes = uint64(math.Round(n)), uint64(math.Round(n)*short["msg_size"])
+		return e, nil
+	}
+	e.BitsPerSecond, e.Bytes = bits, uint64(n)
+	return e, nil
+}

@@ -109,9 +109,7 @@ func (s sockperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, er
 func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	var p sockperfOutput
-	// Some lines are in colour, on a terminal or not.
-	plain := regexp.MustCompile(`\x1b\[[0-9;]*m`).ReplaceAll(output, nil)
-	for raw := range bytes.Lines(plain) {
+	for raw := range bytes.Lines(sockperfPlain(output)) {
 		line := strings.TrimSpace(string(raw))
 		if line == "" {
 			continue
@@ -138,6 +136,11 @@ func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 		return e, fmt.Errorf("%d messages", e.Messages)
 	}
 	e.Bytes = e.Messages * size
+	if p.halves {
+		for name := range e.Percentiles {
+			e.Percentiles[name] *= 2
+		}
+	}
 	if w.Stream != nil {
 		e.Percentiles = nil
 		e.BitsPerSecond = float64(e.Bytes) * 8 / e.Seconds
@@ -156,6 +159,7 @@ const sockperfReached = 0.99
 type sockperfOutput struct {
 	total                     bool // "Total of …", which is all that a stream says
 	valid, dropped, roundTrip bool
+	halves                    bool   // of round trips: latencies without --full-rtt
 	sent                      uint64 // valid, of load
 	// unexpected is the first line that is not known, last the last one at all.
 	unexpected, last string
@@ -176,8 +180,9 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true
 	case scan("Summary: Round trip is %g usec", &usec):
-		// --full-rtt was heeded; else the figures were halves of round trips.
 		p.roundTrip = true
+	case scan("Summary: Latency is %g usec", &usec):
+		p.roundTrip, p.halves = true, true
 	case scan("---> percentile %g = %g", &percentile, &usec):
 		switch percentile {
 		case 50:
@@ -204,4 +209,94 @@ func sockperfSays(line string) bool {
 		}
 	}
 	return false
+}
+
+// sockperfPlain takes the colours away, which are there on a terminal or not.
+func sockperfPlain(output []byte) []byte { return sockperfColour.ReplaceAll(output, nil) }
+
+var (
+	sockperfColour = regexp.MustCompile(`\x1b\[[0-9;]*m`)
+	// sockperfPeer is "[ 0] IP = 127.0.0.1       PORT =  5302 # TCP".
+	sockperfPeer = regexp.MustCompile(`(?m)^\[ *\d+\] IP = +(\S+) .*# (TCP|UDP)`)
+	// sockperfRun is "[Total Run] RunTime=1.003 sec; Warm up time=400 msec; SentMessages=98094; ReceivedMessages=98093".
+	sockperfRun = regexp.MustCompile(`\[Total Run\] RunTime=([0-9.]+) sec;.* SentMessages=(\d+); ReceivedMessages=(\d+)`)
+	// sockperfSent is "Total of 620626 messages sent in 1.001 sec".
+	sockperfSent = regexp.MustCompile(`Total of (\d+) messages sent in ([0-9.]+) sec`)
+	// sockperfWidth is "BandWidth is 827.533 MBps", which are of 2^20 bytes.
+	sockperfWidth = regexp.MustCompile(`(?s)Message Rate is (\d+) \[msg/sec\].*BandWidth is ([0-9.]+) MBps`)
+	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
+	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
+)
+
+func isSockperf(output []byte) bool {
+	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
+}
+
+// readSockperf tells the kinds apart by what they print. Ping-pong has every message
+// answered but the last one, and load has not, unless it is light and --reply-every is 1.
+func readSockperf(output []byte, _ time.Duration) (Reading, error) {
+	plain := sockperfPlain(output)
+	t := v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf, Connections: 1}
+	switch peers := sockperfPeer.FindAllSubmatch(plain, -1); len(peers) {
+	case 0: // the parser says what is there instead
+	case 1:
+		t.IP, t.Protocol = ipVersion(string(peers[0][1])), strings.ToLower(string(peers[0][2]))
+	default:
+		return Reading{}, fmt.Errorf("it has %d connections, and what it prints is of all of them", len(peers))
+	}
+	w, length := v1alpha1.Workload{PingPong: &t}, ""
+	if m := sockperfSent.FindSubmatch(plain); m != nil {
+		w, length = v1alpha1.Workload{Stream: &t}, string(m[2])
+		t.Size = sockperfSize(plain)
+		if t.Size == 0 {
+			return Reading{}, errors.New("it does not say how large its messages are")
+		}
+	} else if m := sockperfRun.FindSubmatch(plain); m != nil {
+		length = string(m[1])
+		sent, _ := strconv.ParseUint(string(m[2]), 10, 64) // of digits
+		back, _ := strconv.ParseUint(string(m[3]), 10, 64)
+		if sent > back+1 {
+			w = v1alpha1.Workload{UnderLoad: &t}
+		}
+	}
+	if err := (sockperf{}).Check(w); err != nil {
+		return Reading{}, err
+	}
+	e, err := parseSockperf(w, output)
+	if err != nil {
+		return Reading{}, err
+	}
+	seconds, err := strconv.ParseFloat(length, 64)
+	if err != nil || !(seconds >= 0.5 && seconds < 1e6) {
+		return Reading{}, fmt.Errorf("a run of %q s", length)
+	}
+	t.Duration = v1alpha1.Duration(math.Round(seconds) * 1e9)
+	if w.Stream == nil {
+		e.Bytes = 0 // the size of a message is not told
+	}
+	version := ""
+	if m := regexp.MustCompile(`== version #(\S+)`).FindSubmatch(plain); m != nil {
+		version = string(m[1])
+	}
+	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+// sockperfSize is what the messages of a stream have: as it is noted, or as the rates tell.
+func sockperfSize(plain []byte) v1alpha1.Bytes {
+	if m := sockperfNote.FindSubmatch(plain); m != nil {
+		n, _ := strconv.Atoi(string(m[1]))
+		return v1alpha1.Bytes(n)
+	}
+	m := sockperfWidth.FindSubmatch(plain)
+	if m == nil {
+		return 0
+	}
+	rate, err1 := strconv.ParseFloat(string(m[1]), 64)
+	width, err2 := strconv.ParseFloat(string(m[2]), 64)
+	// The rate is known to half a message, the width to half of 0.001.
+	if size := width * (1 << 20) / rate; err1 == nil && err2 == nil && size >= 1 && size <= 1<<16 &&
+		size*(0.5/rate+0.0005/width) < 0.5 {
+		return v1alpha1.Bytes(math.Round(size))
+	}
+	return 0
 }

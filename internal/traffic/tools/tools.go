@@ -1,6 +1,7 @@
 // Package tools drives other makers of traffic, such as iperf3, behind the
 // workloads of the native engine: it builds their argument lists and reads what
-// they print. It runs nothing; internal/worker does, and internal/traffic is
+// they print. Read does so without knowing who ran them, for results that are imported.
+// It runs nothing; internal/worker does, and internal/traffic is
 // the engine that these are compared with.
 //
 // The figures are brought into the terms of internal/record: of the measured

@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/importer"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+func importCommand(p Process) *cobra.Command {
+	var o importer.Options
+	var out string
+	c := &cobra.Command{
+		Use:   "import FILE|DIR...",
+		Short: "Make a result of what other programs have measured",
+		Long: `Make a results folder of what iperf3 -J, iperf 2, sockperf, qperf, ab, latte and
+mpstat have printed. What wrote a file is found out from its content, and what it
+is of from its name: --pattern says where that has {variant} and {block}, and if
+need be {workload}, {pairs}, {pair} and {node}; * stands for anything. {block} is
+for runs of all variants that took turns. Where each variant was measured by
+itself it is {run}: then nothing pairs the runs, and the report says what that
+means. A file whose name does not match is named and left out. If any other cannot
+be read, each of them is named with the reason, and nothing is written.`,
+		Example: `  slipstream import --pattern '{variant}-{block}.json' --baseline vxlan measured/
+  slipstream import --pattern '{variant}/{workload}-{pairs}-{run}.*' --baseline off measured/
+  slipstream import --pattern '{variant}-{pairs}.txt' --baseline baseline --duration 30s published-rps-rfs/`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("duration") && o.Window <= 0 {
+				return usage(fmt.Errorf("--duration %s: must be above 0s", o.Window))
+			}
+			return importResults(p, args, o, out)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Pattern, "pattern", "", "what the names of the files tell, such as '{variant}-{block}.json'")
+	f.StringVar(&o.Baseline, "baseline", "", "variant that the others are compared with")
+	f.StringVar(&o.Name, "name", "", "name of the result (default imported)")
+	f.DurationVar(&o.Window, "duration", 0, "how long each run took, for files that do not say it")
+	f.StringVar(&out, "out", "results", "folder in which to create the results folder")
+	return c
+}
+
+func importResults(p Process, paths []string, o importer.Options, out string) error {
+	r, err := importer.Import(paths, o)
+	if err != nil {
+		return usage(err)
+	}
+	// What cannot be judged is not written.
+	if _, err := stats.Analyze(r.Experiment, r.Trials); err != nil {
+		return err
+	}
+	for _, skipped := range r.Skipped {
+		fmt.Fprintln(p.Err, "left out:", skipped)
+	}
+	dir, err := writeImported(p, r, out)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(p.Err, "imported %d trials from %d files to %s\n", len(r.Trials), len(r.Imported.Files), dir.Path)
+	_, err = render(dir, p)
+	return err
+}
+
+// writeImported makes the folder under another name first, so that half of it is no result.
+func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, err error) {
+	experiment, err := v1alpha1.Marshal(r.Experiment)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return nil, fmt.Errorf("create results folder: %w", err)
+	}
+	half, err := os.MkdirTemp(out, ".import-*")
+	if err != nil {
+		return nil, fmt.Errorf("create results folder: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(half)) }()
+	now := time.Now()
+	dir, err := record.Create(half, r.Experiment.Metadata.Name, now, experiment, record.Environment{
+		Version: p.Version, Started: r.Trials[0].Started, Command: commandLine(p.Args), Placement: r.Note,
+		Nodes: []record.Node{}, Imported: &r.Imported,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range r.Trials {
+		if err := dir.Append(t); err != nil {
+			return nil, errors.Join(err, dir.Close())
+		}
+	}
+	if err := dir.Close(); err != nil {
+		return nil, err
+	}
+	whole := filepath.Join(out, filepath.Base(dir.Path))
+	if err := os.Rename(dir.Path, whole); err != nil {
+		return nil, fmt.Errorf("create results folder: %w", err)
+	}
+	return record.Open(whole)
+}

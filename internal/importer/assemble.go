@@ -1,0 +1,327 @@
+package importer
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/traffic/tools"
+)
+
+// part is a run of a file.
+type part struct {
+	*file
+	run    tools.Run
+	number int
+}
+
+// trial is one that its parts make together.
+type trial struct {
+	variant, workload string
+	pairs, number     int
+	traffic           []part // clients, by pair
+	cpus              []part // nodes
+}
+
+// key is what the clients of a trial have in common.
+type key struct {
+	variant, workload string
+	pairs, number     int
+}
+
+// assemble makes trials of files, and the experiment that they are of.
+func (r *Result) assemble(p *pattern, files []*file, o Options) error {
+	var bad problems
+	trials := clients(files, p, &bad)
+	cpus(files, trials, &bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if len(trials) == 0 {
+		return fmt.Errorf("no file is of traffic: mpstat's are of CPUs alone")
+	}
+	workloads := workloadsOf(trials, &bad)
+	if p.has(blockField) {
+		interleaved(trials, &bad)
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if err := r.experiment(p, trials, workloads, o); err != nil {
+		return err
+	}
+	return r.fill(trials, workloads)
+}
+
+// clients are the trials that files of traffic make.
+func clients(files []*file, p *pattern, bad *problems) []*trial {
+	byKey := make(map[key]*trial)
+	var trials []*trial
+	for _, f := range files {
+		if f.Workload.Traffic() == nil {
+			continue
+		}
+		for i, run := range f.Runs {
+			number := f.number
+			if number < 0 {
+				number = i + 1
+			}
+			k := key{f.variant, cmp.Or(f.workload, f.Workload.Kind()), f.pairs, number}
+			t := byKey[k]
+			if t == nil {
+				t = &trial{variant: k.variant, workload: k.workload, pairs: k.pairs, number: number}
+				byKey[k] = t
+				trials = append(trials, t)
+			}
+			for _, other := range t.traffic {
+				if other.pair == f.pair {
+					bad.add(f.path, "it is of the same trial as %s: the pattern needs what tells them apart, such as {workload} or {pair}", other.path)
+				}
+			}
+			t.traffic = append(t.traffic, part{f, run, number})
+		}
+	}
+	for _, t := range trials {
+		t.countPairs(p, bad)
+	}
+	alike(trials, p, bad)
+	return trials
+}
+
+// countPairs checks the number of pairs that the names say, or takes it from the files.
+func (t *trial) countPairs(p *pattern, bad *problems) {
+	slices.SortFunc(t.traffic, func(a, b part) int { return cmp.Compare(a.pair, b.pair) })
+	n := 0
+	for _, part := range t.traffic {
+		n += len(part.run.Pairs)
+	}
+	switch first := t.traffic[0]; {
+	case t.pairs < 0:
+		t.pairs = n
+	case t.pairs != n && p.has(pairField):
+		bad.add(first.path, "its trial has files of %d of %d pairs", n, t.pairs)
+	case t.pairs != n:
+		bad.add(first.path, "it is of %s, and its name says %d: {pair} is for a file for each pair, and connections of one client are no pairs", count(n, "pair"), t.pairs)
+	}
+}
+
+// alike finds trials that lack the file of a pair, where only the files tell how many
+// pairs there are.
+func alike(trials []*trial, p *pattern, bad *problems) {
+	if !p.has(pairField) || p.has(pairsField) {
+		return
+	}
+	most := make(map[string]int) // by workload
+	for _, t := range trials {
+		most[t.workload] = max(most[t.workload], t.pairs)
+	}
+	for _, t := range trials {
+		if t.pairs < most[t.workload] {
+			bad.add(t.traffic[0].path, "its trial has files of %s, and others have %d: put {pairs} into the pattern if that is as it was meant", count(t.pairs, "pair"), most[t.workload])
+		}
+	}
+}
+
+// cpus gives the trials what files say of their CPUs.
+func cpus(files []*file, trials []*trial, bad *problems) {
+	for _, t := range trials {
+		for _, part := range t.traffic {
+			if part.run.CPUs != nil {
+				t.cpus = append(t.cpus, part)
+			}
+		}
+	}
+	for _, f := range files {
+		if f.Workload.Traffic() != nil {
+			continue
+		}
+		number := f.number
+		if number < 0 {
+			number = 1
+		}
+		var of []*trial
+		for _, t := range trials {
+			if t.variant == f.variant && t.number == number && (f.workload == "" || f.workload == t.workload) && (f.pairs < 0 || f.pairs == t.pairs) {
+				of = append(of, t)
+			}
+		}
+		switch {
+		case len(of) == 0:
+			bad.add(f.path, "there is no traffic of its trial")
+			continue
+		case len(of) > 1:
+			bad.add(f.path, "it may be of %d trials: the pattern needs what tells them apart, such as {workload}", len(of))
+			continue
+		}
+		t := of[0]
+		for _, other := range t.cpus {
+			if other.node == f.node {
+				bad.add(f.path, "it is of the same node and trial as %s: name the nodes by {node}", other.path)
+			}
+		}
+		t.cpus = append(t.cpus, part{f, f.Runs[0], number})
+	}
+}
+
+// workloadsOf are the workloads of all trials. Every file of one has to be of the same
+// traffic, but for how long a number of messages took.
+func workloadsOf(trials []*trial, bad *problems) []v1alpha1.Workload {
+	var names []string
+	first := make(map[string]*file)
+	merged := make(map[string]*v1alpha1.Workload)
+	for _, t := range trials {
+		for _, part := range t.traffic {
+			w := merged[t.workload]
+			if w == nil {
+				own := part.Workload
+				own.Name = t.workload
+				merged[t.workload], first[t.workload] = &own, part.file
+				names = append(names, t.workload)
+				continue
+			}
+			merge(w, part.file, first[t.workload], bad)
+		}
+	}
+	slices.Sort(names)
+	var out []v1alpha1.Workload
+	for _, name := range names {
+		out = append(out, *merged[name])
+	}
+	return out
+}
+
+func merge(w *v1alpha1.Workload, f, first *file, bad *problems) {
+	if f.Workload.Kind() != w.Kind() {
+		bad.add(f.path, "it is %s, and %s is %s: tell workloads apart by {workload}", f.Workload.Kind(), first.path, w.Kind())
+		return
+	}
+	all, own := w.Traffic(), *f.Workload.Traffic()
+	if f.Counted {
+		all.Duration = max(all.Duration, own.Duration)
+		own.Duration = all.Duration
+		if own.Requests != all.Requests { // it ran for a time
+			own.Requests, all.Requests = 0, 0
+		}
+	}
+	if own == *all {
+		return
+	}
+	a, b := reflect.ValueOf(own), reflect.ValueOf(*all)
+	var differences []string
+	for i := range a.NumField() {
+		if !a.Field(i).Equal(b.Field(i)) {
+			field, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+			differences = append(differences, fmt.Sprintf("%s %v, not %v", field, a.Field(i), b.Field(i)))
+		}
+	}
+	bad.add(f.path, "it is not of the traffic of %s: %s; tell workloads apart by {workload}, or import them by themselves", first.path, strings.Join(differences, ", "))
+}
+
+// interleaved finds variants whose runs were all before or behind those of another one, by
+// the times that the tools tell: numbers of blocks do not make them close in time.
+func interleaved(trials []*trial, bad *problems) {
+	type span struct {
+		from, to time.Time
+		n        int
+		path     string
+	}
+	spans := make(map[string]*span)
+	for _, t := range trials {
+		at := t.started()
+		if at.IsZero() {
+			return
+		}
+		s := spans[t.variant]
+		if s == nil {
+			s = &span{from: at, to: at, path: t.traffic[0].path}
+			spans[t.variant] = s
+		}
+		s.n++
+		if at.Before(s.from) {
+			s.from = at
+		}
+		if at.After(s.to) {
+			s.to = at
+		}
+	}
+	variants := distinct(trials, func(t *trial) string { return t.variant })
+	for i, a := range variants {
+		for _, b := range variants[:i] {
+			before, behind := spans[a], spans[b]
+			if before.from.After(behind.from) {
+				before, behind, a, b = behind, before, b, a
+			}
+			if before.n > 1 && behind.n > 1 && before.to.Before(behind.from) {
+				bad.add(behind.path, "by its time all of %s was measured after all of %s, so these are no blocks: write {run} in place of {block}", b, a)
+				return
+			}
+		}
+	}
+}
+
+// started is when the first of its pairs began, zero if one does not tell.
+func (t *trial) started() time.Time {
+	var at time.Time
+	for _, part := range t.traffic {
+		switch s := part.run.Started; {
+		case s.IsZero():
+			return s
+		case at.IsZero() || s.Before(at):
+			at = s
+		}
+	}
+	return at
+}
+
+// fill makes the trials' records, in the order of their times or else of their blocks.
+func (r *Result) fill(trials []*trial, workloads []v1alpha1.Workload) error {
+	slices.SortStableFunc(trials, func(a, b *trial) int {
+		return cmp.Or(a.started().Compare(b.started()), cmp.Compare(a.number, b.number))
+	})
+	numbers := distinct(trials, func(t *trial) int { return t.number })
+	var bad problems
+	for i, t := range trials {
+		w := workloads[slices.IndexFunc(workloads, func(w v1alpha1.Workload) bool { return w.Name == t.workload })]
+		out := record.Trial{
+			Block: slices.Index(numbers, t.number) + 1, Order: i + 1, Variant: t.variant, Workload: t.workload, Pairs: t.pairs,
+			Attempt: 1, Started: t.started(), Status: record.StatusOK,
+		}
+		for _, part := range t.traffic {
+			out.Files = append(out.Files, part.path)
+			for _, e := range part.run.Pairs {
+				out.PerPair = append(out.PerPair, record.Pair{Client: e})
+			}
+		}
+		for _, part := range t.cpus {
+			out.Hosts = append(out.Hosts, host(part, out.PerPair[0].Client.Seconds))
+			if !slices.Contains(out.Files, part.path) {
+				out.Files = append(out.Files, part.path)
+			}
+		}
+		cell := experiment.Cell{Variant: v1alpha1.Variant{Name: t.variant}, Workload: w, Pairs: t.pairs}
+		if err := experiment.Imported(cell, &out); err != nil {
+			bad.add(t.traffic[0].path, "%w", err)
+		}
+		r.Trials = append(r.Trials, out)
+	}
+	return bad.err()
+}
+
+// host is a node over a window of so many seconds.
+func host(p part, seconds float64) record.Host {
+	node := cmp.Or(p.node, "node")
+	h := record.Host{Boot: node, Nodes: []string{node}, Seconds: seconds, Source: record.SoftirqTicks}
+	for _, c := range p.run.CPUs {
+		for _, share := range []*float64{&c.User, &c.System, &c.IRQ, &c.Steal, &c.Idle, &c.Busy, &c.Softirq, &c.SoftirqTicks} {
+			*share *= seconds
+		}
+		h.CPUs = append(h.CPUs, c)
+	}
+	return h
+}

@@ -1,0 +1,247 @@
+// Package importer makes a result of what other programs have measured: it finds out from
+// the names of files which variant and block each is of, from their content what measured
+// it, and puts the files of a trial together. It reads files and writes none; the parsers
+// are those of internal/traffic/tools, the metrics those of internal/experiment.
+package importer
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/traffic/tools"
+)
+
+// Options say what the files do not.
+type Options struct {
+	// Pattern of the files' names.
+	Pattern string
+	// Name of the experiment, which may be empty, and Baseline of the variant that the others
+	// are compared with, which may be where there is one variant alone.
+	Name, Baseline string
+	// Window of what does not say how long it ran.
+	Window time.Duration
+}
+
+// Result is what files hold.
+type Result struct {
+	Experiment *v1alpha1.Experiment
+	Trials     []record.Trial
+	Imported   record.Imported
+	// Skipped are files whose names do not match the pattern.
+	Skipped []Problem
+	// Note says in a sentence where the results come from.
+	Note string
+}
+
+// Problem is what is wrong with a file.
+type Problem struct {
+	Path string
+	Err  error
+}
+
+func (p Problem) Error() string { return p.Path + ": " + p.Err.Error() }
+
+// problems are all that is wrong, by file.
+type problems []Problem
+
+func (p *problems) add(path string, format string, args ...any) {
+	*p = append(*p, Problem{path, fmt.Errorf(format, args...)})
+}
+
+func (p problems) err() error {
+	errs := make([]error, len(p))
+	for i := range p {
+		errs[i] = p[i]
+	}
+	return errors.Join(errs...)
+}
+
+// file is one that has been read.
+type file struct {
+	path string
+	name
+	tools.Reading
+	hash string
+}
+
+// Import reads files, and those of folders. An error has a line for each file that cannot
+// be read, or has no place in the result.
+func Import(paths []string, o Options) (*Result, error) {
+	p, err := parsePattern(o.Pattern)
+	if err != nil {
+		return nil, err
+	}
+	found, err := find(paths)
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Imported: record.Imported{Pattern: o.Pattern}}
+	var files []*file
+	var bad problems
+	for _, path := range found {
+		n, ok := p.match(path)
+		if !ok {
+			r.Skipped = append(r.Skipped, Problem{path, errors.New("its name does not match the pattern " + o.Pattern)})
+			continue
+		}
+		f, err := read(path, n, o.Window)
+		if err != nil {
+			bad = append(bad, Problem{path, err})
+			continue
+		}
+		files = append(files, f)
+	}
+	if len(files)+len(bad) == 0 {
+		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, count(len(found), "file"), such(found))
+	}
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	if err := r.assemble(p, files, o); err != nil {
+		return nil, err
+	}
+	formats := make(map[string]bool)
+	for _, f := range files {
+		r.Imported.Files = append(r.Imported.Files, record.File{Path: f.path, SHA256: f.hash, Format: f.Format, Version: f.Version})
+		formats[strings.TrimSpace(f.Format+" "+f.Version)] = true
+	}
+	r.Note = fmt.Sprintf("Not measured by slipstream: imported from %s of %s. Where and on what it ran is not known.",
+		count(len(files), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "))
+	return r, nil
+}
+
+func such(paths []string) string {
+	if len(paths) == 0 {
+		return ""
+	}
+	return ", such as " + paths[0]
+}
+
+// find lists the files of folders, and of folders in these, those that are hidden left out.
+func find(paths []string) ([]string, error) {
+	var found []string
+	for _, root := range paths {
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."):
+				return filepath.SkipDir
+			case !d.IsDir():
+				found = append(found, filepath.ToSlash(path))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// maxFile is more than any tool writes for a trial.
+const maxFile = 64 << 20
+
+func read(path string, n name, window time.Duration) (*file, error) {
+	if err := n.check(); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, errors.Unwrap(err)
+	case !info.Mode().IsRegular():
+		return nil, errors.New("it is no regular file")
+	case info.Size() > maxFile:
+		return nil, fmt.Errorf("it has more than %d MiB", maxFile>>20)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	reading, err := tools.Read(data, window)
+	switch {
+	case tools.NoWindow(err):
+		return nil, fmt.Errorf("%w: say it by --duration", err)
+	case err != nil:
+		return nil, err
+	case len(reading.Runs) > 1 && n.number >= 0:
+		return nil, fmt.Errorf("it has %d runs, and its name is of one: leave {block} or {run} out of the pattern", len(reading.Runs))
+	}
+	hash := sha256.Sum256(data)
+	return &file{path, n, reading, hex.EncodeToString(hash[:])}, nil
+}
+
+// notLabel is what cannot be in the name of an experiment.
+var notLabel = regexp.MustCompile(`[^a-z0-9]+`)
+
+// experiment is what the trials are of. Its checks are those of any experiment file.
+func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Workload, o Options) error {
+	variants := distinct(trials, func(t *trial) string { return t.variant })
+	baseline := strings.ToLower(o.Baseline)
+	switch {
+	case baseline == "" && len(variants) == 1:
+		baseline = variants[0]
+	case baseline == "":
+		return fmt.Errorf("--baseline: say which variant the others are compared with: %s", strings.Join(variants, ", "))
+	case !slices.Contains(variants, baseline):
+		return fmt.Errorf("--baseline %s: no file is of it; %s", o.Baseline, v1alpha1.Suggest(baseline, variants))
+	}
+	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(cmp.Or(o.Name, "imported")), "-"), "-")
+	e := &v1alpha1.Experiment{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment, Metadata: v1alpha1.Metadata{Name: name}}
+	e.Spec = v1alpha1.Spec{
+		Target:   v1alpha1.Target{Imported: &v1alpha1.Imported{Interleaved: p.has(blockField)}},
+		Baseline: baseline, Workloads: workloads,
+		Pairs: distinct(trials, func(t *trial) int { return t.pairs }),
+		Runs:  v1alpha1.Runs{N: len(distinct(trials, func(t *trial) int { return t.number }))},
+	}
+	e.Spec.Variants = []v1alpha1.Variant{{Name: baseline}}
+	for _, v := range variants {
+		if v != baseline {
+			e.Spec.Variants = append(e.Spec.Variants, v1alpha1.Variant{Name: v})
+		}
+	}
+	for i := range e.Spec.Workloads {
+		w := &e.Spec.Workloads[i]
+		of := slices.DeleteFunc(slices.Clone(trials), func(t *trial) bool { return t.workload != w.Name })
+		if pairs := distinct(of, func(t *trial) int { return t.pairs }); !slices.Equal(pairs, e.Spec.Pairs) {
+			w.Pairs = pairs
+		}
+	}
+	text, err := v1alpha1.Marshal(e)
+	if err != nil {
+		return err
+	}
+	r.Experiment, err = v1alpha1.Parse("the experiment of these files", text, nil)
+	return err
+}
+
+// distinct values of trials, in their order.
+func distinct[T cmp.Ordered](trials []*trial, of func(*trial) T) []T {
+	seen := make(map[T]bool)
+	for _, t := range trials {
+		seen[of(t)] = true
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

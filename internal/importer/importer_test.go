@@ -1,0 +1,269 @@
+package importer
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// output is what a tool printed, of the parsers' tests.
+func output(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("../traffic/tools/testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// folder writes files by their names.
+func folder(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, data := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// stream is a report of iperf3: so many Mbit/s, at a time.
+func stream(mbits, at int) string {
+	return fmt.Sprintf(`{"start":{"version":"iperf 3.12","timestamp":{"timesecs":%d},"test_start":{"protocol":"TCP","num_streams":1,"blksize":131072,"omit":1,"duration":10}},
+"intervals":[],"end":{"sum_sent":{"seconds":10},"sum_received":{"seconds":10,"bytes":%d}}}`, at, mbits*1e6/8*10)
+}
+
+func run(t *testing.T, dir, pattern string) *Result {
+	t.Helper()
+	r, err := Import([]string{dir}, Options{Pattern: pattern, Baseline: "base"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestPattern(t *testing.T) {
+	none := name{number: -1, pairs: -1, pair: -1}
+	for _, tt := range []struct {
+		pattern, path string
+		want          name
+		no            bool
+	}{
+		{pattern: "{variant}-{block}.json", path: "a/rps-plus-12.json", want: name{variant: "rps-plus", number: 12, pairs: -1, pair: -1}},
+		{pattern: "{variant}-{block}.json", path: "rps-plus-12.jsonx", no: true},
+		{pattern: "{variant}-{block}.json", path: "rps-x.json", no: true},
+		{pattern: "{variant}-{block}.json", path: "rps-12xjson", no: true},
+		{pattern: "{variant}/{workload}_{pairs}.{pair}.r{run}*", path: "deep/RPS+/Bulk_4.2.r07.iperf3.json", want: name{variant: "rps+", workload: "bulk", number: 7, pairs: 4, pair: 2}},
+		{pattern: "{variant}/{run}", path: "7", no: true},
+		{pattern: "{variant}.*.{node}", path: "base.mpstat.node-A", want: name{variant: "base", node: "node-A", number: -1, pairs: -1, pair: -1}},
+		{pattern: "{variant}", path: "x/base", want: func() name { n := none; n.variant = "base"; return n }()},
+		{pattern: "{variant}-{run}", path: "base-1234567", no: true}, // no number that anybody gives to a run
+	} {
+		p, err := parsePattern(tt.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := p.match(tt.path)
+		if ok == tt.no || ok && got != tt.want {
+			t.Errorf("%s of %s: %+v, %v, want %+v", tt.pattern, tt.path, got, ok, tt.want)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                      "say what the names of the files tell",
+		"{block}.json":          "it has no {variant}",
+		"{variant}-{trial}":     "there is no {trial}",
+		"{variant}-{variant}":   "it has {variant} twice",
+		"{variant}{block}{run}": "write {block} if each block has every variant",
+	} {
+		if _, err := parsePattern(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestBlocks: variants that took turns, with their CPUs, and a file that is no result.
+func TestBlocks(t *testing.T) {
+	dir := folder(t, map[string]string{
+		"base-1.json": stream(1000, 100), "tuned-1.json": stream(1100, 120), "tuned-2.json": stream(1200, 140), "base-2.json": stream(1050, 160),
+		"tuned-2.mpstat": output(t, "mpstat-12.6.1.txt"), "notes.md": "a note", ".git/x-1.json": "hidden",
+	})
+	r := run(t, dir, "{variant}-{block}.*")
+	if len(r.Skipped) != 1 || filepath.Base(r.Skipped[0].Path) != "notes.md" {
+		t.Errorf("skipped %v", r.Skipped)
+	}
+	var got []string
+	for _, tr := range r.Trials {
+		got = append(got, fmt.Sprintf("%d: block %d, %s %s %d, %.0f, %d hosts, %d files", tr.Order, tr.Block, tr.Variant, tr.Workload, tr.Pairs, tr.Metrics[record.Throughput]/1e6, len(tr.Hosts), len(tr.Files)))
+	}
+	want := []string{ // by their times
+		"1: block 1, base stream 1, 1000, 0 hosts, 1 files", "2: block 1, tuned stream 1, 1100, 0 hosts, 1 files",
+		"3: block 2, tuned stream 1, 1200, 1 hosts, 2 files", "4: block 2, base stream 1, 1050, 0 hosts, 1 files",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	// Both cores, 0.7653 and 0.6165 busy, for 1.2 Gbit/s.
+	if got, want := r.Trials[2].Metrics[record.CPUPerGB], (0.7653+0.6165)/(1.2/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
+		t.Errorf("CPU %g s/GB, want %g", got, want)
+	}
+	if len(r.Imported.Files) != 5 || r.Imported.Files[0].Version != "3.12" || len(r.Imported.Files[0].SHA256) != 64 {
+		t.Errorf("imported %+v", r.Imported)
+	}
+	e, w := r.Experiment, r.Experiment.Spec.Workloads[0].Stream
+	if !e.Spec.Target.Imported.Interleaved || e.Spec.Runs.N != 2 || e.Spec.Baseline != "base" || e.Spec.Variants[0].Name != "base" {
+		t.Errorf("experiment %+v", e.Spec)
+	}
+	// What iperf3 said, and no defaults.
+	if diff := cmp.Diff(v1alpha1.Traffic{Protocol: "tcp", Size: 128 << 10, Connections: 1, Warmup: 1e9, Duration: 10e9, Tool: "iperf3"}, *w); diff != "" || e.Spec.Path != (v1alpha1.Path{}) {
+		t.Errorf("traffic (-want +got):\n%s\npath %s", diff, e.Spec.Path)
+	}
+}
+
+// TestPairs: a file for each pair, whose rates add up.
+func TestPairs(t *testing.T) {
+	files := map[string]string{}
+	for _, v := range []string{"base", "tuned"} {
+		for pair := range 3 {
+			files[fmt.Sprintf("%s/run0/%d.json", v, pair)] = stream(100*(pair+1), 0)
+		}
+	}
+	r := run(t, folder(t, files), "{variant}/run{run}/{pair}.json")
+	tr := r.Trials[0]
+	if tr.Pairs != 3 || len(tr.PerPair) != 3 || tr.Metrics[record.Throughput] != 600e6 || tr.PerPair[2].Client.BitsPerSecond != 300e6 || tr.Block != 1 {
+		t.Errorf("trial %+v", tr)
+	}
+	if r.Experiment.Spec.Target.Imported.Interleaved {
+		t.Error("runs are no blocks")
+	}
+}
+
+// TestManyRuns of one file, and workloads of other kinds beside them, by their kinds' names.
+func TestManyRuns(t *testing.T) {
+	r := run(t, folder(t, map[string]string{
+		"base.json": stream(1000, 0) + stream(1010, 0) + stream(1020, 0), "base.txt": output(t, "sockperf-3.7-half-rtt.txt"), "base.ab": output(t, "ab-2.3-kept.txt"),
+	}), "{variant}.*")
+	got := map[string]int{}
+	for _, tr := range r.Trials {
+		got[tr.Workload]++
+	}
+	if diff := cmp.Diff(map[string]int{"stream": 3, "pingpong": 1, "http": 1}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestRequests: as many requests in every file were asked for, others ended with a time.
+func TestRequests(t *testing.T) {
+	same := output(t, "ab-2.3-kept.txt")
+	other := strings.Replace(same, "Complete requests:      30802", "Complete requests:      30902", 1)
+	for want, second := range map[int]string{30802: same, 0: other} {
+		r := run(t, folder(t, map[string]string{"base-1": same, "base-2": second}), "{variant}-{run}")
+		_, completion := r.Trials[0].Metrics[record.Completion]
+		if got := r.Experiment.Spec.Workloads[0].HTTP.Requests; got != want || completion != (want > 0) {
+			t.Errorf("%d requests, want %d; completion %v", got, want, completion)
+		}
+	}
+}
+
+// TestProblems: every file that is wrong is named, with what to do.
+func TestProblems(t *testing.T) {
+	good := stream(1000, 0)
+	cpu := output(t, "mpstat-12.6.1.txt")
+	for _, tt := range []struct {
+		name, pattern string
+		files         map[string]string
+		want          []string
+	}{
+		{"all of them", "{variant}-{run}", map[string]string{"base-1": good, "base-2": "x", "base-3": `{"start":{},"intervals":[],"error":"refused"}`},
+			[]string{"base-2: it is the output of no tool", "base-3: iperf3: refused"}},
+		{"none matches", "{variant}.json", map[string]string{"base-1": good}, []string{"it matches none of 1 file, such as "}},
+		{"empty folder", "{variant}.json", nil, []string{"it matches none of 0 files"}},
+		{"several runs of a number", "{variant}-{run}", map[string]string{"base-1": good + good}, []string{"base-1: it has 2 runs, and its name is of one"}},
+		{"no window", "{variant}", map[string]string{"base": output(t, "rps-rfs-log.txt")}, []string{"say it by --duration"}},
+		{"other traffic", "{variant}-{run}", map[string]string{"base-1": good, "base-2": strings.Replace(good, `"num_streams":1`, `"num_streams":4`, 1)},
+			[]string{"base-2: it is not of the traffic of", "connections 4, not 1"}},
+		{"other kind", "{variant}-{workload}-{run}", map[string]string{"base-x-1": good, "base-x-2": output(t, "sockperf-3.7-half-rtt.txt")}, []string{"it is pingpong, and ", "is stream"}},
+		{"the same twice", "{variant}-{run}.*", map[string]string{"base-1.a": good, "base-1.b": good}, []string{"base-1.b: it is of the same trial as", "base-1.a"}},
+		{"fewer pairs than named", "{variant}-{pairs}-{pair}", map[string]string{"base-2-1": good}, []string{"base-2-1: its trial has files of 1 of 2 pairs"}},
+		{"connections for pairs", "{variant}-{pairs}", map[string]string{"base-2": good}, []string{"base-2: it is of 1 pair, and its name says 2"}},
+		{"a pair is missing", "{variant}-{run}-{pair}", map[string]string{"base-1-1": good, "base-1-2": good, "base-2-1": good}, []string{"base-2-1: its trial has files of 1 pair, and others have 2"}},
+		{"CPUs of nothing", "{variant}-{run}", map[string]string{"base-1": good, "base-2": cpu}, []string{"base-2: there is no traffic of its trial"}},
+		{"CPUs of two", "{variant}.*", map[string]string{"base.x": good, "base.y": output(t, "sockperf-3.7-half-rtt.txt"), "base.cpu": cpu}, []string{"base.cpu: it may be of 2 trials"}},
+		{"CPUs of a node twice", "{variant}.*", map[string]string{"base.x": good, "base.cpu": cpu, "base.cpu2": cpu}, []string{"it is of the same node and trial", "{node}"}},
+		{"CPUs alone", "{variant}", map[string]string{"base": cpu}, []string{"there is no traffic of its trial"}},
+		{"no name", "{variant}-{run}", map[string]string{"b se-1": good}, []string{`{variant} is "b se"`}},
+		{"no pairs", "{variant}-{pairs}", map[string]string{"base-0": good}, []string{"{pairs} is 0, and there are 1 to 64"}},
+		{"no blocks", "{variant}-{block}", map[string]string{"base-1": stream(1, 1), "base-2": stream(1, 2), "tuned-1": stream(1, 3), "tuned-2": stream(1, 4)},
+			[]string{"by its time all of tuned was measured after all of base", "write {run} in place of {block}"}},
+		{"no baseline", "{variant}-{run}", map[string]string{"a-1": good, "b-1": good}, []string{"--baseline base: no file is of it"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Import([]string{folder(t, tt.files)}, Options{Pattern: tt.pattern, Baseline: "base"})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want %q", err, want)
+				}
+			}
+		})
+	}
+	if _, err := Import([]string{folder(t, map[string]string{"a-1": good, "b-1": good})}, Options{Pattern: "{variant}-{run}"}); err == nil || !strings.Contains(err.Error(), "say which variant the others are compared with: a, b") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := Import([]string{"/nowhere"}, Options{Pattern: "{variant}"}); err == nil || !strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestPublishedCPUs: the shares of every core, with the pairs' rates, from one log.
+func TestPublishedCPUs(t *testing.T) {
+	dir := folder(t, map[string]string{"base-2.txt": output(t, "rps-rfs-log.txt")})
+	r, err := Import([]string{dir}, Options{Pattern: "{variant}-{pairs}.txt", Window: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := r.Trials[0]
+	if len(r.Trials) != 2 || tr.Pairs != 2 || tr.Metrics[record.Throughput] != 3310e6 || len(tr.Hosts[0].CPUs) != 4 {
+		t.Fatalf("%d trials, %+v", len(r.Trials), tr)
+	}
+	if got, want := tr.Metrics[record.SoftirqPerGB], (0.0758+0.0764+0.0327+0.2424)/(3.31/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
+		t.Errorf("softirq %g s/GB, want %g", got, want)
+	}
+	if keys := slices.Sorted(maps.Keys(tr.Metrics)); !slices.Equal(keys, []string{"cpu_per_gb", "softirq_per_gb", "throughput"}) {
+		t.Errorf("metrics %v", keys)
+	}
+}
+
+// FuzzPattern: a pattern that is taken matches or does not, and what it matched with is a
+// part of the path.
+func FuzzPattern(f *testing.F) {
+	f.Add("{variant}-{block}.json", "rps-1.json")
+	f.Add("{variant}/*{run}", `a\b/c/7`)
+	f.Fuzz(func(t *testing.T, text, path string) {
+		p, err := parsePattern(text)
+		if err != nil {
+			return
+		}
+		if n, ok := p.match(path); ok && (n.variant == "" || !bytes.Contains([]byte(strings.ToLower(filepath.ToSlash(path))), []byte(n.variant))) {
+			t.Errorf("%q of %q: %+v", text, path, n)
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Placeholders of a pattern.
+const (
+	variantField  = "variant"
+	workloadField = "workload"
+	blockField    = "block"
+	runField      = "run"
+	pairsField    = "pairs"
+	pairField     = "pair"
+	nodeField     = "node"
+)
+
+// fields are what a pattern may have, and what each of them matches.
+var fields = map[string]string{
+	variantField: `[^/]+`, workloadField: `[^/]+`, nodeField: `[^/]+`,
+	blockField: `\d{1,6}`, runField: `\d{1,6}`, pairsField: `\d{1,6}`, pairField: `\d{1,6}`,
+}
+
+// pattern says what the name of a file tells.
+type pattern struct {
+	expr   *regexp.Regexp
+	depth  int // parts of a path that it is matched with
+	fields []string
+}
+
+var placeholder = regexp.MustCompile(`\{([^{}]*)\}|\*`)
+
+func parsePattern(text string) (*pattern, error) {
+	if text == "" {
+		return nil, errors.New("--pattern: say what the names of the files tell, such as '{variant}-{block}.json'")
+	}
+	if !utf8.ValidString(text) {
+		return nil, fmt.Errorf("--pattern %q: it is no UTF-8", text)
+	}
+	p := &pattern{depth: strings.Count(text, "/") + 1}
+	expr, rest := "^", text
+	for rest != "" {
+		at := placeholder.FindStringSubmatchIndex(rest)
+		if at == nil {
+			expr, rest = expr+regexp.QuoteMeta(rest), ""
+			break
+		}
+		expr += regexp.QuoteMeta(rest[:at[0]])
+		if at[2] < 0 {
+			expr += `[^/]*`
+		} else {
+			name := rest[at[2]:at[3]]
+			if err := p.add(name); err != nil {
+				return nil, fmt.Errorf("--pattern %s: %w", text, err)
+			}
+			expr += "(" + fields[name] + ")"
+		}
+		rest = rest[at[1]:]
+	}
+	switch {
+	case !p.has(variantField):
+		return nil, fmt.Errorf("--pattern %s: it has no {variant}", text)
+	case p.has(blockField) && p.has(runField):
+		return nil, fmt.Errorf("--pattern %s: it has {block} and {run}: write {block} if each block has every variant, measured close in time, and {run} if each variant was measured by itself", text)
+	}
+	p.expr = regexp.MustCompile(expr + "$") // of quoted text and known parts
+	return p, nil
+}
+
+func (p *pattern) add(name string) error {
+	if fields[name] == "" {
+		return fmt.Errorf("there is no {%s}; there are {variant}, {block} or {run}, {workload}, {pairs}, {pair}, {node}, and * for anything", name)
+	}
+	if p.has(name) {
+		return fmt.Errorf("it has {%s} twice", name)
+	}
+	p.fields = append(p.fields, name)
+	return nil
+}
+
+func (p *pattern) has(field string) bool { return slices.Contains(p.fields, field) }
+
+// name is what a file's name says: numbers are -1 where it has none.
+type name struct {
+	variant, workload, node string
+	number, pairs, pair     int
+}
+
+// match reads the name of a file, of which it looks at as many parts as the pattern has.
+func (p *pattern) match(path string) (n name, ok bool) {
+	parts := strings.Split(filepath.ToSlash(path), "/")
+	found := p.expr.FindStringSubmatch(strings.Join(parts[max(0, len(parts)-p.depth):], "/"))
+	if found == nil {
+		return n, false
+	}
+	n.number, n.pairs, n.pair = -1, -1, -1
+	for i, text := range found[1:] {
+		switch p.fields[i] {
+		case variantField:
+			n.variant = strings.ToLower(text)
+		case workloadField:
+			n.workload = strings.ToLower(text)
+		case nodeField:
+			n.node = text
+		case pairsField:
+			n.pairs, _ = strconv.Atoi(text) // of few digits, as all of these are
+		case pairField:
+			n.pair, _ = strconv.Atoi(text)
+		default:
+			n.number, _ = strconv.Atoi(text)
+		}
+	}
+	return n, true
+}
+
+// check says why a file's name cannot be one of a variant and a workload.
+func (n name) check() error {
+	for what, text := range map[string]string{variantField: n.variant, workloadField: n.workload} {
+		if text != "" && !v1alpha1.ValidName(text) {
+			return fmt.Errorf("{%s} is %q, and a name is of a-z, 0-9 and + / . _ -, the first a letter or digit", what, text)
+		}
+	}
+	if n.pairs == 0 || n.pairs > v1alpha1.MaxPairs {
+		return fmt.Errorf("{pairs} is %d, and there are 1 to %d", n.pairs, v1alpha1.MaxPairs)
+	}
+	return nil
+}

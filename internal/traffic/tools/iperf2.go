@@ -1,0 +1,268 @@
+package tools
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// iperf 2 is read, not run: its successor makes the same traffic and says more. Checked
+// against 2.0.5 (text) and 2.1.8 (text, -e, -y C).
+//
+// The text has three digits. Those of -y C are exact.
+
+var (
+	// iperf2Line is "[  3]  0.0-10.0 sec  1.10 GBytes   941 Mbits/sec"; a server's report of
+	// UDP continues with "0.106 ms 24605/512674 (4.8%)", and -e with figures of its own.
+	iperf2Line = regexp.MustCompile(`^\[ *(\d+|SUM)\] +([0-9.]+)- *([0-9.]+) sec +([0-9.]+) ([KMGT]?)Bytes +([0-9.]+) ([KMGT]?)(bits|Bytes)/sec(?: +([0-9.]+) ms +(\d+)/ *(\d+) \(.*)?`)
+	// iperf2Late is "[  3]  0.0-60.0 sec  1 datagrams received out-of-order".
+	iperf2Late = regexp.MustCompile(`^\[ *\d+\] .* sec +(\d+) datagrams received out-of-order`)
+	// iperf2Head is "Client connecting to 10.0.0.2, TCP port 5001".
+	iperf2Head = regexp.MustCompile(`^Client connecting to (\S+), (TCP|UDP) port \d+`)
+	// iperf2Local is "[  3] local 10.0.0.1 port 40000 connected with 10.0.0.2 port 5001".
+	iperf2Local = regexp.MustCompile(`^\[ *\d+\] local .* connected with `)
+	// iperf2Sends is "Sending 1470 byte datagrams".
+	iperf2Sends = regexp.MustCompile(`^Sending (\d+) byte datagrams`)
+	// iperf2CSV is the time, both addresses, the connection, and the interval.
+	iperf2CSV = regexp.MustCompile(`^\d{14}[^,]*,[^,]*,\d+,[^,]*,\d+,-?\d+,[0-9.]+-[0-9.]+,`)
+)
+
+// iperf2Sum is a connection, or all of them together, over an interval.
+type iperf2Sum struct {
+	from, to            float64 // s
+	bytes, bits         float64 // transferred, a second
+	jitter, lost, total float64 // of a server's report
+	report              bool
+}
+
+// iperf2Output is what has been seen of a client's output.
+type iperf2Output struct {
+	traffic v1alpha1.Traffic
+	// sums by connection, those of all under "SUM", as they came; reports are the servers'.
+	sums    map[string][]iperf2Sum
+	reports []iperf2Sum
+	late    float64
+	failed  string // the first line that tells of an error
+}
+
+func isIperf2(output []byte) bool {
+	for line := range bytes.Lines(output) {
+		if iperf2Head.Match(line) || iperf2CSV.Match(line) || bytes.HasPrefix(line, []byte("Server listening on TCP port 5001")) {
+			return true
+		}
+	}
+	return false
+}
+
+func readIperf2(output []byte, _ time.Duration) (Reading, error) {
+	o := iperf2Output{sums: make(map[string][]iperf2Sum)}
+	for line := range bytes.Lines(output) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // half a line may end in half a number
+		}
+		if err := o.line(strings.TrimRight(string(line), "\r\n")); err != nil {
+			return Reading{}, err
+		}
+	}
+	if o.traffic.Protocol == "" {
+		return Reading{}, errors.New("it is a server's output, which may be of several runs: give the client's")
+	}
+	e, err := o.endpoint()
+	if err != nil {
+		return Reading{}, err
+	}
+	o.traffic.Tool, o.traffic.Duration = v1alpha1.ToolIperf2, v1alpha1.Duration(math.Round(e.Seconds)*1e9)
+	if o.traffic.Duration == 0 {
+		return Reading{}, fmt.Errorf("a window of %g s", e.Seconds)
+	}
+	return Reading{Workload: v1alpha1.Workload{Stream: &o.traffic}, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+func (o *iperf2Output) line(line string) error {
+	if m := iperf2Line.FindStringSubmatch(line); m != nil {
+		s := iperf2Sum{report: m[9] != ""}
+		err := numbers(map[*float64]string{&s.from: m[2], &s.to: m[3], &s.bytes: m[4], &s.bits: m[6]})
+		if s.report && err == nil {
+			err = numbers(map[*float64]string{&s.jitter: m[9], &s.lost: m[10], &s.total: m[11]})
+		}
+		// A byte's units are of 1024, a bit's of 1000 (byte_snprintf in stdio.c).
+		s.bytes *= math.Pow(1024, iperf2Power(m[5]))
+		if m[8] == "bits" {
+			s.bits *= math.Pow(1000, iperf2Power(m[7]))
+		} else {
+			s.bits *= 8 * math.Pow(1024, iperf2Power(m[7]))
+		}
+		o.add(m[1], s)
+		return err
+	}
+	switch m, late := iperf2Head.FindStringSubmatch(line), iperf2Late.FindStringSubmatch(line); {
+	case m != nil && o.traffic.Protocol != "":
+		return errors.New("it has several runs, or both directions at once (-d, -r): give a file for each")
+	case m != nil:
+		o.traffic.Protocol, o.traffic.IP = strings.ToLower(m[2]), ipVersion(m[1])
+	case late != nil:
+		n, err := strconv.ParseFloat(late[1], 64)
+		o.late += n
+		return err
+	case iperf2Local.MatchString(line):
+		o.traffic.Connections++
+	case iperf2CSV.MatchString(line):
+		return o.csv(strings.Split(line, ","))
+	case iperf2Sends.MatchString(line):
+		n, err := strconv.Atoi(iperf2Sends.FindStringSubmatch(line)[1])
+		o.traffic.Size = v1alpha1.Bytes(n)
+		return err
+	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):
+		o.failed = line
+	}
+	return nil
+}
+
+// csv is a line of -y C: time, addresses and ports, connection, interval, bytes, bits a
+// second, and of UDP jitter in ms, lost, total, per cent, out of order
+// (reportCSV_bw_jitter_loss_format in Locale.c). The connection -1 is all of them.
+func (o *iperf2Output) csv(f []string) error {
+	if len(f) != 9 && len(f) != 14 {
+		return fmt.Errorf("a line of -y C with %d fields, want 9, or 14 of UDP", len(f))
+	}
+	protocol := "tcp"
+	if len(f) == 14 {
+		protocol = "udp"
+	}
+	o.traffic.Protocol, o.traffic.IP = protocol, ipVersion(f[3])
+	from, to, _ := strings.Cut(f[6], "-")
+	var s iperf2Sum
+	if err := numbers(map[*float64]string{&s.from: from, &s.to: to, &s.bytes: f[7], &s.bits: f[8]}); err != nil {
+		return err
+	}
+	if protocol == "udp" {
+		var late float64
+		if err := numbers(map[*float64]string{&s.jitter: f[9], &s.lost: f[10], &s.total: f[11], &late: f[13]}); err != nil {
+			return err
+		}
+		// Without a server's report the client fills these with nothing.
+		if s.report = s.total > 0; s.report {
+			o.late += late
+		}
+	}
+	id := f[5]
+	if id == "-1" {
+		id = "SUM"
+	}
+	o.add(id, s)
+	return nil
+}
+
+func (o *iperf2Output) add(id string, s iperf2Sum) {
+	if s.report {
+		o.reports = append(o.reports, s)
+		return
+	}
+	o.sums[id] = append(o.sums[id], s)
+}
+
+// endpoint adds the connections up: over TCP as the sender counts them, over UDP as the
+// servers report.
+func (o *iperf2Output) endpoint() (record.Endpoint, error) {
+	ids := slices.Sorted(maps.Keys(o.sums))
+	connections := len(ids)
+	if slices.Contains(ids, "SUM") {
+		connections--
+		if o.traffic.Protocol == "tcp" {
+			ids = []string{"SUM"}
+		}
+	}
+	o.traffic.Connections = max(o.traffic.Connections, connections)
+	var all []iperf2Sum
+	for _, id := range ids {
+		whole, ok := whole(o.sums[id])
+		if !ok {
+			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, and no line of the whole run")
+		}
+		all = append(all, whole)
+	}
+	if o.traffic.Protocol == "udp" {
+		if all = o.reports; len(all) == 0 || len(all) < o.traffic.Connections {
+			return record.Endpoint{}, fmt.Errorf("it has %d reports of the server for %d connections, and over UDP only these say what arrived", len(all), o.traffic.Connections)
+		}
+	}
+	if len(all) == 0 {
+		if o.failed != "" {
+			return record.Endpoint{}, fmt.Errorf("%.200s", o.failed)
+		}
+		return record.Endpoint{}, errors.New("its output ends too early: there is no line of the whole run")
+	}
+	if o.traffic.Protocol == "tcp" && ids[0] != "SUM" && connections < o.traffic.Connections {
+		return record.Endpoint{}, fmt.Errorf("its output ends too early: %d of %d connections have a line of the whole run", connections, o.traffic.Connections)
+	}
+	var e record.Endpoint
+	var size, lost, arrived, jitter float64
+	for _, s := range all {
+		e.Seconds = max(e.Seconds, s.to)
+		e.BitsPerSecond += s.bits
+		size, lost, arrived = size+s.bytes, lost+s.lost, arrived+s.total-s.lost
+		jitter += s.jitter / 1e3 / float64(len(all))
+	}
+	for _, n := range []float64{size, lost, arrived, o.late} {
+		if !(n >= 0 && n < math.MaxInt64) {
+			return record.Endpoint{}, fmt.Errorf("a count of %g", n)
+		}
+	}
+	e.Bytes = uint64(size)
+	if o.traffic.Protocol == "udp" {
+		e.Messages, e.Lost, e.Reordered, e.Jitter = uint64(arrived), uint64(lost), uint64(o.late), jitter
+	}
+	return e, plausible(e)
+}
+
+// whole is the line of the whole run among those of its intervals. The last of these
+// ends with it, but for a fraction by which their clocks differ.
+func whole(sums []iperf2Sum) (of iperf2Sum, ok bool) {
+	end := 0.0
+	for _, s := range sums {
+		end = max(end, s.to)
+		if s.from == 0 && s.to >= of.to {
+			of = s
+		}
+	}
+	return of, of.to > 0 && of.to >= end-0.05
+}
+
+// numbers reads texts into where they belong.
+func numbers(texts map[*float64]string) error {
+	for to, text := range texts {
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%q is no number", text)
+		}
+		*to = v
+	}
+	return nil
+}
+
+// iperf2Power is that of a unit: 0 of none, 1 of K.
+func iperf2Power(unit string) float64 { return float64(strings.Index(" KMGT", cmp.Or(unit, " "))) }
+
+// ipVersion of an address, 0 of a name.
+func ipVersion(addr string) int {
+	a, err := netip.ParseAddr(addr)
+	switch {
+	case err != nil:
+		return 0
+	case a.Is4():
+		return 4
+	}
+	return 6
+}

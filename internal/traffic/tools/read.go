@@ -1,0 +1,74 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Reading is what the output of a tool says by itself, whoever ran it.
+type Reading struct {
+	// Format is the tool, or what else wrote it, and Version the tool's, if it is told.
+	Format, Version string
+	// Workload, without a name, has what the output says of it, and zero where that is
+	// nothing. It has no traffic if the output is of CPUs alone.
+	Workload v1alpha1.Workload
+	// Counted tells that a run lasted for a number of messages, not for a time.
+	Counted bool
+	Runs    []Run
+}
+
+// Run is one run of a tool.
+type Run struct {
+	Started time.Time         // zero if it is not told
+	Pairs   []record.Endpoint // clients
+	// CPUs of a node, as in a window of one second.
+	CPUs []record.CPU
+}
+
+// formats are all that Read knows, in the order in which it asks.
+var formats = []struct {
+	name string
+	is   func(output []byte) bool
+	read func(output []byte, window time.Duration) (Reading, error)
+}{
+	{"run log", isRunLog, readRunLog}, // has the averages of mpstat in it
+	{v1alpha1.ToolIperf3, isIperf3, readIperf3},
+	{v1alpha1.ToolIperf2, isIperf2, readIperf2},
+	{v1alpha1.ToolSockperf, isSockperf, readSockperf},
+	{v1alpha1.ToolQperf, isQperf, readQperf},
+	{v1alpha1.ToolAB, isAB, readAB},
+	{v1alpha1.ToolLatte, isLatte, readLatte},
+	{"mpstat", isMpstat, readMpstat},
+}
+
+var errNoWindow = errors.New("it does not say how long it ran")
+
+// NoWindow tells that an error of Read is for want of a window.
+func NoWindow(err error) bool { return errors.Is(err, errNoWindow) }
+
+// Read recognises an output by what it says, and reads it. Outputs that do not say how
+// long they ran are taken to have run for window.
+func Read(output []byte, window time.Duration) (Reading, error) {
+	for _, f := range formats {
+		if !f.is(output) {
+			continue
+		}
+		r, err := f.read(output, window)
+		if err != nil {
+			return Reading{}, fmt.Errorf("%s: %w", f.name, err)
+		}
+		if r.Format = f.name; r.Version == "" {
+			r.Version = ParseVersion(f.name, output)
+		}
+		return r, nil
+	}
+	if bytes.Contains(output, []byte("] local ")) && bytes.Contains(output, []byte("iperf Done.")) {
+		return Reading{}, errors.New("it is iperf3's text, which is not read: write it with iperf3 -J")
+	}
+	return Reading{}, errors.New("it is the output of no tool that is known: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs")
+}

@@ -1,0 +1,309 @@
+package tools
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// said is a reading in a line: what wrote it, the kind of traffic, and of the first run's
+// first pair the figures that are not zero.
+func said(r Reading) string {
+	text := strings.TrimSpace(r.Format + " " + r.Version)
+	if t := r.Workload.Traffic(); t != nil {
+		text += fmt.Sprintf(": %s %s ip%d size=%d connections=%d warmup=%s duration=%s requests=%d",
+			r.Workload.Kind(), t.Protocol, t.IP, t.Size, t.Connections, t.Warmup, t.Duration, t.Requests)
+	}
+	text += fmt.Sprintf("; %d runs", len(r.Runs))
+	if len(r.Runs[0].Pairs) == 0 {
+		return text
+	}
+	e := r.Runs[0].Pairs[0]
+	text += fmt.Sprintf(" of %d pairs: %.4g s, %.6g bit/s, %d messages, %d lost, %d late, jitter %.3g", len(r.Runs[0].Pairs),
+		e.Seconds, e.BitsPerSecond, e.Messages, e.Lost, e.Reordered, e.Jitter)
+	for _, name := range []string{record.LatencyP50, record.LatencyP99} {
+		if v, ok := e.Percentiles[name]; ok {
+			text += fmt.Sprintf(", %s %.4g", name, v)
+		}
+	}
+	return text
+}
+
+func TestRead(t *testing.T) {
+	for _, tt := range []struct{ file, want, err string }{
+		{file: "iperf3-3.12-tcp.json", want: "iperf3 3.12: stream tcp ip4 size=131072 connections=2 warmup=1s duration=2s requests=0; 1 runs of 1 pairs: 2 s, 4.48475e+10 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		{file: "iperf3-3.19.1-udp.json", want: "iperf3 3.19.1: stream udp ip4 size=1400 connections=2 warmup=1s duration=2s requests=0; 1 runs of 1 pairs: 1.985 s, 3.32005e+09 bit/s, 588517 messages, 906367 lost, 0 late, jitter 9.95e-07"},
+		{file: "iperf3-3.12-refused.json", err: "iperf3: unable to connect to server: Connection refused"},
+
+		{file: "iperf2-2.1.8-tcp.txt", want: "iperf2: stream tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.014 s, 5.27e+07 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		{file: "iperf2-2.1.8-tcp-enhanced.txt", want: "iperf2: stream tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.014 s, 5.27e+07 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		{file: "iperf2-2.1.8-tcp-sum.txt", want: "iperf2: stream tcp ip4 size=0 connections=2 warmup=0s duration=2s requests=0; 1 runs of 1 pairs: 2 s, 1.06e+08 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		// 6.29 MBytes of 2^20 in a second.
+		{file: "iperf2-2.1.8-tcp-bytes.txt", want: "iperf2: stream tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.014 s, 5.27643e+07 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		// 52603514 and 52596748, with six digits.
+		{file: "iperf2-2.1.8-tcp.csv", want: "iperf2: stream tcp ip4 size=0 connections=2 warmup=0s duration=2s requests=0; 1 runs of 1 pairs: 2 s, 1.052e+08 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+		{file: "iperf2-2.1.8-udp.txt", want: "iperf2: stream udp ip4 size=1470 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.003 s, 5.27e+06 bit/s, 449 messages, 0 lost, 0 late, jitter 2e-06"},
+		// What arrived of both connections, as their servers report it.
+		{file: "iperf2-2.0.5-udp-sum.txt", want: "iperf2: stream udp ip4 size=1470 connections=2 warmup=0s duration=1m requests=0; 1 runs of 1 pairs: 60 s, 1.922e+08 bit/s, 980743 messages, 44605 lost, 1 late, jitter 0.000103"},
+		{file: "iperf2-2.1.8-udp-no-report.txt", err: "it has 0 reports of the server for 2 connections"},
+		{file: "iperf2-2.1.8-udp-no-report.csv", err: "it has 0 reports of the server for 1 connections"},
+		{file: "iperf2-2.1.8-refused.txt", err: "iperf2: tcp connect failed: Connection refused"},
+
+		{file: "sockperf-3.7-pingpong-tcp.txt", want: "sockperf 3.7-no.git: pingpong tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.549 s, 0 bit/s, 66889 messages, 0 lost, 0 late, jitter 0, latency_p50 5.006e-06, latency_p99 2.34e-05"},
+		{file: "sockperf-3.7-underload-udp.txt", want: "sockperf 3.7-no.git: underload udp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.555 s, 0 bit/s, 2752 messages, 0 lost, 0 late, jitter 0, latency_p50 0.0001005, latency_p99 0.009261"},
+		{file: "sockperf-3.7-stream-tcp.txt", want: "sockperf 3.7-no.git: stream tcp ip4 size=1400 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.001 s, 6.94407e+09 bit/s, 620626 messages, 0 lost, 0 late, jitter 0"},
+		{file: "sockperf-3.7-refused.txt", err: "(errno=111 Connection refused)"},
+
+		{file: "qperf-0.4.11-tcp_lat.txt", want: "qperf: pingpong tcp ip0 size=64 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1 s, 0 bit/s, 105544 messages, 0 lost, 0 late, jitter 0"},
+		{file: "qperf-0.4.11-udp_bw.txt", want: "qperf: stream udp ip0 size=1400 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1 s, 2.45614e+09 bit/s, 219298 messages, 254434 lost, 0 late, jitter 0"},
+		// 6.31 µs one way are 79239 round trips in a second.
+		{file: "qperf-0.4.11-terse.txt", want: "qperf: pingpong tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 0 bit/s, 2377179 messages, 0 lost, 0 late, jitter 0"},
+		{file: "qperf-0.4.11-refused.txt", err: "127.0.0.1: failed to connect"},
+
+		{file: "ab-2.3-kept.txt", want: "ab 2.3: http tcp ip0 size=1024 connections=8 warmup=0s duration=1s requests=30802; 1 runs of 1 pairs: 1 s, 0 bit/s, 30802 messages, 0 lost, 0 late, jitter 0, latency_p50 0.000127, latency_p99 0.001931"},
+		{file: "ab-2.3-refused.txt", err: "ab: every request failed"},
+
+		{file: "latte-udp.txt", want: "latte: pingpong udp ip0 size=4 connections=1 warmup=0s duration=11m40s requests=0; 1 runs of 1 pairs: 699.8 s, 0 bit/s, 10000000 messages, 0 lost, 0 late, jitter 0, latency_p50 0, latency_p99 0"},
+		{file: "latte-no-histogram.txt", err: "latte: its output has no histogram"},
+
+		{file: "mpstat-12.6.1.txt", want: "mpstat; 1 runs"},
+		{file: "mpstat-12.6.1-all.txt", err: "mpstat: it has no line for each CPU: run mpstat with -P ALL"},
+		{file: "rps-rfs-log.txt", want: "run log: stream  ip0 size=0 connections=0 warmup=0s duration=30s requests=0; 2 runs of 2 pairs: 30 s, 1.75e+09 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
+	} {
+		t.Run(tt.file, func(t *testing.T) {
+			r, err := Read(golden(t, tt.file), 30*time.Second)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("error %v, want %q", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := said(r); got != tt.want {
+				t.Errorf("\n got %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestReadWithoutWindow: what does not say how long it ran needs to be told.
+func TestReadWithoutWindow(t *testing.T) {
+	for _, file := range []string{"rps-rfs-log.txt", "qperf-0.4.11-terse.txt"} {
+		if _, err := Read(golden(t, file), 0); !NoWindow(err) {
+			t.Errorf("%s: error %v", file, err)
+		}
+	}
+	if _, err := Read(golden(t, "iperf2-2.1.8-refused.txt"), 0); NoWindow(err) {
+		t.Errorf("for want of a window: %v", err)
+	}
+}
+
+// TestReadReports: several reports of iperf3 in one file are a run each, if they are of the same traffic.
+func TestReadReports(t *testing.T) {
+	report := golden(t, "iperf3-3.12-tcp.json")
+	r, err := Read(together(report, report, report), 0)
+	if err != nil || len(r.Runs) != 3 || r.Runs[2].Started != time.Unix(1795211527, 0).UTC() {
+		t.Errorf("%d runs, %v", len(r.Runs), err)
+	}
+	other := bytes.Replace(report, []byte(`"num_streams":	2`), []byte(`"num_streams":	3`), 1)
+	if _, err := Read(together(report, other), 0); err == nil || !strings.Contains(err.Error(), "run 2 is of another traffic") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func together(parts ...[]byte) []byte { return bytes.Join(parts, []byte("\n")) }
+
+// TestReadAB: a plain run has its percentiles in whole milliseconds.
+func TestReadAB(t *testing.T) {
+	var plain []byte
+	for line := range bytes.Lines(golden(t, "ab-2.3-kept.txt")) {
+		if !abPercentile.Match(line) {
+			plain = append(plain, line...)
+		}
+	}
+	plain = append(plain, "  50%     12\n  99%    345\n"...)
+	r, err := Read(plain, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]float64{record.LatencyP50: 0.012, record.LatencyP99: 0.345}
+	if diff := cmp.Diff(want, r.Runs[0].Pairs[0].Percentiles); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestSockperfSize is told by the rates, where those have the digits for it.
+func TestSockperfSize(t *testing.T) {
+	for text, want := range map[string]v1alpha1.Bytes{
+		"Message Rate is 619808 [msg/sec]\nBandWidth is 827.533 MBps":   1400,
+		"Message Rate is 619808 [msg/sec]\nBandWidth is 38720.33 MBps":  65506,
+		"Message Rate is 20 [msg/sec]\nBandWidth is 0.027 MBps":         0,
+		"NOTE: test was performed, using msg-size=1400. For getting ma": 1400,
+	} {
+		if got := sockperfSize([]byte(text)); got != want {
+			t.Errorf("%s: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	tcp := "Client connecting to 10.0.0.2, TCP port 5001\n"
+	for output, want := range map[string]string{
+		"":      "the output of no tool that is known",
+		"a,b\n": "the output of no tool that is known",
+		"[  5] local 10.0.0.1 port 1 connected to\niperf Done.\n": "write it with iperf3 -J",
+		tcp: "its output ends too early: there is no line of the whole run",
+		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                                        "there are intervals, and no line of the whole run",
+		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n":            "1 of 2 connections have a line of the whole run",
+		tcp + "[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n" + tcp:                                                                                                  "several runs, or both directions",
+		"Server listening on TCP port 5001\n[  4]  0.0-10.0 sec  1.09 GBytes   39 Mbits/sec\n":                                                                          "give the client's",
+		"20140114124826,127.0.0.1,54402,127.0.0.1,5001,5,0.0-10.0,52551090176\n":                                                                                        "with 8 fields",
+		"10:00:00 CPU %usr %idle\n10:00:01 0 1 99\n":                                                                                                                    "it has no averages",
+		"Average: CPU %usr %idle\nAverage: 0 1 9\n":                                                                                                                     "CPU 0 has shares of 10 % in all",
+		"Average: CPU %usr %idle\nAverage: 0 1 99\nAverage: 0 1 99\n":                                                                                                   "CPU 0 is listed twice",
+		"Average: CPU %usr %idle\nAverage: 0 x 99\n":                                                                                                                    `%usr of "x" of CPU 0`,
+		"Average: CPU %usr %idle\nAverage: 0 1 99\nAverage: CPU %usr %idle\nAverage: 0 1 99\n":                                                                          "averages of 2 runs, want one",
+		"Running experiment 1...\nExperiment 1 completed.\n":                                                                                                            "run 1 has 0 bit rates",
+		"Running experiment 1...\n1\n2\nRunning experiment 2...\n1\n":                                                                                                   "run 2 has 1 bit rates, run 1 has 2",
+		"Running experiment 1...\nNaN\n":                                                                                                                                `not understood at "NaN"`,
+		"Running experiment 1...\n1\nRunning experiment 2...\n1\nAverage: CPU %usr %idle\nAverage: 0 1 99\n":                                                            "averages of mpstat for 1 of 2 runs",
+		`{"start":{"test_start":{"protocol":"SCTP"}},"intervals":[],"end":{}}`:                                                                                          `the protocol "SCTP"`,
+		`{"start":{"test_start":{"protocol":"TCP","bidir":1}},"intervals":[],"end":{}}`:                                                                                 "--bidir",
+		`{"start":{"test_start":{"protocol":"TCP","bytes":1}},"intervals":[],"end":{}}`:                                                                                 "for no set time",
+		`{"start":{"test_start":{"protocol":"TCP","duration":1e99,"num_streams":1}},"intervals":[],"end":{}}`:                                                           "it ran for 1e+99 s",
+		`{"start":{"test_start":{"protocol":"TCP","duration":1,"num_streams":1e99}},"intervals":[],"end":{}}`:                                                           "1e+99 connections",
+		"tcp_lat:\n    latency  =  6.31 us\ntcp_bw:\n    bw  =  1 GB/sec\n":                                                                                             "it has 2 tests",
+		"tcp_lat:\n    latency  =  6.31 parsecs\n":                                                                                                                      "its output has no",
+		"sockperf: x\n[ 0] IP = 10.0.0.2  PORT =  5302 # UDP\nsockperf: Total of 620626 messages sent in 1.001 sec\nusing msg-size=1400. For":                           "use iperf3",
+		"sockperf: x\n[ 0] IP = 10.0.0.2  PORT =  5302 # TCP\n[ 1] IP = 10.0.0.2  PORT =  5303 # TCP\n":                                                                 "2 connections",
+		"sockperf: x\n[ 0] IP = 10.0.0.2  PORT =  5302 # TCP\nsockperf: Total of 620626 messages sent in 1.001 sec\nMessage Rate is 20 [msg/sec]\nBandWidth is 0.027 M": "how large its messages are",
+	} {
+		if _, err := Read([]byte(output), 30*time.Second); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q, of\n%s", err, want, output)
+		}
+	}
+}
+
+// TestReadTruncated ends outputs at every byte up to the end of the last line that counts.
+func TestReadTruncated(t *testing.T) {
+	for file, last := range map[string]string{
+		"iperf2-2.1.8-tcp.txt":          "52.7 Mbits/sec",
+		"iperf2-2.1.8-udp.txt":          "0/449 (0%)",
+		"iperf2-2.0.5-udp-sum.txt":      "20000/512674 (3.9%)",
+		"iperf2-2.1.8-tcp-bytes.txt":    "MBytes/sec",
+		"mpstat-12.6.1.txt":             "23.47",
+		"iperf2-2.1.8-tcp-enhanced.txt": "3583",
+	} {
+		whole := golden(t, file)
+		end := bytes.LastIndex(whole, []byte(last)) + len(last)
+		for n := range end {
+			if r, err := Read(whole[:n], time.Second); err == nil {
+				t.Errorf("%s: the first %d bytes of %d give %s", file, n, end, said(r))
+			}
+		}
+		if _, err := Read(whole[:end+1], time.Second); err != nil {
+			t.Errorf("%s: the first %d bytes: %v", file, end+1, err)
+		}
+	}
+}
+
+func TestMpstat(t *testing.T) {
+	r, err := Read(golden(t, "mpstat-12.6.1.txt"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []record.CPU{
+		{ID: 0, User: 0.4693, System: 0.2755, Softirq: 0.0204, SoftirqTicks: 0.0204, Idle: 0.2347, Busy: 0.7653},
+		{ID: 1, User: 0.4094, System: 0.1865, Softirq: 0.0207, SoftirqTicks: 0.0207, Idle: 0.3835, Busy: 0.6165},
+	}
+	if diff := cmp.Diff(want, r.Runs[0].CPUs, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	comma := strings.ReplaceAll(string(golden(t, "mpstat-12.6.1.txt")), ".", ",")
+	if again, err := Read([]byte(comma), 0); err != nil || !cmp.Equal(again.Runs, r.Runs) {
+		t.Errorf("with decimal commas: %v", err)
+	}
+}
+
+func TestRunLog(t *testing.T) {
+	r, err := Read(golden(t, "rps-rfs-log.txt"), 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := r.Runs[1]
+	want := []record.Endpoint{{Seconds: 10, BitsPerSecond: 1510e6, Bytes: 1887500000}, {Seconds: 10, BitsPerSecond: 1640e6, Bytes: 2050000000}}
+	if diff := cmp.Diff(want, run.Pairs); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if len(run.CPUs) != 4 || run.CPUs[3].Softirq != 0.2029 {
+		t.Errorf("CPUs %+v", run.CPUs)
+	}
+}
+
+// FuzzRead holds Read to this, whatever wrote the output: it never panics, and what it
+// returns is finite, or it is an error.
+func FuzzRead(f *testing.F) {
+	files, err := filepath.Glob(filepath.Join("testdata", "*-*"))
+	if err != nil || len(files) < 30 {
+		f.Fatalf("%d seeds: %v", len(files), err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, output []byte) {
+		r, err := Read(output, 30*time.Second)
+		if err != nil {
+			if diff := cmp.Diff(Reading{}, r); diff != "" {
+				t.Errorf("an error and figures too: %s", diff)
+			}
+			return
+		}
+		if len(r.Runs) == 0 {
+			t.Error("no error and no runs")
+		}
+		if w := r.Workload.Traffic(); w != nil && (w.Duration <= 0 || w.Size < 0 || w.Connections < 0 || w.Warmup < 0) {
+			t.Errorf("traffic %+v", w)
+		}
+		for _, run := range r.Runs {
+			if (r.Workload.Traffic() != nil) != (len(run.Pairs) > 0) {
+				t.Errorf("%d pairs of %+v", len(run.Pairs), r.Workload)
+			}
+			for _, e := range run.Pairs {
+				figures := []float64{e.BitsPerSecond, e.CPUSeconds, e.Jitter}
+				for _, v := range e.Percentiles {
+					figures = append(figures, v)
+				}
+				for _, v := range figures {
+					if !(v >= 0) || math.IsInf(v, 0) {
+						t.Errorf("figure %g in %+v", v, e)
+					}
+				}
+				if !(e.Seconds > 0) || e.Bytes == 0 && e.Messages == 0 {
+					t.Errorf("no error and no figures: %+v", e)
+				}
+			}
+			for _, c := range run.CPUs {
+				if !(c.Busy >= 0 && c.Busy <= 1 && c.Softirq >= 0 && c.Softirq <= 1) {
+					t.Errorf("CPU %+v", c)
+				}
+			}
+		}
+	})
+}
