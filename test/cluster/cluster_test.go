@@ -129,6 +129,7 @@ func TestPods(t *testing.T) {
 
 // The other shape, the other mode of kube-proxy, more nodes, and one that dies.
 func TestRoutedIPTablesKill(t *testing.T) {
+	t.Parallel()
 	c := own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr})
 	testPods(t, c)
 	if err := onNetns(c.Node("node0").Netns(), func() error {

@@ -546,6 +546,7 @@ func TestThrottled(t *testing.T) {
 // TestNodeDies: the run ends and says which node it was; what is on record is kept,
 // and cleanup knows what is left.
 func TestNodeDies(t *testing.T) {
+	t.Parallel()
 	c := own(t, Config{})
 	out := t.TempDir()
 	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "", brief), "--out", out, "--set", "spec.runs=1000")
@@ -570,6 +571,7 @@ func TestNodeDies(t *testing.T) {
 
 // TestAPIServerDies: the run ends and says so; what is on record is kept.
 func TestAPIServerDies(t *testing.T) {
+	t.Parallel()
 	c := own(t, Config{})
 	out := t.TempDir()
 	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"

@@ -599,6 +599,7 @@ func (w *world) suspend(agent *exec.Cmd) {
 // that is added meanwhile must take effect within a second, even if the agent has not been notified
 // by then. A VXLAN device that is recreated meanwhile must be used.
 func TestAgentSuspended(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	agent := w.startAgent("n0")
 	e, p := w.connect().back(), w.ping()

@@ -489,6 +489,7 @@ func TestFastPath(t *testing.T) {
 func TestService(t *testing.T) {
 	for _, offload := range offloads {
 		t.Run("TCP "+offload, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, v1alpha1.ShapeFlannel, offload)
 			w.start()
 			e := w.connectBy(byService)
@@ -500,6 +501,7 @@ func TestService(t *testing.T) {
 		})
 	}
 	t.Run("UDP", func(t *testing.T) {
+		t.Parallel()
 		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 		w.start()
 		var servers [2]*net.UDPConn
@@ -656,6 +658,7 @@ func TestUntranslatedDatagrams(t *testing.T) {
 		"masqueraded IPv6":    {true, masqueraded},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			near := w.datagramsBy(tt.front)
 			w.untracked(600)
@@ -707,6 +710,7 @@ func TestNICDecap(t *testing.T) {
 		for _, offload := range offloads {
 			for version, six := range versions {
 				t.Run(shape+" "+offload+" "+version, func(t *testing.T) {
+					t.Parallel()
 					w := newWorldOf(t, shape, offload, six)
 					w.start()
 					e := w.connect().back()
@@ -738,7 +742,10 @@ func TestNICDecap(t *testing.T) {
 // something else with them.
 func TestLargePacketsDecappedAtNIC(t *testing.T) {
 	for version, six := range versions {
-		t.Run(version, func(t *testing.T) { testLargePacketsDecappedAtNIC(t, six) })
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			testLargePacketsDecappedAtNIC(t, six)
+		})
 	}
 }
 

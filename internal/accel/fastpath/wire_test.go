@@ -133,14 +133,19 @@ func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 	go func() {
 		var all []frame
 		buf := make([]byte, 1<<17)
+		stopped := false
 		for {
 			n, from, err := unix.Recvfrom(fd, buf, 0)
+			if errors.Is(err, unix.EAGAIN) && stopped { // nothing is left to read
+				unix.Close(fd)
+				done <- all
+				return
+			}
 			if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+				// Packets may have come since: the socket is read once more.
 				select {
-				case <-quit: // once nothing is left to read
-					unix.Close(fd)
-					done <- all
-					return
+				case <-quit:
+					stopped = true
 				default:
 				}
 				continue
@@ -188,6 +193,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 					six, by = true, " IPv6"
 				}
 				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {
+					t.Parallel()
 					w := newWorldOf(t, shape, offload, six)
 					server := uint16(0)
 					near := w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
@@ -264,6 +270,7 @@ func TestStreamOnTheWire(t *testing.T) {
 	for i, offload := range slices.Concat(offloads, offloads) {
 		six := i >= len(offloads)
 		t.Run(fmt.Sprintf("%s IPv6 %t", offload, six), func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, shapes[0], offload, six)
 			e := w.connect()
 			go func() { _, _ = e.far.(*net.TCPConn).WriteTo(discard{}) }()
