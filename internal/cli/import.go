@@ -21,14 +21,17 @@ func importCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import FILE|DIR...",
 		Short: "Make a result of what other programs have measured",
-		Long: `Make a results folder of what iperf3 -J, iperf 2, sockperf, qperf, ab, latte and
-mpstat have printed. What wrote a file is found out from its content, and what it
-is of from its name: --pattern says where that has {variant} and {block}, and if
-need be {workload}, {pairs}, {pair} and {node}; * stands for anything. {block} is
-for runs of all variants that took turns. Where each variant was measured by
-itself it is {run}: then nothing pairs the runs, and the report says what that
-means. A file whose name does not match is named and left out. If any other cannot
-be read, each of them is named with the reason, and nothing is written.`,
+		Long: `Make a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
+latte and mpstat. A file's content tells which program wrote it; --pattern says what
+its name tells: {variant} and {block} or {run}, and if needed {workload}, {pairs},
+{pair} and {node}. * matches anything.
+
+Use {block} if the variants took turns: runs with the same number are compared with
+each other. Use {run} if each variant was measured on its own: a difference may then
+come from the time of the measurement, and the report warns of that.
+
+A file whose name does not match is listed and skipped. If any other file cannot be
+read, each is listed with the reason, and nothing is written.`,
 		Example: `  slipstream import --pattern '{variant}-{block}.json' --baseline vxlan measured/
   slipstream import --pattern '{variant}/{workload}-{pairs}-{run}.*' --baseline off measured/
   slipstream import --pattern '{variant}-{pairs}.txt' --baseline baseline --duration 30s published-rps-rfs/`,
@@ -59,7 +62,7 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 		return err
 	}
 	for _, skipped := range r.Skipped {
-		fmt.Fprintln(p.Err, "left out:", skipped)
+		fmt.Fprintln(p.Err, "skipped:", skipped)
 	}
 	dir, err := writeImported(p, r, out)
 	if err != nil {
