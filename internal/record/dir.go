@@ -21,6 +21,13 @@ const (
 	experimentFile  = "experiment.yaml"
 )
 
+// switchedFile is there while something is switched, and names the variant.
+const switchedFile = "switched.json"
+
+type switched struct {
+	Variant string `json:"variant"`
+}
+
 // ErrLocked is the error of Resume where another process appends to the folder.
 var ErrLocked = errors.New("another run is writing to it")
 
@@ -171,6 +178,53 @@ func (d *Dir) Append(t Trial) error {
 	}
 	d.whole += int64(len(line))
 	return nil
+}
+
+// Switched keeps the name of the variant whose switch is made, and with "" that what was
+// found is back. It is on disk when it returns.
+func (d *Dir) Switched(variant string) error {
+	if variant == "" {
+		err := os.Remove(filepath.Join(d.Path, switchedFile))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("note that nothing is switched: %w", err)
+		}
+		return syncDir(d.Path)
+	}
+	return d.WriteFile(switchedFile, func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(switched{variant})
+	})
+}
+
+// SwitchedFor is the name of the variant whose switch is made, "" if none is.
+func (d *Dir) SwitchedFor() (string, error) {
+	data, err := os.ReadFile(filepath.Join(d.Path, switchedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	var s switched
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err == nil && s.Variant == "" {
+		err = errors.New("it names no variant")
+	}
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", filepath.Join(d.Path, switchedFile), err)
+	}
+	return s.Variant, nil
+}
+
+// LeftSwitched are the results folders below parent in which something is still switched.
+func LeftSwitched(parent string) []string {
+	folders, _ := os.ReadDir(parent) // without a parent there are none
+	var left []string
+	for _, f := range folders {
+		path := filepath.Join(parent, f.Name())
+		if _, err := os.Stat(filepath.Join(path, switchedFile)); err == nil {
+			left = append(left, path)
+		}
+	}
+	return left
 }
 
 // Trials reads all trials, in the order in which they were run. A torn last

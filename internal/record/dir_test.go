@@ -256,3 +256,34 @@ func TestSchemaVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestSwitched: what is switched is noted until it is back, for readers of the folder and of
+// the one above.
+func TestSwitched(t *testing.T) {
+	parent := t.TempDir()
+	dir, err := Create(parent, "made", time.Unix(0, 0), []byte("{}"), Environment{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	for _, want := range []string{"", "large", "huge", "", ""} {
+		if err := dir.Switched(want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := dir.SwitchedFor()
+		if got != want || err != nil {
+			t.Errorf("noted %q, read %q, %v", want, got, err)
+		}
+		if left := LeftSwitched(parent); (len(left) == 1 && left[0] == dir.Path) != (want != "") {
+			t.Errorf("noted %q, found in %v", want, left)
+		}
+	}
+	for _, text := range []string{"", "{}", "[]", `{"variant": ""}`} {
+		if err := os.WriteFile(filepath.Join(dir.Path, switchedFile), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := dir.SwitchedFor(); err == nil {
+			t.Errorf("%s was read as %q", text, got)
+		}
+	}
+}

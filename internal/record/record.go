@@ -56,6 +56,10 @@ type Trial struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
 	Pairs    int    `json:"pairs"`    // number of pairs
+	// Period counts from 1 over the whole run, where variants have a switch: a block is then
+	// a period of each of them, and a failed trial is tried again at its period's end.
+	Period int `json:"period,omitempty"`
+	Repeat int `json:"repeat,omitempty"` // counts a cell's trials within a period, from 1
 	// Attempt counts from 1; a failed trial is tried again at its block's end.
 	Attempt int       `json:"attempt"`
 	Started time.Time `json:"started"` // when it began, by the controller's clock
