@@ -11,7 +11,7 @@ const (
 )
 
 // Experiment is one comparison: variants × workloads × pairs, run in
-// randomised complete blocks.
+// randomised complete blocks, or in periods where variants have a switch.
 type Experiment struct {
 	APIVersion string   `json:"apiVersion"` // version of this file's format
 	Kind       string   `json:"kind"`       // what the file is
@@ -45,8 +45,13 @@ type Spec struct {
 	Pairs []int `json:"pairs"`
 	// Runs is the number of blocks, in each of which every variant runs once. auto adds
 	// blocks until the 95 % interval of every ratio is no wider than ± width, at most max
-	// of them.
+	// of them. Where variants have a switch, a block is a period of each variant, the number
+	// is even, and 6 if left out: every second block has the periods of the one before in
+	// reverse order.
 	Runs Runs `json:"runs"`
+	// TrialsPerPeriod is how often each workload and number of pairs runs in a period. It is
+	// for experiments whose variants have a switch.
+	TrialsPerPeriod int `json:"trialsPerPeriod,omitempty"`
 	// Margin is the equivalence margin of the ratio: 0.02 calls 0.98–1.02 the same.
 	Margin float64 `json:"margin,omitempty"`
 	// Seed orders the trials within each block. 0 draws one, which is recorded.
@@ -315,6 +320,29 @@ type Variant struct {
 	Tools map[string]string `json:"tools,omitempty"`
 	// Versus is the variant to compare with in place of spec.baseline.
 	Versus string `json:"versus,omitempty"`
+	// Switch has commands that change what the variant runs on. Variants without it run on
+	// what was found; those with the same switch share its periods.
+	Switch *Switch `json:"switch,omitempty"`
+}
+
+// Switch is a change that is too expensive to be made for every trial, such as another
+// instance type. A command is a program and its arguments, as a list; it runs where
+// slipstream runs, as the same user and without a shell, and has succeeded if it exits
+// with 0.
+type Switch struct {
+	// To is the command that changes what was found into what the variant needs. A
+	// period begins with it, or with the command back of the variant before.
+	To []string `json:"to"`
+	// Back is the command that undoes the change. After a crash it also runs where to has
+	// run in part, or not at all.
+	Back []string `json:"back"`
+	// Verify is a command that looks whether the change is in force: it exits with 0 if it
+	// is, with 1 if it is not. Without one the exit codes of the others are believed.
+	Verify []string `json:"verify,omitempty"`
+	// Settle is how long to wait before a period's first trial, until a machine is up, say.
+	Settle Duration `json:"settle,omitempty"`
+	// Timeout of each command, after which it is killed.
+	Timeout Duration `json:"timeout,omitempty"`
 }
 
 // Accelerator is one change to nodes or pods: exactly one field is set.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -128,6 +129,33 @@ func (e *Experiment) BaselineOf(v Variant) string {
 		}
 	}
 	return e.Spec.Baseline
+}
+
+// States are the variants by what they run on, in the order of the file: one list, unless
+// some have a switch.
+func (e *Experiment) States() [][]Variant {
+	var states [][]Variant
+	for _, v := range e.Spec.Variants {
+		i := slices.IndexFunc(states, func(s []Variant) bool { return reflect.DeepEqual(s[0].Switch, v.Switch) })
+		if i < 0 {
+			i, states = len(states), append(states, nil)
+		}
+		states[i] = append(states[i], v)
+	}
+	return states
+}
+
+// Switches tells whether a variant has a switch, so that the experiment runs in periods.
+func (e *Experiment) Switches() bool {
+	return slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Switch != nil })
+}
+
+// Repeats is how many trials a cell has in a block: one, or those of a period.
+func (e *Experiment) Repeats() int {
+	if e.Switches() {
+		return max(1, e.Spec.TrialsPerPeriod)
+	}
+	return 1
 }
 
 // PairsOf are the numbers of pairs that a workload runs with.

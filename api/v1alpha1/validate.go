@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -162,7 +163,12 @@ func (r *reader) experiment(e *Experiment) {
 		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
 	}
 	fill(r, "spec.pairs", &s.Pairs, []int{1})
-	fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
+	if e.Switches() {
+		fill(r, "spec.runs", &s.Runs, Runs{N: periods})
+		fill(r, "spec.trialsPerPeriod", &s.TrialsPerPeriod, 3)
+	} else {
+		fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
+	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
 	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil}, choice{"imported", s.Target.Imported != nil})
@@ -202,6 +208,7 @@ func (r *reader) experiment(e *Experiment) {
 		r.variant(path, e, &s.Variants[i])
 	}
 	r.balanced(e)
+	r.switched(e)
 	if r.given("spec.baseline") {
 		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
 			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
@@ -644,6 +651,55 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 	}
 	if r.set(path + ".versus") {
 		r.versus(path+".versus", e, v)
+	}
+	if v.Switch != nil {
+		r.change(path+".switch", v.Switch)
+	}
+}
+
+func (r *reader) change(path string, s *Switch) {
+	fill(r, path+".timeout", &s.Timeout, Duration(10*time.Minute))
+	for name, argv := range map[string][]string{"to": s.To, "back": s.Back, "verify": s.Verify} {
+		at := path + "." + name
+		switch {
+		case name != "verify" && !r.given(at), name == "verify" && !r.set(at):
+		case len(argv) == 0 || argv[0] == "":
+			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and names no program")
+		}
+	}
+	if r.set(path + ".settle") {
+		r.positive(path+".settle", s.Settle)
+	}
+	if r.set(path + ".timeout") {
+		r.positive(path+".timeout", s.Timeout)
+	}
+}
+
+// periods of each variant, unless runs says so: Student's quantile is that of five blocks.
+const periods = 6
+
+// switched checks what depends on whether variants have a switch.
+func (r *reader) switched(e *Experiment) {
+	s := &e.Spec
+	if r.set("spec.trialsPerPeriod") {
+		r.between("spec.trialsPerPeriod", s.TrialsPerPeriod, 1, 1000)
+	}
+	switch {
+	case r.malformedNear("spec.variants"):
+	case !e.Switches():
+		if r.set("spec.trialsPerPeriod") {
+			r.fail("spec.trialsPerPeriod", "is %d, but no variant has a switch, so there are no periods: spec.runs says how often each trial runs", s.TrialsPerPeriod)
+		}
+		return
+	case len(e.States()) == 1 && len(s.Variants) > 0:
+		r.fail("spec.variants", "must have one without this switch or with another: all have the same, so nothing is compared across it")
+	}
+	switch {
+	case !r.set("spec.runs"):
+	case s.Runs.Auto:
+		r.fail("spec.runs", "must be an even number where a variant has a switch, the periods of each variant, is auto")
+	case s.Runs.N%2 != 0:
+		r.fail("spec.runs", "must be an even number where a variant has a switch, so that each order of the periods has its reverse, is %d", s.Runs.N)
 	}
 }
 
