@@ -31,7 +31,11 @@ func (p *progress) show(e experiment.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := e.Trial
-	what := fmt.Sprintf("%d/%d  block %d  %s  %s", e.Done, e.Total, t.Block, t.Variant, stats.At(t.Workload, t.Pairs))
+	when := fmt.Sprintf("block %d", t.Block)
+	if t.Period > 0 {
+		when = fmt.Sprintf("period %d", t.Period)
+	}
+	what := fmt.Sprintf("%d/%d  %s  %s  %s", e.Done, e.Total, when, t.Variant, stats.At(t.Workload, t.Pairs))
 	left := ""
 	if e.Left > 0 {
 		left = "  " + e.Left.Round(time.Second).String() + " left"

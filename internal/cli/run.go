@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/command"
 	"slipstream.dev/internal/target/topology"
 )
 
@@ -180,6 +181,9 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.dryRun {
 		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
+	if left := record.LeftSwitched(o.out); len(left) > 0 {
+		return fmt.Errorf("what the run in %s has switched is not put back: wait for it if it is in progress; else slipstream run --resume %[1]s goes on with it, and slipstream cleanup %[1]s puts it back", left[0])
+	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
 	if err != nil {
@@ -263,6 +267,9 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
 	}
 	progress := newProgress(p)
+	if err := putBack(ctx, dir, exp, progress.note); err != nil {
+		return errors.Join(err, dir.Close())
+	}
 	at, err := openSite(ctx, p, o, exp, progress.note)
 	if err != nil {
 		return errors.Join(err, dir.Close())
@@ -270,6 +277,15 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	defer at.release()
 	same := func(record.Environment) (*record.Dir, error) { return dir, nil }
 	return measure(ctx, p, at, exp, plan, trials, progress, same)
+}
+
+// putBack puts back what a run that was killed has left switched.
+func putBack(ctx context.Context, dir *record.Dir, exp *v1alpha1.Experiment, note func(string)) error {
+	variant, err := dir.SwitchedFor()
+	if err != nil || variant == "" {
+		return err
+	}
+	return experiment.PutBack(ctx, exp, variant, command.Run, dir, note)
 }
 
 // site is where an experiment runs.
@@ -301,7 +317,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	defer context.AfterFunc(ctx, func() {
 		progress.note("stopping: restoring settings and reporting what was measured; interrupt again to skip the report")
 	})()
-	r, err := experiment.Start(ctx, plan, at.target, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
+	r, err := experiment.Start(ctx, plan, at.target, command.Run, fmt.Sprintf("run %s, pid %d", exp.Metadata.Name, os.Getpid()), done, progress.show)
 	if err != nil {
 		return err
 	}
@@ -313,6 +329,11 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		trials, err = r.Measure(ctx, dir)
 	}
 	progress.end()
+	if dir != nil {
+		if variant, _ := dir.SwitchedFor(); variant != "" {
+			err = errors.Join(err, fmt.Errorf("what was switched for %s is not put back: slipstream cleanup %s tries again", variant, dir.Path))
+		}
+	}
 	// The journal has what a dead worker had set for the whole machine.
 	if restoreErr := errors.Join(r.Close(), at.restore(context.WithoutCancel(ctx))); restoreErr != nil {
 		err = errors.Join(err, fmt.Errorf("restore settings: %w", restoreErr))

@@ -133,7 +133,7 @@ func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _
 func TestBalancerTrial(t *testing.T) {
 	b := &balancerTarget{fakeTarget: newFake(0)}
 	out := new(memory)
-	r, err := Start(t.Context(), b.plan(balancers(t)), b, "test", nil, func(Event) {})
+	r, err := Start(t.Context(), b.plan(balancers(t)), b, nil, "test", nil, func(Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,10 +52,16 @@ type Worker interface {
 	Close() error
 }
 
-// Results keeps trials. Append returns once the trial is safe.
+// Results keeps trials, and the name of the variant whose switch is made, "" for none.
+// Both methods return once what they keep is safe.
 type Results interface {
 	Append(record.Trial) error
+	Switched(variant string) error
 }
+
+// Commands runs a command, a program and its arguments. The error of one that exited with a
+// code has a method ExitCode.
+type Commands func(ctx context.Context, argv []string) error
 
 // Event is progress: a trial that begins, moves or ends.
 type Event struct {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,8 +20,11 @@ type Plan struct {
 	// Blocks to run, or the most there may be where Auto adds them as needed.
 	Blocks int
 	Auto   bool
-	// Cells of a block, in the experiment's order.
-	Cells []Cell
+	// Cells of a block, in the experiment's order, each of which runs Repeats times.
+	Cells   []Cell
+	Repeats int
+	// states are the variants by what they run on, which switches change.
+	states [][]v1alpha1.Variant
 	// Fabrics that the cells need, in order of first use.
 	Fabrics []target.Fabric
 }
@@ -31,6 +35,8 @@ type Cell struct {
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
 	Fabric   int // of the plan's
+	// Period and Repeat are those of a trial (record.Trial), 0 where nothing is switched.
+	Period, Repeat int
 }
 
 func (c Cell) String() string {
@@ -45,7 +51,10 @@ const startTime = 3 * time.Second
 
 // New works an experiment out, on the networks of a topology. exp is valid and has its defaults.
 func New(exp *v1alpha1.Experiment, t Topology) *Plan {
-	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics()}
+	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics(), Repeats: exp.Repeats()}
+	if exp.Switches() {
+		p.states = exp.States()
+	}
 	if p.Auto {
 		p.Blocks = exp.Spec.Runs.Max
 	}
@@ -59,14 +68,32 @@ func New(exp *v1alpha1.Experiment, t Topology) *Plan {
 	return p
 }
 
-// Block is the order of the cells in block b, from 1: the workloads and pair
-// counts in random order, the variants of each side by side, also in random
-// order, so that what is compared is close in time.
-func (p *Plan) Block(b int) []Cell {
+// Periods are those of block b, from 1: one, unless something is switched.
+func (p *Plan) Periods(b int) []Period {
 	rng := rand.New(rand.NewPCG(p.exp.Spec.Seed, uint64(b)))
+	if p.states == nil {
+		return []Period{{Cells: shuffled(rng, p.Cells, len(p.exp.Spec.Variants))}}
+	}
+	var periods []Period
+	for i, state := range p.order(b) {
+		period := Period{State: state}
+		for repeat := 1; repeat <= p.Repeats; repeat++ {
+			for _, c := range shuffled(rng, p.cellsOf(state), len(p.states[state])) {
+				c.Period, c.Repeat = (b-1)*len(p.states)+i+1, repeat
+				period.Cells = append(period.Cells, c)
+			}
+		}
+		periods = append(periods, period)
+	}
+	return periods
+}
+
+// shuffled has the workloads and pair counts in random order, the variants of each, so
+// many, side by side, also in random order, so that what is compared is close in time.
+func shuffled(rng *rand.Rand, cells []Cell, variants int) []Cell {
 	var groups [][]Cell
-	for i := 0; i < len(p.Cells); i += len(p.exp.Spec.Variants) {
-		groups = append(groups, append([]Cell(nil), p.Cells[i:i+len(p.exp.Spec.Variants)]...))
+	for group := range slices.Chunk(cells, variants) {
+		groups = append(groups, slices.Clone(group))
 	}
 	rng.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
 	var order []Cell
@@ -79,7 +106,8 @@ func (p *Plan) Block(b int) []Cell {
 
 // Time is how long the plan takes, about; for Auto it is the longest.
 func (p *Plan) Time() time.Duration {
-	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime()
+	_, settle := p.switching()
+	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime() + settle
 }
 
 // TimeText is Time for people: "4 min", "at most 6 h 31 min".
@@ -96,7 +124,10 @@ func (p *Plan) TimeText() string {
 		}
 	}
 	if most {
-		return "at most " + text
+		text = "at most " + text
+	}
+	if commands, _ := p.switching(); commands > 0 {
+		text += fmt.Sprintf(", plus about %d switch commands", commands) // without a seed the order is drawn anew
 	}
 	return text
 }
@@ -104,10 +135,13 @@ func (p *Plan) TimeText() string {
 func (p *Plan) blockTime() time.Duration {
 	var sum time.Duration
 	for _, c := range p.Cells {
-		sum += c.time()
+		sum += time.Duration(p.Repeats) * c.time()
 	}
 	return sum
 }
+
+// trials is how many a block has.
+func (p *Plan) trials() int { return p.Repeats * len(p.Cells) }
 
 func (c Cell) time() time.Duration {
 	t := c.Workload.Traffic()
@@ -123,7 +157,11 @@ func (p *Plan) Print(w io.Writer) error {
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "experiment\t%s\n", p.exp.Metadata.Name)
-	fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*len(p.Cells), upTo, p.Blocks, len(p.Cells))
+	if p.states == nil {
+		fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*p.trials(), upTo, p.Blocks, p.trials())
+	} else {
+		fmt.Fprintf(tw, "trials\t%d in %d periods of a switch-back design\n", p.Blocks*p.trials(), p.Blocks*len(p.states))
+	}
 	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
 	for _, f := range p.Fabrics {
 		fmt.Fprintf(tw, "network\t%s\n", f.Text)
@@ -133,6 +171,7 @@ func (p *Plan) Print(w io.Writer) error {
 	for _, v := range s.Variants {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), orDash(strings.Join(v.Settings(), "; ")), orDash(p.exp.BaselineOf(v)))
 	}
+	p.printSwitches(tw)
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
 	for _, wl := range s.Workloads {

@@ -32,13 +32,16 @@ type Run struct {
 	// fresh counts the trials of this run, to tell how long one takes.
 	fresh int
 	total int
+	// commands runs those of switches.
+	commands Commands
+	switched *switcher
 }
 
 // Start brings up the networks of a plan, with a worker in every place that
 // takes part, and tells what is there. done are the trials of a run that is
 // resumed. The caller closes the run.
-func Start(ctx context.Context, p *Plan, t Target, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
-	r := &Run{plan: p, target: t, owner: owner, observe: observe, done: done}
+func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
+	r := &Run{plan: p, target: t, commands: run, owner: owner, observe: observe, done: done}
 	for i, f := range p.Fabrics {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
@@ -88,21 +91,32 @@ var ErrMissing = errors.New("some trials failed twice; the report lists them")
 // appends each to out. It returns all trials on record, also beside an error:
 // a context that ended, a record that could not be kept, nothing that worked in
 // a whole block, or ErrMissing.
-func (r *Run) Measure(ctx context.Context, out Results) ([]record.Trial, error) {
+//
+// What was switched is put back by then; an error says so if it could not be.
+func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
 	r.began = time.Now()
 	missing := false
+	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note}
+	defer func() {
+		if r.switched.now != nil {
+			err = errors.Join(err, r.switched.restore(context.WithoutCancel(ctx)))
+		}
+	}()
 	blocks := r.plan.Blocks
 	if r.plan.Auto {
 		blocks = min(stats.PilotBlocks, r.plan.Blocks)
 	}
 	for b := 1; b <= blocks; b++ {
-		r.total = blocks * len(r.plan.Cells)
-		ok, err := r.block(ctx, b, out)
-		if err != nil {
-			return r.done, err
+		r.total = blocks * r.plan.trials()
+		for _, p := range r.plan.Periods(b) {
+			ok, err := r.period(ctx, b, p, out)
+			if err != nil {
+				return r.done, err
+			}
+			missing = missing || !ok
 		}
-		missing = missing || !ok
 		if r.plan.Auto && b == blocks && b < r.plan.Blocks {
+			var err error
 			if blocks, err = r.more(b); err != nil {
 				return r.done, err
 			}
@@ -126,36 +140,56 @@ func (r *Run) more(after int) (int, error) {
 	return max(after, min(wanted, r.plan.Blocks)), nil
 }
 
-// block runs what is missing of block b; those that fail once more at its end.
+// try is a trial that is to be run.
+type try struct {
+	Cell
+	attempt int
+}
+
+// period runs what is missing of a period of block b; those that fail once more at its end.
 // It tells whether every cell has a good trial.
-func (r *Run) block(ctx context.Context, b int, out Results) (bool, error) {
-	var again []Cell
+func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, error) {
 	good := 0
-	cells := r.plan.Block(b)
-	for _, c := range cells {
+	var first, again, anew []try
+	for _, c := range p.Cells {
 		attempts, ok := r.recorded(b, c)
 		switch {
 		case ok:
 			good++
 		case attempts == 0:
-			ok, err := r.attempt(ctx, b, 1, c, out)
-			if err != nil {
-				return false, err
-			}
-			if !ok {
-				again = append(again, c)
-			} else {
-				good++
-			}
+			first = append(first, try{c, 1})
 		case attempts == 1:
-			again = append(again, c)
+			again = append(again, try{c, 2})
+		}
+		anew = append(anew, try{c, attempts + 1})
+	}
+	if r.plan.states != nil && len(first)+len(again) > 0 {
+		// Trials from before an interruption were made after another switch.
+		good, first, again = 0, anew, nil
+		if err := r.enter(ctx, p.State); err != nil {
+			return false, err
 		}
 	}
-	if good == 0 && len(again) == len(cells) {
-		return false, fmt.Errorf("every trial of block %d failed; the last one: %s", b, r.done[len(r.done)-1].Error)
+	for _, t := range first {
+		ok, err := r.attempt(ctx, b, t.attempt, t.Cell, out)
+		if err != nil {
+			return false, err
+		}
+		if ok {
+			good++
+		} else {
+			again = append(again, try{t.Cell, t.attempt + 1})
+		}
 	}
-	for _, c := range again {
-		ok, err := r.attempt(ctx, b, 2, c, out)
+	if good == 0 && len(again) == len(p.Cells) {
+		where := fmt.Sprintf("block %d", b)
+		if r.plan.states != nil {
+			where = fmt.Sprintf("period %d", p.Cells[0].Period)
+		}
+		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, r.done[len(r.done)-1].Error)
+	}
+	for _, t := range again {
+		ok, err := r.attempt(ctx, b, t.attempt, t.Cell, out)
 		if err != nil {
 			return false, err
 		}
@@ -163,13 +197,37 @@ func (r *Run) block(ctx context.Context, b int, out Results) (bool, error) {
 			good++
 		}
 	}
-	return good == len(cells), nil
+	return good == len(p.Cells), nil
 }
+
+// enter begins a period. What is switched may restart the machines, so no worker is there
+// meanwhile.
+func (r *Run) enter(ctx context.Context, state int) error {
+	steps := r.switched.steps(state)
+	if len(steps) > 0 {
+		for _, n := range r.networks {
+			if err := n.stop(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.switched.enter(ctx, state, steps); err != nil || len(steps) == 0 {
+		return err
+	}
+	for i, n := range r.networks {
+		if err := n.start(ctx, r.plan, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 
 // recorded tells how often a cell of a block was tried and whether with success.
 func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
 	for _, t := range r.done {
-		if t.Block == b && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
+		if t.Block == b && t.Repeat == c.Repeat && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
 			attempts++
 			ok = ok || t.Status == record.StatusOK
 		}
@@ -180,7 +238,7 @@ func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
 // attempt runs one trial and records it. An error ends the run.
 func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) (bool, error) {
 	trial := record.Trial{
-		Block: b, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
+		Block: b, Period: c.Period, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
 		Pairs: c.Pairs, Attempt: attempt, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
 	r.event(Event{Kind: Begins, Trial: trial})
@@ -211,8 +269,8 @@ func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) 
 
 func (r *Run) event(e Event) {
 	e.Done, e.Total = len(r.done), r.total
-	each := r.plan.blockTime() / time.Duration(len(r.plan.Cells))
-	if r.fresh >= len(r.plan.Cells) { // a whole block: its mean is the plan's mix
+	each := r.plan.blockTime() / time.Duration(r.plan.trials())
+	if r.fresh >= r.plan.trials() { // a whole block: its mean is the plan's mix
 		each = time.Since(r.began) / time.Duration(r.fresh)
 	}
 	e.Left = max(0, time.Duration(e.Total-e.Done)*each)
@@ -273,14 +331,18 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 			n.nodes = append(n.nodes, place)
 		}
 	}
-	if err := n.start(ctx, p, fabric); err != nil {
+	err = n.start(ctx, p, fabric)
+	if err == nil {
+		err = n.describe(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
 	}
 	return n, nil
 }
 
 // start starts every worker that the plan needs, so that no trial has to wait
-// for one, and has the nodes described.
+// for one.
 func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 	places := make(map[workerKey]target.Place)
 	for _, node := range n.nodes {
@@ -313,10 +375,7 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 			return err
 		})
 	}
-	if err := inParallel(tasks); err != nil {
-		return err
-	}
-	return n.describe(ctx)
+	return inParallel(tasks)
 }
 
 // describe has the nodes described, and says which of them sample the CPUs of their machine.
@@ -413,6 +472,11 @@ func (n *network) drop(key workerKey) {
 }
 
 func (n *network) close(ctx context.Context) error {
+	return errors.Join(n.stop(), n.Network.Close(ctx))
+}
+
+// stop ends all workers, whose places stay.
+func (n *network) stop() error {
 	var tasks []func() error
 	for _, w := range n.workers {
 		tasks = append(tasks, func() error {
@@ -423,7 +487,9 @@ func (n *network) close(ctx context.Context) error {
 			return nil // how it ended matters to the trial it ended in
 		})
 	}
-	return errors.Join(inParallel(tasks), n.Network.Close(ctx))
+	err := inParallel(tasks)
+	clear(n.workers)
+	return err
 }
 
 // inParallel runs tasks side by side and returns all that went wrong.

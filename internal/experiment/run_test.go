@@ -42,6 +42,8 @@ type fakeTarget struct {
 	// started for.
 	unprivileged map[target.Kind]bool
 	uses         map[target.Use]int
+	// run runs the commands of switches.
+	run Commands
 }
 
 func newFake(nodes int) *fakeTarget {
@@ -217,6 +219,13 @@ func (f *fakeTarget) inForce() (all []string) {
 type memory struct {
 	trials []record.Trial
 	err    error
+	// switched is the variant whose switch is made.
+	switched string
+}
+
+func (m *memory) Switched(variant string) error {
+	m.switched = variant
+	return nil
 }
 
 func (m *memory) Append(t record.Trial) error {
@@ -258,7 +267,7 @@ func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *v1alpha1.Exp
 	if observe == nil {
 		observe = func(Event) {}
 	}
-	r, err := Start(ctx, f.plan(exp), f, "test", slices.Clone(out.trials), observe)
+	r, err := Start(ctx, f.plan(exp), f, f.run, "test", slices.Clone(out.trials), observe)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +330,7 @@ func TestOrder(t *testing.T) {
 	var orders []string
 	first := make(map[int]bool) // pair counts that some block begins with
 	for b := 1; b <= 20; b++ {
-		cells := p.Block(b)
+		cells := p.Periods(b)[0].Cells
 		seen := make(map[string]bool)
 		for i, c := range cells {
 			seen[c.String()] = true
@@ -334,7 +343,7 @@ func TestOrder(t *testing.T) {
 		}
 		first[cells[0].Pairs] = true
 		order := fmt.Sprint(cells[0], cells[1], cells[2], cells[3])
-		if again := p.Block(b); fmt.Sprint(again[0], again[1], again[2], again[3]) != order {
+		if again := p.Periods(b)[0].Cells; fmt.Sprint(again[0], again[1], again[2], again[3]) != order {
 			t.Errorf("block %d is not the same twice", b)
 		}
 		orders = append(orders, order)
@@ -587,7 +596,7 @@ func TestCluster(t *testing.T) {
 func TestNoAddress(t *testing.T) {
 	f := newFake(2)
 	exp := parse(t, "spec.workloads.stream.stream.ip=6")
-	if _, err := Start(t.Context(), f.plan(exp), f, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
+	if _, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
 		t.Errorf("%v", err)
 	}
 	if f.open != 0 || f.workers != 0 {

@@ -1,0 +1,303 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Period is a stretch of trials between which nothing is switched: a whole block, unless
+// variants have a switch.
+type Period struct {
+	// State is what its variants run on, by number of the plan's.
+	State int
+	Cells []Cell
+}
+
+// order of the states in block b. Two blocks are a round, random and then in reverse, A B
+// B A or B A A B: each state is as early as it is late, and linear drift cancels.
+func (p *Plan) order(b int) []int {
+	round := uint64(b+1) / 2
+	// The high bit keeps it apart from the numbers that order the trials of a block.
+	order := rand.New(rand.NewPCG(p.exp.Spec.Seed, 1<<63|round)).Perm(len(p.states))
+	if b%2 == 0 {
+		slices.Reverse(order)
+	}
+	return order
+}
+
+func (p *Plan) cellsOf(state int) (cells []Cell) {
+	for _, c := range p.Cells {
+		if slices.ContainsFunc(p.states[state], func(v v1alpha1.Variant) bool { return v.Name == c.Variant.Name }) {
+			cells = append(cells, c)
+		}
+	}
+	return cells
+}
+
+// step is one command of a switch, to or back.
+type step struct {
+	variant v1alpha1.Variant
+	back    bool
+}
+
+func (s step) argv() []string {
+	if s.back {
+		return s.variant.Switch.Back
+	}
+	return s.variant.Switch.To
+}
+
+// begun is the state before the first period: the machine as it was found.
+const begun = -1
+
+// steps lead from a period of one state into the next. Every period but the first follows a
+// switch, also one of the same state: with a level of its own it is an observation of its
+// own.
+func (p *Plan) steps(from, to int) []step {
+	variant := func(state int) v1alpha1.Variant {
+		if state == begun {
+			return v1alpha1.Variant{}
+		}
+		return p.states[state][0]
+	}
+	was, is := variant(from), variant(to)
+	if from == to && is.Switch == nil {
+		away := p.states[slices.IndexFunc(p.states, func(s []v1alpha1.Variant) bool { return s[0].Switch != nil })][0]
+		return []step{{away, false}, {away, true}}
+	}
+	var steps []step
+	if was.Switch != nil {
+		steps = append(steps, step{was, true})
+	}
+	if is.Switch != nil {
+		steps = append(steps, step{is, false})
+	}
+	return steps
+}
+
+// switching is how many commands of switches the plan takes, and how long it waits after them.
+func (p *Plan) switching() (commands int, settle time.Duration) {
+	if p.states == nil {
+		return 0, 0
+	}
+	at := begun
+	for b := 1; b <= p.Blocks; b++ {
+		for _, next := range p.order(b) {
+			if steps := p.steps(at, next); len(steps) > 0 {
+				commands += len(steps)
+				settle += time.Duration(steps[len(steps)-1].variant.Switch.Settle)
+			}
+			at = next
+		}
+	}
+	if p.states[at][0].Switch != nil {
+		commands++
+	}
+	return commands, settle
+}
+
+// printSwitches shows the commands to a person.
+func (p *Plan) printSwitches(w io.Writer) {
+	if p.states == nil {
+		return
+	}
+	fmt.Fprintf(w, "\nSWITCH\tCOMMAND\n")
+	for _, state := range p.states {
+		v := state[0]
+		if v.Switch == nil {
+			continue
+		}
+		fmt.Fprintf(w, "%s\tto: %s\n\tback: %s\n", v.Name, strings.Join(v.Switch.To, " "), strings.Join(v.Switch.Back, " "))
+		if v.Switch.Verify != nil {
+			fmt.Fprintf(w, "\tverify: %s\n", strings.Join(v.Switch.Verify, " "))
+		}
+		if v.Switch.Settle > 0 {
+			fmt.Fprintf(w, "\tthen wait %s\n", time.Duration(v.Switch.Settle))
+		}
+	}
+}
+
+// switcher makes the switches of a run.
+type switcher struct {
+	plan  *Plan
+	run   Commands
+	notes interface{ Switched(variant string) error }
+	tell  func(string)
+	// now is the variant whose switch is made, in part at least; nil for the machine as found.
+	now *v1alpha1.Variant
+	// entered tells that a period has begun; at is its state.
+	entered bool
+	at      int
+}
+
+// steps into the next period.
+func (s *switcher) steps(to int) []step {
+	if !s.entered {
+		return s.plan.steps(begun, to)
+	}
+	return s.plan.steps(s.at, to)
+}
+
+// enter makes the steps into a period, waits, and verifies.
+func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
+	if !s.entered {
+		if err := s.untouched(ctx); err != nil {
+			return err
+		}
+	}
+	for _, step := range steps {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := s.make(ctx, step); err != nil {
+			return err
+		}
+	}
+	if len(steps) > 0 {
+		last := steps[len(steps)-1]
+		if err := s.wait(ctx, last.variant); err != nil {
+			return err
+		}
+		if err := s.verified(ctx, last); err != nil {
+			return err
+		}
+	}
+	s.entered, s.at = true, state
+	return nil
+}
+
+// untouched checks that no switch is in force before the first one is made.
+func (s *switcher) untouched(ctx context.Context) error {
+	for _, state := range s.plan.states {
+		v := state[0]
+		if v.Switch == nil || v.Switch.Verify == nil {
+			continue
+		}
+		inForce, err := s.verify(ctx, v)
+		if err != nil {
+			return err
+		}
+		if inForce {
+			return fmt.Errorf("variant %s: verify (%s) says that the change is in force, before anything was switched: undo it (%s), or correct the command",
+				v.Name, strings.Join(v.Switch.Verify, " "), strings.Join(v.Switch.Back, " "))
+		}
+	}
+	return nil
+}
+
+// make runs a step's command. That it is about to be run is on disk before.
+func (s *switcher) make(ctx context.Context, st step) error {
+	if !st.back {
+		if err := s.notes.Switched(st.variant.Name); err != nil {
+			return err
+		}
+		s.now = &st.variant
+	}
+	way := map[bool]string{false: "to", true: "back"}[st.back]
+	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, way, strings.Join(st.argv(), " ")))
+	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
+		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, way, err)
+	}
+	return nil
+}
+
+// command runs one, to its end: a change that is cut short is in no known state, so a run
+// that is interrupted waits for it.
+func (s *switcher) command(ctx context.Context, sw *v1alpha1.Switch, argv []string) error {
+	limit := time.Duration(sw.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	err := s.run(ctx, argv)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("it took longer than %s, its timeout, and was killed: %w", limit, err)
+	}
+	return err
+}
+
+// wait lets a switch settle.
+func (s *switcher) wait(ctx context.Context, v v1alpha1.Variant) error {
+	settle := time.Duration(v.Switch.Settle)
+	if settle == 0 {
+		return nil
+	}
+	s.tell(fmt.Sprintf("switch %s: waiting %s", v.Name, settle))
+	select {
+	case <-time.After(settle):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// verified checks that a step came about. Only then is what was put back known to be.
+func (s *switcher) verified(ctx context.Context, last step) error {
+	v := last.variant
+	if v.Switch.Verify != nil {
+		inForce, err := s.verify(ctx, v)
+		if err != nil {
+			return err
+		}
+		if inForce == last.back {
+			way, is := "to", "is not"
+			if last.back {
+				way, is = "back", "still is"
+			}
+			return fmt.Errorf("variant %s: switch.%s (%s) has succeeded, but verify (%s) says that the change %s in force",
+				v.Name, way, strings.Join(last.argv(), " "), strings.Join(v.Switch.Verify, " "), is)
+		}
+	}
+	if !last.back {
+		return nil
+	}
+	s.now = nil
+	return s.notes.Switched("")
+}
+
+// verify asks whether a variant's change is in force.
+func (s *switcher) verify(ctx context.Context, v v1alpha1.Variant) (bool, error) {
+	err := s.command(ctx, v.Switch, v.Switch.Verify)
+	var exit interface{ ExitCode() int }
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.As(err, &exit) && exit.ExitCode() == 1:
+		return false, nil
+	}
+	return false, fmt.Errorf("variant %s: switch.verify: %w (0 says that the change is in force, 1 that it is not)", v.Name, err)
+}
+
+// restore puts back what is switched.
+func (s *switcher) restore(ctx context.Context) error {
+	last := step{*s.now, true}
+	err := s.make(ctx, last)
+	if err == nil && last.variant.Switch.Verify != nil { // nothing else is in a hurry
+		err = s.wait(ctx, last.variant)
+	}
+	if err == nil {
+		err = s.verified(ctx, last)
+	}
+	if err != nil {
+		return fmt.Errorf("put back what was switched for %s: %w", last.variant.Name, err)
+	}
+	return nil
+}
+
+// PutBack puts back what a run that was killed has left switched for a variant. Nothing is
+// known of how far it came, so the variant's command back is run whatever is in force.
+func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
+	for _, v := range exp.Spec.Variants {
+		if v.Name == variant && v.Switch != nil {
+			s := &switcher{run: run, notes: notes, tell: tell, now: &v}
+			return s.restore(ctx)
+		}
+	}
+	return fmt.Errorf("put back what was switched for %s: the experiment has no such variant with a switch", variant)
+}

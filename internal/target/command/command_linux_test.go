@@ -1,0 +1,62 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestRun(t *testing.T) {
+	for _, c := range []struct {
+		argv []string
+		want string // of the error; empty for none
+		code int
+	}{
+		{[]string{"true"}, "", 0},
+		{[]string{"false"}, "false: exit status 1", 1},
+		{[]string{"sh", "-c", "echo out; echo err >&2; exit 3"}, "sh -c echo out; echo err >&2; exit 3: exit status 3: out\nerr", 3},
+		{[]string{"sh", "-c", "exit $1", "", "$(exit 0) 4"}, "exit status 2", 2}, // no shell reads the arguments
+		{[]string{"sh", "-c", "read line"}, "exit status 1", 1},                  // there is no input
+		{[]string{"sh", "-c", "sleep 3 &"}, "", 0},                               // what it leaves running is not waited for
+	} {
+		err := Run(t.Context(), c.argv)
+		var exit *exec.ExitError
+		switch {
+		case c.want == "" && err == nil:
+		case c.want == "", err == nil, !strings.Contains(err.Error(), c.want):
+			t.Errorf("%q: got %v, want %s", c.argv, err, c.want)
+		case !errors.As(err, &exit) || exit.ExitCode() != c.code:
+			t.Errorf("%q: %v is no exit with %d", c.argv, err, c.code)
+		}
+	}
+	if err := Run(t.Context(), []string{"slipstream-no-such-program"}); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("no such program: %v", err)
+	}
+	long := Run(t.Context(), []string{"sh", "-c", "head -c 100000 /dev/zero | tr '\\0' x; echo the end; exit 1"})
+	if text := long.Error(); len(text) > 2*shown || !strings.HasSuffix(text, "xthe end") {
+		t.Errorf("%d bytes of an error, which ends with %q", len(text), text[len(text)-10:])
+	}
+}
+
+// TestRunEnds: the time is up for all that a command started.
+func TestRunEnds(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err := Run(ctx, []string{"sh", "-c", "sleep 61 & echo $!; wait"})
+	if err == nil || !strings.Contains(err.Error(), "signal: killed: ") {
+		t.Fatalf("got %v", err)
+	}
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	_, pid, _ := strings.Cut(err.Error(), "signal: killed: ")
+	// Of a process that is dead and was not waited for it is empty.
+	if argv, _ := os.ReadFile("/proc/" + pid + "/cmdline"); len(argv) > 0 {
+		t.Errorf("it left process %s: %q", pid, argv)
+	}
+}
