@@ -82,6 +82,7 @@ func resultsPage(b *bytes.Buffer) error {
 | `+"`experiment.yaml`"+` | [the experiment file](experiment.md) with every default |
 | `+"`environment.json`"+` | what the run ran on: [fields](#environmentjson) |
 | `+"`trials.jsonl`"+` | a line for each trial: [fields](#trialsjsonl) |
+| `+"`switched.json`"+` | the variant whose [switch](../how-to/switch.md) is made, while one is |
 | `+"`summary.json`"+` | every comparison and its verdict: [fields](#summaryjson) |
 | `+"`summary.csv`, `report.html`"+` | the comparisons as a table, and the report as one page |
 

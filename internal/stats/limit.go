@@ -77,8 +77,8 @@ func (t *table) limits() []Limit {
 func (c *cell) limit() (Limit, bool) {
 	l := Limit{Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs}
 	used, wanted := usage{}, false
-	for _, tr := range c.trials {
-		if tr == nil || len(tr.Loads) == 0 {
+	for _, tr := range c.all() {
+		if len(tr.Loads) == 0 {
 			continue
 		}
 		l.N++
@@ -250,11 +250,11 @@ func (t *table) more(c *cell) *More {
 	if base == nil {
 		return nil
 	}
-	blocks, ratios, err := logRatios(c, base, metric)
+	e, _, _, err := t.ratio(c, base, metric)
 	if err != nil {
 		return nil
 	}
-	r := &Row{Metric: metric, Versus: versus(base.variant.Name, t.mean(blocks, ratios))}
+	r := &Row{Metric: metric, Versus: versus(base.variant.Name, e)}
 	judge([]*Row{r}, t.exp.Spec.Margin)
 	m.Versus = r.Versus
 	return m

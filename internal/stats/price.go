@@ -119,17 +119,15 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 			if base == nil {
 				return notDominated
 			}
-			blocks, ratios, err := logRatios(c, base, metric)
-			if err != nil || len(blocks) < 2 {
+			e, _, _, err := t.ratio(c, base, metric)
+			if err != nil || e.n < 2 {
 				return notDominated
 			}
 			if !record.HigherIsBetter(metric) {
-				for i := range ratios {
-					ratios[i] = -ratios[i]
-				}
+				e.mean = -e.mean
 			}
 			compared = true
-			ci := t.mean(blocks, ratios).interval()
+			ci := e.interval()
 			switch {
 			case ci[0] > 0 && ci[1] > margin: // it is better, and perhaps by enough to matter
 				return notDominated

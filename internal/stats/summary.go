@@ -1,7 +1,8 @@
 // Package stats turns the trials of an experiment into estimates, intervals and
 // verdicts, and says how many blocks an experiment with runs: auto needs. The
-// unit is the trial; what a trial holds within (packets, seconds, pairs) is
-// never pooled as if it were independent. docs/explanation/method.md explains the method.
+// unit is the trial, or the period where something is switched between periods; what
+// it holds within (packets, seconds, pairs, a period's trials) is never pooled as if it
+// were independent. docs/explanation/method.md explains the method.
 //
 // It reads what internal/record keeps and writes what internal/report shows; it
 // measures nothing, and an old result is judged on any machine.
@@ -64,7 +65,7 @@ type Block struct {
 // Versus is a row's comparison with its baseline: the ratio variant / baseline.
 type Versus struct {
 	Baseline string `json:"baseline"` // name of the variant that it is compared with
-	// N is the number of blocks in which both succeeded.
+	// N is the number of blocks in which both succeeded; 1 where they give no interval.
 	N int `json:"n"`
 	// Ratio is the geometric mean of the blocks' ratios. Its interval is not adjusted
 	// for the number of comparisons. With n 1 both its ends are the ratio, and the
@@ -145,8 +146,12 @@ func (t *table) row(c *cell, metric string) Row {
 	}
 	own := t.mean(blocks, values)
 	r.Mean, r.CI95 = own.mean, own.interval()
-	if r.N < fewBlocks {
-		r.warn(record.WarnFewBlocks, "the interval rests on %d blocks, and should rest on at least %d", r.N, fewBlocks)
+	least, unit := fewBlocks, "blocks"
+	if t.exp.Switches() {
+		least, unit = fewPeriods, "periods of the variant"
+	}
+	if r.N < least {
+		r.warn(record.WarnFewBlocks, "the interval rests on %d %s, and should rest on at least %d", r.N, unit, least)
 	}
 	return r
 }
@@ -235,6 +240,8 @@ const (
 	// fewBlocks is where Student's quantile leaves reason behind: 2.8 with five
 	// blocks, 3.2 with four, 12.7 with two.
 	fewBlocks = 5
+	// fewPeriods is as many of each variant, where it has a switch: 4.3 with four, 12.7 with three.
+	fewPeriods = 4
 	// driftTold is the movement that a reader of the means is told of.
 	driftTold = 0.05
 )

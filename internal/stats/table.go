@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
@@ -60,8 +61,8 @@ type cell struct {
 	variant  v1alpha1.Variant
 	workload v1alpha1.Workload
 	pairs    int
-	// trials that count, by block - 1; nil where none succeeded.
-	trials []*record.Trial
+	// trials that count, by block - 1: one, or those of a period; none where none succeeded.
+	trials [][]*record.Trial
 	failed int // attempts
 }
 
@@ -78,15 +79,23 @@ func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error)
 		k := key{tr.Variant, tr.Workload, tr.Pairs}
 		c := t.byKey[k]
 		if c == nil {
-			c = &cell{trials: make([]*record.Trial, t.blocks)}
+			c = &cell{trials: make([][]*record.Trial, t.blocks)}
 			t.byKey[k] = c
 		}
 		counts := &c.trials[tr.Block-1]
-		switch {
-		case tr.Status != record.StatusOK:
+		i := slices.IndexFunc(*counts, func(other *record.Trial) bool { return other.Repeat == tr.Repeat })
+		failed := tr.Status != record.StatusOK
+		if failed {
 			c.failed++
-		case *counts == nil || (*counts).Attempt <= tr.Attempt:
-			*counts = tr
+		}
+		switch {
+		case failed && i >= 0 && tr.Period > 0: // what succeeded was cut short, and of another switch
+			*counts = slices.Delete(*counts, i, i+1)
+		case failed:
+		case i < 0:
+			*counts = append(*counts, tr)
+		case (*counts)[i].Attempt <= tr.Attempt:
+			(*counts)[i] = tr
 		}
 	}
 	for _, v := range exp.Spec.Variants {
@@ -151,13 +160,8 @@ func (t *table) mean(blocks []int, values []float64) estimate {
 func (c *cell) metrics() []string {
 	var found []string
 	for _, metric := range order {
-		for _, tr := range c.trials {
-			if tr != nil {
-				if _, ok := tr.Metrics[metric]; ok {
-					found = append(found, metric)
-					break
-				}
-			}
+		if blocks, _ := c.series(metric); blocks != nil {
+			found = append(found, metric)
 		}
 	}
 	if found == nil {
@@ -168,15 +172,28 @@ func (c *cell) metrics() []string {
 
 // series is a metric over the blocks that have it.
 func (c *cell) series(metric string) (blocks []int, values []float64) {
-	for i, tr := range c.trials {
-		if tr != nil {
-			if x, ok := tr.Metrics[metric]; ok {
-				blocks, values = append(blocks, i+1), append(values, x)
-			}
+	for b := 1; b <= len(c.trials); b++ {
+		if x, ok := c.value(b, metric); ok {
+			blocks, values = append(blocks, b), append(values, x)
 		}
 	}
 	return blocks, values
 }
+
+// value is what a block says of a metric: its trial, or the mean of its period's.
+func (c *cell) value(block int, metric string) (x float64, ok bool) {
+	n := 0.0
+	for _, tr := range c.trials[block-1] {
+		if y, has := tr.Metrics[metric]; has {
+			n++
+			x += (y - x) / n
+		}
+	}
+	return x, n > 0
+}
+
+// all trials that count.
+func (c *cell) all() []*record.Trial { return slices.Concat(c.trials...) }
 
 var (
 	errNoBlock = errors.New("no block has both")
@@ -197,7 +214,7 @@ func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, r
 	if blocks, ratios, err = logRatios(c, base, metric); err != nil {
 		return e, nil, nil, err
 	}
-	return t.mean(blocks, ratios), blocks, ratios, nil
+	return t.within(c, base, blocks, ratios), blocks, ratios, nil
 }
 
 // paired tells that the trials of a block belong together.
@@ -210,19 +227,16 @@ func (t *table) paired() bool {
 // that is not above 0 leaves no answer: to drop its block alone would favour
 // whichever of the two it was.
 func logRatios(c, base *cell, metric string) (blocks []int, ratios []float64, err error) {
-	for i, tr := range c.trials {
-		if tr == nil || base.trials[i] == nil {
-			continue
-		}
-		x, ok := tr.Metrics[metric]
-		y, both := base.trials[i].Metrics[metric]
+	for b := 1; b <= len(c.trials); b++ {
+		x, ok := c.value(b, metric)
+		y, both := base.value(b, metric)
 		if !ok || !both {
 			continue
 		}
 		if x <= 0 || y <= 0 {
 			return nil, nil, errNoRatio
 		}
-		blocks, ratios = append(blocks, i+1), append(ratios, math.Log(x)-math.Log(y))
+		blocks, ratios = append(blocks, b), append(ratios, math.Log(x)-math.Log(y))
 	}
 	if blocks == nil {
 		return nil, nil, errNoBlock
@@ -236,10 +250,7 @@ func (c *cell) warnings() []record.Warning {
 	warnings := []record.Warning{}
 	count := make(map[string]int)
 	good := 0
-	for _, tr := range c.trials {
-		if tr == nil {
-			continue
-		}
+	for _, tr := range c.all() {
 		good++
 		seen := make(map[string]bool)
 		for _, w := range tr.Warnings {
@@ -256,8 +267,14 @@ func (c *cell) warnings() []record.Warning {
 		warnings[i].Message = fmt.Sprintf("in %d of %d trials: %s", count[w.Code], good, w.Message)
 	}
 	if c.failed > 0 {
+		blocks := 0
+		for _, of := range c.trials {
+			if len(of) > 0 {
+				blocks++
+			}
+		}
 		warnings = append(warnings, record.Warnf(record.WarnFailedTrials,
-			"%d of %d attempts failed; %d blocks have a trial that succeeded", c.failed, c.failed+good, good))
+			"%d of %d attempts failed; %d blocks have a trial that succeeded", c.failed, c.failed+good, blocks))
 	}
 	return warnings
 }

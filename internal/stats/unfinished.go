@@ -16,15 +16,15 @@ func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error)
 	}
 	cells := 0
 	for _, w := range exp.Spec.Workloads {
-		cells += len(exp.PairsOf(w)) * len(exp.Spec.Variants)
+		cells += len(exp.PairsOf(w)) * len(exp.Spec.Variants) * exp.Repeats()
 	}
 	type trial struct {
 		key
-		block int
+		block, repeat int
 	}
 	attempts, done, whole := map[trial]int{}, map[trial]bool{}, map[int]int{}
 	for _, tr := range trials {
-		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block}
+		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block, tr.Repeat}
 		attempts[t]++
 		if over := tr.Status == record.StatusOK || attempts[t] > 1; over && !done[t] {
 			done[t] = true

@@ -1,0 +1,59 @@
+package stats
+
+import (
+	"math"
+
+	"gonum.org/v1/gonum/stat"
+)
+
+// within estimates the mean of a variant's log ratios to its baseline within the blocks that
+// have both.
+func (t *table) within(c, base *cell, blocks []int, ratios []float64) estimate {
+	apart := make([]float64, len(blocks))
+	switched := false
+	for i, b := range blocks {
+		apart[i] = float64(c.trials[b-1][0].Period - base.trials[b-1][0].Period)
+		switched = switched || apart[i] != 0
+	}
+	if switched {
+		return switchback(ratios, apart)
+	}
+	return t.mean(blocks, ratios)
+}
+
+// switchback estimates the log ratio of two variants between which something is switched:
+// ratios are of periods that are so far apart, a block each, the variant's after the
+// baseline's or, below 0, before it. Of two neighbours in the order A B B A the ratios are
+// B2 − A1 and B3 − A4, 1 and −1 apart.
+//
+// A ratio is the truth, plus the drift times apart, plus what the switches and the trials
+// of its two periods brought along. No two ratios share a period, nor a switch, so the last
+// are independent: whether each switch draws a new level (a virtual machine that starts on
+// any host) or moves the last one. The regression on apart takes the drift out, and its
+// value at 0 is the estimate. In whole rounds apart adds up to 0, and the estimate is the
+// mean of the ratios. The slope costs a degree of freedom: there are two less than ratios.
+// With normal noise the interval is exact, for any number of them from three on.
+func switchback(ratios, apart []float64) estimate {
+	n := float64(len(ratios))
+	mean, middle := stat.Mean(ratios, nil), stat.Mean(apart, nil)
+	var spread, together float64
+	for i, x := range apart {
+		spread += (x - middle) * (x - middle)
+		together += (x - middle) * (ratios[i] - mean)
+	}
+	if spread == 0 { // one order only: drift cannot be told from the variant
+		return estimate{n: 1, mean: mean}
+	}
+	slope := together / spread
+	e := estimate{n: len(ratios), mean: mean - slope*middle, df: n - 2}
+	if e.df < 1 {
+		return estimate{n: 1, mean: e.mean}
+	}
+	var squares float64
+	for i, x := range apart {
+		off := ratios[i] - e.mean - slope*x
+		squares += off * off
+	}
+	e.se = math.Sqrt(squares / e.df * (1/n + middle*middle/spread))
+	return e
+}
