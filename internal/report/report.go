@@ -25,6 +25,8 @@ type Model struct {
 	Unfinished string
 	// LeftOut says which variants could not be applied, and why.
 	LeftOut []string
+	// Design says how the trials were arranged, empty where it was in blocks.
+	Design string
 	// Headline is the answer in a sentence, More what else there is to say, and Forest the
 	// answer in a picture.
 	Headline string
@@ -156,6 +158,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 			m.Variants[i].Text += "; " + way
 		}
 	}
+	m.Design = design(exp, trials)
 	everywhere := m.everywhere()
 	m.summarizeWarnings(everywhere)
 	m.Failures = failures(trials)

@@ -583,6 +583,35 @@ func TestLeftOutIsSaid(t *testing.T) {
 	}
 }
 
+// TestDesignIsSaid: a report for people names the design of an experiment with a switch, how many
+// periods there were, and what switches; it warns of few.
+func TestDesignIsSaid(t *testing.T) {
+	f := demo(t)
+	f.exp.Spec.Variants = f.exp.Spec.Variants[:2]
+	f.exp.Spec.TrialsPerPeriod = 1
+	f.exp.Spec.Variants[0].Switch = &v1alpha1.Switch{To: []string{"an", "on"}, Back: []string{"an", "off"}}
+	f.trials = slices.DeleteFunc(f.trials, func(tr record.Trial) bool { return tr.Block > 3 || tr.Variant != "vxlan" && tr.Variant != "native" })
+	for i := range f.trials {
+		tr := &f.trials[i]
+		tr.Repeat, tr.Period = 1, 2*tr.Block-1
+		if (tr.Variant == "native") == (tr.Block%2 == 1) {
+			tr.Period++
+		}
+	}
+	m := New(f.exp, f.summary(), f.trials, f.env)
+	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
+		text := strings.Join(strings.Fields(render(t, write, m)), " ")
+		for _, want := range []string{"Switch-back design: 6 periods, 1 trial of each kind in each.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s does not say %q:\n%.2000s", format, want, text)
+			}
+		}
+		if format != "text" && !strings.Contains(text, "switched by an on") {
+			t.Errorf("%s does not say what switches", format)
+		}
+	}
+}
+
 func TestTerminalFitsAScreen(t *testing.T) {
 	f, s := eventful(t)
 	text := render(t, Terminal, New(f.exp, s, f.trials, f.env))

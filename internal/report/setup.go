@@ -33,6 +33,9 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 		if v.Versus != "" {
 			parts = append(parts, "baseline "+v.Versus)
 		}
+		if v.Switch != nil {
+			parts = append(parts, "switched by "+strings.Join(v.Switch.To, " "))
+		}
 		variants = append(variants, Definition{v.Name, strings.Join(parts, "; ")})
 	}
 	for _, w := range exp.Spec.Workloads {
@@ -120,6 +123,22 @@ func took(trials []record.Trial, variant string) string {
 		share += " to " + other
 	}
 	return fmt.Sprintf("packets took %s (%s %% the VF)", ways[0], share)
+}
+
+// design says in which periods the trials were run, where something was switched.
+func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
+	if !exp.Switches() {
+		return ""
+	}
+	periods := map[int]bool{}
+	for _, t := range trials {
+		if t.Status == record.StatusOK {
+			periods[t.Period] = true
+		}
+	}
+	return fmt.Sprintf("Switch-back design: %s, %s of each kind in each. A block is one period of every variant; "+
+		"the value of a period is the mean of its trials, and intervals rest on the periods.",
+		plural(len(periods), "period"), plural(exp.Repeats(), "trial"))
 }
 
 func pathName(p v1alpha1.Path) string {

@@ -188,6 +188,9 @@ func Terminal(w io.Writer, m *Model) error {
 		said = append(said, m.Prices.Dominated()...)
 	}
 	b.WriteByte('\n')
+	if m.Design != "" {
+		said = append(said, m.Design)
+	}
 	for _, text := range slices.Concat(m.LeftOut, said, m.conclusion) {
 		b.WriteString(wrap(text, 80, "  "))
 	}

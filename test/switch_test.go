@@ -1,0 +1,103 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv"
+)
+
+// switching is an experiment with a switch by commands: it halves the rate of the client's NIC.
+func switching(t testing.TB) string {
+	t.Helper()
+	const tbf = "tc, qdisc, replace, dev, eth0, root, handle, \"1:\", tbf, burst, 128k, latency, 20ms, rate"
+	in := program + ", lab, exec, run-1, node0, --, "
+	text := fmt.Sprintf(`apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: quick}
+spec:
+  target: {lab: {nic: {rate: 400Mbit}}}
+  path: {native: {}}
+  baseline: fast
+  variants:
+  - {name: fast}
+  - name: slow
+    switch:
+      to: [%[1]s%[2]s, 200mbit]
+      back: [%[1]s%[2]s, 400mbit]
+      verify: [sh, -c, '%[3]s lab exec run-1 node0 -- tc qdisc show dev eth0 | grep -q "rate 200Mbit"']
+  workloads:
+  - {name: stream, stream: {warmup: 200ms, duration: 300ms}}
+  runs: 4
+  trialsPerPeriod: 2
+`, in, tbf, program)
+	path := filepath.Join(t.TempDir(), "quick.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestSwitch kills a run while something is switched, puts it back, and resumes it: the
+// summary has the true ratio in its interval.
+func TestSwitch(t *testing.T) {
+	testenv.NeedRoot(t)
+	if _, err := exec.LookPath("tc"); err != nil {
+		t.Skip("needs tc, of iproute2")
+	}
+	unchanged(t)
+	out := t.TempDir()
+	file := switching(t)
+
+	p := start(t, nil, "run", file, "--out", out)
+	if !p.await(t, "  slow  stream", 1) {
+		t.Fatalf("the run came to its end:\n%s", p.stderr())
+	}
+	_ = p.Process.Kill()
+	<-p.ended
+	left := record.LeftSwitched(out)
+	if len(left) != 1 {
+		t.Fatalf("left switched: %v\n%s", left, p.stderr())
+	}
+
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "slipstream cleanup "+left[0]+" puts it back") {
+		t.Errorf("another run: exit code %d\n%s", code, stderr)
+	}
+	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "put back: ") {
+		t.Errorf("cleanup: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr := finish(t, "run", "--resume", left[0])
+	if code != 0 {
+		t.Fatalf("resume: exit code %d\n%s", code, stderr)
+	}
+	if want := "Switch-back design: 8 periods, 2 trials of each kind in each."; !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
+		t.Errorf("the report does not say %s\n%s", want, stdout)
+	}
+
+	data, err := os.ReadFile(filepath.Join(left[0], "summary.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s stats.Summary
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range s.Rows {
+		if r.Metric != record.Throughput || r.Versus == nil {
+			continue
+		}
+		v := r.Versus
+		t.Logf("ratio %.4f (%.4f–%.4f)", v.Ratio, v.CI95[0], v.CI95[1])
+		// Within 1 %, as the buckets are of one size and not of one time.
+		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.48 || v.Ratio > 0.52 {
+			t.Errorf("%+v, want half", v)
+		}
+	}
+}
