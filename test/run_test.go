@@ -348,8 +348,8 @@ func TestUsage(t *testing.T) {
 		"wrong unit":       {[]string{"run", experiment(t, "duration: 200ms", "duration: 200")}, []string{"duration", "200"}},
 		"no such tool":     {[]string{"run", "demo", "--set", "spec.workloads.stream.stream.tool=netperf"}, []string{"netperf", "iperf3"}},
 		"zero runs":        {[]string{"run", "demo", "--runs", "0"}, []string{"runs"}},
-		"resume nothing":   {[]string{"run", "--resume", t.TempDir()}, []string{"incomplete"}},
-		"report nothing":   {[]string{"report", t.TempDir()}, []string{"incomplete"}},
+		"resume nothing":   {[]string{"run", "--resume", t.TempDir()}, []string{"this is not a results folder"}},
+		"report nothing":   {[]string{"report", t.TempDir()}, []string{"this is not a results folder"}},
 		"no such variant":  {[]string{"accel", "plan", "demo", "warp"}, []string{"warp"}},
 		"too many folders": {[]string{"compare", "a"}, []string{"--help"}},
 	} {
