@@ -20,9 +20,9 @@ import (
 
 var soak = flag.Duration("soak", 0, "how long TestSoak runs; at least one round")
 
-// soaked is two worlds with the same connections and the same events: one with fast paths, by
+// soakRun is two worlds with the same connections and the same events: one with fast paths, by
 // processes of their own, and a reference without.
-type soaked struct {
+type soakRun struct {
 	*testing.T
 	*rand.Rand
 	fast, reference *world
@@ -43,7 +43,7 @@ type pair struct {
 	opened time.Time
 }
 
-func (s *soaked) connect(near, far int, front front) pair {
+func (s *soakRun) connect(near, far int, front front) pair {
 	s.Helper()
 	p := pair{
 		name: fmt.Sprintf("%d of pods %d and %d", len(s.pairs), near, far),
@@ -54,9 +54,9 @@ func (s *soaked) connect(near, far int, front front) pair {
 	return p
 }
 
-// talk makes round trips of a connection in both worlds. One that breaks without a fast path is
+// exchangeMessages makes round trips of a connection in both worlds. One that breaks without a fast path is
 // replaced: conntrack accepts some forged packets whatever their sequence numbers.
-func (s *soaked) talk(i, n int) {
+func (s *soakRun) exchangeMessages(i, n int) {
 	s.Helper()
 	p := s.pairs[i]
 	age := func() time.Duration { return time.Since(p.opened).Round(time.Second) }
@@ -76,17 +76,17 @@ func (s *soaked) talk(i, n int) {
 }
 
 // replace closes a connection, and opens another.
-func (s *soaked) replace(i int) {
+func (s *soakRun) replace(i int) {
 	s.pairs[i].fast.Close()
 	s.pairs[i].reference.Close()
 	s.pairs[i] = s.connect(s.IntN(2), s.IntN(2), direct)
 }
 
 // startAgent runs the fast path of a node.
-func (s *soaked) startAgent(node int) { s.agents[node] = s.fast.startAgent(fmt.Sprintf("n%d", node)) }
+func (s *soakRun) startAgent(node int) { s.agents[node] = s.fast.startAgent(fmt.Sprintf("n%d", node)) }
 
 // disturb does something at random to both worlds.
-func (s *soaked) disturb() {
+func (s *soakRun) disturb() {
 	i := s.IntN(len(s.pairs))
 	both := func(do func(*world, pair, echo)) {
 		p := s.pairs[i]
@@ -99,7 +99,7 @@ func (s *soaked) disturb() {
 		_ = s.agents[node].Process.Kill()
 		_ = s.agents[node].Wait()
 		s.kills++
-		s.talk(s.IntN(len(s.pairs)), 20)
+		s.exchangeMessages(s.IntN(len(s.pairs)), 20)
 		s.startAgent(node)
 	case 1: // add and delete a rule
 		both(func(w *world, _ pair, _ echo) {
@@ -132,24 +132,24 @@ func (s *soaked) disturb() {
 }
 
 // waitAccelerated uses a connection until it is accelerated on both nodes.
-func (s *soaked) waitAccelerated(i int) {
+func (s *soakRun) waitAccelerated(i int) {
 	s.Helper()
 	s.fast.eventually("connection "+s.pairs[i].name+" is accelerated", func() {}, func() bool {
 		before := [2]int{s.fast.forwarded("n0"), s.fast.forwarded("n1")}
-		s.talk(i, 100)
+		s.exchangeMessages(i, 100)
 		return s.fast.forwarded("n0")-before[0] < 40 && s.fast.forwarded("n1")-before[1] < 40
 	})
 }
 
 // settle leaves all connections idle until conntrack checks their windows again, and compares their
 // conntrack entries in both worlds.
-func (s *soaked) settle() {
+func (s *soakRun) settle() {
 	s.Helper()
 	for i := range s.pairs {
 		s.waitAccelerated(i) // so that a new agent knows it, too
 	}
 	for i := range s.pairs {
-		s.talk(i, 1)
+		s.exchangeMessages(i, 1)
 	}
 	time.Sleep(settled)
 	for _, p := range s.pairs {
@@ -178,7 +178,7 @@ func (s *soaked) settle() {
 // connections in a world without the fast path: none breaks, and the conntrack entries of idle ones
 // are the same.
 func TestSoak(t *testing.T) {
-	s := &soaked{T: t, Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)),
+	s := &soakRun{T: t, Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)),
 		fast: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull), reference: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)}
 	for _, w := range []*world{s.fast, s.reference} {
 		for _, node := range []string{"n0", "n1"} {
@@ -207,7 +207,7 @@ func TestSoak(t *testing.T) {
 		for range 12 {
 			s.disturb()
 			for i := range s.pairs {
-				s.talk(i, s.IntN(60))
+				s.exchangeMessages(i, s.IntN(60))
 			}
 		}
 		s.settle()
