@@ -100,9 +100,13 @@ func probeDevices(spaces [3]netns.Handle) error {
 		link := netlink.NewVeth(attrs("pod"))
 		link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
 		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
+		if err := lacking("veth devices", "veth", errors.Join(netlink.LinkAdd(wire), netlink.LinkAdd(link))); err != nil {
+			return err
+		}
+		if err := tunnel(0); err != nil {
+			return err
+		}
 		return errors.Join(
-			lacking("veth devices", "veth", netlink.LinkAdd(wire)), netlink.LinkAdd(link),
-			tunnel(0),
 			forward("pod"), forward("vx"),
 			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
 			netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
