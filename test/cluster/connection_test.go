@@ -165,11 +165,7 @@ func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 // forge has another pod send packets as if they were the near end's, with numbers that are out of
 // its window by far, as those of who does not know them are; one that is in it by chance conntrack
 // would rightly accept, on one side of the soak and not on the other. Offsets are from 0 to 1.
-func (c *connection) forge(from webPod, flags byte, offsets []float64) error {
-	next, err := nextNumber(c.near)
-	if err != nil {
-		return err
-	}
+func (c *connection) forge(from webPod, flags byte, next uint32, offsets []float64) error {
 	own, other := ends(c.near)
 	return onNetns(from.netns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)

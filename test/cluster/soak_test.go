@@ -844,8 +844,17 @@ func (s *soakRun) forgePackets(flags byte) {
 	for i := range offsets {
 		offsets[i] = s.Float64()
 	}
+	var next [2]uint32
+	s.whileNotBusy(func() { // nobody can read from a socket while its numbers are asked for
+		for i, c := range p.on {
+			var err error
+			if next[i], err = nextNumber(c.near); err != nil {
+				s.Fatal(err)
+			}
+		}
+	})
 	for i, c := range p.on {
-		if err := c.forge(s.sides[i].pods[p.node][attacker], flags, offsets); err != nil {
+		if err := c.forge(s.sides[i].pods[p.node][attacker], flags, next[i], offsets); err != nil {
 			s.Fatal(err)
 		}
 	}

@@ -166,6 +166,26 @@ func TestIdleAfterFewPackets(t *testing.T) {
 	}
 }
 
+// TestStopAfterFewPackets checks that conntrack checks the windows of a connection after the fast path has
+// stopped, although the connection had become accelerated by one of its last packets.
+func TestStopAfterFewPackets(t *testing.T) {
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.start()
+	for _, front := range []front{direct, byService} {
+		for range 8 {
+			e := w.connectBy(front).back()
+			w.eventually("conntrack does not check windows", func() { w.trip(e, 1) }, func() bool {
+				return w.conntrack("n0", e).Flags[0]&flagLiberal != 0
+			})
+			w.restart(0)
+			if flags := w.conntrack("n0", e).Flags; (flags[0]|flags[1])&flagLiberal != 0 {
+				t.Errorf("conntrack does not check windows: flags %#x", flags)
+			}
+			w.restart(1)
+		}
+	}
+}
+
 // TestUnackedEntryExpires checks that the entry of a connection whose peer has disappeared, with
 // data unacknowledged, expires as soon as it would without the fast path: not after the five days
 // of an idle connection.

@@ -295,10 +295,10 @@ func (n Sequence) Acknowledged() bool {
 	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
-// seqConfirmed is SEQ_CONFIRMED of bpf/lib/seq.h: the programs have seen a packet of the pod, and one of the
-// peer since. Before that they may not have been attached to the pod's link, or not see what comes from the
-// peer, and have missed an acknowledgement.
-const seqConfirmed = 3
+// seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
+// have been attached to the pod's link, and have missed an acknowledgement. A packet of the peer need not
+// have followed: that of the pod may have been the last.
+const seqFromPod = 2
 
 // Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
@@ -310,7 +310,7 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	if err := p.objects.Epoch.Get(&epoch); err != nil {
 		return Sequence{}, fmt.Errorf("read the epoch of the fast path: %w", err)
 	}
-	if v.SeqState < seqConfirmed || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
 		return Sequence{}, nil
 	}
 	ago := uint32(now/time.Millisecond) - v.LastMs
