@@ -114,11 +114,11 @@ type Published struct {
 	Variant string `json:"variant"`
 	// Workload that it was measured with.
 	Workload string `json:"workload"`
-	// Pairs that it was measured at. The experiment may leave these out.
+	// Pairs is the number that it was measured at. The experiment need not have it.
 	Pairs int `json:"pairs"`
 	// Metric is the name of one that the workload gives.
 	Metric string `json:"metric"`
-	// Value in the unit that the source has.
+	// Value, in the unit that the source has. One that no metric has is shown, and not compared.
 	Value Measure `json:"value,omitempty"`
 	// Ratio of the variant to another one.
 	Ratio float64 `json:"ratio,omitempty"`
