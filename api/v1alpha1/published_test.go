@@ -33,6 +33,7 @@ func TestPublished(t *testing.T) {
 
 		"{" + cell + "}": "spec.published[0]: must have a value, a ratio or, for a range of ratios, an interval, has none",
 		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: is beside a value",
+		"{" + strings.Replace(cell, "Table 1", "' '", 1) + ", ratio: 1, versus: vxlan}":        "spec.published[0].figure: must not be empty",
 		"{" + cell + ", value: 4118}":                                                          `spec.published[0].value: must be a number and its unit such as 4118 Mb/s or 72.9 µs, is "4118"`,
 		"{" + cell + ", ratio: 1.08}":                                                          "spec.published[0].versus: is missing",
 		"{" + cell + ", value: 0 Mb/s}":                                                        "spec.published[0].value: must be above 0",

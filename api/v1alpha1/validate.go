@@ -284,8 +284,11 @@ func (r *reader) replaced(s *Spec, p Published) bool {
 // published checks one figure. Its pairs need not be among those of the experiment, so that
 // a shorter run of a preset keeps its figures.
 func (r *reader) published(path string, s *Spec, p Published) {
-	r.given(path + ".source")
-	r.given(path + ".figure")
+	for field, text := range map[string]string{"source": p.Source, "figure": p.Figure} {
+		if r.given(path+"."+field) && strings.TrimSpace(text) == "" {
+			r.fail(path+"."+field, "must not be empty")
+		}
+	}
 	if r.given(path + ".variant") {
 		r.reference(path+".variant", p.Variant, s.Variants)
 	}

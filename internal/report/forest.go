@@ -66,6 +66,13 @@ func (f *Forest) spreads() []spread {
 	return all
 }
 
+// Ringed tells that a published figure is drawn.
+func (f *Forest) Ringed() bool {
+	return slices.ContainsFunc(f.Groups, func(g ForestGroup) bool {
+		return slices.ContainsFunc(g.Rows, func(r ForestRow) bool { return len(r.theirs) > 0 })
+	})
+}
+
 func (f *Forest) draw(s scale) {
 	f.Ticks = s.ticks()
 	for _, g := range f.Groups {

@@ -90,6 +90,9 @@ func TestPublishedAreDrawn(t *testing.T) {
 	if diff := cmp.Diff([]string{"rps 4 pairs: published 1.08", "rfs 4 pairs: published 1.40", "native 1 pair: published 0.42"}, captions); diff != "" {
 		t.Errorf("figures (-want +got):\n%s", diff)
 	}
+	if page := render(t, HTML, m); !strings.Contains(page, "published figures as rings") {
+		t.Error("the figure on top does not say what a ring is")
+	}
 	far := publications()[1]
 	far.Ratio = 30
 	f.exp.Spec.Published = []v1alpha1.Published{far}
@@ -97,7 +100,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 		t.Error("the axis ends below a published ratio of 30")
 	}
 	f.exp.Spec.Published = nil
-	if page := render(t, HTML, f.model()); strings.Contains(page, "A ring is") || strings.Contains(page, `class="theirs"`) || strings.Contains(page, `id="published"`) {
+	if page := render(t, HTML, f.model()); strings.Contains(page, "A ring is") || strings.Contains(page, "as rings") || strings.Contains(page, `class="theirs"`) || strings.Contains(page, `id="published"`) {
 		t.Error("a report without published figures speaks of them")
 	}
 }
