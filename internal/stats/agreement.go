@@ -77,7 +77,7 @@ func (t *table) published(s *Summary) []Published {
 		case !p.IsRatio() && b.Unit != want:
 			b.Why = fmt.Sprintf("theirs is in %s, ours in %s", b.Unit, want)
 		case n < 2:
-			b.Why = "ours is of one block, and has no interval"
+			b.Why = "ours was measured once, and has no interval"
 		}
 		if b.Why != "" {
 			b.Verdict = NotComparable
@@ -115,7 +115,7 @@ func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	}
 	r, ok := t.between(s, p.Variant, p.Versus, p.Workload, p.Pairs, p.Metric)
 	if !ok {
-		return nil, 0, fmt.Sprintf("no block has a ratio to %s", p.Versus)
+		return nil, 0, fmt.Sprintf("there is no ratio to %s", p.Versus)
 	}
 	return &Figure{r.Versus.Ratio, r.Versus.CI95[:]}, r.Versus.N, ""
 }

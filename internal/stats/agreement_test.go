@@ -76,7 +76,7 @@ func TestPublishedFigures(t *testing.T) {
 		"the cell was not measured":           {figure("never", 1, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "never was not measured with stream at 1 pair", 1.5, nil},
 		"a number of pairs that nobody chose": {figure("fast", 16, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "fast was not measured with stream at 16 pairs", 1.5, nil},
 		"what theirs is relative to was not":  {figure("fast", 2, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "theirs is relative to base, which was not measured with stream at 2 pairs", 1.5, nil},
-		"one block alone":                     {figure("faster", 2, v1alpha1.Published{Value: "300 Mb/s"}), NotComparable, 3e8, "bit/s", "ours is of one block, and has no interval", 3e8, nil},
+		"one block alone":                     {figure("faster", 2, v1alpha1.Published{Value: "300 Mb/s"}), NotComparable, 3e8, "bit/s", "ours was measured once, and has no interval", 3e8, nil},
 	} {
 		exp.Spec.Published = []v1alpha1.Published{c.p}
 		s, err := Analyze(exp, all)
