@@ -42,8 +42,13 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 	if len(all) == 0 {
 		return nil, ""
 	}
-	return sources, fmt.Sprintf("Of %s, %d agree with ours, %d differ and %d are not comparable.",
-		plural(len(all), "published figure"), verdicts[stats.Agrees], verdicts[stats.Differs], verdicts[stats.NotComparable])
+	var counts []string
+	for _, v := range []stats.Agreement{stats.Agrees, stats.Differs, stats.NotComparable} {
+		if verdicts[v] > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", v, verdicts[v]))
+		}
+	}
+	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(counts))
 }
 
 func publishedRow(p stats.Published) PublishedRow {

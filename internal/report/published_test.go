@@ -48,7 +48,7 @@ func TestPublished(t *testing.T) {
 	if diff := cmp.Diff(want, m.Published); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if want := "Of 8 published figures, 3 agree with ours, 3 differ and 2 are not comparable."; m.PublishedCount != want {
+	if want := "8 published figures beside ours: agrees 3, differs 3 and not comparable 2."; m.PublishedCount != want {
 		t.Errorf("%q, want %q", m.PublishedCount, want)
 	}
 }
