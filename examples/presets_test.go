@@ -3,7 +3,10 @@ package examples
 import (
 	"fmt"
 	"math"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -263,5 +266,48 @@ func TestInstances(t *testing.T) {
 	later, older := e.Spec.Variants[1], e.Spec.Variants[2]
 	if e.NICOf(older).Rate != e.NICOf(later).Rate || price[older.Name] <= price[later.Name] {
 		t.Errorf("%s is no worse a bargain than %s", older.Name, later.Name)
+	}
+}
+
+// TestPublishedFigures: rps-rfs has the figures of docs/results/published.md, and a ratio of
+// every variant at every number of pairs.
+func TestPublishedFigures(t *testing.T) {
+	page, err := os.ReadFile("../docs/results/published.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := load(t, "rps-rfs")
+	type at struct {
+		variant string
+		pairs   int
+	}
+	figures := map[at]v1alpha1.Published{}
+	for _, p := range e.Spec.Published {
+		figures[at{p.Variant, p.Pairs}] = p
+	}
+	rows := regexp.MustCompile(`(?m)^\| (\d+) \| (\S+) \| (\d+) ± (\d+) \|.*\| ([\d.]+) \| (?:[\d.]+ \(([\d.]+)–([\d.]+)\) )?\|$`).FindAllStringSubmatch(string(page), -1)
+	if len(rows) != 20 {
+		t.Fatalf("the page has %d rows, want 20", len(rows))
+	}
+	for _, row := range rows {
+		var n [8]float64
+		for i, cell := range row {
+			n[i], _ = strconv.ParseFloat(cell, 64)
+		}
+		got := figures[at{strings.ToLower(row[2]), int(n[1])}]
+		want := v1alpha1.Published{Ratio: n[5], Interval: []float64{n[6], n[7]}}
+		if row[2] == "Baseline" {
+			want = v1alpha1.Published{Value: v1alpha1.Measure(row[3] + " Mb/s"), Interval: []float64{n[3] - n[4], n[3] + n[4]}}
+		}
+		if got.Value != want.Value || got.Ratio != want.Ratio || !slices.Equal(got.Interval, want.Interval) {
+			t.Errorf("%s: %+v, want %+v", row[0], got, want)
+		}
+	}
+	for _, v := range e.Spec.Variants {
+		for _, n := range e.Spec.Pairs {
+			if p := figures[at{v.Name, n}]; v.Name != e.Spec.Baseline && (p.Ratio == 0 || p.Versus != e.Spec.Baseline) {
+				t.Errorf("%s has no published ratio at %d pairs", v.Name, n)
+			}
+		}
 	}
 }

@@ -58,6 +58,8 @@ type Spec struct {
 	Seed uint64 `json:"seed,omitempty"`
 	// Expect is what has to come out, or the run fails.
 	Expect []Expectation `json:"expect,omitempty"`
+	// Published are figures that others have published, to stand beside ours in the report.
+	Published []Published `json:"published,omitempty"`
 }
 
 // Expectation is a claim about one variant and another: exactly one of faster, notSlower
@@ -100,6 +102,36 @@ func (x Expectation) String() string {
 	}
 	return text
 }
+
+// Published is a figure that somebody else has published of one variant, workload and number
+// of pairs: a value, a ratio, or a range of ratios, which is an interval alone.
+type Published struct {
+	// Source is who published it, and where.
+	Source string `json:"source"`
+	// Figure is where in the source it stands.
+	Figure string `json:"figure"`
+	// Variant that was measured.
+	Variant string `json:"variant"`
+	// Workload that it was measured with.
+	Workload string `json:"workload"`
+	// Pairs is the number that it was measured at. The experiment need not have it.
+	Pairs int `json:"pairs"`
+	// Metric is the name of one that the workload gives.
+	Metric string `json:"metric"`
+	// Value, in the unit that the source has. One that no metric has is shown, and not compared.
+	Value Measure `json:"value,omitempty"`
+	// Ratio of the variant to another one.
+	Ratio float64 `json:"ratio,omitempty"`
+	// Versus is the variant that the ratio is to; a value has none.
+	Versus string `json:"versus,omitempty"`
+	// Interval of the value, in its unit, or of the ratio: the lower end and the upper one.
+	Interval []float64 `json:"interval,omitempty"`
+	// Note is what a reader has to know of it.
+	Note string `json:"note,omitempty"`
+}
+
+// IsRatio tells a ratio, or a range of them, from a value.
+func (p Published) IsRatio() bool { return p.Value == "" }
 
 // Target is where the experiment runs: exactly one field is set.
 type Target struct {

@@ -146,6 +146,44 @@ func (p Price) Amount() (amount float64, currency string, err error) {
 	return amount, m[2], nil
 }
 
+// Measure is a number above 0 and its unit, as a publication has them: "4118 Mb/s",
+// "72.9 µs". The unit may be one that no metric has.
+type Measure string
+
+var measure = regexp.MustCompile(`^([0-9]{1,12}(?:\.[0-9]{1,6})?) (\S(?:.{0,30}\S)?)$`)
+
+// baseUnits have, for each unit that a Measure is converted from, the unit of a metric in
+// results, and how many of those it is.
+var baseUnits = map[string]struct {
+	unit  string
+	times float64
+}{
+	"bit/s": {"bit/s", 1}, "kbit/s": {"bit/s", 1e3}, "Mbit/s": {"bit/s", 1e6}, "Gbit/s": {"bit/s", 1e9},
+	"b/s": {"bit/s", 1}, "kb/s": {"bit/s", 1e3}, "Mb/s": {"bit/s", 1e6}, "Gb/s": {"bit/s", 1e9},
+	"s": {"s", 1}, "ms": {"s", 1e-3}, "µs": {"s", 1e-6}, "us": {"s", 1e-6}, "ns": {"s", 1e-9},
+	"1/s": {"1/s", 1}, "k/s": {"1/s", 1e3}, "s/GB": {"s/GB", 1},
+}
+
+// Amount is the number in a unit of results, such as bit/s, and how many of that the
+// measure's own unit is. A unit that has none there stays as it is.
+func (m Measure) Amount() (amount float64, unit string, times float64, err error) {
+	parts := measure.FindStringSubmatch(string(m))
+	if parts == nil {
+		return 0, "", 0, fmt.Errorf("must be a number and its unit such as 4118 Mb/s or 72.9 µs, is %q", string(m))
+	}
+	if amount, err = strconv.ParseFloat(parts[1], 64); err != nil {
+		return 0, "", 0, err // not reached: the expression lets only numbers pass
+	}
+	if amount == 0 {
+		return 0, "", 0, errors.New("must be above 0")
+	}
+	base, ok := baseUnits[parts[2]]
+	if !ok {
+		return amount, parts[2], 1, nil
+	}
+	return amount * base.times, base.unit, base.times, nil
+}
+
 // Limits of Runs with Auto.
 const (
 	// AutoFirstBlocks run before the first look at the intervals.

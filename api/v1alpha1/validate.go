@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -217,6 +218,14 @@ func (r *reader) experiment(e *Experiment) {
 	for i, x := range s.Expect {
 		r.expectation(fmt.Sprintf("spec.expect[%d]", i), s, x)
 	}
+	var published []Published
+	for i, p := range s.Published {
+		if !r.replaced(s, p) {
+			r.published(fmt.Sprintf("spec.published[%d]", i), s, p)
+			published = append(published, p)
+		}
+	}
+	s.Published = published
 }
 
 func (r *reader) expectation(path string, s *Spec, x Expectation) {
@@ -253,6 +262,115 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 		r.fail(path+".metric", "no workload gives %s", x.Metric)
 	}
 }
+
+// replaced tells a figure of a variant or workload of the file that an override has
+// replaced by others: it says nothing of those, and is no mistake.
+func (r *reader) replaced(s *Spec, p Published) bool {
+	overridden := func(path string) bool { return r.nodes[path] != nil && r.nodes[path].pos.override != "" }
+	lacks := func(name string) bool {
+		return name != "" && !slices.ContainsFunc(s.Variants, func(v Variant) bool { return v.Name == name })
+	}
+	if overridden("spec.published") {
+		return false
+	}
+	if overridden("spec.variants") && (lacks(p.Variant) || lacks(p.Versus)) {
+		return true
+	}
+	return overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
+		return w.Name == p.Workload && w.Traffic() != nil && slices.Contains(MetricsOf(w), p.Metric)
+	})
+}
+
+// published checks one figure. Its pairs need not be among those of the experiment, so that
+// a shorter run of a preset keeps its figures.
+func (r *reader) published(path string, s *Spec, p Published) {
+	for field, text := range map[string]string{"source": p.Source, "figure": p.Figure} {
+		if r.given(path+"."+field) && strings.TrimSpace(text) == "" {
+			r.fail(path+"."+field, "must not be empty")
+		}
+	}
+	if r.given(path + ".variant") {
+		r.reference(path+".variant", p.Variant, s.Variants)
+	}
+	if r.given(path + ".pairs") {
+		r.between(path+".pairs", p.Pairs, 1, 64)
+	}
+	r.publishedMetric(path, s.Workloads, p)
+	switch {
+	case r.malformedNear(path):
+	case r.has(path+".value") && r.has(path+".ratio"):
+		r.fail(path+".ratio", "is beside a value; a figure is one of both")
+	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
+		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
+	}
+	r.rule(path + ".value").Pattern = measure.String()
+	if r.set(path + ".value") {
+		if _, _, _, err := p.Value.Amount(); err != nil {
+			r.fail(path+".value", "%s", err)
+		}
+	}
+	if r.set(path+".ratio") && !positive(p.Ratio) {
+		r.fail(path+".ratio", "must be a number above 0, is %g", p.Ratio)
+	}
+	r.publishedVersus(path+".versus", s.Variants, p)
+	r.publishedInterval(path+".interval", p)
+}
+
+func (r *reader) publishedMetric(path string, workloads []Workload, p Published) {
+	known := r.given(path+".metric") && slices.Contains(Metrics(), p.Metric)
+	if r.set(path+".metric") && !known {
+		r.fail(path+".metric", "there is no metric %q; %s", p.Metric, Suggest(p.Metric, Metrics()))
+	}
+	if !r.given(path+".workload") || r.malformedNear("spec.workloads") {
+		return
+	}
+	var names []string
+	for _, w := range workloads {
+		if w.Name == p.Workload && w.Traffic() != nil && known && !slices.Contains(MetricsOf(w), p.Metric) {
+			r.fail(path+".metric", "%s gives no %s", w.Name, p.Metric)
+		}
+		names = append(names, w.Name)
+	}
+	if len(names) > 0 && !slices.Contains(names, p.Workload) {
+		r.fail(path+".workload", "no workload has the name %q; %s", p.Workload, Suggest(p.Workload, names))
+	}
+}
+
+func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
+	switch {
+	case r.malformedNear(parent(path)):
+	case !r.has(path) && p.IsRatio() && (p.Ratio != 0 || p.Interval != nil):
+		r.missing(path)
+	case r.has(path) && !p.IsRatio():
+		r.fail(path, "is for a ratio; a value is relative to nothing")
+	case r.has(path):
+		if v := r.reference(path, p.Versus, variants); v != nil && v.Name == p.Variant {
+			r.fail(path, "must be another variant than %s", p.Variant)
+		}
+	}
+}
+
+// publishedInterval checks that there are two ends, in order, around the figure.
+func (r *reader) publishedInterval(path string, p Published) {
+	if !r.set(path) {
+		return
+	}
+	if len(p.Interval) != 2 || !positive(p.Interval[0]) || !positive(p.Interval[1]) || p.Interval[0] > p.Interval[1] {
+		r.fail(path, "must be two numbers above 0, the lower one first, is %v", p.Interval)
+		return
+	}
+	at := p.Ratio
+	if amount, _, times, err := p.Value.Amount(); err == nil {
+		at = amount / times
+	}
+	const rounding = 1e-9 // of a unit
+	if positive(at) && (at < p.Interval[0]*(1-rounding) || at > p.Interval[1]*(1+rounding)) {
+		r.fail(path, "must be around %g, is %g to %g", at, p.Interval[0], p.Interval[1])
+	}
+}
+
+// positive tells a number that a measurement can have given.
+func positive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
 
 func (r *reader) name(path, name string, seen map[string]string) {
 	if r.given(path) {

@@ -113,6 +113,8 @@ func experimentTypes(t reflect.Type) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Examples: []any{"10Gbit", "500Mbit"}, Extras: map[string]any{"type": "rate", "unit": "bit/s"}}
 	case reflect.TypeFor[v1alpha1.Price]():
 		return &jsonschema.Schema{Type: "string", Examples: []any{"0.085 USD"}, Extras: map[string]any{"type": "price", "unit": "per hour"}}
+	case reflect.TypeFor[v1alpha1.Measure]():
+		return &jsonschema.Schema{Type: "string", Examples: []any{"4118 Mb/s", "72.9 µs"}, Extras: map[string]any{"type": "number and unit"}}
 	case reflect.TypeFor[v1alpha1.Runs]():
 		limits := jsonschema.NewProperties()
 		limits.Set("max", &jsonschema.Schema{Type: "integer", Minimum: number(v1alpha1.AutoFirstBlocks)})

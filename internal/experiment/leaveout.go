@@ -44,7 +44,7 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 	return out, nil
 }
 
-// without returns exp without the variants in why. It adds to why those that have lost what they are
+// without returns exp without the variants in why, and the published figures of them. It adds to why those that have lost what they are
 // compared with, or what is compared with them.
 func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experiment {
 	for {
@@ -61,6 +61,9 @@ func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experimen
 			}
 		}
 		if len(why) == before {
+			rest.Spec.Published = slices.DeleteFunc(slices.Clone(exp.Spec.Published), func(p v1alpha1.Published) bool {
+				return why[p.Variant] != "" || why[p.Versus] != ""
+			})
 			return rest
 		}
 	}

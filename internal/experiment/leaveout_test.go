@@ -151,3 +151,24 @@ func TestLeaveOutFails(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaveOutPublished: the published figures of a variant go with it, and what is left is a
+// valid experiment.
+func TestLeaveOutPublished(t *testing.T) {
+	exp := preset(t, "rps-rfs")
+	if _, err := LeaveOut(exp, nil, lacking("rfs")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := v1alpha1.Marshal(exp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := v1alpha1.Parse("again.yaml", text, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Four values of the baseline, and ratios of RPS and RPS-7, with and without "+".
+	if got := len(again.Spec.Published); got != 4+4*5 {
+		t.Errorf("%d published figures are left, want 24", got)
+	}
+}

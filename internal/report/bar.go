@@ -18,6 +18,8 @@ type Bar struct {
 	Verdict             stats.Verdict
 	One, Interval, Mean string
 	Blocks              string
+	// Theirs are published ratios.
+	Theirs string
 	// Off is an arrow where the ratio is off the scale, and instead of the rest.
 	Off string
 	// Tip says the same in words, with every block.
@@ -30,11 +32,12 @@ const (
 	intervalAt, dotsAt  = 7, 16
 )
 
-// spread is what a bar shows of a comparison: its ratio, interval and blocks.
+// spread is what a bar shows of a comparison: its ratio, interval and blocks, and the
+// ratios that others have published.
 type spread struct {
-	at     float64
-	ci     interval
-	blocks []float64
+	at             float64
+	ci             interval
+	blocks, theirs []float64
 }
 
 func spreadOf(r *stats.Row) spread {
@@ -47,6 +50,12 @@ func spreadOf(r *stats.Row) spread {
 	return s
 }
 
+// beside is the spread with published ratios.
+func (s spread) beside(theirs []float64) spread {
+	s.theirs = theirs
+	return s
+}
+
 // gains is the spread of how many times better it is, whichever way the metric runs.
 func (s spread) gains(metric string) spread {
 	if record.HigherIsBetter(metric) {
@@ -56,6 +65,9 @@ func (s spread) gains(metric string) spread {
 	g := spread{at: inverse(s.at), ci: s.ci.mapped(inverse)}
 	for _, b := range s.blocks {
 		g.blocks = append(g.blocks, inverse(b))
+	}
+	for _, x := range s.theirs {
+		g.theirs = append(g.theirs, inverse(x))
 	}
 	return g
 }
@@ -71,7 +83,7 @@ type scale struct{ lo, hi float64 }
 func scaleOf(all []spread) scale {
 	s := scale{1, 1}
 	for _, a := range all {
-		for _, x := range append(slices.Clone(a.blocks), a.at) {
+		for _, x := range slices.Concat(a.blocks, a.theirs, []float64{a.at}) {
 			s.lo, s.hi = min(s.lo, x), max(s.hi, x)
 		}
 	}
@@ -116,6 +128,9 @@ func (s scale) bar(a spread, v stats.Verdict, tip string) *Bar {
 		fmt.Fprintf(&dots, "M%g %dh0", s.at(x), dotsAt)
 	}
 	b.Blocks = dots.String()
+	for _, x := range a.theirs {
+		b.Theirs += fmt.Sprintf("M%g %dh0", s.at(x), intervalAt)
+	}
 	return b
 }
 

@@ -16,10 +16,10 @@ func TestScaleShowsRatiosAndBlocks(t *testing.T) {
 		want scale
 	}{
 		"nothing":               {nil, scale{1, 1}},
-		"an interval":           {[]spread{{1.2, interval{1.1, 1.3}, nil}}, scale{1, 1.3}},
-		"a block beyond it":     {[]spread{{1.2, interval{1.1, 1.3}, []float64{1.6, 0.9}}}, scale{0.9, 1.6}},
-		"one block":             {[]spread{{0.5, none, []float64{0.5}}}, scale{0.5, 1}},
-		"an interval of guests": {[]spread{{1.25, interval{0.01, 100}, nil}}, scale{0.8, 1.5625}}, // as much room again, either way
+		"an interval":           {[]spread{{1.2, interval{1.1, 1.3}, nil, nil}}, scale{1, 1.3}},
+		"a block beyond it":     {[]spread{{1.2, interval{1.1, 1.3}, []float64{1.6, 0.9}, nil}}, scale{0.9, 1.6}},
+		"one block":             {[]spread{{0.5, none, []float64{0.5}, nil}}, scale{0.5, 1}},
+		"an interval of guests": {[]spread{{1.25, interval{0.01, 100}, nil, nil}}, scale{0.8, 1.5625}}, // as much room again, either way
 	} {
 		got := scaleOf(c.all)
 		if math.Abs(got.lo-c.want.lo) > 1e-9 || math.Abs(got.hi-c.want.hi) > 1e-9 {
@@ -55,14 +55,14 @@ func TestTicks(t *testing.T) {
 
 func TestBar(t *testing.T) {
 	s := scale{0.5, 2} // 1 is in the middle
-	b := s.bar(spread{1, interval{0.5, 2}, []float64{0.5, 2}}, stats.Same, "")
+	b := s.bar(spread{1, interval{0.5, 2}, []float64{0.5, 2}, nil}, stats.Same, "")
 	if b.Off != "" || b.Mean != "M500 7h0" || b.Interval != "M40 7H960" || b.Blocks != "M40 16h0M960 16h0" {
 		t.Errorf("within the scale: %+v", b)
 	}
-	if b := s.bar(spread{1, interval{0.1, 9}, nil}, stats.Same, ""); b.Interval != "M0 7H1000" {
+	if b := s.bar(spread{1, interval{0.1, 9}, nil, nil}, stats.Same, ""); b.Interval != "M0 7H1000" {
 		t.Errorf("an interval beyond the scale: %+v", b)
 	}
-	if b := s.bar(spread{1, interval{math.Inf(-1), math.Inf(1)}, []float64{1}}, stats.Inconclusive, ""); b.Interval != "" || b.Mean == "" {
+	if b := s.bar(spread{1, interval{math.Inf(-1), math.Inf(1)}, []float64{1}, nil}, stats.Inconclusive, ""); b.Interval != "" || b.Mean == "" {
 		t.Errorf("without an interval: %+v", b)
 	}
 	above, below := s.bar(spread{at: 3}, stats.Faster, ""), s.bar(spread{at: 0.1}, stats.Slower, "")

@@ -367,3 +367,15 @@ func (p *pen) marker(shape int, q point, size float64, ink int, filled bool) {
 	p.c.SetLineDash(nil, 0)
 	p.c.Stroke(path)
 }
+
+// ring goes around what is there already.
+func (p *pen) ring(q point, size float64, ink int) {
+	var path vg.Path
+	path.Move(p.at(point{q.x + size, q.y}))
+	path.Arc(p.at(q), vg.Length(size), 0, 2*math.Pi)
+	path.Close()
+	p.colour(ink)
+	p.c.SetLineWidth(1)
+	p.c.SetLineDash(nil, 0)
+	p.c.Stroke(path)
+}

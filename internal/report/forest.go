@@ -29,8 +29,11 @@ type ForestRow struct {
 	Verdict       stats.Verdict
 	Bar           *Bar
 
-	row *stats.Row
+	row    *stats.Row
+	theirs []float64
 }
+
+func (r ForestRow) spread() spread { return spreadOf(r.row).beside(r.theirs).gains(r.row.Metric) }
 
 // forest shows what the headline speaks of: accelerations where there are some, else tools
 // or NICs, else overlays and the host network. It is nil where nothing was compared.
@@ -57,10 +60,17 @@ func (f *Forest) spreads() []spread {
 	var all []spread
 	for _, g := range f.Groups {
 		for _, r := range g.Rows {
-			all = append(all, spreadOf(r.row).gains(r.row.Metric))
+			all = append(all, r.spread())
 		}
 	}
 	return all
+}
+
+// Ringed tells that a published figure is drawn.
+func (f *Forest) Ringed() bool {
+	return slices.ContainsFunc(f.Groups, func(g ForestGroup) bool {
+		return slices.ContainsFunc(g.Rows, func(r ForestRow) bool { return len(r.theirs) > 0 })
+	})
 }
 
 func (f *Forest) draw(s scale) {
@@ -68,7 +78,7 @@ func (f *Forest) draw(s scale) {
 	for _, g := range f.Groups {
 		for i := range g.Rows {
 			r := &g.Rows[i]
-			r.Bar = s.bar(spreadOf(r.row).gains(r.row.Metric), r.Verdict, tip(r.row))
+			r.Bar = s.bar(r.spread(), r.Verdict, tip(r.row)+tipOf(r.theirs))
 		}
 	}
 }
@@ -110,6 +120,7 @@ func (m *Model) bestAndWorst(w v1alpha1.Workload, versus string, q question) []F
 	for i := range out {
 		r := &out[i]
 		r.Variant, r.Pairs, r.Change, r.Verdict = r.row.Variant, r.row.Pairs, change(r.row), r.row.Versus.Verdict
+		r.theirs = theirs(m.summary.Published, r.row)
 	}
 	return out
 }

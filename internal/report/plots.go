@@ -78,17 +78,19 @@ type curve struct {
 	points  []sample
 }
 
-// sample is one value with its interval; x is the place on the x axis.
+// sample is one value with its interval, and what others have published in its place; x is
+// the place on the x axis.
 type sample struct {
 	x, y   float64
 	ci     interval
 	filled bool
+	theirs []float64
 }
 
 // scalingFigure sets every variant's ratio against the number of pairs.
 func (m *Model) scalingFigure(t Table, versus string) Figure {
 	var curves []curve
-	top, bound := 1.0, 1.0
+	top, bound, published := 1.0, 1.0, 0.0
 	data := Data{Columns: []string{"Variant"}}
 	for _, p := range t.Pairs {
 		data.Columns = append(data.Columns, pairs(p))
@@ -101,14 +103,19 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 				numbers = append(numbers, "–")
 				continue
 			}
-			ratio := spreadOf(l.row)
+			ratio := l.spread()
 			c.points = append(c.points, sample{float64(i), ratio.at, ratio.ci,
-				l.Verdict == stats.Faster || l.Verdict == stats.Slower})
+				l.Verdict == stats.Faster || l.Verdict == stats.Slower, ratio.theirs})
 			top = max(top, ratio.at)
 			if ratio.ci.known() {
 				bound = max(bound, ratio.ci.hi)
 			}
-			numbers = append(numbers, strings.TrimSpace(l.Ratio.String()+" "+string(l.Verdict)))
+			text := strings.TrimSpace(l.Ratio.String() + " " + string(l.Verdict))
+			if len(l.theirs) > 0 {
+				published = max(published, slices.Max(l.theirs))
+				text += ", published " + ratios(l.theirs)
+			}
+			numbers = append(numbers, text)
 		}
 		if len(c.points) > 0 {
 			curves = append(curves, c)
@@ -116,7 +123,7 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		}
 	}
 	// Few blocks give intervals that would flatten everything; they are cut.
-	bound = min(bound, 1.6*top) * 1.01
+	bound = max(min(bound, 1.6*top), published) * 1.01
 	step := niceStep(bound / 7)
 	most := math.Ceil(bound/step-1e-9) * step
 	f := Figure{
@@ -130,6 +137,9 @@ func (m *Model) scalingFigure(t Table, versus string) Figure {
 		Data:   data,
 		width:  figureWidth,
 		height: max(260, 70+12*float64(len(curves)+1)),
+	}
+	if published > 0 {
+		f.Caption += " A ring is a published figure."
 	}
 	f.draw = func(p *pen) { p.scaling(curves, f, versus, t.Pairs, step, most) }
 	return f
@@ -171,6 +181,9 @@ func (p *pen) scaling(curves []curve, f Figure, versus string, pairCounts []int,
 		}
 		for j, s := range c.points {
 			p.marker(c.look.shape, line[j], 3, c.look.ink, s.filled)
+			for _, v := range s.theirs {
+				p.ring(point{line[j].x, y(v)}, 4.2, c.look.ink)
+			}
 		}
 		tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
 	}

@@ -43,6 +43,10 @@ type Model struct {
 	Prices *PriceTable
 	// Expected is what became of the experiment's expectations.
 	Expected []Expected
+	// Published are the published figures beside ours, by their sources, and PublishedCount
+	// is how many of them agree.
+	Published      []PublishedSource
+	PublishedCount string
 	// Variants and Workloads say what was compared and under which traffic.
 	Variants  []Definition
 	Workloads []Definition
@@ -114,6 +118,8 @@ type Line struct {
 	Notes []string
 
 	row *stats.Row
+	// theirs are published ratios to the same baseline.
+	theirs []float64
 }
 
 // Failure is an error and the trials that it ended.
@@ -167,6 +173,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Advice = m.advice()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
+	m.Published, m.PublishedCount = publishedFigures(summary.Published)
 	m.Unfinished = unfinished(summary.Unfinished, m.imported())
 	for _, l := range env.LeftOut {
 		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
@@ -290,9 +297,9 @@ func (t *Table) spreads(m *Model) []spread {
 			if !l.drawable() {
 				continue
 			}
-			all = append(all, spreadOf(l.row))
+			all = append(all, l.spread())
 			if m.question(l.row) == choice {
-				choices = append(choices, spreadOf(l.row))
+				choices = append(choices, l.spread())
 			}
 		}
 	}
@@ -304,13 +311,15 @@ func (t *Table) spreads(m *Model) []spread {
 
 func (l Line) drawable() bool { return l.Compared && spreadOf(l.row).drawable() }
 
+func (l Line) spread() spread { return spreadOf(l.row).beside(l.theirs) }
+
 // draw makes the bars of all rows.
 func (t *Table) draw(s scale) {
 	t.Ticks = nil
 	for _, row := range t.Rows {
 		for i := range row.Cells {
 			if l := &row.Cells[i]; l.drawable() {
-				l.Bar, t.Ticks = s.bar(spreadOf(l.row), l.Verdict, tip(l.row)), s.ticks()
+				l.Bar, t.Ticks = s.bar(l.spread(), l.Verdict, tip(l.row)+tipOf(l.theirs)), s.ticks()
 			}
 		}
 	}
@@ -338,6 +347,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	}
 	l.Compared, l.Versus, l.Verdict, l.P = true, v.Baseline, v.Verdict, pValue(v.P)
 	l.Ratio = estimate(v.Ratio, of(v.CI95, v.N), 2)
+	l.theirs = theirs(m.summary.Published, r)
 	return l
 }
 

@@ -44,9 +44,11 @@ func render(t *testing.T, write writer, m *Model) string {
 	return b.String()
 }
 
-// eventful is the demo as runs go: a retry, a cell that never worked, warnings.
+// eventful is the demo as runs go: a retry, a cell that never worked, warnings. It has
+// published figures with every verdict.
 func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	f := demo(t)
+	f.exp.Spec.Published = publications()
 	retried := f.trials[3]
 	retried.Status, retried.Error, retried.Metrics = record.StatusFailed, "client node0/pod0: connect: connection refused", nil
 	f.trials = slices.Insert(f.trials, 3, retried)

@@ -37,18 +37,19 @@ func HTML(w io.Writer, m *Model) error { return putPage(w, "page", m) }
 // putPage writes one of the templates that are a page.
 func putPage(w io.Writer, name string, data any) error {
 	t, err := htmltemplate.New("").Funcs(htmltemplate.FuncMap{
-		"date":     date,
-		"effect":   func(code string) string { return newWarning(code).Effect },
-		"inline":   func(f Figure) htmltemplate.HTML { return htmltemplate.HTML(f.inline()) },
-		"list":     list,
-		"mark":     mark,
-		"pairs":    pairs,
-		"plural":   plural,
-		"rest":     func(all []Entry) int { return len(all) - 1 },
-		"script":   func() htmltemplate.JS { return htmltemplate.JS(scriptSource) },
-		"severity": func(code string) Severity { return newWarning(code).Severity },
-		"style":    func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
-		"unbroken": unbroken,
+		"agreement": agreementMark,
+		"date":      date,
+		"effect":    func(code string) string { return newWarning(code).Effect },
+		"inline":    func(f Figure) htmltemplate.HTML { return htmltemplate.HTML(f.inline()) },
+		"list":      list,
+		"mark":      mark,
+		"pairs":     pairs,
+		"plural":    plural,
+		"rest":      func(all []Entry) int { return len(all) - 1 },
+		"script":    func() htmltemplate.JS { return htmltemplate.JS(scriptSource) },
+		"severity":  func(code string) Severity { return newWarning(code).Severity },
+		"style":     func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
+		"unbroken":  unbroken,
 	}).ParseFS(pages, "*.html")
 	if err != nil {
 		return fmt.Errorf("report as html: %w", err)
@@ -87,12 +88,13 @@ func themes() string {
 // Markdown writes the report for a pull request or a page of notes.
 func Markdown(w io.Writer, m *Model) error {
 	t, err := texttemplate.New("report.md").Funcs(texttemplate.FuncMap{
-		"date":   date,
-		"escape": escapeMarkdown,
-		"list":   list,
-		"mark":   mark,
-		"pairs":  pairs,
-		"plural": plural,
+		"agreement": agreementMark,
+		"date":      date,
+		"escape":    escapeMarkdown,
+		"list":      list,
+		"mark":      mark,
+		"pairs":     pairs,
+		"plural":    plural,
 	}).Parse(markdownSource)
 	if err != nil {
 		return fmt.Errorf("report as markdown: %w", err)
@@ -196,6 +198,9 @@ func Terminal(w io.Writer, m *Model) error {
 	}
 	for _, e := range m.Expected {
 		b.WriteString(wrap(e.Text(), 80, "  "))
+	}
+	if m.PublishedCount != "" {
+		b.WriteString(wrap(m.PublishedCount, 80, "  "))
 	}
 	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
 }

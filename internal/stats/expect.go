@@ -50,7 +50,7 @@ func (t *table) expected(s *Summary) []Expected {
 				continue
 			}
 			for _, pairs := range t.exp.PairsOf(w) {
-				r, ok := t.expectedRow(s, x, w.Name, pairs, metric)
+				r, ok := t.between(s, x.Variant, x.Than(), w.Name, pairs, metric)
 				if !ok {
 					e.Outcome = worse(e.Outcome, OutcomeInconclusive)
 					e.Missing = append(e.Missing, At(w.Name, pairs))
@@ -86,11 +86,12 @@ func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
 	slices.SortStableFunc(e.Decided, func(a, b *Row) int { return cmp.Compare(off(b), off(a)) })
 }
 
-func (t *table) expectedRow(s *Summary, x v1alpha1.Expectation, workload string, pairs int, metric string) (Row, bool) {
-	if r := s.row(x.Variant, workload, pairs, metric); r != nil && r.Versus != nil && r.Versus.Baseline == x.Than() {
+// between compares any two variants in one cell, be it a comparison of the experiment or not.
+func (t *table) between(s *Summary, variant, than, workload string, pairs int, metric string) (Row, bool) {
+	if r := s.row(variant, workload, pairs, metric); r != nil && r.Versus != nil && r.Versus.Baseline == than {
 		return *r, true
 	}
-	c, base := t.byKey[key{x.Variant, workload, pairs}], t.byKey[key{x.Than(), workload, pairs}]
+	c, base := t.byKey[key{variant, workload, pairs}], t.byKey[key{than, workload, pairs}]
 	if c == nil || base == nil {
 		return Row{}, false
 	}

@@ -32,6 +32,8 @@ type Summary struct {
 	// nothing is capped and no node has a role.
 	Limits []Limit `json:"limits,omitempty"`
 	Prices []Price `json:"prices,omitempty"` // what one gets for the price of each variant
+	// Published are the experiment's published figures beside ours, in its order.
+	Published []Published `json:"published,omitempty"`
 }
 
 // Row is one metric of one variant × workload × pairs. A cell whose trials all
@@ -128,6 +130,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	}
 	s.Expected = t.expected(s)
 	s.Limits, s.Prices = t.limits(), t.prices(s.Rows)
+	s.Published = t.published(s)
 	return s, nil
 }
 

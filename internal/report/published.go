@@ -1,0 +1,141 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// PublishedSource is what one source has published, beside ours.
+type PublishedSource struct {
+	Name string
+	Rows []PublishedRow
+}
+
+// PublishedRow is one published figure and ours.
+type PublishedRow struct {
+	// Figure is where in the source it stands, Cell what was measured, and Versus what a
+	// ratio is to.
+	Figure, Cell, Versus string
+	// Theirs and Ours have their unit; Ours is empty where there is none.
+	Theirs, Ours string
+	Verdict      stats.Agreement
+	// Why says by how much they differ, or why they are not comparable; Note is about theirs.
+	Why, Note string
+}
+
+// publishedFigures sorts the published figures by their sources, and counts the verdicts.
+func publishedFigures(all []stats.Published) (sources []PublishedSource, count string) {
+	verdicts := map[stats.Agreement]int{}
+	for _, p := range all {
+		i := slices.IndexFunc(sources, func(s PublishedSource) bool { return s.Name == p.Source })
+		if i < 0 {
+			i = len(sources)
+			sources = append(sources, PublishedSource{Name: p.Source})
+		}
+		sources[i].Rows = append(sources[i].Rows, publishedRow(p))
+		verdicts[p.Verdict]++
+	}
+	if len(all) == 0 {
+		return nil, ""
+	}
+	var counts []string
+	for _, v := range []stats.Agreement{stats.Agrees, stats.Differs, stats.NotComparable} {
+		if verdicts[v] > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", v, verdicts[v]))
+		}
+	}
+	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(counts))
+}
+
+func publishedRow(p stats.Published) PublishedRow {
+	q := quantityOf(p.Metric)
+	row := PublishedRow{
+		Figure: p.Figure, Cell: fmt.Sprintf("%s, %s %s, %s", p.Variant, p.Workload, q.name, pairs(p.Pairs)),
+		Versus: p.Versus, Verdict: p.Verdict, Why: p.Why, Note: p.Note,
+	}
+	own := q // what both are shown in
+	switch {
+	case p.Versus != "":
+		own = quantity{scale: 1}
+	case p.Unit != record.Units[p.Metric]:
+		own = quantity{unit: p.Unit, scale: 1}
+	}
+	row.Theirs = figureIn(p.Theirs, own)
+	if p.Ours != nil {
+		if p.Versus == "" {
+			own = q
+		}
+		row.Ours = figureIn(*p.Ours, own)
+	}
+	if p.Verdict == stats.Differs {
+		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
+	}
+	return row
+}
+
+// figureIn is a figure for people: "0.86 (0.84–0.88)", and "0.81–0.92" of a range.
+func figureIn(f stats.Figure, q quantity) string {
+	decimals, ci := 2, interval{1, 0}
+	if len(f.Interval) == 2 {
+		ci = interval{f.Interval[0] * q.scale, f.Interval[1] * q.scale}
+	}
+	if q.unit != "" {
+		decimals = decimalsFor(max(f.Value*q.scale, ci.lo))
+	}
+	e := estimate(f.Value*q.scale, ci, decimals)
+	if f.Value == 0 {
+		e = Estimate{Value: e.Interval}
+	}
+	return e.with(q.unit)
+}
+
+// theirs are the published ratios that a row stands beside, with both ends of a range.
+func theirs(all []stats.Published, r *stats.Row) []float64 {
+	var out []float64
+	for _, p := range all {
+		switch {
+		case p.Variant != r.Variant || p.Workload != r.Workload || p.Pairs != r.Pairs || p.Metric != r.Metric,
+			r.Versus == nil || p.Versus != r.Versus.Baseline:
+		case p.Theirs.Value == 0:
+			out = append(out, p.Theirs.Interval...)
+		default:
+			out = append(out, p.Theirs.Value)
+		}
+	}
+	return out
+}
+
+// ratios are in words: "1.08 and 1.10".
+func ratios(all []float64) string {
+	var words []string
+	for _, x := range all {
+		words = append(words, fixed(x, 2))
+	}
+	return list(words)
+}
+
+// tipOf is what a bar's tip says of published ratios, if there are some.
+func tipOf(theirs []float64) string {
+	if len(theirs) == 0 {
+		return ""
+	}
+	return "\npublished: " + ratios(theirs)
+}
+
+// agreementMark is a verdict as a sign, for those who see no colour.
+func agreementMark(v stats.Agreement) string {
+	switch v {
+	case stats.Agrees:
+		return "="
+	case stats.Differs:
+		return "≠"
+	}
+	return "–"
+}
+
+// Class is the verdict as a word of the style sheet.
+func (r PublishedRow) Class() string { return strings.ReplaceAll(string(r.Verdict), " ", "-") }
