@@ -24,6 +24,8 @@ type Facts struct {
 	Lacks []string
 	// BTF tells whether the kernel has its types for eBPF programs.
 	BTF bool
+	// Tools are those installed that an experiment may name, and NoTools the others.
+	Tools, NoTools []string
 	// FastPath says why the fast path cannot run; nil if it can, or was not tried.
 	FastPath error
 	// Conntrack entries, and how many there may be; 0 without conntrack.
@@ -107,6 +109,7 @@ func (f Facts) Known() []Evidence {
 		evidence("congestion control", "%s", s["net.ipv4.tcp_congestion_control"]),
 		evidence("default qdisc", "%s", s["net.core.default_qdisc"]),
 	}
+	known = append(known, evidence("tools for experiments", "%s", strings.Join(f.Tools, ", ")), evidence("not installed", "%s", strings.Join(f.NoTools, ", ")))
 	if entries, ok := s[flowTable]; ok {
 		known = append(known, evidence("flow table of RFS", "%s entries", entries))
 	}

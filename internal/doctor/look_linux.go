@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/traffic/tools"
 )
 
 // procDir is where procfs is mounted.
@@ -94,9 +96,29 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	f.Lacks = accel.Lacks(l.line("thread-self/status"))
 	f.Conntrack = l.number("sys/net/netfilter/nf_conntrack_count")
 	f.ConntrackMax = l.number("sys/net/netfilter/nf_conntrack_max")
+	f.Tools, f.NoTools = installed(os.Getenv("PATH"))
 	names, _ := fs.Glob(l.proc, "[0-9]*/comm")
 	f.IRQBalance = slices.ContainsFunc(names, func(name string) bool { return l.line(name) == "irqbalance" })
 	return f, nil
+}
+
+// installed tells which of the tools that an experiment may name are in the folders of a path, and which
+// are not.
+func installed(path string) (there, missing []string) {
+	for name, argv := range tools.VersionArgv() {
+		in := func(dir string) bool {
+			info, err := os.Stat(filepath.Join(dir, argv[0]))
+			return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+		}
+		if slices.ContainsFunc(filepath.SplitList(path), in) {
+			there = append(there, name)
+		} else {
+			missing = append(missing, name)
+		}
+	}
+	slices.Sort(there)
+	slices.Sort(missing)
+	return there, missing
 }
 
 // counts are the counters at one instant.

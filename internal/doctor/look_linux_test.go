@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -142,5 +144,18 @@ func TestEncapsulation(t *testing.T) {
 		if under, overhead := encapsulation(c.link, links); under != c.under || overhead != c.overhead {
 			t.Errorf("%s: %d bytes over %q, want %d over %q", name, overhead, under, c.overhead, c.under)
 		}
+	}
+}
+
+func TestInstalledTools(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	for file, mode := range map[string]os.FileMode{a + "/iperf3": 0o755, b + "/ab": 0o755, b + "/sockperf": 0o644} {
+		if err := os.WriteFile(file, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there, missing := installed(a + ":" + b)
+	if strings.Join(there, " ") != "ab iperf3" || !slices.Contains(missing, "sockperf") {
+		t.Errorf("finds %q, and not %q", there, missing)
 	}
 }
