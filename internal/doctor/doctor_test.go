@@ -82,9 +82,11 @@ func TestHealthyMachines(t *testing.T) {
 	for i := range strict.Devices {
 		strict.Devices[i].RPFilter = 1
 	}
+	generic := server()
+	generic.Devices[1].Off, generic.Devices[1].Offloads = []string{"tx-checksum-ipv4"}, []string{"tx-checksum-ip-generic"}
 	for name, f := range map[string]Facts{
 		"server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
-		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "no conntrack": {BTF: true, Window: time.Second},
+		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
 		if found := Examine(f); len(found) > 0 || found == nil {
 			t.Errorf("%s: %q", name, summary(found))
@@ -139,6 +141,13 @@ func TestRules(t *testing.T) {
 		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The table of conntrack is 80 % full"},
 		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The table of conntrack is 100 % full"},
 		{"GRO", func(f *Facts) { f.Devices[1].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "warning offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
+		{"GRO below two overlays", func(f *Facts) {
+			f.Devices[1].Off = []string{"rx-gro"}
+			second := f.Devices[2]
+			second.Name = "vxlan.calico"
+			f.Devices = append(f.Devices, second)
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of flannel.1 is off"},
 		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "warning offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "warning offload-off: The offload tx-checksum-ip-generic of flannel.1"},
