@@ -1,8 +1,6 @@
 package doctor
 
-import (
-	"strings"
-)
+import "strings"
 
 // notPermitted: what slipstream does itself takes rights.
 func notPermitted(f Facts) []Finding {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -142,7 +143,7 @@ func rpFilter(f Facts) []Finding {
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
-		Cost: "Each is a lost packet. Encapsulated traffic may come in by another device than its replies leave by.",
+		Cost: lostPackets + " Encapsulated traffic may come in by another device than its replies leave by.",
 		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the greater value of all and of the device counts",
 	}}
 }
@@ -170,7 +171,7 @@ func vf(f Facts) (found []Finding) {
 			finding.Do = "Switch it on where the machine is configured, if its type has it; on Azure: az network nic update --accelerated-networking true"
 		case v.Driver == "":
 			finding.What = fmt.Sprintf("%s has a virtual function, and no driver for it.", d.Name)
-			finding.Do = "modprobe " + orDriver(v.Needs)
+			finding.Do = "modprobe " + cmp.Or(v.Needs, "DRIVER")
 		case v.Device == "":
 			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s makes no network device of it.", d.Name, v.Driver)
 			finding.Do = "dmesg | grep -i " + v.Driver
@@ -191,11 +192,4 @@ func vf(f Facts) (found []Finding) {
 		found = append(found, finding)
 	}
 	return found
-}
-
-func orDriver(name string) string {
-	if name == "" {
-		return "DRIVER"
-	}
-	return name
 }

@@ -9,6 +9,8 @@ import (
 
 func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).String() }
 
+const lostPackets = "TCP sends each again and slows down, UDP loses it. Not measured alone: the report of an experiment has the lost segments of its trials."
+
 // loss judges packets lost in the window, out of all. Fewer than 10, or than 1 in 10,000, happen on any
 // machine.
 func loss(lost, all uint64) (Severity, bool) {
@@ -48,7 +50,7 @@ func backlogFull(f Facts) []Finding {
 			evidence("/proc/net/softnet_stat, dropped, in "+f.window(), "%d of %d packets", dropped, all),
 			evidence("/proc/sys/net/core/netdev_max_backlog", "%s", limit),
 		},
-		Cost: "Each is a lost packet: TCP sends it again and slows down, UDP loses it. Reports show lost segments of a trial.",
+		Cost: lostPackets,
 		Do:   fmt.Sprintf("sysctl -w net.core.netdev_max_backlog=%s   # if bursts fill it; if the CPU is busy all the time: %s", quadruple(limit), proveSteering),
 	}}
 }
@@ -116,7 +118,7 @@ func deviceDrops(f Facts) (found []Finding) {
 				Severity: severity,
 				What:     fmt.Sprintf(c.what, d.Name),
 				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device is there", c.was)},
-				Cost:     "Each is a lost packet: TCP sends it again and slows down, UDP loses it. Reports show lost segments of a trial.",
+				Cost:     lostPackets,
 				Do:       c.do,
 			})
 		}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			What:     fmt.Sprintf("One CPU receives all packets of %s: it has one receive queue, and neither RPS nor RFS is on.", d.Name),
 			Evidence: []Evidence{
 				evidence("/sys/class/net/"+d.Name+"/queues", "1 receive queue, rps_cpus %s", strings.Join(d.RPS, " ")),
-				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", orNone(d.IRQ)),
+				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", cmp.Or(d.IRQ, "(unknown)")),
 			},
 			Cost: "Not known before it is measured. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 			Do:   proveSteering,
@@ -148,11 +149,4 @@ func irqbalance(f Facts) (found []Finding) {
 		})
 	}
 	return found
-}
-
-func orNone(list string) string {
-	if list == "" {
-		return "(unknown)"
-	}
-	return list
 }
