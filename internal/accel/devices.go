@@ -191,9 +191,9 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 	return classes
 }
 
-// irqCPUs returns the CPUs that take the interrupts of a device, as the kernel
+// IRQCPUs returns the CPUs that take the interrupts of a device, as the kernel
 // routes them now; empty for one that has none of its own, as a veth.
-func irqCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
+func IRQCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
 	// class/net/NAME leads to devices/…/net/NAME; two up is the hardware.
 	link, err := sys.Readlink("class/net/" + name)
 	if err != nil {

@@ -51,19 +51,13 @@ func explain(err error, status, lockdown string) error {
 	if readErr != nil {
 		return err
 	}
-	effective, filtered := parseStatus(string(text))
-	var lacks []string
-	for _, r := range rights {
-		if effective&(1<<r.number) == 0 {
-			lacks = append(lacks, r.name)
-		}
-	}
+	lacks := Lacks(string(text))
 	if len(lacks) > 0 {
 		return errForbidden{err, fmt.Sprintf("this process lacks %s: run it as root and give it that (a container's securityContext.capabilities.add, a service's CapabilityBoundingSet)",
 			strings.Join(lacks, " and "))}
 	}
 	why := []string{"this process has the capabilities for it, so something else forbids it"}
-	if filtered {
+	if _, filtered := parseStatus(string(text)); filtered {
 		why = append(why, "a seccomp filter is on it, which has to permit bpf, fsopen, fsconfig, fsmount, fspick, setns and unshare, as RuntimeDefault does for a container with CAP_SYS_ADMIN")
 	}
 	if mode, err := os.ReadFile(lockdown); err == nil && strings.Contains(string(mode), "[confidentiality]") {
@@ -73,6 +67,18 @@ func explain(err error, status, lockdown string) error {
 		why = append(why, "look in the kernel's log for AppArmor or SELinux")
 	}
 	return errForbidden{err, strings.Join(why, "; ")}
+}
+
+// Lacks returns the capabilities that accelerating takes and that a process does not have, whose
+// /proc/PID/status is text.
+func Lacks(text string) (names []string) {
+	effective, _ := parseStatus(text)
+	for _, r := range rights {
+		if effective&(1<<r.number) == 0 {
+			names = append(names, r.name)
+		}
+	}
+	return names
 }
 
 // parseStatus has from proc_pid_status(5) the effective capabilities, and whether there is a

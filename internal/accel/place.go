@@ -109,7 +109,7 @@ func (p *place) resolver(devices []Device) (resolve func(spec string) (cpuset.Se
 			if d.Class != v1alpha1.DeviceNIC {
 				continue
 			}
-			cpus, err := irqCPUs(p.sys.Root, p.options.Proc, d.Name)
+			cpus, err := IRQCPUs(p.sys.Root, p.options.Proc, d.Name)
 			if err != nil {
 				return nil, irq, err
 			}

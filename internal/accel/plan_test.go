@@ -219,7 +219,7 @@ func TestIRQCPUs(t *testing.T) {
 		writeFile(t, filepath.Join(sys, "devices/pci0000:00", file), "msix\n")
 	}
 	for name, want := range map[string]string{"ens5": "1,3", "eth0": "0-1", "veth0": ""} {
-		got, err := irqCPUs(openSys(t, sys).Root, proc, name)
+		got, err := IRQCPUs(openSys(t, sys).Root, proc, name)
 		if err != nil || got.String() != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}

@@ -25,7 +25,8 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive.
+	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive. doctor exits with
+	// the first if it has found something serious.
 	exitSlower       = 3
 	exitInconclusive = 4
 )
@@ -101,7 +102,7 @@ var groupOf = map[string]string{
 	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
-	"capture": "other", "version": "other", "completion": "other", "help": "other",
+	"doctor": "other", "capture": "other", "version": "other", "completion": "other", "help": "other",
 }
 
 // plugin is the command by which kubectl runs the program as its plugin, or "" if it does not.

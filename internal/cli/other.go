@@ -20,6 +20,7 @@ func linuxCommands(Process) []*cobra.Command {
 		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
 		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
+		{"doctor", "Look for what makes the container network of this machine slow or lossy", "sysfs, ethtool and netlink"},
 		{"capture", "Print what the guest knows of its NICs and their virtual functions", "sysfs and ethtool"},
 	} {
 		all = append(all, &cobra.Command{

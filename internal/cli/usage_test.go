@@ -33,6 +33,9 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run demo --set spec.pair=[1]":    "--set spec.pair=[1]: spec.pair: unknown field; did you mean pairs?",
 		"report":                          "accepts between 1 and 2 arg(s), received 0: slipstream report RESULT [SECOND] (see slipstream report --help)",
 		"run":                             "name a preset (slipstream run --list) or a file",
+		"doctor --format xml":             "--format xml: there is no such format; choose text or json",
+		"doctor --for 0s":                 "--for 0s: must be at least 100ms",
+		"doctor lab":                      `unknown command "lab" for "slipstream doctor"`,
 		"report /nowhere --format x":      "/nowhere",
 	} {
 		code, stdout, stderr := slipstream(t, strings.Fields(args)...)

@@ -1,0 +1,278 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/nic"
+	"slipstream.dev/internal/nic/nictest"
+	"slipstream.dev/internal/record"
+)
+
+// server is a healthy machine: 4 CPUs, a NIC with a queue for each, and VXLAN over it.
+func server() Facts {
+	nic := Device{
+		Link: record.Link{Name: "eth0", Kind: "device", Class: v1alpha1.DeviceNIC, MTU: 1500, RPS: []string{"0", "0", "0", "0"}, RFS: []string{"0", "0", "0", "0"},
+			NIC: &record.NIC{Type: record.NICDevice, Driver: "ixgbe", RxQueues: 4, TxQueues: 4}},
+		Up: true, IRQ: "0-3", Off: []string{"rx-all", "rx-gro-list", "tx-nocache-copy"},
+		Window: Packets{Rx: 100_000, Tx: 100_000}, Boot: Packets{Rx: 1e9, Tx: 1e9, Missed: 4000, TxDropped: 8},
+	}
+	overlay := Device{
+		Link: record.Link{Name: "flannel.1", Kind: "vxlan", Class: v1alpha1.DeviceOverlay, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}},
+		Up:   true, Under: "eth0", Overhead: 50, Window: Packets{Rx: 90_000, Tx: 90_000, TxDropped: 3},
+	}
+	f := Facts{
+		Node:   record.Node{Kernel: "6.12.0", CPUs: "0-3", Sysctls: map[string]string{flowTable: "0", "net.core.netdev_max_backlog": "1000", "net.core.netdev_budget": "300"}},
+		Window: time.Second, Devices: []Device{{Link: record.Link{Name: "lo", MTU: 65536}, Up: true}, nic, overlay},
+		BTF: true, Conntrack: 100, ConntrackMax: 262144,
+	}
+	for id := range 4 {
+		f.CPUs = append(f.CPUs, CPU{id, 0.3, Softnet{Processed: 50_000, Dropped: 1, Squeezed: 5}})
+	}
+	return f
+}
+
+// vm is a healthy virtual machine of 2 CPUs whose NIC has one queue.
+func vm() Facts {
+	f := server()
+	f.Node.CPUs, f.CPUs = "0-1", f.CPUs[:2]
+	d := &f.Devices[1]
+	d.NIC, d.IRQ, d.RPS, d.RFS = &record.NIC{Type: record.NICParavirtual, Driver: "virtio_net", RxQueues: 1, TxQueues: 1}, "1", []string{"0"}, []string{"0"}
+	return f
+}
+
+// summary is the findings, a line each.
+func summary(found []Finding) (lines []string) {
+	for _, f := range found {
+		lines = append(lines, fmt.Sprintf("%s %s: %s", f.Severity, f.Rule, f.What))
+	}
+	return lines
+}
+
+// TestHealthyMachines: nothing is found where nothing is wrong.
+func TestHealthyMachines(t *testing.T) {
+	jumbo := server()
+	jumbo.Devices[1].MTU, jumbo.Devices[2].MTU = 9000, 8950
+	steered := vm()
+	steered.Node.Sysctls[flowTable] = "32768"
+	steered.Devices[1].RPS, steered.Devices[1].RFS = []string{"1"}, []string{"32768"} // CPU 0; 1 takes the interrupts
+	external := server()                                                              // Cilium's, whose MTU limits nothing
+	external.Devices[2].MTU, external.Devices[2].Under, external.Devices[2].Overhead = 1500, "", 0
+	elsewhere := server() // the table is used in other network namespaces
+	elsewhere.Node.Sysctls[flowTable] = "32768"
+	quiet := server()
+	for i := range quiet.CPUs {
+		quiet.CPUs[i] = CPU{ID: i}
+	}
+	for i := range quiet.Devices {
+		quiet.Devices[i].Window = Packets{}
+	}
+	hardly := quiet
+	hardly.RPFiltered = 9
+	hardly.CPUs = []CPU{{Softnet: Softnet{Processed: 20, Dropped: 9, Squeezed: 9}}}
+	strict := server()
+	strict.RPFiltered = 3
+	for i := range strict.Devices {
+		strict.Devices[i].RPFilter = 1
+	}
+	generic := server()
+	generic.Devices[1].Off, generic.Devices[1].Offloads = []string{"tx-checksum-ipv4"}, []string{"tx-checksum-ip-generic"}
+	for name, f := range map[string]Facts{
+		"server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
+		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
+	} {
+		if found := Examine(f); len(found) > 0 || found == nil {
+			t.Errorf("%s: %q", name, summary(found))
+		}
+	}
+}
+
+// TestRules: each fault is found, alone, with its severity.
+func TestRules(t *testing.T) {
+	one := func(f *Facts) *Device { // a NIC with one queue, beside 4 CPUs
+		d := &f.Devices[1]
+		d.NIC.RxQueues, d.IRQ, d.RPS, d.RFS = 1, "2", []string{"0"}, []string{"0"}
+		return d
+	}
+	for _, c := range []struct {
+		name   string
+		inject func(*Facts)
+		want   string
+	}{
+		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process may not apply"},
+		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
+		{"probe", func(f *Facts) { f.FastPath = errors.New("lacks tcx") }, "warning fast-path: The fast path cannot run"},
+		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
+		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
+		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
+		{"few drops", func(f *Facts) { f.CPUs[3].Softnet.Dropped = 100 }, "warning backlog-full: "},
+		{"many drops", func(f *Facts) { f.CPUs[3].Softnet.Dropped = 10_000 }, "serious backlog-full: "},
+		{"flow limit", func(f *Facts) { f.CPUs[3].Softnet.Dropped, f.CPUs[3].Softnet.FlowLimited = 100, 100 }, "warning flow-limit: "},
+		{"squeezes", func(f *Facts) { f.CPUs[0].Softnet.Squeezed = 100 }, "note squeezed: "},
+		{"full ring", func(f *Facts) { f.Devices[1].Window.Missed = 5000 }, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"damage", func(f *Facts) { f.Devices[1].Window.Damaged = 20 }, "warning device-drops: eth0 receives damaged packets"},
+		{"sending", func(f *Facts) { f.Devices[2].Window.TxDropped = 50 }, "warning device-drops: flannel.1 drops packets"},
+		{"one queue", func(f *Facts) { one(f) }, "note one-cpu-receives: One CPU receives all packets of eth0: it"},
+		{"one busy CPU", func(f *Facts) {
+			one(f)
+			for i := range f.CPUs {
+				f.CPUs[i].Softirq = 0.02
+			}
+			f.CPUs[2].Softirq = 0.8
+		}, "warning one-cpu-receives: One CPU receives all packets of eth0, and is busy"},
+		{"another busy CPU", func(f *Facts) {
+			one(f)
+			for i := range f.CPUs {
+				f.CPUs[i].Softirq = 0.02
+			}
+			f.CPUs[1].Softirq = 0.8
+		}, "note one-cpu-receives: One CPU receives all packets of eth0: it"},
+		{"RPS to itself", func(f *Facts) { one(f).RPS = []string{"4"} }, "warning rps-useless: RPS steers the packets of eth0 to CPU 2"},
+		{"RPS and queues", func(f *Facts) { f.Devices[1].RPS[0] = "f" }, "note rps-useless: RPS is on for eth0, though"},
+		{"RFS", func(f *Facts) { f.Devices[2].RFS[0] = "4096" }, "warning rfs-off: RFS is configured for flannel.1, and off"},
+		{"irqbalance", func(f *Facts) { one(f).RPS = []string{"b"}; f.IRQBalance = true }, "note irqbalance: irqbalance may move the interrupts of eth0"},
+		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The table of conntrack is 80 % full"},
+		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The table of conntrack is 100 % full"},
+		{"GRO", func(f *Facts) { f.Devices[1].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "warning offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
+		{"GRO below two overlays", func(f *Facts) {
+			f.Devices[1].Off = []string{"rx-gro"}
+			second := f.Devices[2]
+			second.Name = "vxlan.calico"
+			f.Devices = append(f.Devices, second)
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of flannel.1 is off"},
+		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "warning offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "warning offload-off: The offload tx-checksum-ip-generic of flannel.1"},
+		{"rp_filter", func(f *Facts) { f.Devices[2].RPFilter, f.RPFiltered = 1, 50 }, "warning rp-filter: "},
+		{"limit", func(f *Facts) { f.Throttled = []string{"the CPU limit of cgroup /a throttled it 3 times"} }, "warning throttled: A CPU limit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := server()
+			c.inject(&f)
+			found := Examine(f)
+			if len(found) != 1 || !strings.HasPrefix(summary(found)[0], c.want) {
+				t.Fatalf("found %q, want %q", summary(found), c.want)
+			}
+			if x := found[0]; len(x.Evidence) == 0 || x.Cost == "" || x.Do == "" {
+				t.Errorf("incomplete: %+v", x)
+			}
+		})
+	}
+}
+
+// TestEveryRuleIsDescribed in the how-to, under its name.
+func TestEveryRuleIsDescribed(t *testing.T) {
+	page, err := os.ReadFile("../../docs/how-to/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rules {
+		if !strings.Contains(string(page), "| `"+r.name+"` |") {
+			t.Errorf("docs/how-to/doctor.md does not describe the rule %s", r.name)
+		}
+	}
+}
+
+// TestVirtualFunctions of the machines in fixtures.
+func TestVirtualFunctions(t *testing.T) {
+	want := map[string]string{
+		"netvsc":            "note: The host gives eth0 no virtual function",
+		"netvsc-no-driver":  "warning: eth0 has a virtual function, and no driver",
+		"netvsc-not-bonded": "warning: eth0 has a virtual function that is not bonded",
+		"netvsc-vf-down":    "warning: The virtual function of eth0 is down",
+		"netvsc-vfio":       "warning: eth0 has a virtual function, and its driver vfio-pci makes",
+	}
+	for _, name := range nictest.Names(t) {
+		var f Facts
+		for device, n := range nic.Facts(nictest.Load(t, name).Source().Read()) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: device, NIC: &n}, Up: true})
+		}
+		got := ""
+		for _, found := range vf(f) {
+			got += fmt.Sprintf("%s: %s\n", found.Severity, found.What)
+		}
+		if want := want[name]; !strings.HasPrefix(got, want) || (want == "") != (got == "") || strings.Count(got, "\n") > 1 {
+			t.Errorf("%s: found %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestIdleVirtualFunction: it is up, and what packets did decides.
+func TestIdleVirtualFunction(t *testing.T) {
+	for _, c := range []struct {
+		viaVF, all uint64
+		found      bool
+	}{{0, 1000, true}, {990, 1000, false}, {0, 50, false}} {
+		f := Facts{Devices: []Device{{
+			Link:   record.Link{Name: "eth0", NIC: &record.NIC{VF: &record.VF{Function: "15b3:1016", Driver: "mlx5_core", Device: "eth1", Bonded: true, Up: true}}},
+			Window: Packets{Rx: c.all}, VF: &record.VFUse{RxPackets: c.all, VFRxPackets: c.viaVF},
+		}}}
+		if found := vf(f); (len(found) == 1) != c.found {
+			t.Errorf("%d of %d packets: %q", c.viaVF, c.all, summary(found))
+		}
+	}
+}
+
+func TestParseSoftnet(t *testing.T) {
+	// Of Linux 6.18; the second CPU has the number 3.
+	const text = "4e63b0af 000000b4 000008ac 00000000 00000000 00000000 00000000 00000000 00000000 00d89784 00000002 00000000 00000000 00000000 00000000\n" +
+		"ffffffff 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00f31da7 00000000 00000000 00000003 00000000 00000000\n"
+	got, err := parseSoftnet([]byte(text))
+	want := map[int]Softnet{0: {0x4e63b0af, 180, 2220, 2}, 3: {0xffffffff, 1, 0, 0}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("error %v, (-want +got):\n%s", err, diff)
+	}
+	if d := (Softnet{Processed: 4}).since(got[3]); d.Processed != 5 {
+		t.Errorf("a counter that wrapped counts %d", d.Processed)
+	}
+	for _, bad := range []string{"1 2 3\n", strings.Repeat("x ", 13) + "\n"} {
+		if _, err := parseSoftnet([]byte(bad)); err == nil {
+			t.Errorf("%q is read without an error", bad)
+		}
+	}
+}
+
+func TestParseSoftirq(t *testing.T) {
+	const text = "cpu  1 2 3 4 5 6 7 8 0 0\ncpu0 1 2 3 4 5 6 70 8 0 0\ncpu2 1 2 3 4 5 6 71 8 0 0\nintr 5\n"
+	got, err := parseSoftirq([]byte(text))
+	if diff := cmp.Diff(map[int]uint64{0: 70, 2: 71}, got); err != nil || diff != "" {
+		t.Errorf("error %v, (-want +got):\n%s", err, diff)
+	}
+	for _, bad := range []string{"cpu0 1 2\n", "cpux 1 2 3 4 5 6 7\n", "cpu0 1 2 3 4 5 6 x\n"} {
+		if _, err := parseSoftirq([]byte(bad)); err == nil {
+			t.Errorf("%q is read without an error", bad)
+		}
+	}
+}
+
+func TestParseCounter(t *testing.T) {
+	const text = "TcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 1 42\nIpExt: InNoRoutes\nIpExt: 3\n"
+	for name, want := range map[string]uint64{"TcpExt/IPReversePathFilter": 42, "IpExt/InNoRoutes": 3, "IpExt/IPReversePathFilter": 0, "X/Y": 0} {
+		group, counter, _ := strings.Cut(name, "/")
+		if got := parseCounter(text, group, counter); got != want {
+			t.Errorf("%s is %d, want %d", name, got, want)
+		}
+	}
+}
+
+// FuzzParse: whatever a kernel writes, parsers return an error or a value.
+func FuzzParse(f *testing.F) {
+	f.Add("cpu0 1 2 3 4 5 6 70 8 0 0\n")
+	f.Add("1 2 3 4 5 6 7 8 9 a b c d\n")
+	f.Add("TcpExt: A B\nTcpExt: 1\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, _ = parseSoftirq([]byte(text))
+		if all, err := parseSoftnet([]byte(text)); err == nil && len(all) > strings.Count(text, "\n")+1 {
+			t.Errorf("%d CPUs of %q", len(all), text)
+		}
+		_ = parseCounter(text, "TcpExt", "B")
+	})
+}

@@ -1,0 +1,297 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/nic"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/traffic/tools"
+)
+
+// procDir is where procfs is mounted.
+const procDir = "/proc"
+
+// looker reads the facts of the calling thread's network namespace.
+type looker struct {
+	proc   fs.FS
+	sys    *os.Root
+	tool   *ethtool.Ethtool
+	limits collect.Limits
+}
+
+// Look takes the facts of this machine and of the calling thread's network namespace. It reads the counters
+// twice, a window apart, and changes nothing.
+func Look(ctx context.Context, window time.Duration) (f Facts, err error) {
+	l := looker{proc: os.DirFS(procDir)}
+	if l.sys, err = netns.Sysfs(); err != nil {
+		return f, err
+	}
+	defer l.sys.Close()
+	if l.tool, err = ethtool.NewEthtool(); err != nil {
+		return f, fmt.Errorf("open ethtool socket: %w", err)
+	}
+	defer l.tool.Close()
+	if l.limits, err = collect.OpenLimits(collect.Options{}); err != nil {
+		return f, err
+	}
+	defer l.limits.Close()
+
+	if f, err = l.machine(ctx); err != nil {
+		return f, err
+	}
+	before, err := l.count()
+	if err != nil {
+		return f, err
+	}
+	if err := sleep(ctx, window); err != nil {
+		return f, err
+	}
+	after, err := l.count()
+	if err != nil {
+		return f, err
+	}
+	f.Window = after.at.Sub(before.at)
+	f.CPUs = cpus(before, after, f.Window)
+	f.RPFiltered = after.rpFiltered - before.rpFiltered
+	for _, w := range l.limits.Warnings(before.limits, after.limits) {
+		f.Throttled = append(f.Throttled, w.Message)
+	}
+	f.Devices, err = l.devices(f.Node.Links, before, after)
+	return f, err
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// machine reads what has no window.
+func (l looker) machine(ctx context.Context) (f Facts, err error) {
+	if f.Node, err = collect.Describe(ctx, l.proc, l.sys.FS()); err != nil {
+		return f, err
+	}
+	_, err = fs.Stat(l.sys.FS(), "kernel/btf/vmlinux")
+	f.BTF = err == nil
+	f.Lacks = accel.Lacks(l.line("thread-self/status"))
+	f.Conntrack = l.number("sys/net/netfilter/nf_conntrack_count")
+	f.ConntrackMax = l.number("sys/net/netfilter/nf_conntrack_max")
+	f.Tools, f.NoTools = installed(os.Getenv("PATH"))
+	names, _ := fs.Glob(l.proc, "[0-9]*/comm")
+	f.IRQBalance = slices.ContainsFunc(names, func(name string) bool { return l.line(name) == "irqbalance" })
+	return f, nil
+}
+
+// installed tells which of the tools that an experiment may name are in the folders of a path, and which
+// are not.
+func installed(path string) (there, missing []string) {
+	for name, argv := range tools.VersionArgv() {
+		in := func(dir string) bool {
+			info, err := os.Stat(filepath.Join(dir, argv[0]))
+			return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+		}
+		if slices.ContainsFunc(filepath.SplitList(path), in) {
+			there = append(there, name)
+		} else {
+			missing = append(missing, name)
+		}
+	}
+	slices.Sort(there)
+	slices.Sort(missing)
+	return there, missing
+}
+
+// counts are the counters at one instant.
+type counts struct {
+	at         time.Time
+	softnet    map[int]Softnet
+	softirq    map[int]uint64
+	links      map[string]netlink.Link
+	nics       nic.Snapshot
+	rpFiltered uint64
+	limits     collect.Snapshot
+}
+
+func (l looker) count() (c counts, err error) {
+	c.at = time.Now()
+	// /proc/net is that of the process's first thread, which may be in another network namespace.
+	softnet, err := fs.ReadFile(l.proc, "thread-self/net/softnet_stat")
+	if err != nil {
+		return c, err
+	}
+	if c.softnet, err = parseSoftnet(softnet); err != nil {
+		return c, err
+	}
+	stat, err := fs.ReadFile(l.proc, "stat")
+	if err != nil {
+		return c, err
+	}
+	if c.softirq, err = parseSoftirq(stat); err != nil {
+		return c, err
+	}
+	c.rpFiltered = parseCounter(l.line("thread-self/net/netstat"), "TcpExt", "IPReversePathFilter")
+	c.nics = nic.Source{Sys: l.sys.FS(), Tool: nic.Live{Tool: l.tool}}.Read()
+	if c.limits, err = l.limits.Snapshot(); err != nil {
+		return c, err
+	}
+	links, err := netlink.LinkList()
+	for tries := 1; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
+		links, err = netlink.LinkList() // a device came or went
+	}
+	if err != nil {
+		return c, fmt.Errorf("list links: %w", err)
+	}
+	c.links = make(map[string]netlink.Link, len(links))
+	for _, link := range links {
+		c.links[link.Attrs().Name] = link
+	}
+	return c, nil
+}
+
+func cpus(before, after counts, window time.Duration) (all []CPU) {
+	const tick = 10 * time.Millisecond
+	for id, now := range after.softnet {
+		was, ok := before.softnet[id]
+		if !ok {
+			continue // came online
+		}
+		// Ticks in softirqs never decrease, and a window ends anywhere between two.
+		busy := time.Duration(after.softirq[id]-before.softirq[id]) * tick
+		all = append(all, CPU{id, min(1, busy.Seconds()/window.Seconds()), now.since(was)})
+	}
+	slices.SortFunc(all, func(a, b CPU) int { return a.ID - b.ID })
+	return all
+}
+
+// devices joins what is known of each device.
+func (l looker) devices(links []record.Link, before, after counts) (all []Device, err error) {
+	classes := make(map[string]string)
+	listed, err := accel.Devices(false)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range listed {
+		classes[d.Name] = d.Class
+	}
+	for _, link := range links {
+		was, is := before.links[link.Name], after.links[link.Name]
+		if was == nil || is == nil || was.Attrs().Index != is.Attrs().Index {
+			continue // came or went
+		}
+		d := Device{Link: link, Up: is.Attrs().Flags&net.FlagUp != 0}
+		d.Class = classes[d.Name]
+		d.Under, d.Overhead = encapsulation(is, after.links)
+		d.Boot = packets(is)
+		d.Window = d.Boot.since(packets(was))
+		d.RPFilter = max(l.rpFilter("all"), l.rpFilter(d.Name))
+		if d.Off, err = l.off(d.Name); err != nil {
+			return nil, err
+		}
+		irq, err := accel.IRQCPUs(l.sys, procDir, d.Name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		d.IRQ = irq.String()
+		all = append(all, d)
+	}
+	for _, use := range nic.Between(before.nics, after.nics) {
+		for i := range all {
+			if all[i].Name == use.NIC {
+				all[i].VF = &use
+			}
+		}
+	}
+	return all, nil
+}
+
+// rpFilter reads the setting of a device or of all.
+func (l looker) rpFilter(device string) int {
+	return int(l.number("sys/net/ipv4/conf/" + device + "/rp_filter"))
+}
+
+// off returns the offloads that a device has and that are switched off.
+func (l looker) off(device string) (names []string, err error) {
+	features, err := l.tool.FeaturesWithState(device)
+	if err != nil {
+		return nil, nil // went, or has none
+	}
+	for name, f := range features {
+		if f.Available && !f.Active {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func packets(l netlink.Link) Packets {
+	s := l.Attrs().Statistics
+	if s == nil {
+		return Packets{}
+	}
+	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
+}
+
+// encapsulation returns the device that another one's packets are sent by, and what encapsulation adds to
+// an IP packet. It is "" for a device that is none, or that leaves both to each packet's route, as
+// Cilium's VXLAN device does: its MTU limits nothing.
+func encapsulation(l netlink.Link, links map[string]netlink.Link) (under string, overhead int) {
+	const ip4, ip6, udp, vxlan, ethernet, gre = 20, 40, 8, 8, 14, 4
+	var lower int
+	switch l := l.(type) {
+	case *netlink.Vxlan:
+		if l.FlowBased {
+			return "", 0
+		}
+		lower, overhead = l.VtepDevIndex, ip4+udp+vxlan+ethernet // RFC 7348, section 5
+		if isIPv6(l.SrcAddr) || isIPv6(l.Group) {
+			overhead += ip6 - ip4
+		}
+	case *netlink.Iptun:
+		lower, overhead = int(l.Link), ip4
+	case *netlink.Gretap:
+		lower, overhead = int(l.Link), ip4+gre+ethernet
+	default:
+		return "", 0
+	}
+	for name, u := range links {
+		if lower != 0 && u.Attrs().Index == lower {
+			return name, overhead
+		}
+	}
+	return "", 0 // not bound to a device: each packet's route tells
+}
+
+func isIPv6(ip net.IP) bool { return ip != nil && ip.To4() == nil }
+
+// line returns the content of a file, "" if it cannot be read.
+func (l looker) line(name string) string {
+	b, _ := fs.ReadFile(l.proc, name)
+	return strings.TrimSpace(string(b))
+}
+
+// number returns the content of a file that is a number, 0 if there is none.
+func (l looker) number(name string) uint64 {
+	n, _ := strconv.ParseUint(l.line(name), 10, 64)
+	return n
+}

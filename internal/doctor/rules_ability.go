@@ -1,0 +1,57 @@
+package doctor
+
+import "strings"
+
+// notPermitted: what slipstream does itself takes rights.
+func notPermitted(f Facts) []Finding {
+	if len(f.Lacks) == 0 {
+		return nil
+	}
+	return []Finding{{
+		Severity: Note,
+		What:     "This process may not apply accelerators, and may not see everything here.",
+		Evidence: []Evidence{evidence("/proc/self/status, CapEff", "lacks %s", strings.Join(f.Lacks, ", "))},
+		Cost:     "Runs in a lab, slipstream accel and the agent fail. Runs in a cluster do not need these rights here.",
+		Do:       "sudo slipstream doctor",
+	}}
+}
+
+func noBTF(f Facts) []Finding {
+	if f.BTF {
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning,
+		What:     "The kernel has no BTF, the types that eBPF programs are adapted to.",
+		Evidence: []Evidence{evidence("/sys/kernel/btf/vmlinux", "missing"), evidence("/proc/sys/kernel/osrelease", "%s", f.Node.Kernel)},
+		Cost:     "The fast path cannot run, and softirq time is measured by clock ticks, which miss most of it on idle CPUs. RPS and RFS work.",
+		Do:       "Boot a kernel with CONFIG_DEBUG_INFO_BTF, as those of the distributions are.",
+	}}
+}
+
+// fastPath is found by --probe only.
+func fastPath(f Facts) []Finding {
+	if f.FastPath == nil {
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning,
+		What:     "The fast path cannot run here.",
+		Evidence: []Evidence{evidence("a trial in network namespaces", "%v", f.FastPath)},
+		Cost:     "Runs leave out variants with fastpath. What it gives back where it runs: docs/results/fastpath.md.",
+		Do:       "See docs/explanation/fastpath.md, \"What it needs\".",
+	}}
+}
+
+func throttled(f Facts) (found []Finding) {
+	for _, text := range f.Throttled {
+		found = append(found, Finding{
+			Severity: Warning,
+			What:     "A CPU limit throttles the cgroup that this process runs in.",
+			Evidence: []Evidence{evidence("cpu.stat of the cgroup, in "+f.window(), "%s", text)},
+			Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency. A trial in which this happens has the warning \"throttled\".",
+			Do:       "Raise the limit: cpu.max of the cgroup, resources.limits.cpu of the pod.",
+		})
+	}
+	return found
+}

@@ -1,0 +1,195 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"slipstream.dev/internal/record"
+)
+
+// overlays calls fn with each device that encapsulates, and the one that it is sent by, if both are up.
+func (f Facts) overlays(fn func(overlay, under Device)) {
+	for _, d := range f.Devices {
+		if under, ok := f.device(d.Under); ok && d.Up && under.Up {
+			fn(d, under)
+		}
+	}
+}
+
+func mtuEvidence(overlay, under Device) []Evidence {
+	return []Evidence{
+		evidence("/sys/class/net/"+overlay.Name+"/mtu", "%d, and %s adds %d bytes", overlay.MTU, overlay.Kind, overlay.Overhead),
+		evidence("/sys/class/net/"+under.Name+"/mtu", "%d", under.MTU),
+	}
+}
+
+func mtuTooLarge(f Facts) (found []Finding) {
+	f.overlays(func(overlay, under Device) {
+		most := under.MTU - overlay.Overhead
+		if overlay.MTU <= most {
+			return
+		}
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("The MTU of %s is too large by %d for %s, which sends its packets.", overlay.Name, overlay.MTU-most, under.Name),
+			Evidence: mtuEvidence(overlay, under),
+			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
+				most, overlay.MTU-28), // IPv4 and ICMP headers
+			Do: fmt.Sprintf("ip link set %s mtu %d   # and in the configuration of the CNI, which sets it again", overlay.Name, most),
+		})
+	})
+	return found
+}
+
+// mtuSmall: it is a choice up to a certain difference, as for hosts with different MTUs.
+func mtuSmall(f Facts) (found []Finding) {
+	const much = 1000
+	f.overlays(func(overlay, under Device) {
+		most := under.MTU - overlay.Overhead
+		if overlay.MTU+much > most {
+			return
+		}
+		found = append(found, Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("The MTU of %s could be %d larger: %s sends packets of %d bytes.", overlay.Name, most-overlay.MTU, under.Name, under.MTU),
+			Evidence: mtuEvidence(overlay, under),
+			Cost:     "More packets for the same data, each with its own cost. Only where every node's NIC, and all between them, have the larger MTU.",
+			Do:       fmt.Sprintf("ip link set %s mtu %d   # and in the configuration of the CNI; then slipstream compare BEFORE AFTER", overlay.Name, most),
+		})
+	})
+	return found
+}
+
+// Offloads that matter to encapsulated traffic, and what the kernel does without them.
+var offloads = []struct {
+	name     string // as ethtool -k has it
+	set      string // as ethtool -K takes it
+	overlay  bool   // of the overlay's own device, not of the NIC
+	consists string
+}{
+	{"rx-gro", "gro", false, "each packet takes the whole receive path alone, instead of merged with others (GRO)"},
+	{"rx-gro", "gro", true, "each packet that VXLAN delivers takes the rest of the path alone, instead of merged with others (GRO)"},
+	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large packets of VXLAN, which the NIC could do"},
+	{"tx-checksum-ipv4", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
+	{"tx-checksum-ip-generic", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
+	{"tx-checksum-ip-generic", "tx-checksum-ip-generic", true, "the CPU computes the inner checksums and segments before it encapsulates"},
+	{"rx-checksum", "rx", false, "the CPU computes checksums of received packets"},
+}
+
+// offloadOff looks at offloads that a NIC with hardware has, and those of the overlay's own device.
+func offloadOff(f Facts) (found []Finding) {
+	told := make(map[string]bool) // two overlays may share a NIC
+	f.overlays(func(overlay, under Device) {
+		for _, o := range offloads {
+			d := under
+			if o.overlay {
+				d = overlay
+			}
+			// GRO is off on a veth from the start.
+			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
+				continue
+			}
+			told[d.Name+o.name] = true
+			found = append(found, Finding{
+				Severity: Warning,
+				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.consists),
+				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
+				Cost: "Not known for this one alone. In a lab without any offload of the NIC, a stream over VXLAN had about a quarter of its throughput with them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
+					workaround(o.name, o.overlay),
+				Do: fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
+			})
+		}
+	})
+	return found
+}
+
+// checksums tells whether the offload is one of two kinds of checksums, of which a device uses at most one
+// (netdev_fix_features in net/core/dev.c), and uses the other.
+func (d Device) checksums(name string) bool {
+	kinds := []string{"tx-checksum-ipv4", "tx-checksum-ip-generic"}
+	return slices.Contains(kinds, name) && slices.ContainsFunc(kinds, func(k string) bool { return slices.Contains(d.Offloads, k) })
+}
+
+// workaround names the reason for which an offload is often switched off.
+func workaround(name string, overlay bool) string {
+	if overlay && name == "tx-checksum-ip-generic" {
+		return " It is often off on purpose: kernels and NICs with a fault send wrong checksums through NAT with it. After switching it on, try a service from a pod, on another node."
+	}
+	return ""
+}
+
+// rpFilter: strict reverse path filtering drops what comes in by another device than replies would take.
+func rpFilter(f Facts) []Finding {
+	var strict []string
+	for _, d := range f.Devices {
+		if d.Up && d.RPFilter == 1 && d.Kind != "" && d.Name != "lo" {
+			strict = append(strict, d.Name)
+		}
+	}
+	var received uint64
+	for _, d := range f.Devices {
+		received += d.Window.Rx
+	}
+	severity, lost := loss(f.RPFiltered, received+f.RPFiltered)
+	if !lost || len(strict) == 0 {
+		return nil
+	}
+	return []Finding{{
+		Severity: severity,
+		What:     "Reverse path filtering drops packets, and is strict.",
+		Evidence: []Evidence{
+			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
+			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
+		},
+		Cost: lostPackets + " Encapsulated traffic may come in by another device than its replies leave by.",
+		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the greater value of all and of the device counts",
+	}}
+}
+
+// vf judges, of NICs that may have a virtual function, whether it is there, driven and used.
+func vf(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if d.NIC == nil || d.NIC.VF == nil {
+			continue
+		}
+		finding := Finding{
+			Severity: Warning,
+			Evidence: []Evidence{evidence("/sys/class/net/"+d.Name, "%s", d.NIC)},
+			Cost:     "Packets take the paravirtual device. What that costs here is for a run before and one after to say: slipstream compare BEFORE AFTER.",
+		}
+		var took string
+		if d.VF != nil {
+			took, _ = record.Took([]record.VFUse{*d.VF})
+		}
+		v := d.NIC.VF
+		switch {
+		case v.Function == "" && v.Device == "":
+			finding.Severity = Note
+			finding.What = fmt.Sprintf("The host gives %s no virtual function (SR-IOV, Accelerated Networking).", d.Name)
+			finding.Do = "Switch it on where the machine is configured, if its type has it; on Azure: az network nic update --accelerated-networking true"
+		case v.Driver == "":
+			finding.What = fmt.Sprintf("%s has a virtual function, and no driver for it.", d.Name)
+			finding.Do = "modprobe " + cmp.Or(v.Needs, "DRIVER")
+		case v.Device == "":
+			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s makes no network device of it.", d.Name, v.Driver)
+			finding.Do = "dmesg | grep -i " + v.Driver
+		case !v.Bonded:
+			finding.What = fmt.Sprintf("%s has a virtual function that is not bonded to it.", d.Name)
+			finding.Do = "dmesg | grep -i -e vf -e " + v.Driver
+		case !v.Up:
+			finding.What = fmt.Sprintf("The virtual function of %s is down.", d.Name)
+			finding.Do = "ip link set " + v.Device + " up"
+		case took == record.TookParavirtual && d.Window.Rx+d.Window.Tx >= 100:
+			finding.What = fmt.Sprintf("The virtual function of %s is up, and packets do not take it.", d.Name)
+			finding.Evidence = append(finding.Evidence, evidence("packets of the VF, in "+f.window(), "%d of %d received, %d of %d sent",
+				d.VF.VFRxPackets, d.VF.RxPackets, d.VF.VFTxPackets, d.VF.TxPackets))
+			finding.Do = "ethtool -S " + d.Name + "   # vf_rx_packets and vf_tx_packets; docs/reference/nics.md"
+		default:
+			continue
+		}
+		found = append(found, finding)
+	}
+	return found
+}

@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/cpuset"
+)
+
+const proveSteering = "slipstream run kubernetes   # variants rps and rfs, between two nodes like this one"
+
+// busy is the share of a CPU's time in softirqs from which on it is said to be the limit.
+const busy = 0.5
+
+// oneCPUReceives: all packets of a NIC are received by one CPU.
+func oneCPUReceives(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if d.NIC == nil || d.Class != v1alpha1.DeviceNIC || !d.Up || d.NIC.RxQueues != 1 || d.rps() || d.rfs() {
+			continue
+		}
+		finding := Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("One CPU receives all packets of %s: it has one receive queue, and neither RPS nor RFS is on.", d.Name),
+			Evidence: []Evidence{
+				evidence("/sys/class/net/"+d.Name+"/queues", "1 receive queue, rps_cpus %s", strings.Join(d.RPS, " ")),
+				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", cmp.Or(d.IRQ, "(unknown)")),
+			},
+			Cost: "Not known before it is measured. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+			Do:   proveSteering,
+		}
+		full, alone := f.alone()
+		switch {
+		case alone && (d.IRQ == "" || d.takes(full)):
+			finding.Severity = Warning
+			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with that: it has one receive queue, and neither RPS nor RFS is on.", d.Name)
+			finding.Evidence = append(finding.Evidence,
+				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, full.Softirq*100, idle*100))
+		case len(f.CPUs) < 3:
+			continue // measured, and no gain to expect
+		}
+		found = append(found, finding)
+	}
+	return found
+}
+
+// idle is the share of a CPU's time in softirqs below which it could take some from another.
+const idle = 0.1
+
+// alone returns the CPU that is busy with softirqs while all others are not.
+func (f Facts) alone() (CPU, bool) {
+	var most []CPU
+	for _, c := range f.CPUs {
+		if c.Softirq > idle {
+			most = append(most, c)
+		}
+	}
+	if len(most) != 1 || len(f.CPUs) < 2 || most[0].Softirq < busy {
+		return CPU{}, false
+	}
+	return most[0], true
+}
+
+// takes tells whether a CPU takes interrupts of the device.
+func (d Device) takes(c CPU) bool {
+	irq, err := cpuset.ParseList(d.IRQ)
+	return err == nil && slices.Contains(irq.CPUs(), c.ID)
+}
+
+// rpsUseless: RPS hands packets over to where they are, or would be by themselves.
+func rpsUseless(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if d.NIC == nil || !d.Up || !d.rps() {
+			continue
+		}
+		queues := evidence("/sys/class/net/"+d.Name+"/queues", "%d receive queues, rps_cpus %s", d.NIC.RxQueues, strings.Join(d.RPS, " "))
+		irq, irqErr := cpuset.ParseList(d.IRQ)
+		mask, maskErr := cpuset.ParseMask(d.RPS[0])
+		switch {
+		case d.NIC.RxQueues == 1 && irqErr == nil && maskErr == nil && len(mask.CPUs()) == 1 && mask.Equal(irq):
+			found = append(found, Finding{
+				Severity: Warning,
+				What:     fmt.Sprintf("RPS steers the packets of %s to CPU %s, which takes its interrupts anyway.", d.Name, d.IRQ),
+				Evidence: []Evidence{queues, evidence("/proc/irq/*/effective_affinity_list", "CPU %s", d.IRQ)},
+				Cost:     "Every packet goes through that CPU's backlog once more, and nothing is spread.",
+				Do:       fmt.Sprintf("echo 0 > /sys/class/net/%s/queues/rx-0/rps_cpus   # or choose another CPU; %s", d.Name, proveSteering),
+			})
+		case d.NIC.RxQueues >= len(f.CPUs) && len(f.CPUs) > 1:
+			found = append(found, Finding{
+				Severity: Note,
+				What:     fmt.Sprintf("RPS is on for %s, though it has a receive queue for each CPU.", d.Name),
+				Evidence: []Evidence{queues, evidence("/sys/devices/system/cpu/online", "%s", f.Node.CPUs)},
+				Cost:     "The NIC spreads flows already; RPS adds an interrupt from CPU to CPU for each batch it moves (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+				Do:       proveSteering,
+			})
+		}
+	}
+	return found
+}
+
+const flowTable = "net.core.rps_sock_flow_entries"
+
+// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: who
+// uses the table may be in another network namespace, as rfs+ is in pods.
+func rfsOff(f Facts) []Finding {
+	entries, known := f.Node.Sysctls[flowTable]
+	if !known || isSet(entries) { // not known in a network namespace other than the machine's own
+		return nil
+	}
+	var with []string
+	var queues []Evidence
+	for _, d := range f.Devices {
+		if d.rfs() {
+			with = append(with, d.Name)
+			queues = append(queues, evidence("/sys/class/net/"+d.Name+"/queues/rx-*/rps_flow_cnt", "%s", strings.Join(d.RFS, " ")))
+		}
+	}
+	if len(with) == 0 {
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning,
+		What:     fmt.Sprintf("RFS is configured for %s, and off: the machine's flow table has no entries.", strings.Join(with, ", ")),
+		Evidence: append(queues, evidence("/proc/sys/net/core/rps_sock_flow_entries", "%s", entries)),
+		Cost:     "Packets are not steered to the CPU of their application. Whether that would help here, the experiment says.",
+		Do:       proveSteering + "; then slipstream policy",
+	}}
+}
+
+func irqbalance(f Facts) (found []Finding) {
+	if !f.IRQBalance {
+		return nil
+	}
+	for _, d := range f.Devices {
+		if d.NIC == nil || !d.rps() {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("irqbalance may move the interrupts of %s, whose RPS mask stays.", d.Name),
+			Evidence: []Evidence{
+				evidence("/proc/*/comm", "irqbalance"),
+				evidence("/sys/class/net/"+d.Name+"/queues/rx-*/rps_cpus", "%s", strings.Join(d.RPS, " ")),
+			},
+			Cost: "A mask that leaves out the CPU of the interrupts is wrong once they move, and results of runs before and after differ.",
+			Do:   "IRQBALANCE_BANNED_CPULIST, or --banirq with the device's interrupts, in the configuration of irqbalance",
+		})
+	}
+	return found
+}
