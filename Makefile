@@ -69,7 +69,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # wait for clusters and timeouts two at a time, the longest first; all others run before, at once.
 # The tests of WAITING that are marked as parallel run four at a time.
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
-MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
+MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
 GOTEST  := gotest -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
