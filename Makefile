@@ -65,9 +65,8 @@ generate-deps:
 .PHONY: deps
 deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
 
-# Packages whose tests measure, or wait for other programs, run one after another; those whose tests
-# wait for clusters and timeouts two at a time, the longest first; all others run before, at once.
-# The tests of WAITING that are marked as parallel run four at a time.
+# Packages whose tests make network namespaces, or measure, run one after another; all others run
+# before, at once. Of WAITING, tests that are marked as parallel run four at a time.
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
 MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
@@ -79,7 +78,7 @@ test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of th
 	go test -C tools -count=1 ./gotest ./image
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(WAITING) $(MEASURING) | sort) | xargs -r $(GOTEST)
 	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) | sort) | xargs -r $(GOTEST) -p=1
-	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | sort -r | xargs -r $(GOTEST) -p=2 -parallel=4
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=1 -parallel=4
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)

@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "fastpath", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"demo", "engine-parity", "fastpath-tools", "fastpath", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -66,7 +66,7 @@ func TestTime(t *testing.T) {
 		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
-		"fastpath": 112 * time.Minute,
+		"fastpath": 112 * time.Minute, "fastpath-tools": 16 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -118,6 +118,7 @@ func TestComparisons(t *testing.T) {
 			"calico/full": "", "calico-fast/full": "calico/full",
 		},
 		"message-sizes":    {"native": "", "vxlan": "native"},
+		"fastpath-tools":   {"native": "", "vxlan": "native", "fastpath": "native"},
 		"underload-parity": {"native/tools": "", "native/again/tools": "native/tools", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 	} {
