@@ -794,6 +794,36 @@ func testFlows(t *testing.T, v version) {
 	}
 }
 
+// TestReverseNATEndsWithFlow checks that a flow with NAT and its reverse NAT entry are deleted together,
+// whichever the agent deletes.
+func TestReverseNATEndsWithFlow(t *testing.T) {
+	f := loadForTest(t, nil)
+	pod, backend := four.ends()
+	flow := Flow{pod, netip.MustParseAddrPort("10.96.0.1:80"), unix.IPPROTO_TCP}
+	wire := Flow{pod, backend, unix.IPPROTO_TCP}.key()
+	for name, forget := range map[string]func() error{
+		"flow":              func() error { return f.Forget(flow) },
+		"reverse NAT entry": func() error { return f.deleteReverseNAT(wire, flow.key()) },
+		"flow behind the agent's back": func() error {
+			err := f.objects.Flows.Delete(flow.key())
+			_, listErr := f.Flows()
+			return errors.Join(err, listErr)
+		},
+	} {
+		f.addFlowOf(t, flow, nil)
+		if err := forget(); err != nil {
+			t.Fatal(err)
+		}
+		if known, err := f.Known(flow); err != nil || known {
+			t.Errorf("%s deleted: the flow is still there (error %v)", name, err)
+		}
+		var entry fastpathNatEntry
+		if err := f.objects.ReverseNat.Lookup(wire, &entry); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Errorf("%s deleted: the reverse NAT entry is still there (error %v)", name, err)
+		}
+	}
+}
+
 // TestFlowsWhileOthersAreDeleted checks that Flows returns all connections that stay, whatever others come
 // and go meanwhile.
 func TestFlowsWhileOthersAreDeleted(t *testing.T) {
@@ -854,11 +884,11 @@ func TestFlowsWhileOthersAreDeleted(t *testing.T) {
 // bloom returns the Bloom filter that the programs test.
 func (p *Programs) bloom(t *testing.T) bloomBits {
 	t.Helper()
-	var chosen uint32
-	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
+	chosen, filters, err := p.bloomFilters()
+	if err != nil {
 		t.Fatal(err)
 	}
-	bits, err := readBloom([]*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}[chosen])
+	bits, err := readBloom(filters[chosen])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,6 +93,12 @@ func (k fastpathKey) flow(v fastpathFlow) Flow {
 // wirePeer is PEER of fastpath.c: the peer in one word.
 func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
+// withPeer is with_peer of fastpath.c: the key of the same connection with another peer.
+func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
+	k.Peer, k.PeerPort = uint32(wirePeer), uint16(wirePeer>>32)
+	return k
+}
+
 // flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
 // less.
 const flowTTL = time.Second
@@ -164,33 +170,25 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 // clearBloom forgets the bits of deleted flows, if the Bloom filter that the programs test has bits that
 // are not in used. It rebuilds the other filter and has the programs test that.
 func (p *Programs) clearBloom(used bloomBits) error {
-	var chosen uint32
-	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
-		return fmt.Errorf("read which Bloom filter the fast path tests: %w", err)
-	}
-	filters := []*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}
-	tested, other := filters[chosen], filters[1-chosen]
-	if has, err := readBloom(tested); err != nil || used.contains(has) {
+	chosen, filters, err := p.bloomFilters()
+	if err != nil {
 		return err
 	}
-	if err := writeBloom(other, make(bloomBits, len(used))); err != nil {
+	tested, other := filters[chosen], filters[1-chosen]
+	has, err := readBloom(tested)
+	if err != nil || used.contains(has) {
 		return err
 	}
 	// The programs create a flow before they set its bit. So a bit that they set while this writes the
-	// filter is of a flow that the next round finds.
-	for {
-		used, err := p.usedBits()
-		if err != nil {
-			return err
-		}
-		has, err := readBloom(other)
-		if err != nil {
-			return err
-		}
-		if has.contains(used) {
-			break
-		}
+	// filter is of a flow that usedBits finds then.
+	for done := false; !done; done = has.contains(used) {
 		if err := writeBloom(other, used); err != nil {
+			return err
+		}
+		if used, err = p.usedBits(); err != nil {
+			return err
+		}
+		if has, err = readBloom(other); err != nil {
 			return err
 		}
 	}
@@ -234,6 +232,14 @@ func (b bloomBits) contains(others bloomBits) bool {
 	return true
 }
 
+// bloomFilters returns both Bloom filters, and the index of the one that the programs test.
+func (p *Programs) bloomFilters() (chosen uint32, filters [2]*ebpf.Variable, err error) {
+	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
+		return 0, filters, fmt.Errorf("read which Bloom filter the fast path tests: %w", err)
+	}
+	return chosen, [2]*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}, nil
+}
+
 func readBloom(filter *ebpf.Variable) (bloomBits, error) {
 	bits := make(bloomBits, filter.Size()/8)
 	if err := filter.Get([]uint64(bits)); err != nil {
@@ -252,7 +258,7 @@ func writeBloom(filter *ebpf.Variable, bits bloomBits) error {
 // sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
 // used. translated has the peer on the wire of each flow with NAT.
 func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloomBits) error {
-	var gone []fastpathKey
+	gone := make(map[fastpathKey]fastpathKey)
 	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
 			// The flow may be new.
@@ -261,7 +267,7 @@ func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloom
 				return err
 			}
 			if !known || v.WirePeer != wire.wirePeer() {
-				gone = append(gone, wire)
+				gone[wire] = entry.Key
 				return nil
 			}
 		}
@@ -271,12 +277,26 @@ func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloom
 	if err != nil {
 		return fmt.Errorf("list reverse NAT entries of the fast path: %w", err)
 	}
-	for _, wire := range gone {
-		if err := p.objects.ReverseNat.Delete(wire); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete a reverse NAT entry of the fast path: %w", err)
+	for wire, flow := range gone {
+		if err := p.deleteReverseNAT(wire, flow); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// deleteReverseNAT deletes a reverse NAT entry. It also deletes the flow, if the programs have created that
+// since they were asked for it: the peer's packets would not find the flow, and its sequence numbers would
+// become stale. They create both again.
+func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
+	if err := remove(p.objects.ReverseNat, wire); err != nil {
+		return err
+	}
+	v, known, err := p.lookUp(flow)
+	if err != nil || !known || v.WirePeer != wire.wirePeer() {
+		return err
+	}
+	return remove(p.objects.Flows, flow)
 }
 
 // Sequence has the TCP sequence numbers of both sides of a connection, and when its last packet was
@@ -355,7 +375,21 @@ func (p *Programs) lookUp(k fastpathKey) (v fastpathFlow, known bool, err error)
 
 // Forget deletes the flow of a connection.
 func (p *Programs) Forget(flow Flow) error {
-	if err := p.objects.Flows.Delete(flow.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	k := flow.key()
+	v, known, err := p.lookUp(k)
+	if err != nil || !known {
+		return err
+	}
+	if v.WirePeer != k.wirePeer() {
+		// First, or this would be the entry of a flow that the programs create anew.
+		err = remove(p.objects.ReverseNat, k.withPeer(v.WirePeer))
+	}
+	return errors.Join(err, remove(p.objects.Flows, k))
+}
+
+// remove deletes a connection's entry, if there is one.
+func remove(m *ebpf.Map, k fastpathKey) error {
+	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forget a connection of the fast path: %w", err)
 	}
 	return nil
