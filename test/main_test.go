@@ -40,6 +40,13 @@ func TestMain(m *testing.M) {
 			fmt.Fprintf(os.Stderr, "build the program: %v\n%s", err, out)
 			return 1
 		}
+		// A run would remove what a killed one left, and a test would take that for its own doing.
+		if os.Geteuid() == 0 {
+			if out, err := exec.Command(program, "cleanup").CombinedOutput(); err != nil {
+				fmt.Fprintf(os.Stderr, "clean up after killed runs: %v\n%s", err, out)
+				return 1
+			}
+		}
 		return m.Run()
 	}())
 }
