@@ -55,14 +55,19 @@ func TestUp(t *testing.T) {
 		{name: "no root", user: "user"},
 		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
 		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
-		{name: "talkative shell", node: nodeOptions{config: "SetEnv ENV=/mnt/noise\n"}, user: "root"},
+		{name: "talkative shell", node: nodeOptions{shell: "/mnt/talkative"}, user: "root"},
+		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
+		{
+			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
+			want: " does not run the command that it is sent; it printed \"This account is currently not available.\"",
+		},
 		{
 			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",
 			want: " has no folder that the program can be run in: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
 		},
 		{
 			name: "forced command", node: nodeOptions{key: `command="echo this account is for git" `}, user: "root",
-			want: `host a does not run the command that it is sent; it printed "this account is for git". Does the key have a forced command`,
+			want: ` does not run the command that it is sent; it printed "this account is for git". Does the key have a forced command`,
 		},
 		{
 			name: "unknown host key", user: "root",
@@ -132,7 +137,6 @@ func TestUp(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("SSH_AUTH_SOCK", "")
 			w, nodes := newWorld(t, c.node, c.node)
-			must(t, os.WriteFile(filepath.Join(nodes[0].dir, "noise"), []byte("echo good morning; echo slipstream-\n"), 0o644))
 			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Ways: fromAToB("native", tcp4)})
 			if c.spoil != nil {
 				c.spoil(t, w, nodes, &config)

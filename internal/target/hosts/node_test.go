@@ -4,8 +4,13 @@ package hosts_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/pem"
 	"fmt"
 	"net"
@@ -66,6 +71,8 @@ type nodeOptions struct {
 	config, key string
 	// noexec are folders that run no programs.
 	noexec []string
+	// shell of everybody who logs in, /bin/sh if empty.
+	shell string
 	// sudoers is the content of that file.
 	sudoers string
 }
@@ -103,12 +110,17 @@ func newKey(t *testing.T, file string) ssh.Signer {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	must(t, err)
-	block, err := ssh.MarshalPrivateKey(key, "")
-	must(t, err)
-	must(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
+	writeKey(t, key, file)
 	signer, err := ssh.NewSignerFromKey(key)
 	must(t, err)
 	return signer
+}
+
+func writeKey(t *testing.T, key crypto.PrivateKey, file string) {
+	t.Helper()
+	block, err := ssh.MarshalPrivateKey(key, "")
+	must(t, err)
+	must(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 }
 
 // newWorld makes a network with nodes a, b and so on, and has the controller know their keys.
@@ -140,6 +152,9 @@ func newWorld(t *testing.T, all ...nodeOptions) (*world, []*node) {
 		}))
 		must(t, netns.Do(n.ns, func() error { return addAddress("eth0", n.address+"/24", fmt.Sprintf("10.32.0.%d/24", i+1)) }))
 		n.hostKey = newKey(t, filepath.Join(n.dir, "host_key"))
+		other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // that nobody knows
+		must(t, err)
+		writeKey(t, other, filepath.Join(n.dir, "other_key"))
 		n.start(w)
 		nodes = append(nodes, n)
 	}
@@ -187,13 +202,15 @@ func (w *world) know(t *testing.T, nodes ...*node) {
 func (n *node) start(w *world) {
 	n.t.Helper()
 	write := func(name, text string) { must(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o600)) }
-	write("sshd_config", "ListenAddress "+n.address+"\nHostKey /mnt/host_key\nAuthorizedKeysFile /mnt/authorized_keys\nStrictModes no\nUsePAM no\n"+
+	write("sshd_config", "ListenAddress "+n.address+"\nHostKey /mnt/other_key\nHostKey /mnt/host_key\nAuthorizedKeysFile /mnt/authorized_keys\nStrictModes no\nUsePAM no\n"+
 		"PasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n"+n.options.config)
 	write("authorized_keys", n.options.key+string(ssh.MarshalAuthorizedKey(w.key.PublicKey())))
-	write("passwd", "root:x:0:0::/home/root:/bin/sh\nuser:x:12345:12345::/home/user:/bin/sh\nsshd:x:100:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n")
+	shell := cmp.Or(n.options.shell, "/bin/sh")
+	write("talkative", "#!/bin/sh\necho good morning; echo slipstream-is here\nexec /bin/sh \"$@\"\n")
+	write("passwd", "root:x:0:0::/home/root:"+shell+"\nuser:x:12345:12345::/home/user:"+shell+"\nsshd:x:100:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n")
 	write("shadow", "root:*:19000::::::\nuser:*:19000::::::\n")
 	write("sudoers", n.options.sudoers)
-	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
+	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/talkative; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
 	for _, folder := range folders {
 		flags := "mode=1777"
 		if strings.Contains(" "+strings.Join(n.options.noexec, " ")+" ", " "+folder+" ") {
