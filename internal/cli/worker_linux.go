@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/process"
@@ -55,6 +57,16 @@ func workerCommand(p Process) *cobra.Command {
 				return err
 			}
 			process.CollectAtRest()
+			in := p.In
+			if remote {
+				// A worker may have to end while its input is still open: Close interrupts a read of a file
+				// that does not block, and only of that.
+				fd := p.In.Fd()
+				if err := unix.SetNonblock(int(fd), true); err != nil {
+					return fmt.Errorf("prepare the input: %w", err)
+				}
+				in = os.NewFile(fd, "standard input")
+			}
 			ctx, cancel := context.WithCancel(context.WithoutCancel(c.Context()))
 			defer cancel()
 			if claim != "" {
@@ -70,7 +82,7 @@ func workerCommand(p Process) *cobra.Command {
 			signal.Ignore(syscall.SIGPIPE)
 			// Ctrl-C in a terminal reaches the controller's whole process group. A worker
 			// ends when its stream does, after it has reverted what it applied.
-			return worker.Serve(ctx, p.In, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p), Remote: remote})
+			return worker.Serve(ctx, in, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p), Remote: remote})
 		},
 	}
 	f := c.Flags()

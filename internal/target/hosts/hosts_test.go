@@ -437,3 +437,36 @@ func TestDropOff(t *testing.T) {
 }
 
 func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
+
+// TestTakeover: a worker whose connection has broken without a word, so that its input stays open, gives way
+// to another of its run, and to no other.
+func TestTakeover(t *testing.T) {
+	testenv.NeedRoot(t)
+	ns := namespace(t)
+	start := func(claim string) *exec.Cmd {
+		cmd := exec.Command("/proc/self/exe", "worker", "--remote", "--claim", claim)
+		cmd.Stderr = new(output)
+		_, err := cmd.StdinPipe()
+		must(t, err)
+		must(t, netns.Do(ns, cmd.Start))
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	first := start("mine/somebody")
+	testenv.Await(t, 10*time.Second, "the claim", func() bool {
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", first.Process.Pid))
+		return err == nil && strings.Contains(string(sockets), "@slipstream/run")
+	})
+	other := start("another/somebody-else")
+	if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
+		t.Errorf("another run: %v, %s", err, other.Stderr)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- first.Wait() }()
+	start("mine/somebody")
+	select {
+	case <-ended: // how is nobody's business any more
+	case <-time.After(10 * time.Second):
+		t.Error("the first has not ended")
+	}
+}
