@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -239,7 +240,7 @@ func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
 func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) (bool, error) {
 	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
 		if err := n.Await(ctx); err != nil {
-			return false, or(context.Cause(ctx), err)
+			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	trial := record.Trial{
@@ -270,13 +271,6 @@ func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) 
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
-}
-
-func or(first, second error) error {
-	if first != nil {
-		return first
-	}
-	return second
 }
 
 func (r *Run) event(e Event) {

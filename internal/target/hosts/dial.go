@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	defer keys.close()
 	conn, err := dial(ctx, "tcp", l.address)
 	if err != nil {
-		return nil, fmt.Errorf("connect to host %s (%s): %w", l.alias, l.address, or(context.Cause(ctx), err))
+		return nil, fmt.Errorf("connect to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
 	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	var keyErr error
@@ -90,17 +91,9 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 		return nil, refusedError{fmt.Errorf("host %s does not let %s in: it accepts none of the keys that were offered (%s): add one's public key to ~/.ssh/authorized_keys there, or name another with identityFile or ssh-add",
 			l.alias, l.user, keys)}
 	case err != nil:
-		return nil, fmt.Errorf("log in to host %s (%s): %w", l.alias, l.address, or(context.Cause(ctx), err))
+		return nil, fmt.Errorf("log in to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
 	}
 	return ssh.NewClient(c, channels, requests), nil
-}
-
-// or is why a context ended, if it has, and else the error that this led to.
-func or(cause, err error) error {
-	if cause != nil {
-		return cause
-	}
-	return err
 }
 
 // known returns a check of host keys by the files that exist.

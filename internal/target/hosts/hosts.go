@@ -72,6 +72,8 @@ type host struct {
 
 	facts   facts
 	program program
+	// ownJournal: there was none when the run began.
+	ownJournal bool
 	// first is the worker that claims the host. The program of the others is its.
 	first *worker.Client
 
@@ -119,7 +121,12 @@ func prepare(config Config) (*Hosts, error) {
 }
 
 func (h *Hosts) up(ctx context.Context) error {
-	if err := h.each(ctx, func(ctx context.Context, at *host) error { return at.start(ctx) }); err != nil {
+	err := h.each(ctx, func(ctx context.Context, at *host) error {
+		err := at.start(ctx)
+		at.ownJournal = !at.facts.journal
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	for _, at := range h.hosts {
@@ -291,8 +298,8 @@ func (h *Hosts) find(name string) *host {
 // sudo tells whether a worker for control takes sudo on this host.
 func (h *host) sudo() bool { return h.all.config.Root != "" && h.facts.user != "0" }
 
-// restore puts back on the host what dead workers have left, where this run may change anything. The
-// journal is the run's own if nobody had one before.
+// restore puts back on the host what dead workers have left, where this run may change anything. A journal
+// that is the run's own goes.
 func (h *host) restore(ctx context.Context, own bool) error {
 	if h.all.config.Root == "" {
 		return nil
@@ -348,10 +355,12 @@ func (h *host) answers(ctx context.Context) error {
 
 // comeBack starts the host's first worker again, with pauses that grow.
 func (h *host) comeBack(ctx context.Context) error {
-	deadline := time.Now().Add(patience)
+	deadline, address := time.Now().Add(patience), h.address(v1alpha1.AddressNative)
 	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 15*time.Second) {
 		err := h.start(ctx)
-		switch {
+		switch now := h.address(v1alpha1.AddressNative); {
+		case err == nil && now != address:
+			return &target.LostError{Why: fmt.Errorf("host %s has come back at another address, %s for %s", h.name, now, address)}
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
@@ -418,7 +427,7 @@ func (h *host) close(ctx context.Context) error {
 	if h.first == nil {
 		return nil
 	}
-	err := h.restore(ctx, !h.facts.journal)
+	err := h.restore(ctx, h.ownJournal)
 	gone := h.first.Gone()
 	if closeErr := h.first.Close(); !gone { // else that is known, and was told
 		err = errors.Join(err, closeErr)

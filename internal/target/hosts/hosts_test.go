@@ -461,11 +461,14 @@ func TestTakeover(t *testing.T) {
 	if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
 		t.Errorf("another run: %v, %s", err, other.Stderr)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- first.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = first.Wait() // how is nobody's business any more
+	}()
 	start("mine/somebody")
 	select {
-	case <-ended: // how is nobody's business any more
+	case <-ended:
 	case <-time.After(10 * time.Second):
 		t.Error("the first has not ended")
 	}
