@@ -56,7 +56,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy; fi
+		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo; fi
 
 .PHONY: generate-deps
 generate-deps:
@@ -68,7 +68,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # Packages whose tests make network namespaces, or measure, run one after another; all others run
 # before, at once. Of WAITING, tests that are marked as parallel run four at a time.
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
-MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
+MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/hosts ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
 GOTEST  := gotest -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 

@@ -139,6 +139,9 @@ type Target struct {
 	Lab *Lab `json:"lab,omitempty"`
 	// Kubernetes is two nodes of a cluster.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
+	// Hosts are Linux machines that are reached by SSH. The first has the clients and the second
+	// the servers, unless a variant names its own.
+	Hosts []Host `json:"hosts,omitempty"`
 	// Imported is where other programs measured: slipstream import writes it, and nothing
 	// can be run there.
 	Imported *Imported `json:"imported,omitempty"`
@@ -206,6 +209,41 @@ type Kubernetes struct {
 	Unprivileged bool `json:"unprivileged,omitempty"`
 }
 
+// AddressNative is the name of the address that the path native goes by.
+const AddressNative = "native"
+
+// Host is a Linux machine that is reached by SSH.
+type Host struct {
+	// Name of the host in results, and in the SSH configuration (~/.ssh/config), which has
+	// what the fields below leave out.
+	Name string `json:"name"`
+	// Address that SSH connects to, a name or an IP address.
+	Address string `json:"address,omitempty"`
+	// User to log in as.
+	User string `json:"user,omitempty"`
+	// Port of the SSH server.
+	Port int `json:"port,omitempty"`
+	// IdentityFile is the private key to log in with. Those of the SSH agent are tried too.
+	IdentityFile string `json:"identityFile,omitempty"`
+	// Labels by which a variant selects its hosts.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Price of the host for an hour. All of an experiment are in one currency.
+	Price Price `json:"price,omitempty"`
+	// Addresses are IP addresses of the host by name, such as that of an overlay which is there
+	// already; the path address goes by them. The one named native is that of the path native;
+	// left out it is the address at which SSH reaches the host, as the host sees it.
+	Addresses map[string]string `json:"addresses,omitempty"`
+}
+
+// Ends are the hosts of a variant's pairs. The labels of each are those of one host at least;
+// the first that has them is taken. Without labels it is the first host that is left.
+type Ends struct {
+	// Client are labels of the host of the clients.
+	Client map[string]string `json:"client,omitempty"`
+	// Server are labels of the host of the servers, another one.
+	Server map[string]string `json:"server,omitempty"`
+}
+
 // Resources are both the request and the limit of a container.
 type Resources struct {
 	// CPU as Kubernetes writes it: "2", "1.5", "500m".
@@ -216,7 +254,7 @@ type Resources struct {
 
 // Path is how packets get from pod to pod: exactly one field is set.
 type Path struct {
-	// Native is the host network: the traffic runs on the nodes themselves.
+	// Native is the host network: the traffic runs on the nodes themselves, or on the hosts.
 	Native *Plain `json:"native,omitempty"`
 	// VXLAN is the lab's overlay.
 	VXLAN *VXLAN `json:"vxlan,omitempty"`
@@ -240,6 +278,8 @@ type Path struct {
 	// Balancer is the way by a load balancer of a lab: from the clients' node by the
 	// proxy's to those of the backends.
 	Balancer *Balancer `json:"balancer,omitempty"`
+	// Address is the way by further addresses of the hosts, by their name in addresses.
+	Address string `json:"address,omitempty"`
 }
 
 // Modes of a lab's services: who leads a connection to one of the backends.
@@ -345,6 +385,8 @@ type Variant struct {
 	Path *Path `json:"path,omitempty"`
 	// NIC replaces the lab's NIC profile; what it leaves out stays, and has no default.
 	NIC *NIC `json:"nic,omitempty"`
+	// Hosts are the ends of the variant's pairs; left out they are the first two hosts.
+	Hosts *Ends `json:"hosts,omitempty"`
 	// Accelerate is what is applied to nodes and pods while the variant runs.
 	Accelerate []Accelerator `json:"accelerate,omitempty"`
 	// Tools gives workloads, by name, a tool other than their own, so that a

@@ -88,7 +88,7 @@ func (e *Experiment) NICOf(v Variant) NIC {
 }
 
 // PriceOf is what all nodes of a variant cost for an hour, 0 where none has a price. In
-// a lab with a balancer those count that have a role.
+// a lab with a balancer those count that have a role; of hosts, both ends.
 func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
 	add := func(p Price) {
 		amount, of, _ := p.Amount() // checked by Parse
@@ -96,7 +96,13 @@ func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
 			currency = of
 		}
 	}
-	if e.Spec.Target.Lab == nil {
+	switch {
+	case len(e.Spec.Target.Hosts) > 0:
+		client, server := e.HostsOf(v)
+		add(e.Spec.Target.Hosts[client].Price)
+		add(e.Spec.Target.Hosts[server].Price)
+		return price, currency
+	case e.Spec.Target.Lab == nil:
 		return 0, ""
 	}
 	nic := e.NICOf(v).Price
@@ -111,6 +117,51 @@ func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
 		add(cmp.Or(b.NICs.Of(b.Role(i)).Price, nic))
 	}
 	return price, currency
+}
+
+// HostsOf are the hosts of a variant's clients and servers, by their index: those with the labels that
+// it asks for.
+func (e *Experiment) HostsOf(v Variant) (client, server int) {
+	var ends Ends
+	if v.Hosts != nil {
+		ends = *v.Hosts
+	}
+	client, server, _ = ends.among(e.Spec.Target.Hosts)
+	return client, server
+}
+
+// among are the indices of both ends among hosts; without an end that has its labels, missing are those.
+func (n Ends) among(hosts []Host) (client, server int, missing map[string]string) {
+	first := func(labels map[string]string, but int) int {
+		for i, h := range hosts {
+			if i != but && h.has(labels) {
+				return i
+			}
+		}
+		return -1
+	}
+	// Where the labels of both are those of one host alone, it is left to the end that has no choice.
+	for client := range hosts {
+		if !hosts[client].has(n.Client) {
+			continue
+		}
+		if server := first(n.Server, client); server >= 0 {
+			return client, server, nil
+		}
+	}
+	if first(n.Client, -1) < 0 {
+		return -1, -1, n.Client
+	}
+	return -1, -1, n.Server
+}
+
+func (h Host) has(labels map[string]string) bool {
+	for key, value := range labels {
+		if got, ok := h.Labels[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
 }
 
 // BaselineOf is the name of the variant that a variant is compared with, empty
@@ -241,7 +292,7 @@ func (p Path) Shape() string {
 		return p.VXLAN.Shape
 	case p.Service != nil && p.Service.Mode != "":
 		return ShapeFlannel
-	case p.Native == nil && p.Pod == nil && p.Service == nil && p.Balancer == nil:
+	case p.Native == nil && p.Pod == nil && p.Service == nil && p.Balancer == nil && p.Address == "":
 		return p.String()
 	}
 	return ""
@@ -270,6 +321,8 @@ func (p Path) String() string {
 		return p.Service.String()
 	case p.Balancer != nil:
 		return p.Balancer.String()
+	case p.Address != "":
+		return p.Address
 	}
 	return ""
 }

@@ -12,7 +12,7 @@ import (
 func everyField(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := make(map[string][]byte)
-	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml", "fields-imported.yaml", "fields-switch.yaml"} {
+	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml", "fields-imported.yaml", "fields-switch.yaml", "fields-hosts.yaml"} {
 		data, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
 			t.Fatal(err)
@@ -33,14 +33,14 @@ func TestRules(t *testing.T) {
 		"Lab.nodes":               {Defaults: []string{"2"}, Low: 2, High: 16},
 		"NIC.offload":             {Defaults: []string{"full"}, Enum: []string{OffloadFull, OffloadNone}},
 		"Spec.margin":             {Defaults: []string{"0.02"}, Text: "above 0 and below 0.5", Below: 0.5},
-		"Spec.path":               {Defaults: []string{"{pod: {}}", "{vxlan: {}}"}},
+		"Spec.path":               {Defaults: []string{"{native: {}}", "{pod: {}}", "{vxlan: {}}"}},
 		"Spec.pairs":              {Defaults: []string{"[1]"}, Some: true},
 		"Spec.pairs[]":            {Low: 1, High: 64},
 		"Service.mode":            {Enum: []string{ServiceIPTables, ServiceNFTables, ServiceEBPF}}, // a cluster's has none
 		"Traffic.duration":        {Required: true},
 		"Traffic.size":            {Defaults: []string{"128KiB", "1400", "200k", "64"}, Low: 1, High: 1 << 20},
 		"RPS.devices[]":           {Enum: []string{DeviceNIC, DeviceOverlay, DeviceHostVeth, DevicePod}},
-		"Target":                  {OneOf: []string{"lab", "kubernetes", "imported"}},
+		"Target":                  {OneOf: []string{"lab", "kubernetes", "hosts", "imported"}},
 		"Resources.memory":        {Pattern: memAmount.String(), Text: "bytes, such as 256Mi"},
 		"Kubernetes.nodeSelector": {},
 	} {

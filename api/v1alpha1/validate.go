@@ -1,9 +1,11 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +24,8 @@ var (
 	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
 	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
 	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	loginName  = regexp.MustCompile(`^[^-\s][^\s]*$`)
 	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
 )
 
@@ -160,6 +164,8 @@ func (r *reader) experiment(e *Experiment) {
 	case s.Target.Imported != nil: // nobody knows
 	case s.Target.Kubernetes != nil:
 		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
+	case s.Target.Hosts != nil:
+		fill(r, "spec.path", &s.Path, Path{Native: &Plain{}})
 	default:
 		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
 	}
@@ -172,12 +178,16 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
-	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil}, choice{"imported", s.Target.Imported != nil})
+	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil},
+		choice{"hosts", s.Target.Hosts != nil}, choice{"imported", s.Target.Imported != nil})
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
 	}
 	if s.Target.Kubernetes != nil {
 		r.kubernetes("spec.target.kubernetes", s.Target.Kubernetes)
+	}
+	if s.Target.Hosts != nil {
+		r.hosts("spec.target.hosts", s.Target.Hosts)
 	}
 	if s.Target.Imported == nil || r.has("spec.path") {
 		r.path("spec.path", s.Target, &s.Path)
@@ -465,12 +475,102 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	}
 }
 
+func (r *reader) hosts(path string, hosts []Host) {
+	if len(hosts) < 2 {
+		r.fail(path, "must be two hosts at least, one for clients and one for servers, is one")
+	}
+	seen := map[string]string{}
+	for i, h := range hosts {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if r.given(at + ".name") {
+			r.matches(at+".name", h.Name, hostName, "of letters, digits and . _ -, the first a letter or digit")
+			r.unique(at+".name", h.Name, seen)
+		}
+		for field, text := range map[string]string{"address": h.Address, "user": h.User} {
+			if r.set(at + "." + field) {
+				r.matches(at+"."+field, text, loginName, "without spaces, and not begin with -")
+			}
+		}
+		if r.set(at + ".port") {
+			r.between(at+".port", h.Port, 1, 65535)
+		}
+		for key, value := range h.Labels {
+			r.matches(join(at+".labels", key), key, hostName, "of letters, digits and . _ -, the first a letter or digit")
+			r.valid(join(at+".labels", key), value, validation.IsValidLabelValue, "the value of a label")
+		}
+		r.price(at+".price", h.Price)
+		for name, address := range h.Addresses {
+			r.matches(join(at+".addresses", name), name, cellName, "of a-z, 0-9 and + / . _ -, the first a letter or digit")
+			if ip, err := netip.ParseAddr(address); err != nil || ip.Zone() != "" || ip.IsUnspecified() {
+				r.fail(join(at+".addresses", name), "must be an IP address of the host, is %q", address)
+			}
+		}
+	}
+}
+
+// ends checks which hosts a variant runs on, and that they have the addresses of its path.
+func (r *reader) ends(path string, e *Experiment, v *Variant) {
+	hosts, ends := e.Spec.Target.Hosts, Ends{}
+	if v.Hosts != nil {
+		ends = *v.Hosts
+	}
+	switch {
+	case v.Hosts != nil && hosts == nil:
+		r.fail(path+".hosts", "is for the target hosts")
+		return
+	case len(hosts) < 2 || r.malformedNear("spec.target.hosts") || r.malformedNear(path+".hosts"):
+		return
+	}
+	client, server, missing := ends.among(hosts)
+	if client < 0 {
+		r.fail(path+".hosts", "there are no two hosts of which one has the labels of client and the other those of server; missing is one with %s", labelText(missing))
+		return
+	}
+	name := e.PathOf(*v).Address
+	if name == "" {
+		return
+	}
+	at := path + ".path.address"
+	if v.Path == nil {
+		at = "spec.path.address"
+	}
+	for _, h := range []Host{hosts[client], hosts[server]} {
+		if h.Addresses[name] == "" {
+			r.fail(at, "host %s must have %q among its addresses, has %s", h.Name, name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(h.Addresses)), ", "), "none"))
+		}
+	}
+}
+
+func labelText(labels map[string]string) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, key+"="+labels[key])
+	}
+	return strings.Join(all, ",")
+}
+
+// several tells that it is not clear which target there is.
+func (t Target) several() bool {
+	n := 0
+	for _, set := range []bool{t.Lab != nil, t.Kubernetes != nil, t.Hosts != nil, t.Imported != nil} {
+		if set {
+			n++
+		}
+	}
+	return n > 1
+}
+
 func (r *reader) path(path string, on Target, p *Path) {
 	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
 		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
-		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil})
+		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil}, choice{"address", p.Address != ""})
 	switch {
-	case on.Lab != nil && on.Kubernetes != nil: // that is the problem, and noted
+	case on.several(): // that is the problem, and noted
+	case p.Address != "" && on.Hosts == nil:
+		r.fail(path+".address", "is for hosts, by the addresses that each is given")
+	case p.Native == nil && p.Address == "" && on.Hosts != nil:
+		name, _, _ := strings.Cut(p.String(), "/")
+		r.fail(path+"."+name, "hosts have no such path; they have native, and address for their further addresses")
 	case p.Service != nil:
 		r.service(path+".service", on, p.Service)
 	case (p.VXLAN != nil || p.Shape() != "" || p.Balancer != nil) && on.Kubernetes != nil:
@@ -745,10 +845,14 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 	}
 	if v.NIC != nil {
 		r.nic(path+".nic", *v.NIC)
-		if target.Kubernetes != nil {
+		switch {
+		case target.Kubernetes != nil:
 			r.fail(path+".nic", "is for a lab; the NICs of a cluster are what they are")
+		case target.Hosts != nil:
+			r.fail(path+".nic", "is for a lab; the NICs of hosts are what they are")
 		}
 	}
+	r.ends(path, e, v)
 	if len(v.Accelerate) > 0 && target.Kubernetes != nil && target.Kubernetes.Unprivileged {
 		r.fail(path+".accelerate", "needs a privileged pod a node, which unprivileged rules out")
 	}
@@ -911,6 +1015,8 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 		case (on.Native != nil && on.VXLAN == nil || on.Balancer != nil) && slices.Contains([]string{DeviceOverlay, DeviceHostVeth, DevicePod}, d):
 			name, _, _ := strings.Cut(on.String(), "/")
 			r.fail(at, "must be nic, is %s, which the path %s does not have", d, name)
+		case on.Address != "" && d == DevicePod:
+			r.fail(at, "must not be pod, which hosts do not have")
 		case on.Bridge != nil && d == DeviceNIC:
 			r.fail(at, "must not be nic, which the path bridge does not pass")
 		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == DeviceOverlay:
@@ -950,8 +1056,8 @@ func (r *reader) cpus(path, cpus string) {
 // toolFits checks that a tool can work on a target, and with a page.
 func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
-	case tool == ToolLatte && e.Spec.Target.Lab != nil:
-		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux; choose native, sockperf or qperf")
+	case tool == ToolLatte && (e.Spec.Target.Lab != nil || e.Spec.Target.Hosts != nil):
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux, as hosts do; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab asks for one object, and loads no page")
 	}

@@ -175,8 +175,11 @@ func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environme
 		cells = append(cells, fmt.Sprintf("%s (%s)", report.Says(r), r.Versus.Verdict))
 	}
 	place := "lab"
-	if exp.Spec.Target.Kubernetes != nil {
+	switch {
+	case exp.Spec.Target.Kubernetes != nil:
 		place = "kubernetes"
+	case exp.Spec.Target.Hosts != nil:
+		place = "hosts"
 	}
 	all := map[string]string{
 		"result": folderName(dir), "measured": env.Started.UTC().Format(time.RFC3339), "measured-in": place,

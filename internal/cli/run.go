@@ -29,7 +29,9 @@ type runOptions struct {
 	runs                  string
 	set                   []string
 	dryRun, list          bool
+	on                    string
 	kube                  kubeOptions
+	hosts                 hostOptions
 }
 
 func runCommand(p Process) *cobra.Command {
@@ -46,6 +48,7 @@ if nothing is left to compare. Ctrl-C stops the run and reports what was measure
   slipstream run demo --dry-run       the plan, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
+  slipstream run my.yaml --on hosts:a,b     on two machines, by their names in ~/.ssh/config
   slipstream run --resume results/demo-20260102T150405Z`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -60,10 +63,12 @@ if nothing is left to compare. Ctrl-C stops the run and reports what was measure
 	f.StringVar(&o.runs, "runs", "", "number of blocks, each of which runs every variant; or auto")
 	f.StringVar(&o.duration, "duration", "", "measurement window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster lacks, and change nothing")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
+	f.StringVar(&o.on, "on", "", "run elsewhere than the experiment says: lab, kubernetes or hosts:CLIENT,SERVER, each [USER@]NAME")
 	o.kube.addFlags(f)
+	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
 	return c
 }
@@ -96,6 +101,22 @@ func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra
 // override is a field of the experiment that a flag sets.
 type override struct{ flag, value, field string }
 
+// onOverride is the target that --on names; none if it is empty.
+func onOverride(on string) ([]override, error) {
+	field := "spec.target="
+	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
+	case on == "":
+		return nil, nil
+	case on == "lab", on == "kubernetes":
+		field += "{" + on + ": {}}"
+	case isHosts:
+		field += "{hosts: " + hostList(names) + "}"
+	default:
+		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)
+	}
+	return []override{{"--on", on, field}}, nil
+}
+
 // load reads the experiment that a run names.
 func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 	if len(args) == 0 {
@@ -116,16 +137,25 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
 		}
 	}
+	on, err := onOverride(o.on)
+	if err != nil {
+		return nil, err
+	}
 	cluster, err := o.kube.overrides()
 	if err != nil {
 		return nil, err
 	}
 	if len(cluster) > 0 {
-		exp, err := v1alpha1.Parse(name, data, o.set)
+		exp, err := parseWith(name, data, o.set, on)
 		if err == nil && exp.Spec.Target.Kubernetes == nil {
-			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs in a lab of this machine", cluster[0].flag, name)
+			where := "in a lab of this machine"
+			if exp.Spec.Target.Hosts != nil {
+				where = "on hosts"
+			}
+			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs %s", cluster[0].flag, name, where)
 		}
 	}
+	cluster = append(on, cluster...)
 	if o.runs != "" {
 		cluster = append(cluster, override{"--runs", o.runs, "spec.runs=" + o.runs})
 	}
@@ -139,12 +169,18 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 	return parseWith(name, data, o.set, cluster)
 }
 
-// parseWith reads an experiment and applies flags. Its errors name the flag, each once.
+// parseWith reads an experiment and applies flags: first --on, what --set sets of that target, and then the
+// others. Its errors name the flag, each once.
 func parseWith(name string, data []byte, set []string, flags []override) (*v1alpha1.Experiment, error) {
-	all := slices.Clone(set)
+	var first, last []string
 	for _, f := range flags {
-		all = append(all, f.field)
+		if f.flag == "--on" {
+			first = append(first, f.field)
+		} else {
+			last = append(last, f.field)
+		}
 	}
+	all := slices.Concat(first, set, last)
 	exp, err := v1alpha1.Parse(name, data, all)
 	var problems v1alpha1.Errors
 	if !errors.As(err, &problems) {
@@ -163,7 +199,7 @@ func parseWith(name string, data []byte, set []string, flags []override) (*v1alp
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.resume != "" {
 		changes, err := o.kube.overrides()
-		if err != nil || len(changes) > 0 || len(args) > 0 || o.runs != "" || o.duration != "" || len(o.set) > 0 {
+		if err != nil || len(changes) > 0 || len(args) > 0 || o.on != "" || o.runs != "" || o.duration != "" || len(o.set) > 0 {
 			return usage(errors.New("--resume continues the experiment of its results folder: give it no preset or file, and no flag that changes the experiment"))
 		}
 		return resume(ctx, p, o)
@@ -242,12 +278,18 @@ func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
 	return named
 }
 
-// dryRun shows a plan and, for a cluster, whether anything is missing for it.
+// dryRun shows a plan and, for a cluster or hosts, whether anything is missing for it.
 func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, plan *experiment.Plan) error {
-	if err := plan.Print(p.Out); err != nil || exp.Spec.Target.Kubernetes == nil {
+	err := plan.Print(p.Out)
+	switch {
+	case err != nil:
 		return err
+	case exp.Spec.Target.Kubernetes != nil:
+		return survey(ctx, p, o.kube, exp)
+	case exp.Spec.Target.Hosts != nil:
+		return surveyHosts(ctx, p, o.hosts, exp)
 	}
-	return survey(ctx, p, o.kube, exp)
+	return nil
 }
 
 func resume(ctx context.Context, p Process, o runOptions) error {
@@ -291,8 +333,8 @@ func putBack(ctx context.Context, dir *record.Dir, exp *v1alpha1.Experiment, not
 // site is where an experiment runs.
 type site struct {
 	target experiment.Target
-	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster,
-	// where a trial tells.
+	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster and
+	// hosts, where a trial tells.
 	probe func(context.Context) func(v1alpha1.Accelerator) error
 	// restore reverts what dead workers have left.
 	restore func(context.Context) error
@@ -307,6 +349,14 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 			return nil, err
 		}
 		// The pods on the nodes restore settings.
+		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
+	}
+	if exp.Spec.Target.Hosts != nil {
+		t, err := newHostTarget(o.hosts, exp, note)
+		if err != nil {
+			return nil, err
+		}
+		// A network of hosts restores their settings.
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
 	return openLab(ctx, p, exp)

@@ -3,8 +3,12 @@ package cli
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -55,5 +59,44 @@ func TestRunLeavesOut(t *testing.T) {
 	cancel() // as by Ctrl-C during the probe, which then fails
 	if _, err := leaveOut(ctx, at, exp, nil, func(text string) { t.Errorf("says %q of a run that was stopped", text) }); !errors.Is(err, context.Canceled) {
 		t.Errorf("stopped: error %v", err)
+	}
+}
+
+// TestOn: an experiment runs elsewhere than it says, where its paths exist.
+func TestOn(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "native.yaml")
+	text := "apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: native}\nspec:\n  path: {native: {}}\n  baseline: plain\n" +
+		"  variants: [{name: plain}]\n  workloads: [{name: stream, stream: {duration: 1s}}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, on string
+		set      []string
+		want     string // of the error
+		hosts    []v1alpha1.Host
+	}{
+		{name: file, on: "hosts:a,me@b", hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", User: "me"}}},
+		{name: file, on: "hosts:a,b", set: []string{"spec.target.hosts.b.port=2222"}, hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", Port: 2222}}},
+		{name: file, on: "kubernetes"},
+		{name: "kubernetes", on: "lab", want: "spec.path.pod: is for kubernetes; a lab has the paths native"},
+		{name: "demo", on: "hosts:a,b", want: "spec.path.vxlan: hosts have no such path; they have native"},
+		{name: file, on: "hosts:a", want: "--on hosts:a: must be two hosts at least"},
+		{name: file, on: "hosts:a,-oProxyCommand=x", want: "must be of letters, digits"},
+		{name: file, on: "vm", want: "--on vm: must be lab, kubernetes or hosts:CLIENT,SERVER"},
+	} {
+		exp, err := runOptions{on: c.on, set: c.set}.load([]string{c.name})
+		switch {
+		case c.want != "":
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s --on %s: %v, want %s", c.name, c.on, err, c.want)
+			}
+		case err != nil:
+			t.Errorf("%s --on %s: %v", c.name, c.on, err)
+		default:
+			if diff := cmp.Diff(c.hosts, exp.Spec.Target.Hosts); diff != "" || exp.Spec.Target.Lab != nil {
+				t.Errorf("%s --on %s (-want +got):\n%s", c.name, c.on, diff)
+			}
+		}
 	}
 }

@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/process"
@@ -26,8 +29,8 @@ const journalDir = "/run/slipstream/journal"
 const reachTime = 30 * time.Second
 
 func workerCommand(p Process) *cobra.Command {
-	var hold, node bool
-	var listen, reach, pod string
+	var hold, node, remote bool
+	var listen, reach, pod, claim string
 	c := &cobra.Command{
 		Use:    "worker",
 		Short:  "Measure and apply accelerators for a controller (started by targets)",
@@ -54,12 +57,32 @@ func workerCommand(p Process) *cobra.Command {
 				return err
 			}
 			process.CollectAtRest()
+			in := p.In
+			if remote {
+				// A worker may have to end while its input is still open: Close interrupts a read of a file
+				// that does not block, and only of that.
+				fd := p.In.Fd()
+				if err := unix.SetNonblock(int(fd), true); err != nil {
+					return fmt.Errorf("prepare the input: %w", err)
+				}
+				in = os.NewFile(fd, "standard input")
+			}
+			ctx, cancel := context.WithCancel(context.WithoutCancel(c.Context()))
+			defer cancel()
+			if claim != "" {
+				run, who, _ := strings.Cut(claim, "/")
+				release, err := worker.Claim(run, who, cancel)
+				if err != nil {
+					return err
+				}
+				defer release()
+			}
 			// If its controller dies, a worker must live on to revert what it applied. By
 			// default, Go ends a process that writes to a closed standard output.
 			signal.Ignore(syscall.SIGPIPE)
 			// Ctrl-C in a terminal reaches the controller's whole process group. A worker
 			// ends when its stream does, after it has reverted what it applied.
-			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p)})
+			return worker.Serve(ctx, in, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p), Remote: remote})
 		},
 	}
 	f := c.Flags()
@@ -67,6 +90,8 @@ func workerCommand(p Process) *cobra.Command {
 	f.BoolVar(&node, "node", false, "with --hold: restore what dead workers have left on this node")
 	f.StringVar(&listen, "listen", "", "with --hold: accept connections here and close them")
 	f.StringVar(&reach, "reach", "", "wait until this address accepts connections, and exit")
+	f.BoolVar(&remote, "remote", false, "end if the controller, on another machine, is silent")
+	f.StringVar(&claim, "claim", "", "be the only run on this host: RUN/WHO")
 	f.StringVar(&pod, "pod", "", "act in the network namespace of the pod with this IP, from a pod on its node")
 	return c
 }

@@ -37,6 +37,13 @@ type Network interface {
 	Close(ctx context.Context) error
 }
 
+// Returning is a network with places that may drop off and come back, as machines do that restart.
+type Returning interface {
+	// Await returns once all places answer, so that one that was away costs the trial that it
+	// dropped off in, and no other.
+	Await(ctx context.Context) error
+}
+
 // Worker acts in one place. Its methods but Close may be called side by side.
 type Worker interface {
 	Describe(ctx context.Context, p target.Place) (record.Node, error)

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, d
 	for i, f := range p.Fabrics {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
-			what := "the pods"
+			what := f.Text
 			if f.Name != "" {
 				what = "network " + f.Name
 			}
@@ -237,6 +238,11 @@ func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
 
 // attempt runs one trial and records it. An error ends the run.
 func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) (bool, error) {
+	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
+		if err := n.Await(ctx); err != nil {
+			return false, cmp.Or(context.Cause(ctx), err)
+		}
+	}
 	trial := record.Trial{
 		Block: b, Period: c.Period, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
 		Pairs: c.Pairs, Attempt: attempt, Started: time.Now().UTC(), Status: record.StatusOK,

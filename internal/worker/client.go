@@ -155,6 +155,15 @@ func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Win
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
 
+// Alive asks the worker for an answer.
+func (c *Client) Alive(ctx context.Context) error {
+	_, err := c.rpc.Now(ctx, &pb.NowRequest{})
+	if err != nil {
+		return c.plain(err)
+	}
+	return nil
+}
+
 // Gone reports whether the worker has closed its end of the stream: it has exited.
 func (c *Client) Gone() bool { return c.pipe.closed() }
 

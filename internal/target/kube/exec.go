@@ -28,7 +28,7 @@ type Stream struct {
 
 	in     *io.PipeWriter
 	out    inbox
-	stderr tail
+	stderr target.Tail
 
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -159,9 +159,9 @@ func (s *Stream) ended() error {
 	case s.err == nil:
 		return nil
 	case errors.As(s.err, &exit):
-		return fmt.Errorf("the worker in pod %s/%s ended with %s%s", s.pod.Namespace, s.pod.Name, exitWord(exit.Code), s.stderr.last())
+		return fmt.Errorf("the worker in pod %s/%s ended with %s%s", s.pod.Namespace, s.pod.Name, exitWord(exit.Code), s.stderr.Last())
 	}
-	return fmt.Errorf("exec in pod %s/%s: %w%s", s.pod.Namespace, s.pod.Name, s.err, s.stderr.last())
+	return fmt.Errorf("exec in pod %s/%s: %w%s", s.pod.Namespace, s.pod.Name, s.err, s.stderr.Last())
 }
 
 func exitWord(code int) string {
@@ -242,31 +242,4 @@ func (b *inbox) set(what *bool) {
 	defer b.mu.Unlock()
 	*what = true
 	b.more.Broadcast()
-}
-
-// tail keeps the end of what a worker logs.
-type tail struct {
-	mu  sync.Mutex
-	buf []byte
-}
-
-const tailBytes = 1 << 10
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	t.buf = t.buf[max(0, len(t.buf)-tailBytes):]
-	return len(p), nil
-}
-
-// last returns what was logged, to append to a sentence.
-func (t *tail) last() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	text := strings.TrimSpace(string(t.buf))
-	if text == "" {
-		return ""
-	}
-	return ": " + text
 }

@@ -783,9 +783,4 @@ func TestInbox(t *testing.T) {
 	if _, err := s.out.Read(buf); err == nil {
 		t.Error("read after close")
 	}
-	var tail tail
-	_, _ = tail.Write([]byte(strings.Repeat("x", 3*tailBytes) + "the end\n"))
-	if last := tail.last(); !strings.HasSuffix(last, "the end") || len(last) > tailBytes+2 {
-		t.Errorf("tail of %d bytes: %q", len(last), last[len(last)-10:])
-	}
 }

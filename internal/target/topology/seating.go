@@ -47,11 +47,16 @@ func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 	path := s.topology.exp.PathOf(v)
 	var p target.Pair
 	var by target.Place // whose address it is that clients are given
-	if path.Balancer != nil {
+	switch {
+	case s.topology.exp.Spec.Target.Hosts != nil:
+		client, server := s.topology.exp.HostsOf(v)
+		p.Client, p.Servers = s.host(client, path), []target.Place{s.host(server, path)}
+		by = p.Servers[0]
+	case path.Balancer != nil:
 		p.Client, p.Servers, p.Backends = s.nodes[0], s.nodes[2:], true
 		by = s.nodes[1]
 		by.Service.Port += uint16(i)
-	} else {
+	default:
 		from, to := seats(path, i, len(s.nodes))
 		p.Client, p.Servers = s.at(from, path), []target.Place{s.at(to, path)}
 		by = p.Servers[0]
@@ -79,8 +84,25 @@ func (s *Seating) at(seat target.Seat, path v1alpha1.Path) target.Place {
 	return node
 }
 
+// host is the place of a host by its index in the experiment, with its address on a path.
+func (s *Seating) host(i int, path v1alpha1.Path) target.Place {
+	name := s.topology.exp.Spec.Target.Hosts[i].Name
+	place := s.nodes[slices.IndexFunc(s.nodes, func(at target.Place) bool { return at.Name == name })]
+	if path.Address != "" {
+		place.IPv4, place.IPv6 = netip.Addr{}, netip.Addr{}
+		if at := place.Addresses[path.Address]; at.Is4() {
+			place.IPv4 = at
+		} else {
+			place.IPv6 = at
+		}
+	}
+	return place
+}
+
 func name(p v1alpha1.Path) string {
 	switch {
+	case p.Address != "":
+		return p.Address
 	case p.Native != nil:
 		return "native"
 	case p.Service != nil:

@@ -1,6 +1,6 @@
 // Package topology lays an experiment out: which networks its variants run on, and where the ends
 // of each pair are there, on nodes or in pods, behind a service, or with a balancer between. It
-// makes nothing and runs on any system; target/lab and target/kube make what it says, and
+// makes nothing and runs on any system; the other packages of target make what it says, and
 // internal/experiment knows of pairs only.
 package topology
 
@@ -23,8 +23,8 @@ type Topology struct {
 	pods int
 }
 
-// Fabric is what tells one network of a target from another. A cluster has one network, and the
-// zero Fabric is its.
+// Fabric is what tells one network of a target from another. A cluster has one network, as hosts do, and
+// the zero Fabric is that.
 type Fabric struct {
 	Shape string
 	NIC   v1alpha1.NIC
@@ -79,6 +79,12 @@ func (t *Topology) describe(i int) string {
 	switch {
 	case t.exp.Spec.Target.Kubernetes != nil:
 		return fmt.Sprintf("%d nodes of a cluster, %d pods each", t.exp.Nodes(), t.pods)
+	case t.exp.Spec.Target.Hosts != nil:
+		var names []string
+		for _, h := range t.Hosts() {
+			names = append(names, h.Name)
+		}
+		return "hosts " + strings.Join(names, ", ")
 	case f.Balancer.Backends > 0:
 		return fmt.Sprintf("%d nodes, client → %s → %s, NIC offload %s, MTU %d%s", f.Nodes,
 			cmp.Or(f.Balancer.Proxy, "proxy"), backends(f.Balancer.Backends), f.NIC.Offload, f.NIC.MTU, f.rates())
@@ -92,6 +98,21 @@ func (t *Topology) describe(i int) string {
 		text += fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", s.Mode, servers, s.Backends, max(servers, s.Services))
 	}
 	return text
+}
+
+// Hosts are those that variants run on, in the order of the experiment.
+func (t *Topology) Hosts() (all []v1alpha1.Host) {
+	used := make(map[int]bool)
+	for _, v := range t.exp.Spec.Variants {
+		client, server := t.exp.HostsOf(v)
+		used[client], used[server] = true, true
+	}
+	for i, h := range t.exp.Spec.Target.Hosts {
+		if used[i] {
+			all = append(all, h)
+		}
+	}
+	return all
 }
 
 func (t *Topology) fabricFor(v v1alpha1.Variant) Fabric {

@@ -192,3 +192,49 @@ func TestCluster(t *testing.T) {
 		t.Errorf("networks (-want +got):\n%s", diff)
 	}
 }
+
+// The pairs of a variant are on the hosts that it selects, and by the addresses of its path.
+func TestHosts(t *testing.T) {
+	exp := parse(t, `
+  target:
+    hosts:
+    - {name: spare}
+    - {name: a, labels: {zone: east}, addresses: {weave: 10.32.0.1}}
+    - {name: b, labels: {zone: west}, addresses: {weave: "fd00::2"}}
+  baseline: native
+  variants:
+  - {name: native, hosts: {client: {zone: east}, server: {zone: west}}}
+  - {name: weave, path: {address: weave}, hosts: {client: {zone: west}, server: {zone: east}}}
+  - {name: six, path: {address: weave}, hosts: {client: {zone: east}, server: {zone: west}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+`)
+	topology := Of(exp)
+	if got := topology.Fabrics(); len(got) != 1 || got[0].Text != "hosts a, b" {
+		t.Errorf("networks: %+v", got)
+	}
+	weave := func(text string) map[string]netip.Addr {
+		return map[string]netip.Addr{"weave": netip.MustParseAddr(text)}
+	}
+	seating := topology.Seat(0, []target.Place{
+		{Name: "a", Kind: target.Node, Node: "a", IPv4: netip.MustParseAddr("192.0.2.1"), Addresses: weave("10.32.0.1")},
+		{Name: "b", Kind: target.Node, Node: "b", IPv4: netip.MustParseAddr("192.0.2.2"), Addresses: weave("fd00::2")},
+	})
+	got := make(map[string]string)
+	for i, v := range exp.Spec.Variants {
+		ip := []int{4, 4, 6}[i]
+		p, err := seating.Pair(v, 5, ip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[v.Name] = fmt.Sprintf("%s to %s at %s, %s", p.Client.Name, p.Servers[0].Name, p.To.Addr(), p.Listen(p.Servers[0], ip).Addr())
+	}
+	if diff := cmp.Diff(map[string]string{
+		"native": "a to b at 192.0.2.2, 192.0.2.2", "weave": "b to a at 10.32.0.1, 10.32.0.1", "six": "a to b at fd00::2, fd00::2",
+	}, got); diff != "" {
+		t.Errorf("pairs (-want +got):\n%s", diff)
+	}
+	if _, err := seating.Pair(exp.Spec.Variants[2], 0, 4); err == nil || err.Error() != "b has no IPv4 address on the path weave: choose the other version (ip: 6)" {
+		t.Errorf("IPv4 of a host with an IPv6 address: %v", err)
+	}
+}

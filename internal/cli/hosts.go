@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/hosts"
+	"slipstream.dev/internal/target/topology"
+)
+
+// hostOptions are the flags for runs on hosts.
+type hostOptions struct{ binaries []string }
+
+func (o *hostOptions) addFlags(f *pflag.FlagSet) {
+	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux, to copy to hosts of an architecture that this program is not for")
+}
+
+// hostList are hosts as an experiment has them, of "a,me@b".
+func hostList(names string) string {
+	var all []string
+	for _, name := range strings.Split(names, ",") {
+		user, host, ok := strings.Cut(name, "@")
+		if !ok {
+			all = append(all, fmt.Sprintf("{name: %q}", name))
+			continue
+		}
+		all = append(all, fmt.Sprintf("{name: %q, user: %q}", host, user))
+	}
+	return "[" + strings.Join(all, ", ") + "]"
+}
+
+// hostTarget runs an experiment on hosts.
+type hostTarget struct {
+	config   hosts.Config
+	topology *topology.Topology
+}
+
+func newHostTarget(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (*hostTarget, error) {
+	config, err := hostConfig(o, exp, note)
+	if err != nil {
+		return nil, err
+	}
+	return &hostTarget{config: config, topology: topology.Of(exp)}, nil
+}
+
+// hostConfig returns what an experiment needs of its hosts.
+func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hosts.Config, error) {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return hosts.Config{}, fmt.Errorf("find the SSH configuration: %w", err)
+	}
+	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Home: home, Note: note}
+	for _, v := range exp.Spec.Variants {
+		if len(v.Accelerate) > 0 && config.Root == "" {
+			config.Root = fmt.Sprintf("%s of variant %s", v.Accelerate[0], v.Name)
+		}
+		client, server := exp.HostsOf(v)
+		way := hosts.Way{Client: exp.Spec.Target.Hosts[client].Name, Server: exp.Spec.Target.Hosts[server].Name, Address: v1alpha1.AddressNative}
+		if address := exp.PathOf(v).Address; address != "" {
+			way.Address = address
+		}
+		for _, w := range exp.Spec.Workloads {
+			t := w.Traffic()
+			way.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
+			if !slices.Contains(config.Ways, way) {
+				config.Ways = append(config.Ways, way)
+			}
+		}
+	}
+	return config, nil
+}
+
+func (t *hostTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
+	up, err := hosts.Up(ctx, t.config)
+	if err != nil {
+		return nil, err
+	}
+	return &hostNetwork{Hosts: up, Seating: t.topology.Seat(fabric, up.Places())}, nil
+}
+
+type hostNetwork struct {
+	*hosts.Hosts
+	*topology.Seating
+}
+
+func (n *hostNetwork) Places() []target.Place { return n.Seating.Places() }
+
+func (n *hostNetwork) Setup() target.Setup {
+	var names []string
+	for _, p := range n.Seating.Places() {
+		names = append(names, p.Name)
+	}
+	return target.Setup{Placement: "Clients and servers run on the hosts " + strings.Join(names, ", ") + ".", Lead: n.Lead()}
+}
+
+func (n *hostNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+	c, err := n.Hosts.Worker(ctx, p, use)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// surveyHosts shows what a run would find on its hosts, and fails if something is missing.
+func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Experiment) error {
+	config, err := hostConfig(o, exp, func(string) {})
+	if err != nil {
+		return err
+	}
+	found, err := hosts.Survey(ctx, config)
+	if err != nil {
+		return err
+	}
+	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "\nHOST\tLOGIN\tSYSTEM\tPROGRAM RUNS IN\tACCELERATORS")
+	var missing []string
+	for _, f := range found {
+		by := "none"
+		switch {
+		case f.Sudo:
+			by = "by sudo -n"
+		case config.Root != "":
+			by = "by root"
+		}
+		if f.Missing != nil {
+			missing = append(missing, f.Missing.Error())
+		}
+		row := []string{f.Host, f.Login, f.System, f.Folder, by}
+		for i := range row {
+			row[i] = report.PlainLine(row[i])
+		}
+		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return errors.New("a run would fail. Missing:\n  " + strings.Join(missing, "\n  "))
+	}
+	_, err = fmt.Fprintln(p.Out, "\nNothing is missing, as far as can be checked without a worker.")
+	return err
+}

@@ -1,0 +1,91 @@
+package hosts
+
+import (
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// binary is this program, for one architecture of Linux.
+type binary struct {
+	file, arch string
+	size       int64
+	sum        string // SHA-256, in hexadecimal
+}
+
+// mainPackage is this program in the build information of a binary.
+const mainPackage = "slipstream.dev/cmd/slipstream"
+
+// binaries are the files that the user names, and this program itself if hosts can run it.
+func binaries(named []string) (all []binary, err error) {
+	for _, file := range named {
+		info, err := buildinfo.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("--host-binary %s: it is not a build of this program: %w", file, err)
+		}
+		setting := func(key string) string {
+			for _, s := range info.Settings {
+				if s.Key == key {
+					return s.Value
+				}
+			}
+			return ""
+		}
+		if info.Path != mainPackage || setting("GOOS") != "linux" {
+			return nil, fmt.Errorf("--host-binary %s: must be slipstream for Linux, is %s for %s", file, info.Path, setting("GOOS"))
+		}
+		all = append(all, binary{file: file, arch: setting("GOARCH")})
+	}
+	if runtime.GOOS == "linux" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("find this program: %w", err)
+		}
+		all = append(all, binary{file: self, arch: runtime.GOARCH})
+	}
+	for i := range all {
+		if err := all[i].measure(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (b *binary) measure() error {
+	f, err := os.Open(b.file)
+	if err != nil {
+		return fmt.Errorf("read the program to copy: %w", err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if b.size, err = io.Copy(sum, f); err != nil {
+		return fmt.Errorf("read the program to copy: %w", err)
+	}
+	b.sum = hex.EncodeToString(sum.Sum(nil))
+	return nil
+}
+
+// architectures are Go's names of those that uname -m tells.
+var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
+
+// fitting is the binary for a machine as uname -sm describes it: "Linux x86_64".
+func fitting(all []binary, name, uname string) (binary, error) {
+	system, machine, _ := strings.Cut(uname, " ")
+	if system != "Linux" {
+		return binary{}, fmt.Errorf("host %s runs %s, and a worker needs Linux: name another host", name, uname)
+	}
+	arch := architectures[machine]
+	if arch == "" {
+		return binary{}, fmt.Errorf("host %s is of the architecture %s; there are builds of this program for x86_64 and aarch64", name, machine)
+	}
+	if i := slices.IndexFunc(all, func(b binary) bool { return b.arch == arch }); i >= 0 {
+		return all[i], nil
+	}
+	return binary{}, fmt.Errorf("host %s needs a build of this program for linux/%s, and there is none at hand: build one (make image leaves bin/image/%s/slipstream) and name it with --host-binary", name, arch, arch)
+}

@@ -1,0 +1,245 @@
+package hosts
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/crypto/ssh/knownhosts"
+)
+
+// connectTime bounds how long a connection to one machine takes to be made.
+const connectTime = 15 * time.Second
+
+// refusedError is a machine that will refuse another attempt too: its key is not known, or ours is not.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
+
+// dialer connects to an address; net.Dialer's method.
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// connect opens an SSH connection, through the machines before it.
+func (l login) connect(ctx context.Context, dial dialer) (*ssh.Client, error) {
+	var before *ssh.Client
+	for _, hop := range l.route() {
+		through := dial
+		if before != nil {
+			through = before.DialContext
+		}
+		client, err := hop.enter(ctx, through)
+		if err != nil {
+			if before != nil {
+				before.Close()
+			}
+			return nil, err
+		}
+		if inner := before; inner != nil {
+			go func() {
+				_ = client.Wait()
+				inner.Close()
+			}()
+		}
+		before = client
+	}
+	return before, nil
+}
+
+// enter connects to one machine, checks its key and logs in.
+func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, connectTime, fmt.Errorf("no answer within %s", connectTime))
+	defer cancel()
+	known, err := l.known()
+	if err != nil {
+		return nil, refusedError{err}
+	}
+	keys, err := l.keys()
+	if err != nil {
+		return nil, refusedError{err}
+	}
+	defer keys.close()
+	conn, err := dial(ctx, "tcp", l.address)
+	if err != nil {
+		return nil, fmt.Errorf("connect to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	var keyErr error
+	c, channels, requests, err := ssh.NewClientConn(conn, l.keyName, &ssh.ClientConfig{
+		User: l.user,
+		Auth: []ssh.AuthMethod{ssh.PublicKeys(keys.signers...)},
+		HostKeyCallback: func(name string, remote net.Addr, key ssh.PublicKey) error {
+			keyErr = l.judge(known(name, remote, key), key)
+			return keyErr
+		},
+		HostKeyAlgorithms: l.algorithms(known),
+	})
+	switch {
+	case keyErr != nil:
+		return nil, refusedError{keyErr}
+	case err != nil && strings.Contains(err.Error(), "unable to authenticate"):
+		return nil, refusedError{fmt.Errorf("host %s does not let %s in: it accepts none of the keys that were offered (%s): add one's public key to ~/.ssh/authorized_keys there, or name another with identityFile or ssh-add",
+			l.alias, l.user, keys)}
+	case err != nil:
+		return nil, fmt.Errorf("log in to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
+	}
+	return ssh.NewClient(c, channels, requests), nil
+}
+
+// known returns a check of host keys by the files that exist.
+func (l login) known() (ssh.HostKeyCallback, error) {
+	files := slices.DeleteFunc(slices.Clone(l.knownHosts), func(name string) bool {
+		_, err := os.Stat(name)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	check, err := knownhosts.New(files...)
+	if err != nil {
+		return nil, fmt.Errorf("read the known host keys: %w", err)
+	}
+	return check, nil
+}
+
+// noKey is a host key that nobody has, to ask which are known.
+type noKey struct{}
+
+func (noKey) Type() string                        { return "none" }
+func (noKey) Marshal() []byte                     { return nil }
+func (noKey) Verify([]byte, *ssh.Signature) error { return errors.New("no key") }
+
+// algorithms are those of the keys that are known of the host, so that it is asked for one of them; nil for
+// any. Without it a host that has several keys could show one that nobody has seen.
+func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
+	var problem *knownhosts.KeyError
+	if !errors.As(known(l.keyName, &net.TCPAddr{IP: net.IPv4zero}, noKey{}), &problem) {
+		return nil
+	}
+	for _, k := range problem.Want {
+		if k.Key.Type() == ssh.KeyAlgoRSA {
+			all = append(all, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256)
+			continue
+		}
+		all = append(all, k.Key.Type())
+	}
+	return all
+}
+
+// judge says what to do about a host key that is not accepted.
+func (l login) judge(err error, key ssh.PublicKey) error {
+	if err == nil {
+		return nil
+	}
+	host, port, _ := net.SplitHostPort(l.keyName)
+	name, scan := host, "ssh-keyscan "+host
+	if port != "22" {
+		name, scan = "["+host+"]:"+port, "ssh-keyscan -p "+port+" "+host
+	}
+	fingerprint := ssh.FingerprintSHA256(key)
+	var problem *knownhosts.KeyError
+	if !errors.As(err, &problem) {
+		return fmt.Errorf("host %s: its key %s is not accepted: %w", l.alias, fingerprint, err)
+	}
+	if len(problem.Want) == 0 {
+		return fmt.Errorf("host %s: the key of %s is not known, so it may be another machine: connect once with ssh %s and compare its fingerprint, %s, or add what %s prints to %s",
+			l.alias, l.address, l.alias, fingerprint, scan, l.knownHosts[0])
+	}
+	return fmt.Errorf("host %s: the key of %s has changed, so it may be another machine: it is %s, and %s:%d has another. If it was installed anew, remove the old key (ssh-keygen -f %s -R %s) and connect once with ssh %s",
+		l.alias, l.address, fingerprint, problem.Want[0].Filename, problem.Want[0].Line, problem.Want[0].Filename, "'"+name+"'", l.alias)
+}
+
+// keyring is the keys that are offered.
+type keyring struct {
+	signers []ssh.Signer
+	// sources tell where they are from, skipped those that cannot be used.
+	sources, skipped []string
+	agent            io.Closer
+}
+
+func (k *keyring) close() {
+	if k.agent != nil {
+		k.agent.Close()
+	}
+}
+
+func (k *keyring) String() string {
+	text := strings.Join(k.sources, ", ")
+	if text == "" {
+		text = "there is none"
+	}
+	if len(k.skipped) > 0 {
+		text += "; not usable: " + strings.Join(k.skipped, ", ")
+	}
+	return text
+}
+
+// keys are the identities and then, unless only those are wanted, what else the agent has.
+func (l login) keys() (*keyring, error) {
+	k := new(keyring)
+	held, err := k.open(l.agent)
+	if err != nil {
+		k.skipped = append(k.skipped, err.Error())
+	}
+	var wanted []ssh.PublicKey
+	for _, file := range l.identities {
+		data, err := os.ReadFile(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !l.named:
+			continue
+		case err != nil:
+			k.close()
+			return nil, fmt.Errorf("host %s: read the key to log in with: %w", l.alias, err)
+		}
+		signer, err := ssh.ParsePrivateKey(data)
+		locked := new(ssh.PassphraseMissingError)
+		switch {
+		case errors.As(err, &locked):
+			if locked.PublicKey != nil {
+				wanted = append(wanted, locked.PublicKey)
+			}
+			k.skipped = append(k.skipped, file+" (it has a passphrase: run ssh-add "+file+")")
+		case err != nil:
+			k.skipped = append(k.skipped, fmt.Sprintf("%s (%v)", file, err))
+		default:
+			wanted = append(wanted, signer.PublicKey())
+			k.signers, k.sources = append(k.signers, signer), append(k.sources, file)
+		}
+	}
+	n := 0
+	for _, s := range held {
+		is := func(p ssh.PublicKey) bool { return bytes.Equal(p.Marshal(), s.PublicKey().Marshal()) }
+		if slices.ContainsFunc(k.signers, func(have ssh.Signer) bool { return is(have.PublicKey()) }) || l.only && !slices.ContainsFunc(wanted, is) {
+			continue
+		}
+		k.signers, n = append(k.signers, s), n+1
+	}
+	if n > 0 {
+		k.sources = append(k.sources, fmt.Sprintf("%d of the SSH agent", n))
+	}
+	return k, nil
+}
+
+// open returns the keys of an agent.
+func (k *keyring) open(socket string) ([]ssh.Signer, error) {
+	if socket == "" {
+		return nil, nil
+	}
+	conn, err := net.DialTimeout("unix", socket, connectTime)
+	if err != nil {
+		return nil, fmt.Errorf("SSH agent: %w", err)
+	}
+	k.agent = conn
+	held, err := agent.NewClient(conn).Signers()
+	if err != nil {
+		return nil, fmt.Errorf("SSH agent: %w", err)
+	}
+	return held, nil
+}

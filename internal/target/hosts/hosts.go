@@ -1,0 +1,437 @@
+// Package hosts makes the places of an experiment of machines that are reached by SSH. It logs in as ssh
+// does, copies this program to each host once, starts workers there, and finds out whether traffic gets
+// from one host to the other. Nothing of it stays: the program's file has no name from its first byte on,
+// and a worker ends with its connection. What a worker does is up to internal/worker, and what runs in the
+// places to internal/experiment.
+package hosts
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/sync/errgroup"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/worker"
+)
+
+// Config of a run on hosts.
+type Config struct {
+	Hosts []v1alpha1.Host
+	// Ways are those that traffic is to go.
+	Ways []Way
+	// Root says what needs root on the hosts, such as "rps of variant rps"; "" if nothing does.
+	Root string
+	// Binaries are files of this program for other architectures than its own.
+	Binaries []string
+	// Home has the user's SSH configuration and keys in its .ssh.
+	Home string
+	// Note prints a line for the user.
+	Note func(string)
+
+	dial dialer // a test's own
+}
+
+// Way is one that traffic goes, between two hosts by their name.
+type Way struct {
+	Client, Server string
+	// Address is the name of the server's address, v1alpha1.AddressNative for its own.
+	Address string
+	target.Transport
+}
+
+// Hosts are the places of a run, until Close.
+type Hosts struct {
+	config   Config
+	run      string
+	binaries []binary
+	hosts    []*host
+	lead     time.Duration
+}
+
+// host is one of them.
+type host struct {
+	name  string
+	spec  v1alpha1.Host
+	login login
+	all   *Hosts
+	// dialing bounds how many connections are made at once: servers drop some of more than ten that have
+	// not logged in yet (MaxStartups of sshd_config).
+	dialing chan struct{}
+
+	facts   facts
+	program program
+	// ownJournal: there was none when the run began.
+	ownJournal bool
+	// first is the worker that claims the host. The program of the others is its.
+	first *worker.Client
+
+	mu       sync.Mutex
+	sessions []*session
+}
+
+// program is this program on a host, as a process that runs it.
+type program struct{ process, file string }
+
+// Up starts a worker on each host, and returns once traffic gets through between them. If it fails, it
+// leaves nothing behind.
+func Up(ctx context.Context, config Config) (*Hosts, error) {
+	h, err := prepare(config)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.up(ctx); err != nil {
+		return nil, errors.Join(err, h.Close(context.WithoutCancel(ctx)))
+	}
+	return h, nil
+}
+
+// prepare works out how to reach the hosts, and connects to none.
+func prepare(config Config) (*Hosts, error) {
+	if config.dial == nil {
+		config.dial = new(net.Dialer).DialContext
+	}
+	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16]}
+	ssh, err := readConfiguration(config.Home)
+	if err != nil {
+		return nil, err
+	}
+	if h.binaries, err = binaries(config.Binaries); err != nil {
+		return nil, err
+	}
+	for _, spec := range config.Hosts {
+		l, err := ssh.login(spec)
+		if err != nil {
+			return nil, err
+		}
+		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h, dialing: make(chan struct{}, 4)})
+	}
+	return h, nil
+}
+
+func (h *Hosts) up(ctx context.Context) error {
+	err := h.each(ctx, func(ctx context.Context, at *host) error {
+		err := at.start(ctx)
+		at.ownJournal = !at.facts.journal
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, at := range h.hosts {
+		began := time.Now()
+		if err := at.first.Alive(ctx); err != nil {
+			return fmt.Errorf("host %s: %w", at.name, err)
+		}
+		h.lead = max(h.lead, 50*time.Millisecond+2*time.Since(began))
+	}
+	return h.reach(ctx)
+}
+
+// each does something with every host at the same time; the first error ends it.
+func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, at := range h.hosts {
+		g.Go(func() error { return do(ctx, at) })
+	}
+	return g.Wait()
+}
+
+// connect opens a connection to the host, for one session.
+func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
+	select {
+	case h.dialing <- struct{}{}:
+		defer func() { <-h.dialing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	return h.login.connect(ctx, h.all.config.dial)
+}
+
+// start looks at the host, copies the program, and has the first worker claim the host.
+func (h *host) start(ctx context.Context) (err error) {
+	if h.facts, err = h.look(ctx); err != nil {
+		return err
+	}
+	b, err := h.facts.suit(h.all.config.Root, h.all.binaries)
+	if err != nil {
+		return refusedError{err}
+	}
+	s, stop, err := h.open(ctx, func(mark string) string {
+		return launch(mark, h.facts.folders[0], b, "--remote --claim "+h.all.run+"/"+whoami())
+	})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if h.program, err = s.copy(ctx, b); err != nil {
+		s.client.Close()
+		return err
+	}
+	if h.first, err = h.attach(ctx, s); err != nil || !h.facts.journal {
+		return err
+	}
+	return h.restore(ctx, false)
+}
+
+// attach connects to the worker that a session has become.
+func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
+	c, err := worker.Attach(ctx, s)
+	if err != nil {
+		return nil, fmt.Errorf("host %s: %w", h.name, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sessions = append(h.sessions, s)
+	return c, nil
+}
+
+// copy sends the program, and returns as what it runs.
+func (s *session) copy(ctx context.Context, b binary) (program, error) {
+	if word, _, err := s.report(ctx); err != nil || word != "send" {
+		return program{}, errors.Join(err, unexpected(s.host, word))
+	}
+	f, err := os.Open(b.file)
+	if err != nil {
+		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
+	}
+	defer f.Close()
+	_, _ = f.WriteTo(s.in) // the script says what came of it
+	word, rest, err := s.report(ctx)
+	switch {
+	case err != nil:
+		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
+	case word == "broken":
+		s.settle()
+		return program{}, fmt.Errorf("copy the program to host %s: what arrived there is not what was sent (%d bytes)%s", s.host, b.size, s.stderr.Last())
+	case word != "program":
+		return program{}, unexpected(s.host, word)
+	}
+	process, file, _ := strings.Cut(rest, " ")
+	return program{process, file}, nil
+}
+
+func unexpected(host, word string) error {
+	if word == "" {
+		return nil
+	}
+	return refusedError{fmt.Errorf("host %s: its shell is not one that sh scripts run in: it answers %q", host, word)}
+}
+
+// drop breaks the connections to all workers of the host.
+func (h *host) drop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.sessions {
+		s.client.Close()
+	}
+	h.sessions = nil
+	h.first = nil
+}
+
+var notPlain = regexp.MustCompile(`[^A-Za-z0-9.@_-]+`)
+
+// whoami is who runs this, for others that find the host claimed.
+func whoami() string {
+	name, err := os.Hostname()
+	if err != nil {
+		name = "unknown"
+	}
+	return notPlain.ReplaceAllString(fmt.Sprintf("%s@%s-process-%d", me(), name, os.Getpid()), "-")
+}
+
+// Worker starts a worker in a place.
+func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*worker.Client, error) {
+	at := h.find(p.Node)
+	s, stop, err := at.open(ctx, func(mark string) string { return again(mark, at.program, use == target.ForControl && at.sudo()) })
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	switch word, _, err := s.report(ctx); {
+	case err != nil:
+		s.client.Close()
+		return nil, err
+	case word != "program":
+		s.client.Close()
+		return nil, fmt.Errorf("host %s: its first worker has ended", at.name)
+	}
+	return at.attach(ctx, s)
+}
+
+// open runs a script in a session with a connection of its own: a server may allow no more, not even one
+// after the other (MaxSessions 1). The connection is closed if ctx ends before stop is called.
+func (h *host) open(ctx context.Context, script func(mark string) string) (s *session, stop func() bool, err error) {
+	client, err := h.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop = context.AfterFunc(ctx, func() { client.Close() })
+	if s, err = open(h.name, client, script); err != nil {
+		stop()
+		client.Close()
+		return nil, nil, err
+	}
+	return s, stop, nil
+}
+
+func (h *Hosts) find(name string) *host {
+	for _, at := range h.hosts {
+		if at.name == name {
+			return at
+		}
+	}
+	panic("no host " + name) // places are of hosts
+}
+
+// sudo tells whether a worker for control takes sudo on this host.
+func (h *host) sudo() bool { return h.all.config.Root != "" && h.facts.user != "0" }
+
+// restore puts back on the host what dead workers have left, where this run may change anything. A journal
+// that is the run's own goes.
+func (h *host) restore(ctx context.Context, own bool) error {
+	if h.all.config.Root == "" {
+		return nil
+	}
+	s, stop, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
+	if err != nil {
+		return err
+	}
+	defer stop()
+	defer s.client.Close()
+	word, _, err := s.report(ctx)
+	if err == nil && word != "end" {
+		s.settle()
+		err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+	}
+	if err != nil {
+		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)
+	}
+	return nil
+}
+
+// patience is how long a host may be away before the run is given up: about what one takes to restart.
+const patience = 5 * time.Minute
+
+// aliveTime bounds how long a host takes to answer.
+const aliveTime = 10 * time.Second
+
+// Await returns once all hosts answer. It connects again to one that has dropped off, until patience
+// ends: then the run is lost (target.ErrLost).
+func (h *Hosts) Await(ctx context.Context) error {
+	return h.each(ctx, func(ctx context.Context, at *host) error {
+		if at.answers(ctx) == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		h.config.Note(fmt.Sprintf("host %s does not answer: connecting again", at.name))
+		at.drop()
+		if err := at.comeBack(ctx); err != nil {
+			return err
+		}
+		h.config.Note(fmt.Sprintf("host %s is back", at.name))
+		return nil
+	})
+}
+
+func (h *host) answers(ctx context.Context) error {
+	if h.first == nil {
+		return worker.ErrGone
+	}
+	ctx, cancel := context.WithTimeout(ctx, aliveTime)
+	defer cancel()
+	return h.first.Alive(ctx)
+}
+
+// comeBack starts the host's first worker again, with pauses that grow.
+func (h *host) comeBack(ctx context.Context) error {
+	deadline, address := time.Now().Add(patience), h.address(v1alpha1.AddressNative)
+	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 15*time.Second) {
+		err := h.start(ctx)
+		switch now := h.address(v1alpha1.AddressNative); {
+		case err == nil && now != address:
+			return &target.LostError{Why: fmt.Errorf("host %s has come back at another address, %s for %s", h.name, now, address)}
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, new(refusedError)):
+			return &target.LostError{Why: err}
+		case time.Now().After(deadline):
+			return &target.LostError{Why: fmt.Errorf("host %s has not come back within %s: %w", h.name, patience, err)}
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// Places are the hosts, as nodes.
+func (h *Hosts) Places() []target.Place {
+	var all []target.Place
+	for _, at := range h.hosts {
+		p := target.Place{Name: at.name, Kind: target.Node, Node: at.name, Addresses: make(map[string]netip.Addr)}
+		for name := range at.spec.Addresses {
+			p.Addresses[name] = at.address(name)
+		}
+		if native := at.address(v1alpha1.AddressNative); native.Is4() {
+			p.IPv4 = native
+		} else {
+			p.IPv6 = native
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// address is one of the host's by name; invalid if it has none. Its own is the one by which SSH reaches it.
+func (h *host) address(name string) netip.Addr {
+	if text, ok := h.spec.Addresses[name]; ok {
+		return netip.MustParseAddr(text).Unmap() // Parse has checked it
+	}
+	if name == v1alpha1.AddressNative {
+		return h.facts.address
+	}
+	return netip.Addr{}
+}
+
+// Lead is how long workers take at most to hear when traffic is to start.
+func (h *Hosts) Lead() time.Duration { return h.lead }
+
+// Close ends all workers, and restores what they may have left.
+func (h *Hosts) Close(ctx context.Context) error {
+	errs := make([]error, len(h.hosts))
+	var closing sync.WaitGroup
+	for i, at := range h.hosts {
+		closing.Go(func() { errs[i] = at.close(ctx) })
+	}
+	closing.Wait()
+	return errors.Join(errs...)
+}
+
+func (h *host) close(ctx context.Context) error {
+	if h.first == nil {
+		return nil
+	}
+	err := h.restore(ctx, h.ownJournal)
+	gone := h.first.Gone()
+	if closeErr := h.first.Close(); !gone { // else that is known, and was told
+		err = errors.Join(err, closeErr)
+	}
+	h.drop()
+	return err
+}

@@ -1,0 +1,475 @@
+//go:build linux
+
+package hosts_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/hosts"
+	"slipstream.dev/internal/testenv"
+)
+
+var tcp4 = target.Transport{IP: 4, Protocol: "tcp"}
+
+// specs are the hosts of nodes as an experiment has them.
+func specs(user string, nodes []*node) (all []v1alpha1.Host) {
+	for _, n := range nodes {
+		all = append(all, v1alpha1.Host{Name: n.name, Address: n.address, User: user})
+	}
+	return all
+}
+
+func fromAToB(address string, t target.Transport) []hosts.Way {
+	return []hosts.Way{{Client: "a", Server: "b", Address: address, Transport: t}}
+}
+
+// TestUp: what hosts may lack, and a run gets by without, or says what to do. Nothing is left either way.
+func TestUp(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		node  nodeOptions
+		user  string
+		spoil func(t *testing.T, w *world, nodes []*node, c *hosts.Config)
+		want  string // of the error; "" if there is to be none
+	}{
+		{name: "MaxSessions 1", node: nodeOptions{config: "MaxSessions 1\n"}, user: "root"},
+		{name: "no root", user: "user"},
+		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
+		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
+		{name: "talkative shell", node: nodeOptions{shell: "/mnt/talkative"}, user: "root"},
+		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
+		{
+			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
+			want: " does not run the command that it is sent; it printed \"This account is currently not available.\"",
+		},
+		{
+			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",
+			want: " has no folder that the program can be run in: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
+		},
+		{
+			name: "forced command", node: nodeOptions{key: `command="echo this account is for git" `}, user: "root",
+			want: ` does not run the command that it is sent; it printed "this account is for git". Does the key have a forced command`,
+		},
+		{
+			name: "unknown host key", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { w.know(t, nodes[1]) },
+			want:  "host a: the key of 10.9.0.1:22 is not known, so it may be another machine: connect once with ssh a and compare its fingerprint, SHA256:",
+		},
+		{
+			name: "changed host key", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				nodes[0].hostKey = nodes[1].hostKey
+				w.know(t, nodes...)
+			},
+			want: " has changed, so it may be another machine",
+		},
+		{
+			name: "another key", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
+			},
+			want: "does not let root in: it accepts none of the keys that were offered (",
+		},
+		{
+			name: "no key", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
+			},
+			want: "does not let root in: it accepts none of the keys that were offered (there is none)",
+		},
+		{
+			name: "named key that is not there", user: "root",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Hosts[0].IdentityFile = "~/.ssh/lab" },
+			want:  "host a: read the key to log in with: open ",
+		},
+		{
+			name: "no sudo", user: "user",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Root = "rps{nic, all} of variant rps" },
+			want:  ": rps{nic, all} of variant rps needs root, and sudo -n gives it to the user there only with a password, or not at all",
+		},
+		{
+			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"},
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Root = "rps{nic, all} of variant rps" },
+		},
+		{
+			name: "firewall", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 reject with icmp admin-prohibited")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall of datagrams on another path", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Hosts[1].Addresses = map[string]string{"weave": "10.32.0.2"}
+				c.Ways = append(c.Ways, fromAToB("weave", target.Transport{IP: 4, Protocol: "udp"})...)
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip daddr 10.32.0.2 udp dport 1024-65535 reject")
+			},
+			want: "host a cannot reach host b at 10.32.0.2, udp port ",
+		},
+		{
+			name: "an address that is another's", user: "root",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Hosts[1].Addresses = map[string]string{"native": "10.32.0.1"}
+			},
+			want: "host b cannot receive traffic at its address 10.32.0.1 (path native)",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("SSH_AUTH_SOCK", "")
+			w, nodes := newWorld(t, c.node, c.node)
+			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Ways: fromAToB("native", tcp4)})
+			if c.spoil != nil {
+				c.spoil(t, w, nodes, &config)
+			}
+			up, err := hosts.Up(t.Context(), config)
+			if err == nil {
+				for _, p := range up.Places() {
+					worker, err := up.Worker(t.Context(), p, target.ForControl)
+					must(t, err)
+					must(t, worker.Alive(t.Context()))
+					must(t, worker.Close())
+				}
+				must(t, up.Close(context.Background()))
+			}
+			switch {
+			case c.want == "" && err != nil:
+				t.Error(err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("error %v\nwant  %s", err, c.want)
+			}
+			clean(t, nodes)
+		})
+	}
+}
+
+// TestLogin: by the agent, by an alias of the configuration, and through another machine.
+func TestLogin(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	raw, err := os.ReadFile(filepath.Join(w.home, ".ssh", "id_ed25519"))
+	must(t, err)
+	keys := agent.NewKeyring()
+	must(t, addTo(keys, raw))
+	must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
+	socket := filepath.Join(w.home, "agent")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	defer listener.Close()
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _ = agent.ServeAgent(keys, c) }()
+		}
+	}()
+	t.Setenv("SSH_AUTH_SOCK", socket)
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte(`
+Host near far
+  User root
+Host near
+  HostName `+nodes[0].address+`
+Host far
+  HostName `+nodes[1].address+`
+  ProxyJump near
+`), 0o600))
+	var direct atomic.Int32
+	config := w.config(t, hosts.Config{Hosts: []v1alpha1.Host{{Name: "near"}, {Name: "far"}}, Ways: []hosts.Way{{Client: "near", Server: "far", Address: "native", Transport: tcp4}}})
+	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		if address == nodes[1].address+":22" {
+			direct.Add(1)
+		}
+		return w.dial(ctx, network, address)
+	})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	must(t, up.Close(context.Background()))
+	if n := direct.Load(); n > 0 {
+		t.Errorf("%d connections went to the far host directly", n)
+	}
+	clean(t, nodes)
+}
+
+func addTo(keys agent.Agent, key []byte) error {
+	parsed, err := sshKey(key)
+	if err != nil {
+		return err
+	}
+	return keys.Add(agent.AddedKey{PrivateKey: parsed})
+}
+
+// cutConn is a connection that breaks after some bytes were sent.
+type cutConn struct {
+	net.Conn
+	left *atomic.Int64
+}
+
+func (c cutConn) Write(b []byte) (int, error) {
+	if c.left.Add(-int64(len(b))) < 0 {
+		c.Conn.Close()
+		return 0, errors.New("cut")
+	}
+	return c.Conn.Write(b)
+}
+
+// TestCut: whenever the connection breaks, nothing is left.
+func TestCut(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	self, err := os.Stat("/proc/self/exe")
+	must(t, err)
+	// In the handshake, in the look, and in the copy.
+	for _, bytes := range []int64{700, 1400, 1800, 2200, 2600, 1 << 20, self.Size() / 2, self.Size()} {
+		up, err := hosts.Up(t.Context(), config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := w.dial(ctx, network, address)
+			if err != nil || !strings.HasPrefix(address, nodes[1].address) {
+				return c, err
+			}
+			left := new(atomic.Int64)
+			left.Store(bytes)
+			return cutConn{c, left}, nil
+		}))
+		if err == nil {
+			t.Errorf("cut after %d bytes, and nobody saw it", bytes)
+			must(t, up.Close(context.Background()))
+		}
+		t.Logf("cut after %d bytes: %v", bytes, err)
+		clean(t, nodes)
+	}
+	// As the program begins.
+	ended := make(chan error)
+	go func() {
+		up, err := hosts.Up(t.Context(), config)
+		if err == nil {
+			err = up.Close(context.Background())
+		}
+		ended <- err
+	}()
+	testenv.Await(t, 15*time.Second, "a worker", func() bool { return strings.Contains(nodes[1].left(), "worker --remote --claim") })
+	nodes[1].disconnect()
+	t.Logf("cut as the program begins: %v", <-ended)
+	clean(t, nodes)
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	// Now all at once, in the midst of it.
+	for _, p := range up.Places() {
+		_, err := up.Worker(t.Context(), p, target.ForTraffic)
+		must(t, err)
+	}
+	nodes[1].disconnect()
+	must(t, up.Await(t.Context())) // a new connection takes over
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
+// TestClaim: a second run on a host is told who is there.
+func TestClaim(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	_, err = hosts.Up(t.Context(), config)
+	if want := fmt.Sprintf("process-%d) is in progress on this host", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a second run: %v, want %s", err, want)
+	}
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
+const experimentText = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: hosts}
+spec:
+  target:
+    hosts:
+    - {name: a, address: 10.9.0.1, user: USER, labels: {zone: east}, addresses: {weave: 10.32.0.1}, price: 1 EUR}
+    - {name: b, address: 10.9.0.2, user: USER, labels: {zone: west}, addresses: {weave: 10.32.0.2}, price: 2 EUR}
+  baseline: native
+  variants:
+  - {name: native}
+  - {name: weave, path: {address: weave}}
+  - {name: back, hosts: {client: {zone: west}}}
+  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
+  workloads:
+  - {name: stream, stream: {warmup: 50ms, duration: 100ms}}
+  - {name: pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 100ms}, pairs: [2]}
+  runs: RUNS
+`
+
+// program is a run of an experiment.
+type program struct {
+	*exec.Cmd
+	lines  chan string
+	output output
+}
+
+func (w *world) run(t *testing.T, user string, runs int, args ...string) *program {
+	t.Helper()
+	file := filepath.Join(w.home, "hosts.yaml")
+	text := strings.NewReplacer("USER", user, "RUNS", fmt.Sprint(runs)).Replace(experimentText)
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	p := &program{Cmd: exec.Command("/proc/self/exe", append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...), lines: make(chan string, 1000)}
+	p.Env = append(os.Environ(), "HOME="+w.home, "SSH_AUTH_SOCK=")
+	p.Stdout = &p.output
+	stderr, err := p.StderrPipe()
+	must(t, err)
+	must(t, netns.Do(w.ns, p.Start))
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(stderr); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	return p
+}
+
+// end waits for the end of a run, and returns what it logged.
+func (p *program) end() (text string, err error) {
+	for line := range p.lines {
+		text += line + "\n"
+	}
+	return text + p.output.String(), p.Wait()
+}
+
+func (w *world) trials(t *testing.T) (all []record.Trial) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+	must(t, err)
+	if len(files) != 1 {
+		t.Fatalf("results: %v", files)
+	}
+	data, err := os.ReadFile(files[0])
+	must(t, err)
+	for line := range strings.Lines(string(data)) {
+		var trial record.Trial
+		must(t, json.Unmarshal([]byte(line), &trial))
+		all = append(all, trial)
+	}
+	return all
+}
+
+// TestExperiment: every variant gives figures, by a user who becomes root where a variant needs it.
+func TestExperiment(t *testing.T) {
+	with := nodeOptions{config: "MaxSessions 1\n", sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	dry, err := w.run(t, "user", 1, "--dry-run").end()
+	for _, want := range []string{"hosts a, b", "user@10.9.0.1:22", "by sudo -n", "Nothing is missing"} {
+		if !strings.Contains(dry, want) {
+			t.Errorf("the plan lacks %q: %v\n%s", want, err, dry)
+		}
+	}
+	clean(t, nodes)
+	text, err := w.run(t, "user", 2).end()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	trials := w.trials(t)
+	if len(trials) != 16 {
+		t.Errorf("%d trials, want 2 blocks of 4 variants by 2 workloads", len(trials))
+	}
+	for _, trial := range trials {
+		client := trial.PerPair[0].Client.Place
+		switch {
+		case trial.Status != record.StatusOK || trial.PerPair[0].Server.Messages == 0 && trial.PerPair[0].Server.Bytes == 0:
+			t.Errorf("%s %s: %s, %+v", trial.Variant, trial.Workload, trial.Error, trial.PerPair[0].Server)
+		case client != map[bool]string{true: "b", false: "a"}[trial.Variant == "back"]:
+			t.Errorf("%s: the client is on %s", trial.Variant, client)
+		case (trial.Variant == "rps") != (len(trial.Settings) > 0):
+			t.Errorf("%s: settings %v", trial.Variant, trial.Settings)
+		}
+	}
+	clean(t, nodes)
+}
+
+// TestDropOff: a host that is cut from power in a trial costs that trial.
+func TestDropOff(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	p := w.run(t, "root", 3)
+	results := func() int {
+		files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+		if len(files) == 0 {
+			return 0
+		}
+		data, _ := os.ReadFile(files[0])
+		return strings.Count(string(data), "\n")
+	}
+	testenv.Await(t, 60*time.Second, "three trials", func() bool { return results() >= 3 })
+	nodes[1].stop()
+	nodes[1].start(w)
+	text, err := p.end()
+	failed := 0
+	trials := w.trials(t)
+	for _, trial := range trials {
+		if trial.Status != record.StatusOK {
+			failed++
+			t.Log(trial.Error)
+		}
+	}
+	// At the edge between two trials it costs none.
+	if err != nil || failed > 1 || len(trials) != 24+failed {
+		t.Errorf("%d of %d trials failed: %v\n%s", failed, len(trials), err, text)
+	}
+	if !strings.Contains(text, "host b is back") {
+		t.Errorf("it did not say that the host is back:\n%s", text)
+	}
+	clean(t, nodes)
+}
+
+func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
+
+// TestTakeover: a worker whose connection has broken without a word, so that its input stays open, gives way
+// to another of its run, and to no other.
+func TestTakeover(t *testing.T) {
+	testenv.NeedRoot(t)
+	ns := namespace(t)
+	start := func(claim string) *exec.Cmd {
+		cmd := exec.Command("/proc/self/exe", "worker", "--remote", "--claim", claim)
+		cmd.Stderr = new(output)
+		_, err := cmd.StdinPipe()
+		must(t, err)
+		must(t, netns.Do(ns, cmd.Start))
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	first := start("mine/somebody")
+	testenv.Await(t, 10*time.Second, "the claim", func() bool {
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", first.Process.Pid))
+		return err == nil && strings.Contains(string(sockets), "@slipstream/run")
+	})
+	other := start("another/somebody-else")
+	if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
+		t.Errorf("another run: %v, %s", err, other.Stderr)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = first.Wait() // how is nobody's business any more
+	}()
+	start("mine/somebody")
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the first has not ended")
+	}
+}

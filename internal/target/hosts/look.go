@@ -1,0 +1,131 @@
+package hosts
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// facts are what a host is.
+type facts struct {
+	name string
+	// system is what uname -sm prints, user the number of the user.
+	system, user string
+	// address is the host's own at which SSH reaches it.
+	address netip.Addr
+	// sudo: it gives root without a password.
+	sudo bool
+	// journal: others have changed settings there, or had.
+	journal bool
+	// folders are those that programs run in; others are those that they do not, and why.
+	folders, others []string
+}
+
+// look asks a host for its facts.
+func (h *host) look(ctx context.Context) (facts, error) {
+	f := facts{name: h.name}
+	s, stop, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "") })
+	if err != nil {
+		return f, err
+	}
+	defer stop()
+	defer s.client.Close()
+	for {
+		word, rest, err := s.report(ctx)
+		if err != nil {
+			return f, err
+		}
+		if word == "end" {
+			return f, nil
+		}
+		if err := f.add(word, rest); err != nil {
+			return f, refusedError{err}
+		}
+	}
+}
+
+// reasons why no program runs in a folder, by the word of the script.
+var reasons = map[string]string{"absent": "does not exist", "readonly": "cannot be written to", "noexec": "runs no programs (noexec)"}
+
+func (f *facts) add(word, rest string) error {
+	switch word {
+	case "system":
+		f.system = rest
+	case "user":
+		f.user = rest
+	case "address":
+		a, err := netip.ParseAddr(rest)
+		if err != nil {
+			return fmt.Errorf("host %s: its SSH server does not tell the address that it is reached at (SSH_CONNECTION): %w", f.name, err)
+		}
+		f.address = a.Unmap().WithZone("")
+	case "journal":
+		f.journal = true
+	case "sudo":
+		f.sudo = true
+	case "folder":
+		// The script is given its name within double quotes.
+		if strings.ContainsAny(rest, "\"$`\\'\n") {
+			f.others = append(f.others, rest+" has a name with quotes or the like")
+			break
+		}
+		f.folders = append(f.folders, rest)
+	case "absent", "readonly", "noexec":
+		f.others = append(f.others, rest+" "+reasons[word])
+	default:
+		return unexpected(f.name, word)
+	}
+	return nil
+}
+
+// suit says whether a host suits a run that needs root for something, and which binary suits the host.
+func (f facts) suit(root string, all []binary) (binary, error) {
+	b, err := fitting(all, f.name, f.system)
+	switch {
+	case err != nil:
+		return b, err
+	case len(f.folders) == 0:
+		return b, fmt.Errorf("host %s has no folder that the program can be run in: %s. Give the user a home or /run/user folder without noexec", f.name, strings.Join(f.others, ", "))
+	case root != "" && f.user != "0" && !f.sudo:
+		return b, fmt.Errorf("host %s: %s needs root, and sudo -n gives it to the user there only with a password, or not at all: allow it without one (NOPASSWD), log in as root, or leave that out", f.name, root)
+	}
+	return b, nil
+}
+
+// Finding is what a run would find on a host.
+type Finding struct {
+	Host, Login, System string
+	// Folder is where the program would be copied to.
+	Folder string
+	// Sudo: the worker that applies accelerators would be started by sudo -n.
+	Sudo bool
+	// Missing is why the run would fail; nil if nothing is known to.
+	Missing error
+}
+
+// Survey looks at the hosts, and changes nothing.
+func Survey(ctx context.Context, config Config) ([]Finding, error) {
+	h, err := prepare(config)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Finding, len(h.hosts))
+	for i, at := range h.hosts {
+		all[i] = Finding{Host: at.name, Login: at.login.String()}
+		all[i].Missing = at.survey(ctx, &all[i])
+	}
+	return all, ctx.Err()
+}
+
+func (h *host) survey(ctx context.Context, found *Finding) (err error) {
+	if h.facts, err = h.look(ctx); err != nil {
+		return err
+	}
+	found.System, found.Sudo = h.facts.system, h.sudo()
+	if len(h.facts.folders) > 0 {
+		found.Folder = h.facts.folders[0]
+	}
+	_, err = h.facts.suit(h.all.config.Root, h.all.binaries)
+	return err
+}

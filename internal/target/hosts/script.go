@@ -1,0 +1,95 @@
+package hosts
+
+import (
+	"fmt"
+	"strings"
+)
+
+// What runs on a host before there is a worker is a few lines for its shell. The login shell may be any;
+// it is asked for sh alone, whose script has neither a single quote nor an end of line in it. A script
+// says what it does in lines that begin with a word that is new each time, so that nothing which a
+// shell's start-up files print is taken for them.
+
+// command is a script as a login shell takes it.
+func command(script string) string {
+	lines := strings.Split(strings.TrimSpace(script), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return "exec sh -c '" + strings.Join(lines, " ") + "'"
+}
+
+// journal is the folder of what accelerators changed; whoever may not change anything has none.
+const journal = "/run/slipstream"
+
+// sudo gives root without a password or not at all, and keeps no record that it did.
+const sudo = "sudo -n -k"
+
+// look tells what a host is, and in which folders it runs programs; it has no file with a name for
+// longer than it takes to remove that. The folders are on different file systems, most often.
+func look(mark string, root bool) string {
+	ask := ""
+	if root { // sudo keeps a file of those who ask
+		ask = `if SUDO true </dev/null >/dev/null 2>&1; then echo "MARK sudo"; fi;`
+	}
+	script := strings.Replace(`umask 077;
+		echo "MARK system $(uname -sm)";
+		echo "MARK user $(id -u)";
+		set -- $SSH_CONNECTION; echo "MARK address $3";
+		if [ -d JOURNAL ]; then echo "MARK journal"; fi;
+		ASK
+		for d in "$XDG_RUNTIME_DIR" "/run/user/$(id -u)" /tmp /var/tmp "$HOME" /dev/shm; do
+			if [ -z "$d" ]; then continue; fi;
+			if [ ! -d "$d" ]; then echo "MARK absent $d"; continue; fi;
+			if f=$(mktemp "$d/slipstream.XXXXXXXX" 2>/dev/null); then :; else echo "MARK readonly $d"; continue; fi;
+			printf "#!/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
+			if /proc/self/fd/9 >/dev/null 2>&1; then echo "MARK folder $d"; else echo "MARK noexec $d"; fi;
+			exec 9<&-;
+		done;
+		echo "MARK end"`, "ASK", ask, 1)
+	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo).Replace(script)
+}
+
+// copyTime is how long a copy may take, in seconds. Only a connection that broke without a word lasts longer.
+const copyTime = 1800
+
+// launch reads a program from the standard input and becomes it. The program's file has no name by the
+// time that its first byte is there, so that nothing is left of it, whatever ends this.
+func launch(mark, folder string, b binary, arguments string) string {
+	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(copyTime), "ARGUMENTS", arguments).
+		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
+		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
+		echo "MARK send";
+		if command -v timeout >/dev/null; then timeout TIME head -c SIZE >&8; else head -c SIZE >&8; fi;
+		exec 8>&-; s=$(sha256sum <&9);
+		if [ "${s%% *}" != SUM ]; then echo "MARK broken"; exit 1; fi;
+		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
+}
+
+// again starts a worker of the program that a process runs. Its file has no name any more; that it
+// had tells that the process is still the one.
+func again(mark string, p program, root bool) string {
+	as := ""
+	if root {
+		as = sudo + " "
+	}
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as).
+		Replace(`case "$(readlink /proc/PROCESS/exe)" in
+			"FILE (deleted)") echo "MARK program"; exec AS /proc/PROCESS/exe worker --remote;;
+			*) echo "MARK gone";;
+		esac`)
+}
+
+// revert restores what dead workers have left, and where the journal is the run's own, removes that.
+func revert(mark string, p program, root, own bool) string {
+	as, tidy := "", ""
+	if root {
+		as = sudo + " "
+	}
+	if own {
+		tidy = `AS sh -c "rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL" 2>/dev/null;`
+	}
+	script := `if AS /proc/PROCESS/exe accel revert >/dev/null; then TIDY echo "MARK end"; else echo "MARK failed"; fi`
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "AS ", as, "JOURNAL", journal).
+		Replace(strings.ReplaceAll(script, "TIDY", tidy))
+}

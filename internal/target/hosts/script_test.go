@@ -1,0 +1,52 @@
+//go:build linux
+
+package hosts
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// TestLaunch: what is not the program that was sent is not run, and is not left.
+func TestLaunch(t *testing.T) {
+	const text = "#!/bin/sh\necho ran \"$@\"\n"
+	const sum = "5a1b8a0e8c3ff3f0"
+	whole := binary{size: int64(len(text)), sum: sha(text)}
+	for _, c := range []struct {
+		name, sent string
+		binary
+		want string
+	}{
+		{"whole", text, whole, "M send\nM program PID FILE\nran worker --remote\n"},
+		{"cut", text[:20], whole, "M send\nM broken\n"},
+		{"other bytes", strings.ToUpper(text), whole, "M send\nM broken\n"},
+		{"another sum", text, binary{size: whole.size, sum: sum}, "M send\nM broken\n"},
+	} {
+		dir := t.TempDir()
+		cmd := exec.Command("sh", "-c", command(launch("M", dir, c.binary, "--remote")))
+		cmd.Stdin = strings.NewReader(c.sent)
+		out, _ := cmd.Output()
+		got := string(out)
+		if i := strings.Index(got, "M program "); i >= 0 {
+			line, rest, _ := strings.Cut(got[i:], "\n")
+			if want := fmt.Sprintf("M program %d %s/slipstream.", cmd.Process.Pid, dir); !strings.HasPrefix(line, want) {
+				t.Errorf("%s: %q, want %q", c.name, line, want)
+			}
+			got = got[:i] + "M program PID FILE\n" + rest
+		}
+		if got != c.want {
+			t.Errorf("%s: printed %q, want %q", c.name, got, c.want)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("%s: left %v, %v", c.name, left, err)
+		}
+	}
+}
+
+func sha(text string) string {
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+}

@@ -1,0 +1,178 @@
+package hosts
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"slipstream.dev/internal/target"
+)
+
+// session is a command on a host, in a connection of its own. One that has become a worker is its stream.
+type session struct {
+	host   string
+	client *ssh.Client
+	mark   string
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr target.Tail
+	done   chan struct{}
+	err    error // once done
+	// printed is the beginning of what is no report.
+	printed string
+}
+
+// open runs a script that reports with a mark.
+func open(host string, client *ssh.Client, script func(mark string) string) (*session, error) {
+	s := &session{host: host, client: client, mark: "slipstream-" + rand.Text(), done: make(chan struct{})}
+	run, err := client.NewSession()
+	if err != nil {
+		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+	}
+	run.Stderr = &s.stderr
+	if s.in, err = run.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+	}
+	out, err := run.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+	}
+	s.out = bufio.NewReader(out)
+	if err := run.Start(command(script(s.mark))); err != nil {
+		return nil, fmt.Errorf("host %s: run a command: %w", host, err)
+	}
+	go func() {
+		s.err = run.Wait()
+		close(s.done)
+	}()
+	return s, nil
+}
+
+// maxPrinted bounds what start-up files may print before a script reports, in lines.
+const maxPrinted = 1000
+
+// report returns the script's next word and what follows it. Whoever calls it closes the connection when ctx
+// ends.
+func (s *session) report(ctx context.Context) (word, rest string, err error) {
+	for range maxPrinted {
+		line, err := s.out.ReadString('\n')
+		if text, ok := strings.CutPrefix(line, s.mark+" "); ok && err == nil {
+			word, rest, _ = strings.Cut(strings.TrimSuffix(text, "\n"), " ")
+			return word, strings.TrimSpace(rest), nil
+		}
+		if len(s.printed) < 200 {
+			s.printed += line
+		}
+		if err != nil {
+			return "", "", s.silent(ctx)
+		}
+	}
+	return "", "", s.silent(ctx)
+}
+
+// silent is why a script did not report: it was not run, or it failed.
+func (s *session) silent(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s.settle()
+	printed := strings.TrimSpace(s.printed)
+	exit := new(ssh.ExitError)
+	switch {
+	case errors.As(s.err, &exit) && printed == "" && s.stderr.Last() != "":
+		return fmt.Errorf("host %s: the command for a worker failed (exit code %d)%s", s.host, exit.ExitStatus(), s.stderr.Last())
+	case s.err == nil, errors.As(s.err, &exit):
+		return refusedError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
+			s.host, clip(printed), s.stderr.Last())}
+	}
+	return s.broken()
+}
+
+// settle waits a moment for the end of a command whose output has ended, and then ends it. It reports
+// whether the command ended by itself.
+func (s *session) settle() bool {
+	timer := time.NewTimer(time.Second)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-timer.C:
+		s.client.Close()
+		<-s.done
+		return false
+	}
+}
+
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200] + "…"
+	}
+	return s
+}
+
+func (s *session) broken() error {
+	if missing := new(ssh.ExitMissingError); errors.As(s.err, &missing) { // it says no more than that
+		return fmt.Errorf("the connection to host %s broke%s", s.host, s.stderr.Last())
+	}
+	return fmt.Errorf("the connection to host %s broke: %w%s", s.host, s.err, s.stderr.Last())
+}
+
+func (s *session) Read(b []byte) (int, error)  { return s.out.Read(b) }
+func (s *session) Write(b []byte) (int, error) { return s.in.Write(b) }
+
+// Close ends the worker's input, on which it reverts what it applied and exits.
+func (s *session) Close() error {
+	err := s.in.Close()
+	if errors.Is(err, io.EOF) { // it has ended by itself
+		return nil
+	}
+	return err
+}
+
+// exitTime is how long a worker may take to revert and exit once its input has ended.
+const exitTime = 20 * time.Second
+
+// Wait waits for the worker to exit, after Close, and closes the connection.
+func (s *session) Wait() error {
+	defer s.client.Close()
+	timer := time.NewTimer(exitTime)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return s.ended()
+	case <-timer.C:
+		return fmt.Errorf("the worker on host %s has not exited after %s", s.host, exitTime)
+	}
+}
+
+// ended returns how the worker ended, nil if successfully.
+func (s *session) ended() error {
+	exit := new(ssh.ExitError)
+	switch {
+	case s.err == nil:
+		return nil
+	case errors.As(s.err, &exit) && exit.Signal() != "":
+		return fmt.Errorf("the worker on host %s ended by signal %s%s", s.host, exit.Signal(), s.stderr.Last())
+	case errors.As(s.err, &exit):
+		return fmt.Errorf("the worker on host %s ended with exit code %d%s", s.host, exit.ExitStatus(), s.stderr.Last())
+	}
+	return s.broken()
+}
+
+// Why says why the stream ended too early.
+func (s *session) Why() error {
+	if !s.settle() { // neither an answer nor an end
+		return fmt.Errorf("host %s does not answer", s.host)
+	}
+	if err := s.ended(); err != nil {
+		return err
+	}
+	return fmt.Errorf("the worker on host %s exited unexpectedly%s", s.host, s.stderr.Last())
+}

@@ -1,0 +1,33 @@
+package target
+
+import (
+	"strings"
+	"sync"
+)
+
+// Tail keeps the end of what a worker logs.
+type Tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailBytes = 1 << 10
+
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	t.buf = t.buf[max(0, len(t.buf)-tailBytes):]
+	return len(p), nil
+}
+
+// Last returns what was logged, to append to a sentence.
+func (t *Tail) Last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := strings.TrimSpace(string(t.buf))
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}

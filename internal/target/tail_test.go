@@ -1,0 +1,14 @@
+package target
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTail(t *testing.T) {
+	var tail Tail
+	_, _ = tail.Write([]byte(strings.Repeat("x", 3*tailBytes) + "the end\n"))
+	if last := tail.Last(); !strings.HasSuffix(last, "the end") || len(last) > tailBytes+2 {
+		t.Errorf("tail of %d bytes: %q", len(last), last[len(last)-10:])
+	}
+}

@@ -1,0 +1,90 @@
+//go:build linux
+
+package worker
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// claimName is an abstract socket: it is in no file system, and goes with the process that listens.
+const claimName = "@slipstream/run"
+
+// claimTime bounds how long a claim takes to be answered, and a process to give way.
+const claimTime = 5 * time.Second
+
+// Claim has a run be the only one that measures in this network namespace, as two would measure each
+// other. run identifies it, who tells people about it. A process that claims for the same run takes over
+// from this one, whose connection it has lost: yield is called then. The claim ends with the process, or
+// with release.
+func Claim(run, who string, yield func()) (release func(), err error) {
+	listener, err := net.Listen("unix", claimName)
+	for deadline := time.Now().Add(claimTime); errors.Is(err, syscall.EADDRINUSE); {
+		holder, askErr := askClaim(run)
+		switch {
+		case askErr != nil && !time.Now().Before(deadline):
+			return nil, fmt.Errorf("claim this host: ask who holds it: %w", askErr)
+		case askErr == nil && holder != "":
+			return nil, fmt.Errorf("another run (%s) is in progress on this host, and each would measure the other: wait for it, or stop it", holder)
+		case !time.Now().Before(deadline):
+			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
+		}
+		time.Sleep(20 * time.Millisecond) // nothing tells when an abstract socket is free
+		listener, err = net.Listen("unix", claimName)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim this host: %w", err)
+	}
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			answerClaim(c, run, who, func() {
+				listener.Close()
+				yield()
+			})
+		}
+	}()
+	return func() { listener.Close() }, nil
+}
+
+// askClaim returns who holds the host; "" if that gives way to a process of the same run.
+func askClaim(run string) (string, error) {
+	c, err := net.DialTimeout("unix", claimName, claimTime)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(claimTime)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintln(c, run); err != nil {
+		return "", err
+	}
+	who, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
+	return strings.TrimSpace(who), err
+}
+
+func answerClaim(c net.Conn, run, who string, yield func()) {
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(claimTime)); err != nil {
+		return
+	}
+	asks, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
+	switch {
+	case err != nil:
+	case strings.TrimSpace(asks) == run:
+		fmt.Fprintln(c)
+		yield()
+	default:
+		fmt.Fprintln(c, who)
+	}
+}
