@@ -53,6 +53,7 @@ type Collector struct {
 	// The rest is for Options.CPUs only.
 	stat, softirqs, softnet *source
 	limits                  Limits
+	proc                    fs.FS
 	boot                    string
 	exact                   *softirqTimes // nil if softirqs cannot be traced, because of reason
 	reason                  error
@@ -105,7 +106,8 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 	if c.limits, err = openLimits(o.Proc, o.Cgroup); err != nil {
 		return c, err
 	}
-	if c.boot = line(os.DirFS(o.Proc), bootID); c.boot == "" {
+	c.proc = os.DirFS(o.Proc)
+	if c.boot = line(c.proc, bootID); c.boot == "" {
 		return c, fmt.Errorf("%s/%s is empty or missing", o.Proc, bootID)
 	}
 	c.exact, c.reason = openSoftirq()
@@ -161,7 +163,7 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 // Host returns what the machine's CPUs did between two snapshots of a collector with Options.CPUs. It
 // omits CPUs that went offline or came online in between. The caller fills in the nodes' names.
 func (c *Collector) Host(before, after Snapshot) record.Host {
-	h := record.Host{Boot: c.boot, Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks}
+	h := record.Host{Boot: c.boot, PhysicalHost: physicalHost(c.proc), Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks}
 	if c.exact != nil {
 		h.Source = record.SoftirqEBPF
 	}

@@ -35,6 +35,8 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 		Clock:      line(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
 		Hypervisor: line(sys, "hypervisor/type") != "",
 		Sysctls:    make(map[string]string),
+
+		PhysicalHost: physicalHost(proc),
 	}
 	if n.Boot == "" || n.Kernel == "" {
 		return n, errors.New("describe this place: proc has no boot id or kernel release")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -264,6 +265,7 @@ func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) 
 		trial.Status, trial.Error = record.StatusFailed, err.Error()
 		trial.Metrics = nil
 	}
+	trial.Warnings = append(trial.Warnings, r.movedWarnings(trial.Hosts)...)
 	if err := out.Append(trial); err != nil {
 		return false, err
 	}
@@ -271,6 +273,25 @@ func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) 
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
+}
+
+// movedWarnings tell which machines run on another physical host than in an earlier trial.
+func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
+	for _, h := range hosts {
+		for _, t := range slices.Backward(r.done) {
+			// The boot id changes if a switch restarts the machine.
+			i := slices.IndexFunc(t.Hosts, func(was record.Host) bool { return slices.Equal(was.Nodes, h.Nodes) })
+			if i < 0 {
+				continue
+			}
+			if was := t.Hosts[i].PhysicalHost; was != h.PhysicalHost {
+				all = append(all, record.Warnf(record.WarnMoved, "%s moved from the physical host %q to %q",
+					strings.Join(h.Nodes, " and "), was, h.PhysicalHost))
+			}
+			break
+		}
+	}
+	return all
 }
 
 func (r *Run) event(e Event) {

@@ -44,6 +44,8 @@ type fakeTarget struct {
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
+	// physicalHost runs the machine; nil if that is unknown.
+	physicalHost func() string
 }
 
 func newFake(nodes int) *fakeTarget {
@@ -164,6 +166,9 @@ func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ tim
 	var host *record.Host
 	if cpus {
 		host = &record.Host{Boot: "one", Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
+	}
+	if host != nil && w.physicalHost != nil {
+		host.PhysicalHost = w.physicalHost()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

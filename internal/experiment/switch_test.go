@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
 )
 
 // switching is an experiment on a machine that is found small.
@@ -188,6 +189,42 @@ func TestSwitch(t *testing.T) {
 		}
 		if m.size != "small" || out.switched != "" {
 			t.Errorf("it ends on %s, with %q noted", m.size, out.switched)
+		}
+	})
+}
+
+// TestMoved checks that a trial has a warning if a machine has moved to another physical host since the
+// trial before, and that every trial records the host.
+func TestMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{size: "small"}
+		f := m.on()
+		f.physicalHost = func() string { return map[bool]string{true: "rack1", false: "rack2"}[m.size == "small"] }
+		trials, err := measure(t, t.Context(), f, parseSwitching(t), new(memory), func(Event) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		was, moves := "", 0
+		for _, tr := range trials {
+			now := tr.Hosts[0].PhysicalHost
+			var want []string
+			if was != "" && now != was {
+				moves++
+				want = []string{fmt.Sprintf("node0 and node1 moved from the physical host %q to %q", was, now)}
+			}
+			var got []string
+			for _, w := range tr.Warnings {
+				if w.Code == record.WarnMoved {
+					got = append(got, w.Message)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("trial %d on %s after %s: warnings %q, want %q", tr.Order, now, was, got, want)
+			}
+			was = now
+		}
+		if moves == 0 {
+			t.Error("the machine never moved")
 		}
 	})
 }

@@ -144,9 +144,11 @@ const (
 // machine share its record too.
 type Host struct {
 	// Boot is the machine's boot id: one record a boot id and trial.
-	Boot    string   `json:"boot"`
-	Nodes   []string `json:"nodes"`            // nodes that run on the machine
-	Seconds float64  `json:"seconds" unit:"s"` // the window by its own clock
+	Boot  string   `json:"boot"`
+	Nodes []string `json:"nodes"` // nodes that run on the machine
+	// PhysicalHost is the machine that a virtual machine ran on, where the hypervisor tells it.
+	PhysicalHost string  `json:"physical_host,omitempty"`
+	Seconds      float64 `json:"seconds" unit:"s"` // the window by its own clock
 	// Source of softirq time: "ebpf" is exact, "ticks" is /proc/stat.
 	Source   string    `json:"softirq_source"`
 	CPUs     []CPU     `json:"cpus"`               // its CPUs that are online
@@ -277,6 +279,7 @@ const (
 	WarnNoRatio        = "no-ratio"            // a comparison is left out: a value is 0, or no block has both
 	WarnReadback       = "setting-readback"    // a setting did not read back
 	WarnSteal          = "steal"               // the hypervisor took CPU time away
+	WarnMoved          = "moved"               // a virtual machine runs on another physical host than before
 	WarnSkew           = "window-skew"         // the ends' windows do not match
 	WarnSharedCPUs     = "shared-cpus"         // nodes of the lab share CPUs
 	WarnFailedTrials   = "failed-trials"       // trials failed and were tried again, or are missing
@@ -352,6 +355,9 @@ type Node struct {
 	Governor   string `json:"governor,omitempty"`        // frequency governor of the CPUs
 	Clock      string `json:"clocksource,omitempty"`     // clock source of the kernel
 	Hypervisor bool   `json:"hypervisor"`                // whether it is a virtual machine
+	// PhysicalHost is the machine that a virtual machine ran on when the run began, where
+	// the hypervisor tells it: Hyper-V and Azure do.
+	PhysicalHost string `json:"physical_host,omitempty"`
 	// InterruptSeconds is how long an interrupt from one CPU to another takes,
 	// there and back; 0 where it was not timed. Nodes of one machine share it.
 	InterruptSeconds float64 `json:"interrupt_seconds,omitempty" unit:"s"`

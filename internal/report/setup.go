@@ -227,6 +227,7 @@ func nodeFacts(n record.Node) []Definition {
 		{"Clock source", n.Clock},
 		{"Virtual machine", map[bool]string{true: "yes", false: "no"}[n.Hypervisor]},
 		{"Interrupt to another CPU, round trip", interrupt(n.InterruptSeconds)},
+		{"Physical host", n.PhysicalHost},
 		{"Role", n.Role},
 		{"Proxy", n.Proxy},
 		{"NIC rate", bitRate(n.NICRate)},

@@ -78,6 +78,8 @@ func newWarning(code string) Warning {
 		w.Effect = "There is no ratio, so there is no verdict."
 	case record.WarnSteal:
 		w.Effect = "Other virtual machines took CPU time, so means are worse and vary more."
+	case record.WarnMoved:
+		w.Effect = "The new host may be faster or slower, so values may differ from those before."
 	case record.WarnSkew:
 		w.Effect = "Client and server measured different windows, so values may be off by as much."
 	case record.WarnFailedTrials:
