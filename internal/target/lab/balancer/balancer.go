@@ -225,7 +225,7 @@ func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []netwo
 			return err
 		}
 		if missing == 0 {
-			processes.Watch(Node, func() error { return <-exited }, func(err error) {
+			processes.Watch(func() error { return <-exited }, func(err error) {
 				log.Warn("the proxy exited: clients cannot reach the backends", "node", nodes[Node].Place.Name, "err", err, "output", said.String())
 			})
 			return nil

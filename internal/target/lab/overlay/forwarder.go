@@ -163,7 +163,7 @@ func (h *Host) startForwarder(i int, f forwarding, tun, socket *os.File) error {
 		return fmt.Errorf("start forwarder of %s (%s): %w: %s", name, strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
 	}
 	// Its standard input stays open until then, or until this process ends.
-	h.overlay.Processes.Watch(i, cmd.Wait, func(err error) {
+	h.overlay.Processes.Watch(cmd.Wait, func(err error) {
 		h.overlay.Log.Warn("the forwarder exited: its node's pods are unreachable", "node", name, "err", err, "stderr", strings.TrimSpace(said.String()))
 	})
 	return nil
