@@ -101,8 +101,8 @@ func (b *Config) Choose(builtin []string) error {
 	return nil
 }
 
-// Seat gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
-func (b *Config) Seat(nodes []network.Node) {
+// Assign gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
+func (b *Config) Assign(nodes []network.Node) {
 	for i := range nodes {
 		n := &nodes[i]
 		n.Place.Role = b.role(i)
