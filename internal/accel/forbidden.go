@@ -69,10 +69,10 @@ func explain(err error, status, lockdown string) error {
 	return errForbidden{err, strings.Join(why, "; ")}
 }
 
-// Lacks returns the capabilities that accelerating takes and that a process does not have, whose
-// /proc/PID/status is text.
-func Lacks(text string) (names []string) {
-	effective, _ := parseStatus(text)
+// Lacks returns the capabilities that a process lacks to apply accelerators. status is the text of its
+// /proc/PID/status.
+func Lacks(status string) (names []string) {
+	effective, _ := parseStatus(status)
 	for _, r := range rights {
 		if effective&(1<<r.number) == 0 {
 			names = append(names, r.name)

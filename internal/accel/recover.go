@@ -78,15 +78,14 @@ func InForce(o Options) (all []string, err error) {
 			err = fmt.Errorf("look for accelerations in force: %w", err)
 		}
 	}()
-	id, err := netns.CurrentID()
-	if err != nil {
-		return nil, err
-	}
+	var id netns.ID
 	var living map[journal.Holder]int // what others have left, the next to apply restores
 	if err := journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) (err error) {
-		living, err = j.Living(id)
+		if id, err = netns.CurrentID(); err == nil {
+			living, err = j.Living(id)
+		}
 		return err
-	}); err != nil {
+	}); err != nil || id == (netns.ID{}) { // without a journal, nothing has been accelerated
 		return nil, err
 	}
 	for h, n := range living {

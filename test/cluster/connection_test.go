@@ -162,9 +162,10 @@ func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 	return t, err
 }
 
-// forge has another pod send packets as if they were the near end's, with numbers that are out of
-// its window by far, as those of who does not know them are; one that is in it by chance conntrack
-// would rightly accept, on one side of the soak and not on the other. Offsets are from 0 to 1.
+// forge has another pod send packets as if they were the near end's. next is the sequence number that the
+// near end sends next; the packets' are far outside the window, as an attacker's who does not know it.
+// Conntrack would rightly accept one that is inside by chance, on one side of the soak and not on the
+// other. Offsets are from 0 to 1.
 func (c *connection) forge(from webPod, flags byte, next uint32, offsets []float64) error {
 	own, other := ends(c.near)
 	return onNetns(from.netns, func() error {

@@ -61,8 +61,8 @@ type pair struct {
 	opened    time.Time
 	// accelerated is when it was last seen on the fast path.
 	accelerated time.Time
-	// history is what was done to it, tracked its conntrack entries when they were last read, on the
-	// nodes with the fast path.
+	// history is what was done to it. tracked are its conntrack entries on the nodes with the fast
+	// path, when they were last read.
 	history []string
 	tracked [2]fastpath.Tracked
 	// forged tells whether somebody has forged packets since it sent its last.
@@ -98,7 +98,7 @@ type soakRun struct {
 	notBusy sync.RWMutex
 	// connections counts those opened on either side: each has a number of its own.
 	connections uint64
-	// killed is when an agent was killed last, kills how often that of each node was.
+	// killed is when the last agent was killed, kills how many of each node were.
 	killed time.Time
 	kills  [2]int
 	// agentLogs are the ends of the logs of each node's agents that were killed.
@@ -171,7 +171,7 @@ policy changes               %d
 pods created and deleted     %d
 connections opened           %d on each side
 messages                     %d, %.1f GB, both sides
-packets accelerated, by node     %.0f and %.0f
+packets accelerated, by node %.0f and %.0f
 resets                       %d
 misdeliveries                %d
 entries compared             %d
@@ -662,7 +662,7 @@ var disturbances = []struct {
 	{"the attacker forges a reset", func(s *soakRun) { s.forgePackets(tcpRST) }},
 	{"the attacker forges a FIN", func(s *soakRun) { s.forgePackets(tcpFIN | tcpACK) }},
 	{"the attacker forges data", func(s *soakRun) { s.forgePackets(tcpACK) }},
-	{"a connection sends much", (*soakRun).sendMuch},
+	{"a connection sends megabytes", (*soakRun).sendMegabytes},
 	{"a connection ends and another one opens", (*soakRun).replaceConnection},
 	{"a connection goes idle", (*soakRun).idleConnection},
 }
@@ -830,9 +830,10 @@ func (s *soakRun) floodBridge(arp bool) {
 
 // forgePackets has the attacker on a connection's near node send packets as if they were the connection's.
 //
-// An agent that is killed leaves its connections liberal in conntrack. It then accepts every FIN and
+// An agent that is killed leaves its connections liberal in conntrack, which then accepts every FIN and
 // reset, whatever the sequence number, until the next agent accelerates the connection. That is known,
-// and the kernel's own flow tables do the same. So forged ones wait until it is accelerated again.
+// and the kernel's own flow tables do the same. So a FIN or reset is forged only once the connection is
+// accelerated again.
 func (s *soakRun) forgePackets(flags byte) {
 	p := s.randomPair()
 	if flags&(tcpFIN|tcpRST) != 0 && !p.accelerated.After(s.killed) {
@@ -845,7 +846,7 @@ func (s *soakRun) forgePackets(flags byte) {
 		offsets[i] = s.Float64()
 	}
 	var next [2]uint32
-	s.whileNotBusy(func() { // nobody can read from a socket while its numbers are asked for
+	s.whileNotBusy(func() { // nextNumber puts the socket into repair mode, in which reads fail
 		for i, c := range p.on {
 			var err error
 			if next[i], err = nextNumber(c.near); err != nil {
@@ -860,9 +861,9 @@ func (s *soakRun) forgePackets(flags byte) {
 	}
 }
 
-func (s *soakRun) sendMuch() {
+func (s *soakRun) sendMegabytes() {
 	p := s.randomPair()
-	p.note("sends much")
+	p.note("sends megabytes")
 	if !s.exchange(p, (s.IntN(32)+1)<<20) {
 		s.FailNow()
 	}

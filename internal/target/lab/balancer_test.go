@@ -41,7 +41,7 @@ func backend(t *testing.T, l *Lab, node string, version int, port uint16, serve 
 	t.Helper()
 	var listener *net.TCPListener
 	in(t, l, node, func() (err error) {
-		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addrOf(place(t, l, node), version), port)))
+		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(place(t, l, node).IP(version), port)))
 		return err
 	})
 	t.Cleanup(func() { listener.Close() })
@@ -71,7 +71,7 @@ func dial(t *testing.T, l *Lab, version int, port uint16) *net.TCPConn {
 
 func tryDial(t *testing.T, l *Lab, version int, port uint16) (*net.TCPConn, error) {
 	t.Helper()
-	to := netip.AddrPortFrom(addrOf(place(t, l, "node1"), version), port)
+	to := netip.AddrPortFrom(place(t, l, "node1").IP(version), port)
 	var c net.Conn
 	var refused error
 	in(t, l, "node0", func() error {
@@ -115,7 +115,7 @@ func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
 	for i := range backends {
 		node := fmt.Sprintf("node%d", 2+i)
 		backend(t, l, node, version, port, func(c *net.TCPConn) {
-			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != addrOf(place(t, l, "node1"), version) {
+			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != place(t, l, "node1").IP(version) {
 				t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
 			}
 			all, err := io.ReadAll(c) // to the end that the client sends

@@ -47,7 +47,7 @@ func (l *Lab) Down(ctx context.Context) error {
 		l.lock.release()
 		err = fmt.Errorf("remove lab %s: %w", l.state.Config.Name, err)
 	} else {
-		l.processes.await()
+		l.processes.running.Wait()
 		err = l.lock.remove()
 	}
 	l.lock = nil

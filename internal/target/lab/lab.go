@@ -181,7 +181,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		lock:  lock,
 		loads: make([]time.Duration, c.Nodes),
 	}
-	l.processes = processes{lab: l, ended: make([]chan struct{}, c.Nodes)}
+	l.processes.lab = l
 	if err := l.state.write(o.Dir); err != nil {
 		return nil, errors.Join(err, lock.remove())
 	}

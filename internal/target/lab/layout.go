@@ -64,7 +64,7 @@ func layout(c Config) []network.Node {
 		c.Services.Assign(nodes)
 	}
 	if c.Balancer != nil {
-		c.Balancer.Seat(nodes)
+		c.Balancer.Assign(nodes)
 	}
 	for i := range nodes {
 		bits, _ := nodes[i].Rate.BitsPerSecond() // checked with the configuration

@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"testing"
 	"time"
@@ -38,7 +37,7 @@ const (
 	childProxy = "SLIPSTREAM_TEST_LAB_PROXY"
 )
 
-// forwarder has this binary forward, and balancer balance.
+// forwarderCommand and balancerCommand run this binary as the forwarder and as the built-in proxy.
 var (
 	forwarderCommand = []string{"/proc/self/exe", "forward"}
 	balancerCommand  = []string{"/proc/self/exe", "balance"}
@@ -136,20 +135,13 @@ func place(t *testing.T, l *Lab, name string) target.Place {
 	return target.Place{}
 }
 
-func addrOf(p target.Place, version int) netip.Addr {
-	if version == 6 {
-		return p.IPv6
-	}
-	return p.IPv4
-}
-
 // connect makes TCP connections from one place to another; the first of each
 // pair is the client's end.
 func connect(t *testing.T, l *Lab, from, to string, version, n int) [][2]*net.TCPConn {
 	t.Helper()
 	var listener *net.TCPListener
 	in(t, l, to, func() (err error) {
-		listener, err = net.ListenTCP("tcp", &net.TCPAddr{IP: addrOf(place(t, l, to), version).AsSlice()})
+		listener, err = net.ListenTCP("tcp", &net.TCPAddr{IP: place(t, l, to).IP(version).AsSlice()})
 		return err
 	})
 	defer listener.Close()

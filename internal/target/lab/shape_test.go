@@ -322,7 +322,7 @@ func TestFragmentsAndErrors(t *testing.T) {
 func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 	t.Helper()
 	in(t, l, "node1/pod0", func() (err error) {
-		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: addrOf(place(t, l, "node1/pod0"), version).AsSlice()})
+		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: place(t, l, "node1/pod0").IP(version).AsSlice()})
 		return err
 	})
 	in(t, l, "node0/pod0", func() (err error) {

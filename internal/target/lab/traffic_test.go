@@ -73,12 +73,12 @@ func reachable(t *testing.T, l *Lab, from, to target.Place, version int) {
 	conn := connect(t, l, from.Name, to.Name, version, 1)[0]
 	echo(t, conn)
 	remote := conn[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	if want := addrOf(from, version); remote != want {
+	if want := from.IP(version); remote != want {
 		t.Errorf("%s to %s: comes from %s, want %s", from.Name, to.Name, remote, want)
 	}
 	port := conn[1].LocalAddr().(*net.TCPAddr).Port
 	for _, node := range []string{from.Node, to.Node} {
-		if got := tracks(t, l, node, addrOf(to, version), port); got != tracked {
+		if got := tracks(t, l, node, to.IP(version), port); got != tracked {
 			t.Errorf("%s to %s, IPv%d: tracked on %s: %t, want %t", from.Name, to.Name, version, node, got, tracked)
 		}
 	}
@@ -88,14 +88,14 @@ func reachable(t *testing.T, l *Lab, from, to target.Place, version int) {
 func unreachable(t *testing.T, l *Lab, from, to target.Place, version int) {
 	t.Helper()
 	in(t, l, from.Name, func() error {
-		_, err := net.Dial("tcp", netip.AddrPortFrom(addrOf(to, version), 1).String())
+		_, err := net.Dial("tcp", netip.AddrPortFrom(to.IP(version), 1).String())
 		if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
 			t.Errorf("%s to %s: %v, want unreachable", from.Name, to.Name, err)
 		}
 		return nil
 	})
 	in(t, l, from.Node, func() error {
-		if routes, err := netlink.RouteGet(addrOf(to, version).AsSlice()); err == nil {
+		if routes, err := netlink.RouteGet(to.IP(version).AsSlice()); err == nil {
 			t.Errorf("%s has a way to %s: %v", from.Node, to.Name, routes)
 		}
 		return nil
@@ -217,7 +217,7 @@ func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int
 	t.Helper()
 	var server, client *net.UDPConn
 	in(t, l, to, func() (err error) {
-		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: addrOf(place(t, l, to), version).AsSlice()})
+		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: place(t, l, to).IP(version).AsSlice()})
 		return err
 	})
 	t.Cleanup(func() { server.Close() })

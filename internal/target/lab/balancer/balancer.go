@@ -101,8 +101,8 @@ func (b *Config) Choose(builtin []string) error {
 	return nil
 }
 
-// Seat gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
-func (b *Config) Seat(nodes []network.Node) {
+// Assign gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
+func (b *Config) Assign(nodes []network.Node) {
 	for i := range nodes {
 		n := &nodes[i]
 		n.Place.Role = b.role(i)
@@ -225,7 +225,7 @@ func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []netwo
 			return err
 		}
 		if missing == 0 {
-			processes.Watch(Node, func() error { return <-exited }, func(err error) {
+			processes.Watch(func() error { return <-exited }, func(err error) {
 				log.Warn("the proxy exited: clients cannot reach the backends", "node", nodes[Node].Place.Name, "err", err, "output", said.String())
 			})
 			return nil

@@ -52,13 +52,13 @@ type Pod struct {
 	Backends map[int]netip.Prefix
 }
 
-// Processes starts the processes that belong to a lab, and waits for them.
+// Processes starts the processes that belong to a lab, and watches them.
 type Processes interface {
 	// Start starts a command on a node.
 	Start(node int, cmd *exec.Cmd) error
-	// Watch waits in the background for the end of a process on a node, and tells it unless the lab is being
-	// removed.
-	Watch(node int, wait func() error, tell func(error))
+	// Watch calls wait in the background, which returns when the process has ended, and then tell with its
+	// error unless the lab is being removed.
+	Watch(wait func() error, tell func(error))
 }
 
 // HardwareAddr returns a locally administered unicast address. It is the same in every lab, so that nodes

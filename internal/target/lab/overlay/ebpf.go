@@ -98,9 +98,9 @@ func (h *Host) loadPrograms(tunnel int) (err error) {
 	if h.programs, err = programs.LoadHostRouting(tunnel, ciliumVNI); err != nil {
 		return err
 	}
-	for _, n := range h.overlay.Nodes {
+	for i, n := range h.overlay.Nodes {
 		address := n.Place.IPv4
-		if n.Place.Name == h.node.Place.Name {
+		if i == h.index {
 			address = netip.IPv4Unspecified()
 		}
 		for _, p := range []netip.Prefix{n.Pods4, n.Pods6} {

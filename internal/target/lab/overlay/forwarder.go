@@ -72,9 +72,9 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// makeForwarder creates the TUN device of a node, the ith, and starts the process that forwards packets
-// between it and a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
-func (h *Host) makeForwarder(i int) error {
+// makeForwarder creates the TUN device of a node, and starts the process that forwards packets between it and
+// a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
+func (h *Host) makeForwarder() error {
 	f := forwarding{Keep: h.overlay.Keep}
 	f.MTU, _ = h.overlay.mtu()
 	var tun, socket *os.File
@@ -108,17 +108,17 @@ func (h *Host) makeForwarder(i int) error {
 	if err := h.ns.SetUp(tunName); err != nil {
 		return err
 	}
-	for j, n := range h.overlay.Nodes {
+	for _, own := range []netip.Addr{h.node.Pods4.Addr(), h.node.Pods6.Addr()} {
+		if err := h.ns.AddAddress(device, netip.PrefixFrom(own, own.BitLen())); err != nil {
+			return err
+		}
+	}
+	// flannel routes the whole cluster to the device, and its proxy answers packets to unknown nodes; here the
+	// kernel does.
+	for _, n := range h.others {
 		for _, p := range []netip.Prefix{n.Pods4, n.Pods6} {
-			if j == i {
-				err = h.ns.AddAddress(device, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
-			} else {
-				// flannel routes the whole cluster to the device, and its proxy answers
-				// packets to unknown nodes; here the kernel does.
-				f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.Place.IPv4, udpPort)})
-				err = h.ns.LinkRoute(device, p)
-			}
-			if err != nil {
+			f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.Place.IPv4, udpPort)})
+			if err := h.ns.LinkRoute(device, p); err != nil {
 				return err
 			}
 		}
@@ -126,12 +126,12 @@ func (h *Host) makeForwarder(i int) error {
 	if err := h.ns.AwaitLocal(h.node.Pods6.Addr()); err != nil {
 		return err
 	}
-	return h.startForwarder(i, f, tun, socket)
+	return h.startForwarder(f, tun, socket)
 }
 
-// startForwarder starts the forwarder of a node, the ith, and returns when it forwards. It runs in the node's
+// startForwarder starts the forwarder of a node, and returns when it forwards. It runs in the node's
 // namespace, so removing the lab kills it like everything else there.
-func (h *Host) startForwarder(i int, f forwarding, tun, socket *os.File) error {
+func (h *Host) startForwarder(f forwarding, tun, socket *os.File) error {
 	name, argv := h.node.Place.Name, h.overlay.Forwarder
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.ExtraFiles = []*os.File{tun, socket}
@@ -147,7 +147,7 @@ func (h *Host) startForwarder(i int, f forwarding, tun, socket *os.File) error {
 	if err != nil {
 		return errors.Join(err, stdin.Close())
 	}
-	if err := h.overlay.Processes.Start(i, cmd); err != nil {
+	if err := h.overlay.Processes.Start(h.index, cmd); err != nil {
 		return errors.Join(err, stdin.Close(), stdout.Close())
 	}
 	err = json.NewEncoder(stdin).Encode(f)
@@ -163,7 +163,7 @@ func (h *Host) startForwarder(i int, f forwarding, tun, socket *os.File) error {
 		return fmt.Errorf("start forwarder of %s (%s): %w: %s", name, strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
 	}
 	// Its standard input stays open until then, or until this process ends.
-	h.overlay.Processes.Watch(i, cmd.Wait, func(err error) {
+	h.overlay.Processes.Watch(cmd.Wait, func(err error) {
 		h.overlay.Log.Warn("the forwarder exited: its node's pods are unreachable", "node", name, "err", err, "stderr", strings.TrimSpace(said.String()))
 	})
 	return nil

@@ -101,7 +101,9 @@ func (o *Overlay) mtu() (v4, v6 int) {
 type Host struct {
 	overlay *Overlay
 	ns      *network.Namespace
-	node    network.Node
+	// index of the node in the overlay.
+	index int
+	node  network.Node
 	// others are the other nodes.
 	others []network.Node
 	// programs forward the pods' packets, in shapes of eBPF.
@@ -112,15 +114,15 @@ type Host struct {
 
 // Join connects the pods of a node, the ith, with those of the other nodes. The caller closes the host.
 func (o *Overlay) Join(ns *network.Namespace, i int) (*Host, error) {
-	h := &Host{overlay: o, ns: ns, node: o.Nodes[i], others: slices.Concat(o.Nodes[:i], o.Nodes[i+1:])}
-	if err := h.join(i); err != nil {
+	h := &Host{overlay: o, ns: ns, index: i, node: o.Nodes[i], others: slices.Concat(o.Nodes[:i], o.Nodes[i+1:])}
+	if err := h.join(); err != nil {
 		h.Close()
 		return nil, err
 	}
 	return h, nil
 }
 
-func (h *Host) join(i int) error {
+func (h *Host) join() error {
 	if h.overlay.bridged() {
 		if err := h.makeBridge(); err != nil {
 			return err
@@ -136,7 +138,7 @@ func (h *Host) join(i int) error {
 	case ShapeEBPF:
 		return h.makeDirect()
 	case ShapeUDP:
-		return h.makeForwarder(i)
+		return h.makeForwarder()
 	}
 	return h.makeTunnels()
 }

@@ -114,11 +114,8 @@ func (t tunnel) join(ns *network.Namespace, remote network.Node) error {
 	}); err != nil {
 		return fmt.Errorf("add forwarding entry: %w", err)
 	}
-	if err := ns.Netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: index, State: netlink.NUD_PERMANENT,
-		IP: pods.Addr().AsSlice(), HardwareAddr: t.vtep(remote),
-	}); err != nil {
-		return fmt.Errorf("add neighbour: %w", err)
+	if err := ns.Neighbour(t.device, pods.Addr(), t.vtep(remote)); err != nil {
+		return err
 	}
 	if err := ns.Netlink.RouteAdd(&netlink.Route{
 		LinkIndex: index, Dst: network.IPNet(pods), Gw: pods.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK),
@@ -153,18 +150,12 @@ func (h *Host) connectCalico(ns *network.Namespace, p network.Pod, veth, eth0 ne
 	}
 	for _, a := range []netip.Addr{p.Place.IPv4, p.Place.IPv6} {
 		one := netip.PrefixFrom(a, a.BitLen())
-		if err := ns.AddAddress(eth0, one); err != nil {
+		if err := errors.Join(ns.AddAddress(eth0, one), h.ns.LinkRoute(veth, one)); err != nil {
 			return err
 		}
-		if err := h.ns.Netlink.RouteAdd(&netlink.Route{LinkIndex: veth.Attrs().Index, Dst: network.IPNet(one), Scope: netlink.SCOPE_LINK}); err != nil {
-			return fmt.Errorf("add route to %s: %w", a, err)
-		}
 	}
-	if err := ns.Netlink.RouteAdd(&netlink.Route{
-		LinkIndex: eth0.Attrs().Index, Scope: netlink.SCOPE_LINK,
-		Dst: network.IPNet(netip.PrefixFrom(calicoGateway4, 32)),
-	}); err != nil {
-		return fmt.Errorf("add route to gateway: %w", err)
+	if err := ns.LinkRoute(eth0, netip.PrefixFrom(calicoGateway4, 32)); err != nil {
+		return err
 	}
 	return errors.Join(
 		h.defaultRoutes(ns, eth0, calicoGateway4, calicoGateway6),

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 // Return codes of the programs (include/uapi/linux/pkt_cls.h).
@@ -110,14 +111,7 @@ func frame(from, to string, payload int) []byte {
 // sum sets the checksum of an IPv4 header.
 func sum(header []byte) {
 	header[10], header[11] = 0, 0
-	var s uint32
-	for i := 0; i < 20; i += 2 {
-		s += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	for s > 0xffff {
-		s = s&0xffff + s>>16
-	}
-	binary.BigEndian.PutUint16(header[10:], ^uint16(s))
+	binary.BigEndian.PutUint16(header[10:], ^grammar.Sum(0, header[:20]))
 }
 
 func TestPodPrograms(t *testing.T) {

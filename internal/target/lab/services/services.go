@@ -8,6 +8,8 @@
 // kube-proxy would write (kubeproxy.go). In mode ebpf, the pods' processes are instead in a cgroup with programs
 // that translate service addresses (cgroup.go). How packets travel between pods depends on the shape, as without
 // services.
+//
+// Filter adds the netfilter rules that every node of a lab has, also without services (filter.go).
 package services
 
 import (
