@@ -803,3 +803,27 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		}
 	}
 }
+
+// TestVariantsSayWhichHostsAndAddresses: between hosts, a variant is told by its ends and by the addresses
+// that its packets go by.
+func TestVariantsSayWhichHostsAndAddresses(t *testing.T) {
+	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
+		Target: v1alpha1.Target{Hosts: []v1alpha1.Host{
+			{Name: "east1"}, {Name: "east2"}, {Name: "west1", Labels: map[string]string{"zone": "west"}},
+		}},
+		Path: v1alpha1.Path{Native: &v1alpha1.Plain{}},
+		Variants: []v1alpha1.Variant{
+			{Name: "within"},
+			{Name: "between", Hosts: &v1alpha1.Ends{Server: map[string]string{"zone": "west"}}},
+			{Name: "weave", Path: &v1alpha1.Path{Address: "weave"}},
+		},
+	}}
+	want := []Definition{
+		{"within", "host network; clients on east1, servers on east2"},
+		{"between", "host network; clients on east1, servers on west1"},
+		{"weave", "the hosts' addresses named weave; clients on east1, servers on east2"},
+	}
+	if got, _ := definitions(exp); !cmp.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+}

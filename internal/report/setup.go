@@ -30,6 +30,10 @@ type Devices struct {
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
 		parts := append([]string{pathName(exp.PathOf(v))}, v.Settings()...)
+		if hosts := exp.Spec.Target.Hosts; hosts != nil {
+			client, server := exp.HostsOf(v)
+			parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
+		}
 		if v.Versus != "" {
 			parts = append(parts, "baseline "+v.Versus)
 		}
@@ -165,6 +169,8 @@ func pathName(p v1alpha1.Path) string {
 		return "bridge within one node"
 	case p.Balancer != nil:
 		return balancerName(*p.Balancer)
+	case p.Address != "":
+		return "the hosts' addresses named " + p.Address
 	}
 	return "unknown path"
 }
