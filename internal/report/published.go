@@ -57,20 +57,16 @@ func publishedRow(p stats.Published) PublishedRow {
 		Figure: p.Figure, Cell: fmt.Sprintf("%s, %s %s, %s", p.Variant, p.Workload, q.name, pairs(p.Pairs)),
 		Versus: p.Versus, Verdict: p.Verdict, Why: p.Why, Note: p.Note,
 	}
-	own := q // what both are shown in
-	switch {
-	case p.Versus != "":
-		own = quantity{scale: 1}
-	case p.Unit != record.Units[p.Metric]:
-		own = quantity{unit: p.Unit, scale: 1}
+	if p.Versus != "" {
+		q = quantity{scale: 1} // a ratio
 	}
-	row.Theirs = figureIn(p.Theirs, own)
 	if p.Ours != nil {
-		if p.Versus == "" {
-			own = q
-		}
-		row.Ours = figureIn(*p.Ours, own)
+		row.Ours = figureIn(*p.Ours, q)
 	}
+	if p.Versus == "" && p.Unit != record.Units[p.Metric] {
+		q = quantity{unit: p.Unit, scale: 1} // shown as it was published
+	}
+	row.Theirs = figureIn(p.Theirs, q)
 	if p.Verdict == stats.Differs {
 		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
 	}
