@@ -77,7 +77,7 @@ func TestSwitch(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("resume: exit code %d\n%s", code, stderr)
 	}
-	if want := "Switch-back design: 8 periods, 2 trials of each kind in each."; !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
+	if want := "Switch-back design: 8 periods, in each of which a variant has 2 trials per workload and number of pairs."; !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
 		t.Errorf("the report does not say %s\n%s", want, stdout)
 	}
 

@@ -43,9 +43,17 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 		return nil, ""
 	}
 	var counts []string
-	for _, v := range []stats.Agreement{stats.Agrees, stats.Differs, stats.NotComparable} {
-		if verdicts[v] > 0 {
-			counts = append(counts, fmt.Sprintf("%s %d", v, verdicts[v]))
+	for _, v := range []struct {
+		stats.Agreement
+		one, more string
+	}{
+		{stats.Agrees, "agrees", "agree"}, {stats.Differs, "differs", "differ"}, {stats.NotComparable, "is not comparable", "are not comparable"},
+	} {
+		switch n := verdicts[v.Agreement]; {
+		case n == 1:
+			counts = append(counts, "1 "+v.one)
+		case n > 1:
+			counts = append(counts, fmt.Sprintf("%d %s", n, v.more))
 		}
 	}
 	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(counts))

@@ -603,7 +603,7 @@ func TestDesignIsSaid(t *testing.T) {
 	m := New(f.exp, f.summary(), f.trials, f.env)
 	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
 		text := strings.Join(strings.Fields(render(t, write, m)), " ")
-		for _, want := range []string{"Switch-back design: 6 periods, 1 trial of each kind in each.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
+		for _, want := range []string{"Switch-back design: 6 periods, in each of which a variant has 1 trial per workload and number of pairs.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s does not say %q:\n%.2000s", format, want, text)
 			}
@@ -786,11 +786,11 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		f.trials = append(f.trials, failed)
 	}
 	want := map[string]string{
-		"native": "packets took the VF (99.0 to 99.9 % the VF)",
-		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % the VF)",
-		"rps":    "packets took both ways (40.0 to 99.9 % the VF)",
-		"rps+":   "packets took both ways (0.0 to 99.9 % the VF)",
-		"rfs":    "packets took both ways (50.0 % the VF)",
+		"native": "packets took the VF (99.0 to 99.9 % through the VF)",
+		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % through the VF)",
+		"rps":    "packets took both ways (40.0 to 99.9 % through the VF)",
+		"rps+":   "packets took both ways (0.0 to 99.9 % through the VF)",
+		"rfs":    "packets took both ways (50.0 % through the VF)",
 		"rfs+":   "",
 	}
 	for _, v := range New(f.exp, f.summary(), f.trials, f.env).Variants {

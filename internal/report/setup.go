@@ -126,7 +126,7 @@ func took(trials []record.Trial, variant string) string {
 	if other := fmt.Sprintf("%.1f", 100*most); other != share {
 		share += " to " + other
 	}
-	return fmt.Sprintf("packets took %s (%s %% the VF)", ways[0], share)
+	return fmt.Sprintf("packets took %s (%s %% through the VF)", ways[0], share)
 }
 
 // design says in which periods the trials were run, where something was switched.
@@ -140,8 +140,8 @@ func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
 			periods[t.Period] = true
 		}
 	}
-	return fmt.Sprintf("Switch-back design: %s, %s of each kind in each. A block is one period of every variant; "+
-		"the value of a period is the mean of its trials, and intervals rest on the periods.",
+	return fmt.Sprintf("Switch-back design: %s, in each of which a variant has %s per workload and number of pairs. "+
+		"Their mean is the value of the period, and intervals are computed from the periods. A block is one period of every variant.",
 		plural(len(periods), "period"), plural(exp.Repeats(), "trial"))
 }
 
