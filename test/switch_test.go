@@ -67,7 +67,7 @@ func TestSwitch(t *testing.T) {
 		t.Fatalf("left switched: %v\n%s", left, p.stderr())
 	}
 
-	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "slipstream cleanup "+left[0]+" puts it back") {
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "put it back with slipstream cleanup "+left[0]) {
 		t.Errorf("another run: exit code %d\n%s", code, stderr)
 	}
 	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "put back: ") {

@@ -66,7 +66,7 @@ if nothing is left to compare. Ctrl-C stops the run and reports what was measure
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
-	f.StringVar(&o.on, "on", "", "run elsewhere than the experiment says: lab, kubernetes or hosts:CLIENT,SERVER, each [USER@]NAME")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME)")
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
@@ -223,7 +223,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
 	if left := record.LeftSwitched(o.out); len(left) > 0 {
-		return fmt.Errorf("what the run in %s has switched is not put back: wait for it if it is in progress; else slipstream run --resume %[1]s goes on with it, and slipstream cleanup %[1]s puts it back", left[0])
+		return fmt.Errorf("the run in %s has not put back what it switched: if that run is in progress, wait for it; else continue it with slipstream run --resume %[1]s, or put it back with slipstream cleanup %[1]s", left[0])
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -386,7 +386,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	progress.end()
 	if dir != nil {
 		if variant, _ := dir.SwitchedFor(); variant != "" {
-			err = errors.Join(err, fmt.Errorf("what was switched for %s is not put back: slipstream cleanup %s tries again", variant, dir.Path))
+			err = errors.Join(err, fmt.Errorf("what was switched for %s could not be put back; to try again: slipstream cleanup %s", variant, dir.Path))
 		}
 	}
 	// The journal has what a dead worker had set for the whole machine.
