@@ -67,7 +67,7 @@ func TestSwitch(t *testing.T) {
 		t.Fatalf("left switched: %v\n%s", left, p.stderr())
 	}
 
-	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "slipstream cleanup "+left[0]+" puts it back") {
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "put it back with slipstream cleanup "+left[0]) {
 		t.Errorf("another run: exit code %d\n%s", code, stderr)
 	}
 	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "put back: ") {
@@ -77,7 +77,7 @@ func TestSwitch(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("resume: exit code %d\n%s", code, stderr)
 	}
-	if want := "Switch-back design: 8 periods, 2 trials of each kind in each."; !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
+	if want := "Switch-back design: 8 periods, in each of which a variant has 2 trials per workload and number of pairs."; !strings.Contains(strings.Join(strings.Fields(stdout), " "), want) {
 		t.Errorf("the report does not say %s\n%s", want, stdout)
 	}
 

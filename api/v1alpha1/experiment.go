@@ -32,8 +32,8 @@ type Metadata struct {
 type Spec struct {
 	// Target is where the experiment runs.
 	Target Target `json:"target"`
-	// Path is the path of every variant that names none: the cluster's pod network if left
-	// out with a cluster, else VXLAN.
+	// Path is the path of every variant that names none. Left out it is VXLAN in a lab, the
+	// cluster's pod network in a cluster, and native between hosts.
 	Path Path `json:"path,omitzero"`
 	// Baseline is the variant the others are compared with.
 	Baseline string `json:"baseline"`

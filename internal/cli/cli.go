@@ -25,8 +25,8 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitInconclusive are the gate's: it is slower, it is inconclusive. doctor exits with
-	// the first if it has found something serious.
+	// exitSlower and exitInconclusive are those of a gate. doctor too exits with exitSlower, if it has
+	// found something serious.
 	exitSlower       = 3
 	exitInconclusive = 4
 )

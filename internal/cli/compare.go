@@ -52,7 +52,7 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower; =strict: also with 4 if a comparison is inconclusive or missing")
+	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower, with 4 if the results have nothing in common; =strict: with 4 also if a comparison is inconclusive or missing")
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
@@ -94,7 +94,7 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	case !changes.Decided():
 		return exitError{code: exitInconclusive, err: errors.New("gate: the results have no variant, workload and number of pairs in common")}
 	case comparison.Gate == stats.GateInconclusive && o.gate == gateStrict:
-		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or something is missing")}
+		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or missing from one of the results")}
 	}
 	return nil
 }

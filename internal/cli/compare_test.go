@@ -32,7 +32,7 @@ func TestCompareGate(t *testing.T) {
 		"slower":                {[]string{before, slower}, 0, 3, 3, "the second result is slower", "rfs: stream throughput −"},
 		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
 		"inconclusive":          {[]string{before, few}, 0, 0, 4, "too much noise", "10 inconclusive"},
-		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "something is missing", "missing: rfs stream at 1 pair: not in"},
+		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "missing from one of the results", "missing: rfs stream at 1 pair: not in"},
 		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "in common", "nothing was compared"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -217,7 +217,7 @@ func cleanupCommand(p Process) *cobra.Command {
 	var access kube.Access
 	var all, dryRun bool
 	c := &cobra.Command{
-		Use:   "cleanup [DIR...]",
+		Use:   "cleanup [RESULT...]",
 		Short: "Remove what dead runs have left in a cluster, or put back what they have switched",
 		Long: `Remove what dead runs have left in a cluster: namespaces, pods, services and
 leases. When a pod of a run ends, it restores the settings of its node. cleanup
@@ -225,12 +225,12 @@ skips runs that are in progress: those that have renewed their lease within the
 last minute, by this machine's clock. It also skips, and lists, objects that have
 slipstream's labels but that no run can have created.
 
-With results folders, cleanup puts back what the runs in them have switched and
-not put back, by the command back of the experiment, and leaves clusters alone.`,
+With results folders, cleanup puts back what the run in each of them has switched,
+by the switch.back command of its experiment, and does nothing in a cluster.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        list what would be removed
   slipstream cleanup --all            remove runs in progress too
-  slipstream cleanup results/an-20260102T150405Z`,
+  slipstream cleanup results/my-20260102T150405Z     put back what that run has switched`,
 		RunE: func(c *cobra.Command, dirs []string) error {
 			if len(dirs) > 0 {
 				return cleanupSwitched(c.Context(), p, dirs, dryRun)

@@ -209,7 +209,7 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	program = cmp.Or(plugin(program), program)
 	keep := m.Keep()
 	switch {
-	case m.Environment.Imported != nil:
+	case m.Imported():
 		return ""
 	case m.Unfinished != "":
 		return program + " run --resume " + quote(dir.Path)

@@ -66,7 +66,7 @@ if nothing is left to compare. Ctrl-C stops the run and reports what was measure
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
-	f.StringVar(&o.on, "on", "", "run elsewhere than the experiment says: lab, kubernetes or hosts:CLIENT,SERVER, each [USER@]NAME")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME)")
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
@@ -98,8 +98,18 @@ func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra
 	return all, cobra.ShellCompDirectiveDefault
 }
 
-// override is a field of the experiment that a flag sets.
+// override is a field of the experiment that a flag sets. The flag is empty for --set, which errors
+// name anyway.
 type override struct{ flag, value, field string }
+
+// setOverrides are those of --set.
+func setOverrides(set []string) []override {
+	var all []override
+	for _, field := range set {
+		all = append(all, override{field: field})
+	}
+	return all
+}
 
 // onOverride is the target that --on names; none if it is empty.
 func onOverride(on string) ([]override, error) {
@@ -137,16 +147,17 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
 		}
 	}
-	on, err := onOverride(o.on)
+	flags, err := onOverride(o.on)
 	if err != nil {
 		return nil, err
 	}
+	flags = append(flags, setOverrides(o.set)...) // --set may change the target of --on
 	cluster, err := o.kube.overrides()
 	if err != nil {
 		return nil, err
 	}
 	if len(cluster) > 0 {
-		exp, err := parseWith(name, data, o.set, on)
+		exp, err := parseWith(name, data, flags)
 		if err == nil && exp.Spec.Target.Kubernetes == nil {
 			where := "in a lab of this machine"
 			if exp.Spec.Target.Hosts != nil {
@@ -155,32 +166,26 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs %s", cluster[0].flag, name, where)
 		}
 	}
-	cluster = append(on, cluster...)
+	flags = append(flags, cluster...)
 	if o.runs != "" {
-		cluster = append(cluster, override{"--runs", o.runs, "spec.runs=" + o.runs})
+		flags = append(flags, override{"--runs", o.runs, "spec.runs=" + o.runs})
 	}
-	exp, err := parseWith(name, data, o.set, cluster)
+	exp, err := parseWith(name, data, flags)
 	if err != nil || o.duration == "" {
 		return exp, err
 	}
 	for _, w := range exp.Spec.Workloads {
-		cluster = append(cluster, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
+		flags = append(flags, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
 	}
-	return parseWith(name, data, o.set, cluster)
+	return parseWith(name, data, flags)
 }
 
-// parseWith reads an experiment and applies flags: first --on, what --set sets of that target, and then the
-// others. Its errors name the flag, each once.
-func parseWith(name string, data []byte, set []string, flags []override) (*v1alpha1.Experiment, error) {
-	var first, last []string
+// parseWith reads an experiment and applies flags in their order. Its errors name the flag, each once.
+func parseWith(name string, data []byte, flags []override) (*v1alpha1.Experiment, error) {
+	var all []string
 	for _, f := range flags {
-		if f.flag == "--on" {
-			first = append(first, f.field)
-		} else {
-			last = append(last, f.field)
-		}
+		all = append(all, f.field)
 	}
-	all := slices.Concat(first, set, last)
 	exp, err := v1alpha1.Parse(name, data, all)
 	var problems v1alpha1.Errors
 	if !errors.As(err, &problems) {
@@ -188,7 +193,7 @@ func parseWith(name string, data []byte, set []string, flags []override) (*v1alp
 	}
 	for _, p := range problems {
 		for _, f := range flags {
-			if p.Override == f.field {
+			if f.flag != "" && p.Override == f.field {
 				p.Flag = f.flag + " " + f.value
 			}
 		}
@@ -218,7 +223,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
 	if left := record.LeftSwitched(o.out); len(left) > 0 {
-		return fmt.Errorf("what the run in %s has switched is not put back: wait for it if it is in progress; else slipstream run --resume %[1]s goes on with it, and slipstream cleanup %[1]s puts it back", left[0])
+		return fmt.Errorf("the run in %s has not put back what it switched: if that run is in progress, wait for it; else continue it with slipstream run --resume %[1]s, or put it back with slipstream cleanup %[1]s", left[0])
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -381,7 +386,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	progress.end()
 	if dir != nil {
 		if variant, _ := dir.SwitchedFor(); variant != "" {
-			err = errors.Join(err, fmt.Errorf("what was switched for %s is not put back: slipstream cleanup %s tries again", variant, dir.Path))
+			err = errors.Join(err, fmt.Errorf("what was switched for %s could not be put back; to try again: slipstream cleanup %s", variant, dir.Path))
 		}
 	}
 	// The journal has what a dead worker had set for the whole machine.

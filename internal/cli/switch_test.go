@@ -62,7 +62,7 @@ func TestCleanupSwitchedFails(t *testing.T) {
 func TestRunBesideSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	code, _, errs := slipstream(t, "run", "demo", "--out", filepath.Dir(folder))
-	if want := "slipstream cleanup " + folder + " puts it back"; code != exitFailed || !strings.Contains(errs, want) {
+	if want := "put it back with slipstream cleanup " + folder; code != exitFailed || !strings.Contains(errs, want) {
 		t.Errorf("exit code %d, %q, want %q", code, errs, want)
 	}
 	if _, err := os.Stat(state); err == nil {

@@ -40,6 +40,6 @@ func validate(file string) error {
 	if err != nil {
 		return err
 	}
-	_, err = parseWith(file, data, nil, nil)
+	_, err = parseWith(file, data, nil)
 	return err
 }

@@ -59,8 +59,8 @@ func workerCommand(p Process) *cobra.Command {
 			process.CollectAtRest()
 			in := p.In
 			if remote {
-				// A worker may have to end while its input is still open: Close interrupts a read of a file
-				// that does not block, and only of that.
+				// A worker may have to end while its input is still open. Close interrupts a pending read
+				// only if the file is in non-blocking mode.
 				fd := p.In.Fd()
 				if err := unix.SetNonblock(int(fd), true); err != nil {
 					return fmt.Errorf("prepare the input: %w", err)

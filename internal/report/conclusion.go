@@ -281,8 +281,8 @@ func (m *Model) Inconclusive() bool {
 // InCluster tells where the result is from.
 func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
 
-// imported tells that other programs have measured it, and no run can be resumed.
-func (m *Model) imported() bool { return m.exp.Spec.Target.Imported != nil }
+// Imported tells that other programs have measured it, and no run can be resumed.
+func (m *Model) Imported() bool { return m.exp.Spec.Target.Imported != nil }
 
 // Expected is one expectation and what became of it, with the comparisons that decided.
 type Expected struct {

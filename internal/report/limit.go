@@ -134,7 +134,7 @@ func (m *Model) bound(series []stats.Limit) string {
 		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends(last))
 	}
 	at := series[from]
-	text := fmt.Sprintf("from %s on the proxy is the limit: %s", backends(at), use(at.Resources[proxy(at)]))
+	text := fmt.Sprintf("from %s on, the limit is the proxy: %s", backends(at), use(at.Resources[proxy(at)]))
 	if from == len(series)-1 {
 		return text + "; no more were tried"
 	}

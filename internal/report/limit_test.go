@@ -118,7 +118,7 @@ func TestBalancerPage(t *testing.T) {
 func TestBounds(t *testing.T) {
 	m := balancer(t)
 	limits := m.summary.Limits
-	const four = "stream, 1 pair, variants 1 to 8: from 4 backends on the proxy is the limit: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	const four = "stream, 1 pair, variants 1 to 8: from 4 backends on, the limit is the proxy: the proxy's NIC receives 98 % of 1.00 Gb/s"
 	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

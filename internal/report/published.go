@@ -43,9 +43,17 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 		return nil, ""
 	}
 	var counts []string
-	for _, v := range []stats.Agreement{stats.Agrees, stats.Differs, stats.NotComparable} {
-		if verdicts[v] > 0 {
-			counts = append(counts, fmt.Sprintf("%s %d", v, verdicts[v]))
+	for _, v := range []struct {
+		stats.Agreement
+		one, more string
+	}{
+		{stats.Agrees, "agrees", "agree"}, {stats.Differs, "differs", "differ"}, {stats.NotComparable, "is not comparable", "are not comparable"},
+	} {
+		switch n := verdicts[v.Agreement]; {
+		case n == 1:
+			counts = append(counts, "1 "+v.one)
+		case n > 1:
+			counts = append(counts, fmt.Sprintf("%d %s", n, v.more))
 		}
 	}
 	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(counts))
@@ -57,20 +65,16 @@ func publishedRow(p stats.Published) PublishedRow {
 		Figure: p.Figure, Cell: fmt.Sprintf("%s, %s %s, %s", p.Variant, p.Workload, q.name, pairs(p.Pairs)),
 		Versus: p.Versus, Verdict: p.Verdict, Why: p.Why, Note: p.Note,
 	}
-	own := q // what both are shown in
-	switch {
-	case p.Versus != "":
-		own = quantity{scale: 1}
-	case p.Unit != record.Units[p.Metric]:
-		own = quantity{unit: p.Unit, scale: 1}
+	if p.Versus != "" {
+		q = quantity{scale: 1} // a ratio
 	}
-	row.Theirs = figureIn(p.Theirs, own)
 	if p.Ours != nil {
-		if p.Versus == "" {
-			own = q
-		}
-		row.Ours = figureIn(*p.Ours, own)
+		row.Ours = figureIn(*p.Ours, q)
 	}
+	if p.Versus == "" && p.Unit != record.Units[p.Metric] {
+		q = quantity{unit: p.Unit, scale: 1} // shown as it was published
+	}
+	row.Theirs = figureIn(p.Theirs, q)
 	if p.Verdict == stats.Differs {
 		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
 	}

@@ -48,8 +48,23 @@ func TestPublished(t *testing.T) {
 	if diff := cmp.Diff(want, m.Published); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if want := "8 published figures beside ours: agrees 3, differs 3 and not comparable 2."; m.PublishedCount != want {
+	if want := "8 published figures beside ours: 3 agree, 3 differ and 2 are not comparable."; m.PublishedCount != want {
 		t.Errorf("%q, want %q", m.PublishedCount, want)
+	}
+}
+
+// TestPublishedCount: the verdicts are counted in words, and those that no figure has are left out.
+func TestPublishedCount(t *testing.T) {
+	agrees, differs, not := stats.Published{Verdict: stats.Agrees}, stats.Published{Verdict: stats.Differs}, stats.Published{Verdict: stats.NotComparable}
+	for want, all := range map[string][]stats.Published{
+		"": nil,
+		"1 published figure beside ours: 1 agrees.":                                     {agrees},
+		"3 published figures beside ours: 1 agrees, 1 differs and 1 is not comparable.": {not, differs, agrees},
+		"4 published figures beside ours: 2 differ and 2 are not comparable.":           {not, differs, not, differs},
+	} {
+		if _, got := publishedFigures(all); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

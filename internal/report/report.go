@@ -174,7 +174,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Published, m.PublishedCount = publishedFigures(summary.Published)
-	m.Unfinished = unfinished(summary.Unfinished, m.imported())
+	m.Unfinished = unfinished(summary.Unfinished, m.Imported())
 	for _, l := range env.LeftOut {
 		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
 	}

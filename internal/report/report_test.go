@@ -603,7 +603,7 @@ func TestDesignIsSaid(t *testing.T) {
 	m := New(f.exp, f.summary(), f.trials, f.env)
 	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
 		text := strings.Join(strings.Fields(render(t, write, m)), " ")
-		for _, want := range []string{"Switch-back design: 6 periods, 1 trial of each kind in each.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
+		for _, want := range []string{"Switch-back design: 6 periods, in each of which a variant has 1 trial per workload and number of pairs.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s does not say %q:\n%.2000s", format, want, text)
 			}
@@ -786,11 +786,11 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		f.trials = append(f.trials, failed)
 	}
 	want := map[string]string{
-		"native": "packets took the VF (99.0 to 99.9 % the VF)",
-		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % the VF)",
-		"rps":    "packets took both ways (40.0 to 99.9 % the VF)",
-		"rps+":   "packets took both ways (0.0 to 99.9 % the VF)",
-		"rfs":    "packets took both ways (50.0 % the VF)",
+		"native": "packets took the VF (99.0 to 99.9 % through the VF)",
+		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % through the VF)",
+		"rps":    "packets took both ways (40.0 to 99.9 % through the VF)",
+		"rps+":   "packets took both ways (0.0 to 99.9 % through the VF)",
+		"rfs":    "packets took both ways (50.0 % through the VF)",
 		"rfs+":   "",
 	}
 	for _, v := range New(f.exp, f.summary(), f.trials, f.env).Variants {
@@ -801,5 +801,29 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		if got != want[v.Name] {
 			t.Errorf("%s: %q, want %q", v.Name, got, want[v.Name])
 		}
+	}
+}
+
+// TestVariantsSayWhichHostsAndAddresses: between hosts, a variant is told by its ends and by the addresses
+// that its packets go by.
+func TestVariantsSayWhichHostsAndAddresses(t *testing.T) {
+	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
+		Target: v1alpha1.Target{Hosts: []v1alpha1.Host{
+			{Name: "east1"}, {Name: "east2"}, {Name: "west1", Labels: map[string]string{"zone": "west"}},
+		}},
+		Path: v1alpha1.Path{Native: &v1alpha1.Plain{}},
+		Variants: []v1alpha1.Variant{
+			{Name: "within"},
+			{Name: "between", Hosts: &v1alpha1.Ends{Server: map[string]string{"zone": "west"}}},
+			{Name: "weave", Path: &v1alpha1.Path{Address: "weave"}},
+		},
+	}}
+	want := []Definition{
+		{"within", "host network; clients on east1, servers on east2"},
+		{"between", "host network; clients on east1, servers on west1"},
+		{"weave", "the hosts' addresses named weave; clients on east1, servers on east2"},
+	}
+	if got, _ := definitions(exp); !cmp.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
 	}
 }

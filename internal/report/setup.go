@@ -30,6 +30,10 @@ type Devices struct {
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
 		parts := append([]string{pathName(exp.PathOf(v))}, v.Settings()...)
+		if hosts := exp.Spec.Target.Hosts; hosts != nil {
+			client, server := exp.HostsOf(v)
+			parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
+		}
 		if v.Versus != "" {
 			parts = append(parts, "baseline "+v.Versus)
 		}
@@ -122,7 +126,7 @@ func took(trials []record.Trial, variant string) string {
 	if other := fmt.Sprintf("%.1f", 100*most); other != share {
 		share += " to " + other
 	}
-	return fmt.Sprintf("packets took %s (%s %% the VF)", ways[0], share)
+	return fmt.Sprintf("packets took %s (%s %% through the VF)", ways[0], share)
 }
 
 // design says in which periods the trials were run, where something was switched.
@@ -136,8 +140,8 @@ func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
 			periods[t.Period] = true
 		}
 	}
-	return fmt.Sprintf("Switch-back design: %s, %s of each kind in each. A block is one period of every variant; "+
-		"the value of a period is the mean of its trials, and intervals rest on the periods.",
+	return fmt.Sprintf("Switch-back design: %s, in each of which a variant has %s per workload and number of pairs. "+
+		"Their mean is the value of the period, and intervals are computed from the periods. A block is one period of every variant.",
 		plural(len(periods), "period"), plural(exp.Repeats(), "trial"))
 }
 
@@ -165,6 +169,8 @@ func pathName(p v1alpha1.Path) string {
 		return "bridge within one node"
 	case p.Balancer != nil:
 		return balancerName(*p.Balancer)
+	case p.Address != "":
+		return "the hosts' addresses named " + p.Address
 	}
 	return "unknown path"
 }

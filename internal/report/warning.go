@@ -55,9 +55,9 @@ func newWarning(code string) Warning {
 	case record.WarnSlowPath:
 		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
 	case record.WarnVFWithdrawn:
-		w.Severity, w.Effect = Serious, "The result mixes a NIC with its virtual function and without."
+		w.Severity, w.Effect = Serious, "Some packets took the virtual function and others did not, so the result mixes both ways."
 	case record.WarnVFIdle:
-		w.Severity, w.Effect = Serious, "The result is of the NIC without its virtual function."
+		w.Severity, w.Effect = Serious, "The result shows the NIC without its virtual function."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnUnexpected:
@@ -81,7 +81,7 @@ func newWarning(code string) Warning {
 	case record.WarnMoved:
 		w.Effect = "The new host may be faster or slower, so values may differ from those before."
 	case record.WarnSkew:
-		w.Effect = "Client and server measured different windows, so values may be off by as much."
+		w.Effect = "Client and server measured windows of different lengths, so values may be off by the same percentage."
 	case record.WarnFailedTrials:
 		w.Effect = "Blocks without the trial are left out of its comparison."
 	case record.WarnInterrupts:
