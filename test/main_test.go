@@ -5,6 +5,7 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,7 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target/lab"
 )
 
 // program is the binary under test, built as `make build` builds it.
@@ -40,10 +43,13 @@ func TestMain(m *testing.M) {
 			fmt.Fprintf(os.Stderr, "build the program: %v\n%s", err, out)
 			return 1
 		}
-		// A run would remove what a killed one left, and a test would take that for its own doing.
+		// A run would remove what a killed one left, and its test would take that for the run's doing.
 		if os.Geteuid() == 0 {
-			if out, err := exec.Command(program, "cleanup").CombinedOutput(); err != nil {
-				fmt.Fprintf(os.Stderr, "clean up after killed runs: %v\n%s", err, out)
+			ctx := context.Background()
+			_, err := lab.Sweep(ctx, lab.DefaultDir)
+			_, recoverErr := accel.Recover(ctx, accel.Options{JournalDir: "/run/slipstream/journal"})
+			if err := errors.Join(err, recoverErr); err != nil {
+				fmt.Fprintf(os.Stderr, "clean up after killed runs: %v\n", err)
 				return 1
 			}
 		}
