@@ -1,7 +1,7 @@
 // Package doctor looks at one machine for what makes the network of its containers slow or lossy, and
-// changes nothing. Look takes the facts, by internal/collect, internal/nic and internal/accel; Examine
-// judges them, by one pure function for each rule. What a finding costs on a machine is for an
-// experiment to say, which the finding names.
+// changes nothing. Look reads the facts, by internal/collect and internal/accel; Examine judges them, by
+// one pure function for each rule. What a fault costs on this machine, only an experiment tells: the
+// finding names it.
 package doctor
 
 import (

@@ -24,20 +24,19 @@ func loss(lost, all uint64) (Severity, bool) {
 }
 
 // softnet sums up what the CPUs did in the window.
-func (f Facts) softnet() (processed, dropped, squeezed, limited uint64) {
+func (f Facts) softnet() (processed, dropped, squeezed uint64) {
 	for _, c := range f.CPUs {
-		processed += uint64(c.Softnet.Processed)
-		dropped += uint64(c.Softnet.Dropped)
-		squeezed += uint64(c.Softnet.Squeezed)
-		limited += uint64(c.Softnet.FlowLimited)
+		processed += c.Processed
+		dropped += c.Dropped
+		squeezed += c.Squeezed
 	}
-	return processed, dropped, squeezed, limited
+	return processed, dropped, squeezed
 }
 
 func backlogFull(f Facts) []Finding {
-	all, dropped, _, limited := f.softnet()
+	all, dropped, _ := f.softnet()
 	// A packet above the flow limit counts in both columns (enqueue_to_backlog in net/core/dev.c).
-	dropped -= min(limited, dropped)
+	dropped -= min(f.FlowLimited, dropped)
 	severity, lost := loss(dropped, all)
 	if !lost {
 		return nil
@@ -56,15 +55,15 @@ func backlogFull(f Facts) []Finding {
 }
 
 func flowLimit(f Facts) []Finding {
-	all, _, _, limited := f.softnet()
-	severity, lost := loss(limited, all)
+	all, _, _ := f.softnet()
+	severity, lost := loss(f.FlowLimited, all)
 	if !lost {
 		return nil
 	}
 	return []Finding{{
 		Severity: severity,
 		What:     "The flow limit drops packets of large flows.",
-		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", limited, all)},
+		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", f.FlowLimited, all)},
 		Cost:     "It protects small flows from large ones on a CPU that is overloaded. All VXLAN packets between two nodes may look like few flows to it.",
 		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # if it is not on for a reason",
 	}}
@@ -72,7 +71,7 @@ func flowLimit(f Facts) []Finding {
 
 // squeezed: a poll is cut off after netdev_budget packets, 300 by default, or netdev_budget_usecs.
 func squeezed(f Facts) []Finding {
-	all, _, squeezed, _ := f.softnet()
+	all, _, squeezed := f.softnet()
 	const full = 300
 	if squeezed < 10 || squeezed*full*10 < all { // less than a tenth of what full polls would be
 		return nil

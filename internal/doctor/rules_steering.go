@@ -8,6 +8,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/record"
 )
 
 const proveSteering = "slipstream run kubernetes   # variants rps and rfs, between two nodes like this one"
@@ -37,7 +38,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			finding.Severity = Warning
 			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with that: it has one receive queue, and neither RPS nor RFS is on.", d.Name)
 			finding.Evidence = append(finding.Evidence,
-				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, full.Softirq*100, idle*100))
+				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, f.softirq(full)*100, idle*100))
 		case len(f.CPUs) < 3:
 			continue // measured, and no gain to expect
 		}
@@ -50,21 +51,21 @@ func oneCPUReceives(f Facts) (found []Finding) {
 const idle = 0.1
 
 // alone returns the CPU that is busy with softirqs while all others are not.
-func (f Facts) alone() (CPU, bool) {
-	var most []CPU
+func (f Facts) alone() (record.CPU, bool) {
+	var most []record.CPU
 	for _, c := range f.CPUs {
-		if c.Softirq > idle {
+		if f.softirq(c) > idle {
 			most = append(most, c)
 		}
 	}
-	if len(most) != 1 || len(f.CPUs) < 2 || most[0].Softirq < busy {
-		return CPU{}, false
+	if len(most) != 1 || len(f.CPUs) < 2 || f.softirq(most[0]) < busy {
+		return record.CPU{}, false
 	}
 	return most[0], true
 }
 
 // takes tells whether a CPU takes interrupts of the device.
-func (d Device) takes(c CPU) bool {
+func (d Device) takes(c record.CPU) bool {
 	irq, err := cpuset.ParseList(d.IRQ)
 	return err == nil && slices.Contains(irq.CPUs(), c.ID)
 }
