@@ -17,19 +17,18 @@ import (
 // part is a run of a file.
 type part struct {
 	*file
-	run    tools.Run
-	number int
+	run tools.Run
 }
 
 // trial is one that its parts make together.
 type trial struct {
-	variant, workload string
-	pairs, number     int
-	traffic           []part // clients, by pair
-	cpus              []part // nodes
+	key
+	traffic []part // clients, by pair
+	cpus    []part // nodes
 }
 
-// key is what the clients of a trial have in common.
+// key is what the clients of a trial have in common; pairs is -1 until they are counted, where no name
+// says it.
 type key struct {
 	variant, workload string
 	pairs, number     int
@@ -75,7 +74,7 @@ func clients(files []*file, p *pattern, bad *problems) []*trial {
 			k := key{f.variant, cmp.Or(f.workload, f.Workload.Kind()), f.pairs, number}
 			t := byKey[k]
 			if t == nil {
-				t = &trial{variant: k.variant, workload: k.workload, pairs: k.pairs, number: number}
+				t = &trial{key: k}
 				byKey[k] = t
 				trials = append(trials, t)
 			}
@@ -84,7 +83,7 @@ func clients(files []*file, p *pattern, bad *problems) []*trial {
 					bad.add(f.path, "it is of the same trial as %s: the pattern needs what tells them apart, such as {workload} or {pair}", other.path)
 				}
 			}
-			t.traffic = append(t.traffic, part{f, run, number})
+			t.traffic = append(t.traffic, part{f, run})
 		}
 	}
 	for _, t := range trials {
@@ -165,7 +164,7 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 				bad.add(f.path, "it is of the same node and trial as %s: name the nodes by {node}", other.path)
 			}
 		}
-		t.cpus = append(t.cpus, part{f, f.Runs[0], number})
+		t.cpus = append(t.cpus, part{f, f.Runs[0]})
 	}
 }
 
