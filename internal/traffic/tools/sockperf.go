@@ -226,6 +226,8 @@ var (
 	sockperfWidth = regexp.MustCompile(`(?s)Message Rate is (\d+) \[msg/sec\].*BandWidth is ([0-9.]+) MBps`)
 	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
 	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
+	// sockperfVersion is "sockperf: == version #3.7-no.git == ".
+	sockperfVersion = regexp.MustCompile(`== version #(\S+)`)
 )
 
 func isSockperf(output []byte) bool {
@@ -275,7 +277,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		e.Bytes = 0 // the size of a message is not told
 	}
 	version := ""
-	if m := regexp.MustCompile(`== version #(\S+)`).FindSubmatch(plain); m != nil {
+	if m := sockperfVersion.FindSubmatch(plain); m != nil {
 		version = string(m[1])
 	}
 	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
