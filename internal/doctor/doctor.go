@@ -35,7 +35,7 @@ type Finding struct {
 	Evidence []Evidence `json:"evidence"`
 	// Cost says what it costs, and where that was measured.
 	Cost string `json:"cost"`
-	// Do is the command that mends it, or proves that it is worth mending.
+	// Do is the command that corrects it, or the experiment that tells whether correcting it helps.
 	Do string `json:"do"`
 }
 

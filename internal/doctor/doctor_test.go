@@ -104,7 +104,7 @@ func TestRules(t *testing.T) {
 		inject func(*Facts)
 		want   string
 	}{
-		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process may not apply"},
+		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process lacks capabilities: it cannot apply"},
 		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
 		{"probe", func(f *Facts) { f.FastPath = errors.New("lacks tcx") }, "warning fast-path: The fast path cannot run"},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
@@ -134,10 +134,10 @@ func TestRules(t *testing.T) {
 		}, "note one-cpu-receives: One CPU receives all packets of eth0: it"},
 		{"RPS to itself", func(f *Facts) { one(f).RPS = []string{"4"} }, "warning rps-useless: RPS steers the packets of eth0 to CPU 2"},
 		{"RPS and queues", func(f *Facts) { f.Devices[1].RPS[0] = "f" }, "note rps-useless: RPS is on for eth0, though"},
-		{"RFS", func(f *Facts) { f.Devices[2].RFS[0] = "4096" }, "warning rfs-off: RFS is configured for flannel.1, and off"},
+		{"RFS", func(f *Facts) { f.Devices[2].RFS[0] = "4096" }, "warning rfs-off: RFS is configured for flannel.1, but off"},
 		{"irqbalance", func(f *Facts) { one(f).RPS = []string{"b"}; f.IRQBalance = true }, "note irqbalance: irqbalance may move the interrupts of eth0"},
-		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The table of conntrack is 80 % full"},
-		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The table of conntrack is 100 % full"},
+		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The conntrack table is 80 % full"},
+		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The conntrack table is 100 % full"},
 		{"GRO", func(f *Facts) { f.Devices[1].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "warning offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
 		{"GRO below two overlays", func(f *Facts) {
@@ -186,7 +186,7 @@ func TestVirtualFunctions(t *testing.T) {
 		"netvsc-no-driver":  "warning: eth0 has a virtual function, and no driver",
 		"netvsc-not-bonded": "warning: eth0 has a virtual function that is not bonded",
 		"netvsc-vf-down":    "warning: The virtual function of eth0 is down",
-		"netvsc-vfio":       "warning: eth0 has a virtual function, and its driver vfio-pci makes",
+		"netvsc-vfio":       "warning: eth0 has a virtual function, and its driver vfio-pci creates",
 	}
 	for _, name := range nictest.Names(t) {
 		var f Facts

@@ -50,7 +50,7 @@ type Device struct {
 	IRQ string
 	// RPFilter is what applies: the higher value of conf/all and conf/DEVICE.
 	RPFilter int
-	// Window and Boot are packets in the window and since the device is there.
+	// Window and Boot are packets in the window and since the device was created.
 	Window, Boot Packets
 	// VF is which way packets took in the window, where the device may have a virtual function.
 	VF *record.VFUse
@@ -59,7 +59,7 @@ type Device struct {
 // Packets are counters of a device.
 type Packets struct {
 	Rx, Tx uint64
-	// Missed had no place in the receive ring; Damaged were received with errors; TxDropped were not sent.
+	// Missed found the receive ring full; Damaged arrived with errors; TxDropped were not sent.
 	Missed, Damaged, TxDropped uint64
 }
 
@@ -85,7 +85,7 @@ func (d Device) rfs() bool { return slices.ContainsFunc(d.RFS, isSet) }
 // isSet tells whether a mask or number is not 0.
 func isSet(value string) bool { return strings.Trim(value, "0,") != "" }
 
-// Known are the facts that are for the reader to judge, a line each.
+// Known are the facts that no rule judges, for the reader, a line each.
 func (f Facts) Known() []Evidence {
 	s := f.Node.Sysctls
 	known := []Evidence{

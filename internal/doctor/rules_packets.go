@@ -9,10 +9,10 @@ import (
 
 func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).String() }
 
-const lostPackets = "TCP sends each again and slows down, UDP loses it. Not measured alone: the report of an experiment has the lost segments of its trials."
+const lostPackets = "TCP retransmits the packet and slows down; UDP loses it. Not measured on its own: trials.jsonl has the retransmits of each trial of an experiment."
 
-// loss judges packets lost in the window, out of all. Fewer than 10, or than 1 in 10,000, happen on any
-// machine.
+// loss judges packets lost in the window, out of all. Any machine loses fewer than 10 now and then, or fewer
+// than 1 in 10,000.
 func loss(lost, all uint64) (Severity, bool) {
 	switch {
 	case lost < 10 || lost*10_000 < all:
@@ -64,8 +64,8 @@ func flowLimit(f Facts) []Finding {
 		Severity: severity,
 		What:     "The flow limit drops packets of large flows.",
 		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", f.FlowLimited, all)},
-		Cost:     "It protects small flows from large ones on a CPU that is overloaded. All VXLAN packets between two nodes may look like few flows to it.",
-		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # if it is not on for a reason",
+		Cost:     "The flow limit protects small flows from large ones on an overloaded CPU. It may take all VXLAN packets between two nodes for a few large flows.",
+		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # unless somebody switched it on for a reason",
 	}}
 }
 
@@ -79,18 +79,18 @@ func squeezed(f Facts) []Finding {
 	s := f.Node.Sysctls
 	return []Finding{{
 		Severity: Note,
-		What:     "CPUs often stop receiving before their queues are empty, because the budget of a poll is used up.",
+		What:     "CPUs often stop receiving before their queues are empty, because a poll used up its budget.",
 		Evidence: []Evidence{
 			evidence("/proc/net/softnet_stat, time_squeeze, in "+f.window(), "%d for %d packets", squeezed, all),
 			evidence("/proc/sys/net/core/netdev_budget, netdev_budget_usecs", "%s, %s", s["net.core.netdev_budget"], s["net.core.netdev_budget_usecs"]),
 		},
-		Cost: "Packets wait longer while other softirqs and programs have their turn. Without drops that is latency, no loss.",
+		Cost: "Packets wait longer while the CPU runs other softirqs and programs. Without drops, that costs latency and no packets.",
 		Do:   fmt.Sprintf("sysctl -w net.core.netdev_budget=%s   # and compare two runs: slipstream compare BEFORE AFTER", quadruple(s["net.core.netdev_budget"])),
 	}}
 }
 
 // deviceDrops looks at NICs and overlays. rx_dropped is left out: it also counts packets of protocols that
-// nobody listens to, as LLDP, and is not 0 on a healthy machine.
+// nobody listens to, such as LLDP, and is not 0 on a healthy machine.
 func deviceDrops(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Class != v1alpha1.DeviceNIC && d.Class != v1alpha1.DeviceOverlay {
@@ -116,7 +116,7 @@ func deviceDrops(f Facts) (found []Finding) {
 			found = append(found, Finding{
 				Severity: severity,
 				What:     fmt.Sprintf(c.what, d.Name),
-				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device is there", c.was)},
+				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device was created", c.was)},
 				Cost:     lostPackets,
 				Do:       c.do,
 			})
@@ -135,7 +135,7 @@ func conntrackFull(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: severity,
-		What:     fmt.Sprintf("The table of conntrack is %d %% full.", f.Conntrack*100/f.ConntrackMax),
+		What:     fmt.Sprintf("The conntrack table is %d %% full.", f.Conntrack*100/f.ConntrackMax),
 		Evidence: []Evidence{
 			evidence("/proc/sys/net/netfilter/nf_conntrack_count", "%d", f.Conntrack),
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),

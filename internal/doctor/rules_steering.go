@@ -13,7 +13,7 @@ import (
 
 const proveSteering = "slipstream run kubernetes   # variants rps and rfs, between two nodes like this one"
 
-// busy is the share of a CPU's time in softirqs from which on it is said to be the limit.
+// busy is the share of a CPU's time in softirqs from which on that CPU counts as the limit.
 const busy = 0.5
 
 // oneCPUReceives: all packets of a NIC are received by one CPU.
@@ -29,7 +29,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 				evidence("/sys/class/net/"+d.Name+"/queues", "1 receive queue, rps_cpus %s", strings.Join(d.RPS, " ")),
 				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", cmp.Or(d.IRQ, "(unknown)")),
 			},
-			Cost: "Not known before it is measured. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+			Cost: "Not known without an experiment. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 			Do:   proveSteering,
 		}
 		full, alone := f.alone()
@@ -70,7 +70,7 @@ func (d Device) takes(c record.CPU) bool {
 	return err == nil && slices.Contains(irq.CPUs(), c.ID)
 }
 
-// rpsUseless: RPS hands packets over to where they are, or would be by themselves.
+// rpsUseless: RPS steers packets to the CPU that they are on already, or that the NIC would choose.
 func rpsUseless(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil || !d.Up || !d.rps() {
@@ -85,7 +85,7 @@ func rpsUseless(f Facts) (found []Finding) {
 				Severity: Warning,
 				What:     fmt.Sprintf("RPS steers the packets of %s to CPU %s, which takes its interrupts anyway.", d.Name, d.IRQ),
 				Evidence: []Evidence{queues, evidence("/proc/irq/*/effective_affinity_list", "CPU %s", d.IRQ)},
-				Cost:     "Every packet goes through that CPU's backlog once more, and nothing is spread.",
+				Cost:     "Every packet goes through that CPU's backlog once more, and no other CPU takes any.",
 				Do:       fmt.Sprintf("echo 0 > /sys/class/net/%s/queues/rx-0/rps_cpus   # or choose another CPU; %s", d.Name, proveSteering),
 			})
 		case d.NIC.RxQueues >= len(f.CPUs) && len(f.CPUs) > 1:
@@ -103,8 +103,8 @@ func rpsUseless(f Facts) (found []Finding) {
 
 const flowTable = "net.core.rps_sock_flow_entries"
 
-// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: who
-// uses the table may be in another network namespace, as rfs+ is in pods.
+// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: the
+// devices that use the table may be in another network namespace, as those of rfs+ are in pods.
 func rfsOff(f Facts) []Finding {
 	entries, known := f.Node.Sysctls[flowTable]
 	if !known || isSet(entries) { // not known in a network namespace other than the machine's own
@@ -123,9 +123,9 @@ func rfsOff(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: Warning,
-		What:     fmt.Sprintf("RFS is configured for %s, and off: the machine's flow table has no entries.", strings.Join(with, ", ")),
+		What:     fmt.Sprintf("RFS is configured for %s, but off: the machine's flow table has no entries.", strings.Join(with, ", ")),
 		Evidence: append(queues, evidence("/proc/sys/net/core/rps_sock_flow_entries", "%s", entries)),
-		Cost:     "Packets are not steered to the CPU of their application. Whether that would help here, the experiment says.",
+		Cost:     "Packets are not steered to the CPU of their application. An experiment tells whether that would help here.",
 		Do:       proveSteering + "; then slipstream policy",
 	}}
 }
@@ -140,12 +140,12 @@ func irqbalance(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("irqbalance may move the interrupts of %s, whose RPS mask stays.", d.Name),
+			What:     fmt.Sprintf("irqbalance may move the interrupts of %s to other CPUs, and does not change its RPS mask.", d.Name),
 			Evidence: []Evidence{
 				evidence("/proc/*/comm", "irqbalance"),
 				evidence("/sys/class/net/"+d.Name+"/queues/rx-*/rps_cpus", "%s", strings.Join(d.RPS, " ")),
 			},
-			Cost: "A mask that leaves out the CPU of the interrupts is wrong once they move, and results of runs before and after differ.",
+			Cost: "A mask chosen to leave out the CPU of the interrupts is wrong once they move, and runs before and after differ.",
 			Do:   "IRQBALANCE_BANNED_CPULIST, or --banirq with the device's interrupts, in the configuration of irqbalance",
 		})
 	}
