@@ -211,7 +211,7 @@ func sockperfSays(line string) bool {
 	return false
 }
 
-// sockperfPlain takes the colours away, which are there on a terminal or not.
+// sockperfPlain takes away the colours, which sockperf writes even where there is no terminal.
 func sockperfPlain(output []byte) []byte { return sockperfColour.ReplaceAll(output, nil) }
 
 var (
@@ -244,7 +244,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	case 1:
 		t.IP, t.Protocol = ipVersion(string(peers[0][1])), strings.ToLower(string(peers[0][2]))
 	default:
-		return Reading{}, fmt.Errorf("it has %d connections, and what it prints is of all of them", len(peers))
+		return Reading{}, fmt.Errorf("it has %d connections, and one result for all of them", len(peers))
 	}
 	w, length := v1alpha1.Workload{PingPong: &t}, ""
 	if m := sockperfSent.FindSubmatch(plain); m != nil {
@@ -274,7 +274,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	}
 	t.Duration = v1alpha1.Duration(math.Round(seconds) * 1e9)
 	if w.Stream == nil {
-		e.Bytes = 0 // the size of a message is not told
+		e.Bytes = 0 // the output does not tell the size of a message
 	}
 	version := ""
 	if m := sockperfVersion.FindSubmatch(plain); m != nil {
