@@ -16,10 +16,10 @@ func captureCommand(p Process) *cobra.Command {
 		Short: "Print what the guest knows of its NICs and their virtual functions",
 		Long: `Print what this machine knows of its NICs: first what each of them is, and whether
 a virtual function (VF) is bonded to it, then the parts of sysfs and ethtool that say
-so. slipstream's tests read such a file in place of the machine. It has no address and
-no serial number, and devices have other names: it can be attached to an issue.
+so. slipstream's tests read such a file in place of the machine. The file has no address
+and no serial number, and other names of devices: you can attach it to an issue.
 
-It changes nothing, and needs no root.`,
+capture changes nothing, and needs no root.`,
 		Example: `  slipstream capture > machine.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -35,7 +35,7 @@ It changes nothing, and needs no root.`,
 			defer tool.Close()
 			fixture := nic.Capture(nic.Source{Sys: sys.FS(), Tool: nic.Live{Tool: tool}})
 			if len(fixture.Facts) == 0 {
-				fmt.Fprintln(p.Err, "slipstream: no device of this network namespace has hardware (veth, bridges and the like): no VF can carry their packets")
+				fmt.Fprintln(p.Err, "slipstream: this network namespace has no device with hardware (only veth, bridges and the like), so no VF can carry its packets")
 			}
 			text, err := fixture.YAML()
 			if err != nil {

@@ -34,13 +34,14 @@ func doctorCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what makes the container network of this machine slow or lossy",
-		Long: `Look at this machine and at the network namespace it is run in for what makes the
-network of containers slow or lossy: receive steering, MTUs, drops, offloads, conntrack,
-virtual functions, CPU limits, and what slipstream itself needs. Each finding has its
-evidence, what it costs, and the command that mends it or proves that it is worth mending.
+		Long: `Check what makes the network of containers slow or lossy on this machine, in the
+network namespace that doctor runs in: receive steering, MTUs, drops, offloads,
+conntrack, virtual functions, CPU limits, and what slipstream itself needs. Each finding
+has its evidence, what it costs, and the command that corrects it, or the experiment
+that tells whether correcting it helps.
 
-It changes nothing, and sends no packets. Counters are read twice: what happened
-before, and in quiet times, is not seen. Run it under load, with a longer --for.
+doctor changes nothing, and sends no packets. It reads counters twice, and sees only
+what happens in between: run it under load, with a longer --for.
 
 Findings are serious (packets are lost, or soon will be), warning (something works
 less well than it could) or note (worth an experiment; it may be right as it is).
@@ -78,7 +79,7 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	f := c.Flags()
 	f.DurationVar(&window, "for", time.Second, "time between the two readings of counters")
 	f.StringVar(&format, "format", "text", "text or json")
-	f.BoolVar(&probe, "probe", false, "try the fast path, in network namespaces of its own that are removed at once (root)")
+	f.BoolVar(&probe, "probe", false, "try the fast path, in network namespaces of its own that it removes at once (root)")
 	return c
 }
 

@@ -23,15 +23,15 @@ func importCommand(p Process) *cobra.Command {
 		Short: "Make a result of what other programs have measured",
 		Long: `Make a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
 latte and mpstat. A file's content tells which program wrote it; --pattern says what
-its name tells: {variant} and {block} or {run}, and if needed {workload}, {pairs},
-{pair} and {node}. * matches anything.
+stands where in its name: {variant} and {block} or {run}, and if needed {workload},
+{pairs}, {pair} and {node}. * matches anything but /.
 
 Use {block} if the variants took turns: runs with the same number are compared with
 each other. Use {run} if each variant was measured on its own: a difference may then
 come from the time of the measurement, and the report warns of that.
 
-A file whose name does not match is listed and skipped. If any other file cannot be
-read, each is listed with the reason, and nothing is written.`,
+import lists and skips files whose names do not match. If it cannot read any other
+file, it lists each of those with the reason, and writes nothing.`,
 		Example: `  slipstream import --pattern '{variant}-{block}.json' --baseline vxlan measured/
   slipstream import --pattern '{variant}/{workload}-{pairs}-{run}.*' --baseline off measured/
   slipstream import --pattern '{variant}-{pairs}.txt' --baseline baseline --duration 30s published-rps-rfs/`,
@@ -44,7 +44,7 @@ read, each is listed with the reason, and nothing is written.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Pattern, "pattern", "", "what the names of the files tell, such as '{variant}-{block}.json'")
+	f.StringVar(&o.Pattern, "pattern", "", "what stands where in the names of the files, such as '{variant}-{block}.json'")
 	f.StringVar(&o.Baseline, "baseline", "", "variant that the others are compared with")
 	f.StringVar(&o.Name, "name", "", "name of the result (default imported)")
 	f.DurationVar(&o.Window, "duration", 0, "how long each run took, for files that do not say it")

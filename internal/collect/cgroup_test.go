@@ -56,7 +56,7 @@ func TestThrottled(t *testing.T) {
 			proc, mount := t.TempDir(), t.TempDir()
 			for path, content := range map[string]string{
 				"self/cgroup": test.own, "net/dev": "\n\n", "stat": "cpu0 1 2 3 4 5 6 7 8\n",
-				"softirqs": "CPU0\nNET_TX: 1\nNET_RX: 1\n", "net/softnet_stat": "0 0 0 0 0 0 0 0 0 0\n", bootID: "x\n",
+				"softirqs": "CPU0\nNET_TX: 1\nNET_RX: 1\n", "net/softnet_stat": "0 0 0 0 0 0 0 0 0 0 0\n", bootID: "x\n",
 			} {
 				write(t, filepath.Join(proc, path), content)
 			}

@@ -36,6 +36,8 @@ type Options struct {
 	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
 	// per machine is enough.
 	CPUs bool
+	// NoEBPF leaves the time in softirqs to the ticks of /proc/stat, and loads no programs.
+	NoEBPF bool
 }
 
 func (o Options) withDefaults() Options {
@@ -55,7 +57,7 @@ type Collector struct {
 	limits                  Limits
 	proc                    fs.FS
 	boot                    string
-	exact                   *softirqTimes // nil if softirqs cannot be traced, because of reason
+	exact                   *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced, because of reason
 	reason                  error
 }
 
@@ -110,7 +112,9 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 	if c.boot = line(c.proc, bootID); c.boot == "" {
 		return c, fmt.Errorf("%s/%s is empty or missing", o.Proc, bootID)
 	}
-	c.exact, c.reason = openSoftirq()
+	if !o.NoEBPF {
+		c.exact, c.reason = openSoftirq()
+	}
 	return c, nil
 }
 
@@ -194,11 +198,22 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 		h.CPUs = append(h.CPUs, r)
 	}
 	h.Warnings = c.limits.Warnings(before, after)
-	if c.exact == nil {
+	if c.exact == nil && c.reason != nil {
 		h.Warnings = append(h.Warnings, record.Warnf(record.WarnNoEBPF,
 			"softirq time was measured by clock ticks, which miss most of it on idle cores: %v", c.reason))
 	}
 	return h
+}
+
+// FlowLimited returns how many packets the flow limit dropped between two snapshots of a collector with
+// Options.CPUs.
+func (c *Collector) FlowLimited(before, after Snapshot) (packets uint64) {
+	for _, a := range after.cpus {
+		if i, ok := find(before.cpus, a.id); ok {
+			packets += uint64(a.flowLimited - before.cpus[i].flowLimited)
+		}
+	}
+	return packets
 }
 
 // Devices returns what the devices of the network namespace did between two snapshots, by name. It omits

@@ -112,6 +112,31 @@ func TestSoftnetGoesByNumber(t *testing.T) {
 	}
 }
 
+// TestFlowLimited: the sum over CPUs that were online at both edges; one counter passed its end.
+func TestFlowLimited(t *testing.T) {
+	before := Snapshot{cpus: []cpu{{id: 0, flowLimited: 1<<32 - 2}, {id: 1, flowLimited: 5}, {id: 2}}}
+	after := Snapshot{cpus: []cpu{{id: 0, flowLimited: 1}, {id: 2, flowLimited: 4}, {id: 3, flowLimited: 100}}}
+	if got := new(Collector).FlowLimited(before, after); got != 7 {
+		t.Errorf("%d packets, want 7", got)
+	}
+}
+
+func TestNoEBPF(t *testing.T) {
+	open := func() (*softirqTimes, error) {
+		t.Error("loads programs")
+		return withoutEBPF()
+	}
+	c, err := newCollector(Options{Proc: filepath.Join("testdata", "4cpu", "before"), Cgroup: t.TempDir(), CPUs: true, NoEBPF: true}, open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	h := c.Host(snapshot(t, c), snapshot(t, c))
+	if h.Source != record.SoftirqTicks || len(h.Warnings) > 0 {
+		t.Errorf("source %s, warnings %v", h.Source, h.Warnings)
+	}
+}
+
 func TestHostLeavesOutCPUsThatCameOrWent(t *testing.T) {
 	c, before, after := edges(t, "4cpu")
 	before.cpus = before.cpus[1:]
@@ -185,7 +210,7 @@ func TestManyCPUs(t *testing.T) {
 		fmt.Fprintf(&heading, "    CPU%d", i)
 		fmt.Fprintf(&tx, " %10d", i+2)
 		fmt.Fprintf(&rx, " %10d", i+3)
-		fmt.Fprintf(&softnet, "%08x %08x %08x 0 0 0 0 0 0 %08x 0 0 %08x 0 0\n", i+4, i+5, i+6, i+7, i)
+		fmt.Fprintf(&softnet, "%08x %08x %08x 0 0 0 0 0 0 %08x %08x 0 %08x 0 0\n", i+4, i+5, i+6, i+7, i+8, i)
 	}
 	var s Snapshot
 	for _, f := range []struct {
@@ -214,7 +239,7 @@ func TestManyCPUs(t *testing.T) {
 		u, w := uint64(i), uint32(i)
 		want := cpu{
 			id: i, user: u, steal: u + 1, netTx: w + 2, netRx: w + 3,
-			processed: w + 4, dropped: w + 5, squeezed: w + 6, receivedRPS: w + 7,
+			processed: w + 4, dropped: w + 5, squeezed: w + 6, receivedRPS: w + 7, flowLimited: w + 8,
 		}
 		if got != want {
 			t.Fatalf("got %+v, want %+v", got, want)

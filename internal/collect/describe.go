@@ -91,13 +91,9 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 
 // links returns the devices of this network namespace.
 func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
-	all, err := netlink.LinkList()
-	// The list is inconsistent if a device came or went meanwhile.
-	for i := 0; i < 10 && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		all, err = netlink.LinkList()
-	}
+	all, err := ListLinks()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	tool, err := ethtool.NewEthtool()
 	if err != nil {
@@ -136,6 +132,19 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// ListLinks lists the devices of the calling thread's network namespace.
+func ListLinks() ([]netlink.Link, error) {
+	all, err := netlink.LinkList()
+	// The list is inconsistent if a device came or went meanwhile.
+	for i := 0; i < 10 && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		all, err = netlink.LinkList()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return all, nil
 }
 
 // line returns the content of a one-line file, "" if it cannot be read.

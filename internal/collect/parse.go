@@ -24,6 +24,7 @@ type cpu struct {
 	user, system, idle, irq, softirq, steal   uint64 // ticks
 	netRx, netTx                              uint32
 	processed, dropped, squeezed, receivedRPS uint32
+	flowLimited                               uint32
 }
 
 // since returns what was counted from b to c. Times may decrease: the kernel subtracts iowait that turns
@@ -129,12 +130,12 @@ func (s *Snapshot) parseSoftirqs(b []byte) error {
 
 // parseSoftnet reads /proc/net/softnet_stat into the CPUs: a line each, of
 // hexadecimal columns (softnet_seq_show in net/core/net-procfs.c): 0 processed,
-// 1 dropped, 2 time_squeeze, 9 received_rps and, since Linux 5.10, 12 the CPU's
-// number. Without that column the lines are those of the CPUs online, in order.
+// 1 dropped, 2 time_squeeze, 9 received_rps, 10 flow_limit_count and, since Linux
+// 5.10, 12 the CPU's number. Without that column the lines are those of the CPUs online, in order.
 func (s *Snapshot) parseSoftnet(b []byte) error {
 	n := 0
 	for line := range bytes.Lines(b) {
-		v, err := numbers[[10]uint64](line, 16, 32)
+		v, err := numbers[[11]uint64](line, 16, 32)
 		if err != nil {
 			return err
 		}
@@ -147,7 +148,8 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 			continue // came online a moment ago
 		}
 		c := &s.cpus[i]
-		c.processed, c.dropped, c.squeezed, c.receivedRPS = uint32(v[0]), uint32(v[1]), uint32(v[2]), uint32(v[9])
+		c.processed, c.dropped, c.squeezed = uint32(v[0]), uint32(v[1]), uint32(v[2])
+		c.receivedRPS, c.flowLimited = uint32(v[9]), uint32(v[10])
 	}
 	if n == 0 {
 		return errors.New("no CPU in it")
@@ -189,7 +191,7 @@ func (s *Snapshot) parseDevices(b []byte) error {
 }
 
 // numbers are the first of a line's fields.
-func numbers[A [9]uint64 | [10]uint64 | [12]uint64 | [13]uint64](line []byte, base, bits int) (v A, err error) {
+func numbers[A [9]uint64 | [11]uint64 | [12]uint64 | [13]uint64](line []byte, base, bits int) (v A, err error) {
 	i := 0
 	for f := range bytes.FieldsSeq(line) {
 		if i == len(v) {

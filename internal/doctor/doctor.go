@@ -1,7 +1,7 @@
 // Package doctor looks at one machine for what makes the network of its containers slow or lossy, and
-// changes nothing. Look takes the facts, by internal/collect, internal/nic and internal/accel; Examine
-// judges them, by one pure function for each rule. What a finding costs on a machine is for an
-// experiment to say, which the finding names.
+// changes nothing. Look reads the facts, by internal/collect and internal/accel; Examine judges them, by
+// one pure function for each rule. What a fault costs on this machine, only an experiment tells: the
+// finding names it.
 package doctor
 
 import (
@@ -35,7 +35,7 @@ type Finding struct {
 	Evidence []Evidence `json:"evidence"`
 	// Cost says what it costs, and where that was measured.
 	Cost string `json:"cost"`
-	// Do is the command that mends it, or proves that it is worth mending.
+	// Do is the command that corrects it, or the experiment that tells whether correcting it helps.
 	Do string `json:"do"`
 }
 

@@ -1,9 +1,6 @@
 package doctor
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +15,10 @@ type Facts struct {
 	Node record.Node
 	// Window is the time between two readings of the counters.
 	Window  time.Duration
-	CPUs    []CPU
+	CPUs    []record.CPU
 	Devices []Device
+	// FlowLimited are the packets that the flow limit dropped in the window.
+	FlowLimited uint64
 	// Lacks are the capabilities that accelerators need and this process does not have.
 	Lacks []string
 	// BTF tells whether the kernel has its types for eBPF programs.
@@ -37,23 +36,6 @@ type Facts struct {
 	Throttled []string
 }
 
-// CPU is what one CPU did in the window.
-type CPU struct {
-	ID int
-	// Softirq is the share of the window in softirqs, by ticks.
-	Softirq float64
-	Softnet Softnet
-}
-
-// Softnet is the counters of one CPU in /proc/net/softnet_stat. In the kernel they have 32 bits, and wrap.
-type Softnet struct {
-	Processed, Dropped, Squeezed, FlowLimited uint32
-}
-
-func (s Softnet) since(b Softnet) Softnet {
-	return Softnet{s.Processed - b.Processed, s.Dropped - b.Dropped, s.Squeezed - b.Squeezed, s.FlowLimited - b.FlowLimited}
-}
-
 // Device is a network device.
 type Device struct {
 	record.Link
@@ -68,7 +50,7 @@ type Device struct {
 	IRQ string
 	// RPFilter is what applies: the higher value of conf/all and conf/DEVICE.
 	RPFilter int
-	// Window and Boot are packets in the window and since the device is there.
+	// Window and Boot are packets in the window and since the device was created.
 	Window, Boot Packets
 	// VF is which way packets took in the window, where the device may have a virtual function.
 	VF *record.VFUse
@@ -77,13 +59,16 @@ type Device struct {
 // Packets are counters of a device.
 type Packets struct {
 	Rx, Tx uint64
-	// Missed had no place in the receive ring; Damaged were received with errors; TxDropped were not sent.
+	// Missed found the receive ring full; Damaged arrived with errors; TxDropped were not sent.
 	Missed, Damaged, TxDropped uint64
 }
 
 func (p Packets) since(b Packets) Packets {
 	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped}
 }
+
+// softirq returns the share of the window that a CPU spent in softirqs. By ticks, it may come out above 1.
+func (f Facts) softirq(c record.CPU) float64 { return min(1, c.Softirq/f.Window.Seconds()) }
 
 func (f Facts) device(name string) (Device, bool) {
 	i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Name == name })
@@ -100,7 +85,7 @@ func (d Device) rfs() bool { return slices.ContainsFunc(d.RFS, isSet) }
 // isSet tells whether a mask or number is not 0.
 func isSet(value string) bool { return strings.Trim(value, "0,") != "" }
 
-// Known are the facts that are for the reader to judge, a line each.
+// Known are the facts that no rule judges, for the reader, a line each.
 func (f Facts) Known() []Evidence {
 	s := f.Node.Sysctls
 	known := []Evidence{
@@ -125,51 +110,6 @@ func (f Facts) Known() []Evidence {
 		}
 	}
 	return slices.DeleteFunc(known, func(k Evidence) bool { return k.Value == "" })
-}
-
-// parseSoftnet reads /proc/net/softnet_stat, a line for each CPU online, of hexadecimal columns
-// (softnet_seq_show in net/core/net-procfs.c): 0 processed, 1 dropped, 2 time_squeeze,
-// 10 flow_limit_count and, since Linux 5.10, 12 the CPU's number.
-func parseSoftnet(text []byte) (map[int]Softnet, error) {
-	all := make(map[int]Softnet)
-	for line := range bytes.Lines(text) {
-		columns := strings.Fields(string(line))
-		if len(columns) < 13 {
-			return nil, fmt.Errorf("softnet_stat has %d columns, of at least 13", len(columns))
-		}
-		var v [13]uint32
-		for i := range v {
-			n, err := strconv.ParseUint(columns[i], 16, 32)
-			if err != nil {
-				return nil, fmt.Errorf("softnet_stat: %w", err)
-			}
-			v[i] = uint32(n)
-		}
-		all[int(v[12])] = Softnet{Processed: v[0], Dropped: v[1], Squeezed: v[2], FlowLimited: v[10]}
-	}
-	return all, nil
-}
-
-// parseSoftirq reads from /proc/stat the ticks of 10 ms that each CPU spent in softirqs (proc_stat(5)).
-func parseSoftirq(text []byte) (map[int]uint64, error) {
-	all := make(map[int]uint64)
-	for line := range bytes.Lines(text) {
-		columns := strings.Fields(string(line))
-		if len(columns) == 0 || !strings.HasPrefix(columns[0], "cpu") || columns[0] == "cpu" {
-			continue
-		}
-		if len(columns) < 8 {
-			return nil, errors.New("stat: a CPU has fewer than 7 columns")
-		}
-		id, err := strconv.Atoi(columns[0][len("cpu"):])
-		if err != nil {
-			return nil, fmt.Errorf("stat: %w", err)
-		}
-		if all[id], err = strconv.ParseUint(columns[7], 10, 64); err != nil {
-			return nil, fmt.Errorf("stat: %w", err)
-		}
-	}
-	return all, nil
 }
 
 // parseCounter reads one counter of /proc/net/netstat: a line of names for each group, then one of values;

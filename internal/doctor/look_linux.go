@@ -19,7 +19,6 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"
 )
@@ -29,10 +28,10 @@ const procDir = "/proc"
 
 // looker reads the facts of the calling thread's network namespace.
 type looker struct {
-	proc   fs.FS
-	sys    *os.Root
-	tool   *ethtool.Ethtool
-	limits collect.Limits
+	proc      fs.FS
+	sys       *os.Root
+	tool      *ethtool.Ethtool
+	collector *collect.Collector
 }
 
 // Look takes the facts of this machine and of the calling thread's network namespace. It reads the counters
@@ -47,10 +46,10 @@ func Look(ctx context.Context, window time.Duration) (f Facts, err error) {
 		return f, fmt.Errorf("open ethtool socket: %w", err)
 	}
 	defer l.tool.Close()
-	if l.limits, err = collect.OpenLimits(collect.Options{}); err != nil {
+	if l.collector, err = collect.New(collect.Options{Proc: procDir, Sys: l.sys.FS(), CPUs: true, NoEBPF: true}); err != nil {
 		return f, err
 	}
-	defer l.limits.Close()
+	defer l.collector.Close()
 
 	if f, err = l.machine(ctx); err != nil {
 		return f, err
@@ -66,11 +65,14 @@ func Look(ctx context.Context, window time.Duration) (f Facts, err error) {
 	if err != nil {
 		return f, err
 	}
-	f.Window = after.at.Sub(before.at)
-	f.CPUs = cpus(before, after, f.Window)
+	host := l.collector.Host(before.collected, after.collected)
+	f.Window, f.CPUs = time.Duration(host.Seconds*float64(time.Second)), host.CPUs
+	f.FlowLimited = l.collector.FlowLimited(before.collected, after.collected)
 	f.RPFiltered = after.rpFiltered - before.rpFiltered
-	for _, w := range l.limits.Warnings(before.limits, after.limits) {
-		f.Throttled = append(f.Throttled, w.Message)
+	for _, w := range host.Warnings {
+		if w.Code == record.WarnThrottled {
+			f.Throttled = append(f.Throttled, w.Message)
+		}
 	}
 	f.Devices, err = l.devices(f.Node.Links, before, after)
 	return f, err
@@ -123,64 +125,26 @@ func installed(path string) (there, missing []string) {
 
 // counts are the counters at one instant.
 type counts struct {
-	at         time.Time
-	softnet    map[int]Softnet
-	softirq    map[int]uint64
+	collected  collect.Snapshot
 	links      map[string]netlink.Link
-	nics       nic.Snapshot
 	rpFiltered uint64
-	limits     collect.Snapshot
 }
 
 func (l looker) count() (c counts, err error) {
-	c.at = time.Now()
+	if c.collected, err = l.collector.Snapshot(); err != nil {
+		return c, err
+	}
 	// /proc/net is that of the process's first thread, which may be in another network namespace.
-	softnet, err := fs.ReadFile(l.proc, "thread-self/net/softnet_stat")
-	if err != nil {
-		return c, err
-	}
-	if c.softnet, err = parseSoftnet(softnet); err != nil {
-		return c, err
-	}
-	stat, err := fs.ReadFile(l.proc, "stat")
-	if err != nil {
-		return c, err
-	}
-	if c.softirq, err = parseSoftirq(stat); err != nil {
-		return c, err
-	}
 	c.rpFiltered = parseCounter(l.line("thread-self/net/netstat"), "TcpExt", "IPReversePathFilter")
-	c.nics = nic.Source{Sys: l.sys.FS(), Tool: nic.Live{Tool: l.tool}}.Read()
-	if c.limits, err = l.limits.Snapshot(); err != nil {
-		return c, err
-	}
-	links, err := netlink.LinkList()
-	for tries := 1; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
-		links, err = netlink.LinkList() // a device came or went
-	}
+	links, err := collect.ListLinks()
 	if err != nil {
-		return c, fmt.Errorf("list links: %w", err)
+		return c, err
 	}
 	c.links = make(map[string]netlink.Link, len(links))
 	for _, link := range links {
 		c.links[link.Attrs().Name] = link
 	}
 	return c, nil
-}
-
-func cpus(before, after counts, window time.Duration) (all []CPU) {
-	const tick = 10 * time.Millisecond
-	for id, now := range after.softnet {
-		was, ok := before.softnet[id]
-		if !ok {
-			continue // came online
-		}
-		// Ticks in softirqs never decrease, and a window ends anywhere between two.
-		busy := time.Duration(after.softirq[id]-before.softirq[id]) * tick
-		all = append(all, CPU{id, min(1, busy.Seconds()/window.Seconds()), now.since(was)})
-	}
-	slices.SortFunc(all, func(a, b CPU) int { return a.ID - b.ID })
-	return all
 }
 
 // devices joins what is known of each device.
@@ -214,7 +178,7 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 		d.IRQ = irq.String()
 		all = append(all, d)
 	}
-	for _, use := range nic.Between(before.nics, after.nics) {
+	for _, use := range l.collector.VFs(before.collected, after.collected) {
 		for i := range all {
 			if all[i].Name == use.NIC {
 				all[i].VF = &use

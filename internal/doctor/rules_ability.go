@@ -2,16 +2,16 @@ package doctor
 
 import "strings"
 
-// notPermitted: what slipstream does itself takes rights.
+// notPermitted: accelerators, and some of the facts, need capabilities.
 func notPermitted(f Facts) []Finding {
 	if len(f.Lacks) == 0 {
 		return nil
 	}
 	return []Finding{{
 		Severity: Note,
-		What:     "This process may not apply accelerators, and may not see everything here.",
+		What:     "This process lacks capabilities: it cannot apply accelerators, and some facts may be missing.",
 		Evidence: []Evidence{evidence("/proc/self/status, CapEff", "lacks %s", strings.Join(f.Lacks, ", "))},
-		Cost:     "Runs in a lab, slipstream accel and the agent fail. Runs in a cluster do not need these rights here.",
+		Cost:     "Runs in a lab, slipstream accel and the agent fail. Runs in a cluster do not need the capabilities here.",
 		Do:       "sudo slipstream doctor",
 	}}
 }
@@ -22,7 +22,7 @@ func noBTF(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: Warning,
-		What:     "The kernel has no BTF, the types that eBPF programs are adapted to.",
+		What:     "The kernel has no BTF (its types), which the eBPF programs need.",
 		Evidence: []Evidence{evidence("/sys/kernel/btf/vmlinux", "missing"), evidence("/proc/sys/kernel/osrelease", "%s", f.Node.Kernel)},
 		Cost:     "The fast path cannot run, and softirq time is measured by clock ticks, which miss most of it on idle CPUs. RPS and RFS work.",
 		Do:       "Boot a kernel with CONFIG_DEBUG_INFO_BTF, as those of the distributions are.",
@@ -37,8 +37,8 @@ func fastPath(f Facts) []Finding {
 	return []Finding{{
 		Severity: Warning,
 		What:     "The fast path cannot run here.",
-		Evidence: []Evidence{evidence("a trial in network namespaces", "%v", f.FastPath)},
-		Cost:     "Runs leave out variants with fastpath. What it gives back where it runs: docs/results/fastpath.md.",
+		Evidence: []Evidence{evidence("the probe, in network namespaces of its own", "%v", f.FastPath)},
+		Cost:     "Runs leave out variants with fastpath. What it gains where it runs: docs/results/fastpath.md.",
 		Do:       "See docs/explanation/fastpath.md, \"What it needs\".",
 	}}
 }

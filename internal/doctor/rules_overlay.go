@@ -53,21 +53,21 @@ func mtuSmall(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("The MTU of %s could be %d larger: %s sends packets of %d bytes.", overlay.Name, most-overlay.MTU, under.Name, under.MTU),
+			What:     fmt.Sprintf("The MTU of %s could be %d larger: %s sends packets of up to %d bytes.", overlay.Name, most-overlay.MTU, under.Name, under.MTU),
 			Evidence: mtuEvidence(overlay, under),
-			Cost:     "More packets for the same data, each with its own cost. Only where every node's NIC, and all between them, have the larger MTU.",
+			Cost:     "More packets for the same data, each with its own cost. Change it only if the NIC of every node, and every switch between them, has the larger MTU.",
 			Do:       fmt.Sprintf("ip link set %s mtu %d   # and in the configuration of the CNI; then slipstream compare BEFORE AFTER", overlay.Name, most),
 		})
 	})
 	return found
 }
 
-// Offloads that matter to encapsulated traffic, and what the kernel does without them.
+// Offloads that matter to encapsulated traffic.
 var offloads = []struct {
-	name     string // as ethtool -k has it
-	set      string // as ethtool -K takes it
-	overlay  bool   // of the overlay's own device, not of the NIC
-	consists string
+	name    string // as ethtool -k has it
+	set     string // as ethtool -K takes it
+	overlay bool   // of the overlay's own device, not of the NIC
+	without string // what the kernel does if it is off
 }{
 	{"rx-gro", "gro", false, "each packet takes the whole receive path alone, instead of merged with others (GRO)"},
 	{"rx-gro", "gro", true, "each packet that VXLAN delivers takes the rest of the path alone, instead of merged with others (GRO)"},
@@ -94,9 +94,9 @@ func offloadOff(f Facts) (found []Finding) {
 			told[d.Name+o.name] = true
 			found = append(found, Finding{
 				Severity: Warning,
-				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.consists),
+				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
 				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
-				Cost: "Not known for this one alone. In a lab without any offload of the NIC, a stream over VXLAN had about a quarter of its throughput with them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
+				Cost: "Not known for this one alone. In a lab without any offload of the NIC, a stream over VXLAN had about a quarter of the throughput that it had with them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
 					workaround(o.name, o.overlay),
 				Do: fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
 			})
@@ -115,7 +115,7 @@ func (d Device) checksums(name string) bool {
 // workaround names the reason for which an offload is often switched off.
 func workaround(name string, overlay bool) string {
 	if overlay && name == "tx-checksum-ip-generic" {
-		return " It is often off on purpose: kernels and NICs with a fault send wrong checksums through NAT with it. After switching it on, try a service from a pod, on another node."
+		return " It is often off on purpose: faulty kernels and NICs send wrong checksums through NAT with it. After you switch it on, call a service whose backend is on another node, from a pod."
 	}
 	return ""
 }
@@ -143,7 +143,7 @@ func rpFilter(f Facts) []Finding {
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
-		Cost: lostPackets + " Encapsulated traffic may come in by another device than its replies leave by.",
+		Cost: lostPackets + " Encapsulated packets may arrive on one device while the route back to their sender uses another.",
 		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the greater value of all and of the device counts",
 	}}
 }
@@ -157,7 +157,7 @@ func vf(f Facts) (found []Finding) {
 		finding := Finding{
 			Severity: Warning,
 			Evidence: []Evidence{evidence("/sys/class/net/"+d.Name, "%s", d.NIC)},
-			Cost:     "Packets take the paravirtual device. What that costs here is for a run before and one after to say: slipstream compare BEFORE AFTER.",
+			Cost:     "Packets take the paravirtual device. To measure what that costs here, run an experiment before and after the change: slipstream compare BEFORE AFTER.",
 		}
 		var took string
 		if d.VF != nil {
@@ -173,7 +173,7 @@ func vf(f Facts) (found []Finding) {
 			finding.What = fmt.Sprintf("%s has a virtual function, and no driver for it.", d.Name)
 			finding.Do = "modprobe " + cmp.Or(v.Needs, "DRIVER")
 		case v.Device == "":
-			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s makes no network device of it.", d.Name, v.Driver)
+			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s creates no network device for it.", d.Name, v.Driver)
 			finding.Do = "dmesg | grep -i " + v.Driver
 		case !v.Bonded:
 			finding.What = fmt.Sprintf("%s has a virtual function that is not bonded to it.", d.Name)

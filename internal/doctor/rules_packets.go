@@ -9,10 +9,10 @@ import (
 
 func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).String() }
 
-const lostPackets = "TCP sends each again and slows down, UDP loses it. Not measured alone: the report of an experiment has the lost segments of its trials."
+const lostPackets = "TCP retransmits the packet and slows down; UDP loses it. Not measured on its own: trials.jsonl has the retransmits of each trial of an experiment."
 
-// loss judges packets lost in the window, out of all. Fewer than 10, or than 1 in 10,000, happen on any
-// machine.
+// loss judges packets lost in the window, out of all. Any machine loses fewer than 10 now and then, or fewer
+// than 1 in 10,000.
 func loss(lost, all uint64) (Severity, bool) {
 	switch {
 	case lost < 10 || lost*10_000 < all:
@@ -24,20 +24,19 @@ func loss(lost, all uint64) (Severity, bool) {
 }
 
 // softnet sums up what the CPUs did in the window.
-func (f Facts) softnet() (processed, dropped, squeezed, limited uint64) {
+func (f Facts) softnet() (processed, dropped, squeezed uint64) {
 	for _, c := range f.CPUs {
-		processed += uint64(c.Softnet.Processed)
-		dropped += uint64(c.Softnet.Dropped)
-		squeezed += uint64(c.Softnet.Squeezed)
-		limited += uint64(c.Softnet.FlowLimited)
+		processed += c.Processed
+		dropped += c.Dropped
+		squeezed += c.Squeezed
 	}
-	return processed, dropped, squeezed, limited
+	return processed, dropped, squeezed
 }
 
 func backlogFull(f Facts) []Finding {
-	all, dropped, _, limited := f.softnet()
+	all, dropped, _ := f.softnet()
 	// A packet above the flow limit counts in both columns (enqueue_to_backlog in net/core/dev.c).
-	dropped -= min(limited, dropped)
+	dropped -= min(f.FlowLimited, dropped)
 	severity, lost := loss(dropped, all)
 	if !lost {
 		return nil
@@ -56,23 +55,23 @@ func backlogFull(f Facts) []Finding {
 }
 
 func flowLimit(f Facts) []Finding {
-	all, _, _, limited := f.softnet()
-	severity, lost := loss(limited, all)
+	all, _, _ := f.softnet()
+	severity, lost := loss(f.FlowLimited, all)
 	if !lost {
 		return nil
 	}
 	return []Finding{{
 		Severity: severity,
 		What:     "The flow limit drops packets of large flows.",
-		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", limited, all)},
-		Cost:     "It protects small flows from large ones on a CPU that is overloaded. All VXLAN packets between two nodes may look like few flows to it.",
-		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # if it is not on for a reason",
+		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", f.FlowLimited, all)},
+		Cost:     "The flow limit protects small flows from large ones on an overloaded CPU. It may take all VXLAN packets between two nodes for a few large flows.",
+		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # unless somebody switched it on for a reason",
 	}}
 }
 
 // squeezed: a poll is cut off after netdev_budget packets, 300 by default, or netdev_budget_usecs.
 func squeezed(f Facts) []Finding {
-	all, _, squeezed, _ := f.softnet()
+	all, _, squeezed := f.softnet()
 	const full = 300
 	if squeezed < 10 || squeezed*full*10 < all { // less than a tenth of what full polls would be
 		return nil
@@ -80,18 +79,18 @@ func squeezed(f Facts) []Finding {
 	s := f.Node.Sysctls
 	return []Finding{{
 		Severity: Note,
-		What:     "CPUs often stop receiving before their queues are empty, because the budget of a poll is used up.",
+		What:     "CPUs often stop receiving before their queues are empty, because a poll used up its budget.",
 		Evidence: []Evidence{
 			evidence("/proc/net/softnet_stat, time_squeeze, in "+f.window(), "%d for %d packets", squeezed, all),
 			evidence("/proc/sys/net/core/netdev_budget, netdev_budget_usecs", "%s, %s", s["net.core.netdev_budget"], s["net.core.netdev_budget_usecs"]),
 		},
-		Cost: "Packets wait longer while other softirqs and programs have their turn. Without drops that is latency, no loss.",
+		Cost: "Packets wait longer while the CPU runs other softirqs and programs. Without drops, that costs latency and no packets.",
 		Do:   fmt.Sprintf("sysctl -w net.core.netdev_budget=%s   # and compare two runs: slipstream compare BEFORE AFTER", quadruple(s["net.core.netdev_budget"])),
 	}}
 }
 
 // deviceDrops looks at NICs and overlays. rx_dropped is left out: it also counts packets of protocols that
-// nobody listens to, as LLDP, and is not 0 on a healthy machine.
+// nobody listens to, such as LLDP, and is not 0 on a healthy machine.
 func deviceDrops(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Class != v1alpha1.DeviceNIC && d.Class != v1alpha1.DeviceOverlay {
@@ -117,7 +116,7 @@ func deviceDrops(f Facts) (found []Finding) {
 			found = append(found, Finding{
 				Severity: severity,
 				What:     fmt.Sprintf(c.what, d.Name),
-				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device is there", c.was)},
+				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device was created", c.was)},
 				Cost:     lostPackets,
 				Do:       c.do,
 			})
@@ -136,7 +135,7 @@ func conntrackFull(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: severity,
-		What:     fmt.Sprintf("The table of conntrack is %d %% full.", f.Conntrack*100/f.ConntrackMax),
+		What:     fmt.Sprintf("The conntrack table is %d %% full.", f.Conntrack*100/f.ConntrackMax),
 		Evidence: []Evidence{
 			evidence("/proc/sys/net/netfilter/nf_conntrack_count", "%d", f.Conntrack),
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),

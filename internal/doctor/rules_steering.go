@@ -8,11 +8,12 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/cpuset"
+	"slipstream.dev/internal/record"
 )
 
 const proveSteering = "slipstream run kubernetes   # variants rps and rfs, between two nodes like this one"
 
-// busy is the share of a CPU's time in softirqs from which on it is said to be the limit.
+// busy is the share of a CPU's time in softirqs from which on that CPU counts as the limit.
 const busy = 0.5
 
 // oneCPUReceives: all packets of a NIC are received by one CPU.
@@ -28,7 +29,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 				evidence("/sys/class/net/"+d.Name+"/queues", "1 receive queue, rps_cpus %s", strings.Join(d.RPS, " ")),
 				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", cmp.Or(d.IRQ, "(unknown)")),
 			},
-			Cost: "Not known before it is measured. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+			Cost: "Not known without an experiment. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 			Do:   proveSteering,
 		}
 		full, alone := f.alone()
@@ -37,7 +38,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			finding.Severity = Warning
 			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with that: it has one receive queue, and neither RPS nor RFS is on.", d.Name)
 			finding.Evidence = append(finding.Evidence,
-				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, full.Softirq*100, idle*100))
+				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, f.softirq(full)*100, idle*100))
 		case len(f.CPUs) < 3:
 			continue // measured, and no gain to expect
 		}
@@ -50,26 +51,26 @@ func oneCPUReceives(f Facts) (found []Finding) {
 const idle = 0.1
 
 // alone returns the CPU that is busy with softirqs while all others are not.
-func (f Facts) alone() (CPU, bool) {
-	var most []CPU
+func (f Facts) alone() (record.CPU, bool) {
+	var most []record.CPU
 	for _, c := range f.CPUs {
-		if c.Softirq > idle {
+		if f.softirq(c) > idle {
 			most = append(most, c)
 		}
 	}
-	if len(most) != 1 || len(f.CPUs) < 2 || most[0].Softirq < busy {
-		return CPU{}, false
+	if len(most) != 1 || len(f.CPUs) < 2 || f.softirq(most[0]) < busy {
+		return record.CPU{}, false
 	}
 	return most[0], true
 }
 
 // takes tells whether a CPU takes interrupts of the device.
-func (d Device) takes(c CPU) bool {
+func (d Device) takes(c record.CPU) bool {
 	irq, err := cpuset.ParseList(d.IRQ)
 	return err == nil && slices.Contains(irq.CPUs(), c.ID)
 }
 
-// rpsUseless: RPS hands packets over to where they are, or would be by themselves.
+// rpsUseless: RPS steers packets to the CPU that they are on already, or that the NIC would choose.
 func rpsUseless(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil || !d.Up || !d.rps() {
@@ -84,7 +85,7 @@ func rpsUseless(f Facts) (found []Finding) {
 				Severity: Warning,
 				What:     fmt.Sprintf("RPS steers the packets of %s to CPU %s, which takes its interrupts anyway.", d.Name, d.IRQ),
 				Evidence: []Evidence{queues, evidence("/proc/irq/*/effective_affinity_list", "CPU %s", d.IRQ)},
-				Cost:     "Every packet goes through that CPU's backlog once more, and nothing is spread.",
+				Cost:     "Every packet goes through that CPU's backlog once more, and no other CPU takes any.",
 				Do:       fmt.Sprintf("echo 0 > /sys/class/net/%s/queues/rx-0/rps_cpus   # or choose another CPU; %s", d.Name, proveSteering),
 			})
 		case d.NIC.RxQueues >= len(f.CPUs) && len(f.CPUs) > 1:
@@ -102,8 +103,8 @@ func rpsUseless(f Facts) (found []Finding) {
 
 const flowTable = "net.core.rps_sock_flow_entries"
 
-// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: who
-// uses the table may be in another network namespace, as rfs+ is in pods.
+// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: the
+// devices that use the table may be in another network namespace, as those of rfs+ are in pods.
 func rfsOff(f Facts) []Finding {
 	entries, known := f.Node.Sysctls[flowTable]
 	if !known || isSet(entries) { // not known in a network namespace other than the machine's own
@@ -122,9 +123,9 @@ func rfsOff(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: Warning,
-		What:     fmt.Sprintf("RFS is configured for %s, and off: the machine's flow table has no entries.", strings.Join(with, ", ")),
+		What:     fmt.Sprintf("RFS is configured for %s, but off: the machine's flow table has no entries.", strings.Join(with, ", ")),
 		Evidence: append(queues, evidence("/proc/sys/net/core/rps_sock_flow_entries", "%s", entries)),
-		Cost:     "Packets are not steered to the CPU of their application. Whether that would help here, the experiment says.",
+		Cost:     "Packets are not steered to the CPU of their application. An experiment tells whether that would help here.",
 		Do:       proveSteering + "; then slipstream policy",
 	}}
 }
@@ -139,12 +140,12 @@ func irqbalance(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("irqbalance may move the interrupts of %s, whose RPS mask stays.", d.Name),
+			What:     fmt.Sprintf("irqbalance may move the interrupts of %s to other CPUs, and does not change its RPS mask.", d.Name),
 			Evidence: []Evidence{
 				evidence("/proc/*/comm", "irqbalance"),
 				evidence("/sys/class/net/"+d.Name+"/queues/rx-*/rps_cpus", "%s", strings.Join(d.RPS, " ")),
 			},
-			Cost: "A mask that leaves out the CPU of the interrupts is wrong once they move, and results of runs before and after differ.",
+			Cost: "A mask chosen to leave out the CPU of the interrupts is wrong once they move, and runs before and after differ.",
 			Do:   "IRQBALANCE_BANNED_CPULIST, or --banirq with the device's interrupts, in the configuration of irqbalance",
 		})
 	}

@@ -17,19 +17,18 @@ import (
 // part is a run of a file.
 type part struct {
 	*file
-	run    tools.Run
-	number int
+	run tools.Run
 }
 
 // trial is one that its parts make together.
 type trial struct {
-	variant, workload string
-	pairs, number     int
-	traffic           []part // clients, by pair
-	cpus              []part // nodes
+	key
+	traffic []part // clients, by pair
+	cpus    []part // nodes
 }
 
-// key is what the clients of a trial have in common.
+// key is what the clients of a trial have in common; pairs is -1 until they are counted, where no name
+// says it.
 type key struct {
 	variant, workload string
 	pairs, number     int
@@ -44,7 +43,7 @@ func (r *Result) assemble(p *pattern, files []*file, o Options) error {
 		return err
 	}
 	if len(trials) == 0 {
-		return fmt.Errorf("no file is of traffic: mpstat's are of CPUs alone")
+		return fmt.Errorf("no file has traffic: those of mpstat have CPUs only")
 	}
 	workloads := workloadsOf(trials, &bad)
 	if p.has(blockField) {
@@ -75,16 +74,16 @@ func clients(files []*file, p *pattern, bad *problems) []*trial {
 			k := key{f.variant, cmp.Or(f.workload, f.Workload.Kind()), f.pairs, number}
 			t := byKey[k]
 			if t == nil {
-				t = &trial{variant: k.variant, workload: k.workload, pairs: k.pairs, number: number}
+				t = &trial{key: k}
 				byKey[k] = t
 				trials = append(trials, t)
 			}
 			for _, other := range t.traffic {
 				if other.pair == f.pair {
-					bad.add(f.path, "it is of the same trial as %s: the pattern needs what tells them apart, such as {workload} or {pair}", other.path)
+					bad.add(f.path, "it belongs to the same trial as %s: the pattern needs a placeholder that tells them apart, such as {workload} or {pair}", other.path)
 				}
 			}
-			t.traffic = append(t.traffic, part{f, run, number})
+			t.traffic = append(t.traffic, part{f, run})
 		}
 	}
 	for _, t := range trials {
@@ -94,7 +93,7 @@ func clients(files []*file, p *pattern, bad *problems) []*trial {
 	return trials
 }
 
-// countPairs checks the number of pairs that the names say, or takes it from the files.
+// countPairs checks the number of pairs against the names, or takes it from the files.
 func (t *trial) countPairs(p *pattern, bad *problems) {
 	slices.SortFunc(t.traffic, func(a, b part) int { return cmp.Compare(a.pair, b.pair) })
 	n := 0
@@ -105,9 +104,9 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 	case t.pairs < 0:
 		t.pairs = n
 	case t.pairs != n && p.has(pairField):
-		bad.add(first.path, "its trial has files of %d of %d pairs", n, t.pairs)
+		bad.add(first.path, "its trial has files for %d of %d pairs", n, t.pairs)
 	case t.pairs != n:
-		bad.add(first.path, "it is of %s, and its name says %d: {pair} is for a file for each pair, and connections of one client are no pairs", count(n, "pair"), t.pairs)
+		bad.add(first.path, "it has %s, and its name says %d: use {pair} if each pair has a file of its own; connections of one client are not pairs", count(n, "pair"), t.pairs)
 	}
 }
 
@@ -123,7 +122,7 @@ func alike(trials []*trial, p *pattern, bad *problems) {
 	}
 	for _, t := range trials {
 		if t.pairs < most[t.workload] {
-			bad.add(t.traffic[0].path, "its trial has files of %s, and others have %d: put {pairs} into the pattern if that is as it was meant", count(t.pairs, "pair"), most[t.workload])
+			bad.add(t.traffic[0].path, "its trial has files for %s, and others have %d: put {pairs} into the pattern if that is intended", count(t.pairs, "pair"), most[t.workload])
 		}
 	}
 }
@@ -153,19 +152,19 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 		}
 		switch {
 		case len(of) == 0:
-			bad.add(f.path, "there is no traffic of its trial")
+			bad.add(f.path, "no file has the traffic of its trial")
 			continue
 		case len(of) > 1:
-			bad.add(f.path, "it may be of %d trials: the pattern needs what tells them apart, such as {workload}", len(of))
+			bad.add(f.path, "it fits %d trials: the pattern needs a placeholder that tells them apart, such as {workload}", len(of))
 			continue
 		}
 		t := of[0]
 		for _, other := range t.cpus {
 			if other.node == f.node {
-				bad.add(f.path, "it is of the same node and trial as %s: name the nodes by {node}", other.path)
+				bad.add(f.path, "it belongs to the same node and trial as %s: name the nodes by {node}", other.path)
 			}
 		}
-		t.cpus = append(t.cpus, part{f, f.Runs[0], number})
+		t.cpus = append(t.cpus, part{f, f.Runs[0]})
 	}
 }
 
@@ -220,11 +219,11 @@ func merge(w *v1alpha1.Workload, f, first *file, bad *problems) {
 			differences = append(differences, fmt.Sprintf("%s %v, not %v", field, a.Field(i), b.Field(i)))
 		}
 	}
-	bad.add(f.path, "it is not of the traffic of %s: %s; tell workloads apart by {workload}, or import them by themselves", first.path, strings.Join(differences, ", "))
+	bad.add(f.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first.path, strings.Join(differences, ", "))
 }
 
-// interleaved finds variants whose runs were all before or behind those of another one, by
-// the times that the tools tell: numbers of blocks do not make them close in time.
+// interleaved finds variants whose runs were all before or all after those of another one, by
+// the times that the tools wrote: equal numbers do not make runs close in time.
 func interleaved(trials []*trial, bad *problems) {
 	type span struct {
 		from, to time.Time
@@ -258,7 +257,7 @@ func interleaved(trials []*trial, bad *problems) {
 				before, behind, a, b = behind, before, b, a
 			}
 			if before.n > 1 && behind.n > 1 && before.to.Before(behind.from) {
-				bad.add(behind.path, "by its time all of %s was measured after all of %s, so these are no blocks: write {run} in place of {block}", b, a)
+				bad.add(behind.path, "by the times in the files, all of %s was measured after all of %s, so these are not blocks: write {run} in place of {block}", b, a)
 				return
 			}
 		}

@@ -1,7 +1,7 @@
-// Package importer makes a result of what other programs have measured: it finds out from
-// the names of files which variant and block each is of, from their content what measured
-// it, and puts the files of a trial together. It reads files and writes none; the parsers
-// are those of internal/traffic/tools, the metrics those of internal/experiment.
+// Package importer makes a result of what other programs have measured. The name of a file
+// tells its variant and block, its content which program wrote it; the files of one trial go
+// together. The package reads files and writes none; internal/traffic/tools has the parsers,
+// internal/experiment the metrics.
 package importer
 
 import (
@@ -28,10 +28,10 @@ import (
 type Options struct {
 	// Pattern of the files' names.
 	Pattern string
-	// Name of the experiment, which may be empty, and Baseline of the variant that the others
-	// are compared with, which may be where there is one variant alone.
+	// Name of the experiment, "imported" if empty. Baseline is the variant that the others are
+	// compared with; it may be empty if there is only one variant.
 	Name, Baseline string
-	// Window of what does not say how long it ran.
+	// Window is how long each run took, for files that do not say it.
 	Window time.Duration
 }
 
@@ -77,8 +77,8 @@ type file struct {
 	hash string
 }
 
-// Import reads files, and those of folders. An error has a line for each file that cannot
-// be read, or has no place in the result.
+// Import reads files, and the files in folders. An error has a line for each file that it cannot
+// read, or that does not fit the others.
 func Import(paths []string, o Options) (*Result, error) {
 	p, err := parsePattern(o.Pattern)
 	if err != nil {
@@ -130,7 +130,7 @@ func such(paths []string) string {
 	return ", such as " + paths[0]
 }
 
-// find lists the files of folders, and of folders in these, those that are hidden left out.
+// find lists files, and those in folders at any depth. It skips hidden folders.
 func find(paths []string) ([]string, error) {
 	var found []string
 	for _, root := range paths {
@@ -176,11 +176,11 @@ func read(path string, n name, window time.Duration) (*file, error) {
 	reading, err := tools.Read(data, window)
 	switch {
 	case tools.NoWindow(err):
-		return nil, fmt.Errorf("%w: say it by --duration", err)
+		return nil, fmt.Errorf("%w: give it with --duration", err)
 	case err != nil:
 		return nil, err
 	case len(reading.Runs) > 1 && n.number >= 0:
-		return nil, fmt.Errorf("it has %d runs, and its name is of one: leave {block} or {run} out of the pattern", len(reading.Runs))
+		return nil, fmt.Errorf("it has %d runs, and its name has the number of one: leave {block} or {run} out of the pattern", len(reading.Runs))
 	}
 	hash := sha256.Sum256(data)
 	return &file{path, n, reading, hex.EncodeToString(hash[:])}, nil
@@ -197,9 +197,9 @@ func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Wo
 	case baseline == "" && len(variants) == 1:
 		baseline = variants[0]
 	case baseline == "":
-		return fmt.Errorf("--baseline: say which variant the others are compared with: %s", strings.Join(variants, ", "))
+		return fmt.Errorf("--baseline: name the variant that the others are compared with: %s", strings.Join(variants, ", "))
 	case !slices.Contains(variants, baseline):
-		return fmt.Errorf("--baseline %s: no file is of it; %s", o.Baseline, v1alpha1.Suggest(baseline, variants))
+		return fmt.Errorf("--baseline %s: no file has this variant; %s", o.Baseline, v1alpha1.Suggest(baseline, variants))
 	}
 	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(cmp.Or(o.Name, "imported")), "-"), "-")
 	e := &v1alpha1.Experiment{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment, Metadata: v1alpha1.Metadata{Name: name}}

@@ -86,9 +86,9 @@ func TestPattern(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"":                      "say what the names of the files tell",
+		"":                      "say what stands where in the names of the files",
 		"{block}.json":          "it has no {variant}",
-		"{variant}-{trial}":     "there is no {trial}",
+		"{variant}-{trial}":     "there is no placeholder {trial}",
 		"{variant}-{variant}":   "it has {variant} twice",
 		"{variant}{block}{run}": "write {block} if each block has every variant",
 	} {
@@ -191,27 +191,27 @@ func TestProblems(t *testing.T) {
 		want          []string
 	}{
 		{"all of them", "{variant}-{run}", map[string]string{"base-1": good, "base-2": "x", "base-3": `{"start":{},"intervals":[],"error":"refused"}`},
-			[]string{"base-2: it is the output of no tool", "base-3: iperf3: refused"}},
+			[]string{"base-2: it is not the output of a known tool", "base-3: iperf3: refused"}},
 		{"none matches", "{variant}.json", map[string]string{"base-1": good}, []string{"it matches none of 1 file, such as "}},
 		{"empty folder", "{variant}.json", nil, []string{"it matches none of 0 files"}},
-		{"several runs of a number", "{variant}-{run}", map[string]string{"base-1": good + good}, []string{"base-1: it has 2 runs, and its name is of one"}},
-		{"no window", "{variant}", map[string]string{"base": output(t, "rps-rfs-log.txt")}, []string{"say it by --duration"}},
+		{"several runs of a number", "{variant}-{run}", map[string]string{"base-1": good + good}, []string{"base-1: it has 2 runs, and its name has the number of one"}},
+		{"no window", "{variant}", map[string]string{"base": output(t, "rps-rfs-log.txt")}, []string{"give it with --duration"}},
 		{"other traffic", "{variant}-{run}", map[string]string{"base-1": good, "base-2": strings.Replace(good, `"num_streams":1`, `"num_streams":4`, 1)},
-			[]string{"base-2: it is not of the traffic of", "connections 4, not 1"}},
+			[]string{"base-2: its traffic differs from that of", "connections 4, not 1"}},
 		{"other kind", "{variant}-{workload}-{run}", map[string]string{"base-x-1": good, "base-x-2": output(t, "sockperf-3.7-half-rtt.txt")}, []string{"it is pingpong, and ", "is stream"}},
-		{"the same twice", "{variant}-{run}.*", map[string]string{"base-1.a": good, "base-1.b": good}, []string{"base-1.b: it is of the same trial as", "base-1.a"}},
-		{"fewer pairs than named", "{variant}-{pairs}-{pair}", map[string]string{"base-2-1": good}, []string{"base-2-1: its trial has files of 1 of 2 pairs"}},
-		{"connections for pairs", "{variant}-{pairs}", map[string]string{"base-2": good}, []string{"base-2: it is of 1 pair, and its name says 2"}},
-		{"a pair is missing", "{variant}-{run}-{pair}", map[string]string{"base-1-1": good, "base-1-2": good, "base-2-1": good}, []string{"base-2-1: its trial has files of 1 pair, and others have 2"}},
-		{"CPUs of nothing", "{variant}-{run}", map[string]string{"base-1": good, "base-2": cpu}, []string{"base-2: there is no traffic of its trial"}},
-		{"CPUs of two", "{variant}.*", map[string]string{"base.x": good, "base.y": output(t, "sockperf-3.7-half-rtt.txt"), "base.cpu": cpu}, []string{"base.cpu: it may be of 2 trials"}},
-		{"CPUs of a node twice", "{variant}.*", map[string]string{"base.x": good, "base.cpu": cpu, "base.cpu2": cpu}, []string{"it is of the same node and trial", "{node}"}},
-		{"CPUs alone", "{variant}", map[string]string{"base": cpu}, []string{"there is no traffic of its trial"}},
+		{"the same twice", "{variant}-{run}.*", map[string]string{"base-1.a": good, "base-1.b": good}, []string{"base-1.b: it belongs to the same trial as", "base-1.a"}},
+		{"fewer pairs than named", "{variant}-{pairs}-{pair}", map[string]string{"base-2-1": good}, []string{"base-2-1: its trial has files for 1 of 2 pairs"}},
+		{"connections for pairs", "{variant}-{pairs}", map[string]string{"base-2": good}, []string{"base-2: it has 1 pair, and its name says 2"}},
+		{"a pair is missing", "{variant}-{run}-{pair}", map[string]string{"base-1-1": good, "base-1-2": good, "base-2-1": good}, []string{"base-2-1: its trial has files for 1 pair, and others have 2"}},
+		{"CPUs of nothing", "{variant}-{run}", map[string]string{"base-1": good, "base-2": cpu}, []string{"base-2: no file has the traffic of its trial"}},
+		{"CPUs of two", "{variant}.*", map[string]string{"base.x": good, "base.y": output(t, "sockperf-3.7-half-rtt.txt"), "base.cpu": cpu}, []string{"base.cpu: it fits 2 trials"}},
+		{"CPUs of a node twice", "{variant}.*", map[string]string{"base.x": good, "base.cpu": cpu, "base.cpu2": cpu}, []string{"it belongs to the same node and trial", "{node}"}},
+		{"CPUs alone", "{variant}", map[string]string{"base": cpu}, []string{"no file has the traffic of its trial"}},
 		{"no name", "{variant}-{run}", map[string]string{"b se-1": good}, []string{`{variant} is "b se"`}},
-		{"no pairs", "{variant}-{pairs}", map[string]string{"base-0": good}, []string{"{pairs} is 0, and there are 1 to 64"}},
+		{"no pairs", "{variant}-{pairs}", map[string]string{"base-0": good}, []string{"{pairs} is 0; it must be 1 to 64"}},
 		{"no blocks", "{variant}-{block}", map[string]string{"base-1": stream(1, 1), "base-2": stream(1, 2), "tuned-1": stream(1, 3), "tuned-2": stream(1, 4)},
-			[]string{"by its time all of tuned was measured after all of base", "write {run} in place of {block}"}},
-		{"no baseline", "{variant}-{run}", map[string]string{"a-1": good, "b-1": good}, []string{"--baseline base: no file is of it"}},
+			[]string{"by the times in the files, all of tuned was measured after all of base", "write {run} in place of {block}"}},
+		{"no baseline", "{variant}-{run}", map[string]string{"a-1": good, "b-1": good}, []string{"--baseline base: no file has this variant"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Import([]string{folder(t, tt.files)}, Options{Pattern: tt.pattern, Baseline: "base"})
@@ -225,7 +225,7 @@ func TestProblems(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Import([]string{folder(t, map[string]string{"a-1": good, "b-1": good})}, Options{Pattern: "{variant}-{run}"}); err == nil || !strings.Contains(err.Error(), "say which variant the others are compared with: a, b") {
+	if _, err := Import([]string{folder(t, map[string]string{"a-1": good, "b-1": good})}, Options{Pattern: "{variant}-{run}"}); err == nil || !strings.Contains(err.Error(), "name the variant that the others are compared with: a, b") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := Import([]string{"/nowhere"}, Options{Pattern: "{variant}"}); err == nil || !strings.Contains(err.Error(), "/nowhere") {

@@ -41,10 +41,10 @@ var placeholder = regexp.MustCompile(`\{([^{}]*)\}|\*`)
 
 func parsePattern(text string) (*pattern, error) {
 	if text == "" {
-		return nil, errors.New("--pattern: say what the names of the files tell, such as '{variant}-{block}.json'")
+		return nil, errors.New("--pattern: say what stands where in the names of the files, such as '{variant}-{block}.json'")
 	}
 	if !utf8.ValidString(text) {
-		return nil, fmt.Errorf("--pattern %q: it is no UTF-8", text)
+		return nil, fmt.Errorf("--pattern %q: it is not UTF-8", text)
 	}
 	p := &pattern{depth: strings.Count(text, "/") + 1}
 	expr, rest := "^", text
@@ -70,7 +70,7 @@ func parsePattern(text string) (*pattern, error) {
 	case !p.has(variantField):
 		return nil, fmt.Errorf("--pattern %s: it has no {variant}", text)
 	case p.has(blockField) && p.has(runField):
-		return nil, fmt.Errorf("--pattern %s: it has {block} and {run}: write {block} if each block has every variant, measured close in time, and {run} if each variant was measured by itself", text)
+		return nil, fmt.Errorf("--pattern %s: it has {block} and {run}: write {block} if each block has every variant, measured close in time, or {run} if each variant was measured on its own", text)
 	}
 	p.expr = regexp.MustCompile(expr + "$") // of quoted text and known parts
 	return p, nil
@@ -78,7 +78,7 @@ func parsePattern(text string) (*pattern, error) {
 
 func (p *pattern) add(name string) error {
 	if fields[name] == "" {
-		return fmt.Errorf("there is no {%s}; there are {variant}, {block} or {run}, {workload}, {pairs}, {pair}, {node}, and * for anything", name)
+		return fmt.Errorf("there is no placeholder {%s}; choose from {variant}, {block} or {run}, {workload}, {pairs}, {pair}, {node}, and * for anything", name)
 	}
 	if p.has(name) {
 		return fmt.Errorf("it has {%s} twice", name)
@@ -126,11 +126,11 @@ func (p *pattern) match(path string) (n name, ok bool) {
 func (n name) check() error {
 	for what, text := range map[string]string{variantField: n.variant, workloadField: n.workload} {
 		if text != "" && !v1alpha1.ValidName(text) {
-			return fmt.Errorf("{%s} is %q, and a name is of a-z, 0-9 and + / . _ -, the first a letter or digit", what, text)
+			return fmt.Errorf("{%s} is %q; a name has only a-z, 0-9 and + / . _ -, and begins with a letter or digit", what, text)
 		}
 	}
 	if n.pairs == 0 || n.pairs > v1alpha1.MaxPairs {
-		return fmt.Errorf("{pairs} is %d, and there are 1 to %d", n.pairs, v1alpha1.MaxPairs)
+		return fmt.Errorf("{pairs} is %d; it must be 1 to %d", n.pairs, v1alpha1.MaxPairs)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ type Fixture struct {
 	Facts map[string]string `yaml:"facts"`
 	// Files of sysfs with their content.
 	Files map[string]string `yaml:"files"`
-	// Dirs of sysfs with the names in them that matter, separated by spaces.
+	// Dirs of sysfs with those names in them that Read uses, separated by spaces.
 	Dirs map[string]string `yaml:"dirs"`
 	// Ethtool has the answers for each device.
 	Ethtool map[string]Answers `yaml:"ethtool"`
@@ -30,9 +30,8 @@ type Answers struct {
 	Counters map[string]uint64 `yaml:"counters,omitempty"`
 }
 
-// Capture reads the NICs of a source, and returns what it read without what would tell which
-// machine it was: devices and PCI functions have other names, and nothing holds an address or a
-// serial number.
+// Capture reads the NICs of a source. The fixture does not identify the machine: devices and PCI
+// functions have other names, and nothing holds an address or a serial number.
 func Capture(s Source) Fixture {
 	r := &recorder{FS: s.Sys, Ethtool: s.Tool, fixture: newFixture()}
 	return r.fixture.anonymous(Source{Sys: r, Tool: r}.Read())
@@ -98,7 +97,7 @@ func (r *recorder) Counters(device string) (map[string]uint64, error) {
 	return all, err
 }
 
-// anonymous returns the fixture with new names, and without what has none. A name of a device
+// anonymous returns the fixture with new names, and drops whatever got none. The name of a device
 // may hold its MAC address, or a PCI domain, which on Hyper-V is part of a serial number.
 func (f Fixture) anonymous(s Snapshot) Fixture {
 	slices.SortFunc(s.devices, func(a, b device) int { return cmp.Compare(a.index, b.index) })

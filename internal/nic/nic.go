@@ -90,7 +90,7 @@ var virtualFunctions = map[string]string{
 	"1d0f:ec20": "ena", "1d0f:ec21": "ena",
 }
 
-// Read takes a snapshot of all NICs. What cannot be read is not there.
+// Read takes a snapshot of all NICs. It leaves out what it cannot read.
 func (s Source) Read() Snapshot {
 	var all Snapshot
 	names, _ := fs.ReadDir(s.Sys, netDir)
@@ -217,7 +217,7 @@ func (s Source) uevent(dir string) map[string]string {
 // Facts returns the NICs of a snapshot by the names of their devices.
 func Facts(s Snapshot) map[string]record.NIC {
 	all := make(map[string]record.NIC, len(s.devices))
-	var without []string // that may have a VF, and none is bonded to them
+	var without []string // devices that may have a VF, and none is bonded to them
 	for _, d := range s.devices {
 		n := record.NIC{Type: d.kind(), Driver: d.driver, Firmware: d.firmware, PCI: d.pci, RxQueues: d.rxQueues, TxQueues: d.txQueues}
 		if d.mayHaveVF() {
@@ -230,8 +230,8 @@ func Facts(s Snapshot) map[string]record.NIC {
 		}
 		all[d.name] = n
 	}
-	// Which NIC a VF belongs to, only the host and the driver know until it is bonded. It is
-	// told where there is no choice, or where each of the NICs has one.
+	// Until a VF is bonded, only the host and the driver know which NIC it belongs to. Assign
+	// it if a single NIC lacks a VF, or if there is a VF for each NIC that lacks one.
 	loose := s.loose()
 	if len(loose) > 0 && (len(without) == 1 || len(loose) >= len(without)) {
 		for i, name := range without {
@@ -273,7 +273,7 @@ func (s Snapshot) bonded(d device) (device, bool) {
 	return device{}, false
 }
 
-// loose returns the VFs that are below no device: first those without a device of their own.
+// loose returns the VFs that are not bonded: first those without a network device of their own.
 func (s Snapshot) loose() (all []record.VF) {
 	for _, f := range s.functions {
 		if needs := virtualFunctions[f.pci]; needs != "" && !f.inUse {

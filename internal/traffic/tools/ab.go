@@ -230,5 +230,5 @@ func readAB(output []byte, _ time.Duration) (Reading, error) {
 		return Reading{}, err
 	}
 	t.Duration = v1alpha1.Duration(math.Ceil(e.Seconds) * 1e9)
-	return Reading{Version: ParseVersion(v1alpha1.ToolAB, output), Workload: w, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	return Reading{Workload: w, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }

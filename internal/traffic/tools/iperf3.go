@@ -215,7 +215,7 @@ func readIperf3(output []byte, _ time.Duration) (Reading, error) {
 		case first:
 			all.Workload, all.Version = w, ParseVersion(v1alpha1.ToolIperf3, []byte(r.Start.Version))
 		case *all.Workload.Stream != t:
-			return Reading{}, fmt.Errorf("run %d is of another traffic than run 1", len(all.Runs)+1)
+			return Reading{}, fmt.Errorf("run %d has other traffic than run 1", len(all.Runs)+1)
 		}
 		e, err := r.endpoint(w, behind)
 		if err != nil {
@@ -243,7 +243,7 @@ func (r iperf3Report) traffic() (v1alpha1.Traffic, error) {
 	const day = 24 * 60 * 60
 	switch {
 	case t.Protocol != "tcp" && t.Protocol != "udp":
-		return t, fmt.Errorf("its report is of the protocol %q, and tcp and udp are known", of.Protocol)
+		return t, fmt.Errorf("its report has the protocol %q, not TCP or UDP", of.Protocol)
 	case of.Bidir != 0:
 		return t, errors.New("it sent in both directions at once (--bidir), and a stream has one")
 	case of.Duration == 0:

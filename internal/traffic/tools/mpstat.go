@@ -15,7 +15,7 @@ import (
 // mpstat is read, not run: internal/collect samples the CPUs of a run. Checked against
 // 12.6.1.
 
-// isMpstat knows a report of mpstat by its heading of columns.
+// isMpstat recognises a report of mpstat by the heading of its columns.
 func isMpstat(output []byte) bool {
 	for line := range bytes.Lines(output) {
 		f := bytes.Fields(line)
@@ -38,7 +38,7 @@ func readMpstat(output []byte, _ time.Duration) (Reading, error) {
 }
 
 // parseMpstat returns the averages of every run in an output, of each CPU, as in a
-// window of one second. What the CPU waits for I/O it is idle.
+// window of one second. A CPU that waits for I/O is idle.
 func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
 	var columns []string // of the average, from the CPU on
 	ended := false
@@ -71,7 +71,7 @@ func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
 		}
 	}
 	if !ended {
-		return nil, errors.New("it has no averages, which mpstat prints at its end: give it an interval and a count, and stop it by Ctrl-C if at all")
+		return nil, errors.New("it has no averages, which mpstat prints when it ends: give it an interval and a count, or stop it by Ctrl-C")
 	}
 	if len(averages) == 0 || slices.ContainsFunc(averages, func(cpus []record.CPU) bool { return len(cpus) == 0 }) {
 		return nil, errors.New("it has no line for each CPU: run mpstat with -P ALL")

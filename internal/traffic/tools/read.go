@@ -12,7 +12,7 @@ import (
 
 // Reading is what the output of a tool says by itself, whoever ran it.
 type Reading struct {
-	// Format is the tool, or what else wrote it, and Version the tool's, if it is told.
+	// Format is the tool, or what else wrote it. Version is the tool's, if the output tells.
 	Format, Version string
 	// Workload, without a name, has what the output says of it, and zero where that is
 	// nothing. It has no traffic if the output is of CPUs alone.
@@ -24,7 +24,7 @@ type Reading struct {
 
 // Run is one run of a tool.
 type Run struct {
-	Started time.Time         // zero if it is not told
+	Started time.Time         // zero if the output does not tell
 	Pairs   []record.Endpoint // clients
 	// CPUs of a node, as in a window of one second.
 	CPUs []record.CPU
@@ -48,11 +48,11 @@ var formats = []struct {
 
 var errNoWindow = errors.New("it does not say how long it ran")
 
-// NoWindow tells that an error of Read is for want of a window.
+// NoWindow tells whether Read failed because it lacked a window.
 func NoWindow(err error) bool { return errors.Is(err, errNoWindow) }
 
-// Read recognises an output by what it says, and reads it. Outputs that do not say how
-// long they ran are taken to have run for window.
+// Read recognises the format of an output by its content, and reads it. It takes an output that
+// does not say how long it ran to be of a run as long as window.
 func Read(output []byte, window time.Duration) (Reading, error) {
 	for _, f := range formats {
 		if !f.is(output) {
@@ -68,7 +68,7 @@ func Read(output []byte, window time.Duration) (Reading, error) {
 		return r, nil
 	}
 	if bytes.Contains(output, []byte("] local ")) && bytes.Contains(output, []byte("iperf Done.")) {
-		return Reading{}, errors.New("it is iperf3's text, which is not read: write it with iperf3 -J")
+		return Reading{}, errors.New("it is iperf3's text, which slipstream does not read: run iperf3 with -J")
 	}
-	return Reading{}, errors.New("it is the output of no tool that is known: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs")
+	return Reading{}, errors.New("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs")
 }

@@ -119,7 +119,7 @@ func TestReadReports(t *testing.T) {
 		t.Errorf("%d runs, %v", len(r.Runs), err)
 	}
 	other := bytes.Replace(report, []byte(`"num_streams":	2`), []byte(`"num_streams":	3`), 1)
-	if _, err := Read(together(report, other), 0); err == nil || !strings.Contains(err.Error(), "run 2 is of another traffic") {
+	if _, err := Read(together(report, other), 0); err == nil || !strings.Contains(err.Error(), "run 2 has other traffic") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -162,9 +162,9 @@ func TestSockperfSize(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	tcp := "Client connecting to 10.0.0.2, TCP port 5001\n"
 	for output, want := range map[string]string{
-		"":      "the output of no tool that is known",
-		"a,b\n": "the output of no tool that is known",
-		"[  5] local 10.0.0.1 port 1 connected to\niperf Done.\n": "write it with iperf3 -J",
+		"":      "not the output of a known tool",
+		"a,b\n": "not the output of a known tool",
+		"[  5] local 10.0.0.1 port 1 connected to\niperf Done.\n": "which slipstream does not read: run iperf3 with -J",
 		tcp: "its output ends too early: there is no line of the whole run",
 		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                                        "there are intervals, and no line of the whole run",
 		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n":            "1 of 2 connections have a line of the whole run",

@@ -21,7 +21,7 @@ var runLogHead = []byte("Running experiment ")
 
 func isRunLog(output []byte) bool { return bytes.HasPrefix(output, runLogHead) }
 
-// readRunLog takes the length of a run from window, as a log does not say it.
+// readRunLog takes the length of a run from window: a log does not tell.
 func readRunLog(output []byte, window time.Duration) (Reading, error) {
 	if window <= 0 {
 		return Reading{}, errNoWindow

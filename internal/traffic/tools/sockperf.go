@@ -211,7 +211,7 @@ func sockperfSays(line string) bool {
 	return false
 }
 
-// sockperfPlain takes the colours away, which are there on a terminal or not.
+// sockperfPlain takes away the colours, which sockperf writes even where there is no terminal.
 func sockperfPlain(output []byte) []byte { return sockperfColour.ReplaceAll(output, nil) }
 
 var (
@@ -226,6 +226,8 @@ var (
 	sockperfWidth = regexp.MustCompile(`(?s)Message Rate is (\d+) \[msg/sec\].*BandWidth is ([0-9.]+) MBps`)
 	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
 	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
+	// sockperfVersion is "sockperf: == version #3.7-no.git == ".
+	sockperfVersion = regexp.MustCompile(`== version #(\S+)`)
 )
 
 func isSockperf(output []byte) bool {
@@ -242,7 +244,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	case 1:
 		t.IP, t.Protocol = ipVersion(string(peers[0][1])), strings.ToLower(string(peers[0][2]))
 	default:
-		return Reading{}, fmt.Errorf("it has %d connections, and what it prints is of all of them", len(peers))
+		return Reading{}, fmt.Errorf("it has %d connections, and one result for all of them", len(peers))
 	}
 	w, length := v1alpha1.Workload{PingPong: &t}, ""
 	if m := sockperfSent.FindSubmatch(plain); m != nil {
@@ -272,10 +274,10 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	}
 	t.Duration = v1alpha1.Duration(math.Round(seconds) * 1e9)
 	if w.Stream == nil {
-		e.Bytes = 0 // the size of a message is not told
+		e.Bytes = 0 // the output does not tell the size of a message
 	}
 	version := ""
-	if m := regexp.MustCompile(`== version #(\S+)`).FindSubmatch(plain); m != nil {
+	if m := sockperfVersion.FindSubmatch(plain); m != nil {
 		version = string(m[1])
 	}
 	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
