@@ -98,7 +98,7 @@ var ErrMissing = errors.New("some trials failed twice; the report lists them")
 func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
 	r.began = time.Now()
 	missing := false
-	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note}
+	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note, at: begun}
 	defer func() {
 		if r.switched.now != nil {
 			err = errors.Join(err, r.switched.restore(context.WithoutCancel(ctx)))
@@ -205,7 +205,7 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 // enter begins a period. What is switched may restart the machines, so no worker is there
 // meanwhile.
 func (r *Run) enter(ctx context.Context, state int) error {
-	steps := r.switched.steps(state)
+	steps := r.plan.steps(r.switched.at, state)
 	if len(steps) > 0 {
 		for _, n := range r.networks {
 			if err := n.stop(); err != nil {

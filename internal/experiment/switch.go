@@ -133,22 +133,13 @@ type switcher struct {
 	tell  func(string)
 	// now is the variant whose switch is made, in part at least; nil for the machine as found.
 	now *v1alpha1.Variant
-	// entered tells that a period has begun; at is its state.
-	entered bool
-	at      int
-}
-
-// steps into the next period.
-func (s *switcher) steps(to int) []step {
-	if !s.entered {
-		return s.plan.steps(begun, to)
-	}
-	return s.plan.steps(s.at, to)
+	// at is the state of the period that was entered last; begun before the first.
+	at int
 }
 
 // enter makes the steps into a period, waits, and verifies.
 func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
-	if !s.entered {
+	if s.at == begun {
 		if err := s.untouched(ctx); err != nil {
 			return err
 		}
@@ -170,7 +161,7 @@ func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
 			return err
 		}
 	}
-	s.entered, s.at = true, state
+	s.at = state
 	return nil
 }
 
