@@ -251,25 +251,32 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 			r.fail(path+"."+field, "must be another variant than %s", x.Variant)
 		}
 	}
-	if r.set(path+".metric") && !slices.Contains(Metrics(), x.Metric) {
-		r.fail(path+".metric", "there is no metric %q; %s", x.Metric, Suggest(x.Metric, Metrics()))
-		return
+	r.metric(path, x.Metric, x.Workload, s.Workloads)
+}
+
+// metric checks that there is the metric, if one is named, and that the workload gives it, or if none
+// is named that any does.
+func (r *reader) metric(path, metric, workload string, workloads []Workload) {
+	if r.set(path+".metric") && !slices.Contains(Metrics(), metric) {
+		r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, Metrics()))
+		metric = ""
 	}
 	var names, giving []string
-	for _, w := range s.Workloads {
+	for _, w := range workloads {
 		names = append(names, w.Name)
-		if w.Traffic() != nil && (x.Metric == "" || slices.Contains(MetricsOf(w), x.Metric)) {
+		// One without traffic is an error of its own.
+		if w.Traffic() == nil || metric == "" || slices.Contains(MetricsOf(w), metric) {
 			giving = append(giving, w.Name)
 		}
 	}
 	switch {
 	case r.malformedNear("spec.workloads") || len(names) == 0:
-	case r.set(path+".workload") && !slices.Contains(names, x.Workload):
-		r.fail(path+".workload", "no workload has the name %q; %s", x.Workload, Suggest(x.Workload, names))
-	case x.Workload != "" && !slices.Contains(giving, x.Workload):
-		r.fail(path+".metric", "%s gives no %s", x.Workload, x.Metric)
+	case r.set(path+".workload") && !slices.Contains(names, workload):
+		r.fail(path+".workload", "no workload has the name %q; %s", workload, Suggest(workload, names))
+	case workload != "" && !slices.Contains(giving, workload):
+		r.fail(path+".metric", "%s gives no %s", workload, metric)
 	case len(giving) == 0:
-		r.fail(path+".metric", "no workload gives %s", x.Metric)
+		r.fail(path+".metric", "no workload gives %s", metric)
 	}
 }
 
@@ -303,9 +310,11 @@ func (r *reader) published(path string, s *Spec, p Published) {
 		r.reference(path+".variant", p.Variant, s.Variants)
 	}
 	if r.given(path + ".pairs") {
-		r.between(path+".pairs", p.Pairs, 1, 64)
+		r.between(path+".pairs", p.Pairs, 1, MaxPairs)
 	}
-	r.publishedMetric(path, s.Workloads, p)
+	r.given(path + ".metric")
+	r.given(path + ".workload")
+	r.metric(path, p.Metric, p.Workload, s.Workloads)
 	switch {
 	case r.malformedNear(path):
 	case r.has(path+".value") && r.has(path+".ratio"):
@@ -324,26 +333,6 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	}
 	r.publishedVersus(path+".versus", s.Variants, p)
 	r.publishedInterval(path+".interval", p)
-}
-
-func (r *reader) publishedMetric(path string, workloads []Workload, p Published) {
-	known := r.given(path+".metric") && slices.Contains(Metrics(), p.Metric)
-	if r.set(path+".metric") && !known {
-		r.fail(path+".metric", "there is no metric %q; %s", p.Metric, Suggest(p.Metric, Metrics()))
-	}
-	if !r.given(path+".workload") || r.malformedNear("spec.workloads") {
-		return
-	}
-	var names []string
-	for _, w := range workloads {
-		if w.Name == p.Workload && w.Traffic() != nil && known && !slices.Contains(MetricsOf(w), p.Metric) {
-			r.fail(path+".metric", "%s gives no %s", w.Name, p.Metric)
-		}
-		names = append(names, w.Name)
-	}
-	if len(names) > 0 && !slices.Contains(names, p.Workload) {
-		r.fail(path+".workload", "no workload has the name %q; %s", p.Workload, Suggest(p.Workload, names))
-	}
 }
 
 func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
