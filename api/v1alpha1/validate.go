@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -121,16 +122,27 @@ type choice struct {
 	set  bool
 }
 
-func (r *reader) exactlyOne(path string, choices ...choice) {
-	var names, set []string
+func (t Target) choices() []choice {
+	return []choice{{"lab", t.Lab != nil}, {"kubernetes", t.Kubernetes != nil}, {"hosts", t.Hosts != nil}, {"imported", t.Imported != nil}}
+}
+
+// chosen are the names of the fields that are set.
+func chosen(choices []choice) (names []string) {
 	for _, c := range choices {
-		names = append(names, c.name)
 		if c.set {
-			set = append(set, c.name)
+			names = append(names, c.name)
 		}
 	}
+	return names
+}
+
+func (r *reader) exactlyOne(path string, choices ...choice) {
+	var names []string
+	for _, c := range choices {
+		names = append(names, c.name)
+	}
 	r.rule(path).OneOf = names
-	switch {
+	switch set := chosen(choices); {
 	case len(set) == 1 || r.malformedNear(path):
 	case len(set) == 0:
 		r.fail(path, "must have one of %s, has none", either(names))
@@ -178,8 +190,7 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
-	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil},
-		choice{"hosts", s.Target.Hosts != nil}, choice{"imported", s.Target.Imported != nil})
+	r.exactlyOne("spec.target", s.Target.choices()...)
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
 	}
@@ -499,10 +510,7 @@ func (r *reader) hosts(path string, hosts []Host) {
 
 // ends checks which hosts a variant runs on, and that they have the addresses of its path.
 func (r *reader) ends(path string, e *Experiment, v *Variant) {
-	hosts, ends := e.Spec.Target.Hosts, Ends{}
-	if v.Hosts != nil {
-		ends = *v.Hosts
-	}
+	hosts := e.Spec.Target.Hosts
 	switch {
 	case v.Hosts != nil && hosts == nil:
 		r.fail(path+".hosts", "is for the target hosts")
@@ -510,9 +518,9 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	case len(hosts) < 2 || r.malformedNear("spec.target.hosts") || r.malformedNear(path+".hosts"):
 		return
 	}
-	client, server, missing := ends.among(hosts)
+	client, server, missing := v.ends().among(hosts)
 	if client < 0 {
-		r.fail(path+".hosts", "there are no two hosts of which one has the labels of client and the other those of server; missing is one with %s", labelText(missing))
+		r.fail(path+".hosts", "there are no two hosts of which one has the labels of client and the other those of server; missing is one with %s", labels.FormatLabels(missing))
 		return
 	}
 	name := e.PathOf(*v).Address
@@ -530,31 +538,12 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	}
 }
 
-func labelText(labels map[string]string) string {
-	var all []string
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, key+"="+labels[key])
-	}
-	return strings.Join(all, ",")
-}
-
-// several tells that it is not clear which target there is.
-func (t Target) several() bool {
-	n := 0
-	for _, set := range []bool{t.Lab != nil, t.Kubernetes != nil, t.Hosts != nil, t.Imported != nil} {
-		if set {
-			n++
-		}
-	}
-	return n > 1
-}
-
 func (r *reader) path(path string, on Target, p *Path) {
 	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
 		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
 		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil}, choice{"address", p.Address != ""})
 	switch {
-	case on.several(): // that is the problem, and noted
+	case len(chosen(on.choices())) > 1: // that is the problem, and noted
 	case p.Address != "" && on.Hosts == nil:
 		r.fail(path+".address", "is for hosts, by the addresses that each is given")
 	case p.Native == nil && p.Address == "" && on.Hosts != nil:
