@@ -291,8 +291,8 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	}
 }
 
-// replaced tells a figure of a variant or workload of the file that an override has
-// replaced by others: it says nothing of those, and is no mistake.
+// replaced tells whether a figure is of a variant or workload that an override has replaced by
+// others: that is no mistake, and the figure is left out.
 func (r *reader) replaced(s *Spec, p Published) bool {
 	overridden := func(path string) bool { return r.nodes[path] != nil && r.nodes[path].pos.override != "" }
 	lacks := func(name string) bool {
@@ -329,7 +329,7 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	switch {
 	case r.malformedNear(path):
 	case r.has(path+".value") && r.has(path+".ratio"):
-		r.fail(path+".ratio", "is beside a value; a figure is one of both")
+		r.fail(path+".ratio", "must not stand beside a value: a figure is one or the other")
 	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
 		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
 	}
@@ -477,7 +477,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 
 func (r *reader) hosts(path string, hosts []Host) {
 	if len(hosts) < 2 {
-		r.fail(path, "must be two hosts at least, one for clients and one for servers, is one")
+		r.fail(path, "must have two hosts at least, one for clients and one for servers, has one")
 	}
 	seen := map[string]string{}
 	for i, h := range hosts {
@@ -520,7 +520,7 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	}
 	client, server, missing := v.ends().among(hosts)
 	if client < 0 {
-		r.fail(path+".hosts", "there are no two hosts of which one has the labels of client and the other those of server; missing is one with %s", labels.FormatLabels(missing))
+		r.fail(path+".hosts", "needs one host with the labels of client and another with those of server; one with %s is missing", labels.FormatLabels(missing))
 		return
 	}
 	name := e.PathOf(*v).Address
@@ -864,7 +864,7 @@ func (r *reader) change(path string, s *Switch) {
 		switch {
 		case name != "verify" && !r.given(at), name == "verify" && !r.set(at):
 		case len(argv) == 0 || argv[0] == "":
-			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and names no program")
+			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and has no program")
 		}
 	}
 	if r.set(path + ".settle") {
@@ -875,7 +875,8 @@ func (r *reader) change(path string, s *Switch) {
 	}
 }
 
-// periods of each variant, unless runs says so: Student's quantile is that of five blocks.
+// periods of each variant, unless runs says otherwise: they have the degrees of freedom, n − 2, that five
+// blocks have, and so Student's quantile of those.
 const periods = 6
 
 // switched checks what depends on whether variants have a switch.
@@ -892,14 +893,14 @@ func (r *reader) switched(e *Experiment) {
 		}
 		return
 	case len(e.States()) == 1 && len(s.Variants) > 0:
-		r.fail("spec.variants", "must have one without this switch or with another: all have the same, so nothing is compared across it")
+		r.fail("spec.variants", "must have one without a switch or with another one: all have the same switch, so nothing is compared across it")
 	}
 	switch {
 	case !r.set("spec.runs"):
 	case s.Runs.Auto:
-		r.fail("spec.runs", "must be an even number where a variant has a switch, the periods of each variant, is auto")
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is auto: its pilot alone takes %d periods of each variant", AutoFirstBlocks)
 	case s.Runs.N%2 != 0:
-		r.fail("spec.runs", "must be an even number where a variant has a switch, so that each order of the periods has its reverse, is %d", s.Runs.N)
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is %d: every second block has the periods of the one before in reverse order", s.Runs.N)
 	}
 }
 
@@ -1035,7 +1036,7 @@ func (r *reader) cpus(path, cpus string) {
 func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
 	case tool == ToolLatte && (e.Spec.Target.Lab != nil || e.Spec.Target.Hosts != nil):
-		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux, as hosts do; choose native, sockperf or qperf")
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab and hosts run Linux; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab asks for one object, and loads no page")
 	}
