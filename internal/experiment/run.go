@@ -202,8 +202,8 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 	return good == len(p.Cells), nil
 }
 
-// enter begins a period. What is switched may restart the machines, so no worker is there
-// meanwhile.
+// enter begins a period. A switch may restart the machines, so the workers end before it and start
+// again after it.
 func (r *Run) enter(ctx context.Context, state int) error {
 	steps := r.plan.steps(r.switched.at, state)
 	if len(steps) > 0 {
