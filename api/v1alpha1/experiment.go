@@ -58,7 +58,7 @@ type Spec struct {
 	Seed uint64 `json:"seed,omitempty"`
 	// Expect is what has to come out, or the run fails.
 	Expect []Expectation `json:"expect,omitempty"`
-	// Published are figures that others have published, to stand beside ours in the report.
+	// Published are figures that others have published. The report shows them beside ours.
 	Published []Published `json:"published,omitempty"`
 }
 
@@ -118,7 +118,7 @@ type Published struct {
 	Pairs int `json:"pairs"`
 	// Metric is the name of one that the workload gives.
 	Metric string `json:"metric"`
-	// Value, in the unit that the source has. One that no metric has is shown, and not compared.
+	// Value and its unit, as in the source. With a unit that no metric has it is shown, and not compared.
 	Value Measure `json:"value,omitempty"`
 	// Ratio of the variant to another one.
 	Ratio float64 `json:"ratio,omitempty"`
@@ -139,7 +139,7 @@ type Target struct {
 	Lab *Lab `json:"lab,omitempty"`
 	// Kubernetes is two nodes of a cluster.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
-	// Hosts are Linux machines that are reached by SSH. The first has the clients and the second
+	// Hosts are Linux machines that slipstream reaches by SSH. The first has the clients and the second
 	// the servers, unless a variant names its own.
 	Hosts []Host `json:"hosts,omitempty"`
 	// Imported is where other programs measured: slipstream import writes it, and nothing
@@ -209,10 +209,10 @@ type Kubernetes struct {
 	Unprivileged bool `json:"unprivileged,omitempty"`
 }
 
-// AddressNative is the name of the address that the path native goes by.
+// AddressNative is the name of the address that the path native uses.
 const AddressNative = "native"
 
-// Host is a Linux machine that is reached by SSH.
+// Host is a Linux machine that slipstream reaches by SSH.
 type Host struct {
 	// Name of the host in results, and in the SSH configuration (~/.ssh/config), which has
 	// what the fields below leave out.
@@ -229,14 +229,15 @@ type Host struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// Price of the host for an hour. All of an experiment are in one currency.
 	Price Price `json:"price,omitempty"`
-	// Addresses are IP addresses of the host by name, such as that of an overlay which is there
-	// already; the path address goes by them. The one named native is that of the path native;
+	// Addresses are IP addresses of the host by name, such as that of an overlay that the host is
+	// in already; the path address uses them. The one named native is that of the path native;
 	// left out it is the address at which SSH reaches the host, as the host sees it.
 	Addresses map[string]string `json:"addresses,omitempty"`
 }
 
-// Ends are the hosts of a variant's pairs. The labels of each are those of one host at least;
-// the first that has them is taken. Without labels it is the first host that is left.
+// Ends select the hosts of a variant's pairs by labels. The client is the first host that has its
+// labels and leaves one for the server; the server is the first other host that has its own.
+// Without labels any host will do.
 type Ends struct {
 	// Client are labels of the host of the clients.
 	Client map[string]string `json:"client,omitempty"`
@@ -278,7 +279,7 @@ type Path struct {
 	// Balancer is the way by a load balancer of a lab: from the clients' node by the
 	// proxy's to those of the backends.
 	Balancer *Balancer `json:"balancer,omitempty"`
-	// Address is the way by further addresses of the hosts, by their name in addresses.
+	// Address is the path between further addresses of the hosts: their name in addresses.
 	Address string `json:"address,omitempty"`
 }
 
@@ -407,11 +408,11 @@ type Switch struct {
 	// To is the command that changes what was found into what the variant needs. A
 	// period begins with it, or with the command back of the variant before.
 	To []string `json:"to"`
-	// Back is the command that undoes the change. After a crash it also runs where to has
-	// run in part, or not at all.
+	// Back is the command that undoes the change. After a crash it runs even if the change
+	// was made in part, or not at all.
 	Back []string `json:"back"`
-	// Verify is a command that looks whether the change is in force: it exits with 0 if it
-	// is, with 1 if it is not. Without one the exit codes of the others are believed.
+	// Verify is a command that checks whether the change is in force: it exits with 0 if it
+	// is, with 1 if it is not. Without one slipstream trusts the exit codes of the others.
 	Verify []string `json:"verify,omitempty"`
 	// Settle is how long to wait before a period's first trial, until a machine is up, say.
 	Settle Duration `json:"settle,omitempty"`

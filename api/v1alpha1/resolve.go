@@ -122,12 +122,15 @@ func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
 // HostsOf are the hosts of a variant's clients and servers, by their index: those with the labels that
 // it asks for.
 func (e *Experiment) HostsOf(v Variant) (client, server int) {
-	var ends Ends
-	if v.Hosts != nil {
-		ends = *v.Hosts
-	}
-	client, server, _ = ends.among(e.Spec.Target.Hosts)
+	client, server, _ = v.ends().among(e.Spec.Target.Hosts)
 	return client, server
+}
+
+func (v Variant) ends() Ends {
+	if v.Hosts == nil {
+		return Ends{}
+	}
+	return *v.Hosts
 }
 
 // among are the indices of both ends among hosts; without an end that has its labels, missing are those.

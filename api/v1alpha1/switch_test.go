@@ -65,14 +65,14 @@ func TestSwitchErrors(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{huge, "back: [resize, small]", "spec.variants[3].switch.to: is missing"},
 		{huge, "to: [resize, huge]", "spec.variants[3].switch.back: is missing"},
-		{huge, "to: [], back: [x]", "spec.variants[3].switch.to: must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and names no program"},
+		{huge, "to: [], back: [x]", "spec.variants[3].switch.to: must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and has no program"},
 		{huge, `to: [""], back: [x]`, "spec.variants[3].switch.to: must be a program and its arguments"},
 		{huge, "to: [x], back: [x], verify: []", "spec.variants[3].switch.verify: must be a program and its arguments"},
 		{huge, "to: resize huge, back: [x]", "spec.variants[3].switch.to: must be a list, is \"resize huge\""},
 		{huge, "to: [x], back: [x], settle: 0s", "spec.variants[3].switch.settle: must be above 0s, is 0s"},
 		{huge, "to: [x], back: [x], timeout: 0s", "spec.variants[3].switch.timeout: must be above 0s, is 0s"},
-		{"  workloads:", "  runs: auto\n  workloads:", "spec.runs: must be an even number where a variant has a switch, the periods of each variant, is auto"},
-		{"  workloads:", "  runs: 5\n  workloads:", "spec.runs: must be an even number where a variant has a switch, so that each order of the periods has its reverse, is 5"},
+		{"  workloads:", "  runs: auto\n  workloads:", "spec.runs: must be an even number where a variant has a switch, is auto: its pilot alone takes 8 periods of each variant"},
+		{"  workloads:", "  runs: 5\n  workloads:", "spec.runs: must be an even number where a variant has a switch, is 5: every second block has the periods of the one before in reverse order"},
 		{"  workloads:", "  trialsPerPeriod: 0\n  workloads:", "spec.trialsPerPeriod: must be at least 1, is 0"},
 	} {
 		text := strings.Replace(switched, c.old, c.new, 1)
@@ -88,7 +88,7 @@ func TestSwitchErrors(t *testing.T) {
 	const on = "switch: {to: [on], back: [off]}"
 	for variants, want := range map[string]string{
 		"[{name: a}, {name: b}]":                         "spec.trialsPerPeriod: is 2, but no variant has a switch, so there are no periods: spec.runs says how often each trial runs",
-		"[{name: a, " + on + "}, {name: b, " + on + "}]": "spec.variants: must have one without this switch or with another: all have the same, so nothing is compared across it",
+		"[{name: a, " + on + "}, {name: b, " + on + "}]": "spec.variants: must have one without a switch or with another one: all have the same switch, so nothing is compared across it",
 	} {
 		_, err := Parse("experiment.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
 kind: Experiment

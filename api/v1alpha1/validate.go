@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -121,16 +122,27 @@ type choice struct {
 	set  bool
 }
 
-func (r *reader) exactlyOne(path string, choices ...choice) {
-	var names, set []string
+func (t Target) choices() []choice {
+	return []choice{{"lab", t.Lab != nil}, {"kubernetes", t.Kubernetes != nil}, {"hosts", t.Hosts != nil}, {"imported", t.Imported != nil}}
+}
+
+// chosen are the names of the fields that are set.
+func chosen(choices []choice) (names []string) {
 	for _, c := range choices {
-		names = append(names, c.name)
 		if c.set {
-			set = append(set, c.name)
+			names = append(names, c.name)
 		}
 	}
+	return names
+}
+
+func (r *reader) exactlyOne(path string, choices ...choice) {
+	var names []string
+	for _, c := range choices {
+		names = append(names, c.name)
+	}
 	r.rule(path).OneOf = names
-	switch {
+	switch set := chosen(choices); {
 	case len(set) == 1 || r.malformedNear(path):
 	case len(set) == 0:
 		r.fail(path, "must have one of %s, has none", either(names))
@@ -178,8 +190,7 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
 
-	r.exactlyOne("spec.target", choice{"lab", s.Target.Lab != nil}, choice{"kubernetes", s.Target.Kubernetes != nil},
-		choice{"hosts", s.Target.Hosts != nil}, choice{"imported", s.Target.Imported != nil})
+	r.exactlyOne("spec.target", s.Target.choices()...)
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
 	}
@@ -251,30 +262,37 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 			r.fail(path+"."+field, "must be another variant than %s", x.Variant)
 		}
 	}
-	if r.set(path+".metric") && !slices.Contains(Metrics(), x.Metric) {
-		r.fail(path+".metric", "there is no metric %q; %s", x.Metric, Suggest(x.Metric, Metrics()))
-		return
+	r.metric(path, x.Metric, x.Workload, s.Workloads)
+}
+
+// metric checks that there is the metric, if one is named, and that the workload gives it, or if none
+// is named that any does.
+func (r *reader) metric(path, metric, workload string, workloads []Workload) {
+	if r.set(path+".metric") && !slices.Contains(Metrics(), metric) {
+		r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, Metrics()))
+		metric = ""
 	}
 	var names, giving []string
-	for _, w := range s.Workloads {
+	for _, w := range workloads {
 		names = append(names, w.Name)
-		if w.Traffic() != nil && (x.Metric == "" || slices.Contains(MetricsOf(w), x.Metric)) {
+		// One without traffic is an error of its own.
+		if w.Traffic() == nil || metric == "" || slices.Contains(MetricsOf(w), metric) {
 			giving = append(giving, w.Name)
 		}
 	}
 	switch {
 	case r.malformedNear("spec.workloads") || len(names) == 0:
-	case r.set(path+".workload") && !slices.Contains(names, x.Workload):
-		r.fail(path+".workload", "no workload has the name %q; %s", x.Workload, Suggest(x.Workload, names))
-	case x.Workload != "" && !slices.Contains(giving, x.Workload):
-		r.fail(path+".metric", "%s gives no %s", x.Workload, x.Metric)
+	case r.set(path+".workload") && !slices.Contains(names, workload):
+		r.fail(path+".workload", "no workload has the name %q; %s", workload, Suggest(workload, names))
+	case workload != "" && !slices.Contains(giving, workload):
+		r.fail(path+".metric", "%s gives no %s", workload, metric)
 	case len(giving) == 0:
-		r.fail(path+".metric", "no workload gives %s", x.Metric)
+		r.fail(path+".metric", "no workload gives %s", metric)
 	}
 }
 
-// replaced tells a figure of a variant or workload of the file that an override has
-// replaced by others: it says nothing of those, and is no mistake.
+// replaced tells whether a figure is of a variant or workload that an override has replaced by
+// others: that is no mistake, and the figure is left out.
 func (r *reader) replaced(s *Spec, p Published) bool {
 	overridden := func(path string) bool { return r.nodes[path] != nil && r.nodes[path].pos.override != "" }
 	lacks := func(name string) bool {
@@ -303,13 +321,15 @@ func (r *reader) published(path string, s *Spec, p Published) {
 		r.reference(path+".variant", p.Variant, s.Variants)
 	}
 	if r.given(path + ".pairs") {
-		r.between(path+".pairs", p.Pairs, 1, 64)
+		r.between(path+".pairs", p.Pairs, 1, MaxPairs)
 	}
-	r.publishedMetric(path, s.Workloads, p)
+	r.given(path + ".metric")
+	r.given(path + ".workload")
+	r.metric(path, p.Metric, p.Workload, s.Workloads)
 	switch {
 	case r.malformedNear(path):
 	case r.has(path+".value") && r.has(path+".ratio"):
-		r.fail(path+".ratio", "is beside a value; a figure is one of both")
+		r.fail(path+".ratio", "must not stand beside a value: a figure is one or the other")
 	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
 		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
 	}
@@ -324,26 +344,6 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	}
 	r.publishedVersus(path+".versus", s.Variants, p)
 	r.publishedInterval(path+".interval", p)
-}
-
-func (r *reader) publishedMetric(path string, workloads []Workload, p Published) {
-	known := r.given(path+".metric") && slices.Contains(Metrics(), p.Metric)
-	if r.set(path+".metric") && !known {
-		r.fail(path+".metric", "there is no metric %q; %s", p.Metric, Suggest(p.Metric, Metrics()))
-	}
-	if !r.given(path+".workload") || r.malformedNear("spec.workloads") {
-		return
-	}
-	var names []string
-	for _, w := range workloads {
-		if w.Name == p.Workload && w.Traffic() != nil && known && !slices.Contains(MetricsOf(w), p.Metric) {
-			r.fail(path+".metric", "%s gives no %s", w.Name, p.Metric)
-		}
-		names = append(names, w.Name)
-	}
-	if len(names) > 0 && !slices.Contains(names, p.Workload) {
-		r.fail(path+".workload", "no workload has the name %q; %s", p.Workload, Suggest(p.Workload, names))
-	}
 }
 
 func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
@@ -477,7 +477,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 
 func (r *reader) hosts(path string, hosts []Host) {
 	if len(hosts) < 2 {
-		r.fail(path, "must be two hosts at least, one for clients and one for servers, is one")
+		r.fail(path, "must have two hosts at least, one for clients and one for servers, has one")
 	}
 	seen := map[string]string{}
 	for i, h := range hosts {
@@ -510,10 +510,7 @@ func (r *reader) hosts(path string, hosts []Host) {
 
 // ends checks which hosts a variant runs on, and that they have the addresses of its path.
 func (r *reader) ends(path string, e *Experiment, v *Variant) {
-	hosts, ends := e.Spec.Target.Hosts, Ends{}
-	if v.Hosts != nil {
-		ends = *v.Hosts
-	}
+	hosts := e.Spec.Target.Hosts
 	switch {
 	case v.Hosts != nil && hosts == nil:
 		r.fail(path+".hosts", "is for the target hosts")
@@ -521,9 +518,9 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	case len(hosts) < 2 || r.malformedNear("spec.target.hosts") || r.malformedNear(path+".hosts"):
 		return
 	}
-	client, server, missing := ends.among(hosts)
+	client, server, missing := v.ends().among(hosts)
 	if client < 0 {
-		r.fail(path+".hosts", "there are no two hosts of which one has the labels of client and the other those of server; missing is one with %s", labelText(missing))
+		r.fail(path+".hosts", "needs one host with the labels of client and another with those of server; one with %s is missing", labels.FormatLabels(missing))
 		return
 	}
 	name := e.PathOf(*v).Address
@@ -541,31 +538,12 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	}
 }
 
-func labelText(labels map[string]string) string {
-	var all []string
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, key+"="+labels[key])
-	}
-	return strings.Join(all, ",")
-}
-
-// several tells that it is not clear which target there is.
-func (t Target) several() bool {
-	n := 0
-	for _, set := range []bool{t.Lab != nil, t.Kubernetes != nil, t.Hosts != nil, t.Imported != nil} {
-		if set {
-			n++
-		}
-	}
-	return n > 1
-}
-
 func (r *reader) path(path string, on Target, p *Path) {
 	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
 		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
 		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil}, choice{"address", p.Address != ""})
 	switch {
-	case on.several(): // that is the problem, and noted
+	case len(chosen(on.choices())) > 1: // that is the problem, and noted
 	case p.Address != "" && on.Hosts == nil:
 		r.fail(path+".address", "is for hosts, by the addresses that each is given")
 	case p.Native == nil && p.Address == "" && on.Hosts != nil:
@@ -886,7 +864,7 @@ func (r *reader) change(path string, s *Switch) {
 		switch {
 		case name != "verify" && !r.given(at), name == "verify" && !r.set(at):
 		case len(argv) == 0 || argv[0] == "":
-			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and names no program")
+			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and has no program")
 		}
 	}
 	if r.set(path + ".settle") {
@@ -897,7 +875,8 @@ func (r *reader) change(path string, s *Switch) {
 	}
 }
 
-// periods of each variant, unless runs says so: Student's quantile is that of five blocks.
+// periods of each variant, unless runs says otherwise: they have the degrees of freedom, n − 2, that five
+// blocks have, and so Student's quantile of those.
 const periods = 6
 
 // switched checks what depends on whether variants have a switch.
@@ -914,14 +893,14 @@ func (r *reader) switched(e *Experiment) {
 		}
 		return
 	case len(e.States()) == 1 && len(s.Variants) > 0:
-		r.fail("spec.variants", "must have one without this switch or with another: all have the same, so nothing is compared across it")
+		r.fail("spec.variants", "must have one without a switch or with another one: all have the same switch, so nothing is compared across it")
 	}
 	switch {
 	case !r.set("spec.runs"):
 	case s.Runs.Auto:
-		r.fail("spec.runs", "must be an even number where a variant has a switch, the periods of each variant, is auto")
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is auto: its pilot alone takes %d periods of each variant", AutoFirstBlocks)
 	case s.Runs.N%2 != 0:
-		r.fail("spec.runs", "must be an even number where a variant has a switch, so that each order of the periods has its reverse, is %d", s.Runs.N)
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is %d: every second block has the periods of the one before in reverse order", s.Runs.N)
 	}
 }
 
@@ -1057,7 +1036,7 @@ func (r *reader) cpus(path, cpus string) {
 func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
 	case tool == ToolLatte && (e.Spec.Target.Lab != nil || e.Spec.Target.Hosts != nil):
-		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux, as hosts do; choose native, sockperf or qperf")
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab and hosts run Linux; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab asks for one object, and loads no page")
 	}

@@ -34,7 +34,7 @@ func TestImportPublished(t *testing.T) {
 	dir, stdout, stderr := importPublished(t)
 	has(t, "standard error", stderr, "finalized_bitrate.csv: its name does not match the pattern", "imported 400 trials from 20 files to "+dir)
 	has(t, "the terminal", strings.Join(strings.Fields(stdout), " "),
-		"! not-interleaved (serious): the runs of each variant were measured by themselves, and throughput moved by +18 %", "rfs-plus gains the most")
+		"! not-interleaved (serious): each variant was measured by itself, and throughput of this one moved by +18 %", "rfs-plus gains the most")
 
 	page, err := os.ReadFile("../../docs/results/published.md")
 	if err != nil {
@@ -134,7 +134,7 @@ func TestImportMissing(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d\n%s", code, stderr)
 	}
-	has(t, "the terminal", strings.Join(strings.Fields(stdout), " "), "! Some results are missing: 11 of 12 trials are there, 5 of 6 blocks are complete.")
+	has(t, "the terminal", strings.Join(strings.Fields(stdout), " "), "! Some results are missing: 11 of 12 trials are present, 5 of 6 blocks are complete.")
 	found, err := filepath.Glob(filepath.Join(out, "*"))
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)

@@ -12,7 +12,7 @@ func Imported(c Cell, t *record.Trial) error {
 	if err := fill(c, t); err != nil {
 		return err
 	}
-	// That there was no way to sample CPUs is not known.
+	// That CPUs were not sampled is no finding: the files need not say.
 	t.Warnings = slices.DeleteFunc(warnings(c, t), func(w record.Warning) bool { return w.Code == record.WarnNoCPUs })
 	return nil
 }

@@ -44,8 +44,8 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 	return out, nil
 }
 
-// without returns exp without the variants in why, and the published figures of them. It adds to why those that have lost what they are
-// compared with, or what is compared with them.
+// without returns exp without the variants in why and their published figures. It adds to why those
+// that have lost what they are compared with, or what is compared with them.
 func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experiment {
 	for {
 		rest := *exp

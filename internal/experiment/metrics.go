@@ -263,7 +263,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	}
 	// A number of requests ends when it ends.
 	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {
-		warn(record.WarnSkew, "the window that a client or server measured differs by %.1f %%", 100*skew)
+		warn(record.WarnSkew, "a client or server measured over a window that is %.1f %% longer or shorter than the planned one", 100*skew)
 	}
 	if len(t.Hosts) == 0 {
 		warn(record.WarnNoCPUs, "the CPUs of the nodes were not sampled: that takes a privileged pod on each node, and there was none")

@@ -98,7 +98,7 @@ var ErrMissing = errors.New("some trials failed twice; the report lists them")
 func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
 	r.began = time.Now()
 	missing := false
-	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note}
+	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note, at: begun}
 	defer func() {
 		if r.switched.now != nil {
 			err = errors.Join(err, r.switched.restore(context.WithoutCancel(ctx)))
@@ -202,10 +202,10 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 	return good == len(p.Cells), nil
 }
 
-// enter begins a period. What is switched may restart the machines, so no worker is there
-// meanwhile.
+// enter begins a period. A switch may restart the machines, so the workers end before it and start
+// again after it.
 func (r *Run) enter(ctx context.Context, state int) error {
-	steps := r.switched.steps(state)
+	steps := r.plan.steps(r.switched.at, state)
 	if len(steps) > 0 {
 		for _, n := range r.networks {
 			if err := n.stop(); err != nil {

@@ -22,7 +22,7 @@ type Period struct {
 }
 
 // order of the states in block b. Two blocks are a round, random and then in reverse, A B
-// B A or B A A B: each state is as early as it is late, and linear drift cancels.
+// B A or B A A B: the periods of each state have the same mean time, and linear drift cancels.
 func (p *Plan) order(b int) []int {
 	round := uint64(b+1) / 2
 	// The high bit keeps it apart from the numbers that order the trials of a block.
@@ -48,6 +48,14 @@ type step struct {
 	back    bool
 }
 
+// field is the name of the field that has the step's command.
+func (s step) field() string {
+	if s.back {
+		return "back"
+	}
+	return "to"
+}
+
 func (s step) argv() []string {
 	if s.back {
 		return s.variant.Switch.Back
@@ -59,8 +67,7 @@ func (s step) argv() []string {
 const begun = -1
 
 // steps lead from a period of one state into the next. Every period but the first follows a
-// switch, also one of the same state: with a level of its own it is an observation of its
-// own.
+// switch, even between two of the same state, so that each is an independent observation.
 func (p *Plan) steps(from, to int) []step {
 	variant := func(state int) v1alpha1.Variant {
 		if state == begun {
@@ -133,22 +140,13 @@ type switcher struct {
 	tell  func(string)
 	// now is the variant whose switch is made, in part at least; nil for the machine as found.
 	now *v1alpha1.Variant
-	// entered tells that a period has begun; at is its state.
-	entered bool
-	at      int
-}
-
-// steps into the next period.
-func (s *switcher) steps(to int) []step {
-	if !s.entered {
-		return s.plan.steps(begun, to)
-	}
-	return s.plan.steps(s.at, to)
+	// at is the state of the period that was entered last; begun before the first.
+	at int
 }
 
 // enter makes the steps into a period, waits, and verifies.
 func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
-	if !s.entered {
+	if s.at == begun {
 		if err := s.untouched(ctx); err != nil {
 			return err
 		}
@@ -170,7 +168,7 @@ func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
 			return err
 		}
 	}
-	s.entered, s.at = true, state
+	s.at = state
 	return nil
 }
 
@@ -201,10 +199,9 @@ func (s *switcher) make(ctx context.Context, st step) error {
 		}
 		s.now = &st.variant
 	}
-	way := map[bool]string{false: "to", true: "back"}[st.back]
-	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, way, strings.Join(st.argv(), " ")))
+	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), strings.Join(st.argv(), " ")))
 	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
-		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, way, err)
+		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, st.field(), err)
 	}
 	return nil
 }
@@ -237,7 +234,7 @@ func (s *switcher) wait(ctx context.Context, v v1alpha1.Variant) error {
 	}
 }
 
-// verified checks that a step came about. Only then is what was put back known to be.
+// verified checks that a step took effect. Only after that is it noted that a switch was undone.
 func (s *switcher) verified(ctx context.Context, last step) error {
 	v := last.variant
 	if v.Switch.Verify != nil {
@@ -246,12 +243,12 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 			return err
 		}
 		if inForce == last.back {
-			way, is := "to", "is not"
+			is := "is not"
 			if last.back {
-				way, is = "back", "still is"
+				is = "still is"
 			}
 			return fmt.Errorf("variant %s: switch.%s (%s) has succeeded, but verify (%s) says that the change %s in force",
-				v.Name, way, strings.Join(last.argv(), " "), strings.Join(v.Switch.Verify, " "), is)
+				v.Name, last.field(), strings.Join(last.argv(), " "), strings.Join(v.Switch.Verify, " "), is)
 		}
 	}
 	if !last.back {
@@ -278,7 +275,7 @@ func (s *switcher) verify(ctx context.Context, v v1alpha1.Variant) (bool, error)
 func (s *switcher) restore(ctx context.Context) error {
 	last := step{*s.now, true}
 	err := s.make(ctx, last)
-	if err == nil && last.variant.Switch.Verify != nil { // nothing else is in a hurry
+	if err == nil && last.variant.Switch.Verify != nil { // without verify nothing needs it settled
 		err = s.wait(ctx, last.variant)
 	}
 	if err == nil {
@@ -290,8 +287,8 @@ func (s *switcher) restore(ctx context.Context) error {
 	return nil
 }
 
-// PutBack puts back what a run that was killed has left switched for a variant. Nothing is
-// known of how far it came, so the variant's command back is run whatever is in force.
+// PutBack puts back what a run that was killed has left switched for a variant. How far that run
+// came is unknown, so the variant's command back runs whatever is in force.
 func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
 	for _, v := range exp.Spec.Variants {
 		if v.Name == variant && v.Switch != nil {

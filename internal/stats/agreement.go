@@ -10,9 +10,9 @@ import (
 // Agreement of a published figure with ours.
 type Agreement string
 
-// A published figure agrees with ours if it, or its interval, meets our interval widened
-// by the margin. It differs if it does not, and is not comparable if the experiment gave
-// nothing of the kind.
+// A published figure agrees with ours if it, or its interval, overlaps our interval widened
+// by the margin. It differs if it does not. The two are not comparable if the experiment did
+// not measure the same thing, or gives it no interval.
 const (
 	Agrees        Agreement = "agrees"
 	Differs       Agreement = "differs"
@@ -99,8 +99,8 @@ func theirValue(p v1alpha1.Published) (Figure, string) {
 	return f, unit
 }
 
-// ours is what was measured of a published figure, and of how many blocks, or why there is
-// nothing. A ratio is to the variant that theirs is to, whatever the experiment compares with.
+// ours is what the experiment measured for a published figure, and in how many blocks, or why
+// there is nothing. A ratio is to the variant that theirs is to, whatever the experiment compares with.
 func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	at := At(p.Workload, p.Pairs)
 	own := s.row(p.Variant, p.Workload, p.Pairs, p.Metric)
@@ -128,8 +128,9 @@ func agreement(theirs, ours Figure, margin float64) (Agreement, float64) {
 	if at == 0 { // the point of the range that is nearest to ours
 		at = min(max(ours.Value, from), to)
 	}
+	verdict := Differs
 	if from <= high*(1+margin) && to >= low/(1+margin) {
-		return Agrees, ours.Value / at
+		verdict = Agrees
 	}
-	return Differs, ours.Value / at
+	return verdict, ours.Value / at
 }

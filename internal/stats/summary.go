@@ -169,8 +169,8 @@ func (t *table) compare(r *Row, c *cell) {
 		switch {
 		case !primary || !significant || math.Abs(rise) <= driftTold:
 		case !t.paired():
-			r.warn(record.WarnApart, "the runs of each variant were measured by themselves, and %s moved by %+.0f %% "+
-				"from the first quarter of these to the last: a ratio to it may be off by as much", r.Metric, 100*rise)
+			r.warn(record.WarnApart, "each variant was measured by itself, and %s of this one moved by %+.0f %% "+
+				"from the first quarter of its runs to the last: a ratio to it may be off by as much", r.Metric, 100*rise)
 		default:
 			r.warn(record.WarnDrift, "%s moved by %+.0f %% from the first quarter of the blocks to the last: "+
 				"the machine changed, and means mix its states; ratios are taken within blocks, so they hold", r.Metric, 100*rise)
@@ -191,8 +191,8 @@ func (t *table) compare(r *Row, c *cell) {
 	}
 	r.Versus = versus(base.variant.Name, e)
 	if !t.paired() {
-		r.warn(record.WarnApart, "the runs of each variant were measured by themselves: "+
-			"a ratio may be of the hours in which two variants ran")
+		r.warn(record.WarnApart, "each variant was measured by itself: "+
+			"a ratio may come from what else changed between the two measurements")
 	}
 	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
 		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
@@ -243,7 +243,7 @@ const (
 	// fewBlocks is where Student's quantile leaves reason behind: 2.8 with five
 	// blocks, 3.2 with four, 12.7 with two.
 	fewBlocks = 5
-	// fewPeriods is as many of each variant, where it has a switch: 4.3 with four, 12.7 with three.
+	// fewPeriods is the same in periods of each variant: 4.3 with four, 12.7 with three.
 	fewPeriods = 4
 	// driftTold is the movement that a reader of the means is told of.
 	driftTold = 0.05

@@ -40,8 +40,9 @@ func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error)
 			full++
 		}
 	}
+	are := "done"
 	if exp.Spec.Target.Imported != nil {
-		return fmt.Sprintf("%d of %d trials are there, %d of %d blocks are complete", len(done), blocks*cells, full, blocks), nil
+		are = "present"
 	}
-	return fmt.Sprintf("%d of %d trials are done, %d of %d blocks are complete", len(done), blocks*cells, full, blocks), nil
+	return fmt.Sprintf("%d of %d trials are %s, %d of %d blocks are complete", len(done), blocks*cells, are, full, blocks), nil
 }

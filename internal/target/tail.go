@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// Tail keeps the end of what a worker logs.
+// Tail keeps the end of what a program prints.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte
 }
 
-const tailBytes = 1 << 10
+const tailBytes = 2000
 
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
@@ -21,11 +21,11 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Last returns what was logged, to append to a sentence.
+// Last returns what was printed, to append to a sentence.
 func (t *Tail) Last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	text := strings.TrimSpace(string(t.buf))
+	text := strings.TrimSpace(strings.ToValidUTF8(string(t.buf), ""))
 	if text == "" {
 		return ""
 	}

@@ -19,10 +19,10 @@ const claimName = "@slipstream/run"
 // claimTime bounds how long a claim takes to be answered, and a process to give way.
 const claimTime = 5 * time.Second
 
-// Claim has a run be the only one that measures in this network namespace, as two would measure each
-// other. run identifies it, who tells people about it. A process that claims for the same run takes over
-// from this one, whose connection it has lost: yield is called then. The claim ends with the process, or
-// with release.
+// Claim makes a run the only one that measures in this network namespace, as two would measure each
+// other. run identifies it, and who describes it to the user of another run. If the controller of the
+// same run has lost its connection to this process, it starts another one, whose claim calls yield here
+// and takes over. The claim ends with the process, or with release.
 func Claim(run, who string, yield func()) (release func(), err error) {
 	listener, err := net.Listen("unix", claimName)
 	for deadline := time.Now().Add(claimTime); errors.Is(err, syscall.EADDRINUSE); {
@@ -56,7 +56,7 @@ func Claim(run, who string, yield func()) (release func(), err error) {
 	return func() { listener.Close() }, nil
 }
 
-// askClaim returns who holds the host; "" if that gives way to a process of the same run.
+// askClaim returns who holds the host; "" if that is the same run, whose process ends its claim.
 func askClaim(run string) (string, error) {
 	c, err := net.DialTimeout("unix", claimName, claimTime)
 	if err != nil {

@@ -3,20 +3,18 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
 	"runtime"
 	"strings"
 	"time"
+
+	"slipstream.dev/internal/target"
 )
 
-// shown is how much of its output an error quotes: the end, where commands say what went wrong.
-const shown = 2000
-
 // Run runs a program with arguments, without a shell and without input, and kills it and
-// what it started when ctx ends. The error has what the command printed, and is an
+// what it started when ctx ends. The error ends with the last of what the command printed, and is an
 // *exec.ExitError if it exited with another code than 0. If this process dies, so does the
 // command, on Linux: whoever undoes a change must not meet one that goes on.
 func Run(ctx context.Context, argv []string) error {
@@ -26,13 +24,11 @@ func Run(ctx context.Context, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	isolate(cmd)
 	cmd.WaitDelay = time.Second // one that it leaves running may hold the pipe
-	out, err := cmd.CombinedOutput()
+	var out target.Tail         // commands say at the end what went wrong
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
 	if err == nil || err == exec.ErrWaitDelay {
 		return nil
 	}
-	text := strings.TrimSpace(string(bytes.ToValidUTF8(out[max(0, len(out)-shown):], nil)))
-	if text == "" {
-		return fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
-	}
-	return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, text)
+	return fmt.Errorf("%s: %w%s", strings.Join(argv, " "), err, out.Last())
 }
