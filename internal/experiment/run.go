@@ -145,25 +145,31 @@ func (r *Run) more(after int) (int, error) {
 // try is a trial that is to be run.
 type try struct {
 	Cell
-	attempt int
+	entry, attempt int
 }
 
 // period runs what is missing of a period of block b; those that fail once more at its end.
 // It tells whether every cell has a good trial.
 func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, error) {
-	good := 0
+	good, entry := 0, 0
+	done := record.LastEntries(r.done)
+	for _, t := range done {
+		if t.Period == p.Cells[0].Period {
+			entry = t.Entry
+		}
+	}
 	var first, again, anew []try
 	for _, c := range p.Cells {
-		attempts, ok := r.recorded(b, c)
+		attempts, ok := recorded(done, b, c)
 		switch {
 		case ok:
 			good++
 		case attempts == 0:
-			first = append(first, try{c, 1})
+			first = append(first, try{c, entry, 1})
 		case attempts == 1:
-			again = append(again, try{c, 2})
+			again = append(again, try{c, entry, 2})
 		}
-		anew = append(anew, try{c, attempts + 1})
+		anew = append(anew, try{c, entry + 1, 1})
 	}
 	if r.plan.states != nil && len(first)+len(again) > 0 {
 		// Trials from before an interruption were made after another switch.
@@ -173,14 +179,14 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 		}
 	}
 	for _, t := range first {
-		ok, err := r.attempt(ctx, b, t.attempt, t.Cell, out)
+		ok, err := r.attempt(ctx, b, t, out)
 		if err != nil {
 			return false, err
 		}
 		if ok {
 			good++
 		} else {
-			again = append(again, try{t.Cell, t.attempt + 1})
+			again = append(again, try{t.Cell, t.entry, t.attempt + 1})
 		}
 	}
 	if good == 0 && len(again) == len(p.Cells) {
@@ -191,7 +197,7 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, r.done[len(r.done)-1].Error)
 	}
 	for _, t := range again {
-		ok, err := r.attempt(ctx, b, t.attempt, t.Cell, out)
+		ok, err := r.attempt(ctx, b, t, out)
 		if err != nil {
 			return false, err
 		}
@@ -226,9 +232,9 @@ func (r *Run) enter(ctx context.Context, state int) error {
 
 func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 
-// recorded tells how often a cell of a block was tried and whether with success.
-func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
-	for _, t := range r.done {
+// recorded tells how often a cell of a block was tried, by the trials that count, and whether with success.
+func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
+	for _, t := range trials {
 		if t.Block == b && t.Repeat == c.Repeat && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
 			attempts++
 			ok = ok || t.Status == record.StatusOK
@@ -238,19 +244,19 @@ func (r *Run) recorded(b int, c Cell) (attempts int, ok bool) {
 }
 
 // attempt runs one trial and records it. An error ends the run.
-func (r *Run) attempt(ctx context.Context, b, attempt int, c Cell, out Results) (bool, error) {
+func (r *Run) attempt(ctx context.Context, b int, c try, out Results) (bool, error) {
 	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
 		if err := n.Await(ctx); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	trial := record.Trial{
-		Block: b, Period: c.Period, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
-		Pairs: c.Pairs, Attempt: attempt, Started: time.Now().UTC(), Status: record.StatusOK,
+		Block: b, Period: c.Period, Entry: c.entry, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
+		Pairs: c.Pairs, Attempt: c.attempt, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
 	r.event(Event{Kind: Begins, Trial: trial})
 	begin := time.Now()
-	err := r.networks[c.Fabric].trial(ctx, r.owner, c, &trial, func(bytes, messages uint64) {
+	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
 		r.event(Event{Kind: Moves, Trial: trial, Bytes: bytes, Messages: messages})
 	})
 	// In flight: not on record, so run anew on resume.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -366,6 +367,50 @@ func TestSwitchInterrupted(t *testing.T) {
 		}
 		if again != whole {
 			t.Errorf("%d of %d trials of the period that was cut short run again", again, whole)
+		}
+	})
+}
+
+// TestSwitchInterruptedTwice interrupts a run before a failed trial is tried again, and the resumed run after that
+// trial: then every cell of the period has a good trial, but of two switches. The period runs once more.
+func TestSwitchInterruptedTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, out := &machine{size: "small"}, new(memory)
+		// The first of the period's four trials fails. The first run ends as it is tried again, the second run
+		// after it.
+		for run, at := range []int{5, 2} {
+			ctx, cancel := context.WithCancel(t.Context())
+			f, begun := m.on(), 0
+			f.fail = func(call, _ string) error {
+				if run == 0 && begun == 1 && call == "drive" {
+					return errors.New("failed")
+				}
+				return nil
+			}
+			_, err := measure(t, ctx, f, parseSwitching(t), out, func(e Event) {
+				if e.Kind != Begins {
+					return
+				}
+				if begun++; begun == at {
+					cancel()
+				}
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Fatalf("got %v", err)
+			}
+		}
+		trials, err := measure(t, t.Context(), m.on(), parseSwitching(t), out, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries := make(map[int]int)
+		for _, tr := range record.LastEntries(trials) {
+			if tr.Period == 1 {
+				entries[tr.Entry]++
+			}
+		}
+		if want := map[int]int{3: 4}; !maps.Equal(entries, want) {
+			t.Errorf("trials of period 1 that count, by entry: %v, want %v", entries, want)
 		}
 	})
 }

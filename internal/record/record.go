@@ -7,6 +7,7 @@ package record
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -59,6 +60,9 @@ type Trial struct {
 	// Period counts from 1 over the whole run, where variants have a switch: a block is then
 	// a period of each of them, and a failed trial is tried again at its period's end.
 	Period int `json:"period,omitempty"`
+	// Entry counts from 1 how often the run had entered the period, each time after a switch: a
+	// resumed run runs a period that was interrupted from its beginning. Trials of its last entry count.
+	Entry  int `json:"entry,omitempty"`
 	Repeat int `json:"repeat,omitempty"` // counts a cell's trials within a period, from 1
 	// Attempt counts from 1; a failed trial is tried again at its block's end.
 	Attempt int       `json:"attempt"`
@@ -88,6 +92,15 @@ type Trial struct {
 	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
 	// Files that an imported trial was read from, as environment.json has them.
 	Files []string `json:"files,omitempty"`
+}
+
+// LastEntries returns the trials without those of periods that a resumed run entered again later.
+func LastEntries(trials []Trial) []Trial {
+	last := make(map[int]int) // by period
+	for _, t := range trials {
+		last[t.Period] = max(last[t.Period], t.Entry)
+	}
+	return slices.DeleteFunc(slices.Clone(trials), func(t Trial) bool { return t.Entry < last[t.Period] })
 }
 
 // Pair is what one client and its server measured.

@@ -150,7 +150,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 		Environment: env,
 		exp:         exp,
 		summary:     summary,
-		trials:      trials,
+		trials:      record.LastEntries(trials),
 		rows:        map[cell]*stats.Row{},
 	}
 	for i := range summary.Rows {

@@ -39,18 +39,24 @@ func TestAnalyzePeriods(t *testing.T) {
 	exp.Spec.Variants[1].Switch, exp.Spec.Variants[2].Switch = on, on
 	exp.Spec.TrialsPerPeriod = 2
 	var ts []record.Trial
+	entry := 1
 	add := func(block, period, repeat, attempt int, variant string, x float64) {
-		ts = append(ts, record.Trial{Block: block, Period: period, Repeat: repeat, Attempt: attempt, Order: len(ts) + 1,
+		ts = append(ts, record.Trial{Block: block, Period: period, Entry: entry, Repeat: repeat, Attempt: attempt, Order: len(ts) + 1,
 			Variant: variant, Workload: "stream", Pairs: 1, Status: record.StatusOK, Metrics: map[string]float64{record.Throughput: x}})
 	}
 	// base and an lie a period apart, which is 1 %; an/rps has the periods of an.
 	for i, period := range []int{1, 4, 5, 8} { // of base
 		block, other := i+1, period+1-2*(i%2)
 		at := func(period int) float64 { return 100 * math.Pow(1.01, float64(period)) }
-		add(block, period, 1, 1, "base", 5) // of a period that was cut short
+		fails := func() { ts[len(ts)-1].Status, ts[len(ts)-1].Metrics = record.StatusFailed, nil }
+		entry = 1
+		add(block, period, 1, 1, "base", 5) // of a period that was interrupted
 		add(block, period, 3, 1, "base", 7) // and this one failed after that
-		add(block, period, 3, 2, "base", 0)
-		ts[len(ts)-1].Status, ts[len(ts)-1].Metrics = record.StatusFailed, nil
+		entry = 2
+		add(block, period, 3, 1, "base", 0)
+		fails()
+		add(block, period, 1, 1, "base", 0)
+		fails()
 		add(block, period, 1, 2, "base", at(period)*0.9)
 		add(block, period, 2, 1, "base", at(period)*1.1)
 		add(block, other, 1, 1, "an", at(other)*1.19)

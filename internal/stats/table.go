@@ -68,6 +68,7 @@ type cell struct {
 
 func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error) {
 	t := &table{exp: exp, byKey: make(map[key]*cell)}
+	trials = record.LastEntries(trials)
 	for i := range trials {
 		t.blocks = max(t.blocks, trials[i].Block)
 	}
@@ -89,8 +90,6 @@ func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error)
 			c.failed++
 		}
 		switch {
-		case failed && i >= 0 && tr.Period > 0: // what succeeded was cut short, and of another switch
-			*counts = slices.Delete(*counts, i, i+1)
 		case failed:
 		case i < 0:
 			*counts = append(*counts, tr)

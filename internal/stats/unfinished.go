@@ -23,7 +23,7 @@ func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error)
 		block, repeat int
 	}
 	attempts, done, whole := map[trial]int{}, map[trial]bool{}, map[int]int{}
-	for _, tr := range trials {
+	for _, tr := range record.LastEntries(trials) {
 		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block, tr.Repeat}
 		attempts[t]++
 		if over := tr.Status == record.StatusOK || attempts[t] > 1; over && !done[t] {
