@@ -163,60 +163,78 @@ func (p policy) accountsFor(class, file string) bool {
 	})
 }
 
-func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedPolicy {
-	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
-	if p.reason != "" {
-		o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
-		if p.reason == v1alpha1.ReasonWaiting {
-			o.State = v1alpha1.StatePending
-		}
-		return o
-	}
+// accounts returns which settings of the node, and which of pods, a policy accounts for.
+func (a *Agent) accounts(p policy) (ofNode, ofPod func(accel.SettingOf) bool) {
 	ofTable := slices.ContainsFunc(p.Accelerate, func(x v1alpha1.Accelerator) bool { return x.RFS != nil })
-	mine := func(s accel.SettingOf) bool {
+	ofNode = func(s accel.SettingOf) bool {
 		if s.Link == 0 {
 			return ofTable
 		}
 		return p.accountsFor(a.links[s.Link].class, s.File)
 	}
-	ofPod := func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
-	if !slices.Contains(a.acting, p.key()) {
-		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
-		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
-		if a.failure != nil {
-			o.State, o.Reason, o.Message = v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error()
-		}
+	return ofNode, func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
+}
+
+// noDevice is the message of a policy that has nothing to act on.
+const noDevice = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
+
+func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedPolicy {
+	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
+	is := func(state v1alpha1.State, reason, message string) v1alpha1.ObservedPolicy {
+		o.State, o.Reason, o.Message = state, reason, message
 		return o
 	}
-	add(&o.Settings, &o.Verified, a.counts, mine)
-	// The worst problem determines the state; the log has the others.
-	fail := func(reason, message string) {
-		if o.State != v1alpha1.StateFailed {
-			o.State, o.Reason, o.Message = v1alpha1.StateFailed, reason, message
-		}
+	acts := slices.Contains(a.acting, p.key())
+	switch {
+	case p.reason == v1alpha1.ReasonWaiting:
+		return is(v1alpha1.StatePending, p.reason, p.problem)
+	case p.reason != "":
+		return is(v1alpha1.StateFailed, p.reason, p.problem)
+	case !acts && a.failure != nil:
+		return is(v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error())
+	case !acts:
+		return is(v1alpha1.StatePending, v1alpha1.ReasonNoDevice, noDevice)
 	}
-	refused := func(all []accel.Refusal, of func(accel.SettingOf) bool) {
-		for _, r := range all {
-			if r.File == "" || !of(r.SettingOf) {
-				continue
-			}
-			if errors.Is(r.Err, journal.ErrHeld) {
-				fail(v1alpha1.ReasonHeld, r.Err.Error())
-			} else {
-				fail(v1alpha1.ReasonError, r.Err.Error())
-			}
-		}
+	a.count(p, fast, &o)
+	if reason, message := a.problem(p, fast, o); reason != "" {
+		return is(v1alpha1.StateFailed, reason, message)
 	}
-	if a.failure != nil {
-		fail(v1alpha1.ReasonError, a.failure.Error())
+	var good []string
+	if o.Verified > 0 {
+		good = append(good, fmt.Sprintf("%d settings read back", o.Verified))
 	}
-	refused(a.refused, mine)
+	if p.ofFastpath() && fast != nil && (len(fast.Skipped) > 0 || fast.Hooks == 0) {
+		good = append(good, "fast path: "+fast.Message)
+	}
+	return is(v1alpha1.StateApplied, v1alpha1.ReasonApplied, strings.Join(good, "; "))
+}
+
+// count fills in the settings of a policy.
+func (a *Agent) count(p policy, fast *FastpathStatus, o *v1alpha1.ObservedPolicy) {
+	ofNode, ofPod := a.accounts(p)
+	add(&o.Settings, &o.Verified, a.counts, ofNode)
 	if p.ofFastpath() && fast != nil {
 		o.Settings += fast.Hooks
 		o.Verified += fast.Hooks
-		if !fast.On {
-			fail(fast.Reason, "fast path: "+fast.Message)
+	}
+	for _, g := range a.groups {
+		if slices.Contains(g.policies, p.key()) {
+			add(&o.Settings, &o.Verified, g.kept.Counts, ofPod)
 		}
+	}
+}
+
+// problem returns the worst problem of a policy that is applied; the log has the others.
+func (a *Agent) problem(p policy, fast *FastpathStatus, o v1alpha1.ObservedPolicy) (reason, message string) {
+	if a.failure != nil {
+		return v1alpha1.ReasonError, a.failure.Error()
+	}
+	ofNode, ofPod := a.accounts(p)
+	if reason, message = refusal(a.refused, ofNode); reason != "" {
+		return reason, message
+	}
+	if p.ofFastpath() && fast != nil && !fast.On {
+		return fast.Reason, "fast path: " + fast.Message
 	}
 	missing, clashing := 0, 0
 	for _, g := range a.groups {
@@ -226,33 +244,37 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 		if !slices.Contains(g.policies, p.key()) {
 			continue
 		}
-		add(&o.Settings, &o.Verified, g.kept.Counts, ofPod)
-		refused(g.kept.Refused, ofPod)
+		if reason, message = refusal(g.kept.Refused, ofPod); reason != "" {
+			return reason, message
+		}
 		switch {
 		case g.missing:
 			missing++
 		case g.err != nil:
-			fail(v1alpha1.ReasonError, g.err.Error())
+			return v1alpha1.ReasonError, g.err.Error()
 		}
 	}
 	switch {
 	case clashing > 0:
-		fail(v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing))
+		return v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing)
 	case o.Verified < o.Settings:
-		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings))
+		return v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings)
 	case missing > 0:
-		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the container runtime pins them", missing))
+		return v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the container runtime pins them", missing)
 	}
-	if o.State == "" {
-		o.State, o.Reason = v1alpha1.StateApplied, v1alpha1.ReasonApplied
-		var is []string
-		if o.Verified > 0 {
-			is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
+	return "", ""
+}
+
+// refusal returns the reason and the error of the first of some settings that was refused.
+func refusal(all []accel.Refusal, of func(accel.SettingOf) bool) (reason, message string) {
+	for _, r := range all {
+		switch {
+		case r.File == "" || !of(r.SettingOf):
+		case errors.Is(r.Err, journal.ErrHeld):
+			return v1alpha1.ReasonHeld, r.Err.Error()
+		default:
+			return v1alpha1.ReasonError, r.Err.Error()
 		}
-		if p.ofFastpath() && fast != nil && (len(fast.Skipped) > 0 || fast.Hooks == 0) {
-			is = append(is, "fast path: "+fast.Message)
-		}
-		o.Message = strings.Join(is, "; ")
 	}
-	return o
+	return "", ""
 }
