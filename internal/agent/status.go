@@ -27,6 +27,8 @@ type Status struct {
 	Pods, Missing int
 	// Fastpath is nil if no policy wants the fast path.
 	Fastpath *FastpathStatus
+	// VF is nil if no policy verifies virtual functions.
+	VF *VFStatus
 }
 
 // FastpathStatus is the status of the node's fast path.
@@ -118,8 +120,11 @@ func (a *Agent) observe() Status {
 		s.Settings += s.Fastpath.Hooks
 		s.Verified += s.Fastpath.Hooks
 	}
+	if a.vfs != nil {
+		s.VF = a.vfs.status()
+	}
 	for i, p := range a.policies {
-		o := a.observePolicy(p, s.Fastpath)
+		o := a.observePolicy(p, s)
 		s.Policies = append(s.Policies, o)
 		switch {
 		case s.Ready && o.State == v1alpha1.StateFailed:
@@ -175,47 +180,60 @@ func (a *Agent) accounts(p policy) (ofNode, ofPod func(accel.SettingOf) bool) {
 	return ofNode, func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
 }
 
-// noDevice is the message of a policy that has nothing to act on.
-const noDevice = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
-
-func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedPolicy {
+func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
 	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
-	is := func(state v1alpha1.State, reason, message string) v1alpha1.ObservedPolicy {
-		o.State, o.Reason, o.Message = state, reason, message
-		return o
-	}
 	acts := slices.Contains(a.acting, p.key())
+	if acts {
+		a.count(p, s, &o)
+	}
+	o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
+	if p.reason == v1alpha1.ReasonWaiting {
+		o.State = v1alpha1.StatePending
+	}
+	if o.Reason == "" && a.failure != nil {
+		o.Reason, o.Message = v1alpha1.ReasonError, a.failure.Error()
+	}
+	if o.Reason == "" && acts {
+		o.Reason, o.Message = a.problem(p, s, o)
+	}
+	if o.Reason == "" && p.VF && s.VF != nil {
+		o.Reason, o.Message = s.VF.problem()
+	}
 	switch {
-	case p.reason == v1alpha1.ReasonWaiting:
-		return is(v1alpha1.StatePending, p.reason, p.problem)
-	case p.reason != "":
-		return is(v1alpha1.StateFailed, p.reason, p.problem)
-	case !acts && a.failure != nil:
-		return is(v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error())
-	case !acts:
-		return is(v1alpha1.StatePending, v1alpha1.ReasonNoDevice, noDevice)
+	case o.Reason != "":
+	case !acts && len(p.Accelerate) > 0:
+		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
+		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
+	case !acts && s.VF != nil && s.VF.Reason == v1alpha1.ReasonNoDevice:
+		o.State, o.Reason, o.Message = v1alpha1.StatePending, v1alpha1.ReasonNoDevice, s.VF.Message
+	default:
+		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, p.success(o, s)
 	}
-	a.count(p, fast, &o)
-	if reason, message := a.problem(p, fast, o); reason != "" {
-		return is(v1alpha1.StateFailed, reason, message)
-	}
-	var good []string
+	return o
+}
+
+// success returns what is good about a policy that is applied.
+func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
+	var is []string
 	if o.Verified > 0 {
-		good = append(good, fmt.Sprintf("%d settings read back", o.Verified))
+		is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
 	}
-	if p.ofFastpath() && fast != nil && (len(fast.Skipped) > 0 || fast.Hooks == 0) {
-		good = append(good, "fast path: "+fast.Message)
+	if f := s.Fastpath; p.ofFastpath() && f != nil && (len(f.Skipped) > 0 || f.Hooks == 0) {
+		is = append(is, "fast path: "+f.Message)
 	}
-	return is(v1alpha1.StateApplied, v1alpha1.ReasonApplied, strings.Join(good, "; "))
+	if p.VF && s.VF != nil {
+		is = append(is, s.VF.Message)
+	}
+	return strings.Join(is, "; ")
 }
 
 // count fills in the settings of a policy.
-func (a *Agent) count(p policy, fast *FastpathStatus, o *v1alpha1.ObservedPolicy) {
+func (a *Agent) count(p policy, s Status, o *v1alpha1.ObservedPolicy) {
 	ofNode, ofPod := a.accounts(p)
 	add(&o.Settings, &o.Verified, a.counts, ofNode)
-	if p.ofFastpath() && fast != nil {
-		o.Settings += fast.Hooks
-		o.Verified += fast.Hooks
+	if f := s.Fastpath; p.ofFastpath() && f != nil {
+		o.Settings += f.Hooks
+		o.Verified += f.Hooks
 	}
 	for _, g := range a.groups {
 		if slices.Contains(g.policies, p.key()) {
@@ -224,17 +242,14 @@ func (a *Agent) count(p policy, fast *FastpathStatus, o *v1alpha1.ObservedPolicy
 	}
 }
 
-// problem returns the worst problem of a policy that is applied; the log has the others.
-func (a *Agent) problem(p policy, fast *FastpathStatus, o v1alpha1.ObservedPolicy) (reason, message string) {
-	if a.failure != nil {
-		return v1alpha1.ReasonError, a.failure.Error()
-	}
+// problem returns the worst problem of a policy that acts on something; the log has the others.
+func (a *Agent) problem(p policy, s Status, o v1alpha1.ObservedPolicy) (reason, message string) {
 	ofNode, ofPod := a.accounts(p)
 	if reason, message = refusal(a.refused, ofNode); reason != "" {
 		return reason, message
 	}
-	if p.ofFastpath() && fast != nil && !fast.On {
-		return fast.Reason, "fast path: " + fast.Message
+	if f := s.Fastpath; p.ofFastpath() && f != nil && !f.On {
+		return f.Reason, "fast path: " + f.Message
 	}
 	missing, clashing := 0, 0
 	for _, g := range a.groups {
