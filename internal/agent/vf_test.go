@@ -63,6 +63,10 @@ func TestVFs(t *testing.T) {
 				m.Packets(t, 600, 400, 0, 0)
 				m.Files["class/net/eth1/flags"], m.Files["class/net/eth1/operstate"] = "0x1803", "up"
 			}, v1alpha1.ReasonVFPresent, "too few"}}},
+		{"gone and back in a busy window", "netvsc-mlx5", []look{present, used, {func(m *nictest.Machine) {
+			m.Packets(t, 600, 400, 0, 0)
+			m.Files["class/net/eth1/ifindex"] = "9"
+		}, v1alpha1.ReasonVFUsed, "eth1"}, idle}},
 		{"a driver that does not count", "netvsc-mlx5", []look{present, {func(m *nictest.Machine) {
 			delete(m.Ethtool["eth0"].Counters, "vf_rx_packets")
 		}, v1alpha1.ReasonVFPresent, "whether packets take it is not known, as its driver does not count the packets of the VF"}}},
@@ -100,6 +104,34 @@ func TestVFsOfTwoNICs(t *testing.T) {
 	if diff := cmp.Diff(want, vfs{of: of}.status()); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// TestVerifyVFsByWindows: passes between two verifications read no NIC, and nobody reads one without a policy.
+func TestVerifyVFsByWindows(t *testing.T) {
+	reads := 0
+	m := nictest.Load(t, "netvsc-mlx5")
+	a := &Agent{metrics: newMetrics(), options: Options{Verify: time.Minute, NICs: func() nic.Snapshot {
+		reads++
+		return m.Source().Read()
+	}}.withDefaults()}
+	at := time.Unix(1000, 0)
+	look := func(after time.Duration, want int, policies ...policy) {
+		t.Helper()
+		a.policies = policies
+		at = at.Add(after)
+		if a.verifyVFs(at); reads != want {
+			t.Errorf("after %s the NICs have been read %d times, want %d", after, reads, want)
+		}
+	}
+	vf := policy{Policy: Policy{VF: true}}
+	waiting := policy{Policy: Policy{VF: true}, reason: v1alpha1.ReasonWaiting}
+	look(0, 0)
+	look(time.Hour, 0, waiting, policy{})
+	look(0, 1, waiting, vf)
+	look(29*time.Second, 1, vf)
+	look(time.Second, 2, vf)
+	look(time.Second, 2)
+	look(0, 3, vf) // anew
 }
 
 // vm is a machine whose NIC has 100,000 packets between two snapshots; share of them take the VF.
@@ -206,7 +238,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 	}
 }
 
-// TestAgentWithoutVF: a node whose NICs may have no VF is no failure, and the agent reads its own devices.
+// TestAgentWithoutVF: that no NIC of a node may have a VF is no failure.
 func TestAgentWithoutVF(t *testing.T) {
 	p := newPlace(t)
 	p.nic()

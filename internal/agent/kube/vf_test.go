@@ -8,11 +8,41 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/nic/nictest"
 	"slipstream.dev/internal/testenv"
 )
+
+// TestSetConditions: Unknown is what nothing tells, and what no policy wants is no condition.
+func TestSetConditions(t *testing.T) {
+	var all []metav1.Condition
+	for _, c := range []struct {
+		status agent.Status
+		want   []string
+	}{
+		{agent.Status{Ready: true, Reason: "Applied", VF: &agent.VFStatus{Reason: "VFPresent"}}, []string{"Ready True Applied", "VF Unknown VFPresent"}},
+		{agent.Status{Ready: true, Reason: "Applied", VF: &agent.VFStatus{Reason: "VFUsed"}}, []string{"Ready True Applied", "VF True VFUsed"}},
+		{agent.Status{Reason: "VFIdle", VF: &agent.VFStatus{Reason: "VFIdle"}}, []string{"Ready False VFIdle", "VF False VFIdle"}},
+		{agent.Status{Reason: "VFAbsent", VF: &agent.VFStatus{Reason: "VFAbsent"}}, []string{"Ready False VFAbsent", "VF False VFAbsent"}},
+		{agent.Status{Reason: "VFWithdrawn", VF: &agent.VFStatus{Reason: "VFWithdrawn"}}, []string{"Ready False VFWithdrawn", "VF False VFWithdrawn"}},
+		{agent.Status{Ready: true, Reason: "NoDevice", VF: &agent.VFStatus{Reason: "NoDevice"}}, []string{"Ready True NoDevice", "VF Unknown NoDevice"}},
+		{agent.Status{Ready: true, Reason: "Applied", Fastpath: &agent.FastpathStatus{On: true, Reason: "Attached"}}, []string{"Ready True Applied", "Fastpath True Attached"}},
+		{agent.Status{Ready: true, Reason: "NoPolicy"}, []string{"Ready True NoPolicy"}},
+	} {
+		setConditions(&all, c.status)
+		var got []string
+		for _, condition := range all {
+			got = append(got, fmt.Sprint(condition.Type, " ", condition.Status, " ", condition.Reason))
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%+v: %s", c.status, diff)
+		}
+	}
+}
 
 // TestVF: an agent writes what it verifies of the VF of its node's NIC to the NodeAcceleration.
 func TestVF(t *testing.T) {
