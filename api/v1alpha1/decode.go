@@ -149,17 +149,29 @@ func (r *reader) decode(n *node, v reflect.Value, path string) {
 	}
 }
 
+// misplaced says of fields, by type and name, why they are elsewhere only.
+var misplaced = map[string]string{
+	"Accelerator.vf": "is for a policy: it verifies and changes nothing, so this variant would be the same as without it. " +
+		"Leave it out; every trial records which share of the packets took the virtual function",
+}
+
 func (r *reader) structure(n *node, v reflect.Value, path string) {
 	var names []string
-	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
-		names = append(names, name)
+	var fields [][]int // their indexes
+	for _, f := range reflect.VisibleFields(v.Type()) {
+		if f.Anonymous { // its fields are among them
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		names, fields = append(names, name), append(fields, f.Index)
 	}
 	r.learned.structure(path, v.Type().Name(), names)
 	for _, f := range n.fields {
 		at := join(path, f.name)
 		if i := slices.Index(names, f.name); i >= 0 {
-			r.decode(f.value, v.Field(i), at)
+			r.decode(f.value, v.FieldByIndex(fields[i]), at)
+		} else if why := misplaced[v.Type().Name()+"."+f.name]; why != "" {
+			r.problem(f.pos, at, "%s", why)
 		} else {
 			r.problem(f.pos, at, "unknown field; %s", Suggest(f.name, names))
 		}
@@ -184,6 +196,9 @@ func (r *reader) number(n *node, err error, path, text string) {
 func Suggest(name string, allowed []string) string {
 	if near := Near(name, allowed); len(near) > 0 {
 		return "did you mean " + either(near) + "?"
+	}
+	if len(allowed) == 0 {
+		return "none is allowed"
 	}
 	return "allowed are " + strings.Join(allowed, ", ")
 }

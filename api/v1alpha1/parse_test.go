@@ -209,6 +209,7 @@ func TestErrors(t *testing.T) {
 		{name: "versus of the baseline", old: "{name: base}", new: "{name: base, versus: rfs}"},
 		{name: "versus chain", old: "{name: rfs,", new: "{name: x, versus: rfs}\n  - {name: rfs, versus: native,"},
 		{name: "no accelerator", old: "[{rfs: {devices: [nic]}}]", new: "[{}]"},
+		{name: "accelerator of a policy", old: "[{rfs: {devices: [nic]}}]", new: "[{vf: {}}]"},
 		{name: "device", old: "[{rfs: {devices: [nic]}}]", new: "[{rfs: {devices: [eth0]}}]"},
 		{name: "device twice", old: "[{rfs: {devices: [nic]}}]", new: "[{rfs: {devices: [nic, nic]}}]"},
 		{name: "no device", old: "[{rfs: {devices: [nic]}}]", new: "[{rfs: {}}, {rps: {devices: [], cpus: all}}]"},

@@ -65,20 +65,48 @@ type AccelerationPolicySpec struct {
 	// Rollout is how fast the policy, and every change of it, comes to its nodes.
 	// +optional
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// Accelerate are accelerators as an experiment's variant has them.
+	// Accelerate are accelerators as an experiment's variant has them, and vf.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
-	// +kubebuilder:validation:XValidation:rule="self.all(a, (has(a.rps) ? 1 : 0) + (has(a.rfs) ? 1 : 0) + (has(a.fastpath) ? 1 : 0) == 1)",message="each accelerator is exactly one of rps, rfs and fastpath"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, (has(a.rps) ? 1 : 0) + (has(a.rfs) ? 1 : 0) + (has(a.fastpath) ? 1 : 0) + (has(a.vf) ? 1 : 0) == 1)",message="each accelerator is exactly one of rps, rfs, fastpath and vf"
 	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.fastpath)).size() < 2",message="fastpath is there once at most"
+	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.vf)).size() < 2",message="vf is there once at most"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rps) || (a.rps.devices.size() > 0 && a.rps.devices.size() < 5))",message="rps.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 536870912))",message="rfs.entries is a power of two up to 536870912"
-	Accelerate []Accelerator `json:"accelerate"`
+	Accelerate []PolicyAccelerator `json:"accelerate"`
 	// Pods select, by their labels and in every namespace, those whose own
 	// interfaces get what accelerate says of the class pod; all of them if absent.
 	// +optional
 	Pods *metav1.LabelSelector `json:"pods,omitempty"`
+}
+
+// PolicyAccelerator is one accelerator of a policy: exactly one field is set.
+//
+// +kubebuilder:object:generate=true
+type PolicyAccelerator struct {
+	Accelerator `json:",inline"`
+	// VF verifies that packets of the node's NICs take their virtual functions (SR-IOV,
+	// Accelerated Networking). It changes nothing.
+	VF *VF `json:"vf,omitempty"`
+}
+
+// VF has no fields.
+//
+// +kubebuilder:object:generate=true
+type VF struct{}
+
+// Accelerators are those that set something, and whether virtual functions are verified.
+func (s *AccelerationPolicySpec) Accelerators() (set []Accelerator, vf bool) {
+	for _, a := range s.Accelerate {
+		if a.VF != nil {
+			vf = true
+			continue
+		}
+		set = append(set, a.Accelerator)
+	}
+	return set, vf
 }
 
 // Nodes are those that the policy selects. A policy that does not say which, as one
@@ -242,6 +270,9 @@ const (
 	ConditionReady = "Ready"
 	// ConditionFastpath tells whether a node has the fast path, where a policy wants it.
 	ConditionFastpath = "Fastpath"
+	// ConditionVF tells whether packets take the virtual functions of a node's NICs, where a
+	// policy verifies that. It is Unknown while nothing tells.
+	ConditionVF = "VF"
 )
 
 // State of a policy on one node.
@@ -289,6 +320,16 @@ const (
 	ReasonAttached = "Attached"
 	// ReasonSkipped: the fast path skips some devices that it does not support.
 	ReasonSkipped = "Skipped"
+	// ReasonVFUsed: packets take the virtual functions (VFs) of all NICs that may have one.
+	ReasonVFUsed = "VFUsed"
+	// ReasonVFPresent: a VF is up, and no window has told yet whether packets take it.
+	ReasonVFPresent = "VFPresent"
+	// ReasonVFIdle: a VF is up, and packets do not take it.
+	ReasonVFIdle = "VFIdle"
+	// ReasonVFAbsent: a NIC has no VF that packets can take.
+	ReasonVFAbsent = "VFAbsent"
+	// ReasonVFWithdrawn: a NIC has lost a VF that was up.
+	ReasonVFWithdrawn = "VFWithdrawn"
 )
 
 // ObservedPolicy is one policy on one node.

@@ -31,7 +31,9 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 	p := &AccelerationPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
 		ObjectMeta: metav1.ObjectMeta{Name: policyName(name)},
-		Spec:       AccelerationPolicySpec{Accelerate: v.Accelerate},
+	}
+	for _, a := range v.Accelerate {
+		p.Spec.Accelerate = append(p.Spec.Accelerate, PolicyAccelerator{Accelerator: a})
 	}
 	if _, err := p.Complete(); err != nil {
 		return nil, fmt.Errorf("an agent does not take the accelerators of %s: %w", name, err)

@@ -114,13 +114,19 @@ func (r *reader) policy(f *policyFile) {
 	if r.given("spec.accelerate") {
 		r.some("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
 	}
-	for i := range f.Spec.Accelerate {
-		a := &f.Spec.Accelerate[i]
+	list := make([]Accelerator, len(f.Spec.Accelerate))
+	vf := false
+	for i, a := range f.Spec.Accelerate {
 		at := fmt.Sprintf("spec.accelerate[%d]", i)
-		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil})
+		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil}, choice{"vf", a.VF != nil})
 		if a.RFS != nil {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
 		}
+		if a.VF != nil && vf {
+			r.fail(at+".vf", "is there already")
+		}
+		vf = vf || a.VF != nil
+		list[i] = a.Accelerator
 	}
 	if r.set("spec.rollout.stepPercent") {
 		r.between("spec.rollout.stepPercent", f.Spec.Rollout.StepPercent, 1, 100)
@@ -128,5 +134,5 @@ func (r *reader) policy(f *policyFile) {
 	if r.set("spec.rollout.pauseSeconds") {
 		r.between("spec.rollout.pauseSeconds", f.Spec.Rollout.PauseSeconds, 1, 24*60*60)
 	}
-	r.accelerators("spec", Path{}, f.Spec.Accelerate)
+	r.accelerators("spec", Path{}, list)
 }

@@ -20,6 +20,7 @@ metadata: {name: rfs-plus, labels: {team: net}}
 spec:
   accelerate:
   - rps: {devices: [nic], cpus: "0-3,8"}
+  - vf: {}
   - rfs: {devices: [host-veth, pod]}
 `
 
@@ -28,12 +29,18 @@ func TestParsePolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Accelerator{
-		{RPS: &RPS{Devices: []string{"nic"}, CPUs: "0-3,8"}},
-		{RFS: &RFS{Devices: []string{"host-veth", "pod"}, Entries: 32768}},
+	want := []PolicyAccelerator{
+		{Accelerator: Accelerator{RPS: &RPS{Devices: []string{"nic"}, CPUs: "0-3,8"}}},
+		{VF: &VF{}},
+		{Accelerator: Accelerator{RFS: &RFS{Devices: []string{"host-veth", "pod"}, Entries: 32768}}},
 	}
 	if d := cmp.Diff(want, p.Spec.Accelerate); d != "" || p.Name != "rfs-plus" {
 		t.Errorf("%s: %s", p.Name, d)
+	}
+
+	set, vf := p.Spec.Accelerators()
+	if d := cmp.Diff([]Accelerator{want[0].Accelerator, want[2].Accelerator}, set); d != "" || !vf {
+		t.Errorf("verifies VFs: %v; sets: %s", vf, d)
 	}
 
 	for name, tt := range map[string]struct{ from, to, want string }{
@@ -43,14 +50,17 @@ func TestParsePolicy(t *testing.T) {
 		"name":           {"rfs-plus", "RFS_plus", `policy.yaml:3:18: metadata.name: must be a DNS name: a-z, 0-9, - and . within, at most 253, is "RFS_plus"`},
 		"class":          {"[nic]", "[eth0]", `policy.yaml:6:21: spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "eth0"`},
 		"cpus":           {`"0-3,8"`, "some", `policy.yaml:6:33: spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is "some"`},
-		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:7:36: spec.accelerate[1].rfs.entries: must be a power of two up to 536870912, is 1000"},
-		"two of them":    {"- rfs:", "- rps: {devices: [pod], cpus: all}\n    rfs:", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps, rfs or fastpath, has rps and rfs"},
-		"fast path":      {"rfs: {devices: [host-veth, pod]}", "fastpath: {}\n  - fastpath: {}", "policy.yaml:8:15: spec.accelerate[2].fastpath: is there already"},
-		"unseen by some": {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [queue, cilium]}", `policy.yaml:7:34: spec.accelerate[1].fastpath.unseenBy[1]: must be tcx, tc, queue, nftables-netdev or conntrack-accounting, is "cilium"`},
-		"unseen twice":   {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [tc, tc]}", `policy.yaml:7:31: spec.accelerate[1].fastpath.unseenBy[1]: must be unique, "tc" is spec.accelerate[1].fastpath.unseenBy[0] too`},
-		"fast and more":  {"- rfs: {devices: [host-veth, pod]}", "- {rfs: {devices: [pod]}, fastpath: {}}", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps, rfs or fastpath, has rfs and fastpath"},
-		"twice":          {"rfs: {devices: [host-veth, pod]}", "rps: {devices: [nic], cpus: all}", `policy.yaml:7:21: spec.accelerate[1].rps.devices[0]: must be unique, "nic" is spec.accelerate[0].rps.devices[0] too`},
-		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
+		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:8:36: spec.accelerate[2].rfs.entries: must be a power of two up to 536870912, is 1000"},
+		"two of them":    {"- rfs:", "- rps: {devices: [pod], cpus: all}\n    rfs:", "policy.yaml:8:5: spec.accelerate[2]: must have only one of rps, rfs, fastpath or vf, has rps and rfs"},
+		"fast path":      {"rfs: {devices: [host-veth, pod]}", "fastpath: {}\n  - fastpath: {}", "policy.yaml:9:15: spec.accelerate[3].fastpath: is there already"},
+		"unseen by some": {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [queue, cilium]}", `policy.yaml:8:34: spec.accelerate[2].fastpath.unseenBy[1]: must be tcx, tc, queue, nftables-netdev or conntrack-accounting, is "cilium"`},
+		"unseen twice":   {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [tc, tc]}", `policy.yaml:8:31: spec.accelerate[2].fastpath.unseenBy[1]: must be unique, "tc" is spec.accelerate[2].fastpath.unseenBy[0] too`},
+		"fast and more":  {"- rfs: {devices: [host-veth, pod]}", "- {rfs: {devices: [pod]}, fastpath: {}}", "policy.yaml:8:5: spec.accelerate[2]: must have only one of rps, rfs, fastpath or vf, has rfs and fastpath"},
+		"vf twice":       {"- rfs: {devices: [host-veth, pod]}", "- vf: {}", "policy.yaml:8:9: spec.accelerate[2].vf: is there already"},
+		"vf and more":    {"- vf: {}", "- {fastpath: {}, vf: {}}", "policy.yaml:7:5: spec.accelerate[1]: must have only one of rps, rfs, fastpath or vf, has fastpath and vf"},
+		"vf with fields": {"vf: {}", "vf: {nics: [eth0]}", "policy.yaml:7:10: spec.accelerate[1].vf.nics: unknown field; none is allowed"},
+		"twice":          {"rfs: {devices: [host-veth, pod]}", "rps: {devices: [nic], cpus: all}", `policy.yaml:8:21: spec.accelerate[2].rps.devices[0]: must be unique, "nic" is spec.accelerate[0].rps.devices[0] too`},
+		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - vf: {}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
 		"node selector":  {"spec:\n", "spec:\n  nodeSelector: {zone: a}\n", "policy.yaml:5:17: spec.nodeSelector: selects by labels, which only a cluster has; leave it out"},
 		"pods":           {"spec:\n", "spec:\n  pods: {matchLabels: {app: web}}\n", "policy.yaml:5:9: spec.pods: selects by labels, which only a cluster has; leave it out"},
 		"all":            {"spec:\n", "spec:\n  all: true\n", "policy.yaml:5:8: spec.all: selects nodes, and a file is for the one that has it; leave it out"},
@@ -148,10 +158,11 @@ func fullPolicy() *AccelerationPolicy {
 		Spec: AccelerationPolicySpec{
 			NodeSelector: map[string]string{"zone": "a"},
 			Rollout:      &Rollout{StepPercent: 20},
-			Accelerate: []Accelerator{
-				{RPS: &RPS{Devices: []string{"nic"}, CPUs: "all"}},
-				{RFS: &RFS{Devices: []string{"pod"}, CPUs: "0", Entries: 1024}},
-				{Fastpath: &Fastpath{UnseenBy: []string{UnseenByQueue, UnseenByTCX}}},
+			Accelerate: []PolicyAccelerator{
+				{Accelerator: Accelerator{RPS: &RPS{Devices: []string{"nic"}, CPUs: "all"}}},
+				{Accelerator: Accelerator{RFS: &RFS{Devices: []string{"pod"}, CPUs: "0", Entries: 1024}}},
+				{Accelerator: Accelerator{Fastpath: &Fastpath{UnseenBy: []string{UnseenByQueue, UnseenByTCX}}}},
+				{VF: &VF{}},
 			},
 			Pods: &metav1.LabelSelector{
 				MatchLabels:      map[string]string{"app": "web"},
@@ -172,7 +183,7 @@ func TestExamplePolicy(t *testing.T) {
 		t.Error(err)
 	}
 	all := strings.ReplaceAll(string(data), "# - ", "- ")
-	if p, err := ParsePolicy("policy.yaml", []byte(all)); err != nil || len(p.Spec.Accelerate) != 3 {
+	if p, err := ParsePolicy("policy.yaml", []byte(all)); err != nil || len(p.Spec.Accelerate) != 4 {
 		t.Errorf("with what is commented out: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"sync"
 
@@ -249,6 +250,9 @@ func (k *Keeper) IRQCPUs() string {
 	defer k.mu.Unlock()
 	return k.irq.String()
 }
+
+// Sysfs shows the devices of the keeper's network namespace, until Close.
+func (k *Keeper) Sysfs() fs.FS { return k.sys.FS() }
 
 // Cookie is that of the keeper's network namespace.
 func (k *Keeper) Cookie() netns.Cookie { return k.id.Cookie }

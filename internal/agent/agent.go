@@ -23,11 +23,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/target"
 )
@@ -44,6 +46,8 @@ type Options struct {
 	// Proc is the host's /proc if empty, NetnsDirs accel.NetnsDir.
 	Proc      string
 	NetnsDirs []string
+	// NICs reads the NICs of the node; nil for those of the network namespace that New is called in.
+	NICs func() nic.Snapshot
 	// Verify is the least interval between verifications; 30 s if 0.
 	Verify time.Duration
 	// Log is nil for no log.
@@ -95,6 +99,8 @@ type Policy struct {
 	Name       string
 	Generation int64
 	Accelerate []v1alpha1.Accelerator
+	// VF: the virtual functions of the node's NICs are verified.
+	VF bool
 	// Pods reports which pods the class pod includes; nil for all. Two policies with the same Selector
 	// select the same pods.
 	Pods     func(labels map[string]string) bool
@@ -132,6 +138,7 @@ type Agent struct {
 	host    *accel.Keeper
 	finder  *accel.Finder
 	watch   *watch
+	ethtool *ethtool.Ethtool
 	metrics *metrics
 
 	// mu guards what other goroutines see.
@@ -167,6 +174,12 @@ func New(o Options) (a *Agent, err error) {
 	if a.finder, err = accel.NewFinder(o.Proc, o.NetnsDirs...); err != nil {
 		return a, err
 	}
+	if a.options.NICs == nil {
+		if a.ethtool, err = ethtool.NewEthtool(); err != nil {
+			return a, fmt.Errorf("open ethtool socket: %w", err)
+		}
+		a.options.NICs = nic.Source{Sys: a.host.Sysfs(), Tool: nic.Live{Tool: a.ethtool}}.Read
+	}
 	a.watch, err = newWatch()
 	return a, err
 }
@@ -175,6 +188,9 @@ func New(o Options) (a *Agent, err error) {
 func (a *Agent) Close() {
 	if a.watch != nil {
 		a.watch.close()
+	}
+	if a.ethtool != nil {
+		a.ethtool.Close()
 	}
 	if a.finder != nil {
 		a.finder.Close()

@@ -56,7 +56,8 @@ func (p *PolicyFile) set() error {
 		return err
 	}
 	p.generation++
-	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: policy.Spec.Accelerate}}})
+	set, vf := policy.Spec.Accelerators()
+	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: set, VF: vf}}})
 	return nil
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 type metrics struct {
 	set, repaired, reverted, errors prometheus.Counter
 	messages, overruns, missed      prometheus.Counter
+	withdrawn                       prometheus.Counter
 	verified                        prometheus.Gauge
 	latency                         prometheus.Histogram
 	passes                          *prometheus.HistogramVec
@@ -29,13 +31,14 @@ func newMetrics() *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "slipstream_" + name + "_total", Help: help})
 	}
 	return &metrics{
-		set:      counter("settings_set", "Settings that were written because a policy wants them."),
-		repaired: counter("settings_repaired", "Settings that somebody else had changed and that were written again."),
-		reverted: counter("settings_reverted", "Settings that were put back to what was found."),
-		errors:   counter("errors", "Passes over the node, and visits to pods, that failed."),
-		messages: counter("link_messages", "Messages of the kernel about the node's links."),
-		overruns: counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
-		missed:   counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
+		set:       counter("settings_set", "Settings that were written because a policy wants them."),
+		repaired:  counter("settings_repaired", "Settings that somebody else had changed and that were written again."),
+		reverted:  counter("settings_reverted", "Settings that were put back to what was found."),
+		errors:    counter("errors", "Passes over the node, and visits to pods, that failed."),
+		messages:  counter("link_messages", "Messages of the kernel about the node's links."),
+		overruns:  counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
+		missed:    counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
+		withdrawn: counter("vf_withdrawals", "Times that a NIC lost the virtual function that was up, for good or for a while, while a policy verifies that."),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "slipstream_last_verified_timestamp_seconds", Help: "When all that the node's own devices are to have was last read back."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -48,7 +51,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes}
+	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.withdrawn, m.verified, m.latency, m.passes}
 }
 
 // described are the metrics that have a description alone: their values are the agent's
@@ -72,6 +75,7 @@ var (
 	fastSkipped    = newDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.")
 	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", "path")
 	fastPackets    = newDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", "reason")
+	vfState        = newDesc("slipstream_vf_state", "1 for the state that the virtual function of a NIC is in, where a policy verifies that: used, present, idle, absent or withdrawn.", "nic", "state")
 	podsMissing    = newDesc("slipstream_pods_missing", "Those of them that could not be found.")
 )
 
@@ -94,28 +98,34 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	gauge(nodePods, float64(s.Pods))
 	gauge(podsMissing, float64(s.Missing))
 	a.collectFastpath(ch, s.Fastpath, gauge)
+	if s.VF != nil {
+		for name, reason := range s.VF.NICs {
+			for _, r := range vfReasons {
+				gauge(vfState, number(r == reason), name, strings.ToLower(strings.TrimPrefix(r, "VF")))
+			}
+		}
+	}
 	for _, p := range s.Policies {
 		gauge(policySettings, float64(p.Settings), p.Policy)
 		gauge(policyVerified, float64(p.Verified), p.Policy)
 		for _, state := range []v1alpha1.State{v1alpha1.StateApplied, v1alpha1.StatePending, v1alpha1.StateFailed} {
-			is := 0.0
-			if p.State == state {
-				is = 1
-			}
-			gauge(policyState, is, p.Policy, string(state))
+			gauge(policyState, number(p.State == state), p.Policy, string(state))
 		}
 	}
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }
 
 func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, gauge func(*prometheus.Desc, float64, ...string)) {
 	if s == nil {
 		return
 	}
-	up := 0.0
-	if s.On {
-		up = 1
-	}
-	gauge(fastUp, up)
+	gauge(fastUp, number(s.On))
 	gauge(fastHooks, float64(s.Hooks))
 	gauge(fastSkipped, float64(len(s.Skipped)))
 	f, err := a.host.Fastpath()

@@ -35,6 +35,8 @@ type node struct {
 	refused []accel.Refusal
 	// acting are the keys of policies that have something to act on.
 	acting []string
+	// vfs is nil if no policy verifies virtual functions.
+	vfs *vfs
 	// relist: the next list replaces notifications that were lost.
 	relist bool
 	// adopted: the first pass is done, so a setting with another value is drift.
@@ -226,6 +228,7 @@ func (a *Agent) keepNode(ctx context.Context) error {
 	}
 	a.compare(view.Devices)
 	judge(a.policies, view.Check)
+	a.verifyVFs(time.Now())
 	for _, g := range a.groups {
 		a.choose(g)
 	}

@@ -27,6 +27,8 @@ type Status struct {
 	Pods, Missing int
 	// Fastpath is nil if no policy wants the fast path.
 	Fastpath *FastpathStatus
+	// VF is nil if no policy verifies virtual functions.
+	VF *VFStatus
 }
 
 // FastpathStatus is the status of the node's fast path.
@@ -118,8 +120,11 @@ func (a *Agent) observe() Status {
 		s.Settings += s.Fastpath.Hooks
 		s.Verified += s.Fastpath.Hooks
 	}
+	if a.vfs != nil {
+		s.VF = a.vfs.status()
+	}
 	for i, p := range a.policies {
-		o := a.observePolicy(p, s.Fastpath)
+		o := a.observePolicy(p, s)
 		s.Policies = append(s.Policies, o)
 		switch {
 		case s.Ready && o.State == v1alpha1.StateFailed:
@@ -163,60 +168,88 @@ func (p policy) accountsFor(class, file string) bool {
 	})
 }
 
-func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedPolicy {
-	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
-	if p.reason != "" {
-		o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
-		if p.reason == v1alpha1.ReasonWaiting {
-			o.State = v1alpha1.StatePending
-		}
-		return o
-	}
+// accounts returns which settings of the node, and which of pods, a policy accounts for.
+func (a *Agent) accounts(p policy) (ofNode, ofPod func(accel.SettingOf) bool) {
 	ofTable := slices.ContainsFunc(p.Accelerate, func(x v1alpha1.Accelerator) bool { return x.RFS != nil })
-	mine := func(s accel.SettingOf) bool {
+	ofNode = func(s accel.SettingOf) bool {
 		if s.Link == 0 {
 			return ofTable
 		}
 		return p.accountsFor(a.links[s.Link].class, s.File)
 	}
-	ofPod := func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
-	if !slices.Contains(a.acting, p.key()) {
+	return ofNode, func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
+}
+
+func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
+	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
+	acts := slices.Contains(a.acting, p.key())
+	if acts {
+		a.count(p, s, &o)
+	}
+	o.State, o.Reason, o.Message = v1alpha1.StateFailed, p.reason, p.problem
+	if p.reason == v1alpha1.ReasonWaiting {
+		o.State = v1alpha1.StatePending
+	}
+	if o.Reason == "" && a.failure != nil {
+		o.Reason, o.Message = v1alpha1.ReasonError, a.failure.Error()
+	}
+	if o.Reason == "" && acts {
+		o.Reason, o.Message = a.problem(p, s, o)
+	}
+	if o.Reason == "" && p.VF && s.VF != nil {
+		o.Reason, o.Message = s.VF.problem()
+	}
+	switch {
+	case o.Reason != "":
+	case !acts && len(p.Accelerate) > 0:
 		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
 		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
-		if a.failure != nil {
-			o.State, o.Reason, o.Message = v1alpha1.StateFailed, v1alpha1.ReasonError, a.failure.Error()
-		}
-		return o
+	case !acts && s.VF != nil && s.VF.Reason == v1alpha1.ReasonNoDevice:
+		o.State, o.Reason, o.Message = v1alpha1.StatePending, v1alpha1.ReasonNoDevice, s.VF.Message
+	default:
+		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, p.success(o, s)
 	}
-	add(&o.Settings, &o.Verified, a.counts, mine)
-	// The worst problem determines the state; the log has the others.
-	fail := func(reason, message string) {
-		if o.State != v1alpha1.StateFailed {
-			o.State, o.Reason, o.Message = v1alpha1.StateFailed, reason, message
+	return o
+}
+
+// success returns what is good about a policy that is applied.
+func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
+	var is []string
+	if o.Verified > 0 {
+		is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
+	}
+	if f := s.Fastpath; p.ofFastpath() && f != nil && (len(f.Skipped) > 0 || f.Hooks == 0) {
+		is = append(is, "fast path: "+f.Message)
+	}
+	if p.VF && s.VF != nil {
+		is = append(is, s.VF.Message)
+	}
+	return strings.Join(is, "; ")
+}
+
+// count fills in the settings of a policy.
+func (a *Agent) count(p policy, s Status, o *v1alpha1.ObservedPolicy) {
+	ofNode, ofPod := a.accounts(p)
+	add(&o.Settings, &o.Verified, a.counts, ofNode)
+	if f := s.Fastpath; p.ofFastpath() && f != nil {
+		o.Settings += f.Hooks
+		o.Verified += f.Hooks
+	}
+	for _, g := range a.groups {
+		if slices.Contains(g.policies, p.key()) {
+			add(&o.Settings, &o.Verified, g.kept.Counts, ofPod)
 		}
 	}
-	refused := func(all []accel.Refusal, of func(accel.SettingOf) bool) {
-		for _, r := range all {
-			if r.File == "" || !of(r.SettingOf) {
-				continue
-			}
-			if errors.Is(r.Err, journal.ErrHeld) {
-				fail(v1alpha1.ReasonHeld, r.Err.Error())
-			} else {
-				fail(v1alpha1.ReasonError, r.Err.Error())
-			}
-		}
+}
+
+// problem returns the worst problem of a policy that acts on something; the log has the others.
+func (a *Agent) problem(p policy, s Status, o v1alpha1.ObservedPolicy) (reason, message string) {
+	ofNode, ofPod := a.accounts(p)
+	if reason, message = refusal(a.refused, ofNode); reason != "" {
+		return reason, message
 	}
-	if a.failure != nil {
-		fail(v1alpha1.ReasonError, a.failure.Error())
-	}
-	refused(a.refused, mine)
-	if p.ofFastpath() && fast != nil {
-		o.Settings += fast.Hooks
-		o.Verified += fast.Hooks
-		if !fast.On {
-			fail(fast.Reason, "fast path: "+fast.Message)
-		}
+	if f := s.Fastpath; p.ofFastpath() && f != nil && !f.On {
+		return f.Reason, "fast path: " + f.Message
 	}
 	missing, clashing := 0, 0
 	for _, g := range a.groups {
@@ -226,33 +259,37 @@ func (a *Agent) observePolicy(p policy, fast *FastpathStatus) v1alpha1.ObservedP
 		if !slices.Contains(g.policies, p.key()) {
 			continue
 		}
-		add(&o.Settings, &o.Verified, g.kept.Counts, ofPod)
-		refused(g.kept.Refused, ofPod)
+		if reason, message = refusal(g.kept.Refused, ofPod); reason != "" {
+			return reason, message
+		}
 		switch {
 		case g.missing:
 			missing++
 		case g.err != nil:
-			fail(v1alpha1.ReasonError, g.err.Error())
+			return v1alpha1.ReasonError, g.err.Error()
 		}
 	}
 	switch {
 	case clashing > 0:
-		fail(v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing))
+		return v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing)
 	case o.Verified < o.Settings:
-		fail(v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings))
+		return v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings)
 	case missing > 0:
-		fail(v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the container runtime pins them", missing))
+		return v1alpha1.ReasonError, fmt.Sprintf("the network namespaces of %d veths were not found; the agent needs the host's PID namespace and CAP_SYS_PTRACE, or the folder where the container runtime pins them", missing)
 	}
-	if o.State == "" {
-		o.State, o.Reason = v1alpha1.StateApplied, v1alpha1.ReasonApplied
-		var is []string
-		if o.Verified > 0 {
-			is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
+	return "", ""
+}
+
+// refusal returns the reason and the error of the first of some settings that was refused.
+func refusal(all []accel.Refusal, of func(accel.SettingOf) bool) (reason, message string) {
+	for _, r := range all {
+		switch {
+		case r.File == "" || !of(r.SettingOf):
+		case errors.Is(r.Err, journal.ErrHeld):
+			return v1alpha1.ReasonHeld, r.Err.Error()
+		default:
+			return v1alpha1.ReasonError, r.Err.Error()
 		}
-		if p.ofFastpath() && fast != nil && (len(fast.Skipped) > 0 || fast.Hooks == 0) {
-			is = append(is, "fast path: "+fast.Message)
-		}
-		o.Message = strings.Join(is, "; ")
 	}
-	return o
+	return "", ""
 }

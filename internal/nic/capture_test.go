@@ -113,7 +113,7 @@ func TestCaptureIsAnonymous(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("facts read from it (-want +got):\n%s", diff)
 	}
-	synthetic(t, m, 100, 50, 90, 45)
+	m.Packets(t, 100, 50, 90, 45)
 	if u := nic.Between(before, m.Source().Again(before)); len(u) != 1 || u[0].VFRxPackets != 90 || u[0].VFTxPackets != 45 {
 		t.Errorf("packets between two snapshots of it: %+v", u)
 	}

@@ -1,7 +1,8 @@
 // Package nic tells what the NICs of a guest are, whether a virtual function (VF) is bonded to
 // one, and how many of a window's packets took it. It reads sysfs and ethtool through
 // parameters and changes nothing: a machine and a fixture (see Capture and nic/nictest) are
-// read by the same code. internal/collect calls it, internal/record defines what it returns.
+// read by the same code. internal/collect, internal/doctor and internal/agent call it,
+// internal/record defines what it returns.
 //
 // The names of attributes and counters are those of Linux 6.12.
 package nic
@@ -140,8 +141,11 @@ func (d device) mayHaveVF() bool { return d.driver == driverNetvsc || d.driver =
 // moment ago reads as none.
 func (s Source) device(name string) (d device, ok bool) {
 	dir := netDir + "/" + name
+	if _, err := fs.Stat(s.Sys, dir+"/device"); err != nil {
+		return d, false // before the directory is read: a node may have hundreds of veths
+	}
 	entries, err := fs.ReadDir(s.Sys, dir)
-	if err != nil || !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "device" }) {
+	if err != nil {
 		return d, false
 	}
 	d.name = name

@@ -1,7 +1,6 @@
 package nic_test
 
 import (
-	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -75,34 +74,6 @@ func second(m *nictest.Machine) {
 	m.Dirs["class/net/eth5"] = "device"
 }
 
-// add adds to a number in a file of sysfs.
-func add(t *testing.T, m *nictest.Machine, file string, n int) {
-	t.Helper()
-	was, err := strconv.Atoi(m.Files[file])
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Files[file] = strconv.Itoa(was + n)
-}
-
-// synthetic has packets go through netvsc, part of them through its VF.
-func synthetic(t *testing.T, m *nictest.Machine, rx, tx, vfRx, vfTx int) {
-	t.Helper()
-	add(t, m, "class/net/eth0/statistics/rx_packets", rx)
-	add(t, m, "class/net/eth0/statistics/tx_packets", tx)
-	m.Ethtool["eth0"].Counters["vf_rx_packets"] += uint64(vfRx)
-	m.Ethtool["eth0"].Counters["vf_tx_packets"] += uint64(vfTx)
-}
-
-// remove is what a guest sees when the host takes the VF.
-func remove(m *nictest.Machine, vf string) {
-	m.Dirs["class/net"] = "eth0"
-	m.Dirs["class/net/eth0"] = "device"
-	delete(m.Dirs, "class/net/"+vf)
-	delete(m.Files, "class/net/"+vf+"/ifindex")
-	delete(m.Ethtool, vf)
-}
-
 // TestBetween: which way packets took in a window, and what became of the VF.
 func TestBetween(t *testing.T) {
 	all := record.VFUse{NIC: "eth0", VF: "eth1", RxPackets: 1000, TxPackets: 500, VFRxPackets: 990, VFTxPackets: 500, Up: true}
@@ -118,48 +89,48 @@ func TestBetween(t *testing.T) {
 		took          string
 	}{
 		{"all but broadcasts take the VF", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 990, 500)
+			m.Packets(t, 1000, 500, 990, 500)
 		}, []record.VFUse{all}, record.TookVF},
 		{"the VF is up and idle", "netvsc-mana", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 0, 3)
+			m.Packets(t, 1000, 500, 0, 3)
 		}, with(func(u *record.VFUse) { u.VFRxPackets, u.VFTxPackets = 0, 3 }), record.TookParavirtual},
 		{"no VF", "netvsc", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 0, 0)
+			m.Packets(t, 1000, 500, 0, 0)
 		}, with(func(u *record.VFUse) { u.VF, u.VFRxPackets, u.VFTxPackets, u.Up = "", 0, 0, false }), record.TookParavirtual},
 		{"no packets", "netvsc-mlx5", func(*testing.T, *nictest.Machine) {},
 			with(func(u *record.VFUse) { u.RxPackets, u.TxPackets, u.VFRxPackets, u.VFTxPackets = 0, 0, 0, 0 }), ""},
 		{"the host withdraws the VF", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 300, 200)
-			remove(m, "eth1")
+			m.Packets(t, 1000, 500, 300, 200)
+			m.Withdraw("eth1")
 		}, with(func(u *record.VFUse) {
 			u.VFRxPackets, u.VFTxPackets, u.Up, u.Change = 300, 200, false, record.VFWithdrawn
 		}), record.TookBoth},
 		{"the VF goes down", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 300, 200)
+			m.Packets(t, 1000, 500, 300, 200)
 			m.Files["class/net/eth1/operstate"] = "down"
 		}, with(func(u *record.VFUse) {
 			u.VFRxPackets, u.VFTxPackets, u.Up, u.Change = 300, 200, false, record.VFWithdrawn
 		}), record.TookBoth},
 		{"the VF is set down, and never told its carrier", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 300, 200)
+			m.Packets(t, 1000, 500, 300, 200)
 			m.Files["class/net/eth1/flags"], m.Files["class/net/eth1/operstate"] = "0x1802", "unknown"
 		}, with(func(u *record.VFUse) {
 			u.VFRxPackets, u.VFTxPackets, u.Up, u.Change = 300, 200, false, record.VFWithdrawn
 		}), record.TookBoth},
 		{"the host takes the VF and gives it back", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 900, 400)
+			m.Packets(t, 1000, 500, 900, 400)
 			m.Files["class/net/eth1/ifindex"] = "9"
 		}, with(func(u *record.VFUse) { u.VFRxPackets, u.VFTxPackets, u.Change = 900, 400, record.VFInterrupted }), record.TookBoth},
 		{"the VF loses its carrier for a while", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 990, 500)
-			add(t, m, "class/net/eth1/carrier_down_count", 1)
+			m.Packets(t, 1000, 500, 990, 500)
+			m.Add(t, "class/net/eth1/carrier_down_count", 1)
 		}, with(func(u *record.VFUse) { u.Change = record.VFInterrupted }), record.TookVF},
 		{"a VF comes", "netvsc-vf-down", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 300, 200)
+			m.Packets(t, 1000, 500, 300, 200)
 			m.Files["class/net/eth1/flags"], m.Files["class/net/eth1/operstate"] = "0x1803", "up"
 		}, with(func(u *record.VFUse) { u.VFRxPackets, u.VFTxPackets, u.Up, u.Change = 300, 200, false, record.VFAdded }), record.TookBoth},
 		{"the counters are reset", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 0, 0)
+			m.Packets(t, 1000, 500, 0, 0)
 			m.Ethtool["eth0"].Counters["vf_rx_packets"] = 7
 		}, []record.VFUse{{NIC: "eth0", VF: "eth1", Up: true, Unknown: "its counters were reset"}}, ""},
 		{"an old driver does not count", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
@@ -169,17 +140,17 @@ func TestBetween(t *testing.T) {
 			delete(m.Files, "class/net/eth0/ifindex")
 		}, []record.VFUse{{NIC: "eth0", Unknown: "the NIC itself was removed"}}, ""},
 		{"the VF's counts are read a moment before the others", "netvsc-mlx5", func(t *testing.T, m *nictest.Machine) {
-			synthetic(t, m, 1000, 500, 1001, 500)
+			m.Packets(t, 1000, 500, 1001, 500)
 		}, with(func(u *record.VFUse) { u.VFRxPackets = 1000 }), record.TookVF},
 		{"the VF of a failover device is withdrawn", "virtio-failover", func(t *testing.T, m *nictest.Machine) {
-			add(t, m, "class/net/eth0/statistics/rx_packets", 1000)
-			add(t, m, "class/net/eth0/statistics/tx_packets", 500)
-			add(t, m, "class/net/eth1/statistics/rx_packets", 400)
-			add(t, m, "class/net/eth1/statistics/tx_packets", 100)
+			m.Add(t, "class/net/eth0/statistics/rx_packets", 1000)
+			m.Add(t, "class/net/eth0/statistics/tx_packets", 500)
+			m.Add(t, "class/net/eth1/statistics/rx_packets", 400)
+			m.Add(t, "class/net/eth1/statistics/tx_packets", 100)
 			m.Dirs["class/net/eth0"] = "device lower_eth1"
 		}, []record.VFUse{{NIC: "eth0", VF: "eth2", RxPackets: 1000, TxPackets: 500, VFRxPackets: 600, VFTxPackets: 400, Change: record.VFWithdrawn}}, record.TookBoth},
 		{"one way only", "ena", func(t *testing.T, m *nictest.Machine) {
-			add(t, m, "class/net/eth0/statistics/rx_packets", 1000)
+			m.Add(t, "class/net/eth0/statistics/rx_packets", 1000)
 		}, nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

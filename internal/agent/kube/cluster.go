@@ -302,7 +302,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
-			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
+			reflect.DeepEqual(p.Accelerate, q.Accelerate) && p.VF == q.VF && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
 }
 
@@ -351,7 +351,7 @@ func (c *Cluster) desired() agent.Desired {
 			d.Policies = append(d.Policies, policy)
 			continue
 		}
-		policy.Accelerate = complete.Spec.Accelerate
+		policy.Accelerate, policy.VF = complete.Spec.Accelerators()
 		if selector := complete.Spec.Pods; selector != nil {
 			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
 			if err == nil {
@@ -461,24 +461,7 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 		return err
 	}
 	status := v1alpha1.NodeAccelerationStatus{Observed: s.Policies, Settings: s.Settings, Verified: s.Verified, Conditions: n.Status.Conditions}
-	ready := metav1.ConditionFalse
-	if s.Ready {
-		ready = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: ready, Reason: s.Reason, Message: short(s.Message),
-	})
-	if f := s.Fastpath; f == nil {
-		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionFastpath)
-	} else {
-		on := metav1.ConditionFalse
-		if f.On {
-			on = metav1.ConditionTrue
-		}
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionFastpath, Status: on, Reason: f.Reason, Message: short(f.Message),
-		})
-	}
+	setConditions(&status.Conditions, s)
 	for i := range status.Observed {
 		status.Observed[i].Message = short(status.Observed[i].Message)
 	}
@@ -493,6 +476,28 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 		return err
 	}
 	return c.ours.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(c.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
+}
+
+// setConditions sets those of a node, and removes those of what no policy wants.
+func setConditions(all *[]metav1.Condition, s agent.Status) {
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message)})
+	}
+	is := map[bool]metav1.ConditionStatus{true: metav1.ConditionTrue, false: metav1.ConditionFalse}
+	set(v1alpha1.ConditionReady, is[s.Ready], s.Reason, s.Message)
+	if f := s.Fastpath; f == nil {
+		meta.RemoveStatusCondition(all, v1alpha1.ConditionFastpath)
+	} else {
+		set(v1alpha1.ConditionFastpath, is[f.On], f.Reason, f.Message)
+	}
+	switch v := s.VF; {
+	case v == nil:
+		meta.RemoveStatusCondition(all, v1alpha1.ConditionVF)
+	case v.Reason == v1alpha1.ReasonNoDevice, v.Reason == v1alpha1.ReasonVFPresent:
+		set(v1alpha1.ConditionVF, metav1.ConditionUnknown, v.Reason, v.Message)
+	default:
+		set(v1alpha1.ConditionVF, is[v.Reason == v1alpha1.ReasonVFUsed], v.Reason, v.Message)
+	}
 }
 
 // short truncates a message to what the field of an object may hold.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -83,6 +84,34 @@ func (m *Machine) Source() nic.Source {
 		sys[path] = &fstest.MapFile{Data: []byte(text + "\n")}
 	}
 	return nic.Source{Sys: sys, Tool: m}
+}
+
+// Add adds to a number in a file of sysfs.
+func (m *Machine) Add(t testing.TB, file string, n int) {
+	t.Helper()
+	was, err := strconv.Atoi(m.Files[file])
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Files[file] = strconv.Itoa(was + n)
+}
+
+// Packets has packets go through the synthetic device eth0, part of them through its VF.
+func (m *Machine) Packets(t testing.TB, rx, tx, vfRx, vfTx int) {
+	t.Helper()
+	m.Add(t, "class/net/eth0/statistics/rx_packets", rx)
+	m.Add(t, "class/net/eth0/statistics/tx_packets", tx)
+	m.Ethtool["eth0"].Counters["vf_rx_packets"] += uint64(vfRx)
+	m.Ethtool["eth0"].Counters["vf_tx_packets"] += uint64(vfTx)
+}
+
+// Withdraw is what a guest sees when the host takes the VF of eth0.
+func (m *Machine) Withdraw(vf string) {
+	m.Dirs["class/net"] = "eth0"
+	m.Dirs["class/net/eth0"] = "device"
+	delete(m.Dirs, "class/net/"+vf)
+	delete(m.Files, "class/net/"+vf+"/ifindex")
+	delete(m.Ethtool, vf)
 }
 
 // Driver is the one of nic.Ethtool.

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/nic"
+	"slipstream.dev/internal/record"
+)
+
+// vfBusy is from how many packets a second on a window tells whether packets take the virtual function (VF) of
+// a NIC. Broadcasts never take it, and a quiet NIC may receive little else.
+const vfBusy = 100
+
+// vfReasons are the reasons that a NIC can have, the better before the worse.
+var vfReasons = []string{v1alpha1.ReasonVFUsed, v1alpha1.ReasonVFPresent, v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn}
+
+// VFStatus is the status of the VFs of the node's NICs.
+type VFStatus struct {
+	// Reason is one of v1alpha1's: that of the NIC that is worst off, or NoDevice if no NIC may have a VF.
+	Reason, Message string
+	// NICs has the reason of each NIC that may have a VF.
+	NICs map[string]string
+}
+
+// vfs is what is known of the VFs of the node's NICs. The window of a look began with the look before.
+type vfs struct {
+	at   time.Time
+	nics nic.Snapshot
+	of   map[string]vf // by NIC
+}
+
+// vf is what is known of the VF of one NIC.
+type vf struct {
+	reason, message string
+	// device is the VF that was up last; empty if none ever was.
+	device string
+	// way is the one that packets took in the last window with enough of them, since the VF came up; one of
+	// record's, empty if there was no such window.
+	way string
+}
+
+// look returns what is known after a snapshot, and which way packets took since the one before.
+func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
+	now := vfs{at, s, make(map[string]vf)}
+	uses := nic.Between(w.nics, s)
+	for name, n := range nic.Facts(s) {
+		if n.VF == nil {
+			continue
+		}
+		var use record.VFUse
+		if i := slices.IndexFunc(uses, func(u record.VFUse) bool { return u.NIC == name }); i >= 0 {
+			use = uses[i]
+		}
+		now.of[name] = w.of[name].next(name, *n.VF, use, at.Sub(w.at))
+	}
+	return now, uses
+}
+
+// next returns what is known of a NIC's VF from what it is now and from what packets did in a window.
+func (v vf) next(name string, is record.VF, use record.VFUse, window time.Duration) vf {
+	switch {
+	case is.Present():
+		return v.used(name, is, use, window)
+	case v.device != "":
+		v.reason, v.message = v1alpha1.ReasonVFWithdrawn, fmt.Sprintf("%s has lost its virtual function %s: %s", name, v.device, is)
+	default:
+		v.reason, v.message = v1alpha1.ReasonVFAbsent, fmt.Sprintf("%s has no virtual function that packets can take: %s", name, is)
+	}
+	v.way = ""
+	return v
+}
+
+// used is next for a VF that is present.
+func (v vf) used(name string, is record.VF, use record.VFUse, window time.Duration) vf {
+	v.device = is.Device
+	packets, _ := use.Packets()
+	if use.Up && use.Change == "" && float64(packets) >= vfBusy*window.Seconds() {
+		v.way, _ = record.Took([]record.VFUse{use})
+	}
+	function := fmt.Sprintf("the virtual function %s of %s", is.Device, name)
+	switch {
+	case v.way == record.TookParavirtual:
+		v.reason, v.message = v1alpha1.ReasonVFIdle, function+" is up, and packets do not take it"
+	case v.way != "":
+		v.reason, v.message = v1alpha1.ReasonVFUsed, fmt.Sprintf("packets of %s take %s (%s)", name, v.way, is.Device)
+	case use.Unknown != "":
+		v.reason, v.message = v1alpha1.ReasonVFPresent, function+" is up; whether packets take it is not known, as "+use.Unknown
+	default:
+		v.reason, v.message = v1alpha1.ReasonVFPresent, function+" is up; too few packets have come to tell whether they take it"
+	}
+	return v
+}
+
+func (w vfs) status() *VFStatus {
+	s := &VFStatus{Reason: v1alpha1.ReasonNoDevice, NICs: make(map[string]string)}
+	messages := []string{"no NIC of the node may have a virtual function beside it"}
+	for _, name := range slices.Sorted(maps.Keys(w.of)) {
+		v := w.of[name]
+		s.NICs[name] = v.reason
+		worse := slices.Index(vfReasons, v.reason) - slices.Index(vfReasons, s.Reason)
+		if worse > 0 {
+			s.Reason, messages = v.reason, nil
+		}
+		if worse >= 0 {
+			messages = append(messages, v.message)
+		}
+	}
+	s.Message = strings.Join(messages, "; ")
+	return s
+}
+
+// problem returns the reason why VFs fail a policy, if they do.
+func (s *VFStatus) problem() (reason, message string) {
+	switch s.Reason {
+	case v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn:
+		return s.Reason, s.Message
+	}
+	return "", ""
+}
+
+// verifyVFs looks at the NICs if a policy wants that. Passes between two verifications do not cut a window short.
+func (a *Agent) verifyVFs(at time.Time) {
+	if !slices.ContainsFunc(a.policies, func(p policy) bool { return p.VF && p.reason == "" }) {
+		a.vfs = nil
+		return
+	}
+	if a.vfs == nil {
+		a.vfs = new(vfs)
+	} else if at.Sub(a.vfs.at) < a.options.Verify/2 {
+		return
+	}
+	now, uses := a.vfs.look(a.options.NICs(), at)
+	a.vfs = &now
+	for _, u := range uses {
+		if u.Change == record.VFWithdrawn || u.Change == record.VFInterrupted {
+			a.metrics.withdrawn.Inc()
+		}
+		if u.Change == record.VFInterrupted { // it is back, so that no state tells
+			a.notify(Event{true, v1alpha1.ReasonVFWithdrawn, fmt.Sprintf("%s had lost its virtual function %s for a while, and has it again", u.NIC, u.VF)})
+		}
+	}
+}
