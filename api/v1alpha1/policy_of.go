@@ -25,8 +25,8 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy changes no path: there is nothing to keep", name, e.PathOf(*v), base.Name, e.PathOf(*base))
 	case len(v.Accelerate) == 0:
 		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to keep", name)
-	case !reflect.DeepEqual(e.NICOf(*v), e.NICOf(*base)) || !reflect.DeepEqual(v.Tools, base.Tools):
-		return nil, fmt.Errorf("%s differs from %s in its NIC or its tools too, so what was measured is not what its accelerators do", name, base.Name)
+	case !e.MeasuredAlike(*v, *base) || !reflect.DeepEqual(v.Switch, base.Switch):
+		return nil, fmt.Errorf("%s differs from %s in its NIC, hosts, tools or switch too, so what was measured is not what its accelerators do", name, base.Name)
 	}
 	p := &AccelerationPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
@@ -39,6 +39,11 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 		return nil, fmt.Errorf("an agent does not take the accelerators of %s: %w", name, err)
 	}
 	return p, nil
+}
+
+// MeasuredAlike reports whether two variants run on the same NIC and hosts, and with the same tools.
+func (e *Experiment) MeasuredAlike(a, b Variant) bool {
+	return reflect.DeepEqual(e.NICOf(a), e.NICOf(b)) && reflect.DeepEqual(a.Hosts, b.Hosts) && reflect.DeepEqual(a.Tools, b.Tools)
 }
 
 // VariantOf is the variant of a name. An error names those that there are.

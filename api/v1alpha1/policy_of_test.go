@@ -77,4 +77,19 @@ func TestPolicyOfWhatIsNone(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
+
+	// What else a variant may differ in from its baseline.
+	full := &e.Spec.Variants[4]
+	for name, change := range map[string]func(){
+		"hosts":  func() { full.Hosts = &Ends{Client: map[string]string{"zone": "a"}} },
+		"switch": func() { full.Switch = &Switch{To: []string{"on"}, Back: []string{"off"}} },
+		"tools":  func() { full.Tools = map[string]string{"stream": ToolIperf3} },
+	} {
+		was := *full
+		change()
+		if _, err := e.PolicyOf(full.Name); err == nil || !strings.Contains(err.Error(), "in its NIC, hosts, tools or switch too") {
+			t.Errorf("with other %s: %v", name, err)
+		}
+		*full = was
+	}
 }

@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"math"
-	"reflect"
 	"slices"
 
 	"slipstream.dev/internal/record"
@@ -48,7 +47,7 @@ const (
 	cost question = iota
 	// choice sets two ways to run the same pods against each other.
 	choice
-	// other sets tools or NICs against each other: nothing to switch on.
+	// other sets tools, NICs or hosts against each other: nothing to switch on.
 	other
 )
 
@@ -62,7 +61,7 @@ func (m *Model) question(r *stats.Row) question {
 	switch {
 	case m.native(v) != m.native(b):
 		return cost
-	case !reflect.DeepEqual(v.Tools, b.Tools) || !reflect.DeepEqual(v.NIC, b.NIC):
+	case !m.exp.MeasuredAlike(v, b):
 		return other
 	}
 	return choice
