@@ -6,7 +6,8 @@ import (
 )
 
 // What runs on a host before there is a worker is a few lines for its shell. The login shell may be any;
-// it is asked for sh alone, whose script has neither a single quote nor an end of line in it. A script
+// it is asked for sh alone, whose script has neither a single quote nor an end of line in it, nor an
+// exclamation mark before anything but a space or =: csh repeats a command there, even within quotes. A script
 // says what it does in lines that begin with a word that is new each time, so that nothing which a
 // shell's start-up files print is taken for them.
 
@@ -42,7 +43,7 @@ func look(mark string, root bool) string {
 			if [ -z "$d" ]; then continue; fi;
 			if [ ! -d "$d" ]; then echo "MARK absent $d"; continue; fi;
 			if f=$(mktemp "$d/slipstream.XXXXXXXX" 2>/dev/null); then :; else echo "MARK readonly $d"; continue; fi;
-			printf "#!/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
+			printf "#\041/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
 			if /proc/self/fd/9 >/dev/null 2>&1; then echo "MARK folder $d"; else echo "MARK noexec $d"; fi;
 			exec 9<&-;
 		done;
