@@ -58,6 +58,9 @@ type Hosts struct {
 	binaries []binary
 	hosts    []*host
 	lead     time.Duration
+	// dialing bounds how many connections are made at once, as all may go through one machine: servers drop
+	// some of more than ten that have not logged in yet (MaxStartups of sshd_config).
+	dialing chan struct{}
 }
 
 // host is one of them.
@@ -66,9 +69,6 @@ type host struct {
 	spec  v1alpha1.Host
 	login login
 	all   *Hosts
-	// dialing bounds how many connections are made at once: servers drop some of more than ten that have
-	// not logged in yet (MaxStartups of sshd_config).
-	dialing chan struct{}
 
 	facts   facts
 	program program
@@ -102,7 +102,7 @@ func prepare(config Config) (*Hosts, error) {
 	if config.dial == nil {
 		config.dial = new(net.Dialer).DialContext
 	}
-	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16]}
+	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16], dialing: make(chan struct{}, 8)}
 	ssh, err := readConfiguration(config.Home)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func prepare(config Config) (*Hosts, error) {
 		if err != nil {
 			return nil, err
 		}
-		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h, dialing: make(chan struct{}, 4)})
+		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h})
 	}
 	return h, nil
 }
@@ -151,8 +151,8 @@ func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error)
 // connect opens a connection to the host, for one session.
 func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
 	select {
-	case h.dialing <- struct{}{}:
-		defer func() { <-h.dialing }()
+	case h.all.dialing <- struct{}{}:
+		defer func() { <-h.all.dialing }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
