@@ -6,6 +6,7 @@
 package hosts
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -168,13 +169,12 @@ func (h *host) start(ctx context.Context) (err error) {
 	if err != nil {
 		return refusedError{err}
 	}
-	s, stop, err := h.open(ctx, func(mark string) string {
+	s, err := h.open(ctx, func(mark string) string {
 		return launch(mark, h.facts.folders[0], b, "--remote --claim "+h.all.run+"/"+whoami())
 	})
 	if err != nil {
 		return err
 	}
-	defer stop()
 	if h.program, err = s.copy(ctx, b); err != nil {
 		s.client.Close()
 		return err
@@ -199,14 +199,16 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 
 // copy sends the program, and returns as what it runs.
 func (s *session) copy(ctx context.Context, b binary) (program, error) {
-	if word, _, err := s.report(ctx); err != nil || word != "send" {
-		return program{}, errors.Join(err, unexpected(s.host, word))
+	if err := s.expect(ctx, "send"); err != nil {
+		return program{}, err
 	}
 	f, err := os.Open(b.file)
 	if err != nil {
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
 	}
 	defer f.Close()
+	ctx, stop := within(ctx, copyTime, s.host, s.client)
+	defer stop()
 	_, _ = f.WriteTo(s.in) // the script says what came of it
 	word, rest, err := s.report(ctx)
 	switch {
@@ -223,9 +225,6 @@ func (s *session) copy(ctx context.Context, b binary) (program, error) {
 }
 
 func unexpected(host, word string) error {
-	if word == "" {
-		return nil
-	}
 	return refusedError{fmt.Errorf("host %s: its shell is not one that sh scripts run in: it answers %q", host, word)}
 }
 
@@ -254,36 +253,32 @@ func whoami() string {
 // Worker starts a worker in a place.
 func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*worker.Client, error) {
 	at := h.find(p.Node)
-	s, stop, err := at.open(ctx, func(mark string) string { return again(mark, at.program, use == target.ForControl && at.sudo()) })
+	s, err := at.open(ctx, func(mark string) string { return again(mark, at.program, use == target.ForControl && at.sudo()) })
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
-	switch word, _, err := s.report(ctx); {
-	case err != nil:
+	if err := s.expect(ctx, "program"); err != nil {
 		s.client.Close()
 		return nil, err
-	case word != "program":
-		s.client.Close()
-		return nil, fmt.Errorf("host %s: its first worker has ended", at.name)
 	}
 	return at.attach(ctx, s)
 }
 
 // open runs a script in a session with a connection of its own: a server may allow no more, not even one
-// after the other (MaxSessions 1). The connection is closed if ctx ends before stop is called.
-func (h *host) open(ctx context.Context, script func(mark string) string) (s *session, stop func() bool, err error) {
+// after the other (MaxSessions 1).
+func (h *host) open(ctx context.Context, script func(mark string) string) (*session, error) {
 	client, err := h.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	stop = context.AfterFunc(ctx, func() { client.Close() })
-	if s, err = open(h.name, client, script); err != nil {
-		stop()
+	ctx, stop := within(ctx, scriptTime, h.name, client)
+	defer stop()
+	s, err := open(h.name, client, script)
+	if err != nil {
 		client.Close()
-		return nil, nil, err
+		return nil, cmp.Or(context.Cause(ctx), err)
 	}
-	return s, stop, nil
+	return s, nil
 }
 
 func (h *Hosts) find(name string) *host {
@@ -304,11 +299,10 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	if h.all.config.Root == "" {
 		return nil
 	}
-	s, stop, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
+	s, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
 	if err != nil {
 		return err
 	}
-	defer stop()
 	defer s.client.Close()
 	word, _, err := s.report(ctx)
 	if err == nil && word != "end" {

@@ -3,6 +3,7 @@ package hosts
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // What runs on a host before there is a worker is a few lines for its shell. The login shell may be any;
@@ -51,13 +52,13 @@ func look(mark string, root bool) string {
 	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo).Replace(script)
 }
 
-// copyTime is how long a copy may take, in seconds. Only a connection that broke without a word lasts longer.
-const copyTime = 1800
+// copyTime is how long a copy may take. Only a connection that broke without a word lasts longer.
+const copyTime = 30 * time.Minute
 
 // launch reads a program from the standard input and becomes it. The program's file has no name by the
 // time that its first byte is there, so that nothing is left of it, whatever ends this.
 func launch(mark, folder string, b binary, arguments string) string {
-	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(copyTime), "ARGUMENTS", arguments).
+	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";
