@@ -304,10 +304,12 @@ func (h *host) restore(ctx context.Context, own bool) error {
 		return err
 	}
 	defer s.client.Close()
-	word, _, err := s.report(ctx)
-	if err == nil && word != "end" {
-		s.settle()
-		err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+	if err = s.expect(ctx, "program"); err == nil {
+		var word string
+		if word, _, err = s.report(ctx); err == nil && word != "end" {
+			s.settle()
+			err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)

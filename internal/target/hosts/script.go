@@ -68,30 +68,28 @@ func launch(mark, folder string, b binary, arguments string) string {
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
-// again starts a worker of the program that a process runs. Its file has no name any more; that it
-// had tells that the process is still the one.
+// again starts a worker of the program that a process runs.
 func again(mark string, p program, root bool) string {
-	as := ""
-	if root {
-		as = sudo + " "
-	}
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as).
-		Replace(`case "$(readlink /proc/PROCESS/exe)" in
-			"FILE (deleted)") echo "MARK program"; exec AS /proc/PROCESS/exe worker --remote;;
-			*) echo "MARK gone";;
-		esac`)
+	return p.script(mark, root, `exec AS /proc/PROCESS/exe worker --remote`)
 }
 
 // revert restores what dead workers have left, and where the journal is the run's own, removes that.
 func revert(mark string, p program, root, own bool) string {
-	as, tidy := "", ""
-	if root {
-		as = sudo + " "
-	}
+	tidy := ""
 	if own {
 		tidy = `AS sh -c "rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL" 2>/dev/null;`
 	}
-	script := `if AS /proc/PROCESS/exe accel revert >/dev/null; then TIDY echo "MARK end"; else echo "MARK failed"; fi`
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "AS ", as, "JOURNAL", journal).
-		Replace(strings.ReplaceAll(script, "TIDY", tidy))
+	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
+}
+
+// script reports whether the process still runs the program, and if it does, runs commands. The program's file
+// has no name any more; that it had tells that another process has not taken the number.
+func (p program) script(mark string, root bool, commands string) string {
+	as := ""
+	if root {
+		as = sudo + " "
+	}
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
+		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
+			` + commands)
 }

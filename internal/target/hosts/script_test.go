@@ -80,3 +80,22 @@ func TestLoginShells(t *testing.T) {
 		}
 	}
 }
+
+// TestGone: a number that another process has taken is not run.
+func TestGone(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}()
+	p := program{fmt.Sprint(other.Process.Pid), "/tmp/slipstream.x"}
+	for name, script := range map[string]string{"again": again("M", p, false), "revert": revert("M", p, false, true)} {
+		out, err := exec.Command("sh", "-c", command(script)).CombinedOutput()
+		if string(out) != "M gone\n" || err == nil {
+			t.Errorf("%s: %v, %s", name, err, out)
+		}
+	}
+}
