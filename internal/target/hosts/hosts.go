@@ -73,7 +73,7 @@ type host struct {
 
 	facts   facts
 	program program
-	// ownJournal: there was none when the run began.
+	// ownJournal: the run may change settings, and there was no journal when it began.
 	ownJournal bool
 	// first is the worker that claims the host. The program of the others is its.
 	first *worker.Client
@@ -124,7 +124,7 @@ func prepare(config Config) (*Hosts, error) {
 func (h *Hosts) up(ctx context.Context) error {
 	err := h.each(ctx, func(ctx context.Context, at *host) error {
 		err := at.start(ctx)
-		at.ownJournal = !at.facts.journal
+		at.ownJournal = h.config.Root != "" && !at.facts.journal
 		return err
 	})
 	if err != nil {
@@ -253,7 +253,10 @@ func whoami() string {
 // Worker starts a worker in a place.
 func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*worker.Client, error) {
 	at := h.find(p.Node)
-	s, err := at.open(ctx, func(mark string) string { return again(mark, at.program, use == target.ForControl && at.sudo()) })
+	control := use == target.ForControl
+	s, err := at.open(ctx, func(mark string) string {
+		return again(mark, at.program, control && at.sudo(), control && at.ownJournal)
+	})
 	if err != nil {
 		return nil, err
 	}

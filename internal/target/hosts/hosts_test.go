@@ -323,12 +323,19 @@ type program struct {
 	output output
 }
 
+// run runs an experiment on the hosts, anew.
 func (w *world) run(t *testing.T, user string, runs int, args ...string) *program {
 	t.Helper()
 	file := filepath.Join(w.home, "hosts.yaml")
 	text := strings.NewReplacer("USER", user, "RUNS", fmt.Sprint(runs)).Replace(experimentText)
 	must(t, os.WriteFile(file, []byte(text), 0o600))
-	p := &program{Cmd: exec.Command("/proc/self/exe", append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...), lines: make(chan string, 1000)}
+	return w.start(t, append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...)
+}
+
+// start starts this program in the controller's namespace, as its user.
+func (w *world) start(t *testing.T, args ...string) *program {
+	t.Helper()
+	p := &program{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
 	p.Env = append(os.Environ(), "HOME="+w.home, "SSH_AUTH_SOCK=")
 	p.Stdout = &p.output
 	stderr, err := p.StderrPipe()
@@ -402,19 +409,68 @@ func TestExperiment(t *testing.T) {
 	clean(t, nodes)
 }
 
+// recorded is the number of trials on record.
+func (w *world) recorded() int {
+	files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+	if len(files) == 0 {
+		return 0
+	}
+	data, _ := os.ReadFile(files[0])
+	return strings.Count(string(data), "\n")
+}
+
+// TestResume: a run whose controller was killed, in a trial with accelerators too, leaves nothing on the
+// hosts, and goes on: no trial is lost, none is run twice.
+func TestResume(t *testing.T) {
+	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	found := nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus")
+	kill := func(p *program) {
+		t.Helper()
+		must(t, p.Process.Kill())
+		_, _ = p.end() // killed
+		clean(t, nodes)
+		for _, n := range nodes {
+			if left := n.read("sys/class/net/eth0/queues/rx-0/rps_cpus"); left != found {
+				t.Errorf("rps_cpus of host %s is %s, was %s", n.name, left, found)
+			}
+		}
+	}
+	p := w.run(t, "user", 3)
+	testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool {
+		return nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus") != found
+	})
+	kill(p)
+	folders, err := filepath.Glob(filepath.Join(w.home, "results", "*"))
+	must(t, err)
+	for range 2 {
+		before := w.recorded()
+		p = w.start(t, "run", "--resume", folders[0])
+		testenv.Await(t, 60*time.Second, "another trial", func() bool { return w.recorded() > before })
+		kill(p)
+	}
+	if text, err := w.start(t, "run", "--resume", folders[0]).end(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	seen := make(map[string]int)
+	trials := w.trials(t)
+	for _, trial := range trials {
+		seen[fmt.Sprint(trial.Block, trial.Variant, trial.Workload)]++
+		if trial.Status != record.StatusOK {
+			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
+		}
+	}
+	if len(trials) != 24 || len(seen) != 24 {
+		t.Errorf("%d trials of %d cells, want 3 blocks of 4 variants by 2 workloads", len(trials), len(seen))
+	}
+	clean(t, nodes)
+}
+
 // TestDropOff: a host that is cut from power in a trial costs that trial.
 func TestDropOff(t *testing.T) {
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	p := w.run(t, "root", 3)
-	results := func() int {
-		files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
-		if len(files) == 0 {
-			return 0
-		}
-		data, _ := os.ReadFile(files[0])
-		return strings.Count(string(data), "\n")
-	}
-	testenv.Await(t, 60*time.Second, "three trials", func() bool { return results() >= 3 })
+	testenv.Await(t, 60*time.Second, "three trials", func() bool { return w.recorded() >= 3 })
 	nodes[1].stop()
 	nodes[1].start(w)
 	text, err := p.end()

@@ -266,6 +266,14 @@ func (n *node) init() string {
 	return strings.Fields(string(data))[0]
 }
 
+// read returns what a file of the node has.
+func (n *node) read(name string) string {
+	n.t.Helper()
+	data, err := os.ReadFile(filepath.Join("/proc", n.init(), "root", name))
+	must(n.t, err)
+	return strings.TrimSpace(string(data))
+}
+
 // left is what a run has left on the node: files, and processes beside the SSH server's first.
 func (n *node) left() string {
 	var all []string

@@ -68,27 +68,33 @@ func launch(mark, folder string, b binary, arguments string) string {
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
-// again starts a worker of the program that a process runs.
-func again(mark string, p program, root bool) string {
-	return p.script(mark, root, `exec AS /proc/PROCESS/exe worker --remote`)
+// again starts a worker of the program that a process runs. Where the journal is the run's own, it removes
+// that once the worker has ended: nobody else does if the controller is dead.
+func again(mark string, p program, root, own bool) string {
+	if !own {
+		return p.script(mark, root, `exec AS /proc/PROCESS/exe worker --remote`)
+	}
+	return p.script(mark, root, `AS /proc/PROCESS/exe worker --remote; s=$?; TIDY exit $s`)
 }
 
 // revert restores what dead workers have left, and where the journal is the run's own, removes that.
 func revert(mark string, p program, root, own bool) string {
 	tidy := ""
 	if own {
-		tidy = `AS sh -c "rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL" 2>/dev/null;`
+		tidy = "TIDY"
 	}
 	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
 }
 
 // script reports whether the process still runs the program, and if it does, runs commands. The program's file
-// has no name any more; that it had tells that another process has not taken the number.
+// has no name any more; that it had tells that another process has not taken the number. TIDY removes a
+// journal with nothing in it.
 func (p program) script(mark string, root bool, commands string) string {
 	as := ""
 	if root {
 		as = sudo + " "
 	}
+	commands = strings.ReplaceAll(commands, "TIDY", `AS sh -c "if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
 	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
 		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
 			` + commands)
