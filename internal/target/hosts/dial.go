@@ -22,6 +22,9 @@ import (
 // connectTime bounds how long a connection to one machine takes to be made.
 const connectTime = 15 * time.Second
 
+// agentTime bounds how long the SSH agent takes to tell its keys. To sign with one it may ask a person.
+var agentTime = 5 * time.Second
+
 // refusedError is a machine that will refuse another attempt too: its key is not known, or ours is not.
 type refusedError struct{ error }
 
@@ -73,7 +76,10 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
 	}
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() {
+		conn.Close()
+		keys.close()
+	})()
 	var keyErr error
 	c, channels, requests, err := ssh.NewClientConn(conn, l.keyName, &ssh.ClientConfig{
 		User: l.user,
@@ -237,8 +243,9 @@ func (k *keyring) open(socket string) ([]ssh.Signer, error) {
 		return nil, fmt.Errorf("SSH agent: %w", err)
 	}
 	k.agent = conn
-	held, err := agent.NewClient(conn).Signers()
-	if err != nil {
+	err = conn.SetDeadline(time.Now().Add(agentTime))
+	held, listErr := agent.NewClient(conn).Signers()
+	if err = errors.Join(err, listErr, conn.SetDeadline(time.Time{})); err != nil {
 		return nil, fmt.Errorf("SSH agent: %w", err)
 	}
 	return held, nil

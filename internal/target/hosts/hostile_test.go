@@ -143,3 +143,34 @@ func TestHostile(t *testing.T) {
 		})
 	}
 }
+
+// TestSilentAgent: an SSH agent that does not answer, as one that was forwarded by a lost connection, costs
+// its keys only.
+func TestSilentAgent(t *testing.T) {
+	defer func(was time.Duration) { agentTime = was }(agentTime)
+	agentTime = 100 * time.Millisecond
+	config := hostile(t, answering(func(mark string, n int) string { return []string{mark + " end\n", ""}[min(n, 1)] }))
+	socket := filepath.Join(t.TempDir(), "agent")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	t.Setenv("SSH_AUTH_SOCK", socket)
+	h, err := prepare(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := h.hosts[0].look(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(config.Home, ".ssh", "id_ed25519")); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := h.hosts[0].login.keys()
+	if err != nil || !strings.Contains(keys.String(), "not usable: SSH agent: ") {
+		t.Errorf("keys %v, %v", keys, err)
+	}
+}
