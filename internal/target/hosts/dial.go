@@ -130,6 +130,10 @@ func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 		return nil
 	}
 	for _, k := range problem.Want {
+		if isAuthority(k) { // a host certificate is of the host's own type
+			all = append(all, certificates...)
+			continue
+		}
 		if k.Key.Type() == ssh.KeyAlgoRSA {
 			all = append(all, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256)
 			continue
@@ -137,6 +141,19 @@ func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 		all = append(all, k.Key.Type())
 	}
 	return all
+}
+
+// certificates are the algorithms of host certificates.
+var certificates = []string{
+	ssh.CertAlgoED25519v01, ssh.CertAlgoECDSA256v01, ssh.CertAlgoECDSA384v01, ssh.CertAlgoECDSA521v01,
+	ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01,
+}
+
+// isAuthority tells whether a known key is one that signs those of hosts: only its line says so.
+func isAuthority(k knownhosts.KnownKey) bool {
+	data, err := os.ReadFile(k.Filename)
+	lines := bytes.Split(data, []byte("\n"))
+	return err == nil && k.Line <= len(lines) && bytes.HasPrefix(bytes.TrimSpace(lines[k.Line-1]), []byte("@cert-authority"))
 }
 
 // judge says what to do about a host key that is not accepted.

@@ -5,6 +5,7 @@ package hosts_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,6 +82,18 @@ func TestUp(t *testing.T) {
 				w.know(t, nodes...)
 			},
 			want: " has changed, so it may be another machine",
+		},
+		{
+			name: "host certificate", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { certify(t, w, nodes, "10.9.0.*") },
+		},
+		{
+			name: "host certificate of another authority", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				certify(t, w, nodes, "10.9.0.*")
+				certify(t, w, nodes[1:], "10.9.0.*")
+			},
+			want: "host a: its key SHA256:",
 		},
 		{
 			name: "another key", user: "root",
@@ -160,6 +173,24 @@ func TestUp(t *testing.T) {
 			clean(t, nodes)
 		})
 	}
+}
+
+// certify gives nodes certificates of a new authority, and has the controller know that alone.
+func certify(t *testing.T, w *world, nodes []*node, names string) {
+	t.Helper()
+	authority := newKey(t, filepath.Join(w.home, "authority"))
+	for _, n := range nodes {
+		n.stop()
+		certificate := &ssh.Certificate{
+			Key: n.hostKey.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{n.address}, ValidBefore: ssh.CertTimeInfinity,
+		}
+		must(t, certificate.SignCert(rand.Reader, authority))
+		must(t, os.WriteFile(filepath.Join(n.dir, "host_key-cert.pub"), ssh.MarshalAuthorizedKey(certificate), 0o600))
+		n.options.config += "HostCertificate /mnt/host_key-cert.pub\n"
+		n.start(w)
+	}
+	line := "@cert-authority " + names + " " + string(ssh.MarshalAuthorizedKey(authority.PublicKey()))
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 }
 
 // TestLogin: by the agent, by an alias of the configuration, and through another machine.
