@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/crypto/ssh/knownhosts"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
@@ -129,6 +130,21 @@ func TestUp(t *testing.T) {
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 reject with icmp admin-prohibited")
 			},
 			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall of datagrams without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Ways = fromAToB("native", target.Transport{IP: 4, Protocol: "udp"})
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 udp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, udp port ",
 		},
 		{
 			name: "firewall of datagrams on another path", user: "root",
@@ -494,6 +510,33 @@ func TestResume(t *testing.T) {
 	if len(trials) != 24 || len(seen) != 24 {
 		t.Errorf("%d trials of %d cells, want 3 blocks of 4 variants by 2 workloads", len(trials), len(seen))
 	}
+	clean(t, nodes)
+}
+
+// TestAnotherAddress: a host that comes back at another address ends the run, as its trials would go to
+// nobody, or to somebody else.
+func TestAnotherAddress(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	b := nodes[1]
+	known := knownhosts.Line([]string{nodes[0].address}, nodes[0].hostKey.PublicKey()) + "\n" + knownhosts.Line([]string{"b.example"}, b.hostKey.PublicKey()) + "\n"
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(known), 0o600))
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	config.Hosts[1].Address = "b.example"
+	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		return w.dial(ctx, network, strings.Replace(address, "b.example", b.address, 1)) // as its name server has it now
+	})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	b.stop()
+	b.in("ip", "address", "del", b.address+"/24", "dev", "eth0")
+	b.in("ip", "address", "add", "10.9.0.77/24", "dev", "eth0")
+	b.address = "10.9.0.77"
+	b.start(w)
+	err = up.Await(t.Context())
+	if want := "host b has come back at another address, 10.9.0.77 for 10.9.0.2"; !errors.Is(err, target.ErrLost) || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v\nwant  %s", err, want)
+	}
+	must(t, up.Close(context.Background()))
 	clean(t, nodes)
 }
 
