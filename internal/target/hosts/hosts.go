@@ -104,9 +104,12 @@ func prepare(config Config) (*Hosts, error) {
 		config.dial = new(net.Dialer).DialContext
 	}
 	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16], dialing: make(chan struct{}, 8)}
-	ssh, err := readConfiguration(config.Home)
+	ssh, err := readConfiguration(config.Home, machineFile())
 	if err != nil {
 		return nil, err
+	}
+	if ssh.leftOut != nil {
+		config.Note(fmt.Sprintf("the SSH configuration of this machine is left out: %v", ssh.leftOut))
 	}
 	if h.binaries, err = binaries(config.Binaries); err != nil {
 		return nil, err
