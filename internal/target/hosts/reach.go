@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -33,7 +34,7 @@ func (h *Hosts) try(ctx context.Context, w Way) error {
 	t := target.Traffic{Place: server.name, Workload: v1alpha1.Workload{Name: "reach", PingPong: &v1alpha1.Traffic{
 		Protocol: w.Protocol, IP: w.IP, Size: 64, Connections: 1, Warmup: tryTime, Duration: tryTime, Tool: v1alpha1.ToolNative,
 	}}}
-	copy(t.Secret[:], h.run)
+	_, _ = rand.Read(t.Secret[:])
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ports, begin := make(chan uint16, 1), make(chan time.Time, 1)
