@@ -115,8 +115,8 @@ func TestHostile(t *testing.T) {
 		"no answer to a command": {func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }, "host h has not answered within 1.5s"},
 		"no report":              {answering(once("")), "host h has not answered within 1.5s"},
 		"no further report":      {answering(once("MARK system Linux x86_64\n")), "host h has not answered within 1.5s"},
-		"a report of nothing":    {answering(once("MARK \n")), `host h: its shell is not one that sh scripts run in: it answers ""`},
-		"a report of no meaning": {answering(once("MARK \x1b[2J\n")), `host h: its shell is not one that sh scripts run in: it answers "\x1b[2J"`},
+		"a report of nothing":    {answering(once("MARK \n")), `host h: sh there does not run the script that it was sent: it answers ""`},
+		"a report of no meaning": {answering(once("MARK \x1b[2J\n")), `host h: sh there does not run the script that it was sent: it answers "\x1b[2J"`},
 		"a line without an end": {
 			answering(func(string, int) string { return strings.Repeat("x", 1<<15) }),
 			`host h does not run the command that it is sent; it printed "xxx`,

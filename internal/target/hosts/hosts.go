@@ -228,7 +228,7 @@ func (s *session) copy(ctx context.Context, b binary) (program, error) {
 }
 
 func unexpected(host, word string) error {
-	return refusedError{fmt.Errorf("host %s: its shell is not one that sh scripts run in: it answers %q", host, word)}
+	return refusedError{fmt.Errorf("host %s: sh there does not run the script that it was sent: it answers %q", host, word)}
 }
 
 // drop breaks the connections to all workers of the host.
