@@ -122,8 +122,8 @@ func (noKey) Type() string                        { return "none" }
 func (noKey) Marshal() []byte                     { return nil }
 func (noKey) Verify([]byte, *ssh.Signature) error { return errors.New("no key") }
 
-// algorithms are those of the keys that are known of the host, so that it is asked for one of them; nil for
-// any. Without it a host that has several keys could show one that nobody has seen.
+// algorithms are first those of the keys that are known of the host: one that has several keys could show one
+// that nobody has seen. A host that has none of these shows another, which is refused as a changed one.
 func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 	var problem *knownhosts.KeyError
 	if !errors.As(known(l.keyName, &net.TCPAddr{IP: net.IPv4zero}, noKey{}), &problem) {
@@ -139,6 +139,11 @@ func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 			continue
 		}
 		all = append(all, k.Key.Type())
+	}
+	for _, other := range ssh.SupportedAlgorithms().HostKeys {
+		if !slices.Contains(all, other) {
+			all = append(all, other)
+		}
 	}
 	return all
 }

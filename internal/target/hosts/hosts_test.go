@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"crypto/rsa"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,6 +84,18 @@ func TestUp(t *testing.T) {
 				w.know(t, nodes...)
 			},
 			want: " has changed, so it may be another machine",
+		},
+		{
+			name: "changed host key of another type", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				key, err := rsa.GenerateKey(rand.Reader, 2048)
+				must(t, err)
+				signer, err := ssh.NewSignerFromKey(key)
+				must(t, err)
+				nodes[0].hostKey = signer
+				w.know(t, nodes...)
+			},
+			want: "host a: the key of 10.9.0.1:22 has changed, so it may be another machine",
 		},
 		{
 			name: "host certificate", user: "root",
