@@ -416,7 +416,8 @@ func (p *program) end() (text string, err error) {
 	for line := range p.lines {
 		text += line + "\n"
 	}
-	return text + p.output.String(), p.Wait()
+	err = p.Wait() // which also waits for the whole output
+	return text + p.output.String(), err
 }
 
 func (w *world) trials(t *testing.T) (all []record.Trial) {
