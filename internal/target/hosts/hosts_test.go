@@ -3,7 +3,6 @@
 package hosts_test
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 	"golang.org/x/crypto/ssh/knownhosts"
@@ -169,6 +169,14 @@ func TestUp(t *testing.T) {
 			want: "host a cannot reach host b at 10.32.0.2, udp port ",
 		},
 		{
+			name: "a long way", user: "root",
+			spoil: func(t *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				slowly(t, nodes)
+				c.Hosts[1].Addresses = map[string]string{"slow": "10.33.0.2"}
+				c.Ways = append(c.Ways, fromAToB("slow", tcp4)...)
+			},
+		},
+		{
 			name: "an address that is another's", user: "root",
 			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
 				c.Hosts[1].Addresses = map[string]string{"native": "10.32.0.1"}
@@ -201,6 +209,18 @@ func TestUp(t *testing.T) {
 			}
 			clean(t, nodes)
 		})
+	}
+}
+
+// slowly joins two nodes by a link on which a small packet takes a fifth of a second or so.
+func slowly(t *testing.T, nodes []*node) {
+	t.Helper()
+	must(t, netns.Do(nodes[0].ns, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slow"}, PeerName: "slow", PeerNamespace: netlink.NsFd(nodes[1].ns)})
+	}))
+	for i, n := range nodes {
+		must(t, netns.Do(n.ns, func() error { return addAddress("slow", fmt.Sprintf("10.33.0.%d/24", i+1)) }))
+		n.in("tc", "qdisc", "add", "dev", "slow", "root", "tbf", "rate", "5kbit", "burst", "200", "latency", "5s")
 	}
 }
 
@@ -379,7 +399,6 @@ spec:
 // program is a run of an experiment.
 type program struct {
 	*exec.Cmd
-	lines  chan string
 	output output
 }
 
@@ -395,29 +414,18 @@ func (w *world) run(t *testing.T, user string, runs int, args ...string) *progra
 // start starts this program in the controller's namespace, as its user.
 func (w *world) start(t *testing.T, args ...string) *program {
 	t.Helper()
-	p := &program{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
+	p := &program{Cmd: exec.Command("/proc/self/exe", args...)}
 	p.Env = append(os.Environ(), "HOME="+w.home, "SSH_AUTH_SOCK=")
-	p.Stdout = &p.output
-	stderr, err := p.StderrPipe()
-	must(t, err)
+	p.Stdout, p.Stderr = &p.output, &p.output
 	must(t, netns.Do(w.ns, p.Start))
 	t.Cleanup(func() { _ = p.Process.Kill() })
-	go func() {
-		defer close(p.lines)
-		for s := bufio.NewScanner(stderr); s.Scan(); {
-			p.lines <- s.Text()
-		}
-	}()
 	return p
 }
 
-// end waits for the end of a run, and returns what it logged.
+// end waits for the end of a run, and returns what it printed.
 func (p *program) end() (text string, err error) {
-	for line := range p.lines {
-		text += line + "\n"
-	}
 	err = p.Wait() // which also waits for the whole output
-	return text + p.output.String(), err
+	return p.output.String(), err
 }
 
 func (w *world) trials(t *testing.T) (all []record.Trial) {
@@ -507,7 +515,12 @@ func TestResume(t *testing.T) {
 	for range 2 {
 		before := w.recorded()
 		p = w.start(t, "run", "--resume", folders[0])
-		testenv.Await(t, 60*time.Second, "another trial", func() bool { return w.recorded() > before })
+		testenv.Eventually(t, 60*time.Second, "another trial", func() string {
+			if w.recorded() > before {
+				return ""
+			}
+			return fmt.Sprintf("%d are on record\n%s", w.recorded(), p.output.String())
+		})
 		kill(p)
 	}
 	if text, err := w.start(t, "run", "--resume", folders[0]).end(); err != nil {
