@@ -143,7 +143,7 @@ func (n Ends) among(hosts []Host) (client, server int, missing map[string]string
 		}
 		return -1
 	}
-	// Where the labels of both are those of one host alone, it is left to the end that has no choice.
+	// A host that the server needs is not given to the client, if another one has the client's labels too.
 	for client := range hosts {
 		if !hosts[client].has(n.Client) {
 			continue

@@ -114,7 +114,7 @@ func (n *hostNetwork) Worker(ctx context.Context, p target.Place, use target.Use
 
 // surveyHosts shows what a run would find on its hosts, and fails if something is missing.
 func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Experiment) error {
-	config, err := hostConfig(o, exp, func(string) {})
+	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) })
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,9 @@ import (
 // connectTime bounds how long a connection to one machine takes to be made.
 const connectTime = 15 * time.Second
 
+// agentTime bounds how long the SSH agent takes to tell its keys. To sign with one it may ask a person.
+var agentTime = 5 * time.Second
+
 // refusedError is a machine that will refuse another attempt too: its key is not known, or ours is not.
 type refusedError struct{ error }
 
@@ -73,7 +76,10 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
 	}
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() {
+		conn.Close()
+		keys.close()
+	})()
 	var keyErr error
 	c, channels, requests, err := ssh.NewClientConn(conn, l.keyName, &ssh.ClientConfig{
 		User: l.user,
@@ -116,21 +122,43 @@ func (noKey) Type() string                        { return "none" }
 func (noKey) Marshal() []byte                     { return nil }
 func (noKey) Verify([]byte, *ssh.Signature) error { return errors.New("no key") }
 
-// algorithms are those of the keys that are known of the host, so that it is asked for one of them; nil for
-// any. Without it a host that has several keys could show one that nobody has seen.
+// algorithms are first those of the keys that are known of the host: one that has several keys could show one
+// that nobody has seen. A host that has none of these shows another, which is refused as a changed one.
 func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 	var problem *knownhosts.KeyError
 	if !errors.As(known(l.keyName, &net.TCPAddr{IP: net.IPv4zero}, noKey{}), &problem) {
 		return nil
 	}
 	for _, k := range problem.Want {
+		if isAuthority(k) { // a host certificate is of the host's own type
+			all = append(all, certificates...)
+			continue
+		}
 		if k.Key.Type() == ssh.KeyAlgoRSA {
 			all = append(all, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256)
 			continue
 		}
 		all = append(all, k.Key.Type())
 	}
+	for _, other := range ssh.SupportedAlgorithms().HostKeys {
+		if !slices.Contains(all, other) {
+			all = append(all, other)
+		}
+	}
 	return all
+}
+
+// certificates are the algorithms of host certificates.
+var certificates = []string{
+	ssh.CertAlgoED25519v01, ssh.CertAlgoECDSA256v01, ssh.CertAlgoECDSA384v01, ssh.CertAlgoECDSA521v01,
+	ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01,
+}
+
+// isAuthority tells whether a known key is one that signs those of hosts: only its line says so.
+func isAuthority(k knownhosts.KnownKey) bool {
+	data, err := os.ReadFile(k.Filename)
+	lines := bytes.Split(data, []byte("\n"))
+	return err == nil && k.Line <= len(lines) && bytes.HasPrefix(bytes.TrimSpace(lines[k.Line-1]), []byte("@cert-authority"))
 }
 
 // judge says what to do about a host key that is not accepted.
@@ -237,8 +265,9 @@ func (k *keyring) open(socket string) ([]ssh.Signer, error) {
 		return nil, fmt.Errorf("SSH agent: %w", err)
 	}
 	k.agent = conn
-	held, err := agent.NewClient(conn).Signers()
-	if err != nil {
+	err = conn.SetDeadline(time.Now().Add(agentTime))
+	held, listErr := agent.NewClient(conn).Signers()
+	if err = errors.Join(err, listErr, conn.SetDeadline(time.Time{})); err != nil {
 		return nil, fmt.Errorf("SSH agent: %w", err)
 	}
 	return held, nil

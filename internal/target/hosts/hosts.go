@@ -6,6 +6,7 @@
 package hosts
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -58,6 +59,9 @@ type Hosts struct {
 	binaries []binary
 	hosts    []*host
 	lead     time.Duration
+	// dialing bounds how many connections are made at once, as all may go through one machine: servers drop
+	// some of more than ten that have not logged in yet (MaxStartups of sshd_config).
+	dialing chan struct{}
 }
 
 // host is one of them.
@@ -66,13 +70,10 @@ type host struct {
 	spec  v1alpha1.Host
 	login login
 	all   *Hosts
-	// dialing bounds how many connections are made at once: servers drop some of more than ten that have
-	// not logged in yet (MaxStartups of sshd_config).
-	dialing chan struct{}
 
 	facts   facts
 	program program
-	// ownJournal: there was none when the run began.
+	// ownJournal: the run may change settings, and there was no journal when it began.
 	ownJournal bool
 	// first is the worker that claims the host. The program of the others is its.
 	first *worker.Client
@@ -102,10 +103,13 @@ func prepare(config Config) (*Hosts, error) {
 	if config.dial == nil {
 		config.dial = new(net.Dialer).DialContext
 	}
-	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16]}
-	ssh, err := readConfiguration(config.Home)
+	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16], dialing: make(chan struct{}, 8)}
+	ssh, err := readConfiguration(config.Home, machineFile())
 	if err != nil {
 		return nil, err
+	}
+	if ssh.leftOut != nil {
+		config.Note(fmt.Sprintf("the SSH configuration of this machine is left out: %v", ssh.leftOut))
 	}
 	if h.binaries, err = binaries(config.Binaries); err != nil {
 		return nil, err
@@ -115,7 +119,7 @@ func prepare(config Config) (*Hosts, error) {
 		if err != nil {
 			return nil, err
 		}
-		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h, dialing: make(chan struct{}, 4)})
+		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h})
 	}
 	return h, nil
 }
@@ -123,7 +127,7 @@ func prepare(config Config) (*Hosts, error) {
 func (h *Hosts) up(ctx context.Context) error {
 	err := h.each(ctx, func(ctx context.Context, at *host) error {
 		err := at.start(ctx)
-		at.ownJournal = !at.facts.journal
+		at.ownJournal = h.config.Root != "" && !at.facts.journal
 		return err
 	})
 	if err != nil {
@@ -151,8 +155,8 @@ func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error)
 // connect opens a connection to the host, for one session.
 func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
 	select {
-	case h.dialing <- struct{}{}:
-		defer func() { <-h.dialing }()
+	case h.all.dialing <- struct{}{}:
+		defer func() { <-h.all.dialing }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -168,13 +172,12 @@ func (h *host) start(ctx context.Context) (err error) {
 	if err != nil {
 		return refusedError{err}
 	}
-	s, stop, err := h.open(ctx, func(mark string) string {
+	s, err := h.open(ctx, func(mark string) string {
 		return launch(mark, h.facts.folders[0], b, "--remote --claim "+h.all.run+"/"+whoami())
 	})
 	if err != nil {
 		return err
 	}
-	defer stop()
 	if h.program, err = s.copy(ctx, b); err != nil {
 		s.client.Close()
 		return err
@@ -199,14 +202,16 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 
 // copy sends the program, and returns as what it runs.
 func (s *session) copy(ctx context.Context, b binary) (program, error) {
-	if word, _, err := s.report(ctx); err != nil || word != "send" {
-		return program{}, errors.Join(err, unexpected(s.host, word))
+	if err := s.expect(ctx, "send"); err != nil {
+		return program{}, err
 	}
 	f, err := os.Open(b.file)
 	if err != nil {
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
 	}
 	defer f.Close()
+	ctx, stop := within(ctx, copyTime, s.host, s.client)
+	defer stop()
 	_, _ = f.WriteTo(s.in) // the script says what came of it
 	word, rest, err := s.report(ctx)
 	switch {
@@ -223,10 +228,7 @@ func (s *session) copy(ctx context.Context, b binary) (program, error) {
 }
 
 func unexpected(host, word string) error {
-	if word == "" {
-		return nil
-	}
-	return refusedError{fmt.Errorf("host %s: its shell is not one that sh scripts run in: it answers %q", host, word)}
+	return refusedError{fmt.Errorf("host %s: sh there does not run the script that it was sent: it answers %q", host, word)}
 }
 
 // drop breaks the connections to all workers of the host.
@@ -254,36 +256,35 @@ func whoami() string {
 // Worker starts a worker in a place.
 func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*worker.Client, error) {
 	at := h.find(p.Node)
-	s, stop, err := at.open(ctx, func(mark string) string { return again(mark, at.program, use == target.ForControl && at.sudo()) })
+	control := use == target.ForControl
+	s, err := at.open(ctx, func(mark string) string {
+		return again(mark, at.program, control && at.sudo(), control && at.ownJournal)
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
-	switch word, _, err := s.report(ctx); {
-	case err != nil:
+	if err := s.expect(ctx, "program"); err != nil {
 		s.client.Close()
 		return nil, err
-	case word != "program":
-		s.client.Close()
-		return nil, fmt.Errorf("host %s: its first worker has ended", at.name)
 	}
 	return at.attach(ctx, s)
 }
 
 // open runs a script in a session with a connection of its own: a server may allow no more, not even one
-// after the other (MaxSessions 1). The connection is closed if ctx ends before stop is called.
-func (h *host) open(ctx context.Context, script func(mark string) string) (s *session, stop func() bool, err error) {
+// after the other (MaxSessions 1).
+func (h *host) open(ctx context.Context, script func(mark string) string) (*session, error) {
 	client, err := h.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	stop = context.AfterFunc(ctx, func() { client.Close() })
-	if s, err = open(h.name, client, script); err != nil {
-		stop()
+	ctx, stop := within(ctx, scriptTime, h.name, client)
+	defer stop()
+	s, err := open(h.name, client, script)
+	if err != nil {
 		client.Close()
-		return nil, nil, err
+		return nil, cmp.Or(context.Cause(ctx), err)
 	}
-	return s, stop, nil
+	return s, nil
 }
 
 func (h *Hosts) find(name string) *host {
@@ -304,16 +305,17 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	if h.all.config.Root == "" {
 		return nil
 	}
-	s, stop, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
+	s, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
 	if err != nil {
 		return err
 	}
-	defer stop()
 	defer s.client.Close()
-	word, _, err := s.report(ctx)
-	if err == nil && word != "end" {
-		s.settle()
-		err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+	if err = s.expect(ctx, "program"); err == nil {
+		var word string
+		if word, _, err = s.report(ctx); err == nil && word != "end" {
+			s.settle()
+			err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)

@@ -3,8 +3,9 @@
 package hosts_test
 
 import (
-	"bufio"
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,8 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/crypto/ssh/knownhosts"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
@@ -83,6 +86,30 @@ func TestUp(t *testing.T) {
 			want: " has changed, so it may be another machine",
 		},
 		{
+			name: "changed host key of another type", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				key, err := rsa.GenerateKey(rand.Reader, 2048)
+				must(t, err)
+				signer, err := ssh.NewSignerFromKey(key)
+				must(t, err)
+				nodes[0].hostKey = signer
+				w.know(t, nodes...)
+			},
+			want: "host a: the key of 10.9.0.1:22 has changed, so it may be another machine",
+		},
+		{
+			name: "host certificate", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { certify(t, w, nodes, "10.9.0.*") },
+		},
+		{
+			name: "host certificate of another authority", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				certify(t, w, nodes, "10.9.0.*")
+				certify(t, w, nodes[1:], "10.9.0.*")
+			},
+			want: "host a: its key SHA256:",
+		},
+		{
 			name: "another key", user: "root",
 			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
 				newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
@@ -118,6 +145,21 @@ func TestUp(t *testing.T) {
 			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
 		},
 		{
+			name: "firewall without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall of datagrams without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Ways = fromAToB("native", target.Transport{IP: 4, Protocol: "udp"})
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 udp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, udp port ",
+		},
+		{
 			name: "firewall of datagrams on another path", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
 				c.Hosts[1].Addresses = map[string]string{"weave": "10.32.0.2"}
@@ -125,6 +167,14 @@ func TestUp(t *testing.T) {
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip daddr 10.32.0.2 udp dport 1024-65535 reject")
 			},
 			want: "host a cannot reach host b at 10.32.0.2, udp port ",
+		},
+		{
+			name: "a long way", user: "root",
+			spoil: func(t *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				slowly(t, nodes)
+				c.Hosts[1].Addresses = map[string]string{"slow": "10.33.0.2"}
+				c.Ways = append(c.Ways, fromAToB("slow", tcp4)...)
+			},
 		},
 		{
 			name: "an address that is another's", user: "root",
@@ -160,6 +210,36 @@ func TestUp(t *testing.T) {
 			clean(t, nodes)
 		})
 	}
+}
+
+// slowly joins two nodes by a link on which a small packet takes a fifth of a second or so.
+func slowly(t *testing.T, nodes []*node) {
+	t.Helper()
+	must(t, netns.Do(nodes[0].ns, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slow"}, PeerName: "slow", PeerNamespace: netlink.NsFd(nodes[1].ns)})
+	}))
+	for i, n := range nodes {
+		must(t, netns.Do(n.ns, func() error { return addAddress("slow", fmt.Sprintf("10.33.0.%d/24", i+1)) }))
+		n.in("tc", "qdisc", "add", "dev", "slow", "root", "tbf", "rate", "5kbit", "burst", "200", "latency", "5s")
+	}
+}
+
+// certify gives nodes certificates of a new authority, and has the controller know that alone.
+func certify(t *testing.T, w *world, nodes []*node, names string) {
+	t.Helper()
+	authority := newKey(t, filepath.Join(w.home, "authority"))
+	for _, n := range nodes {
+		n.stop()
+		certificate := &ssh.Certificate{
+			Key: n.hostKey.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{n.address}, ValidBefore: ssh.CertTimeInfinity,
+		}
+		must(t, certificate.SignCert(rand.Reader, authority))
+		must(t, os.WriteFile(filepath.Join(n.dir, "host_key-cert.pub"), ssh.MarshalAuthorizedKey(certificate), 0o600))
+		n.options.config += "HostCertificate /mnt/host_key-cert.pub\n"
+		n.start(w)
+	}
+	line := "@cert-authority " + names + " " + string(ssh.MarshalAuthorizedKey(authority.PublicKey()))
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 }
 
 // TestLogin: by the agent, by an alias of the configuration, and through another machine.
@@ -319,37 +399,33 @@ spec:
 // program is a run of an experiment.
 type program struct {
 	*exec.Cmd
-	lines  chan string
 	output output
 }
 
+// run runs an experiment on the hosts, anew.
 func (w *world) run(t *testing.T, user string, runs int, args ...string) *program {
 	t.Helper()
 	file := filepath.Join(w.home, "hosts.yaml")
 	text := strings.NewReplacer("USER", user, "RUNS", fmt.Sprint(runs)).Replace(experimentText)
 	must(t, os.WriteFile(file, []byte(text), 0o600))
-	p := &program{Cmd: exec.Command("/proc/self/exe", append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...), lines: make(chan string, 1000)}
+	return w.start(t, append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...)
+}
+
+// start starts this program in the controller's namespace, as its user.
+func (w *world) start(t *testing.T, args ...string) *program {
+	t.Helper()
+	p := &program{Cmd: exec.Command("/proc/self/exe", args...)}
 	p.Env = append(os.Environ(), "HOME="+w.home, "SSH_AUTH_SOCK=")
-	p.Stdout = &p.output
-	stderr, err := p.StderrPipe()
-	must(t, err)
+	p.Stdout, p.Stderr = &p.output, &p.output
 	must(t, netns.Do(w.ns, p.Start))
 	t.Cleanup(func() { _ = p.Process.Kill() })
-	go func() {
-		defer close(p.lines)
-		for s := bufio.NewScanner(stderr); s.Scan(); {
-			p.lines <- s.Text()
-		}
-	}()
 	return p
 }
 
-// end waits for the end of a run, and returns what it logged.
+// end waits for the end of a run, and returns what it printed.
 func (p *program) end() (text string, err error) {
-	for line := range p.lines {
-		text += line + "\n"
-	}
-	return text + p.output.String(), p.Wait()
+	err = p.Wait() // which also waits for the whole output
+	return p.output.String(), err
 }
 
 func (w *world) trials(t *testing.T) (all []record.Trial) {
@@ -402,19 +478,100 @@ func TestExperiment(t *testing.T) {
 	clean(t, nodes)
 }
 
+// recorded is the number of trials on record.
+func (w *world) recorded() int {
+	files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+	if len(files) == 0 {
+		return 0
+	}
+	data, _ := os.ReadFile(files[0])
+	return strings.Count(string(data), "\n")
+}
+
+// TestResume: a run whose controller was killed, in a trial with accelerators too, leaves nothing on the
+// hosts, and goes on: no trial is lost, none is run twice.
+func TestResume(t *testing.T) {
+	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	found := nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus")
+	kill := func(p *program) {
+		t.Helper()
+		must(t, p.Process.Kill())
+		_, _ = p.end() // killed
+		clean(t, nodes)
+		for _, n := range nodes {
+			if left := n.read("sys/class/net/eth0/queues/rx-0/rps_cpus"); left != found {
+				t.Errorf("rps_cpus of host %s is %s, was %s", n.name, left, found)
+			}
+		}
+	}
+	p := w.run(t, "user", 3)
+	testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool {
+		return nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus") != found
+	})
+	kill(p)
+	folders, err := filepath.Glob(filepath.Join(w.home, "results", "*"))
+	must(t, err)
+	for range 2 {
+		before := w.recorded()
+		p = w.start(t, "run", "--resume", folders[0])
+		testenv.Eventually(t, 60*time.Second, "another trial", func() string {
+			if w.recorded() > before {
+				return ""
+			}
+			return fmt.Sprintf("%d are on record\n%s", w.recorded(), p.output.String())
+		})
+		kill(p)
+	}
+	if text, err := w.start(t, "run", "--resume", folders[0]).end(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	seen := make(map[string]int)
+	trials := w.trials(t)
+	for _, trial := range trials {
+		seen[fmt.Sprint(trial.Block, trial.Variant, trial.Workload)]++
+		if trial.Status != record.StatusOK {
+			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
+		}
+	}
+	if len(trials) != 24 || len(seen) != 24 {
+		t.Errorf("%d trials of %d cells, want 3 blocks of 4 variants by 2 workloads", len(trials), len(seen))
+	}
+	clean(t, nodes)
+}
+
+// TestAnotherAddress: a host that comes back at another address ends the run, as its trials would go to
+// nobody, or to somebody else.
+func TestAnotherAddress(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	b := nodes[1]
+	known := knownhosts.Line([]string{nodes[0].address}, nodes[0].hostKey.PublicKey()) + "\n" + knownhosts.Line([]string{"b.example"}, b.hostKey.PublicKey()) + "\n"
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(known), 0o600))
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	config.Hosts[1].Address = "b.example"
+	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		return w.dial(ctx, network, strings.Replace(address, "b.example", b.address, 1)) // as its name server has it now
+	})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	b.stop()
+	b.in("ip", "address", "del", b.address+"/24", "dev", "eth0")
+	b.in("ip", "address", "add", "10.9.0.77/24", "dev", "eth0")
+	b.address = "10.9.0.77"
+	b.start(w)
+	err = up.Await(t.Context())
+	if want := "host b has come back at another address, 10.9.0.77 for 10.9.0.2"; !errors.Is(err, target.ErrLost) || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v\nwant  %s", err, want)
+	}
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
 // TestDropOff: a host that is cut from power in a trial costs that trial.
 func TestDropOff(t *testing.T) {
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	p := w.run(t, "root", 3)
-	results := func() int {
-		files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
-		if len(files) == 0 {
-			return 0
-		}
-		data, _ := os.ReadFile(files[0])
-		return strings.Count(string(data), "\n")
-	}
-	testenv.Await(t, 60*time.Second, "three trials", func() bool { return results() >= 3 })
+	testenv.Await(t, 60*time.Second, "three trials", func() bool { return w.recorded() >= 3 })
 	nodes[1].stop()
 	nodes[1].start(w)
 	text, err := p.end()

@@ -43,19 +43,26 @@ type login struct {
 type configuration struct {
 	home  string
 	files []*ssh_config.Config
+	// leftOut is why the machine's counts for nothing; nil if it counts.
+	leftOut error
 }
 
 // maxJumps bounds how many machines a connection may go through; a configuration can name a machine as
 // its own jump host.
 const maxJumps = 8
 
-// readConfiguration reads the SSH configuration; home is the user's home directory.
-func readConfiguration(home string) (configuration, error) {
-	c := configuration{home: home}
-	machine := "/etc/ssh/ssh_config"
+// machineFile is the SSH configuration of the machine.
+func machineFile() string {
 	if runtime.GOOS == "windows" {
-		machine = filepath.Join(os.Getenv("PROGRAMDATA"), "ssh", "ssh_config")
+		return filepath.Join(os.Getenv("PROGRAMDATA"), "ssh", "ssh_config")
 	}
+	return "/etc/ssh/ssh_config"
+}
+
+// readConfiguration reads the SSH configuration; home is the user's home directory, machine the machine's
+// file. That of Fedora and its kin has a Match which is not supported, so it is no error there.
+func readConfiguration(home, machine string) (configuration, error) {
+	c := configuration{home: home}
 	for _, name := range []string{filepath.Join(home, ".ssh", "config"), machine} {
 		data, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -66,7 +73,12 @@ func readConfiguration(home string) (configuration, error) {
 		}
 		parsed, err := ssh_config.DecodeBytes(data)
 		if err != nil {
-			return c, fmt.Errorf("read the SSH configuration %s: %w", name, err)
+			err = fmt.Errorf("read the SSH configuration %s: %w", name, err)
+			if name != machine {
+				return c, err
+			}
+			c.leftOut = err
+			break
 		}
 		c.files = append(c.files, parsed)
 	}

@@ -22,7 +22,7 @@ func configured(t testing.TB, text string) configuration {
 	if err := os.WriteFile(filepath.Join(home, ".ssh", "config"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := readConfiguration(home)
+	c, err := readConfiguration(home, filepath.Join(home, "machine"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,6 +93,35 @@ func TestLoginErrors(t *testing.T) {
 		if _, err := configured(t, text).login(v1alpha1.Host{Name: "h"}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
+	}
+}
+
+// TestMachineFile: what the machine's file has counts after the user's. One that cannot be read is left out.
+func TestMachineFile(t *testing.T) {
+	for text, want := range map[string]string{
+		"Host *\n User machine\n Port 2200": "mine@h:2200",
+		"Match final all\n Port 2200":       "mine@h:22",
+	} {
+		c := configured(t, "Host *\n User mine\n")
+		machine := filepath.Join(t.TempDir(), "ssh_config")
+		if err := os.WriteFile(machine, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := readConfiguration(c.home, machine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l, err := c.login(v1alpha1.Host{Name: "h"}); err != nil || l.String() != want || (c.leftOut != nil) != (want == "mine@h:22") {
+			t.Errorf("%q: %s, %v, left out: %v", text, l, err, c.leftOut)
+		}
+	}
+	// The user's own is an error: the host could be another one without it.
+	home := configured(t, "").home
+	if err := os.WriteFile(filepath.Join(home, ".ssh", "config"), []byte("Match user me\n Port 2200\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readConfiguration(home, filepath.Join(home, "machine")); err == nil || !strings.Contains(err.Error(), `unsupported Match criterion "user"`) {
+		t.Errorf("the user's own: %v", err)
 	}
 }
 

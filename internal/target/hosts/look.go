@@ -25,13 +25,12 @@ type facts struct {
 // look asks a host for its facts.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, stop, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "") })
+	s, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "") })
 	if err != nil {
 		return f, err
 	}
-	defer stop()
 	defer s.client.Close()
-	for {
+	for range maxPrinted {
 		word, rest, err := s.report(ctx)
 		if err != nil {
 			return f, err
@@ -43,6 +42,7 @@ func (h *host) look(ctx context.Context) (facts, error) {
 			return f, refusedError{err}
 		}
 	}
+	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxPrinted)}
 }
 
 // reasons why no program runs in a folder, by the word of the script.

@@ -53,10 +53,12 @@ type world struct {
 
 // node is an SSH server in a network namespace, with mounts and processes of its own.
 type node struct {
-	t       *testing.T
+	t       testing.TB
 	name    string
 	address string
 	ns      netns.Handle
+	// begin starts a command in ns.
+	begin   func(*exec.Cmd) error
 	dir     string // its /mnt
 	hostKey ssh.Signer
 	options nodeOptions
@@ -98,7 +100,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +108,7 @@ func must(t *testing.T, err error) {
 }
 
 // newKey writes a private key to a file.
-func newKey(t *testing.T, file string) ssh.Signer {
+func newKey(t testing.TB, file string) ssh.Signer {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	must(t, err)
@@ -116,7 +118,7 @@ func newKey(t *testing.T, file string) ssh.Signer {
 	return signer
 }
 
-func writeKey(t *testing.T, key crypto.PrivateKey, file string) {
+func writeKey(t testing.TB, key crypto.PrivateKey, file string) {
 	t.Helper()
 	block, err := ssh.MarshalPrivateKey(key, "")
 	must(t, err)
@@ -126,43 +128,62 @@ func writeKey(t *testing.T, key crypto.PrivateKey, file string) {
 // newWorld makes a network with nodes a, b and so on, and has the controller know their keys.
 func newWorld(t *testing.T, all ...nodeOptions) (*world, []*node) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	w := &world{home: t.TempDir()}
-	must(t, os.Mkdir(filepath.Join(w.home, ".ssh"), 0o700))
-	w.key = newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
-	w.ns = namespace(t)
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
-	must(t, netns.Do(w.ns, func() error {
-		if err := netlink.LinkAdd(bridge); err != nil {
-			return err
-		}
-		return addAddress("br0", "10.9.0.254/24")
-	}))
+	w := newController(t)
 	var nodes []*node
 	for i, o := range all {
-		name := string(rune('a' + i))
-		n := &node{t: t, name: name, address: fmt.Sprintf("10.9.0.%d", i+1), ns: namespace(t), dir: t.TempDir(), options: o}
-		must(t, netns.Do(w.ns, func() error {
-			port := netlink.LinkAttrs{Name: "to-" + name, MasterIndex: bridge.Index}
-			veth := &netlink.Veth{LinkAttrs: port, PeerName: "eth0", PeerNamespace: netlink.NsFd(n.ns)}
-			if err := netlink.LinkAdd(veth); err != nil {
-				return err
-			}
-			return netlink.LinkSetUp(veth)
-		}))
-		must(t, netns.Do(n.ns, func() error { return addAddress("eth0", n.address+"/24", fmt.Sprintf("10.32.0.%d/24", i+1)) }))
-		n.hostKey = newKey(t, filepath.Join(n.dir, "host_key"))
-		other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // that nobody knows
-		must(t, err)
-		writeKey(t, other, filepath.Join(n.dir, "other_key"))
-		n.start(w)
+		ns := namespace(t)
+		n := w.join(t, i, "eth0", ns, func(cmd *exec.Cmd) error { return netns.Do(ns, cmd.Start) }, o)
+		must(t, netns.Do(ns, func() error { return addAddress("eth0", fmt.Sprintf("10.32.0.%d/24", i+1)) }))
 		nodes = append(nodes, n)
 	}
 	w.know(t, nodes...)
 	return w, nodes
 }
 
-func namespace(t *testing.T) netns.Handle {
+// newController makes a network with a controller alone.
+func newController(t testing.TB) *world {
+	t.Helper()
+	testenv.NeedRoot(t)
+	w := &world{home: t.TempDir()}
+	must(t, os.Mkdir(filepath.Join(w.home, ".ssh"), 0o700))
+	w.key = newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
+	w.ns = namespace(t)
+	must(t, netns.Do(w.ns, func() error {
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}); err != nil {
+			return err
+		}
+		return addAddress("br0", "10.9.0.254/24")
+	}))
+	return w
+}
+
+// join connects a network namespace to the controller by a device, and starts an SSH server in it.
+func (w *world) join(t testing.TB, i int, device string, ns netns.Handle, begin func(*exec.Cmd) error, o nodeOptions) *node {
+	t.Helper()
+	name := string(rune('a' + i))
+	n := &node{t: t, name: name, address: fmt.Sprintf("10.9.0.%d", i+1), ns: ns, begin: begin, dir: t.TempDir(), options: o}
+	must(t, netns.Do(w.ns, func() error {
+		bridge, err := netlink.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		port := netlink.LinkAttrs{Name: "to-" + name, MasterIndex: bridge.Attrs().Index}
+		veth := &netlink.Veth{LinkAttrs: port, PeerName: device, PeerNamespace: netlink.NsFd(ns)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(veth)
+	}))
+	must(t, netns.Do(ns, func() error { return addAddress(device, n.address+"/24") }))
+	n.hostKey = newKey(t, filepath.Join(n.dir, "host_key"))
+	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // that nobody knows
+	must(t, err)
+	writeKey(t, other, filepath.Join(n.dir, "other_key"))
+	n.start(w)
+	return n
+}
+
+func namespace(t testing.TB) netns.Handle {
 	t.Helper()
 	ns, err := netns.New()
 	must(t, err)
@@ -189,7 +210,7 @@ func addAddress(link string, addresses ...string) error {
 }
 
 // know writes the keys of nodes to known_hosts.
-func (w *world) know(t *testing.T, nodes ...*node) {
+func (w *world) know(t testing.TB, nodes ...*node) {
 	t.Helper()
 	var text string
 	for _, n := range nodes {
@@ -228,7 +249,7 @@ exec /usr/sbin/sshd -D -e -f /mnt/sshd_config
 	n.sshd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script)
 	n.sshd.Stderr, n.sshd.Stdout = n.log, n.log
 	n.sshd.WaitDelay = time.Second
-	must(n.t, netns.Do(n.ns, n.sshd.Start))
+	must(n.t, n.begin(n.sshd))
 	n.t.Cleanup(n.stop)
 	testenv.Eventually(n.t, 15*time.Second, "the SSH server of "+n.name, func() string {
 		c, err := w.dial(context.Background(), "tcp", n.address+":22")
@@ -264,6 +285,14 @@ func (n *node) init() string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", n.sshd.Process.Pid))
 	must(n.t, err)
 	return strings.Fields(string(data))[0]
+}
+
+// read returns what a file of the node has.
+func (n *node) read(name string) string {
+	n.t.Helper()
+	data, err := os.ReadFile(filepath.Join("/proc", n.init(), "root", name))
+	must(n.t, err)
+	return strings.TrimSpace(string(data))
 }
 
 // left is what a run has left on the node: files, and processes beside the SSH server's first.
@@ -326,7 +355,7 @@ func (n *node) disconnect() {
 }
 
 // config has a run connect from the controller's namespace, as its user.
-func (w *world) config(t *testing.T, c hosts.Config) hosts.Config {
+func (w *world) config(t testing.TB, c hosts.Config) hosts.Config {
 	c.Home = w.home
 	c.Note = func(text string) { t.Log(text) }
 	return c.Dial(w.dial)

@@ -3,10 +3,12 @@ package hosts
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // What runs on a host before there is a worker is a few lines for its shell. The login shell may be any;
-// it is asked for sh alone, whose script has neither a single quote nor an end of line in it. A script
+// it is asked for sh alone, whose script has neither a single quote nor an end of line in it, nor an
+// exclamation mark before anything but a space or =: csh repeats a command there, even within quotes. A script
 // says what it does in lines that begin with a word that is new each time, so that nothing which a
 // shell's start-up files print is taken for them.
 
@@ -42,7 +44,7 @@ func look(mark string, root bool) string {
 			if [ -z "$d" ]; then continue; fi;
 			if [ ! -d "$d" ]; then echo "MARK absent $d"; continue; fi;
 			if f=$(mktemp "$d/slipstream.XXXXXXXX" 2>/dev/null); then :; else echo "MARK readonly $d"; continue; fi;
-			printf "#!/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
+			printf "#\041/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
 			if /proc/self/fd/9 >/dev/null 2>&1; then echo "MARK folder $d"; else echo "MARK noexec $d"; fi;
 			exec 9<&-;
 		done;
@@ -50,13 +52,13 @@ func look(mark string, root bool) string {
 	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo).Replace(script)
 }
 
-// copyTime is how long a copy may take, in seconds. Only a connection that broke without a word lasts longer.
-const copyTime = 1800
+// copyTime is how long a copy may take. Only a connection that broke without a word lasts longer.
+const copyTime = 30 * time.Minute
 
 // launch reads a program from the standard input and becomes it. The program's file has no name by the
 // time that its first byte is there, so that nothing is left of it, whatever ends this.
 func launch(mark, folder string, b binary, arguments string) string {
-	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(copyTime), "ARGUMENTS", arguments).
+	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";
@@ -66,30 +68,34 @@ func launch(mark, folder string, b binary, arguments string) string {
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
-// again starts a worker of the program that a process runs. Its file has no name any more; that it
-// had tells that the process is still the one.
-func again(mark string, p program, root bool) string {
-	as := ""
-	if root {
-		as = sudo + " "
+// again starts a worker of the program that a process runs. Where the journal is the run's own, it removes
+// that once the worker has ended: nobody else does if the controller is dead.
+func again(mark string, p program, root, own bool) string {
+	if !own {
+		return p.script(mark, root, `exec AS /proc/PROCESS/exe worker --remote`)
 	}
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as).
-		Replace(`case "$(readlink /proc/PROCESS/exe)" in
-			"FILE (deleted)") echo "MARK program"; exec AS /proc/PROCESS/exe worker --remote;;
-			*) echo "MARK gone";;
-		esac`)
+	return p.script(mark, root, `AS /proc/PROCESS/exe worker --remote; s=$?; TIDY exit $s`)
 }
 
 // revert restores what dead workers have left, and where the journal is the run's own, removes that.
 func revert(mark string, p program, root, own bool) string {
-	as, tidy := "", ""
+	tidy := ""
+	if own {
+		tidy = "TIDY"
+	}
+	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
+}
+
+// script reports whether the process still runs the program, and if it does, runs commands. The program's file
+// has no name any more; that it had tells that another process has not taken the number. TIDY removes a
+// journal with nothing in it.
+func (p program) script(mark string, root bool, commands string) string {
+	as := ""
 	if root {
 		as = sudo + " "
 	}
-	if own {
-		tidy = `AS sh -c "rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL" 2>/dev/null;`
-	}
-	script := `if AS /proc/PROCESS/exe accel revert >/dev/null; then TIDY echo "MARK end"; else echo "MARK failed"; fi`
-	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "AS ", as, "JOURNAL", journal).
-		Replace(strings.ReplaceAll(script, "TIDY", tidy))
+	commands = strings.ReplaceAll(commands, "TIDY", `AS sh -c "if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
+	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
+		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
+			` + commands)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -49,4 +50,52 @@ func TestLaunch(t *testing.T) {
 
 func sha(text string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+}
+
+var special = regexp.MustCompile(`['\n]|![^ =]|\\\\`)
+
+// TestLoginShells: a script has nothing in it that a login shell takes for its own, and runs by each that is here.
+func TestLoginShells(t *testing.T) {
+	p := program{"1", "/tmp/slipstream.x"}
+	for name, script := range map[string]string{
+		"look":   look("M", true),
+		"launch": launch("M", "/tmp", binary{sum: sha("")}, "--remote"),
+		"again":  again("M", p, true, true),
+		"revert": revert("M", p, true, true),
+	} {
+		quoted, ok := strings.CutPrefix(command(script), "exec sh -c '")
+		quoted, closed := strings.CutSuffix(quoted, "'")
+		// ' ends the quotes, ! repeats a command in csh except before a space and =, and \\ is \ in fish.
+		if !ok || !closed || special.MatchString(quoted) {
+			t.Errorf("%s is %s", name, command(script))
+		}
+	}
+	for _, shell := range []string{"sh", "bash", "csh", "fish", "ksh", "tcsh", "zsh"} {
+		if _, err := exec.LookPath(shell); err != nil {
+			continue
+		}
+		out, err := exec.Command(shell, "-c", command(look("M", false))).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "M folder ") || !strings.HasSuffix(string(out), "M end\n") {
+			t.Errorf("%s: %v\n%s", shell, err, out)
+		}
+	}
+}
+
+// TestGone: a number that another process has taken is not run.
+func TestGone(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}()
+	p := program{fmt.Sprint(other.Process.Pid), "/tmp/slipstream.x"}
+	for name, script := range map[string]string{"again": again("M", p, false, false), "revert": revert("M", p, false, true)} {
+		out, err := exec.Command("sh", "-c", command(script)).CombinedOutput()
+		if string(out) != "M gone\n" || err == nil {
+			t.Errorf("%s: %v, %s", name, err, out)
+		}
+	}
 }

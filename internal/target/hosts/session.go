@@ -29,6 +29,21 @@ type session struct {
 	printed string
 }
 
+// scriptTime bounds how long a host takes to begin a script, and the script to report: a login or sudo may
+// wait for a directory service.
+var scriptTime = time.Minute
+
+// within closes the connection when ctx ends or limit has passed, unless stop is called before. The cause of
+// the context is the reason.
+func within(ctx context.Context, limit time.Duration, host string, client *ssh.Client) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s", host, limit))
+	keep := context.AfterFunc(ctx, func() { client.Close() })
+	return ctx, func() {
+		keep()
+		cancel()
+	}
+}
+
 // open runs a script that reports with a mark.
 func open(host string, client *ssh.Client, script func(mark string) string) (*session, error) {
 	s := &session{host: host, client: client, mark: "slipstream-" + rand.Text(), done: make(chan struct{})}
@@ -58,11 +73,13 @@ func open(host string, client *ssh.Client, script func(mark string) string) (*se
 // maxPrinted bounds what start-up files may print before a script reports, in lines.
 const maxPrinted = 1000
 
-// report returns the script's next word and what follows it. Whoever calls it closes the connection when ctx
-// ends.
+// report returns the script's next word and what follows it.
 func (s *session) report(ctx context.Context) (word, rest string, err error) {
+	ctx, stop := within(ctx, scriptTime, s.host, s.client)
+	defer stop()
 	for range maxPrinted {
-		line, err := s.out.ReadString('\n')
+		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
+		line := string(part)
 		if text, ok := strings.CutPrefix(line, s.mark+" "); ok && err == nil {
 			word, rest, _ = strings.Cut(strings.TrimSuffix(text, "\n"), " ")
 			return word, strings.TrimSpace(rest), nil
@@ -70,11 +87,25 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 		if len(s.printed) < 200 {
 			s.printed += line
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return "", "", s.silent(ctx)
 		}
 	}
 	return "", "", s.silent(ctx)
+}
+
+// expect reads the next report, which has to be of a word.
+func (s *session) expect(ctx context.Context, word string) error {
+	got, _, err := s.report(ctx)
+	switch {
+	case err != nil:
+		return err
+	case got == "gone":
+		return fmt.Errorf("host %s: its first worker has ended", s.host)
+	case got != word:
+		return unexpected(s.host, got)
+	}
+	return nil
 }
 
 // silent is why a script did not report: it was not run, or it failed.
@@ -82,13 +113,13 @@ func (s *session) silent(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	s.settle()
+	ended := s.settle()
 	printed := strings.TrimSpace(s.printed)
 	exit := new(ssh.ExitError)
 	switch {
 	case errors.As(s.err, &exit) && printed == "" && s.stderr.Last() != "":
 		return fmt.Errorf("host %s: the command for a worker failed (exit code %d)%s", s.host, exit.ExitStatus(), s.stderr.Last())
-	case s.err == nil, errors.As(s.err, &exit):
+	case !ended, s.err == nil, errors.As(s.err, &exit):
 		return refusedError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
 			s.host, clip(printed), s.stderr.Last())}
 	}

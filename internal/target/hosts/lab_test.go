@@ -1,0 +1,141 @@
+//go:build linux
+
+package hosts_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/hosts"
+	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/worker"
+)
+
+// besideLab has the two nodes of a lab twice: by the lab's own workers, and by workers over SSH.
+const besideLab = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: beside-lab}
+spec:
+  target:
+    hosts:
+    - {name: node0, labels: {by: lab}}
+    - {name: node1, labels: {by: lab}}
+    - {name: a, address: 10.9.0.1, user: root, labels: {by: ssh}, addresses: {native: 198.18.0.1}}
+    - {name: b, address: 10.9.0.2, user: root, labels: {by: ssh}, addresses: {native: 198.18.0.2}}
+  baseline: lab
+  margin: 0.03
+  variants:
+  - {name: lab, hosts: {client: {by: lab}, server: {by: lab}}}
+  - {name: ssh, hosts: {client: {by: ssh}, server: {by: ssh}}}
+  workloads:
+  - {name: stream, stream: {warmup: 200ms, duration: 500ms}}
+  - {name: pingpong, pingpong: {warmup: 200ms, duration: 500ms}}
+  runs: 100
+`
+
+// twice is a lab whose nodes are reached in both ways.
+type twice struct {
+	*topology.Topology
+	lab   *lab.Lab
+	hosts *hosts.Hosts
+}
+
+func (b *twice) Network(_ context.Context, fabric int) (experiment.Network, error) {
+	return &twiceNetwork{twice: b, Seating: b.Seat(fabric, append(b.hosts.Places(), b.nodes()...))}, nil
+}
+
+// nodes are the nodes of the lab. If they share CPUs, each has one of its own, as the pods of a pair have: else
+// the scheduler would decide at random.
+func (b *twice) nodes() []target.Place {
+	nodes := b.lab.Places()
+	for i, p := range nodes {
+		if p.Shared {
+			nodes[i].Affinity = fmt.Sprint(p.Cores[i%len(p.Cores)])
+		}
+	}
+	return nodes
+}
+
+type twiceNetwork struct {
+	*twice
+	*topology.Seating
+}
+
+func (n *twiceNetwork) Places() []target.Place          { return n.Seating.Places() }
+func (n *twiceNetwork) Setup() target.Setup             { return target.Setup{Lead: n.hosts.Lead()} }
+func (n *twiceNetwork) Await(ctx context.Context) error { return n.hosts.Await(ctx) }
+func (n *twiceNetwork) Close(context.Context) error     { return nil } // both are the benchmark's
+
+func (n *twiceNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+	if strings.HasPrefix(p.Name, "node") {
+		return worker.Spawn(ctx, n.lab.In(p), os.Stderr)
+	}
+	return n.hosts.Worker(ctx, p, use)
+}
+
+// kept keeps no trial: a run returns them.
+type kept struct{}
+
+func (kept) Append(record.Trial) error { return nil }
+func (kept) Switched(string) error     { return nil }
+
+// BenchmarkBesideLab measures between two nodes of a lab over SSH, and beside it as the lab does, block by block:
+// both say the same.
+func BenchmarkBesideLab(b *testing.B) {
+	w := newController(b)
+	exp, err := v1alpha1.Parse("beside-lab.yaml", []byte(besideLab), nil)
+	must(b, err)
+	l, err := lab.Up(b.Context(), lab.Config{
+		Name: "beside-ssh", Nodes: 2, NIC: v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500}, Shape: v1alpha1.ShapeFlannel,
+	}, lab.Options{})
+	must(b, err)
+	b.Cleanup(func() { must(b, l.Down(context.Background())) })
+	both := &twice{Topology: topology.Of(exp), lab: l}
+	var nodes []*node
+	for i, p := range both.nodes() {
+		ns, err := netns.Open(network.Path("slip-beside-ssh-n" + p.Name[len("node"):]))
+		must(b, err)
+		b.Cleanup(func() { ns.Close() })
+		nodes = append(nodes, w.join(b, i, "to-controller", ns, l.In(p), nodeOptions{}))
+	}
+	w.know(b, nodes...)
+	both.hosts, err = hosts.Up(b.Context(), w.config(b, hosts.Config{
+		Hosts: exp.Spec.Target.Hosts[2:], Ways: fromAToB(v1alpha1.AddressNative, tcp4),
+	}))
+	must(b, err)
+	b.Cleanup(func() { must(b, both.hosts.Close(context.Background())) })
+	plan := experiment.New(exp, both)
+	for b.Loop() {
+		run, err := experiment.Start(b.Context(), plan, both, nil, "benchmark", nil, func(experiment.Event) {})
+		must(b, err)
+		trials, err := run.Measure(b.Context(), kept{})
+		must(b, errors.Join(err, run.Close()))
+		summary, err := stats.Analyze(exp, trials)
+		must(b, err)
+		for _, row := range summary.Rows {
+			if row.Versus == nil || row.Metric != stats.Primary(row.Workload) {
+				continue
+			}
+			v := row.Versus
+			b.ReportMetric(v.Ratio, row.Workload+"-ratio")
+			b.ReportMetric(v.CI95[0], row.Workload+"-from")
+			b.ReportMetric(v.CI95[1], row.Workload+"-to")
+			b.Logf("%s: %s %.4f (%.4f to %.4f), n %d, %s", row.Workload, row.Metric, v.Ratio, v.CI95[0], v.CI95[1], v.N, v.Verdict)
+			if v.Verdict != stats.Same {
+				b.Errorf("%s over SSH is %s", row.Workload, v.Verdict)
+			}
+		}
+	}
+}
