@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
@@ -279,24 +280,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-sweep.C:
 			sweeping = true
 		case u, ok := <-a.watch.changes:
-			if !ok {
-				a.metrics.overruns.Inc()
-				a.options.Log.Warn("netlink notifications were lost; all devices are listed again")
-				if err := a.watch.again(); err != nil {
-					return fmt.Errorf("follow the node's devices: %w", err)
-				}
-				full, a.relist = true, true
-				break
-			}
-			full = a.note(u)
-			for more := true; more; { // a burst is one batch
-				select {
-				case u, ok := <-a.watch.changes:
-					more = ok
-					full = ok && a.note(u) || full
-				default:
-					more = false
-				}
+			var err error
+			if full, err = a.takeIn(u, ok); err != nil {
+				return err
 			}
 		}
 		if !a.told() {
@@ -329,12 +315,40 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.publish()
 		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
 			verify.Reset(a.rest(spent))
-			go func() { // it takes a while, in which a pod may appear
-				if err := process.Shrink(); err != nil {
-					a.options.Log.Warn("release memory", "error", err)
-				}
-			}()
+			go a.shrink() // it takes a while, in which a pod may appear
 		}
+	}
+}
+
+// takeIn takes in a notification of the watch, and all that wait behind it: a burst is one batch. It reports whether
+// everything must be looked at. ok is false if notifications were lost.
+func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
+	if !ok {
+		a.metrics.overruns.Inc()
+		a.options.Log.Warn("netlink notifications were lost; all devices are listed again")
+		if err := a.watch.again(); err != nil {
+			return false, fmt.Errorf("follow the node's devices: %w", err)
+		}
+		a.relist = true
+		return true, nil
+	}
+	full = a.note(u)
+	for {
+		select {
+		case u, ok := <-a.watch.changes:
+			if !ok { // the next call takes that in
+				return full, nil
+			}
+			full = a.note(u) || full
+		default:
+			return full, nil
+		}
+	}
+}
+
+func (a *Agent) shrink() {
+	if err := process.Shrink(); err != nil {
+		a.options.Log.Warn("release memory", "error", err)
 	}
 }
 
