@@ -145,7 +145,7 @@ func (r *Run) more(after int) (int, error) {
 // try is a trial that is to be run.
 type try struct {
 	Cell
-	entry, attempt int
+	attempt int
 }
 
 // period runs what is missing of a period of block b; those that fail once more at its end.
@@ -165,28 +165,29 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 		case ok:
 			good++
 		case attempts == 0:
-			first = append(first, try{c, entry, 1})
+			first = append(first, try{c, 1})
 		case attempts == 1:
-			again = append(again, try{c, entry, 2})
+			again = append(again, try{c, 2})
 		}
-		anew = append(anew, try{c, entry + 1, 1})
+		anew = append(anew, try{c, 1})
 	}
 	if r.plan.states != nil && len(first)+len(again) > 0 {
 		// Trials from before an interruption were made after another switch.
 		good, first, again = 0, anew, nil
+		entry++
 		if err := r.enter(ctx, p.State); err != nil {
 			return false, err
 		}
 	}
 	for _, t := range first {
-		ok, err := r.attempt(ctx, b, t, out)
+		ok, err := r.attempt(ctx, b, entry, t, out)
 		if err != nil {
 			return false, err
 		}
 		if ok {
 			good++
 		} else {
-			again = append(again, try{t.Cell, t.entry, t.attempt + 1})
+			again = append(again, try{t.Cell, t.attempt + 1})
 		}
 	}
 	if good == 0 && len(again) == len(p.Cells) {
@@ -197,7 +198,7 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, r.done[len(r.done)-1].Error)
 	}
 	for _, t := range again {
-		ok, err := r.attempt(ctx, b, t, out)
+		ok, err := r.attempt(ctx, b, entry, t, out)
 		if err != nil {
 			return false, err
 		}
@@ -244,14 +245,14 @@ func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 }
 
 // attempt runs one trial and records it. An error ends the run.
-func (r *Run) attempt(ctx context.Context, b int, c try, out Results) (bool, error) {
+func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bool, error) {
 	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
 		if err := n.Await(ctx); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	trial := record.Trial{
-		Block: b, Period: c.Period, Entry: c.entry, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
+		Block: b, Period: c.Period, Entry: entry, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
 		Pairs: c.Pairs, Attempt: c.attempt, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
 	r.event(Event{Kind: Begins, Trial: trial})
