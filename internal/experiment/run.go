@@ -287,11 +287,14 @@ func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
 	for _, h := range hosts {
 		for _, t := range slices.Backward(r.done) {
 			// The boot id changes if a switch restarts the machine.
-			i := slices.IndexFunc(t.Hosts, func(was record.Host) bool { return slices.Equal(was.Nodes, h.Nodes) })
+			i := slices.IndexFunc(t.Hosts, func(was record.Host) bool {
+				return slices.Equal(was.Nodes, h.Nodes) && was.PhysicalHost != ""
+			})
 			if i < 0 {
 				continue
 			}
-			if was := t.Hosts[i].PhysicalHost; was != h.PhysicalHost {
+			// The daemon that tells the name starts some time after the machine.
+			if was := t.Hosts[i].PhysicalHost; h.PhysicalHost != "" && was != h.PhysicalHost {
 				all = append(all, record.Warnf(record.WarnMoved, "%s moved from the physical host %q to %q",
 					strings.Join(h.Nodes, " and "), was, h.PhysicalHost))
 			}
