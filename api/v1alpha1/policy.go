@@ -70,8 +70,8 @@ type AccelerationPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:XValidation:rule="self.all(a, (has(a.rps) ? 1 : 0) + (has(a.rfs) ? 1 : 0) + (has(a.fastpath) ? 1 : 0) + (has(a.vf) ? 1 : 0) == 1)",message="each accelerator is exactly one of rps, rfs, fastpath and vf"
-	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.fastpath)).size() < 2",message="fastpath is there once at most"
-	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.vf)).size() < 2",message="vf is there once at most"
+	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.fastpath)).size() < 2",message="fastpath must not be listed twice"
+	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.vf)).size() < 2",message="vf must not be listed twice"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rps) || (a.rps.devices.size() > 0 && a.rps.devices.size() < 5))",message="rps.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 536870912))",message="rfs.entries is a power of two up to 536870912"

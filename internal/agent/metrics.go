@@ -38,7 +38,7 @@ func newMetrics() *metrics {
 		messages:  counter("link_messages", "Messages of the kernel about the node's links."),
 		overruns:  counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
 		missed:    counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
-		withdrawn: counter("vf_withdrawals", "Times that a NIC lost the virtual function that was up, for good or for a while, while a policy verifies that."),
+		withdrawn: counter("vf_withdrawals", "Times that a NIC lost a virtual function that was up, also if it came back. Counted while a policy has vf."),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "slipstream_last_verified_timestamp_seconds", Help: "When all that the node's own devices are to have was last read back."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -75,7 +75,7 @@ var (
 	fastSkipped    = newDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.")
 	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", "path")
 	fastPackets    = newDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", "reason")
-	vfState        = newDesc("slipstream_vf_state", "1 for the state that the virtual function of a NIC is in, where a policy verifies that: used, present, idle, absent or withdrawn.", "nic", "state")
+	vfState        = newDesc("slipstream_vf_state", "1 for the current state of a NIC's virtual function, 0 for the others: used, present, idle, absent or withdrawn. There while a policy has vf.", "nic", "state")
 	podsMissing    = newDesc("slipstream_pods_missing", "Those of them that could not be found.")
 )
 

@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// vfBusy is from how many packets a second on a window tells whether packets take the virtual function (VF) of
-// a NIC. Broadcasts never take it, and a quiet NIC may receive little else.
+// vfBusy is the least rate, in packets per second, at which a window tells whether packets take the virtual
+// function (VF) of a NIC. Broadcasts never take it, and a quiet NIC may receive little else.
 const vfBusy = 100
 
 // vfReasons are the reasons that a NIC can have, the better before the worse.
@@ -141,7 +141,7 @@ func (a *Agent) verifyVFs(at time.Time) {
 			a.metrics.withdrawn.Inc()
 		}
 		if u.Change == record.VFInterrupted { // it is back, so that no state tells
-			a.notify(Event{true, v1alpha1.ReasonVFWithdrawn, fmt.Sprintf("%s had lost its virtual function %s for a while, and has it again", u.NIC, u.VF)})
+			a.notify(Event{true, v1alpha1.ReasonVFWithdrawn, fmt.Sprintf("%s lost its virtual function %s, and has it again", u.NIC, u.VF)})
 		}
 	}
 }

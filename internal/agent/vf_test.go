@@ -215,7 +215,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 	want := []string{
 		"VFIdle: policy vf: the virtual function eth1 of eth0 is up, and packets do not take it",
 		"VFWithdrawn: policy vf: eth0 has lost its virtual function eth1: no VF",
-		"VFWithdrawn: eth0 had lost its virtual function eth1 for a while, and has it again",
+		"VFWithdrawn: eth0 lost its virtual function eth1, and has it again",
 	}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("events: %s", diff)

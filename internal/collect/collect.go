@@ -36,7 +36,7 @@ type Options struct {
 	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
 	// per machine is enough.
 	CPUs bool
-	// NoEBPF leaves the time in softirqs to the ticks of /proc/stat, and loads no programs.
+	// NoEBPF loads no eBPF programs: the time in softirqs is then that of the ticks in /proc/stat.
 	NoEBPF bool
 }
 

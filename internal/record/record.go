@@ -60,8 +60,8 @@ type Trial struct {
 	// Period counts from 1 over the whole run, where variants have a switch: a block is then
 	// a period of each of them, and a failed trial is tried again at its period's end.
 	Period int `json:"period,omitempty"`
-	// Entry counts from 1 how often the run had entered the period, each time after a switch: a
-	// resumed run runs a period that was interrupted from its beginning. Trials of its last entry count.
+	// Entry counts from 1 how often the run has entered the period. A resumed run repeats an
+	// interrupted period from its first trial, after another switch. Only trials of the last entry count.
 	Entry  int `json:"entry,omitempty"`
 	Repeat int `json:"repeat,omitempty"` // counts a cell's trials within a period, from 1
 	// Attempt counts from 1; a failed trial is tried again at its block's end.
@@ -94,7 +94,7 @@ type Trial struct {
 	Files []string `json:"files,omitempty"`
 }
 
-// LastEntries returns the trials without those of periods that a resumed run entered again later.
+// LastEntries returns the trials that belong to the last entry into their period, and those without periods.
 func LastEntries(trials []Trial) []Trial {
 	last := make(map[int]int) // by period
 	for _, t := range trials {

@@ -478,7 +478,7 @@ func (c *Cluster) patchStatus(ctx context.Context, s agent.Status) error {
 	return c.ours.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(c.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
 }
 
-// setConditions sets those of a node, and removes those of what no policy wants.
+// setConditions sets the conditions of a node, and removes Fastpath and VF where no policy wants them.
 func setConditions(all *[]metav1.Condition, s agent.Status) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message)})

@@ -285,9 +285,9 @@ func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloom
 	return nil
 }
 
-// deleteReverseNAT deletes a reverse NAT entry. It also deletes the flow, if the programs have created that
-// since they were asked for it: the peer's packets would not find the flow, and its sequence numbers would
-// become stale. They create both again.
+// deleteReverseNAT deletes the reverse NAT entry of a deleted flow. If the programs have created the flow again
+// meanwhile, it deletes that too: without the entry the peer's packets do not find the flow, and its sequence
+// numbers become stale. The pod's next packets make the programs create both.
 func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
 	if err := remove(p.objects.ReverseNat, wire); err != nil {
 		return err
@@ -381,7 +381,7 @@ func (p *Programs) Forget(flow Flow) error {
 		return err
 	}
 	if v.WirePeer != k.wirePeer() {
-		// First, or this would be the entry of a flow that the programs create anew.
+		// Before the flow: after it, this could delete the entry of a flow that the programs have created anew.
 		err = remove(p.objects.ReverseNat, k.withPeer(v.WirePeer))
 	}
 	return errors.Join(err, remove(p.objects.Flows, k))
