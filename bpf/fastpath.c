@@ -80,7 +80,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		wire_peer = *(const volatile __u64 *)&f->wire_peer;
 		barrier(); /* read the peer before from_pod checks whose it is */
 		ours = from_pod(skb, f, &k, &h, is_ipv6);
-		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state >= SEQ_FROM_POD && in_window(&f->out, &f->in, &h, is_ipv6));
+		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state >= SEQ_FROM_POD && in_window(f, 1, &h, is_ipv6));
 		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
 			update_seq(f, 1, &h, now, is_ipv6);
 	}
@@ -307,7 +307,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 		return NEXT;
 	g = generation;
 	now = bpf_ktime_get_coarse_ns();
-	if (skb->gso_size)
+	if (skb->gso_size && f->gso != now)
 		f->gso = now;
 	/* GRO merges a stream's full segments, which is worth more than decapsulating each here,
 	 * unless the NIC has merged them. */
@@ -333,7 +333,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	o.head.udp_check = 0;
 	index = f->decapped_template;
 	known = bpf_map_lookup_elem(&encap_templates, &index);
-	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(&f->in, &f->out, &h, is_ipv6)))
+	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, is_ipv6)))
 		return NEXT;
 	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_outers(known, &o) || revalidate_due(&f->in, now))
 		goto probe;
@@ -400,7 +400,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 	f = find_flow(&k, &own, is_ipv6);
 	if (f) {
 		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
-		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state && in_window(&f->in, &f->out, &h, is_ipv6));
+		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state && in_window(f, 0, &h, is_ipv6));
 		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
 			update_seq(f, 0, &h, now, is_ipv6);
 	}
@@ -568,7 +568,7 @@ int observe_pod(struct __sk_buff *skb)
 	return c->in.key.is_ipv6 ? observe_pod_ip(skb, c, 1) : observe_pod_ip(skb, c, 0);
 }
 
-static __always_inline int drop_forged_ip(const struct bpf_dynptr *packet, int is_ipv6)
+static __always_inline int drop_forged_ip(struct sk_buff *skb, __u32 *start, int is_ipv6)
 {
 	__be32 source, destination;
 	struct key wire, own;
@@ -578,7 +578,7 @@ static __always_inline int drop_forged_ip(const struct bpf_dynptr *packet, int i
 	struct cpu_state *c;
 	__u32 end;
 
-	what = find_ending(packet, &h, &end, is_ipv6);
+	what = find_ending(skb, start, &h, &end, is_ipv6);
 	if (likely(what == NOT_ENDING))
 		return NF_ACCEPT;
 	if (what == TOO_MANY_HEADERS)
@@ -611,16 +611,16 @@ drop:
 SEC("netfilter")
 int drop_forged(struct bpf_nf_ctx *ctx)
 {
-	struct __sk_buff *skb = (void *)ctx->skb;
-	struct bpf_dynptr packet;
-	__u8 buffer[4], *data;
+	const __u32 four = IP_HLEN + TCP_START, six = IP6_HLEN + TCP_START;
+	__u32 start[(IP6_HLEN + TCP_START) / 4];
+	struct sk_buff *skb = ctx->skb;
 
-	if (bpf_dynptr_from_skb(skb, 0, &packet))
+	/* A shorter packet has no TCP header. */
+	if (read_packet(skb, 0, start, four))
 		return NF_ACCEPT;
-	data = bpf_dynptr_slice(&packet, 0, buffer, sizeof(buffer));
-	if (!data)
-		return NF_ACCEPT;
-	return data[0] >> 4 == 6 ? drop_forged_ip(&packet, 1) : drop_forged_ip(&packet, 0);
+	if (likely(*(__u8 *)start >> 4 != 6))
+		return drop_forged_ip(skb, start, 0);
+	return read_packet(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -14,7 +14,7 @@ static __always_inline int is_open(struct flow *f)
 {
 	if (!f->seq_state)
 		f->maybe_closed = 1;
-	else if (f->out.snd_nxt != f->resynced[0] && f->in.snd_nxt != f->resynced[1])
+	else if (f->pod.snd_nxt != f->resynced[0] && f->peer.snd_nxt != f->resynced[1])
 		f->maybe_closed = 0;
 	return !f->maybe_closed;
 }
@@ -115,13 +115,13 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 				if (out || f->seq_state >= SEQ_FROM_POD)
 					emit(k, f, EVENT_LIBERAL);
 			} else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
-				 (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))
+				 (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))
 				emit(k, f, EVENT_ACKED);
 			/* Conntrack is behind, or believes for good that the connection retransmits
 			 * or has a zero window, which a forged packet may have told it. */
 			if (!reason && f->seq_state &&
-			    (f->out.snd_nxt - pod->td_end >= RESYNC_BYTES || f->in.snd_nxt - peer->td_end >= RESYNC_BYTES ||
-			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->out.snd_nxt || peer->td_end != f->in.snd_nxt))))
+			    (f->pod.snd_nxt - pod->td_end >= RESYNC_BYTES || f->peer.snd_nxt - peer->td_end >= RESYNC_BYTES ||
+			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))))
 				emit(k, f, EVENT_RESYNC);
 		}
 	}

@@ -13,9 +13,9 @@
  * acknowledged data is an old one. The agent hears of a reset that conntrack would act on. */
 static __always_inline void handle_flags(const struct key *k, struct flow *f, int out, int own, const struct headers *h, __u64 now, int is_ipv6)
 {
-	const struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
 	__u8 flags = FLAGS(h);
-	int next = SEQ(h) == back->rcv_nxt || SEQ(h) == w->snd_nxt;
+	int next = SEQ(h) == to->rcv_nxt || SEQ(h) == from->snd_nxt;
 
 	if (!own)
 		return;
@@ -27,9 +27,9 @@ static __always_inline void handle_flags(const struct key *k, struct flow *f, in
 	} else if (!(flags & (TCPHDR_FIN | TCPHDR_RST))) {
 		if (out)
 			f->seq_state = 0;
-		else if ((flags & TCPHDR_ACK) && in_window(w, back, h, is_ipv6))
+		else if ((flags & TCPHDR_ACK) && in_window(f, 0, h, is_ipv6))
 			update_seq(f, 0, h, now, is_ipv6);
-	} else if (ends_connection(f, out, h, seq_end(h, is_ipv6)) && !seq_after(back->rcv_nxt, seq_end(h, is_ipv6) + 1)) {
+	} else if (ends_connection(f, out, h, seq_end(h, is_ipv6)) && !seq_after(to->rcv_nxt, seq_end(h, is_ipv6) + 1)) {
 		if ((flags & TCPHDR_RST) && !out && !next)
 			return; /* the pod answers with a challenge ACK (RFC 5961, section 3.2) */
 		if ((flags & TCPHDR_RST) && next)
@@ -45,24 +45,38 @@ static __always_inline int is_extension_header(__u8 protocol)
 	       protocol == IPPROTO_AH;
 }
 
+/* How much of a TCP header find_ending reads. */
+#define TCP_START ((int)sizeof(((struct headers *)0)->l4))
+
 /* What drop_forged finds of a packet. */
 enum { NOT_ENDING, ENDING, TOO_MANY_HEADERS };
 
-/* find_ending tells whether a packet is a FIN or RST, wherever its TCP header is, and reads its
- * headers and the sequence number after its last byte. Conntrack parses extension headers without
- * limit; a longer chain than EXTENSION_HEADERS_MAX only hides what follows. */
-static __always_inline int find_ending(const struct bpf_dynptr *packet, struct headers *h, __u32 *end, int is_ipv6)
+/* read_packet copies bytes of a packet, and fails if it is shorter. Headers are in the linear part of nearly
+ * all packets, and a dynptr takes three times as long to read. */
+static __always_inline long read_packet(struct sk_buff *skb, __u32 at, void *to, __u32 size)
 {
-	__u32 ip_buffer[10], buffer[5], at = HLEN(is_ipv6);
-	const __u8 *ip = bpf_dynptr_slice(packet, 0, ip_buffer, HLEN(is_ipv6)), *data;
-	const __u32 *l4;
-	__u8 protocol, flags;
+	struct bpf_dynptr packet;
+
+	if (likely(at + size <= skb->len - skb->data_len))
+		return bpf_probe_read_kernel(to, size, skb->data + at);
+	if (bpf_dynptr_from_skb((void *)skb, 0, &packet))
+		return -1;
+	return bpf_dynptr_read(to, size, &packet, at, 0);
+}
+
+/* find_ending tells whether a packet is a FIN or RST, wherever its TCP header is, and reads its
+ * headers and the sequence number after its last byte. start is the IP header and the TCP_START bytes
+ * after it. Conntrack parses extension headers without limit; a longer chain than
+ * EXTENSION_HEADERS_MAX only hides what follows. */
+static __always_inline int find_ending(struct sk_buff *skb, __u32 *start, struct headers *h, __u32 *end, int is_ipv6)
+{
+	__u32 at = HLEN(is_ipv6), *l4 = start + HLEN(is_ipv6) / 4;
+	const __u8 *ip = (const void *)start;
+	__u8 protocol, flags, extension[8];
 	int i;
 
-	if (!ip)
-		return NOT_ENDING;
 	if (!is_ipv6) {
-		if (ip[9] != IPPROTO_TCP || (HALF(((const __u32 *)ip)[1], 1) & bpf_htons(0x1fff)))
+		if (ip[9] != IPPROTO_TCP || (HALF(start[1], 1) & bpf_htons(0x1fff)))
 			return NOT_ENDING;
 		at = (ip[0] & 0xf) * 4;
 	} else {
@@ -70,23 +84,22 @@ static __always_inline int find_ending(const struct bpf_dynptr *packet, struct h
 		for (i = 0; i < EXTENSION_HEADERS_MAX && protocol != IPPROTO_TCP; i++) {
 			if (!is_extension_header(protocol))
 				return NOT_ENDING;
-			data = bpf_dynptr_slice(packet, at, buffer, 8);
-			if (!data || (protocol == IPPROTO_FRAGMENT && ((const __u16 *)data)[1] & bpf_htons(0xfff8)))
+			if (read_packet(skb, at, extension, sizeof(extension)) ||
+			    (protocol == IPPROTO_FRAGMENT && (extension[2] || extension[3] & 0xf8)))
 				return NOT_ENDING;
-			at += protocol == IPPROTO_AH ? (data[1] + 2) * 4 : protocol == IPPROTO_FRAGMENT ? 8 : (data[1] + 1) * 8;
-			protocol = data[0];
+			at += protocol == IPPROTO_AH ? (extension[1] + 2) * 4 : protocol == IPPROTO_FRAGMENT ? 8 : (extension[1] + 1) * 8;
+			protocol = extension[0];
 		}
 		if (protocol != IPPROTO_TCP)
 			return is_extension_header(protocol) ? TOO_MANY_HEADERS : NOT_ENDING;
 	}
-	l4 = bpf_dynptr_slice(packet, at, buffer, sizeof(h->l4));
-	if (!l4)
+	if (unlikely(at != HLEN(is_ipv6)) && read_packet(skb, at, l4, TCP_START))
 		return NOT_ENDING;
-	flags = ((const __u8 *)l4)[13];
+	flags = BYTE(l4[3], 1);
 	if (likely(!(flags & (TCPHDR_FIN | TCPHDR_RST)) || (flags & TCPHDR_SYN)))
 		return NOT_ENDING;
-	copy(h->ip, ip, HLEN(is_ipv6));
-	copy(h->l4, l4, sizeof(h->l4));
-	*end = SEQ(h) + bpf_dynptr_size(packet) - at - DATA_OFFSET(h);
+	copy(h->ip, start, HLEN(is_ipv6));
+	copy(h->l4, l4, TCP_START);
+	*end = SEQ(h) + skb->len - at - DATA_OFFSET(h);
 	return ENDING;
 }

@@ -31,14 +31,22 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* TCP only. The end of what was sent this way (SND.NXT), the highest acknowledgement sent
-	 * this way (RCV.NXT), the right edge of the window that the other side announced for this
-	 * way, and the scale of the windows that this way announces (RFC 7323). */
-	__u32 snd_nxt, rcv_nxt, window_end, scale;
-	/* The epoch in which a packet was last seen this way. */
+	/* TCP only: the scale of the windows that this way announces (RFC 7323). */
+	__u32 scale;
+};
+
+/* What is known of the sequence numbers of one side of a TCP connection. */
+struct side {
+	/* The end of what it has sent (SND.NXT), its highest acknowledgement (RCV.NXT), the right edge of the
+	 * window that the other side announced. */
+	__u32 snd_nxt, rcv_nxt, window_end;
+	/* The epoch in which a packet of it was last seen. */
 	__u32 epoch;
 };
 
+/* Data and acknowledgements of a stream usually pass on two CPUs. What most packets write is in the last
+ * 64 bytes, so that these CPUs pass one cache line to and fro, and share the others. (A value of the map
+ * begins at a multiple of 64, if the kernel has no other size than 48 bytes before the key.) */
 struct flow {
 	struct direction out, in;
 	/* Destination and source MAC of what the pod sends. */
@@ -55,19 +63,21 @@ struct flow {
 	__u64 decapped;
 	__u32 decapped_generation;
 	__u32 decapped_template;
-	/* When a GSO packet last came to the NIC; when a packet was last left to the kernel because
-	 * it is one, or because GRO may merge it into one. */
-	__u64 gso, gso_possible;
 	/* When the flow was last seen to end at a socket of the pod (see ends_at_socket). */
 	__u64 socket_ended;
 	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; and whether the
-	 * connection may have been closed before its flow became known (see check_conntrack). */
-	__u8 seq_state, maybe_closed, zero[2];
+	/* When a GSO packet last came to the NIC; when a packet was last left to the kernel because
+	 * it is one, or because GRO may merge it into one. */
+	__u64 gso, gso_possible;
+	/* TCP only. */
+	struct side pod, peer;
 	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
 	 * asked to resynchronise conntrack. */
 	__u32 resynced[2];
+	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; and whether the
+	 * connection may have been closed before its flow became known (see check_conntrack). */
+	__u8 seq_state, maybe_closed, zero[2];
 	/* When the last packet was seen, ms. */
 	__u32 last_ms;
 };

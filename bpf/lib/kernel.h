@@ -25,6 +25,7 @@ struct sk_buff {
 	struct net_device *dev;
 	unsigned long _nfct;
 	unsigned char *head, *data;
+	__u32 len, data_len;
 	__u16 csum_start;
 	__u8 ip_summed : 2;
 	__u8 csum_level : 2;
@@ -135,5 +136,3 @@ struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, _
 void bpf_ct_release(struct nf_conn *) __ksym;
 void *bpf_cast_to_kern_ctx(void *) __ksym;
 int bpf_dynptr_from_skb(struct __sk_buff *, __u64, struct bpf_dynptr *) __ksym;
-void *bpf_dynptr_slice(const struct bpf_dynptr *, __u32, void *, __u32) __ksym;
-__u32 bpf_dynptr_size(const struct bpf_dynptr *) __ksym;

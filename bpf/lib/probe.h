@@ -32,7 +32,7 @@ static __always_inline void record_seq(struct flow *f, int out, const struct pro
 		if (!out && seq_complete(f))
 			return;
 		/* A later packet may have made the numbers known while this probe was on its way. */
-		if (!out || f->seq_state < SEQ_FROM_POD || !in_window(&f->out, &f->in, &p->headers, is_ipv6))
+		if (!out || f->seq_state < SEQ_FROM_POD || !in_window(f, 1, &p->headers, is_ipv6))
 			init_seq(f, out, &p->headers, is_ipv6);
 	}
 	update_seq(f, out, &p->headers, p->at, is_ipv6);

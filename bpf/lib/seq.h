@@ -32,21 +32,27 @@ static __always_inline __u32 seq_end(const struct headers *h, int is_ipv6)
 /* data_in_window tells whether data lies between one window before what the other side has
  * acknowledged and the right edge of its window; ack_in_window, whether the other side has sent,
  * not too long ago, what is acknowledged. */
-static __always_inline int data_in_window(const struct direction *w, const struct direction *back, __u32 seq, __u32 end)
+static __always_inline int data_in_window(const struct flow *f, int out, __u32 seq, __u32 end)
 {
-	return !seq_after(seq, w->window_end) && !seq_after(back->rcv_nxt - (0xffff << (back->scale & 15)), end);
+	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
+	__u32 scale = out ? f->in.scale : f->out.scale;
+
+	return !seq_after(seq, from->window_end) && !seq_after(to->rcv_nxt - (0xffff << (scale & 15)), end);
 }
 
-static __always_inline int ack_in_window(const struct direction *w, const struct direction *back, __u32 ack)
+static __always_inline int ack_in_window(const struct flow *f, int out, __u32 ack)
 {
-	return !seq_after(ack, back->window_end) && !seq_after(w->rcv_nxt - (0xffff << (w->scale & 15)), ack);
+	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
+	__u32 scale = out ? f->out.scale : f->in.scale;
+
+	return !seq_after(ack, to->window_end) && !seq_after(from->rcv_nxt - (0xffff << (scale & 15)), ack);
 }
 
 /* in_window tells whether conntrack would call a TCP packet valid if it had seen all packets before
  * it. */
-static __always_inline int in_window(const struct direction *w, const struct direction *back, const struct headers *h, int is_ipv6)
+static __always_inline int in_window(const struct flow *f, int out, const struct headers *h, int is_ipv6)
 {
-	return data_in_window(w, back, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(w, back, ACK(h));
+	return data_in_window(f, out, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(f, out, ACK(h));
 }
 
 /* ends_connection tells whether conntrack would take a FIN or RST for one of its connection if it
@@ -55,12 +61,11 @@ static __always_inline int in_window(const struct direction *w, const struct dir
  * net/ipv4/tcp_input.c). */
 static __always_inline int ends_connection(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
-	const struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
-	__u8 flags = FLAGS(h);
-
-	if (!data_in_window(w, back, SEQ(h), end))
+	if (!data_in_window(f, out, SEQ(h), end))
 		return 0;
-	return flags & TCPHDR_RST ? !seq_after(back->rcv_nxt, SEQ(h) + 1) : ack_in_window(w, back, ACK(h));
+	if (FLAGS(h) & TCPHDR_RST)
+		return !seq_after(out ? f->peer.rcv_nxt : f->pod.rcv_nxt, SEQ(h) + 1);
+	return ack_in_window(f, out, ACK(h));
 }
 
 /* advance moves a sequence number forward. Packets of a connection may pass on several CPUs at once,
@@ -81,29 +86,29 @@ static __always_inline void advance(__u32 *to, __u32 number)
 /* update_seq records the sequence numbers of a packet in the window. */
 static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u64 now, int is_ipv6)
 {
-	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
-	__u32 is = epoch, ms = now / MS;
+	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
+	__u32 is = epoch, ms = now / MS, scale = out ? f->out.scale : f->in.scale;
 	__u32 end = seq_end(h, is_ipv6), ack = ACK(h), edge;
 
 	/* encap sees all that the pod sends before the peer can acknowledge it. */
-	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, back->snd_nxt)))
-		ack = back->snd_nxt;
-	edge = ack + (WINDOW(h) << (w->scale & 15));
+	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, to->snd_nxt)))
+		ack = to->snd_nxt;
+	edge = ack + (WINDOW(h) << (scale & 15));
 	if (!out && unlikely(f->seq_state == SEQ_FROM_POD))
 		f->seq_state = SEQ_CONFIRMED;
-	if (seq_after(end, w->snd_nxt)) {
-		advance(&w->snd_nxt, end);
-		advance(&w->window_end, end);
+	if (seq_after(end, from->snd_nxt)) {
+		advance(&from->snd_nxt, end);
+		advance(&from->window_end, end);
 		if (unlikely(end - f->resynced[!out] >= RESYNC_BYTES)) {
 			f->resynced[!out] = end;
 			emit(&f->key, f, EVENT_RESYNC);
 		}
 	}
-	advance(&w->rcv_nxt, ack);
-	advance(&back->snd_nxt, ack); /* sent before the flow was known */
-	advance(&back->window_end, edge);
-	if (w->epoch != is)
-		w->epoch = is;
+	advance(&from->rcv_nxt, ack);
+	advance(&to->snd_nxt, ack); /* sent before the flow was known */
+	advance(&to->window_end, edge);
+	if (from->epoch != is)
+		from->epoch = is;
 	if (f->last_ms != ms)
 		f->last_ms = ms;
 }
@@ -112,16 +117,17 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
  * until its next packet; until then it is 64 KiB. */
 static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, int is_ipv6)
 {
-	struct direction *w = out ? &f->out : &f->in, *back = out ? &f->in : &f->out;
+	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
+	__u32 scale = out ? f->out.scale : f->in.scale;
 
-	w->snd_nxt = seq_end(h, is_ipv6);
-	w->rcv_nxt = back->snd_nxt = ACK(h);
-	back->rcv_nxt = SEQ(h);
-	back->window_end = ACK(h) + (WINDOW(h) << (w->scale & 15));
-	w->window_end = w->snd_nxt + 0xffff;
-	f->resynced[0] = f->out.snd_nxt;
-	f->resynced[1] = f->in.snd_nxt;
-	w->epoch = back->epoch = epoch;
+	from->snd_nxt = seq_end(h, is_ipv6);
+	from->rcv_nxt = to->snd_nxt = ACK(h);
+	to->rcv_nxt = SEQ(h);
+	to->window_end = ACK(h) + (WINDOW(h) << (scale & 15));
+	from->window_end = from->snd_nxt + 0xffff;
+	f->resynced[0] = f->pod.snd_nxt;
+	f->resynced[1] = f->peer.snd_nxt;
+	from->epoch = to->epoch = epoch;
 	f->seq_state = out ? SEQ_FROM_POD : SEQ_FROM_PEER;
 }
 
@@ -129,5 +135,5 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
  * since. */
 static __always_inline int seq_complete(const struct flow *f)
 {
-	return f->seq_state && f->out.epoch == epoch && f->in.epoch == epoch;
+	return f->seq_state && f->pod.epoch == epoch && f->peer.epoch == epoch;
 }

@@ -4,6 +4,7 @@ package fastpath_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -386,6 +387,47 @@ func TestForgedFINAndRST(t *testing.T) {
 			}
 			w.trip(e, 100)
 		})
+	}
+}
+
+// TestForgedRSTInPages checks that a forged RST is dropped whose TCP header is in a page of the skb: its linear
+// part ends with the IP header. The pod sends it by a packet socket, as a frame of more than a page.
+func TestForgedRSTInPages(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	tap := w.tap("n0p1", "eth0")
+	var gateway net.HardwareAddr
+	var veth int
+	w.in("n0p1", func() error {
+		l, err := netlink.LinkByIndex(tap.index)
+		if err != nil {
+			return err
+		}
+		veth = l.Attrs().ParentIndex
+		return errors.Join(netlink.LinkSetMTU(l, 9000), unix.SetsockoptInt(tap.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
+	})
+	w.in("n0", func() error {
+		bridge, err := netlink.LinkByName("cni0")
+		if err != nil {
+			return err
+		}
+		gateway = bridge.Attrs().HardwareAddr
+		return netlink.LinkSetMTU(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: veth}}, 9000)
+	})
+	rst := grammar.Packet{
+		To: gateway, From: grammar.MadeUp(1), Protocol: unix.IPPROTO_TCP, TTL: 64, Flags: tcpRST, Payload: 5000,
+		Source: e.LocalAddr().(*net.TCPAddr).AddrPort(), Target: e.RemoteAddr().(*net.TCPAddr).AddrPort(),
+	}
+	frame := append(make([]byte, binary.Size(vnet{})), rst.Bytes()...) // no offload
+	before := w.counts(0)["forged"]
+	w.eventually("the forged packet is counted", func() {
+		if err := unix.Sendto(tap.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: tap.index, Halen: 6}); err != nil {
+			t.Fatal(err)
+		}
+	}, func() bool { return w.counts(0)["forged"] > before })
+	w.trip(e, 100)
+	if is := w.conntrack("n0", e); is.State != stateEstablished {
+		t.Errorf("conntrack has %+v", is)
 	}
 }
 

@@ -127,8 +127,8 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
 	v.SeqState = seqConfirmed
-	v.Out.SndNxt, v.In.SndNxt = 1000, 1000
-	v.Out.WindowEnd, v.In.WindowEnd = 70000, 70000
+	v.Pod.SndNxt, v.Peer.SndNxt = 1000, 1000
+	v.Pod.WindowEnd, v.Peer.WindowEnd = 70000, 70000
 	v.Decapped, v.DecappedGeneration, v.DecappedTemplate = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
@@ -622,7 +622,7 @@ func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.Out.Device += tt.device
-				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = acked, acked, end, end, edge, edge
+				v.Pod.RcvNxt, v.Peer.RcvNxt, v.Pod.SndNxt, v.Peer.SndNxt, v.Pod.WindowEnd, v.Peer.WindowEnd = acked, acked, end, end, edge, edge
 			})
 			p, program := outPacket(four, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
@@ -676,7 +676,7 @@ func TestSequenceNumbers(t *testing.T) {
 			{"segment of the peer beyond the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 		} {
 			f.addFlow(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
-				v.Out.RcvNxt, v.In.RcvNxt, v.Out.SndNxt, v.In.SndNxt, v.Out.WindowEnd, v.In.WindowEnd = 900, 900, 1000, 1000, 70000, 70000
+				v.Pod.RcvNxt, v.Peer.RcvNxt, v.Pod.SndNxt, v.Peer.SndNxt, v.Pod.WindowEnd, v.Peer.WindowEnd = 900, 900, 1000, 1000, 70000, 70000
 			})
 			p, program := outPacket(v, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
@@ -717,7 +717,7 @@ func TestSequenceNumbersUnknown(t *testing.T) {
 func TestResyncEvents(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const step = 1 << 28
-	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.WindowEnd, v.In.WindowEnd = step, step })
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Pod.WindowEnd, v.Peer.WindowEnd = step, step })
 	b := outPacket(four, unix.IPPROTO_TCP).Bytes()
 	events := 0
 	for n := range uint32(16) { // 4 GiB
@@ -726,7 +726,7 @@ func TestResyncEvents(t *testing.T) {
 		if err := f.objects.Flows.Lookup(Flow{pod, peer, unix.IPPROTO_TCP}.key(), &v); err != nil {
 			t.Fatal(err)
 		}
-		v.Out.Validated, v.In.Validated, v.In.RcvNxt, v.Out.WindowEnd = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
+		v.Out.Validated, v.In.Validated, v.Peer.RcvNxt, v.Pod.WindowEnd = uint64(monotonic(t)), uint64(monotonic(t)), n*step, (n+1)*step
 		if err := f.objects.Flows.Put(v.Key, v); err != nil {
 			t.Fatal(err)
 		}
@@ -934,7 +934,7 @@ func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 		t.Skip("needs two CPUs")
 	}
 	f := loadForTest(t, nil)
-	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.In.SndNxt += 1 << 20 })
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Peer.SndNxt += 1 << 20 })
 	pod, peer := four.ends()
 	flow := Flow{pod, peer, unix.IPPROTO_TCP}
 	const rounds = 20_000
@@ -978,9 +978,9 @@ func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 				t.Error(err)
 			}
 			if length == 0 {
-				length = v.Out.SndNxt - seq
+				length = v.Pod.SndNxt - seq
 			}
-			if v.Out.SndNxt != seq+length || v.Out.RcvNxt != seq {
+			if v.Pod.SndNxt != seq+length || v.Pod.RcvNxt != seq {
 				lost++
 			}
 		})

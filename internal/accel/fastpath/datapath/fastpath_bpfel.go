@@ -145,11 +145,7 @@ type fastpathFlow struct {
 		Tos             uint8
 		Ttl             uint8
 		Mtu             uint16
-		SndNxt          uint32
-		RcvNxt          uint32
-		WindowEnd       uint32
 		Scale           uint32
-		Epoch           uint32
 	}
 	In struct {
 		_               structs.HostLayout
@@ -163,11 +159,7 @@ type fastpathFlow struct {
 		Tos             uint8
 		Ttl             uint8
 		Mtu             uint16
-		SndNxt          uint32
-		RcvNxt          uint32
-		WindowEnd       uint32
 		Scale           uint32
-		Epoch           uint32
 	}
 	Mac                [12]uint8
 	BloomBit           uint32
@@ -176,16 +168,30 @@ type fastpathFlow struct {
 	Decapped           uint64
 	DecappedGeneration uint32
 	DecappedTemplate   uint32
-	Gso                uint64
-	GsoPossible        uint64
 	SocketEnded        uint64
 	Pod6               [2]uint64
 	Peer6              [2]uint64
-	SeqState           uint8
-	MaybeClosed        uint8
-	Zero               [2]uint8
-	Resynced           [2]uint32
-	LastMs             uint32
+	Gso                uint64
+	GsoPossible        uint64
+	Pod                struct {
+		_         structs.HostLayout
+		SndNxt    uint32
+		RcvNxt    uint32
+		WindowEnd uint32
+		Epoch     uint32
+	}
+	Peer struct {
+		_         structs.HostLayout
+		SndNxt    uint32
+		RcvNxt    uint32
+		WindowEnd uint32
+		Epoch     uint32
+	}
+	Resynced    [2]uint32
+	SeqState    uint8
+	MaybeClosed uint8
+	Zero        [2]uint8
+	LastMs      uint32
 }
 
 type fastpathKey struct {

@@ -330,12 +330,12 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	if err := p.objects.Epoch.Get(&epoch); err != nil {
 		return Sequence{}, fmt.Errorf("read the epoch of the fast path: %w", err)
 	}
-	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Out.Epoch != epoch || v.In.Epoch != epoch {
+	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Pod.Epoch != epoch || v.Peer.Epoch != epoch {
 		return Sequence{}, nil
 	}
 	ago := uint32(now/time.Millisecond) - v.LastMs
 	return Sequence{
-		Pod: Side{v.Out.SndNxt, v.Out.RcvNxt, v.Out.WindowEnd}, Peer: Side{v.In.SndNxt, v.In.RcvNxt, v.In.WindowEnd},
+		Pod: Side{v.Pod.SndNxt, v.Pod.RcvNxt, v.Pod.WindowEnd}, Peer: Side{v.Peer.SndNxt, v.Peer.RcvNxt, v.Peer.WindowEnd},
 		Last: (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
 	}, nil
 }

@@ -24,7 +24,7 @@ func TestDropForged(t *testing.T) {
 	const out, fin, reset = edge + 1, tcpFIN | tcpACK, tcpRST
 	for _, v := range []version{four, six} {
 		known := func(flow *fastpathFlow) {
-			flow.Out.RcvNxt, flow.In.RcvNxt, flow.Out.SndNxt, flow.In.SndNxt, flow.Out.WindowEnd, flow.In.WindowEnd = acked, acked, end, end, edge, edge
+			flow.Pod.RcvNxt, flow.Peer.RcvNxt, flow.Pod.SndNxt, flow.Peer.SndNxt, flow.Pod.WindowEnd, flow.Peer.WindowEnd = acked, acked, end, end, edge, edge
 		}
 		for _, tt := range []struct {
 			name     string
@@ -56,8 +56,8 @@ func TestDropForged(t *testing.T) {
 			{name: "no sequence numbers", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 0 }},
 			{name: "sequence numbers of a packet of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 1 }},
 			{name: "sequence numbers of a packet of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
-			{name: "programs missed packets of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Out.Epoch-- }},
-			{name: "programs missed packets of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.In.Epoch-- }},
+			{name: "programs missed packets of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Pod.Epoch-- }},
+			{name: "programs missed packets of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Peer.Epoch-- }},
 			{
 				name: "another connection", flags: fin, seq: out, in: true,
 				packet: func(p *grammar.Packet) { p.Source = netip.AddrPortFrom(p.Source.Addr(), 9) },
