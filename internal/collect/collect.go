@@ -53,22 +53,24 @@ type Collector struct {
 	at      nic.Source
 	ethtool *ethtool.Ethtool
 	// The rest is for Options.CPUs only.
-	stat, softirqs, softnet *source
-	limits                  Limits
-	proc                    fs.FS
-	boot                    string
-	exact                   *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced, because of reason
-	reason                  error
+	stat, softirqs, softnet, interrupts *source
+	limits                              Limits
+	proc                                fs.FS
+	boot                                string
+	exact                               *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced, because of reason
+	reason                              error
 }
 
 // Snapshot is the values of the counters at one instant.
 type Snapshot struct {
-	at        int64 // CLOCK_MONOTONIC in ns
-	cpus      []cpu // by number
-	exact     []softirqCPU
-	throttled []throttled // an entry for each of Collector.limits
-	devices   []record.Device
-	nics      nic.Snapshot
+	at         int64               // CLOCK_MONOTONIC in ns
+	cpus       []cpu               // by number
+	interrupts map[string][]uint32 // by number or name, a count for each of cpus
+	switches   uint64
+	exact      []softirqCPU
+	throttled  []throttled // an entry for each of Collector.limits
+	devices    []record.Device
+	nics       nic.Snapshot
 }
 
 // New opens the counters. eBPF programs time softirqs until Close, if the kernel and the privileges allow
@@ -105,6 +107,9 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 	if c.softnet, err = openSource(filepath.Join(o.Proc, "net/softnet_stat")); err != nil {
 		return c, err
 	}
+	if c.interrupts, err = openSource(filepath.Join(o.Proc, "interrupts")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c, err
+	}
 	if c.limits, err = openLimits(o.Proc, o.Cgroup); err != nil {
 		return c, err
 	}
@@ -121,7 +126,7 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 // Close closes the files and detaches the eBPF programs.
 func (c *Collector) Close() error {
 	var errs []error
-	for _, s := range []*source{c.devices, c.stat, c.softirqs, c.softnet} {
+	for _, s := range []*source{c.devices, c.stat, c.softirqs, c.softnet, c.interrupts} {
 		if s != nil {
 			errs = append(errs, s.file.Close())
 		}
@@ -150,6 +155,7 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 		parse func([]byte) error
 	}{
 		{c.stat, s.parseStat}, {c.softirqs, s.parseSoftirqs}, {c.softnet, s.parseSoftnet}, {c.devices, s.parseDevices},
+		{c.interrupts, s.parseInterrupts},
 	} {
 		if f.source == nil {
 			continue
@@ -167,16 +173,20 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 // Host returns what the machine's CPUs did between two snapshots of a collector with Options.CPUs. It
 // omits CPUs that went offline or came online in between. The caller fills in the nodes' names.
 func (c *Collector) Host(before, after Snapshot) record.Host {
-	h := record.Host{Boot: c.boot, PhysicalHost: physicalHost(c.proc), Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks}
+	h := record.Host{
+		Boot: c.boot, PhysicalHost: physicalHost(c.proc), Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks,
+		Switches: after.switches - before.switches,
+	}
 	if c.exact != nil {
 		h.Source = record.SoftirqEBPF
 	}
-	for _, a := range after.cpus {
+	for j, a := range after.cpus {
 		i, ok := find(before.cpus, a.id)
 		if !ok {
 			continue
 		}
 		r := a.since(before.cpus[i])
+		r.Interrupts = interrupts(before, after, i, j)
 		r.Softirq = r.SoftirqTicks
 		if a.id < min(len(before.exact), len(after.exact)) {
 			b, a := before.exact[a.id], after.exact[a.id]

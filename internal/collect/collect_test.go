@@ -62,20 +62,20 @@ func edges(t *testing.T, tree string) (c *Collector, before, after Snapshot) {
 func TestHost(t *testing.T) {
 	c, before, after := edges(t, "4cpu")
 	want := record.Host{
-		Boot: "9f6b1c52-3f7e-4b55-9d37-6e1f6f1a7b11", Seconds: 2, Source: record.SoftirqTicks,
+		Boot: "9f6b1c52-3f7e-4b55-9d37-6e1f6f1a7b11", Seconds: 2, Source: record.SoftirqTicks, Switches: 500,
 		CPUs: []record.CPU{
 			{
 				ID: 0, User: .7, System: .3, IRQ: .01, Steal: .1, Idle: .6, Busy: 1.4, Softirq: .2, SoftirqTicks: .2,
-				NetRx: 100, NetTx: 1, Processed: 100, Dropped: 1, ReceivedRPS: 9,
+				NetRx: 100, NetTx: 1, Processed: 100, Dropped: 1, ReceivedRPS: 9, Interrupts: 208,
 			},
 			{ID: 1, Idle: 2},
 			// Its idle time fell: iowait was taken back.
 			{
 				ID: 2, User: 1, System: .5, Busy: 2, Softirq: .5, SoftirqTicks: .5,
-				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6,
+				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6, Interrupts: 102,
 			},
 			// Counters of 32 bits that passed their end.
-			{ID: 3, User: .1, Idle: 1.85, Busy: .15, NetRx: 16, Processed: 32},
+			{ID: 3, User: .1, Idle: 1.85, Busy: .15, NetRx: 16, Processed: 32, Interrupts: 11},
 		},
 		Warnings: []record.Warning{{
 			Code:    record.WarnNoEBPF,
@@ -93,9 +93,9 @@ func TestHostWithCPUOffline(t *testing.T) {
 	c, before, after := edges(t, "offline")
 	var got [][]uint64
 	for _, cpu := range c.Host(before, after).CPUs {
-		got = append(got, []uint64{uint64(cpu.ID), cpu.NetRx, cpu.NetTx, cpu.Processed, cpu.Dropped, cpu.Squeezed, cpu.ReceivedRPS})
+		got = append(got, []uint64{uint64(cpu.ID), cpu.NetRx, cpu.NetTx, cpu.Processed, cpu.Dropped, cpu.Squeezed, cpu.ReceivedRPS, cpu.Interrupts})
 	}
-	want := [][]uint64{{0, 10, 10, 10, 0, 0, 0}, {1, 20, 10, 20, 0, 0, 0}, {3, 40, 10, 40, 10, 20, 30}}
+	want := [][]uint64{{0, 10, 10, 10, 0, 0, 0, 1}, {1, 20, 10, 20, 0, 0, 0, 2}, {3, 40, 10, 40, 10, 20, 30, 3}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -204,12 +204,13 @@ func TestDevicesOnly(t *testing.T) {
 // than the first buffer.
 func TestManyCPUs(t *testing.T) {
 	const n = 256
-	var stat, heading, tx, rx, softnet strings.Builder
+	var stat, heading, tx, rx, softnet, interrupts strings.Builder
 	for i := range uint64(n) {
 		fmt.Fprintf(&stat, "cpu%d %d 0 0 0 0 0 0 %d 0 0\n", i, i, i+1)
 		fmt.Fprintf(&heading, "    CPU%d", i)
 		fmt.Fprintf(&tx, " %10d", i+2)
 		fmt.Fprintf(&rx, " %10d", i+3)
+		fmt.Fprintf(&interrupts, " %10d", i+9)
 		fmt.Fprintf(&softnet, "%08x %08x %08x 0 0 0 0 0 0 %08x %08x 0 %08x 0 0\n", i+4, i+5, i+6, i+7, i+8, i)
 	}
 	var s Snapshot
@@ -220,6 +221,7 @@ func TestManyCPUs(t *testing.T) {
 		{"stat", "cpu  0 0 0 0 0 0 0 0 0 0\n" + stat.String() + "intr 1\n", s.parseStat},
 		{"softirqs", heading.String() + "\n      NET_TX:" + tx.String() + "\n      NET_RX:" + rx.String() + "\n", s.parseSoftirqs},
 		{"softnet_stat", softnet.String(), s.parseSoftnet},
+		{"interrupts", heading.String() + "\n 1:" + interrupts.String() + "  PCI-MSIX-0000:00:04.0   1-edge      virtio3-rx\n", s.parseInterrupts},
 	} {
 		path := filepath.Join(t.TempDir(), f.name)
 		write(t, path, f.content)
@@ -244,6 +246,28 @@ func TestManyCPUs(t *testing.T) {
 		if got != want {
 			t.Fatalf("got %+v, want %+v", got, want)
 		}
+		if n := s.interrupts["1"][i]; n != w+9 {
+			t.Fatalf("CPU %d took %d interrupts, want %d", i, n, w+9)
+		}
+	}
+}
+
+// TestInterruptsOfDevices: the interrupts of a device that goes go with their counts, and one that comes in
+// its place counts from 0.
+func TestInterruptsOfDevices(t *testing.T) {
+	read := func(rows string) Snapshot {
+		s := online()
+		if err := s.parseInterrupts([]byte("CPU0 CPU1 CPU3\n" + rows)); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := read("41: 9000 0 0 mlx5\n42: 500 7 0 mlx5\nLOC: 4294967295 2 3 Local timer interrupts\n")
+	after := read("42: 20 0 0 virtio3-rx\n43: 0 5 0 virtio3-tx\nLOC: 4 2 4 Local timer interrupts\n")
+	for i, want := range []uint64{20 + 5, 5, 1} {
+		if got := interrupts(before, after, i, i); got != want {
+			t.Errorf("CPU at %d took %d interrupts, want %d", i, got, want)
+		}
 	}
 }
 
@@ -259,6 +283,8 @@ func TestParseErrors(t *testing.T) {
 		{"columns missing", s.parseStat, "cpu0 1 2 3 4 5 6 7\n"},
 		{"no number", s.parseStat, "cpu0 1 2 3 4 5 x 7 8\n"},
 		{"a CPU twice", s.parseStat, "cpu0 1 2 3 4 5 6 7 8\ncpu0 1 2 3 4 5 6 7 8\n"},
+		{"no number", s.parseStat, "cpu0 1 2 3 4 5 6 7 8 9\nctxt x\n"},
+		{"heading", s.parseInterrupts, "CPU0 CPUx\n1: 1 2\n"},
 		{"no row", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2\n"},
 		{"too few counts", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2\nNET_RX: 1\n"},
 		{"too many counts", s.parseSoftirqs, "CPU0 CPU1\nNET_TX: 1 2 3\nNET_RX: 1 2\n"},

@@ -66,6 +66,15 @@ func FuzzSoftirqs(f *testing.F) {
 	})
 }
 
+func FuzzInterrupts(f *testing.F) {
+	seed(f, "interrupts")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := online()
+		_ = s.parseInterrupts(b)
+		sameCPUs(t, s)
+	})
+}
+
 func FuzzSoftnet(f *testing.F) {
 	seed(f, "net/softnet_stat")
 	f.Fuzz(func(t *testing.T, b []byte) {

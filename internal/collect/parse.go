@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -49,13 +50,22 @@ func find(cpus []cpu, id int) (int, bool) {
 
 // parseStat reads the CPUs that are online from /proc/stat, a line each:
 // cpuN user nice system idle iowait irq softirq steal (proc_stat(5)), and two
-// columns of guests, which user and nice include.
+// columns of guests, which user and nice include; and, further down, how often
+// CPUs have switched between threads.
 func (s *Snapshot) parseStat(b []byte) error {
-	s.cpus = nil
+	s.cpus = s.cpus[:0]
 	for line := range bytes.Lines(b) {
+		if text, ok := bytes.CutPrefix(line, []byte("ctxt ")); ok {
+			switches, err := strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 64)
+			if err != nil {
+				return fmt.Errorf("ctxt: %w", err)
+			}
+			s.switches = switches
+			break
+		}
 		rest, ok := bytes.CutPrefix(line, []byte("cpu"))
 		if !ok {
-			break
+			continue
 		}
 		if len(rest) == 0 || rest[0] == ' ' {
 			continue // the sum of all
@@ -72,27 +82,82 @@ func (s *Snapshot) parseStat(b []byte) error {
 			id: id, user: v[1] + v[2], system: v[3], idle: v[4] + v[5], irq: v[6], softirq: v[7], steal: v[8],
 		})
 	}
-	if s.cpus == nil {
+	if len(s.cpus) == 0 {
 		return errors.New("no CPU in it")
 	}
 	return nil
 }
 
-// parseSoftirqs reads /proc/softirqs into the CPUs: a heading "CPU0 CPU1 …" of
-// those that are possible, and a row for each softirq.
-func (s *Snapshot) parseSoftirqs(b []byte) error {
-	heading, rows, _ := bytes.Cut(b, []byte("\n"))
-	var columns []*cpu // nil for a CPU that is not online
+// columns returns the indexes in s.cpus of a heading "CPU0 CPU1 …"; -1 for a CPU that is not online.
+func (s *Snapshot) columns(heading []byte) (columns []int, err error) {
 	for f := range bytes.FieldsSeq(heading) {
 		id, err := strconv.ParseUint(string(bytes.TrimPrefix(f, []byte("CPU"))), 10, 31)
 		if err != nil {
-			return fmt.Errorf("heading: %w", err)
+			return nil, fmt.Errorf("heading: %w", err)
 		}
-		var column *cpu
-		if i, ok := find(s.cpus, int(id)); ok {
-			column = &s.cpus[i]
+		i, ok := find(s.cpus, int(id))
+		if !ok {
+			i = -1
 		}
-		columns = append(columns, column)
+		columns = append(columns, i)
+	}
+	return columns, nil
+}
+
+// parseInterrupts reads /proc/interrupts: a heading of the CPUs that are online,
+// and a row for each interrupt: its number or name, a count of each CPU, and what
+// it is (show_interrupts in kernel/irq/proc.c). Rows with fewer counts, as ERR and
+// MIS, count errors. In a container the file may be empty.
+func (s *Snapshot) parseInterrupts(b []byte) error {
+	heading, rows, _ := bytes.Cut(b, []byte("\n"))
+	columns, err := s.columns(heading)
+	if err != nil {
+		return err
+	}
+	s.interrupts = make(map[string][]uint32)
+	for row := range bytes.Lines(rows) {
+		name, text, _ := bytes.Cut(row, []byte(":"))
+		counts := make([]uint32, len(s.cpus))
+		i := 0
+		for f := range bytes.FieldsSeq(text) {
+			n, err := strconv.ParseUint(string(f), 10, 32)
+			if i == len(columns) || err != nil {
+				break
+			}
+			if columns[i] >= 0 {
+				counts[columns[i]] = uint32(n)
+			}
+			i++
+		}
+		if i == len(columns) {
+			s.interrupts[string(bytes.TrimSpace(name))] = counts
+		}
+	}
+	return nil
+}
+
+// interrupts returns how many interrupts a CPU took between two snapshots, in which it has the indexes b and
+// a. Each is compared with itself, as those of a device go with it, and their counts too. They have 32 bits
+// in the kernel and wrap: the timer's, in a few months. One that seems to have risen by half of that has
+// fallen: the number is another device's now, which began at 0.
+func interrupts(before, after Snapshot, b, a int) (n uint64) {
+	for name, counts := range after.interrupts {
+		count := counts[a]
+		if was, ok := before.interrupts[name]; ok && count-was[b] <= math.MaxInt32 {
+			count -= was[b]
+		}
+		n += uint64(count)
+	}
+	return n
+}
+
+// parseSoftirqs reads /proc/softirqs into the CPUs: a heading of those that are
+// possible, and a row for each softirq.
+func (s *Snapshot) parseSoftirqs(b []byte) error {
+	heading, rows, _ := bytes.Cut(b, []byte("\n"))
+	columns, err := s.columns(heading)
+	if err != nil {
+		return err
 	}
 	found := 0
 	for row := range bytes.Lines(rows) {
@@ -113,8 +178,8 @@ func (s *Snapshot) parseSoftirqs(b []byte) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			if i < len(columns) && columns[i] != nil {
-				*count(columns[i]) = uint32(n)
+			if i < len(columns) && columns[i] >= 0 {
+				*count(&s.cpus[columns[i]]) = uint32(n)
 			}
 			i++
 		}
@@ -163,7 +228,8 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 // rx_missed_errors. Listing links by netlink says the same in seven times the
 // time (535 µs against 79 for 65 devices); RTM_GETSTATS has no names.
 func (s *Snapshot) parseDevices(b []byte) error {
-	s.devices = nil
+	last := s.devices // whose names are used again
+	s.devices = s.devices[:0]
 	n := 0
 	for line := range bytes.Lines(b) {
 		if n++; n <= 2 {
@@ -178,8 +244,15 @@ func (s *Snapshot) parseDevices(b []byte) error {
 		if err != nil {
 			return err
 		}
+		var name string
+		text := bytes.TrimSpace(line[:colon])
+		if i := len(s.devices); i < len(last) && last[i].Name == string(text) {
+			name = last[i].Name
+		} else {
+			name = string(text)
+		}
 		s.devices = append(s.devices, record.Device{
-			Name:    string(bytes.TrimSpace(line[:colon])),
+			Name:    name,
 			RxBytes: v[0], RxPackets: v[1], RxErrors: v[2], RxDropped: v[3],
 			TxBytes: v[8], TxPackets: v[9], TxErrors: v[10], TxDropped: v[11],
 		})

@@ -24,9 +24,11 @@ const (
 const (
 	Throughput    = "throughput"      // bit/s of payload, as received
 	Rate          = "rate"            // messages or round trips, 1/s
+	LatencyMean   = "latency_mean"    // s, round trip
 	LatencyP50    = "latency_p50"     // s, round trip
 	LatencyP99    = "latency_p99"     // s, round trip
 	LatencyP999   = "latency_p999"    // s, round trip
+	LatencyMax    = "latency_max"     // s, the longest round trip
 	Completion    = "completion"      // s, from the first of a number of HTTP requests until the last was answered
 	Errors        = "errors"          // share of HTTP requests that failed, 1
 	Loss          = "loss"            // share of messages sent that never came, 1
@@ -35,13 +37,17 @@ const (
 	CPUPerGB      = "cpu_per_gb"      // s of busy CPU on all nodes per 1e9 bytes of payload
 	SoftirqPerGB  = "softirq_per_gb"  // s of softirq per 1e9 bytes; part of cpu_per_gb
 	CPUPerMessage = "cpu_per_message" // s of busy CPU on all nodes per round trip
+
+	InterruptsPerMessage = "interrupts_per_message"       // interrupts of all CPUs per round trip
+	SwitchesPerMessage   = "context_switches_per_message" // context switches of all CPUs per round trip
 )
 
 // Units of the metrics, as in summary.json.
 var Units = map[string]string{
 	Throughput: "bit/s", Rate: "1/s",
-	LatencyP50: "s", LatencyP99: "s", LatencyP999: "s", Completion: "s", Errors: "1",
+	LatencyMean: "s", LatencyP50: "s", LatencyP99: "s", LatencyP999: "s", LatencyMax: "s", Completion: "s", Errors: "1",
 	Loss: "1", Reorder: "1", Jitter: "s", CPUPerGB: "s/GB", SoftirqPerGB: "s/GB", CPUPerMessage: "s",
+	InterruptsPerMessage: "1", SwitchesPerMessage: "1",
 }
 
 // HigherIsBetter tells the direction of a metric: true where a larger value is
@@ -87,6 +93,9 @@ type Trial struct {
 	VFs []VFUse `json:"vfs,omitempty"`
 	// Loads of the nodes of a lab, in order.
 	Loads []Load `json:"loads,omitempty"`
+	// Series has, by node, the bytes of its NICs and the times of its CPUs about every 100 ms, as a text
+	// that is explained below.
+	Series map[string]string `json:"series,omitempty"`
 	// Settings are what the accelerators set, as read back.
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
@@ -139,7 +148,7 @@ type Endpoint struct {
 	Latency string `json:"latency,omitempty"`
 	// BitsPerSecond is a tool's own figure, where it tells no more.
 	BitsPerSecond float64            `json:"bits_per_second,omitempty" unit:"bit/s"`
-	Percentiles   map[string]float64 `json:"percentiles,omitempty"` // a tool's own latencies in s, by metric name
+	Percentiles   map[string]float64 `json:"percentiles,omitempty"` // a tool's own latencies in s, by metric name: the mean and the longest too
 	Warnings      []Warning          `json:"warnings,omitempty"`    // what to keep in mind with its figures
 }
 
@@ -163,8 +172,10 @@ type Host struct {
 	PhysicalHost string  `json:"physical_host,omitempty"`
 	Seconds      float64 `json:"seconds" unit:"s"` // the window by its own clock
 	// Source of softirq time: "ebpf" is exact, "ticks" is /proc/stat.
-	Source   string    `json:"softirq_source"`
-	CPUs     []CPU     `json:"cpus"`               // its CPUs that are online
+	Source string `json:"softirq_source"`
+	CPUs   []CPU  `json:"cpus"` // its CPUs that are online
+	// Switches counts context switches of all CPUs (/proc/stat).
+	Switches uint64    `json:"context_switches,omitempty"`
 	Warnings []Warning `json:"warnings,omitempty"` // what to keep in mind with its figures
 }
 
@@ -198,6 +209,8 @@ type CPU struct {
 	Dropped     uint64 `json:"dropped"`      // packets dropped for a full backlog
 	Squeezed    uint64 `json:"squeezed"`     // polls that ran out of budget
 	ReceivedRPS uint64 `json:"received_rps"` // wake-ups by RPS
+	// Interrupts of devices, timers and other CPUs (/proc/interrupts).
+	Interrupts uint64 `json:"interrupts,omitempty"`
 }
 
 // Device is one network device of a node or pod over the measured window.
@@ -236,6 +249,7 @@ type Sample struct {
 	Devices  []Device
 	Fastpath *Fastpath
 	VFs      []VFUse
+	Series   string // of EncodeSeries
 }
 
 // Load is what a node of a lab did over the measured window with its NIC and its

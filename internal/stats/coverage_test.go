@@ -44,9 +44,14 @@ func (w world) trial(r *rand.Rand, variant, block, at int) record.Trial {
 
 // block is every variant once, in random order, at the times that follow.
 func (w world) block(r *rand.Rand, block int) []record.Trial {
+	return w.blockAt(r, block, (block-1)*len(w.truth))
+}
+
+// blockAt is a block after so many trials.
+func (w world) blockAt(r *rand.Rand, block, at int) []record.Trial {
 	ts := make([]record.Trial, 0, len(w.truth))
 	for i, v := range r.Perm(len(w.truth)) {
-		ts = append(ts, w.trial(r, v, block, (block-1)*len(w.truth)+i))
+		ts = append(ts, w.trial(r, v, block, at+i))
 	}
 	return ts
 }

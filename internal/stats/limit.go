@@ -3,11 +3,8 @@ package stats
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"reflect"
 	"slices"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
 
@@ -22,8 +19,6 @@ type Limit struct {
 	// first. If not, they are the one that was fullest.
 	Reached   bool       `json:"reached"`
 	Resources []Resource `json:"resources"` // what was used most
-	// More is what came of more backends; nil where there is nothing to compare.
-	More *More `json:"more,omitempty"`
 }
 
 // Kinds of resources.
@@ -47,16 +42,6 @@ type Resource struct {
 	Shared bool  `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }
 
-// More compares a cell with that of the next fewer backends.
-type More struct {
-	Backends int `json:"backends"` // how many the cell has
-	// Fewer is how many the variant has that versus names.
-	Fewer  int    `json:"fewer"`
-	Metric string `json:"metric"` // what they are compared by
-	// Versus has the verdict of this one comparison.
-	Versus *Versus `json:"versus"`
-}
-
 // full is the share from which a resource is a limit. What a NIC counts is a little less
 // than what its rate allows: a packet that is to be segmented has its headers once.
 const full = 0.9
@@ -66,7 +51,6 @@ func (t *table) limits() []Limit {
 	var all []Limit
 	for _, c := range t.cells {
 		if l, ok := c.limit(); ok {
-			l.More = t.more(c)
 			all = append(all, l)
 		}
 	}
@@ -207,55 +191,4 @@ func with[T comparable](all []T, one T) []T {
 		return all
 	}
 	return append(all, one)
-}
-
-// capacity is the metric of how much a workload gets through, empty for one that has a
-// rate of its own.
-func capacity(w v1alpha1.Workload) string {
-	switch {
-	case w.Stream != nil:
-		return record.Throughput
-	case w.HTTP != nil && w.HTTP.Requests > 0:
-		return record.Completion
-	case w.Connect != nil, w.HTTP != nil && !w.HTTP.Page:
-		return record.Rate
-	}
-	return ""
-}
-
-// more compares a cell with that of the variant that has the next fewer backends, and
-// else nothing of its own.
-func (t *table) more(c *cell) *More {
-	own := t.exp.PathOf(c.variant).Balancer
-	metric := capacity(c.workload)
-	if own == nil || metric == "" {
-		return nil
-	}
-	alike := func(v v1alpha1.Variant) bool {
-		b := t.exp.PathOf(v).Balancer
-		return b != nil && b.Proxy == own.Proxy && b.NICs == own.NICs && t.exp.NICOf(v) == t.exp.NICOf(c.variant) &&
-			reflect.DeepEqual(v.Accelerate, c.variant.Accelerate) && maps.Equal(v.Tools, c.variant.Tools)
-	}
-	var base *cell
-	m := &More{Backends: own.Backends, Metric: metric}
-	for _, v := range t.exp.Spec.Variants {
-		other := t.byKey[key{v.Name, c.workload.Name, c.pairs}]
-		if other == nil || !alike(v) {
-			continue
-		}
-		if n := t.exp.PathOf(v).Balancer.Backends; n < own.Backends && n > m.Fewer {
-			base, m.Fewer = other, n
-		}
-	}
-	if base == nil {
-		return nil
-	}
-	e, _, _, err := t.ratio(c, base, metric)
-	if err != nil {
-		return nil
-	}
-	r := &Row{Metric: metric, Versus: versus(base.variant.Name, e)}
-	judge([]*Row{r}, t.exp.Spec.Margin)
-	m.Versus = r.Versus
-	return m
 }

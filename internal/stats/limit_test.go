@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -88,65 +87,5 @@ func TestLimits(t *testing.T) {
 	// Where nothing is capped and no node has a role, nothing is said of cores either.
 	if got := limitsOf(t, exp, loaded(trials("base", "stream", 1, record.Throughput, 1), record.Load{Node: "node0", Busy: 1})); got != nil {
 		t.Errorf("limits without a cap: %+v", got)
-	}
-}
-
-// balancers are variants of so many backends.
-func balancers(backends ...int) *v1alpha1.Experiment {
-	var names []string
-	for _, n := range backends {
-		names = append(names, fmt.Sprint(n))
-	}
-	exp := experiment(names...)
-	exp.Spec.Target.Lab = &v1alpha1.Lab{Nodes: 2}
-	for i, n := range backends {
-		exp.Spec.Variants[i].Path = &v1alpha1.Path{Balancer: &v1alpha1.Balancer{Backends: n, NICs: v1alpha1.RoleNICs{
-			Proxy: v1alpha1.RoleNIC{Rate: "1Gbit", Price: "0.1 USD"}, Backend: v1alpha1.RoleNIC{Price: "0.05 USD"},
-		}}}
-	}
-	return exp
-}
-
-// Each is compared with the next fewer, whatever the order in the file; a variant that
-// differs in more is not in the series.
-func TestMore(t *testing.T) {
-	exp := balancers(4, 2, 1, 3)
-	exp.Spec.Variants[3].Path.Balancer.Proxy = v1alpha1.ProxyBuiltin
-	proxy := nic("node1", "proxy", 0.5, 0.5)
-	var ts [][]record.Trial
-	for name, x := range map[string]float64{"1": 100, "2": 200, "3": 7, "4": 200.2} {
-		ts = append(ts, loaded(trials(name, "stream", 1, record.Throughput, x, 1.1*x, 0.9*x, x, x), proxy))
-	}
-	got := map[string]string{}
-	for _, l := range limitsOf(t, exp, ts...) {
-		got[l.Variant] = "nothing"
-		if m := l.More; m != nil {
-			got[l.Variant] = fmt.Sprintf("%d to %d: %s %.3f %s", m.Fewer, m.Backends, m.Metric, m.Versus.Ratio, m.Versus.Verdict)
-		}
-	}
-	if diff := cmp.Diff(map[string]string{
-		"1": "nothing", "2": "1 to 2: throughput 2.000 faster", "3": "nothing", "4": "2 to 4: throughput 1.001 same",
-	}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestCapacity(t *testing.T) {
-	traffic := func(change func(*v1alpha1.Traffic)) *v1alpha1.Traffic {
-		w := &v1alpha1.Traffic{}
-		change(w)
-		return w
-	}
-	for want, ws := range map[string][]v1alpha1.Workload{
-		record.Throughput: {{Stream: &v1alpha1.Traffic{}}},
-		record.Rate:       {{Connect: &v1alpha1.Traffic{}}, {HTTP: &v1alpha1.Traffic{}}},
-		record.Completion: {{HTTP: traffic(func(w *v1alpha1.Traffic) { w.Requests = 5 })}},
-		"":                {{PingPong: &v1alpha1.Traffic{}}, {UnderLoad: &v1alpha1.Traffic{}}, {HTTP: traffic(func(w *v1alpha1.Traffic) { w.Page, w.Rate = true, 5 })}},
-	} {
-		for _, w := range ws {
-			if got := capacity(w); got != want {
-				t.Errorf("%s: %q, want %q", w.Kind(), got, want)
-			}
-		}
 	}
 }

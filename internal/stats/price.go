@@ -36,6 +36,8 @@ type PerPrice struct {
 // Judged are the metrics that a workload is run for, the first one above all.
 func Judged(w v1alpha1.Workload) []string {
 	switch {
+	case meanAlone(w):
+		return []string{record.LatencyMean}
 	case w.PingPong != nil, w.Connect != nil:
 		return []string{record.LatencyP50, record.LatencyP99}
 	case w.UnderLoad != nil:

@@ -86,6 +86,27 @@ func TestDominated(t *testing.T) {
 	}
 }
 
+// TestPrimary: what a workload is run for is something that its tool tells, and leads what a price
+// is paid for but under load.
+func TestPrimary(t *testing.T) {
+	for _, c := range []struct {
+		workload        v1alpha1.Workload
+		primary, judged string
+	}{
+		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.Throughput, record.Throughput},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.LatencyMean, record.LatencyMean},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyP50, record.LatencyP50},
+		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, record.LatencyP50, record.LatencyP99},
+	} {
+		if got := Primary(c.workload); got != c.primary {
+			t.Errorf("%s by %s: primary %s, want %s", c.workload.Kind(), c.workload.Traffic().Tool, got, c.primary)
+		}
+		if got := Judged(c.workload)[0]; got != c.judged {
+			t.Errorf("%s by %s: judged by %s first, want %s", c.workload.Kind(), c.workload.Traffic().Tool, got, c.judged)
+		}
+	}
+}
+
 // One metric of one workload in which it is better is enough to speak for a variant.
 func TestNotDominated(t *testing.T) {
 	exp := types(map[string]v1alpha1.Price{"cheap": "1 USD", "dear": "2 USD"})

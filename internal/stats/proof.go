@@ -23,7 +23,7 @@ type Proof struct {
 func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
-		primary := Primary(w.Kind())
+		primary := Primary(w)
 		for _, pairs := range exp.PairsOf(w) {
 			r := s.row(v.Name, w.Name, pairs, primary)
 			if r == nil || r.Versus == nil {

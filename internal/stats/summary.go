@@ -28,6 +28,8 @@ type Summary struct {
 	Rows []Row `json:"rows"`
 	// Expected is what became of the experiment's expectations, in its order.
 	Expected []Expected `json:"expected,omitempty"`
+	// Series are the experiment's, in its order, each under every traffic.
+	Series []Series `json:"series,omitempty"`
 	// Limits say what held cells back, in the experiment's order; there are none if
 	// nothing is capped and no node has a role.
 	Limits []Limit `json:"limits,omitempty"`
@@ -129,7 +131,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 		judge(rows, exp.Spec.Margin)
 	}
 	s.Expected = t.expected(s)
-	s.Limits, s.Prices = t.limits(), t.prices(s.Rows)
+	s.Series, s.Limits, s.Prices = t.series(), t.limits(), t.prices(s.Rows)
 	s.Published = t.published(s)
 	return s, nil
 }
@@ -162,7 +164,7 @@ func (t *table) row(c *cell, metric string) Row {
 // compare adds to a row what stands between the cell and its baseline, but for
 // what depends on the family: the adjustment of P, and the verdict.
 func (t *table) compare(r *Row, c *cell) {
-	primary := r.Metric == Primary(c.workload.Kind())
+	primary := r.Metric == Primary(c.workload)
 	base := t.baseline(c)
 	if base == nil {
 		rise, significant := trend(c.series(r.Metric))

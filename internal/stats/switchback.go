@@ -2,23 +2,27 @@ package stats
 
 import (
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/stat"
 )
 
-// within estimates the mean of a variant's log ratios to its baseline within the blocks that
-// have both.
-func (t *table) within(c, base *cell, blocks []int, ratios []float64) estimate {
-	apart := make([]float64, len(blocks))
-	switched := false
-	for i, b := range blocks {
-		apart[i] = float64(c.trials[b-1][0].Period - base.trials[b-1][0].Period)
-		switched = switched || apart[i] != 0
-	}
-	if switched {
+// within estimates the mean of a variant's log ratios to its baseline within blocks, whose
+// periods are so far apart.
+func (t *table) within(blocks []int, ratios, apart []float64) estimate {
+	if slices.ContainsFunc(apart, func(x float64) bool { return x != 0 }) {
 		return switchback(ratios, apart)
 	}
 	return t.mean(blocks, ratios)
+}
+
+// periodsApart is how far a cell's period lies behind that of its baseline in each block.
+func periodsApart(c, base *cell, blocks []int) []float64 {
+	apart := make([]float64, len(blocks))
+	for i, b := range blocks {
+		apart[i] = float64(c.trials[b-1][0].Period - base.trials[b-1][0].Period)
+	}
+	return apart
 }
 
 // switchback estimates the log ratio of two variants between which something is switched:

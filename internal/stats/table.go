@@ -13,9 +13,9 @@ import (
 // order of the metrics in a summary.
 var order = []string{
 	record.Throughput, record.Rate,
-	record.LatencyP50, record.LatencyP99, record.LatencyP999, record.Completion, record.Errors,
+	record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.LatencyMax, record.Completion, record.Errors,
 	record.Loss, record.Reorder, record.Jitter,
-	record.CPUPerGB, record.SoftirqPerGB, record.CPUPerMessage,
+	record.CPUPerGB, record.SoftirqPerGB, record.CPUPerMessage, record.InterruptsPerMessage, record.SwitchesPerMessage,
 }
 
 // alone tells the metrics that are compared with nothing: that no message is lost
@@ -24,15 +24,23 @@ func alone(metric string) bool {
 	return metric == record.Loss || metric == record.Reorder || metric == record.Errors
 }
 
-// Primary is the metric that a kind of workload (v1alpha1.Workload.Kind) is run
-// for: it decides how long runs: auto goes on, and it is what a gate looks at.
-// Of a latency it is the median; tails are judged too, but are too noisy to say
-// how long a run must take.
-func Primary(kind string) string {
-	if kind == "stream" {
+// Primary is the metric that a workload is run for: it decides how long runs: auto
+// goes on, and it is what a gate looks at. Of a latency it is the median, or the mean
+// of a tool that tells no more; tails are judged too, but are too noisy to say how
+// long a run must take.
+func Primary(w v1alpha1.Workload) string {
+	switch {
+	case w.Stream != nil:
 		return record.Throughput
+	case meanAlone(w):
+		return record.LatencyMean
 	}
 	return record.LatencyP50
+}
+
+// meanAlone tells whether a workload's tool tells the mean of its latencies and no percentiles.
+func meanAlone(w v1alpha1.Workload) bool {
+	return w.PingPong != nil && w.PingPong.Tool == v1alpha1.ToolQperf
 }
 
 // table is the trials of an experiment by cell and block.
@@ -164,7 +172,7 @@ func (c *cell) metrics() []string {
 		}
 	}
 	if found == nil {
-		return []string{Primary(c.workload.Kind())}
+		return []string{Primary(c.workload)}
 	}
 	return found
 }
@@ -213,7 +221,7 @@ func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, r
 	if blocks, ratios, err = logRatios(c, base, metric); err != nil {
 		return e, nil, nil, err
 	}
-	return t.within(c, base, blocks, ratios), blocks, ratios, nil
+	return t.within(blocks, ratios, periodsApart(c, base, blocks)), blocks, ratios, nil
 }
 
 // paired tells that the trials of a block belong together.

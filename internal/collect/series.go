@@ -1,0 +1,166 @@
+//go:build linux
+
+package collect
+
+import (
+	"slices"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+// seriesInterval is the time between the readings of a Series.
+const seriesInterval = 100 * time.Millisecond
+
+// mostReadings is how many readings a Series keeps: those of two minutes. It is odd, so that thinning
+// keeps the last one.
+const mostReadings = 1201
+
+// Series reads, at intervals within a window, the bytes of NICs and the times of CPUs. From its first
+// snapshot until End it allocates nothing, as it works while traffic is measured.
+type Series struct {
+	c        *Collector
+	from     int64
+	interval int64
+	nics     []string
+	cpus     []int  // numbers; none without Options.CPUs
+	offline  []bool // whether each of cpus was offline at a reading
+	// at are the times of the readings, and counters their values: a row of columns for each.
+	at       []int64
+	counters []uint64
+	columns  int
+	snapshot Snapshot // space for that of a reading
+}
+
+// Series begins a series of a window with its first snapshot. It has the NICs of the given names, and the
+// virtual functions below them.
+func (c *Collector) Series(nics []string, from, to int64, first Snapshot) *Series {
+	s := &Series{c: c, from: from, interval: int64(seriesInterval)}
+	vfs := c.VFs(first, first)
+	for _, d := range first.devices {
+		below := func(u record.VFUse) bool { return u.VF == d.Name && slices.Contains(nics, u.NIC) }
+		if slices.Contains(nics, d.Name) || slices.ContainsFunc(vfs, below) {
+			s.nics = append(s.nics, d.Name)
+		}
+	}
+	for _, cpu := range first.cpus {
+		s.cpus = append(s.cpus, cpu.id)
+	}
+	s.offline = make([]bool, len(s.cpus))
+	s.columns = 2 * (len(s.nics) + len(s.cpus))
+	readings := int(min((to-from)/s.interval+2, mostReadings))
+	s.at = make([]int64, 0, readings)
+	s.counters = make([]uint64, 0, readings*s.columns)
+	s.snapshot.cpus, s.snapshot.devices = slices.Clone(first.cpus), slices.Clone(first.devices)
+	s.add(first)
+	return s
+}
+
+// Due returns when the next reading is due: at a multiple of the interval, and half an interval or more after
+// the last reading. One that came late is so not followed by a short interval, in which the time between
+// reading the clock and the counters would distort a rate.
+func (s *Series) Due() int64 {
+	last := s.at[len(s.at)-1]
+	return s.from + ((last-s.from+s.interval/2)/s.interval+1)*s.interval
+}
+
+// Read takes a reading.
+func (s *Series) Read() error {
+	now := &s.snapshot
+	now.at = monotonic()
+	if s.c.stat != nil {
+		if err := s.c.stat.read(now.parseStat); err != nil {
+			return err
+		}
+	}
+	if err := s.c.devices.read(now.parseDevices); err != nil {
+		return err
+	}
+	s.add(*now)
+	return nil
+}
+
+func (s *Series) add(now Snapshot) {
+	s.at = append(s.at, now.at)
+	for i, name := range s.nics {
+		rx, tx := s.last(2*i), s.last(2*i+1)
+		for _, d := range now.devices {
+			if d.Name == name {
+				rx, tx = d.RxBytes, d.TxBytes
+				break
+			}
+		}
+		s.counters = append(s.counters, rx, tx)
+	}
+	for i, id := range s.cpus {
+		var read cpu
+		if at, ok := find(now.cpus, id); ok {
+			read = now.cpus[at]
+		} else {
+			s.offline[i] = true
+		}
+		s.counters = append(s.counters, read.idle, read.softirq)
+	}
+	if len(s.at) == mostReadings {
+		s.thin()
+	}
+}
+
+// last returns a counter of the reading before the one that is being added: that of a device which is gone
+// stands still.
+func (s *Series) last(column int) uint64 {
+	if row := len(s.at) - 2; row >= 0 {
+		return s.counters[row*s.columns+column]
+	}
+	return 0
+}
+
+// thin leaves out every second reading, from now on too: a long window has fewer.
+func (s *Series) thin() {
+	kept := 0
+	for i := 0; i < len(s.at); i += 2 {
+		s.at[kept] = s.at[i]
+		copy(s.counters[kept*s.columns:], s.counters[i*s.columns:(i+1)*s.columns])
+		kept++
+	}
+	s.at, s.counters = s.at[:kept], s.counters[:kept*s.columns]
+	s.interval *= 2
+}
+
+// End returns the series up to the window's last snapshot. It omits CPUs that went offline in between, as
+// Host does: without idle time they would seem busy.
+func (s *Series) End(last Snapshot) record.Series {
+	// A reading right before it gives way to it.
+	if n := len(s.at) - 1; n > 0 && last.at-s.at[n] < s.interval/2 {
+		s.at, s.counters = s.at[:n], s.counters[:n*s.columns]
+	}
+	s.add(last)
+	var out record.Series
+	for _, at := range s.at {
+		out.At = append(out.At, max(0, at-s.from)/int64(time.Microsecond))
+	}
+	for i, name := range s.nics {
+		out.NICs = append(out.NICs, record.NICSeries{Name: name, Rx: s.column(2 * i), Tx: s.column(2*i + 1)})
+	}
+	for i, id := range s.cpus {
+		if s.offline[i] {
+			continue
+		}
+		column := 2 * (len(s.nics) + i)
+		out.CPUs = append(out.CPUs, record.CPUSeries{ID: id, Idle: s.column(column), Softirq: s.column(column + 1)})
+	}
+	return out
+}
+
+// column returns what a counter counted between readings. One that fell counted nothing: the device is
+// another one, or iowait turned out to be another CPU's (proc_stat(5)).
+func (s *Series) column(column int) []uint64 {
+	values := make([]uint64, len(s.at)-1)
+	for i := range values {
+		before, after := s.counters[i*s.columns+column], s.counters[(i+1)*s.columns+column]
+		if after > before {
+			values[i] = after - before
+		}
+	}
+	return values
+}

@@ -1,0 +1,169 @@
+package stats
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Series is one series of the experiment under one traffic: what it measured along its axis.
+type Series struct {
+	Name string `json:"name"` // name of the series
+	// Axis that it runs over: backends, rate, price, size, connections or pairs.
+	Axis string `json:"axis"`
+	// Workload is the name of the workload; of several that differ along the axis, what their
+	// names have in common.
+	Workload string `json:"workload"`
+	Pairs    int    `json:"pairs,omitempty"` // number of pairs, absent where they are the axis
+	Metric   string `json:"metric"`          // name of the metric, which is what the workload is run for
+	// Versus is the series that it is compared with.
+	Versus string  `json:"versus,omitempty"`
+	Points []Point `json:"points"` // in the order of their values
+	// Crossovers are where its verdict against the other series changes, in their order.
+	Crossovers []Crossover `json:"crossovers,omitempty"`
+}
+
+// Point is what a series measured at one value of its axis. Its figures are in the row of its variant,
+// workload and pairs.
+type Point struct {
+	// Value on the axis: a number, bit/s of a rate, the price of all nodes for an hour, or bytes.
+	Value    float64 `json:"value"`
+	Variant  string  `json:"variant"`  // name of the variant
+	Workload string  `json:"workload"` // name of the workload
+	Pairs    int     `json:"pairs"`    // number of pairs
+	// Versus is the ratio to the other series at the same value, absent where that has none. Its P is
+	// adjusted by Holm over the points of the series.
+	Versus *Versus `json:"versus,omitempty"`
+	// Step is the ratio to the point before, adjusted likewise.
+	Step *Versus `json:"step,omitempty"`
+
+	cell   *cell
+	versus *cell // the other series' at the same value
+}
+
+// series are those of the experiment in its order, each under every traffic, where they have two
+// points or more.
+func (t *table) series() []Series {
+	var out []Series
+	for _, s := range t.exp.Spec.Series {
+		for _, one := range t.along(s) {
+			if len(one.Points) > 1 {
+				one.Versus = s.Versus
+				t.compareSeries(&one)
+				out = append(out, one)
+			}
+		}
+	}
+	return out
+}
+
+// along sorts the cells of a series by their traffic, and by their values.
+func (t *table) along(s v1alpha1.Series) []Series {
+	var out []Series
+	for _, c := range t.cells {
+		x := t.exp.ValueOn(s.Axis, c.variant, c.workload, c.pairs)
+		if x == 0 || !slices.Contains(s.Of, c.variant.Name) {
+			continue
+		}
+		i := slices.IndexFunc(out, func(o Series) bool { return o.holds(c, x) })
+		if i < 0 {
+			i = len(out)
+			out = append(out, Series{Name: s.Name, Axis: s.Axis, Pairs: c.pairs, Metric: Judged(c.workload)[0]})
+			if s.Axis == v1alpha1.AxisPairs {
+				out[i].Pairs = 0
+			}
+		}
+		out[i].Points = append(out[i].Points, Point{Value: x, Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs, cell: c})
+	}
+	for i := range out {
+		slices.SortStableFunc(out[i].Points, func(a, b Point) int { return cmp.Compare(a.Value, b.Value) })
+		name := out[i].traffic()
+		if slices.ContainsFunc(out[:i], func(o Series) bool { return o.Workload == name && o.Pairs == out[i].Pairs }) {
+			name = out[i].Points[0].Workload // which no other traffic has
+		}
+		out[i].Workload = name
+	}
+	return out
+}
+
+// holds tells whether a cell, of such a value, is measured under the traffic of the series.
+func (s *Series) holds(c *cell, x float64) bool {
+	return (s.Pairs == 0 || s.Pairs == c.pairs) && v1alpha1.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
+		!slices.ContainsFunc(s.Points, func(p Point) bool { return p.Value == x })
+}
+
+// traffic is what the names of the workloads have in common: stream of stream-64 and stream-1472, and
+// c-1k of c1-1k and c8-1k.
+func (s *Series) traffic() string {
+	const digits, signs = "0123456789", "+/._-"
+	first := s.Points[0].Workload
+	head := first
+	for _, p := range s.Points {
+		for !strings.HasPrefix(p.Workload, head) {
+			head = head[:len(head)-1]
+		}
+	}
+	tail := first[len(head):]
+	for _, p := range s.Points {
+		for !strings.HasSuffix(p.Workload[len(head):], tail) {
+			tail = tail[1:]
+		}
+	}
+	if !slices.ContainsFunc(s.Points, func(p Point) bool { return p.Workload != first }) {
+		return first
+	}
+	// Digits at the end of the one, and what is before a sign in the other, belong to the values.
+	name := strings.TrimRight(strings.TrimRight(head, digits), signs)
+	if i := strings.IndexAny(tail, signs); i >= 0 {
+		name += tail[i:]
+	}
+	return cmp.Or(strings.Trim(name, signs), s.Points[0].cell.workload.Kind())
+}
+
+// compareSeries compares the points of a series with those of the other one, and each with the one
+// before.
+func (t *table) compareSeries(s *Series) {
+	i := slices.IndexFunc(t.exp.Spec.Series, func(o v1alpha1.Series) bool { return o.Name == s.Versus })
+	var other []Series
+	if i >= 0 {
+		other = t.along(t.exp.Spec.Series[i])
+	}
+	var versus, steps []*Row
+	for i := range s.Points {
+		p := &s.Points[i]
+		if p.versus = beside(other, p); p.versus != nil {
+			p.Versus = t.judgedLater(p.cell, p.versus, s.Metric, &versus)
+		}
+		if i > 0 {
+			p.Step = t.judgedLater(p.cell, s.Points[i-1].cell, s.Metric, &steps)
+		}
+	}
+	judge(versus, t.exp.Spec.Margin)
+	judge(steps, t.exp.Spec.Margin)
+	s.Crossovers = t.crossovers(s)
+}
+
+// beside is the cell of another series at the value and under the traffic of a point.
+func beside(other []Series, p *Point) *cell {
+	for _, o := range other {
+		for _, q := range o.Points {
+			if q.Value == p.Value && q.Workload == p.Workload && q.Pairs == p.Pairs {
+				return q.cell
+			}
+		}
+	}
+	return nil
+}
+
+// judgedLater compares two cells, nil where they have no ratio, and adds the comparison to its family.
+func (t *table) judgedLater(c, base *cell, metric string, family *[]*Row) *Versus {
+	e, _, _, err := t.ratio(c, base, metric)
+	if err != nil {
+		return nil
+	}
+	r := &Row{Metric: metric, Versus: versus(base.variant.Name, e)}
+	*family = append(*family, r)
+	return r.Versus
+}
