@@ -38,6 +38,17 @@ image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd
 	bin/tools/image -o bin/slipstream-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream
 
+# Programs and libraries are this machine's, so the image is for its architecture alone.
+IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
+.PHONY: image-tools
+image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, sockperf, qperf and ab of this machine in it
+	@.ci/deps $(foreach tool,$(IMAGE_TOOLS),$(tool)=$(patsubst ab,apache2-utils,$(notdir $(tool))))
+	arch=$$(go env GOARCH); \
+	GOOS=linux go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
+	libraries=$$(ldd $(IMAGE_TOOLS) | awk '$$2 == "=>" {print $$3} $$1 ~ "^/.*[^:]$$" {print $$1}' | sort -u); \
+	bin/tools/image -o bin/slipstream-tools-image.tar -ref slipstream.dev/slipstream:$(VERSION)-tools \
+		linux/$$arch=$$(printf '%s\n' bin/image/$$arch/slipstream $(IMAGE_TOOLS) $$libraries | paste -sd,)
+
 .PHONY: cluster
 cluster: cluster-deps image ## Bring up a Kubernetes cluster with the image on it, to play in until Ctrl-C (root)
 	go run ./test/cluster/play bin/slipstream-image.tar

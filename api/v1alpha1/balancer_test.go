@@ -39,13 +39,7 @@ func TestBalancers(t *testing.T) {
 	if diff := cmp.Diff([]string{"client", "proxy", "backend", "backend", "backend", "backend", "", ""}, roles); diff != "" {
 		t.Errorf("roles (-want +got):\n%s", diff)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 }
 
 func TestBalancerErrors(t *testing.T) {

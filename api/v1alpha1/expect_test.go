@@ -3,8 +3,6 @@ package v1alpha1
 import (
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 const expectExperiment = `
@@ -47,16 +45,6 @@ func TestExpect(t *testing.T) {
 		if got := e.Spec.Expect[0].String(); got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}
-		again, err := Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
-		back, err := Parse("test.yaml", again, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(e, back); diff != "" {
-			t.Errorf("%s, written and read (-want +got):\n%s", text, diff)
-		}
+		writtenAndRead(t, text, e)
 	}
 }

@@ -60,6 +60,35 @@ type Spec struct {
 	Expect []Expectation `json:"expect,omitempty"`
 	// Published are figures that others have published. The report shows them beside ours.
 	Published []Published `json:"published,omitempty"`
+	// Series are what the report draws as lines over an axis, such as the number of backends.
+	Series []Series `json:"series,omitempty"`
+}
+
+// Axes that a series can run over.
+const (
+	AxisBackends    = "backends"
+	AxisRate        = "rate"
+	AxisPrice       = "price"
+	AxisSize        = "size"
+	AxisConnections = "connections"
+	AxisPairs       = "pairs"
+)
+
+// Series is a line of the report's figures over an axis: what was measured at several values
+// of it. The values are those that the experiment has; none is written again.
+type Series struct {
+	// Name of the series in results.
+	Name string `json:"name"`
+	// Axis is what differs along the series: the backends of a service or balancer, the rate of
+	// the NIC, or the price of all nodes, each from variant to variant; or the size of a message
+	// or the connections, from workload to workload; or the pairs.
+	Axis string `json:"axis"`
+	// Of are the variants of the series, in any order. It is one variant if workloads or pairs
+	// differ along the axis.
+	Of []string `json:"of"`
+	// Versus is a series over the same axis to compare with, value by value: the report says from
+	// which value on this series is faster or slower than that one.
+	Versus string `json:"versus,omitempty"`
 }
 
 // Expectation is a claim about one variant and another: exactly one of faster, notSlower
@@ -390,6 +419,9 @@ type Variant struct {
 	Hosts *Ends `json:"hosts,omitempty"`
 	// Accelerate is what is applied to nodes and pods while the variant runs.
 	Accelerate []Accelerator `json:"accelerate,omitempty"`
+	// On is the side whose nodes and pods are accelerated; left out it is both, and the node of a
+	// proxy too.
+	On string `json:"on,omitempty"`
 	// Tools gives workloads, by name, a tool other than their own, so that a
 	// tool can be compared with another as a variant.
 	Tools map[string]string `json:"tools,omitempty"`
@@ -431,6 +463,12 @@ type Accelerator struct {
 	// Fastpath is the eBPF fast path of VXLAN. It acts on nodes.
 	Fastpath *Fastpath `json:"fastpath,omitempty"`
 }
+
+// Sides of a pair.
+const (
+	SideClient = "client"
+	SideServer = "server"
+)
 
 // Classes of devices that an accelerator acts on.
 const (
@@ -565,6 +603,8 @@ type Traffic struct {
 	// Page has users load a page, index, script and styles, compressed, over a
 	// connection each. They arrive at the rate, whatever becomes of those before them.
 	Page bool `json:"page,omitempty"`
+	// Image is the size of an image in the page, which is sent uncompressed; left out there is none.
+	Image Bytes `json:"image,omitempty"`
 	// Busy has the sender of underload poll the clock between messages, as sockperf
 	// does, where it would sleep else: its CPU is always awake, and has no time for
 	// anybody else.

@@ -55,13 +55,7 @@ func TestHosts(t *testing.T) {
 	}, got, cmp.AllowUnexported(found{})); diff != "" {
 		t.Errorf("variants (-want +got):\n%s", diff)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 	// A client that has to be the one host which the server could be as well.
 	narrow := parse(t, onHosts, "spec.variants.within.hosts={client: {zone: east}, server: {type: large}}", "spec.variants.back.hosts={client: {}, server: {zone: west}}")
 	if client, server := narrow.HostsOf(narrow.Spec.Variants[2]); client != 0 || server != 2 {

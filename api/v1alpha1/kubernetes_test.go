@@ -51,13 +51,7 @@ func TestKubernetes(t *testing.T) {
 	if diff := cmp.Diff([]string{"pod", "service", "native", "pod"}, paths); diff != "" {
 		t.Errorf("paths (-want +got):\n%s", diff)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 	// The least that can be said of a cluster, and what --set makes of it.
 	least := parse(t, small, "spec.target={kubernetes: {}}", "spec.target.kubernetes.unprivileged=true")
 	if diff := cmp.Diff(&Kubernetes{Unprivileged: true}, least.Spec.Target.Kubernetes); diff != "" {

@@ -3,8 +3,8 @@ package v1alpha1
 // Metrics are the names of all that results can be compared by, as summary.json has them.
 func Metrics() []string {
 	return []string{
-		"throughput", "rate", "latency_p50", "latency_p99", "latency_p999", "completion", "jitter",
-		"cpu_per_gb", "softirq_per_gb", "cpu_per_message",
+		"throughput", "rate", "latency_mean", "latency_p50", "latency_p99", "latency_p999", "latency_max", "completion", "jitter",
+		"cpu_per_gb", "softirq_per_gb", "cpu_per_message", "interrupts_per_message", "context_switches_per_message",
 	}
 }
 
@@ -16,8 +16,13 @@ func MetricsOf(w Workload) []string {
 		return []string{"throughput", "rate", "jitter", "cpu_per_gb", "softirq_per_gb"}
 	case w.Stream != nil:
 		return []string{"throughput", "cpu_per_gb", "softirq_per_gb"}
-	case w.HTTP != nil && t.Requests > 0:
-		return []string{"rate", "latency_p50", "latency_p99", "latency_p999", "completion", "cpu_per_message"}
 	}
-	return []string{"rate", "latency_p50", "latency_p99", "latency_p999", "cpu_per_message"}
+	answered := []string{
+		"rate", "latency_mean", "latency_p50", "latency_p99", "latency_p999", "latency_max",
+		"cpu_per_message", "interrupts_per_message", "context_switches_per_message",
+	}
+	if w.HTTP != nil && t.Requests > 0 {
+		answered = append(answered, "completion")
+	}
+	return answered
 }

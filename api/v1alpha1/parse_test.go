@@ -101,6 +101,22 @@ func text(v any) string {
 	return string(b)
 }
 
+// writtenAndRead checks that an experiment is the same after Marshal and Parse.
+func writtenAndRead(t *testing.T, what string, e *Experiment) {
+	t.Helper()
+	again, err := Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := Parse("test.yaml", again, nil)
+	if err != nil {
+		t.Fatalf("%s, written and read: %v", what, err)
+	}
+	if diff := cmp.Diff(e, back); diff != "" {
+		t.Errorf("%s, written and read (-want +got):\n%s", what, diff)
+	}
+}
+
 func TestMarshal(t *testing.T) {
 	e := parse(t, full)
 	e.Spec.Workloads[2].Name = "on" // a boolean to other readers
@@ -220,16 +236,19 @@ func TestErrors(t *testing.T) {
 		{name: "two masks, RFS first", old: "[{rfs: {devices: [nic]}}]", new: "[{rfs: {devices: [nic], cpus: all}}, {rps: {devices: [nic], cpus: all}}]"},
 		{name: "two tables", old: "[{rfs: {devices: [nic]}}]", new: "[{rfs: {devices: [nic], entries: 1024}}, {rfs: {devices: [pod], entries: 2048}}]"},
 		{name: "native has nic only", old: "path: {native: {}}", new: "path: {native: {}}, accelerate: [{rps: {devices: [nic, pod], cpus: all}}]"},
+		{name: "a side", old: "accelerate: [{rfs: {devices: [nic]}}]", new: "accelerate: [{rfs: {devices: [nic]}}], on: servers"},
+		{name: "a side of nothing", old: "{name: base}", new: "{name: base, on: server}"},
 		{name: "tool of a variant", old: "{bulk: iperf3}", new: "{bulk: sockperf, pp: iperf3, bluk: native}"},
 		{name: "no workloads", old: full[strings.Index(full, "  workloads:"):], new: "  workloads: []\n"},
 		{name: "two kinds", old: "pingpong: {duration: 5s}", new: "pingpong: {duration: 5s}, stream: {duration: 5s}"},
 		{name: "protocol and ip", old: "protocol: udp, ip: 6", new: "protocol: sctp, ip: 5"},
 		{name: "connections over udp", old: "pingpong: {duration: 5s}", new: "connect: {protocol: udp, duration: 5s}"},
 		{name: "http over udp", old: "pingpong: {duration: 5s}", new: "http: {protocol: udp, duration: 5s}"},
-		{name: "http's own", old: "pingpong: {duration: 5s}", new: "pingpong: {keepAlive: true, requests: 5, page: true, duration: 5s}"},
+		{name: "http's own", old: "pingpong: {duration: 5s}", new: "pingpong: {keepAlive: true, requests: 5, page: true, image: 5, duration: 5s}"},
 		{name: "no requests", old: "pingpong: {duration: 5s}", new: "http: {requests: 0, rate: 5, duration: 5s}"},
 		{name: "page without users", old: "pingpong: {duration: 5s}", new: "http: {page: true, duration: 5s}"},
 		{name: "page with requests", old: "pingpong: {duration: 5s}", new: "http: {page: true, rate: 5, requests: 5, connections: 2, keepAlive: false, duration: 5s}"},
+		{name: "image without a page", old: "pingpong: {duration: 5s}", new: "http: {image: 2MiB, duration: 5s}"},
 		{name: "page by ab", old: "pingpong: {duration: 5s}", new: "http: {page: true, rate: 5, tool: ab, duration: 5s}"},
 		{name: "latte in a lab", old: "pingpong: {duration: 5s}", new: "pingpong: {tool: latte, size: 4, duration: 5s}"},
 		{name: "size for latte", old: "pingpong: {duration: 5s}", new: "pingpong: {tool: latte, duration: 5s}"},
@@ -353,6 +372,8 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(small), "spec.runs=5")
 	f.Add([]byte(full), "spec.workloads.bulk.stream.size=1MiB")
 	f.Add([]byte(strings.Replace(full, "20", "auto", 1)), "metadata.description=a: b")
+	f.Add([]byte(seriesExperiment+"[{name: i, axis: backends, of: [i/1, i/9]}, {name: e, axis: backends, of: [e/1], versus: i}]\n"), "spec.variants=[{name: e/1}]")
+	f.Add([]byte(seriesExperiment+"[{name: i, axis: price, of: [i/1, i/9]}]\n"), "spec.target={hosts: [{name: a}, {name: b}]}")
 	f.Fuzz(func(t *testing.T, data []byte, set string) {
 		e, err := Parse("experiment.yaml", data, []string{set})
 		if err != nil {

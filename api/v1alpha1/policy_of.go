@@ -25,6 +25,8 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy changes no path: there is nothing to keep", name, e.PathOf(*v), base.Name, e.PathOf(*base))
 	case len(v.Accelerate) == 0:
 		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to keep", name)
+	case v.On != "":
+		return nil, fmt.Errorf("%s accelerates the %s's side only (on: %s), and a policy would accelerate clients and servers alike, which was not measured: measure it without on", name, v.On, v.On)
 	case !e.MeasuredAlike(*v, *base) || !reflect.DeepEqual(v.Switch, base.Switch):
 		return nil, fmt.Errorf("%s differs from %s in its NIC, hosts, tools or switch too, so what was measured is not what its accelerators do", name, base.Name)
 	}

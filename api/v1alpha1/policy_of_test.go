@@ -19,6 +19,7 @@ spec:
   - {name: vxlan}
   - {name: calico, path: {vxlan: {shape: calico}}}
   - {name: plain}
+  - {name: one-side, accelerate: [{rfs: {devices: [nic]}}], on: server}
   - {name: rfs+/none, nic: {offload: none}, accelerate: [{rfs: {devices: [nic]}}]}
   - {name: rfs+/full, accelerate: [{rfs: {devices: [nic, pod]}}, {fastpath: {unseenBy: [tcx]}}]}
   workloads:
@@ -71,7 +72,7 @@ func TestPolicyOfWhatIsNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"vxlan": "is a baseline", "calico": "another path (vxlan/calico)", "plain": "no accelerators", "rfs+/none": "NIC", "rfs+/ful": "did you mean rfs+/full",
+		"vxlan": "is a baseline", "calico": "another path (vxlan/calico)", "plain": "no accelerators", "one-side": "accelerates the server's side only (on: server), and a policy would accelerate clients and servers alike", "rfs+/none": "NIC", "rfs+/ful": "did you mean rfs+/full",
 	} {
 		if _, err := e.PolicyOf(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)

@@ -35,16 +35,28 @@ func TestPriceOf(t *testing.T) {
 	if diff := cmp.Diff(map[string]float64{"plain": 1.5, "dear": 6.75, "balanced": 2}, got); diff != "" {
 		t.Errorf("prices (-want +got):\n%s", diff)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 	none := parse(t, strings.NewReplacer("nic: {price: 0.5 EUR}", "nic: {mtu: 1500}", ", nic: {price: 2.25 EUR}", "").Replace(priced))
 	if price, currency := none.PriceOf(none.Spec.Variants[0]); price != 0 || currency != "" {
 		t.Errorf("without a price it is %g %q", price, currency)
+	}
+}
+
+// TestEqualPrices: sums of different prices that are equal on paper are equal.
+func TestEqualPrices(t *testing.T) {
+	const text = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  target: {hosts: [{name: a, price: 0.1 USD}, {name: b, price: 0.2 USD}, {name: c, labels: {type: c}, price: 0.15 USD}, {name: d, labels: {type: c}, price: 0.15 USD}]}
+  baseline: ab
+  variants: [{name: ab}, {name: cd, hosts: {client: {type: c}, server: {type: c}}}]
+  workloads: [{name: stream, stream: {duration: 1s}}]
+  series: [{name: s, axis: price, of: [ab, cd]}]
+`
+	_, err := Parse("test.yaml", []byte(text), nil)
+	if want := "spec.series[0].of[1]: variant cd has the same price as ab: 0.3"; err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
 

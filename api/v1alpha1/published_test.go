@@ -69,17 +69,7 @@ func TestPublished(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		again, err := Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
-		back, err := Parse("test.yaml", again, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(e, back); diff != "" {
-			t.Errorf("%s, written and read (-want +got):\n%s", text, diff)
-		}
+		writtenAndRead(t, text, e)
 	}
 }
 

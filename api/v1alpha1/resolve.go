@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,7 +38,11 @@ func (v Variant) Settings() []string {
 		all = append(all, v.NIC.String())
 	}
 	for _, a := range v.Accelerate {
-		all = append(all, a.String())
+		text := a.String()
+		if v.On != "" {
+			text += ", on the " + v.On + "'s side only"
+		}
+		all = append(all, text)
 	}
 	for _, workload := range slices.Sorted(maps.Keys(v.Tools)) {
 		all = append(all, fmt.Sprintf("%s measured with %s", workload, v.Tools[workload]))
@@ -90,33 +95,33 @@ func (e *Experiment) NICOf(v Variant) NIC {
 // PriceOf is what all nodes of a variant cost for an hour, 0 where none has a price. In
 // a lab with a balancer those count that have a role; of hosts, both ends.
 func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
-	add := func(p Price) {
+	for _, p := range e.pricesOf(v) {
 		amount, of, _ := p.Amount() // checked by Parse
-		if price += amount; of != "" {
-			currency = of
-		}
+		price, currency = price+amount, cmp.Or(of, currency)
 	}
-	switch {
-	case len(e.Spec.Target.Hosts) > 0:
+	// Amounts have six decimals at most: 0.1 + 0.2 is as much as 0.3.
+	return math.Round(price*1e6) / 1e6, currency
+}
+
+// pricesOf are those of the nodes of a variant, empty for a node without one.
+func (e *Experiment) pricesOf(v Variant) []Price {
+	if hosts := e.Spec.Target.Hosts; len(hosts) > 0 {
 		client, server := e.HostsOf(v)
-		add(e.Spec.Target.Hosts[client].Price)
-		add(e.Spec.Target.Hosts[server].Price)
-		return price, currency
-	case e.Spec.Target.Lab == nil:
-		return 0, ""
+		return []Price{hosts[client].Price, hosts[server].Price}
+	}
+	if e.Spec.Target.Lab == nil {
+		return nil
 	}
 	nic := e.NICOf(v).Price
 	b := e.PathOf(v).Balancer
 	if b == nil {
-		for range e.Nodes() {
-			add(nic)
-		}
-		return price, currency
+		return slices.Repeat([]Price{nic}, e.Nodes())
 	}
+	var all []Price
 	for i := 0; b.Role(i) != ""; i++ {
-		add(cmp.Or(b.NICs.Of(b.Role(i)).Price, nic))
+		all = append(all, cmp.Or(b.NICs.Of(b.Role(i)).Price, nic))
 	}
-	return price, currency
+	return all
 }
 
 // HostsOf are the hosts of a variant's clients and servers, by their index: those with the labels that

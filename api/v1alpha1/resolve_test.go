@@ -13,6 +13,10 @@ func TestVariantSettings(t *testing.T) {
 	}{
 		"path and baseline alone": {Variant{Path: &Path{Native: &Plain{}}, Versus: "vxlan"}, nil},
 		"part of a NIC profile":   {Variant{NIC: &NIC{Offload: OffloadNone}}, []string{"NIC offload none"}},
+		"accelerators on one side": {
+			Variant{Accelerate: []Accelerator{{RPS: &RPS{Devices: []string{DeviceNIC}, CPUs: CPUsAll}}, {Fastpath: &Fastpath{}}}, On: SideServer},
+			[]string{"RPS on nic over CPUs all, on the server's side only", "the eBPF fast path of VXLAN, on the server's side only"},
+		},
 		"everything, tools in the order of their workloads": {
 			Variant{
 				NIC:        &NIC{Offload: OffloadFull, MTU: 9000, Rate: "10G", Price: "1.50 USD"},

@@ -40,13 +40,7 @@ func TestServices(t *testing.T) {
 	if diff := cmp.Diff([]string{ShapeFlannel, ShapeFlannel}, shapes); diff != "" {
 		t.Errorf("shapes (-want +got):\n%s", diff)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 }
 
 func TestServiceErrors(t *testing.T) {

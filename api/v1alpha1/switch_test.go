@@ -46,13 +46,7 @@ func TestSwitches(t *testing.T) {
 	if !e.Switches() || e.Repeats() != 3 || e.Spec.Runs != (Runs{N: 6}) {
 		t.Errorf("switches %v, repeats %d, runs %+v", e.Switches(), e.Repeats(), e.Spec.Runs)
 	}
-	again, err := Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(e, parse(t, string(again))); diff != "" {
-		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
-	}
+	writtenAndRead(t, e.Metadata.Name, e)
 
 	e = parse(t, services)
 	if e.Switches() || e.Repeats() != 1 || len(e.States()) != 1 {

@@ -247,6 +247,7 @@ func (r *reader) experiment(e *Experiment) {
 		}
 	}
 	s.Published = published
+	r.series(e)
 }
 
 func (r *reader) expectation(path string, s *Spec, x Expectation) {
@@ -294,19 +295,21 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 // replaced tells whether a figure is of a variant or workload that an override has replaced by
 // others: that is no mistake, and the figure is left out.
 func (r *reader) replaced(s *Spec, p Published) bool {
-	overridden := func(path string) bool { return r.nodes[path] != nil && r.nodes[path].pos.override != "" }
-	lacks := func(name string) bool {
-		return name != "" && !slices.ContainsFunc(s.Variants, func(v Variant) bool { return v.Name == name })
-	}
-	if overridden("spec.published") {
+	lacks := func(name string) bool { return name != "" && named(name, s.Variants) == nil }
+	if r.overridden("spec.published") {
 		return false
 	}
-	if overridden("spec.variants") && (lacks(p.Variant) || lacks(p.Versus)) {
+	if r.overridden("spec.variants") && (lacks(p.Variant) || lacks(p.Versus)) {
 		return true
 	}
-	return overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
+	return r.overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
 		return w.Name == p.Workload && w.Traffic() != nil && slices.Contains(MetricsOf(w), p.Metric)
 	})
+}
+
+// overridden tells whether an override, and not the file, has set a field.
+func (r *reader) overridden(path string) bool {
+	return r.nodes[path] != nil && r.nodes[path].pos.override != ""
 }
 
 // published checks one figure. Its pairs need not be among those of the experiment, so that
@@ -391,12 +394,12 @@ func (r *reader) name(path, name string, seen map[string]string) {
 
 // reference is the variant of a name, nil where there is none.
 func (r *reader) reference(path, name string, variants []Variant) *Variant {
+	if v := named(name, variants); v != nil {
+		return v
+	}
 	var names []string
-	for i := range variants {
-		if variants[i].Name == name {
-			return &variants[i]
-		}
-		names = append(names, variants[i].Name)
+	for _, v := range variants {
+		names = append(names, v.Name)
 	}
 	if !r.malformedNear("spec.variants") && len(names) > 0 {
 		r.fail(path, "no variant has the name %q; %s", name, Suggest(name, names))
@@ -784,7 +787,7 @@ func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 // http checks what only http has.
 func (r *reader) http(path, kind string, t *Traffic) {
 	if kind != "http" {
-		for field, set := range map[string]bool{"keepAlive": t.KeepAlive, "requests": t.Requests != 0, "page": t.Page} {
+		for field, set := range map[string]bool{"keepAlive": t.KeepAlive, "requests": t.Requests != 0, "page": t.Page, "image": t.Image != 0} {
 			if set {
 				r.fail(path+"."+field, "is for http only")
 			}
@@ -794,7 +797,13 @@ func (r *reader) http(path, kind string, t *Traffic) {
 	if r.set(path + ".requests") {
 		r.between(path+".requests", t.Requests, 1, 100_000_000)
 	}
+	if r.set(path + ".image") {
+		r.between(path+".image", int(t.Image), 1, 1<<20)
+	}
 	if !t.Page {
+		if t.Image != 0 {
+			r.fail(path+".image", "is for a page only")
+		}
 		return
 	}
 	if t.Rate == 0 && !r.malformedNear(path+".rate") {
@@ -840,6 +849,12 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil})
 		if a.RFS != nil {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
+		}
+	}
+	if r.set(path + ".on") {
+		r.oneOf(path+".on", v.On, SideClient, SideServer)
+		if len(v.Accelerate) == 0 {
+			r.fail(path+".on", "is for accelerators, and the variant has none")
 		}
 	}
 	r.accelerators(path, e.PathOf(*v), v.Accelerate)

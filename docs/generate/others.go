@@ -104,6 +104,18 @@ This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Me
 			return err
 		}
 	}
+	b.WriteString(`
+## Time series
+
+` + "`series`" + ` of a trial is, for each node, a text: base64 of a raw DEFLATE stream (RFC 1951) of unsigned varints, which
+have seven bits in each byte, the lowest first, and the eighth bit set in all bytes but the last. They are:
+
+1. the number of readings, and for each the µs since the one before, for the first since the window was to begin;
+2. the number of NICs, and for each the length of its name, the name, and the bytes that were received and those that
+   were sent in each interval between two readings;
+3. the number of CPUs, and for each its number, and its idle time and its softirq time in each interval, in units of
+   10 ms. A node that shares a machine with one that comes before it has none.
+`)
 	return constants(b, "internal/record/record.go")
 }
 

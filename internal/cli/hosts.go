@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -26,18 +27,22 @@ func (o *hostOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux, to copy to hosts of an architecture that this program is not for")
 }
 
-// hostList are hosts as an experiment has them, of "a,me@b".
-func hostList(names string) string {
-	var all []string
-	for _, name := range strings.Split(names, ",") {
-		user, host, ok := strings.Cut(name, "@")
-		if !ok {
-			all = append(all, fmt.Sprintf("{name: %q}", name))
-			continue
+// hostList are the hosts of "a,me@b" as an experiment has them. Each has the labels and the price of the
+// host in its place in others.
+func hostList(names string, others []v1alpha1.Host) string {
+	var all []v1alpha1.Host
+	for i, name := range strings.Split(names, ",") {
+		host := v1alpha1.Host{Name: name}
+		if user, at, ok := strings.Cut(name, "@"); ok {
+			host.User, host.Name = user, at
 		}
-		all = append(all, fmt.Sprintf("{name: %q, user: %q}", host, user))
+		if i < len(others) {
+			host.Labels, host.Price = others[i].Labels, others[i].Price
+		}
+		all = append(all, host)
 	}
-	return "[" + strings.Join(all, ", ") + "]"
+	text, _ := json.Marshal(all) // nothing in it fails
+	return string(text)
 }
 
 // hostTarget runs an experiment on hosts.

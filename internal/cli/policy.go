@@ -36,7 +36,7 @@ cluster.
 Without --anyway, it writes no policy for a variant that is slower than its
 baseline in a primary metric of any workload and number of pairs (exit code 3),
 or that is faster in none (exit code 4). Primary metrics are the throughput of a
-stream and the median latency of everything else.`,
+stream and the median latency of everything else (of a pingpong by qperf the mean).`,
 		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
   slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
 		Args: cobra.ExactArgs(2),

@@ -58,13 +58,7 @@ func (p *progress) show(e experiment.Event) {
 			p.print(what + "  failed: " + t.Error)
 			return
 		}
-		metric := record.Throughput
-		if _, ok := t.Metrics[metric]; !ok {
-			metric = record.LatencyP50
-		}
-		if _, ok := t.Metrics[metric]; !ok { // of a tool that reports no percentiles
-			metric = record.Rate
-		}
+		metric := shown(t.Metrics)
 		result := what + "  " + report.Quantity(t.Metrics[metric], metric)
 		if p.terminal {
 			p.status(result + left)
@@ -72,6 +66,17 @@ func (p *progress) show(e experiment.Event) {
 			p.print(result + left)
 		}
 	}
+}
+
+// shown is the metric of a trial that its line has. The mean is all that qperf tells of latencies. Where ab
+// had requests that failed, there is a rate alone.
+func shown(metrics map[string]float64) string {
+	for _, metric := range []string{record.Throughput, record.LatencyP50, record.LatencyMean} {
+		if _, ok := metrics[metric]; ok {
+			return metric
+		}
+	}
+	return record.Rate
 }
 
 // note prints a line that stays.

@@ -66,7 +66,7 @@ if nothing is left to compare. Ctrl-C stops the run and reports what was measure
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
-	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME)")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
@@ -111,8 +111,9 @@ func setOverrides(set []string) []override {
 	return all
 }
 
-// onOverride is the target that --on names; none if it is empty.
-func onOverride(on string) ([]override, error) {
+// onOverride is the target that --on names, for the experiment of a file; none if it is empty. Hosts
+// have the labels and prices of those in the file, in order, as variants choose hosts by labels.
+func onOverride(on, name string, data []byte) ([]override, error) {
 	field := "spec.target="
 	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
 	case on == "":
@@ -120,7 +121,11 @@ func onOverride(on string) ([]override, error) {
 	case on == "lab", on == "kubernetes":
 		field += "{" + on + ": {}}"
 	case isHosts:
-		field += "{hosts: " + hostList(names) + "}"
+		var hosts []v1alpha1.Host
+		if exp, err := v1alpha1.Parse(name, data, nil); err == nil { // if not, load says so, unless flags mend it
+			hosts = exp.Spec.Target.Hosts
+		}
+		field += "{hosts: " + hostList(names, hosts) + "}"
 	default:
 		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)
 	}
@@ -147,7 +152,7 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
 		}
 	}
-	flags, err := onOverride(o.on)
+	flags, err := onOverride(o.on, name, data)
 	if err != nil {
 		return nil, err
 	}

@@ -62,7 +62,8 @@ func TestRunLeavesOut(t *testing.T) {
 	}
 }
 
-// TestOn: an experiment runs elsewhere than it says, where its paths exist.
+// TestOn: an experiment runs elsewhere than it says, where its paths exist, on hosts with the labels and
+// prices of its own.
 func TestOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "native.yaml")
 	text := "apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: native}\nspec:\n  path: {native: {}}\n  baseline: plain\n" +
@@ -78,6 +79,14 @@ func TestOn(t *testing.T) {
 	}{
 		{name: file, on: "hosts:a,me@b", hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", User: "me"}}},
 		{name: file, on: "hosts:a,b", set: []string{"spec.target.hosts.b.port=2222"}, hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", Port: 2222}}},
+		{name: "zones", on: "hosts:x,me@y,z", hosts: []v1alpha1.Host{
+			{Name: "x", Labels: map[string]string{"zone": "a"}}, {Name: "y", User: "me", Labels: map[string]string{"zone": "a"}}, {Name: "z", Labels: map[string]string{"zone": "b"}},
+		}},
+		{name: "instances-hosts", on: "hosts:x,y,z,w", set: []string{"spec.target.hosts.y.price=0.07 USD"}, hosts: []v1alpha1.Host{
+			{Name: "x", Labels: map[string]string{"type": "small"}, Price: "0.05 USD"}, {Name: "y", Labels: map[string]string{"type": "small"}, Price: "0.07 USD"},
+			{Name: "z", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"}, {Name: "w", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"},
+		}},
+		{name: "zones", on: "hosts:x,y", want: "one with zone=b is missing"},
 		{name: file, on: "kubernetes"},
 		{name: "kubernetes", on: "lab", want: "spec.path.pod: is for kubernetes; a lab has the paths native"},
 		{name: "demo", on: "hosts:a,b", want: "spec.path.vxlan: hosts have no such path; they have native"},

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"slipstream.dev/examples"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/target/topology"
 )
 
 // TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that
@@ -49,6 +51,25 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 	}
 }
 
+// planOf is the plan that a dry run of a preset prints. Where the preset is not for a lab, the command would go on
+// to connect to the cluster of this machine, or to hosts of the preset's names.
+func planOf(t *testing.T, name string) string {
+	t.Helper()
+	exp, err := runOptions{}.load([]string{name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exp.Spec.Target.Lab != nil {
+		_, plan, _ := slipstream(t, "run", name, "--dry-run")
+		return plan
+	}
+	var plan strings.Builder
+	if err := experiment.New(exp, topology.Of(exp)).Print(&plan); err != nil {
+		t.Fatal(err)
+	}
+	return plan.String()
+}
+
 // TestListAndDryRunAgree on how long each preset takes.
 func TestListAndDryRunAgree(t *testing.T) {
 	code, list, stderr := slipstream(t, "run", "--list")
@@ -56,10 +77,7 @@ func TestListAndDryRunAgree(t *testing.T) {
 		t.Fatalf("exit %d\n%s", code, stderr)
 	}
 	for _, name := range examples.Names() {
-		if name == "kubernetes" {
-			continue // its dry run asks a cluster
-		}
-		_, plan, _ := slipstream(t, "run", name, "--dry-run")
+		plan := planOf(t, name)
 		found := regexp.MustCompile(`(?m)^time +(\S.*)$`).FindStringSubmatch(plan)
 		if found == nil {
 			t.Fatalf("%s: the plan has no time:\n%s", name, plan)

@@ -44,7 +44,7 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 	return out, nil
 }
 
-// without returns exp without the variants in why and their published figures. It adds to why those
+// without returns exp without the variants in why, also in series, and their published figures. It adds to why those
 // that have lost what they are compared with, or what is compared with them.
 func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experiment {
 	for {
@@ -64,6 +64,7 @@ func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experimen
 			rest.Spec.Published = slices.DeleteFunc(slices.Clone(exp.Spec.Published), func(p v1alpha1.Published) bool {
 				return why[p.Variant] != "" || why[p.Versus] != ""
 			})
+			rest.Spec.Series = rest.Spec.RemainingSeries()
 			return rest
 		}
 	}

@@ -152,8 +152,8 @@ func TestLeaveOutFails(t *testing.T) {
 	}
 }
 
-// TestLeaveOutPublished: the published figures of a variant go with it, and what is left is a
-// valid experiment.
+// TestLeaveOutPublished: the published figures and the series of a variant go with it, and what is
+// left is a valid experiment.
 func TestLeaveOutPublished(t *testing.T) {
 	exp := preset(t, "rps-rfs")
 	if _, err := LeaveOut(exp, nil, lacking("rfs")); err != nil {
@@ -170,5 +170,8 @@ func TestLeaveOutPublished(t *testing.T) {
 	// Four values of the baseline, and ratios of RPS and RPS-7, with and without "+".
 	if got := len(again.Spec.Published); got != 4+4*5 {
 		t.Errorf("%d published figures are left, want 24", got)
+	}
+	if got := len(again.Spec.Series); got != 5 {
+		t.Errorf("%d series are left, want 5", got)
 	}
 }

@@ -100,15 +100,17 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 
 // processing are the CPUs' metrics: what a byte or a message cost.
 func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
-	var busy, softirq float64
+	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
 		if spec.Requests > 0 { // after which nothing more was done
 			scale = 1
 		}
+		switches += float64(h.Switches) * scale
 		for _, cpu := range h.CPUs {
 			busy += cpu.Busy * scale
 			softirq += cpu.Softirq * scale
+			interrupts += float64(cpu.Interrupts) * scale
 		}
 	}
 	switch {
@@ -117,7 +119,15 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 		m[record.CPUPerGB] = busy / (bytes / 1e9)
 		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
 	case m[record.Rate] > 0:
-		m[record.CPUPerMessage] = busy / (m[record.Rate] * t.Window)
+		messages := m[record.Rate] * t.Window
+		m[record.CPUPerMessage] = busy / messages
+		// In a container /proc may tell nothing of them.
+		if interrupts > 0 {
+			m[record.InterruptsPerMessage] = interrupts / messages
+		}
+		if switches > 0 {
+			m[record.SwitchesPerMessage] = switches / messages
+		}
 	}
 }
 
@@ -191,13 +201,18 @@ func ratio(a, b float64) float64 {
 }
 
 // latencies merges the pairs' histograms. A tool that tells percentiles only has
-// their mean taken over its pairs, which is all that can be done with them.
+// their mean taken over its pairs, which is all that can be done with them, and the
+// longest of all.
 func latencies(t *record.Trial, m map[string]float64) error {
 	var all *hdrhistogram.Histogram
 	for i := range t.PerPair {
 		e := &t.PerPair[i].Client
 		if e.Latency == "" {
 			for name, v := range e.Percentiles {
+				if name == record.LatencyMax {
+					m[name] = max(m[name], v)
+					continue
+				}
 				m[name] += v / float64(len(t.PerPair))
 			}
 			continue
@@ -220,6 +235,7 @@ func latencies(t *record.Trial, m map[string]float64) error {
 	if all.TotalCount() == 0 {
 		return fmt.Errorf("no answer arrived within the window")
 	}
+	m[record.LatencyMean], m[record.LatencyMax] = all.Mean()/1e9, float64(all.Max())/1e9
 	for name, q := range map[string]float64{record.LatencyP50: 50, record.LatencyP99: 99, record.LatencyP999: 99.9} {
 		m[name] = float64(all.ValueAtQuantile(q)) / 1e9
 	}

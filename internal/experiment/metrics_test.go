@@ -52,6 +52,72 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
+// TestPerRoundTrip: what the CPUs of all machines did is divided by the round trips of the window, by
+// each machine's own clock. Where interrupts and switches are not known, they are not 0.
+func TestPerRoundTrip(t *testing.T) {
+	c := Cell{Workload: v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Duration: 2e9}}}
+	for _, tt := range []struct {
+		interrupts, switches uint64
+		want                 map[string]float64
+	}{
+		{3000, 2000, map[string]float64{record.CPUPerMessage: 1e-3, record.InterruptsPerMessage: 6, record.SwitchesPerMessage: 5}},
+		{0, 2000, map[string]float64{record.CPUPerMessage: 1e-3, record.SwitchesPerMessage: 5}},
+		{0, 0, map[string]float64{record.CPUPerMessage: 1e-3}},
+	} {
+		one := record.Host{Seconds: 2, Switches: 2 * tt.switches, CPUs: []record.CPU{{Busy: 0.5, Interrupts: tt.interrupts}, {Interrupts: tt.interrupts}}}
+		two := record.Host{Seconds: 4, Switches: tt.switches, CPUs: []record.CPU{{Busy: 1}}}
+		trial := record.Trial{Hosts: []record.Host{one, two}, PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 2, Messages: 1000}}}}
+		if err := fill(c, &trial); err != nil {
+			t.Fatal(err)
+		}
+		delete(trial.Metrics, record.Rate)
+		if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+			t.Errorf("%d interrupts, %d switches (-want +got):\n%s", tt.interrupts, tt.switches, diff)
+		}
+	}
+}
+
+// TestLatencies: mean, percentiles and the longest, of merged histograms and of what tools tell.
+func TestLatencies(t *testing.T) {
+	histogram := func(ms ...int64) record.Endpoint {
+		h := record.NewHistogram()
+		for _, v := range ms {
+			if err := h.RecordValue(v * 1e6); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := record.EncodeHistogram(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return record.Endpoint{Latency: text}
+	}
+	told := func(mean, longest float64) record.Endpoint {
+		return record.Endpoint{Percentiles: map[string]float64{record.LatencyMean: mean, record.LatencyMax: longest}}
+	}
+	for name, tt := range map[string]struct {
+		clients []record.Endpoint
+		want    map[string]float64
+	}{
+		"two histograms": {[]record.Endpoint{histogram(1, 1, 1), histogram(3, 20)}, map[string]float64{
+			record.LatencyMean: 5.2e-3, record.LatencyP50: 1e-3, record.LatencyP99: 20e-3, record.LatencyP999: 20e-3, record.LatencyMax: 20e-3,
+		}},
+		"a tool's": {[]record.Endpoint{told(2e-3, 30e-3), told(4e-3, 10e-3)}, map[string]float64{record.LatencyMean: 3e-3, record.LatencyMax: 30e-3}},
+	} {
+		var trial record.Trial
+		for _, c := range tt.clients {
+			trial.PerPair = append(trial.PerPair, record.Pair{Client: c})
+		}
+		got := map[string]float64{}
+		if err := latencies(&trial, got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.want, got, cmpopts.EquateApprox(2e-3, 0)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // TestLostConnections are told of, as the latencies do not have them.
 func TestLostConnections(t *testing.T) {
 	for lost, want := range map[uint64]bool{0: false, 1: true} {

@@ -176,10 +176,23 @@ func (p *Plan) Print(w io.Writer) error {
 	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
 	for _, wl := range s.Workloads {
 		t := wl.Traffic()
-		fmt.Fprintf(tw, "%s\t%s %s, IPv%d, %d B, %s\t%s\t%s\t%s\t%s\n", wl.Name, wl.Kind(), t.Protocol, t.IP, t.Size, connections(t.Connections),
-			t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", wl.Name, traffic(wl), t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
 	}
 	return tw.Flush()
+}
+
+// traffic is a workload in words.
+func traffic(w v1alpha1.Workload) string {
+	t := w.Traffic()
+	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
+	if !t.Page {
+		return text + fmt.Sprintf("%d B, %s", t.Size, connections(t.Connections))
+	}
+	text += fmt.Sprintf("page with script %d B", t.Size)
+	if t.Image > 0 {
+		text += fmt.Sprintf(" and image %d B", t.Image)
+	}
+	return text + fmt.Sprintf(", %d users/s", t.Rate)
 }
 
 func connections(n int) string {

@@ -172,7 +172,7 @@ func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ tim
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := record.Sample{Host: host}
+	s := record.Sample{Host: host, Series: "of " + place}
 	if w.applied[w.place] > 0 {
 		s.Fastpath = &record.Fastpath{Place: place, Packets: map[string]uint64{record.FastOut: 3}}
 	}
@@ -324,6 +324,9 @@ func TestMeasure(t *testing.T) {
 		}
 		if len(tr.Hosts) != 1 || !slices.Equal(tr.Hosts[0].Nodes, []string{"node0", "node1"}) {
 			t.Errorf("one machine was sampled as %+v", tr.Hosts)
+		}
+		if diff := cmp.Diff(map[string]string{"node0": "of node0", "node1": "of node1"}, tr.Series); diff != "" {
+			t.Errorf("series (-want +got):\n%s", diff)
 		}
 	}
 }
@@ -592,6 +595,44 @@ func TestCluster(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, f.uses); diff != "" {
 			t.Errorf("sampled %t: workers (-want +got):\n%s", sampled, diff)
+		}
+	}
+}
+
+// TestOneSide: accelerators act on the nodes and pods of the side that they are limited to, or on all,
+// also on a node without ends, such as that of a proxy.
+func TestOneSide(t *testing.T) {
+	for side, want := range map[string][]string{
+		"":                  {"node0", "node0/pod0", "node1", "node1/pod0", "node2"},
+		v1alpha1.SideClient: {"node0", "node0/pod0"},
+		v1alpha1.SideServer: {"node1", "node1/pod0"},
+	} {
+		f := newFake(3)
+		var mu sync.Mutex
+		var got []string
+		f.fail = func(call, place string) error {
+			if call == "apply" {
+				mu.Lock()
+				got = append(got, place)
+				mu.Unlock()
+			}
+			return nil
+		}
+		set := []string{"spec.pairs=[1]", "spec.runs=1"}
+		if side != "" {
+			set = append(set, "spec.variants.rps+.on="+side)
+		}
+		if _, err := measure(t, t.Context(), f, parse(t, set...), new(memory), nil); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("on %q (-want +got):\n%s", side, diff)
+		}
+		for place, n := range f.applied {
+			if n != 0 {
+				t.Errorf("on %q: %s is still accelerated", side, place)
+			}
 		}
 	}
 }

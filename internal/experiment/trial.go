@@ -81,22 +81,31 @@ func (n *network) interruptWarnings() []record.Warning {
 }
 
 // steered are the places of a cell that its accelerators act in, with the
-// workers that control them: the nodes, and the pods of its pairs.
+// workers that control them: the nodes, and the pods of its pairs, or those of
+// one side.
 func (n *network) steered(c Cell, pairs []seatedPair) []seated {
-	var in []seated
+	var ends, in []seated
+	for _, pair := range pairs {
+		if c.Variant.On != v1alpha1.SideServer {
+			ends = append(ends, pair.client)
+		}
+		if c.Variant.On != v1alpha1.SideClient {
+			ends = append(ends, pair.servers...)
+		}
+	}
 	add := func(p target.Place) {
 		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == target.Pod)) > 0 {
 			in = append(in, seated{p, controlOf(p)})
 		}
 	}
 	for _, node := range n.nodes {
-		add(node)
+		if c.Variant.On == "" || slices.ContainsFunc(ends, func(end seated) bool { return end.place.Node == node.Name }) {
+			add(node)
+		}
 	}
-	for _, pair := range pairs {
-		for _, end := range append([]seated{pair.client}, pair.servers...) {
-			if end.place.Kind == target.Pod {
-				add(end.place)
-			}
+	for _, end := range ends {
+		if end.place.Kind == target.Pod {
+			add(end.place)
 		}
 	}
 	return in
@@ -167,7 +176,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out.PerPair = make([]record.Pair, c.Pairs)
+	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
 	m := &measurement{
 		network: n, ctx: ctx, cancel: cancel, cell: c, spec: c.Workload.Traffic(), out: out,
 		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
@@ -308,6 +317,9 @@ func (m *measurement) addSampler(node target.Place) {
 		}
 		m.out.Devices = append(m.out.Devices, sample.Devices...)
 		m.out.VFs = append(m.out.VFs, sample.VFs...)
+		if sample.Series != "" {
+			m.out.Series[node.Name] = sample.Series
+		}
 		return err
 	})
 }

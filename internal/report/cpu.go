@@ -30,9 +30,10 @@ func partInks() [parts]int {
 // core is the mean share of each part over a cell's trials; as a bar it can
 // stand for several neighbours.
 type core struct {
-	name  string
-	host  int
-	share [parts]float64
+	name       string
+	host       int
+	share      [parts]float64
+	interrupts float64 // 1/s
 }
 
 // load is one cell's cores.
@@ -78,6 +79,7 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 					sums[k] = &core{name: fmt.Sprint(cpu.ID), host: host}
 				}
 				counts[k]++
+				sums[k].interrupts += float64(cpu.Interrupts) / h.Seconds
 				for part, share := range shares(cpu, h.Seconds) {
 					sums[k].share[part] += share
 				}
@@ -95,6 +97,7 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 		for part := range one.share {
 			one.share[part] /= float64(counts[k])
 		}
+		one.interrupts /= float64(counts[k])
 		l.cores = append(l.cores, one)
 	}
 	return l
@@ -135,10 +138,12 @@ func (l load) bars(most int) []core {
 			for part, s := range l.cores[j].share {
 				bar.share[part] += s
 			}
+			bar.interrupts += l.cores[j].interrupts
 		}
 		for part := range bar.share {
 			bar.share[part] /= float64(j - i)
 		}
+		bar.interrupts /= float64(j - i)
 		bar.host, bar.name = l.cores[i].host, l.cores[i].name
 		if j-i > 1 {
 			bar.name += "–" + l.cores[j-1].name
@@ -282,26 +287,38 @@ func cpuData(loads []load, bars, most int) Data {
 	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
 	names := partNames()
 	if bars <= many {
-		d := Data{Columns: append([]string{"Variant", "Core"}, names[:]...)}
+		d := Data{Columns: append(append([]string{"Variant", "Core"}, names[:]...), "Interrupts/s")}
 		for _, l := range loads {
 			for _, c := range l.bars(most) {
 				row := []string{l.variant, c.name}
 				for _, s := range c.share {
 					row = append(row, percentOf(s))
 				}
-				d.Rows = append(d.Rows, row)
+				d.Rows = append(d.Rows, append(row, perSecond(c.interrupts)))
 			}
 		}
 		return d
 	}
-	d := Data{Columns: append([]string{"Variant", "Cores", "Busiest core"}, names[:]...)}
+	d := Data{Columns: append(append([]string{"Variant", "Cores", "Busiest core"}, names[:]...), "Interrupts/s of a core")}
 	for _, l := range loads {
 		top := slices.MinFunc(l.cores, func(a, b core) int { return cmp.Compare(a.share[partIdle], b.share[partIdle]) })
 		row := []string{l.variant, fmt.Sprint(len(l.cores)), top.name + " (" + percentOf(1-top.share[partIdle]) + ")"}
 		for part := range names {
 			row = append(row, percentOf(l.sum(part)/float64(len(l.cores))))
 		}
-		d.Rows = append(d.Rows, row)
+		interrupts := 0.0
+		for _, c := range l.cores {
+			interrupts += c.interrupts / float64(len(l.cores))
+		}
+		d.Rows = append(d.Rows, append(row, perSecond(interrupts)))
 	}
 	return d
+}
+
+// perSecond is a rate of interrupts; results from before they were counted have none.
+func perSecond(rate float64) string {
+	if rate == 0 {
+		return "–"
+	}
+	return fixed(rate, 0)
 }

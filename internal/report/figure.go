@@ -43,9 +43,11 @@ type Section string
 
 // Sections of figures.
 const (
+	SectionSeries  Section = "series"
 	SectionScaling Section = "scaling"
 	SectionLatency Section = "latency"
 	SectionCPU     Section = "cpu"
+	SectionCourse  Section = "course"
 )
 
 // Data is a small table; the first column names the row.
@@ -278,6 +280,11 @@ func (p *pen) rects(all [][4]float64, ink int) {
 		p.colour(ink)
 		p.c.Fill(path)
 	}
+}
+
+func (p *pen) fill(outline []point, ink int) {
+	p.colour(ink)
+	p.c.Fill(p.outline(outline, true))
 }
 
 func (p *pen) line(width float64, ink int, dash []vg.Length, points ...point) {

@@ -164,12 +164,41 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 		if id > 0 {
 			spread = min(1, 0.25*float64(p)*factor/math.Sqrt(float64(id)))
 		}
-		c := record.CPU{ID: id, Softirq: 0.84 * spread * noise, Steal: 0.01, IRQ: 0.004}
+		c := record.CPU{ID: id, Softirq: 0.84 * spread * noise, Steal: 0.01, IRQ: 0.004, Interrupts: 40_000 / uint64(id+1)}
 		c.Busy = min(2, c.Softirq+c.Steal+c.IRQ+0.9*spread*(0.8+0.4*r.Float64()))
 		host.CPUs = append(host.CPUs, c)
 	}
 	t.Hosts = []record.Host{host}
+	t.Series = series(host, t.Order, max(t.Metrics[record.Throughput], 1e8))
 	return t
+}
+
+// series are of two nodes that share a machine, whose NICs carry a rate with a dip in the middle.
+func series(host record.Host, seed int, rate float64) map[string]string {
+	r := rand.New(rand.NewPCG(uint64(seed), 3))
+	sender := record.Series{At: []int64{0}, NICs: []record.NICSeries{{Name: "eth0"}}}
+	readings := int(host.Seconds * 10)
+	for i := range readings {
+		sender.At = append(sender.At, int64(i+1)*100_000+r.Int64N(200))
+		v := rate * (1 + 0.04*r.NormFloat64())
+		if i == readings/2 {
+			v /= 3
+		}
+		sender.NICs[0].Tx = append(sender.NICs[0].Tx, uint64(v/80))
+		sender.NICs[0].Rx = append(sender.NICs[0].Rx, uint64(v/8000))
+	}
+	receiver := sender
+	receiver.NICs = []record.NICSeries{{Name: "eth0", Rx: sender.NICs[0].Tx, Tx: sender.NICs[0].Rx}}
+	for _, cpu := range host.CPUs {
+		c := record.CPUSeries{ID: cpu.ID}
+		for range readings {
+			busy := min(10, uint64(10*cpu.Busy/host.Seconds+r.Float64()))
+			c.Idle = append(c.Idle, 10-busy)
+			c.Softirq = append(c.Softirq, min(busy, uint64(10*cpu.Softirq/host.Seconds+r.Float64())))
+		}
+		sender.CPUs = append(sender.CPUs, c)
+	}
+	return map[string]string{"node0": record.EncodeSeries(sender), "node1": record.EncodeSeries(receiver)}
 }
 
 func (f *fixture) model() *Model { return New(f.exp, f.summary(), f.trials, f.env) }

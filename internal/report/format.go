@@ -22,12 +22,16 @@ func quantityOf(metric string) quantity {
 		return quantity{"throughput", "Gb/s", 1e-9}
 	case record.Rate:
 		return quantity{"message rate", "k/s", 1e-3}
+	case record.LatencyMean:
+		return quantity{"mean latency", "µs", 1e6}
 	case record.LatencyP50:
 		return quantity{"median latency", "µs", 1e6}
 	case record.LatencyP99:
 		return quantity{"p99 latency", "µs", 1e6}
 	case record.LatencyP999:
 		return quantity{"p99.9 latency", "µs", 1e6}
+	case record.LatencyMax:
+		return quantity{"longest latency", "µs", 1e6}
 	case record.Completion:
 		return quantity{"time of all requests", "s", 1}
 	case record.Errors:
@@ -44,6 +48,10 @@ func quantityOf(metric string) quantity {
 		return quantity{"softirq per GB", "s/GB", 1}
 	case record.CPUPerMessage:
 		return quantity{"CPU per round trip", "µs", 1e6}
+	case record.InterruptsPerMessage:
+		return quantity{"interrupts", "per round trip", 1}
+	case record.SwitchesPerMessage:
+		return quantity{"context switches", "per round trip", 1}
 	}
 	return quantity{metric, record.Units[metric], 1}
 }

@@ -83,7 +83,7 @@ func percentiles(h *hdrhistogram.Histogram) (points []sample, last float64) {
 func (p *pen) latencies(curves []curve, f Figure, lo, hi, end float64) {
 	labels := 0.0
 	for _, c := range curves {
-		labels = max(labels, p.width(c.variant, normal))
+		labels = max(labels, p.width(c.name, normal))
 	}
 	labels = min(labels, 0.2*f.width)
 	area := frame{left: 40, top: 22, right: f.width - labels - 30, bottom: f.height - 36}
@@ -120,7 +120,7 @@ func (p *pen) latencies(curves []curve, f Figure, lo, hi, end float64) {
 				p.marker(c.look.shape, line[j], 2.4, c.look.ink, true)
 			}
 		}
-		tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
+		tags = append(tags, tag{line[len(line)-1], c.name, c.look, true})
 	}
 	p.tags(tags, area, labels)
 }

@@ -84,67 +84,82 @@ func coreOf(r stats.Resource) string {
 	return "a core of " + owner
 }
 
-// bounds say of each series of balancers that differ in their backends alone what more
-// backends bring.
+// bounds say of each series of balancers what more backends bring.
 func (m *Model) bounds() []string {
 	var out []string
-	for _, first := range m.summary.Limits {
-		if b := m.path(m.variant(first.Variant)).Balancer; b == nil || first.More != nil {
+	for _, s := range m.summary.Series {
+		if s.Axis != v1alpha1.AxisBackends || m.path(m.variant(s.Points[0].Variant)).Balancer == nil {
 			continue
 		}
-		series := []stats.Limit{first}
-		for found := true; found; {
-			found = false
-			for _, l := range m.summary.Limits {
-				last := series[len(series)-1]
-				if l.Workload == first.Workload && l.Pairs == first.Pairs && l.More != nil && l.More.Versus.Baseline == last.Variant {
-					series, found = append(series, l), true
-					break
-				}
-			}
-		}
-		if len(series) > 1 {
-			out = append(out, fmt.Sprintf("%s, %s, variants %s to %s: %s.", first.Workload, pairs(first.Pairs), first.Variant, series[len(series)-1].Variant, m.bound(series)))
+		if text := m.bound(s); text != "" {
+			out = append(out, fmt.Sprintf("%s, %s, series %s: %s.", s.Workload, pairs(s.Pairs), s.Name, text))
 		}
 	}
 	return out
 }
 
-// bound speaks of one series, in the order of its backends.
-func (m *Model) bound(series []stats.Limit) string {
-	proxy := func(l stats.Limit) int {
-		if !l.Reached {
-			return -1
+// limitOf is what held a point of a series back, nil where nobody knows.
+func (m *Model) limitOf(p stats.Point) *stats.Limit {
+	for i, l := range m.summary.Limits {
+		if l.Variant == p.Variant && l.Workload == p.Workload && l.Pairs == p.Pairs {
+			return &m.summary.Limits[i]
 		}
-		return slices.IndexFunc(l.Resources, func(r stats.Resource) bool { return slices.Contains(r.Roles, v1alpha1.RoleProxy) })
 	}
-	backends := func(l stats.Limit) string {
-		return plural(m.path(m.variant(l.Variant)).Balancer.Backends, "backend")
+	return nil
+}
+
+// proxyOf is the resource of the proxy that held a point back, nil if none did.
+func (m *Model) proxyOf(p stats.Point) *stats.Resource {
+	l := m.limitOf(p)
+	if l == nil || !l.Reached {
+		return nil
 	}
-	from := len(series)
-	for from > 0 && proxy(series[from-1]) >= 0 {
+	i := slices.IndexFunc(l.Resources, func(r stats.Resource) bool { return slices.Contains(r.Roles, v1alpha1.RoleProxy) })
+	if i < 0 {
+		return nil
+	}
+	return &l.Resources[i]
+}
+
+// bound says from how many backends on the limit is the proxy, and whether more help.
+func (m *Model) bound(s stats.Series) string {
+	backends := m.axis(v1alpha1.AxisBackends)
+	from := len(s.Points)
+	for from > 0 && m.proxyOf(s.Points[from-1]) != nil {
 		from--
 	}
-	last := series[len(series)-1]
-	switch {
-	case from < len(series):
-	case last.Reached:
-		return fmt.Sprintf("with %s, the most that were tried, the limit is not the proxy: %s", backends(last), use(last.Resources[0]))
-	default:
-		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends(last))
+	if from == len(s.Points) {
+		last := s.Points[from-1]
+		switch l := m.limitOf(last); {
+		case l == nil:
+			return ""
+		case l.Reached:
+			return fmt.Sprintf("with %s, the most that were tried, the limit is not the proxy: %s", backends.at(last.Value), use(l.Resources[0]))
+		}
+		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends.at(last.Value))
 	}
-	at := series[from]
-	text := fmt.Sprintf("from %s on, the limit is the proxy: %s", backends(at), use(at.Resources[proxy(at)]))
-	if from == len(series)-1 {
+	text := fmt.Sprintf("from %s on, the limit is the proxy: %s", backends.at(s.Points[from].Value), use(*m.proxyOf(s.Points[from])))
+	if from == len(s.Points)-1 {
 		return text + "; no more were tried"
 	}
+	return text + "; " + m.helped(s, from)
+}
+
+// helped says whether more backends than those of a point helped.
+func (m *Model) helped(s stats.Series, from int) string {
+	backends := m.axis(v1alpha1.AxisBackends)
 	helps, open := false, false
 	var ratios []string
-	for _, l := range series[from+1:] {
-		v := l.More.Versus
+	for i := from + 1; i < len(s.Points); i++ {
+		v := s.Points[i].Step
+		if v == nil { // no block has both
+			open = true
+			continue
+		}
 		helps = helps || v.Verdict == stats.Faster
 		open = open || v.Verdict == stats.Inconclusive
-		ratios = append(ratios, fmt.Sprintf("%d have %s times the %s of %d", l.More.Backends, estimate(v.Ratio, of(v.CI95, v.N), 2), quantityOf(l.More.Metric).name, l.More.Fewer))
+		ratios = append(ratios, fmt.Sprintf("%s have %s times the %s of %s", backends.number(s.Points[i].Value),
+			estimate(v.Ratio, of(v.CI95, v.N), 2), quantityOf(s.Metric).name, backends.number(s.Points[i-1].Value)))
 	}
 	verb := "more backends do not help"
 	switch {
@@ -153,5 +168,8 @@ func (m *Model) bound(series []stats.Limit) string {
 	case open:
 		verb = "whether more backends help is inconclusive"
 	}
-	return fmt.Sprintf("%s; %s: %s", text, verb, list(ratios))
+	if len(ratios) == 0 {
+		return verb
+	}
+	return verb + ": " + list(ratios)
 }

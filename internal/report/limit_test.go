@@ -2,8 +2,6 @@ package report
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -28,6 +26,7 @@ func balancer(t *testing.T) *Model {
 			Workloads: []v1alpha1.Workload{{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Connections: 8, Duration: v1alpha1.Duration(2 * time.Second)}}},
 		},
 	}
+	exp.Spec.Series = []v1alpha1.Series{{Name: "haproxy", Axis: v1alpha1.AxisBackends, Of: []string{"1", "2", "4", "8"}}}
 	var trials []record.Trial
 	for _, c := range []struct {
 		backends int
@@ -76,20 +75,7 @@ func TestGoldenBalancer(t *testing.T) {
 	m := balancer(t)
 	for ending, write := range writers() {
 		t.Run(ending, func(t *testing.T) {
-			got := render(t, write, m)
-			path := filepath.Join("testdata", "balancer."+ending)
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
-			}
+			golden(t, "balancer."+ending, render(t, write, m))
 		})
 	}
 }
@@ -117,34 +103,42 @@ func TestBalancerPage(t *testing.T) {
 // more backends brought.
 func TestBounds(t *testing.T) {
 	m := balancer(t)
-	limits := m.summary.Limits
-	const four = "stream, 1 pair, variants 1 to 8: from 4 backends on, the limit is the proxy: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	limits, series := m.summary.Limits, &m.summary.Series[0]
+	const four = "stream, 1 pair, series haproxy: from 4 backends on, the limit is the proxy: the proxy's NIC receives 98 % of 1.00 Gb/s"
 	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	limits[3].More.Versus.Verdict = stats.Faster
+	series.Points[3].Step.Verdict = stats.Faster
 	if got, want := m.bounds()[0], four+"; more backends help nevertheless: "; !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want it to begin %q", got, want)
 	}
-	limits[3].More.Versus.Verdict = stats.Inconclusive
+	series.Points[3].Step.Verdict = stats.Inconclusive
 	if got, want := m.bounds()[0], four+"; whether more backends help is inconclusive: "; !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want it to begin %q", got, want)
 	}
-	m.summary.Limits = limits[:3]
-	if got, want := m.bounds()[0], strings.Replace(four, "8", "4", 1)+"; no more were tried."; got != want {
+	series.Points[3].Step = nil
+	if got, want := m.bounds()[0], four+"; whether more backends help is inconclusive."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	m.summary.Limits = limits[:2]
-	if got, want := m.bounds()[0], "stream, 1 pair, variants 1 to 2: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98 % of 0.400 Gb/s."; got != want {
+	series.Points = series.Points[:3]
+	if got, want := m.bounds()[0], four+"; no more were tried."; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	series.Points = series.Points[:2]
+	if got, want := m.bounds()[0], "stream, 1 pair, series haproxy: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98 % of 0.400 Gb/s."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	limits[1].Reached = false
-	if got, want := m.bounds()[0], "stream, 1 pair, variants 1 to 2: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, series haproxy: with 2 backends, the most that were tried, no NIC and no core is at its limit."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	m.summary.Limits = limits[:1]
+	m.summary.Limits = nil
 	if got := m.bounds(); got != nil {
-		t.Errorf("of one balancer alone: %q", got)
+		t.Errorf("where nobody knows what held it back: %q", got)
+	}
+	m.summary.Limits, m.summary.Series = limits, nil
+	if got := m.bounds(); got != nil {
+		t.Errorf("of no series: %q", got)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"gonum.org/v1/plot/vg"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/stats"
 )
 
 // Measures of every figure, in points.
@@ -49,14 +48,16 @@ func (m *Model) look(name string) look {
 }
 
 func (m *Model) drawFigures() []Figure {
-	var out []Figure
+	out := m.seriesFigures()
 	for _, w := range m.exp.Spec.Workloads {
 		tables := m.judgedTables(w.Name)
 		if len(tables) == 0 {
 			continue
 		}
 		for _, versus := range tables[0].Baselines {
-			out = append(out, m.scalingFigure(tables[0], versus))
+			if f, ok := m.scalingFigure(tables[0], versus); ok {
+				out = append(out, f)
+			}
 		}
 	}
 	for _, draw := range []func(v1alpha1.Workload, int) (Figure, bool){m.latencyFigure, m.cpuFigure} {
@@ -68,136 +69,42 @@ func (m *Model) drawFigures() []Figure {
 			}
 		}
 	}
+	for _, w := range m.exp.Spec.Workloads {
+		// With the most pairs, a NIC or a core is at its limit if it ever is.
+		if all := m.pairsOf(w); len(all) > 0 {
+			if f, ok := m.courseFigure(w, all[len(all)-1]); ok {
+				out = append(out, f)
+			}
+		}
+	}
 	return out
 }
 
-// curve is one variant's line in a plot.
-type curve struct {
-	variant string
-	look    look
-	points  []sample
-}
-
-// sample is one value with its interval, and what others have published in its place; x is
-// the place on the x axis.
-type sample struct {
-	x, y   float64
-	ci     interval
-	filled bool
-	theirs []float64
-}
-
-// scalingFigure sets every variant's ratio against the number of pairs.
-func (m *Model) scalingFigure(t Table, versus string) Figure {
-	var curves []curve
-	top, bound, published := 1.0, 1.0, 0.0
-	data := Data{Columns: []string{"Variant"}}
+// scalingFigure sets the ratios of variants to one of them against the number of pairs, unless they
+// are in the figures of a series.
+func (m *Model) scalingFigure(t Table, versus string) (Figure, bool) {
+	c := chart{axis: m.axis(v1alpha1.AxisPairs), each: "Variant"}
 	for _, p := range t.Pairs {
-		data.Columns = append(data.Columns, pairs(p))
+		c.xs = append(c.xs, float64(p))
 	}
 	for _, row := range t.Rows {
-		c := curve{variant: row.Variant, look: m.look(row.Variant)}
-		numbers := []string{row.Variant}
+		if m.inSeries(t, row.Variant, versus) {
+			continue
+		}
+		line := curve{name: row.Variant, look: m.look(row.Variant)}
 		for i, l := range row.Cells {
-			if !l.drawable() || l.Versus != versus {
-				numbers = append(numbers, "–")
-				continue
+			if l.drawable() && l.Versus == versus {
+				line.points = append(line.points, ratioSample(float64(t.Pairs[i]), l.row.Versus, l.theirs))
 			}
-			ratio := l.spread()
-			c.points = append(c.points, sample{float64(i), ratio.at, ratio.ci,
-				l.Verdict == stats.Faster || l.Verdict == stats.Slower, ratio.theirs})
-			top = max(top, ratio.at)
-			if ratio.ci.known() {
-				bound = max(bound, ratio.ci.hi)
-			}
-			text := strings.TrimSpace(l.Ratio.String() + " " + string(l.Verdict))
-			if len(l.theirs) > 0 {
-				published = max(published, slices.Max(l.theirs))
-				text += ", published " + ratios(l.theirs)
-			}
-			numbers = append(numbers, text)
 		}
-		if len(c.points) > 0 {
-			curves = append(curves, c)
-			data.Rows = append(data.Rows, numbers)
-		}
+		c.add(line)
 	}
-	// Few blocks give intervals that would flatten everything; they are cut.
-	bound = max(min(bound, 1.6*top), published) * 1.01
-	step := niceStep(bound / 7)
-	most := math.Ceil(bound/step-1e-9) * step
-	f := Figure{
+	return c.ratios(Figure{
 		Section: SectionScaling,
 		Name:    slug(t.Workload, t.Metric, "versus", versus),
 		Title:   fmt.Sprintf("%s relative to %s", upper(t.Title), versus),
-		Caption: fmt.Sprintf("Ratio to %s in the same block; %s is better. Bars are 95 %% intervals. A filled mark is faster or slower, a hollow one is the same or inconclusive.",
-			versus, t.Better),
-		Alt: fmt.Sprintf("%s relative to %s at %s: %s.", upper(t.Title), versus,
-			listPairs(t.Pairs), list(ends(curves, t.Pairs))),
-		Data:   data,
-		width:  figureWidth,
-		height: max(260, 70+12*float64(len(curves)+1)),
-	}
-	if published > 0 {
-		f.Caption += " A ring is a published figure."
-	}
-	f.draw = func(p *pen) { p.scaling(curves, f, versus, t.Pairs, step, most) }
-	return f
-}
-
-// scaling draws the ratios of variants to one that they are compared with, from 0 to most.
-func (p *pen) scaling(curves []curve, f Figure, versus string, pairCounts []int, step, most float64) {
-	labels := 0.0
-	for _, c := range curves {
-		labels = max(labels, p.width(c.variant, normal))
-	}
-	labels = min(max(labels, p.width(versus, normal)), 0.2*f.width)
-	area := frame{left: 40, top: 26, right: f.width - labels - 30, bottom: f.height - 36}
-	slot := (area.right - area.left) / float64(len(pairCounts))
-	x := func(i float64) float64 { return area.left + (i+0.5)*slot }
-	y := func(v float64) float64 { return area.bottom - (area.bottom-area.top)*v/most }
-	p.text(point{0, 12}, "ratio to "+versus, small, inkMuted, alignLeft)
-	for v := 0.0; v <= most+step/2; v += step {
-		p.line(0.6, inkGrid, nil, point{area.left, y(v)}, point{area.right, y(v)})
-		p.text(point{area.left - 6, y(v) + 3}, fixed(v, stepDecimals(step)), small, inkMuted, alignRight)
-	}
-	p.line(1.2, inkText, nil, point{area.left, y(1)}, point{area.right, y(1)})
-	for i, n := range pairCounts {
-		p.text(point{x(float64(i)), area.bottom + 14}, pairs(n), small, inkMuted, alignCentre)
-	}
-	tags := []tag{{point{area.right, y(1)}, versus, look{ink: inkText}, false}}
-	dodge := min(9, 0.6*slot/float64(len(curves)))
-	for i, c := range curves {
-		off := (float64(i) - float64(len(curves)-1)/2) * dodge
-		var line []point
-		for _, s := range c.points {
-			line = append(line, point{x(s.x) + off, y(s.y)})
-		}
-		p.line(1.4, c.look.ink, c.look.dash, line...)
-		for j, s := range c.points {
-			if q := line[j]; s.ci.known() {
-				p.line(1.2, c.look.ink, nil, point{q.x, y(max(s.ci.lo, 0))}, point{q.x, y(min(s.ci.hi, most))})
-			}
-		}
-		for j, s := range c.points {
-			p.marker(c.look.shape, line[j], 3, c.look.ink, s.filled)
-			for _, v := range s.theirs {
-				p.ring(point{line[j].x, y(v)}, 4.2, c.look.ink)
-			}
-		}
-		tags = append(tags, tag{line[len(line)-1], c.variant, c.look, true})
-	}
-	p.tags(tags, area, labels)
-}
-
-// ends words the last point of each curve.
-func ends(curves []curve, pairCounts []int) []string {
-	var out []string
-	for _, c := range curves {
-		s := c.points[len(c.points)-1]
-		out = append(out, fmt.Sprintf("%s %s at %s", c.variant, estimate(s.y, s.ci, 2), pairs(pairCounts[int(s.x)])))
-	}
-	return out
+		Caption: fmt.Sprintf("Ratio to %s in the same block; %s is better.", versus, t.Better),
+	}, versus), len(c.curves) > 0
 }
 
 // frame is the area between a plot's axes.
@@ -255,17 +162,6 @@ func upper(s string) string {
 		return s
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
-}
-
-func listPairs(n []int) string {
-	var words []string
-	for _, p := range n {
-		words = append(words, fmt.Sprint(p))
-	}
-	if len(n) == 1 {
-		return pairs(n[0])
-	}
-	return list(words) + " pairs"
 }
 
 // ladder is the nearest 1, 2 or 5 × a power of ten at or above, or at or below.

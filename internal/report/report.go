@@ -36,6 +36,8 @@ type Model struct {
 	Blocks int
 	Costs  []Cost
 	Advice []Advice
+	// Crossovers say of series from where on one of them is faster than another.
+	Crossovers []string
 	// Limits say what held each cell back, and Bounds what more backends of a balancer
 	// bring. Prices is nil where nothing has one.
 	Limits []LimitLine
@@ -171,6 +173,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Tables = m.tables(everywhere)
 	m.Costs = m.costs()
 	m.Advice = m.advice()
+	m.Crossovers = m.crossovers()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
 	m.Expected = expectations(summary.Expected)
 	m.Published, m.PublishedCount = publishedFigures(summary.Published)

@@ -69,25 +69,30 @@ func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	return f, s
 }
 
+// golden compares with a file of testdata, or writes it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
+	}
+}
+
 func TestGolden(t *testing.T) {
 	f, s := eventful(t)
 	m := New(f.exp, s, f.trials, f.env)
 	for ending, write := range writers() {
 		t.Run(ending, func(t *testing.T) {
-			got := render(t, write, m)
-			path := filepath.Join("testdata", "demo."+ending)
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
-			}
+			golden(t, "demo."+ending, render(t, write, m))
 		})
 	}
 }
@@ -158,8 +163,10 @@ func anchorsFit(t *testing.T, page string) {
 func TestFigures(t *testing.T) {
 	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
 		figures := Figures(m)
-		if len(figures) != 8 { // scaling of two workloads; at the fewest and the most pairs, CPU of both and latency of one
-			t.Errorf("%s has %d figures, want 8", name, len(figures))
+		// Scaling of two workloads; at the fewest and the most pairs, CPU of both and latency of one; at
+		// the most pairs, the course of both.
+		if len(figures) != 10 {
+			t.Errorf("%s has %d figures, want 10", name, len(figures))
 		}
 		for _, f := range figures {
 			t.Run(name+"/"+f.Name, func(t *testing.T) {

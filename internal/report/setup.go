@@ -70,6 +70,9 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 		case t.Size == 0:
 		case t.Page:
 			parts = append(parts, fmt.Sprintf("a script of %s", size(t.Size)))
+			if t.Image != 0 {
+				parts = append(parts, fmt.Sprintf("an image of %s", size(t.Image)))
+			}
 		case w.HTTP != nil:
 			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
 		default:

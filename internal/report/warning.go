@@ -37,8 +37,11 @@ type Warning struct {
 // Entry is a message and the cells that it holds for, in words.
 type Entry struct{ Message, Where string }
 
-// warnUnreadable is the one warning that is the report's own.
-const warnUnreadable = "latency-unreadable"
+// Warnings that are the report's own.
+const (
+	warnUnreadable       = "latency-unreadable"
+	warnCourseUnreadable = "series-unreadable"
+)
 
 // newWarning knows what each code means for a result.
 func newWarning(code string) Warning {
@@ -92,6 +95,8 @@ func newWarning(code string) Warning {
 		w.Severity, w.CPU, w.Effect = Note, true, "Softirq time is approximate. Verdicts on speed do not depend on it."
 	case record.WarnNoCPUs:
 		w.Severity, w.CPU, w.Effect = Note, true, "CPU time is missing. Verdicts on speed do not depend on it."
+	case warnCourseUnreadable:
+		w.Effect = "The figure of the time inside a trial is drawn without these nodes. Verdicts do not depend on it."
 	case warnUnreadable:
 		w.Effect = "The latency distribution is drawn without these trials. Verdicts do not depend on it."
 	}

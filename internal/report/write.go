@@ -185,7 +185,7 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 		b.WriteString(wrap(text, 80, "  "))
 	}
-	said := slices.Clone(m.Bounds)
+	said := slices.Concat(m.Crossovers, m.Bounds)
 	if m.Prices != nil {
 		said = append(said, m.Prices.Dominated()...)
 	}

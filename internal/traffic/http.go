@@ -210,17 +210,38 @@ func number(b []byte) int {
 	return n
 }
 
-// The objects of a page, in the order in which a user asks for them.
+// The names of a page's objects.
 const (
 	pageIndex  = "/"
 	pageScript = "/script.js"
 	pageStyles = "/styles.css"
+	pageImage  = "/image.jpg"
 )
 
 const (
 	indexSize  = 12_000
 	stylesSize = 30_000
 )
+
+// pageObject is one of a page.
+type pageObject struct {
+	target, kind string
+	size         int // in bytes, uncompressed
+	text         bool
+}
+
+// pageObjects are those of a page, in the order in which a user asks for them.
+func (s Spec) pageObjects() []pageObject {
+	all := []pageObject{
+		{pageIndex, "text/html", indexSize, true},
+		{pageScript, "text/javascript", s.Size, true},
+		{pageStyles, "text/css", stylesSize, true},
+	}
+	if s.Image > 0 {
+		all = append(all, pageObject{pageImage, "image/jpeg", s.Image, false})
+	}
+	return all
+}
 
 // object is what a server has under a name, as the responses that can be sent.
 type object struct {
@@ -242,11 +263,15 @@ func (s Spec) site() map[string]*object {
 	if !s.Page {
 		return map[string]*object{s.Secret.Path() + pageIndex: newObject("text/plain", bytes.Repeat([]byte("x"), s.Size), false)}
 	}
-	return map[string]*object{
-		s.Secret.Path() + pageIndex:  newObject("text/html", prose(indexSize, 1), true),
-		s.Secret.Path() + pageScript: newObject("text/javascript", prose(s.Size, 2), true),
-		s.Secret.Path() + pageStyles: newObject("text/css", prose(stylesSize, 3), true),
+	site := make(map[string]*object)
+	for i, o := range s.pageObjects() {
+		body := prose
+		if !o.text {
+			body = noise
+		}
+		site[s.Secret.Path()+o.target] = newObject(o.kind, body(o.size, uint64(i+1)), o.text)
 	}
+	return site
 }
 
 func newObject(kind string, body []byte, compress bool) *object {
@@ -286,6 +311,13 @@ func prose(n int, seed uint64) []byte {
 		b = append(b, " \n"[r.IntN(12)/11])
 	}
 	return b[:n]
+}
+
+// noise is n bytes that no compression makes fewer, as those of an image.
+func noise(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed)}).Read(b) // which never fails
+	return b
 }
 
 var (

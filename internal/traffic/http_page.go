@@ -21,6 +21,7 @@ const lateBy = time.Millisecond
 // takes a hundred times what waking them does.
 type visitors struct {
 	spec    Spec
+	objects []pageObject
 	root    string // what paths begin with
 	to      netip.AddrPort
 	dialer  net.Dialer
@@ -36,7 +37,7 @@ type visitors struct {
 // a user takes counts from when it was due, so that a stall is seen by all whom it
 // kept waiting (coordinated omission).
 func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
-	v := &visitors{spec: s, to: to, root: s.Secret.Path(), readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
+	v := &visitors{spec: s, objects: s.pageObjects(), to: to, root: s.Secret.Path(), readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
 	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		return joinControl(raw, func(fd int) error { return setCongestionControl(fd, s) })
 	}
@@ -95,13 +96,9 @@ func (v *visitors) load(ctx context.Context) (n int, err error) {
 	in := v.readers.Get().(*pageReader)
 	defer v.readers.Put(in)
 	in.in.Reset(conn)
-	for _, one := range []struct {
-		target string
-		size   int
-		last   bool
-	}{{pageIndex, indexSize, false}, {pageScript, v.spec.Size, false}, {pageStyles, stylesSize, true}} {
+	for i, one := range v.objects {
 		connection := "keep-alive"
-		if one.last {
+		if i == len(v.objects)-1 {
 			connection = "close"
 		}
 		if _, err := fmt.Fprintf(conn, "GET %s%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nAccept-Encoding: gzip\r\nConnection: %s\r\n\r\n",

@@ -271,6 +271,28 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestPageImage: an image is the last of a page's objects, and is sent as large as it is.
+func TestPageImage(t *testing.T) {
+	const image = 400_000
+	without := Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, Rate: 20}
+	with := without
+	with.Image = image
+	var each [2]uint64
+	for i, spec := range []Spec{without, with} {
+		client, server, err := pair(t, t.Context(), spec, "127.0.0.1", time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if objects := uint64(3 + i); client.Errors != nil || server.Messages != objects*client.Messages {
+			t.Errorf("%d objects for %d users, want %d each; errors %v", server.Messages, client.Messages, objects, client.Errors)
+		}
+		each[i] = client.Bytes / client.Messages
+	}
+	if got := each[1] - each[0]; got != image {
+		t.Errorf("the image took %d bytes, want %d", got, image)
+	}
+}
+
 // TestCoordinatedOmission stops a page's server for 200 ms of a second: the users who
 // were due in that time waited, whether the generator could have sent them or not.
 func TestCoordinatedOmission(t *testing.T) {

@@ -55,10 +55,12 @@ type Spec struct {
 	// Busy has a sender under load never sleep.
 	Busy bool
 	// Of HTTP: KeepAlive asks again over the same connection; Requests is how many
-	// there are in the window, 0 for no end; Page loads a page in place of one object.
+	// there are in the window, 0 for no end; Page loads a page in place of one object,
+	// with an image of Image bytes where that is not 0.
 	KeepAlive bool
 	Requests  int
 	Page      bool
+	Image     int
 	// Secret of the trial, by which a server knows its clients.
 	Secret Secret
 	// CongestionControl of TCP; empty leaves the kernel's default.

@@ -246,8 +246,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}
 }
 
-// Sample reads counters at both edges of the window, which ends at once when early is closed; those of the
-// machine's CPUs only if asked to.
+// Sample reads counters at both edges of the window, and a series of some in between. The window ends at
+// once when early is closed. Those of the machine's CPUs are read only if asked for.
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -267,6 +267,7 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 			return s, c.plain(err)
 		}
 		if counters := event.GetCounters(); counters != nil {
+			s.Series = counters.GetSeries()
 			if cpus {
 				s.Host = new(record.Host)
 				err = decode(counters.GetHost(), s.Host)

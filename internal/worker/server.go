@@ -93,6 +93,8 @@ type server struct {
 	applied *accel.Applier
 	// sampler is opened by the first Sample; its eBPF programs stay attached.
 	sampler *collect.Collector
+	// nics are the names of this place's NICs, of which the sampler takes series.
+	nics []string
 	// limits of this process, opened by the first trial.
 	limits func() (collect.Limits, error)
 	// fastpath returns why the fast path does not work on this kernel. The first call probes.
@@ -216,7 +218,7 @@ func engineSpec(w v1alpha1.Workload, c *pb.Traffic) traffic.Spec {
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
 		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
-		KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page,
+		KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image),
 	}
 }
 
@@ -345,14 +347,28 @@ func windowOf(w *pb.Window) traffic.Window {
 	return traffic.Window{Start: w.GetStartNs(), From: w.GetFromNs(), To: w.GetToNs()}
 }
 
-// openSampler opens the counters of this place. They stay open until the process ends.
-func openSampler(cpus bool) (*collect.Collector, error) {
+// openSampler opens the counters of this place, unless they are open. They stay open until the process ends.
+func (s *server) openSampler(cpus bool) error {
+	if s.sampler != nil {
+		return nil
+	}
 	defer process.Collecting()()
+	devices, err := accel.Devices(false)
+	if err != nil {
+		return err
+	}
+	s.nics = nil
+	for _, d := range devices {
+		if d.Class == v1alpha1.DeviceNIC {
+			s.nics = append(s.nics, d.Name)
+		}
+	}
 	sys, err := netns.Sysfs()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus})
+	s.sampler, err = collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus})
+	return err
 }
 
 func (s *server) Sample(stream pb.Worker_SampleServer) error {
@@ -362,10 +378,8 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return err
 	}
 	request := command.GetRequest()
-	if s.sampler == nil {
-		if s.sampler, err = openSampler(request.GetCpus()); err != nil {
-			return err
-		}
+	if err := s.openSampler(request.GetCpus()); err != nil {
+		return err
 	}
 	if err := stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{Ready: &pb.Ready{}}}); err != nil {
 		return err
@@ -375,7 +389,6 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	}
 	window := windowOf(command.GetWindow())
 	// A second window is the end of the first.
-	var errEarly = errors.New("the window ends early")
 	until, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -383,30 +396,67 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 			cancel(errEarly)
 		}
 	}()
-	var edges [2]collect.Snapshot
-	var packets [2]map[string]uint64
-	for i, at := range []int64{window.From, window.To} {
-		if err := traffic.SleepUntil(until, at); err != nil && !errors.Is(err, errEarly) {
-			return err
-		}
-		if edges[i], err = s.sampler.Snapshot(); err != nil {
-			return err
-		}
-		if s.applied != nil {
-			if packets[i], err = s.applied.FastpathPackets(); err != nil {
-				return err
-			}
+	edges, series, err := s.watch(until, window)
+	if err != nil {
+		return err
+	}
+	return s.sendCounters(stream, request, edges, series)
+}
+
+// errEarly is why a window ends before its time.
+var errEarly = errors.New("the window ends early")
+
+// edge is what is counted at an edge of a window.
+type edge struct {
+	collect.Snapshot
+	// packets of the fast path; nil if it is not applied.
+	packets map[string]uint64
+}
+
+// watch reads the counters at both edges of a window, and a series of some in between. All of it is done
+// by one goroutine, one after the other.
+func (s *server) watch(ctx context.Context, window traffic.Window) (edges [2]edge, series record.Series, err error) {
+	if edges[0], err = s.edgeAt(ctx, window.From); err != nil {
+		return edges, series, err
+	}
+	readings := s.sampler.Series(s.nics, window.From, window.To, edges[0].Snapshot)
+	for due := readings.Due(); due < window.To && traffic.SleepUntil(ctx, due) == nil; due = readings.Due() {
+		if err := readings.Read(); err != nil {
+			return edges, series, err
 		}
 	}
-	var counters pb.Counters
-	devices := s.sampler.Devices(edges[0], edges[1])
+	if edges[1], err = s.edgeAt(ctx, window.To); err != nil {
+		return edges, series, err
+	}
+	return edges, readings.End(edges[1].Snapshot), nil
+}
+
+// edgeAt reads the counters at a time, or at once if the window ends early.
+func (s *server) edgeAt(ctx context.Context, at int64) (e edge, err error) {
+	if err := traffic.SleepUntil(ctx, at); err != nil && !errors.Is(err, errEarly) {
+		return e, err
+	}
+	if e.Snapshot, err = s.sampler.Snapshot(); err != nil {
+		return e, err
+	}
+	if s.applied != nil {
+		e.packets, err = s.applied.FastpathPackets()
+	}
+	return e, err
+}
+
+// sendCounters answers a request with what was counted between two edges.
+func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleRequest, edges [2]edge, series record.Series) (err error) {
+	before, after := edges[0].Snapshot, edges[1].Snapshot
+	counters := pb.Counters{Series: record.EncodeSeries(series)}
+	devices := s.sampler.Devices(before, after)
 	for i := range devices {
 		devices[i].Place = request.GetPlace()
 	}
 	if counters.Devices, err = json.Marshal(devices); err != nil {
 		return fmt.Errorf("encode devices: %w", err)
 	}
-	vfs := s.sampler.VFs(edges[0], edges[1])
+	vfs := s.sampler.VFs(before, after)
 	for i := range vfs {
 		vfs[i].Place = request.GetPlace()
 	}
@@ -414,17 +464,17 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return fmt.Errorf("encode virtual functions: %w", err)
 	}
 	if request.GetCpus() {
-		if counters.Host, err = json.Marshal(s.sampler.Host(edges[0], edges[1])); err != nil {
+		if counters.Host, err = json.Marshal(s.sampler.Host(before, after)); err != nil {
 			return fmt.Errorf("encode CPU counters: %w", err)
 		}
 	}
-	if packets[1] != nil {
-		for why, n := range packets[0] {
-			if packets[1][why] -= n; packets[1][why] == 0 {
-				delete(packets[1], why)
+	if packets := edges[1].packets; packets != nil {
+		for why, n := range edges[0].packets {
+			if packets[why] -= n; packets[why] == 0 {
+				delete(packets, why)
 			}
 		}
-		if counters.Fastpath, err = json.Marshal(record.Fastpath{Place: request.GetPlace(), Packets: packets[1]}); err != nil {
+		if counters.Fastpath, err = json.Marshal(record.Fastpath{Place: request.GetPlace(), Packets: packets}); err != nil {
 			return fmt.Errorf("encode packets of the fast path: %w", err)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 
 // connect has a worker served in this process, and returns its client and what
 // tells how serving ended.
-func connect(t *testing.T) (*Client, <-chan error) {
+func connect(t testing.TB) (*Client, <-chan error) {
 	t.Helper()
 	in, toWorker := io.Pipe()
 	fromWorker, out := io.Pipe()
@@ -50,7 +50,7 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 
 // run has one worker serve and another drive a workload over loopback; started
 // is called once the traffic is to start.
-func run(t *testing.T, server, driver *Client, w v1alpha1.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
+func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
 	t.Helper()
 	var wg sync.WaitGroup
 	port := make(chan uint16, 1)
@@ -191,6 +191,28 @@ func TestSample(t *testing.T) {
 	}
 }
 
+// TestSampleSeries: the counters are read every 100 ms within the window, and at its edges.
+func TestSampleSeries(t *testing.T) {
+	c, _ := connect(t)
+	s, err := c.Sample(t.Context(), "here", true, 0, 350*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	series, err := record.DecodeSeries(s.Series)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(series.At) - 1
+	if last < 2 || last > 4 || series.At[last] < 350_000 || len(series.CPUs) != len(s.Host.CPUs) {
+		t.Errorf("readings at %v µs, of %d CPUs", series.At, len(series.CPUs))
+	}
+	for i, at := range series.At[:last] {
+		if i > 0 && at < 100_000 || at > 350_000 {
+			t.Errorf("reading %d came %d µs after the window's start", i, at)
+		}
+	}
+}
+
 // TestSampleEarly has a window of an hour end when it is told to.
 func TestSampleEarly(t *testing.T) {
 	c, _ := connect(t)
@@ -201,6 +223,9 @@ func TestSampleEarly(t *testing.T) {
 	})
 	if err != nil || len(s.Devices) == 0 {
 		t.Errorf("%+v, %v", s, err)
+	}
+	if series, err := record.DecodeSeries(s.Series); err != nil || len(series.At) != 2 {
+		t.Errorf("series %+v, %v", series, err)
 	}
 }
 

@@ -1,10 +1,11 @@
 // Command image packs programs, one an architecture, into an OCI archive
 // without a Docker daemon:
 //
-//	image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM...
+//	image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM[,FILE...]...
 //
-// The image holds the program alone, named as the reference's repository, and
-// runs it as a user without rights. The same programs give the same archive,
+// The image holds the program, named as the reference's repository, and runs it as
+// a user without rights. Files beside it, such as other programs and the libraries
+// that they load, keep their absolute paths. The same files give the same archive,
 // byte for byte.
 package main
 
@@ -50,21 +51,22 @@ func run(out, ref string, programs []string) error {
 		return fmt.Errorf("reference: %w", err)
 	}
 	if out == "" || len(programs) == 0 {
-		return errors.New("nothing to pack: image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM... (one or more programs)")
+		return errors.New("nothing to pack: image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM[,FILE...]... (one or more programs)")
 	}
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range programs {
-		platform, program, ok := strings.Cut(p, "=")
+		platform, list, ok := strings.Cut(p, "=")
 		if !ok {
-			return fmt.Errorf("%s: must be OS/ARCH=PROGRAM", p)
+			return fmt.Errorf("%s: must be OS/ARCH=PROGRAM[,FILE...]", p)
 		}
+		files := strings.Split(list, ",")
 		pf, err := v1.ParsePlatform(platform)
 		if err != nil {
 			return fmt.Errorf("platform %s: %w", platform, err)
 		}
-		img, err := image(program, "/"+path.Base(tag.RepositoryStr()), *pf)
+		img, err := image(files[0], "/"+path.Base(tag.RepositoryStr()), files[1:], *pf)
 		if err != nil {
-			return fmt.Errorf("image of %s: %w", program, err)
+			return fmt.Errorf("image of %s: %w", files[0], err)
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: pf}})
 	}
@@ -89,16 +91,20 @@ func run(out, ref string, programs []string) error {
 	return os.Rename(archive, out)
 }
 
-// image of one program.
-func image(program, as string, pf v1.Platform) (v1.Image, error) {
-	data, err := os.ReadFile(program)
-	if err != nil {
-		return nil, err
-	}
+// image of one program, and of other files.
+func image(program, as string, others []string, pf v1.Platform) (v1.Image, error) {
 	var layer bytes.Buffer
 	tw := tar.NewWriter(&layer)
-	if err := writeFile(tw, as, 0o755, data); err != nil {
+	if err := copyFile(tw, as, program); err != nil {
 		return nil, err
+	}
+	for _, file := range others {
+		if !path.IsAbs(file) {
+			return nil, fmt.Errorf("%s: must be an absolute path, as that is its path in the image", file)
+		}
+		if err := copyFile(tw, file, file); err != nil {
+			return nil, err
+		}
 	}
 	if err := tw.Close(); err != nil {
 		return nil, err
@@ -119,6 +125,11 @@ func image(program, as string, pf v1.Platform) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Variant = pf.OS, pf.Architecture, pf.Variant
 	config.Config = v1.Config{Entrypoint: []string{as}, User: user, WorkingDir: "/"}
+	if len(others) > 0 {
+		// iperf3 makes a temporary file of what it sends. In a container whose file system is
+		// read-only, /dev/shm can be written to.
+		config.Config.Env = []string{"PATH=/usr/bin", "TMPDIR=/dev/shm"}
+	}
 	return mutate.ConfigFile(img, config)
 }
 
@@ -144,6 +155,15 @@ func pack(archive, dir string) error {
 		return err
 	}
 	return errors.Join(tw.Close(), f.Close())
+}
+
+// copyFile adds an executable file.
+func copyFile(tw *tar.Writer, as, file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return writeFile(tw, as, 0o755, data)
 }
 
 // writeFile adds a file of root's, as old as time.

@@ -5,13 +5,17 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 )
 
 func write(t *testing.T, name, content string) string {
@@ -86,8 +90,8 @@ func TestArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if config.Architecture != want || config.Config.User != "65532:65532" || strings.Join(config.Config.Entrypoint, " ") != "/slipstream" {
-			t.Errorf("configuration of %s: %s, user %s, runs %s", want, config.Architecture, config.Config.User, config.Config.Entrypoint)
+		if config.Architecture != want || config.Config.User != "65532:65532" || strings.Join(config.Config.Entrypoint, " ") != "/slipstream" || config.Config.Env != nil {
+			t.Errorf("configuration of %s: %s, user %s, runs %s with %q", want, config.Architecture, config.Config.User, config.Config.Entrypoint, config.Config.Env)
 		}
 		layers, err := img.Layers()
 		if err != nil || len(layers) != 1 {
@@ -109,6 +113,62 @@ func TestArchive(t *testing.T) {
 		if h, err := tr.Next(); !errors.Is(err, io.EOF) {
 			t.Errorf("another file of %s: %v, %v", want, h, err)
 		}
+	}
+}
+
+// TestOtherFiles: they keep their paths, also where these are links. Programs among them are found, and
+// have a folder that can be written to.
+func TestOtherFiles(t *testing.T) {
+	out, program, tool := filepath.Join(t.TempDir(), "out.tar"), write(t, "x", "program"), write(t, "tool", "a tool")
+	library := filepath.Join(t.TempDir(), "library.so.1")
+	if err := os.Symlink(write(t, "library.so.1.2.3", "a library"), library); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(out, "slipstream.dev/slipstream:v1-tools", []string{"linux/amd64=" + program + ",relative"}); err == nil || !strings.Contains(err.Error(), "must be an absolute path") {
+		t.Errorf("a relative path: %v", err)
+	}
+	if err := run(out, "slipstream.dev/slipstream:v1-tools", []string{"linux/amd64=" + program + "," + tool + "," + library}); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := layout.ImageIndexFromPath(unpack(t, archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]string)
+	platforms, err := partial.FindIndexes(index, func(v1.Descriptor) bool { return true })
+	if err != nil || len(platforms) != 1 {
+		t.Fatalf("%d indexes, %v", len(platforms), err)
+	}
+	images, err := partial.FindImages(platforms[0], func(v1.Descriptor) bool { return true })
+	if err != nil || len(images) != 1 {
+		t.Fatalf("%d images, %v", len(images), err)
+	}
+	config, err := images[0].ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"PATH=/usr/bin", "TMPDIR=/dev/shm"}; !slices.Equal(config.Config.Env, want) {
+		t.Errorf("its environment is %q, want %q", config.Config.Env, want)
+	}
+	content := mutate.Extract(images[0])
+	defer content.Close()
+	tr := tar.NewReader(content)
+	for h, err := tr.Next(); !errors.Is(err, io.EOF); h, err = tr.Next() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(tr)
+		if err != nil || h.Mode != 0o755 {
+			t.Errorf("%s: mode %o, %v", h.Name, h.Mode, err)
+		}
+		got["/"+h.Name] = string(data)
+	}
+	if want := (map[string]string{"/slipstream": "program", tool: "a tool", library: "a library"}); !maps.Equal(got, want) {
+		t.Errorf("it has %v, want %v", got, want)
 	}
 }
 

@@ -119,6 +119,10 @@ func BenchmarkBesideLab(b *testing.B) {
 	must(b, err)
 	b.Cleanup(func() { must(b, both.hosts.Close(context.Background())) })
 	plan := experiment.New(exp, both)
+	primary := make(map[string]string) // metric by workload
+	for _, one := range exp.Spec.Workloads {
+		primary[one.Name] = stats.Primary(one)
+	}
 	for b.Loop() {
 		run, err := experiment.Start(b.Context(), plan, both, nil, "benchmark", nil, func(experiment.Event) {})
 		must(b, err)
@@ -127,7 +131,7 @@ func BenchmarkBesideLab(b *testing.B) {
 		summary, err := stats.Analyze(exp, trials)
 		must(b, err)
 		for _, row := range summary.Rows {
-			if row.Versus == nil || row.Metric != stats.Primary(row.Workload) {
+			if row.Versus == nil || row.Metric != primary[row.Workload] {
 				continue
 			}
 			v := row.Versus

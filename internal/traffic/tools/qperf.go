@@ -18,8 +18,8 @@ import (
 // qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
 // against 0.4.11.
 //
-// It has no warm-up, and tells a mean latency only, so of ping-pong there is a rate
-// and no percentiles. Its port is that of control; the data goes over one that its
+// It has no warm-up, and tells a mean latency only, so of ping-pong there are a rate and
+// a mean, and no percentiles. Its port is that of control; the data goes over one that its
 // server chooses.
 type qperf struct{}
 
@@ -100,7 +100,9 @@ func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error
 		// (calc_results in qperf.c). A round trip is twice that, and is the time by those
 		// of one end, which is what the rate is made of; both have to agree.
 		oneWay := f.number("latency", "ns") / 1e9
-		if trip := e.Seconds / float64(e.Messages); f.err == nil && math.Abs(2*oneWay-trip) > 0.01*trip+10*trip/float64(e.Messages) {
+		trip := e.Seconds / float64(e.Messages)
+		e.Percentiles = map[string]float64{record.LatencyMean: trip}
+		if f.err == nil && math.Abs(2*oneWay-trip) > 0.01*trip+10*trip/float64(e.Messages) {
 			return e, fmt.Errorf("its latency is %g s one way, and a round trip takes %g s", oneWay, trip)
 		}
 	} else {
@@ -232,6 +234,7 @@ func qperfPlain(w v1alpha1.Workload, short map[string]float64, window time.Durat
 	}
 	if w.PingPong != nil {
 		e.Messages, e.Bytes = uint64(math.Round(n)), uint64(math.Round(n)*short["msg_size"])
+		e.Percentiles = map[string]float64{record.LatencyMean: 2 * oneWay}
 		return e, nil
 	}
 	e.BitsPerSecond, e.Bytes = bits, uint64(n)

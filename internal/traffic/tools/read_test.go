@@ -32,7 +32,7 @@ func said(r Reading) string {
 	e := r.Runs[0].Pairs[0]
 	text += fmt.Sprintf(" of %d pairs: %.4g s, %.6g bit/s, %d messages, %d lost, %d late, jitter %.3g", len(r.Runs[0].Pairs),
 		e.Seconds, e.BitsPerSecond, e.Messages, e.Lost, e.Reordered, e.Jitter)
-	for _, name := range []string{record.LatencyP50, record.LatencyP99} {
+	for _, name := range []string{record.LatencyMean, record.LatencyP50, record.LatencyP99} {
 		if v, ok := e.Percentiles[name]; ok {
 			text += fmt.Sprintf(", %s %.4g", name, v)
 		}
@@ -60,15 +60,15 @@ func TestRead(t *testing.T) {
 		{file: "iperf2-2.1.8-udp-no-report.csv", err: "it has 0 reports of the server for 1 connections"},
 		{file: "iperf2-2.1.8-refused.txt", err: "iperf2: tcp connect failed: Connection refused"},
 
-		{file: "sockperf-3.7-pingpong-tcp.txt", want: "sockperf 3.7-no.git: pingpong tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.549 s, 0 bit/s, 66889 messages, 0 lost, 0 late, jitter 0, latency_p50 5.006e-06, latency_p99 2.34e-05"},
-		{file: "sockperf-3.7-underload-udp.txt", want: "sockperf 3.7-no.git: underload udp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.555 s, 0 bit/s, 2752 messages, 0 lost, 0 late, jitter 0, latency_p50 0.0001005, latency_p99 0.009261"},
+		{file: "sockperf-3.7-pingpong-tcp.txt", want: "sockperf 3.7-no.git: pingpong tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.549 s, 0 bit/s, 66889 messages, 0 lost, 0 late, jitter 0, latency_mean 8.181e-06, latency_p50 5.006e-06, latency_p99 2.34e-05"},
+		{file: "sockperf-3.7-underload-udp.txt", want: "sockperf 3.7-no.git: underload udp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.555 s, 0 bit/s, 2752 messages, 0 lost, 0 late, jitter 0, latency_mean 0.001344, latency_p50 0.0001005, latency_p99 0.009261"},
 		{file: "sockperf-3.7-stream-tcp.txt", want: "sockperf 3.7-no.git: stream tcp ip4 size=1400 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.001 s, 6.94407e+09 bit/s, 620626 messages, 0 lost, 0 late, jitter 0"},
 		{file: "sockperf-3.7-refused.txt", err: "(errno=111 Connection refused)"},
 
-		{file: "qperf-0.4.11-tcp_lat.txt", want: "qperf: pingpong tcp ip0 size=64 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1 s, 0 bit/s, 105544 messages, 0 lost, 0 late, jitter 0"},
+		{file: "qperf-0.4.11-tcp_lat.txt", want: "qperf: pingpong tcp ip0 size=64 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1 s, 0 bit/s, 105544 messages, 0 lost, 0 late, jitter 0, latency_mean 9.475e-06"},
 		{file: "qperf-0.4.11-udp_bw.txt", want: "qperf: stream udp ip0 size=1400 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1 s, 2.45614e+09 bit/s, 219298 messages, 254434 lost, 0 late, jitter 0"},
 		// 6.31 µs one way are 79239 round trips in a second.
-		{file: "qperf-0.4.11-terse.txt", want: "qperf: pingpong tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 0 bit/s, 2377179 messages, 0 lost, 0 late, jitter 0"},
+		{file: "qperf-0.4.11-terse.txt", want: "qperf: pingpong tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 0 bit/s, 2377179 messages, 0 lost, 0 late, jitter 0, latency_mean 1.262e-05"},
 		{file: "qperf-0.4.11-refused.txt", err: "127.0.0.1: failed to connect"},
 
 		{file: "ab-2.3-kept.txt", want: "ab 2.3: http tcp ip0 size=1024 connections=8 warmup=0s duration=1s requests=30802; 1 runs of 1 pairs: 1 s, 0 bit/s, 30802 messages, 0 lost, 0 late, jitter 0, latency_p50 0.000127, latency_p99 0.001931"},

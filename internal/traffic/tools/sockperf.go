@@ -120,7 +120,7 @@ func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 			p.line(line, &e)
 		}
 	}
-	complete := p.valid && p.dropped && p.roundTrip && len(e.Percentiles) == 3
+	complete := p.valid && p.dropped && len(e.Percentiles) == 5
 	if w.Stream != nil {
 		complete = p.total
 	}
@@ -157,10 +157,10 @@ const sockperfReached = 0.99
 
 // sockperfOutput is what has been seen of a client's output.
 type sockperfOutput struct {
-	total                     bool // "Total of …", which is all that a stream says
-	valid, dropped, roundTrip bool
-	halves                    bool   // of round trips: latencies without --full-rtt
-	sent                      uint64 // valid, of load
+	total          bool // "Total of …", which is all that a stream says
+	valid, dropped bool
+	halves         bool   // of round trips: latencies without --full-rtt
+	sent           uint64 // valid, of load
 	// unexpected is the first line that is not known, last the last one at all.
 	unexpected, last string
 }
@@ -180,9 +180,11 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true
 	case scan("Summary: Round trip is %g usec", &usec):
-		p.roundTrip = true
+		e.Percentiles[record.LatencyMean] = usec / 1e6
 	case scan("Summary: Latency is %g usec", &usec):
-		p.roundTrip, p.halves = true, true
+		e.Percentiles[record.LatencyMean], p.halves = usec/1e6, true
+	case scan("---> <MAX> observation = %g", &usec):
+		e.Percentiles[record.LatencyMax] = usec / 1e6
 	case scan("---> percentile %g = %g", &percentile, &usec):
 		switch percentile {
 		case 50:
@@ -202,7 +204,7 @@ func sockperfSays(line string) bool {
 	for _, start := range []string{
 		"== version #", "sockperf[CLIENT] send on:", "[ 0] IP =", "Warmup stage", "Starting test",
 		"Test end", "[Total Run]", "=========", "====>", "Total ", "Summary: Message Rate", "Summary: BandWidth",
-		"NOTE: ", "---> <MAX> observation", "---> <MIN> observation",
+		"NOTE: ", "---> <MIN> observation",
 	} {
 		if strings.HasPrefix(line, start) {
 			return true

@@ -13,6 +13,7 @@ package tools
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"time"
@@ -105,13 +106,9 @@ func plausible(e record.Endpoint) error {
 	if e.Bytes == 0 {
 		return fmt.Errorf("nothing arrived within the window")
 	}
-	for name, v := range map[string]float64{
-		"bits per second": e.BitsPerSecond,
-		"CPU seconds":     e.CPUSeconds,
-		"jitter":          e.Jitter,
-		record.LatencyP50: e.Percentiles[record.LatencyP50], record.LatencyP99: e.Percentiles[record.LatencyP99],
-		record.LatencyP999: e.Percentiles[record.LatencyP999],
-	} {
+	figures := map[string]float64{"bits per second": e.BitsPerSecond, "CPU seconds": e.CPUSeconds, "jitter": e.Jitter}
+	maps.Copy(figures, e.Percentiles)
+	for name, v := range figures {
 		if !(v >= 0) || math.IsInf(v, 0) {
 			return fmt.Errorf("%s of %g", name, v)
 		}

@@ -256,6 +256,11 @@ func TestParse(t *testing.T) {
 	latency := func(p50, p99, p999 float64) map[string]float64 {
 		return map[string]float64{record.LatencyP50: p50, record.LatencyP99: p99, record.LatencyP999: p999}
 	}
+	latencies := func(mean, p50, p99, p999, longest float64) map[string]float64 {
+		all := latency(p50, p99, p999)
+		all[record.LatencyMean], all[record.LatencyMax] = mean, longest
+		return all
+	}
 	size := func(n int) func(*v1alpha1.Traffic) { return func(t *v1alpha1.Traffic) { t.Size = v1alpha1.Bytes(n) } }
 	for _, tt := range []struct {
 		file     string
@@ -285,20 +290,20 @@ func TestParse(t *testing.T) {
 		{file: "iperf3-3.19.1-refused.json", workload: workload("stream", nil), err: "use a different port, firewall issue, etc.: Connection refused"},
 
 		{file: "sockperf-3.7-pingpong-tcp.txt", workload: workload("pingpong", nil), want: record.Endpoint{
-			Seconds: 0.549, Bytes: 66889 * 64, Messages: 66889, Percentiles: latency(5.006e-6, 23.399e-6, 473.261e-6),
+			Seconds: 0.549, Bytes: 66889 * 64, Messages: 66889, Percentiles: latencies(8.181e-6, 5.006e-6, 23.399e-6, 473.261e-6, 5269.827e-6),
 		}},
 		{file: "sockperf-3.7-pingpong-udp.txt", workload: workload("pingpong", udp), want: record.Endpoint{
-			Seconds: 0.55, Bytes: 60839 * 64, Messages: 60839, Percentiles: latency(5.349e-6, 32.480e-6, 1280.448e-6),
+			Seconds: 0.55, Bytes: 60839 * 64, Messages: 60839, Percentiles: latencies(8.994e-6, 5.349e-6, 32.480e-6, 1280.448e-6, 4076.536e-6),
 		}},
 		// Without --full-rtt it prints halves: 2.563, 32.927 and 504.708.
 		{file: "sockperf-3.7-half-rtt.txt", workload: workload("pingpong", nil), want: record.Endpoint{
-			Seconds: 0.55, Bytes: 53014 * 64, Messages: 53014, Percentiles: latency(5.126e-6, 65.854e-6, 1009.416e-6),
+			Seconds: 0.55, Bytes: 53014 * 64, Messages: 53014, Percentiles: latencies(10.342e-6, 5.126e-6, 65.854e-6, 1009.416e-6, 5339.020e-6),
 		}},
 		{file: "sockperf-3.7-underload-tcp.txt", workload: workload("underload", nil), want: record.Endpoint{
-			Seconds: 0.55, Bytes: 2751 * 64, Messages: 2751, Percentiles: latency(53.236e-6, 4963.470e-6, 7566.305e-6),
+			Seconds: 0.55, Bytes: 2751 * 64, Messages: 2751, Percentiles: latencies(716.286e-6, 53.236e-6, 4963.470e-6, 7566.305e-6, 8162.634e-6),
 		}},
 		{file: "sockperf-3.7-underload-udp.txt", workload: workload("underload", udp), want: record.Endpoint{
-			Seconds: 0.555, Bytes: 2752 * 64, Messages: 2752, Percentiles: latency(100.479e-6, 9261.086e-6, 10748.392e-6),
+			Seconds: 0.555, Bytes: 2752 * 64, Messages: 2752, Percentiles: latencies(1344.352e-6, 100.479e-6, 9261.086e-6, 10748.392e-6, 11076.471e-6),
 		}},
 		{file: "sockperf-3.7-stream-tcp.txt", workload: workload("stream", size(1400)), want: record.Endpoint{
 			Seconds: 1.001, Bytes: 620626 * 1400, Messages: 620626, BitsPerSecond: 620626 * 1400 * 8 / 1.001,
@@ -309,8 +314,12 @@ func TestParse(t *testing.T) {
 		{file: "sockperf-3.7-refused.txt", workload: workload("pingpong", nil), err: "(errno=111 Connection refused)"},
 		{file: "sockperf-3.7-ipv6.txt", workload: workload("pingpong", nil), err: "'-i' Invalid address: ::1"},
 		// 4737.33828 ns one way is 105544 round trips in a second.
-		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("pingpong", nil), want: record.Endpoint{Seconds: 1, Bytes: 6754816, Messages: 105544}},
-		{file: "qperf-0.4.11-udp_lat.txt", workload: workload("pingpong", udp), want: record.Endpoint{Seconds: 1, Bytes: 7674880, Messages: 119920}},
+		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("pingpong", nil), want: record.Endpoint{
+			Seconds: 1, Bytes: 6754816, Messages: 105544, Percentiles: map[string]float64{record.LatencyMean: 1. / 105544},
+		}},
+		{file: "qperf-0.4.11-udp_lat.txt", workload: workload("pingpong", udp), want: record.Endpoint{
+			Seconds: 1, Bytes: 7674880, Messages: 119920, Percentiles: map[string]float64{record.LatencyMean: 1. / 119920},
+		}},
 		{file: "qperf-0.4.11-tcp_bw.txt", workload: workload("stream", nil), want: record.Endpoint{
 			Seconds: 1, Bytes: 2012872704, BitsPerSecond: 2012872704 * 8,
 		}},
@@ -404,7 +413,7 @@ func TestParseHostile(t *testing.T) {
 	}
 	latencies := func(valid, p50 string) string {
 		return "[Valid Duration] RunTime=" + valid + "\n# dropped messages = 0\nSummary: Round trip is 1 usec\n" +
-			"---> percentile 99.900 = 3\n---> percentile 99.000 = 2\n---> percentile 50.000 = " + p50 + "\n"
+			"---> <MAX> observation = 4\n---> percentile 99.900 = 3\n---> percentile 99.000 = 2\n---> percentile 50.000 = " + p50 + "\n"
 	}
 	for _, tt := range []struct {
 		tool     string

@@ -964,7 +964,9 @@ type Counters struct {
 	// record.Fastpath, where it is applied.
 	Fastpath []byte `protobuf:"bytes,3,opt,name=fastpath,proto3" json:"fastpath,omitempty"`
 	// []record.VFUse
-	Vfs           []byte `protobuf:"bytes,4,opt,name=vfs,proto3" json:"vfs,omitempty"`
+	Vfs []byte `protobuf:"bytes,4,opt,name=vfs,proto3" json:"vfs,omitempty"`
+	// record.Series, as record.EncodeSeries has it.
+	Series        string `protobuf:"bytes,5,opt,name=series,proto3" json:"series,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1025,6 +1027,13 @@ func (x *Counters) GetVfs() []byte {
 		return x.Vfs
 	}
 	return nil
+}
+
+func (x *Counters) GetSeries() string {
+	if x != nil {
+		return x.Series
+	}
+	return ""
 }
 
 type ApplyRequest struct {
@@ -1270,12 +1279,13 @@ const file_worker_proto_rawDesc = "" +
 	"\vSampleEvent\x123\n" +
 	"\x05ready\x18\x01 \x01(\v2\x1b.slipstream.worker.v1.ReadyH\x00R\x05ready\x12<\n" +
 	"\bcounters\x18\x02 \x01(\v2\x1e.slipstream.worker.v1.CountersH\x00R\bcountersB\a\n" +
-	"\x05event\"f\n" +
+	"\x05event\"~\n" +
 	"\bCounters\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12\x18\n" +
 	"\adevices\x18\x02 \x01(\fR\adevices\x12\x1a\n" +
 	"\bfastpath\x18\x03 \x01(\fR\bfastpath\x12\x10\n" +
-	"\x03vfs\x18\x04 \x01(\fR\x03vfs\"{\n" +
+	"\x03vfs\x18\x04 \x01(\fR\x03vfs\x12\x16\n" +
+	"\x06series\x18\x05 \x01(\tR\x06series\"{\n" +
 	"\fApplyRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.slipstream.worker.v1.PlaceR\x05place\x12\"\n" +
 	"\faccelerators\x18\x02 \x01(\fR\faccelerators\x12\x14\n" +

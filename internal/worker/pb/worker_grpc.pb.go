@@ -47,8 +47,8 @@ type WorkerClient interface {
 	// traffic.
 	Serve(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficCommand, TrafficEvent], error)
 	Drive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrafficCommand, TrafficEvent], error)
-	// Sample takes the machine's and its devices' counters at the two edges of a window.
-	// A second Window ends the first.
+	// Sample takes the machine's and its devices' counters at the two edges of a window,
+	// and some of them every 100 ms in between. A second Window ends the first.
 	Sample(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SampleCommand, SampleEvent], error)
 	// Apply sets accelerators in this place, reads them back, and keeps devices
 	// that appear later in step until Revert or the end of the stream.
@@ -158,8 +158,8 @@ type WorkerServer interface {
 	// traffic.
 	Serve(grpc.BidiStreamingServer[TrafficCommand, TrafficEvent]) error
 	Drive(grpc.BidiStreamingServer[TrafficCommand, TrafficEvent]) error
-	// Sample takes the machine's and its devices' counters at the two edges of a window.
-	// A second Window ends the first.
+	// Sample takes the machine's and its devices' counters at the two edges of a window,
+	// and some of them every 100 ms in between. A second Window ends the first.
 	Sample(grpc.BidiStreamingServer[SampleCommand, SampleEvent]) error
 	// Apply sets accelerators in this place, reads them back, and keeps devices
 	// that appear later in step until Revert or the end of the stream.

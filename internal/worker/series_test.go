@@ -1,0 +1,89 @@
+package worker
+
+import (
+	"cmp"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/traffic"
+)
+
+// BenchmarkSeriesCost is what the series within a window costs the traffic that is measured: windows of
+// a second over loopback with the series and without it, one after the other in random order. Give it
+// blocks: -bench SeriesCost -benchtime 30x. The reading at the edges is the same.
+func BenchmarkSeriesCost(b *testing.B) {
+	second := v1alpha1.Duration(time.Second)
+	stream := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
+		Protocol: "tcp", IP: 4, Size: 128 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Warmup: second / 10, Duration: second,
+	}}
+	for _, w := range []v1alpha1.Workload{pingPong(time.Second), stream} {
+		b.Run(w.Name, func(b *testing.B) { seriesCost(b, w) })
+	}
+}
+
+func seriesCost(b *testing.B, w v1alpha1.Workload) {
+	const with, without = "with", "without"
+	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
+		Baseline: without, Variants: []v1alpha1.Variant{{Name: without}, {Name: with}},
+		Workloads: []v1alpha1.Workload{w}, Pairs: []int{1}, Margin: 0.02,
+	}}
+	exp.Spec.Runs.N = b.N
+	s := new(server)
+	serving, _ := connect(b)
+	driving, _ := connect(b)
+	if err := s.openSampler(true); err != nil {
+		b.Fatal(err)
+	}
+	defer s.sampler.Close()
+	var trials []record.Trial
+	for block := range b.N {
+		for _, i := range rand.Perm(2) {
+			v := exp.Spec.Variants[i].Name
+			sampled := make(chan error, 1)
+			ends, errs := run(b, serving, driving, w, func() {
+				from := traffic.Now() + int64(w.Traffic().Warmup)
+				window := traffic.Window{From: from, To: from + int64(time.Second)}
+				go func() {
+					if v == with {
+						_, _, err := s.watch(b.Context(), window)
+						sampled <- err
+						return
+					}
+					_, first := s.edgeAt(b.Context(), window.From)
+					_, last := s.edgeAt(b.Context(), window.To)
+					sampled <- errors.Join(first, last)
+				}()
+			})
+			if err := cmp.Or(errors.Join(errs[:]...), <-sampled); err != nil {
+				b.Fatal(err)
+			}
+			metrics := map[string]float64{record.Throughput: ends[0].BitsPerSecond}
+			if w.PingPong != nil {
+				h, err := record.DecodeHistogram(ends[1].Latency)
+				if err != nil {
+					b.Fatal(err)
+				}
+				metrics = map[string]float64{record.LatencyP50: float64(h.ValueAtQuantile(50)) / 1e9}
+			}
+			trials = append(trials, record.Trial{
+				Block: block + 1, Order: len(trials) + 1, Variant: v, Workload: w.Name, Pairs: 1, Attempt: 1,
+				Window: 1, Status: record.StatusOK, Metrics: metrics,
+			})
+		}
+	}
+	summary, err := stats.Analyze(exp, trials)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, r := range summary.Rows {
+		if v := r.Versus; v != nil && r.N > 1 {
+			b.Logf("%s with the series: %.4f of that without (%.4f to %.4f), %s, %d blocks", r.Metric, v.Ratio, v.CI95[0], v.CI95[1], v.Verdict, r.N)
+			b.ReportMetric(v.Ratio, "ratio")
+		}
+	}
+}
