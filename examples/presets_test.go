@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"demo", "engine-parity", "fastpath-tools", "fastpath", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "rps-rfs", "service-routing", "tool-parity", "underload-parity"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -64,15 +64,16 @@ func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
 		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
-		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute,
+		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
+		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
 		"fastpath": 112 * time.Minute, "fastpath-tools": 16 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
 		for _, w := range e.Spec.Workloads {
 			trial := time.Duration(w.Traffic().Warmup+w.Traffic().Duration) + 500*time.Millisecond
-			total += trial * time.Duration(len(e.PairsOf(w))*len(e.Spec.Variants)*e.Spec.Runs.N)
+			total += trial * time.Duration(len(e.PairsOf(w))*len(e.Spec.Variants)*e.Spec.Runs.N*max(1, e.Spec.TrialsPerPeriod))
 		}
 		if total > limit || total < limit*3/4 {
 			t.Errorf("%s takes %v, want a little under %v", name, total, limit)
@@ -98,9 +99,13 @@ func TestComparisons(t *testing.T) {
 		},
 		"service-routing": {
 			"direct":     "iptables/1",
-			"iptables/1": "", "iptables/100": "iptables/1", "iptables/1000": "iptables/1", "iptables/5000": "iptables/1", "iptables/10000": "iptables/1", "iptables/16000": "iptables/1",
-			"nftables/1": "", "nftables/100": "nftables/1", "nftables/1000": "nftables/1", "nftables/5000": "nftables/1", "nftables/10000": "nftables/1", "nftables/16000": "nftables/1",
-			"ebpf/1": "", "ebpf/100": "ebpf/1", "ebpf/1000": "ebpf/1", "ebpf/5000": "ebpf/1", "ebpf/10000": "ebpf/1", "ebpf/16000": "ebpf/1",
+			"iptables/1": "", "iptables/100": "", "iptables/1000": "", "iptables/5000": "", "iptables/10000": "", "iptables/16000": "",
+			"nftables/1": "iptables/1", "nftables/100": "iptables/100", "nftables/1000": "iptables/1000", "nftables/5000": "iptables/5000", "nftables/10000": "iptables/10000", "nftables/16000": "iptables/16000",
+			"ebpf/1": "iptables/1", "ebpf/100": "iptables/100", "ebpf/1000": "iptables/1000", "ebpf/5000": "iptables/5000", "ebpf/10000": "iptables/10000", "ebpf/16000": "iptables/16000",
+		},
+		"service-routing-short": {
+			"iptables/1": "", "iptables/100": "", "iptables/1000": "", "iptables/5000": "", "iptables/16000": "",
+			"ebpf/1": "iptables/1", "ebpf/100": "iptables/100", "ebpf/1000": "iptables/1000", "ebpf/5000": "iptables/5000", "ebpf/16000": "iptables/16000",
 		},
 		"tool-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"overlays": {
@@ -111,6 +116,9 @@ func TestComparisons(t *testing.T) {
 			"1/full": "", "2/full": "1/full", "4/full": "1/full", "8/full": "1/full",
 			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
 		},
+		"an-linux": {"as-found": ""}, "an-vms": {"off": "", "on": "off"},
+		"zones": {"within": "", "between": "within"}, "instances-hosts": {"small": "", "large": "small"},
+		"page":      {"direct": "", "balancer": "direct"},
 		"instances": {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
 		"fastpath": {
 			"vxlan/full": "", "native/full": "vxlan/full", "rfs+/full": "vxlan/full", "fastpath/full": "vxlan/full", "fastpath-rfs/full": "vxlan/full",
@@ -136,11 +144,14 @@ func TestComparisons(t *testing.T) {
 	}
 }
 
-// TestAsPublished: RFS had no mask, RPS-7 left out the interrupt's CPU, and "+"
-// alone reached into the pods.
+// TestAsPublished: RFS had no mask, RPS-7 left out the interrupt's CPU, "+" alone reached
+// into the pods, and in rps-rfs the servers alone were accelerated.
 func TestAsPublished(t *testing.T) {
 	for _, name := range []string{"demo", "kubernetes", "rps-rfs"} {
 		for _, v := range load(t, name).Spec.Variants {
+			if side := map[bool]string{true: v1alpha1.SideServer}[name == "rps-rfs" && v.Accelerate != nil]; v.On != side {
+				t.Errorf("%s: %s is on side %q, want %q", name, v.Name, v.On, side)
+			}
 			for _, a := range v.Accelerate {
 				var devices []string
 				cpus := map[bool]string{false: v1alpha1.CPUsAll, true: v1alpha1.CPUsAllButIRQ}[strings.HasPrefix(v.Name, "rps-7")]
@@ -224,15 +235,26 @@ func TestParityTools(t *testing.T) {
 	}
 }
 
-// TestServiceRouting: a variant's name says its mode and backends.
+// TestServiceRouting: a variant's name says its mode and backends, and each mode has all of its own.
 func TestServiceRouting(t *testing.T) {
-	e := load(t, "service-routing")
-	for _, v := range e.Spec.Variants {
-		if v.Name == "direct" {
-			continue
+	for _, name := range []string{"service-routing", "service-routing-short"} {
+		e := load(t, name)
+		inSeries := map[string]string{}
+		for _, s := range e.Spec.Series {
+			for _, v := range s.Of {
+				inSeries[v] = s.Name
+			}
 		}
-		if got, want := e.PathOf(v).String(), "service/"+v.Name; got != want {
-			t.Errorf("%s has the path %s", v.Name, got)
+		for _, v := range e.Spec.Variants {
+			if v.Name == "direct" {
+				continue
+			}
+			if got, want := e.PathOf(v).String(), "service/"+v.Name; got != want {
+				t.Errorf("%s: %s has the path %s", name, v.Name, got)
+			}
+			if mode, _, _ := strings.Cut(v.Name, "/"); inSeries[v.Name] != mode {
+				t.Errorf("%s: %s is in the series %q", name, v.Name, inSeries[v.Name])
+			}
 		}
 	}
 }
@@ -249,6 +271,38 @@ func TestLoadBalancer(t *testing.T) {
 		}
 		if price, currency := e.PriceOf(v); math.Abs(price-0.1-0.05*float64(b.Backends)) > 1e-9 || currency != "USD" {
 			t.Errorf("%s costs %g %s", v.Name, price, currency)
+		}
+	}
+}
+
+// TestOnHosts: the presets for hosts name as many as their variants need, and a variant's name says
+// which.
+func TestOnHosts(t *testing.T) {
+	for name, want := range map[string]map[string][2]string{
+		"an-vms":          {"off": {"client", "server"}, "on": {"client", "server"}},
+		"zones":           {"within": {"zone-a-1", "zone-a-2"}, "between": {"zone-a-1", "zone-b-1"}},
+		"instances-hosts": {"small": {"small-1", "small-2"}, "large": {"large-1", "large-2"}},
+	} {
+		e := load(t, name)
+		got := map[string][2]string{}
+		for _, v := range e.Spec.Variants {
+			client, server := e.HostsOf(v)
+			got[v.Name] = [2]string{e.Spec.Target.Hosts[client].Name, e.Spec.Target.Hosts[server].Name}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestANLinux: a workload's name says its kind and the size of its messages, and all are sockperf's
+// over TCP for a minute.
+func TestANLinux(t *testing.T) {
+	for _, w := range load(t, "an-linux").Spec.Workloads {
+		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
+		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != v1alpha1.ToolSockperf ||
+			w.Traffic().Protocol != "tcp" || w.Traffic().Rate != 0 || time.Duration(w.Traffic().Duration) != time.Minute {
+			t.Errorf("%s is %+v", w.Name, w.Traffic())
 		}
 	}
 }
