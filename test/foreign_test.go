@@ -1,0 +1,180 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/testenv"
+)
+
+// foreignLab makes a lab by test/foreign/lab.sh, and returns the name of its namespaces.
+func foreignLab(t testing.TB, shape string) string {
+	t.Helper()
+	name := "foreign-" + shape
+	script := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("foreign/lab.sh", args...).CombinedOutput(); err != nil {
+			t.Fatalf("lab.sh %v: %v\n%s", args, err, out)
+		}
+	}
+	script("down", name)
+	script("up", shape, name)
+	t.Cleanup(func() { script("down", name) })
+	return name
+}
+
+// startAgent starts an agent with the fast path in a namespace, and returns a function that reads one
+// of its metrics.
+func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64) {
+	t.Helper()
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	text := "apiVersion: slipstream.dev/v1alpha1\nkind: AccelerationPolicy\nmetadata: {name: fast}\nspec: {accelerate: [{fastpath: {}}]}\n"
+	if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	agent := exec.Command("ip", "netns", "exec", ns, program, "agent", "--policy", policy, "--journal", t.TempDir())
+	var log bytes.Buffer
+	agent.Stdout, agent.Stderr = &log, &log
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if agent.ProcessState == nil {
+			_ = agent.Process.Signal(os.Interrupt)
+			_ = agent.Wait()
+		}
+		if t.Failed() {
+			t.Logf("agent of %s:\n%s", ns, log.String())
+		}
+	})
+	return agent, func(metric string) (value float64) {
+		value = -1
+		_ = inside(ns, func() error {
+			c, err := net.DialTimeout("tcp", "127.0.0.1:9469", time.Second)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_, _ = io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
+			page, err := io.ReadAll(c)
+			if m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(metric) + ` (.*)$`).FindSubmatch(page); m != nil {
+				value, err = strconv.ParseFloat(string(m[1]), 64)
+			}
+			return err
+		})
+		return value
+	}
+}
+
+// inside runs fn in a network namespace that has a name.
+func inside(ns string, fn func() error) error { return netns.DoAt("/run/netns/"+ns, fn) }
+
+// echo has a namespace listen at a port and send back what one connection sends.
+func echo(t testing.TB, ns string) (port int) {
+	t.Helper()
+	var l net.Listener
+	err := inside(ns, func() (err error) {
+		l, err = net.Listen("tcp4", ":0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	}()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// TestForeignLabs checks the fast path in labs that iproute2 and nft made, in the shapes of flannel, Calico
+// and kube-proxy: it carries a connection both ways, on both nodes, and the connection outlives the
+// agents.
+func TestForeignLabs(t *testing.T) {
+	testenv.NeedRoot(t)
+	for shape, address := range map[string]string{"flannel": "10.42.1.2", "calico": "10.42.1.2", "kube-proxy": "10.96.0.10"} {
+		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
+			name := foreignLab(t, shape)
+			var agents []*exec.Cmd
+			var metrics []func(string) float64
+			for i := range 2 {
+				agent, metric := startAgent(t, fmt.Sprintf("%s-n%d", name, i))
+				agents, metrics = append(agents, agent), append(metrics, metric)
+			}
+			for i, metric := range metrics {
+				testenv.Await(t, 20*time.Second, fmt.Sprintf("the fast path of n%d", i), func() bool { return metric("slipstream_fastpath_up") == 1 })
+			}
+
+			port := echo(t, name+"-n1p0")
+			var c net.Conn
+			err := inside(name+"-n0p0", func() (err error) {
+				c, err = net.DialTimeout("tcp4", net.JoinHostPort(address, strconv.Itoa(port)), 5*time.Second)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			sent, got := bytes.Repeat([]byte("slipstream "), 100), make([]byte, 1100)
+			trips := func(n int) {
+				t.Helper()
+				for range n {
+					_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+					if _, err := c.Write(sent); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(sent, got) {
+						t.Fatalf("got %d bytes, %v", len(got), err)
+					}
+				}
+			}
+			carried := func(way string) (all float64) {
+				for _, metric := range metrics {
+					n := metric(`slipstream_fastpath_packets_total{reason="fast-` + way + `"}`)
+					if n <= 0 {
+						return 0
+					}
+					all += n
+				}
+				return all
+			}
+			testenv.Await(t, 20*time.Second, "the connection is on the fast path", func() bool {
+				trips(100)
+				return carried("out") > 0 && carried("in") > 0
+			})
+			const n = 2000
+			out, in := carried("out"), carried("in")
+			trips(n)
+			// A round trip is a packet each way, and acknowledgements ride on them. An agent answers scrapes
+			// that follow each other closely with the same figures.
+			testenv.Await(t, 5*time.Second, "nearly all packets take the fast path", func() bool {
+				return carried("out")-out >= 1.8*n && carried("in")-in >= 1.8*n
+			})
+
+			for _, agent := range agents {
+				if err := agent.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				_ = agent.Wait()
+			}
+			trips(n)
+		})
+	}
+}
