@@ -121,6 +121,20 @@ func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
 	return labels.SelectorFromSet(s.NodeSelector), nil
 }
 
+// SelectsNode reports whether the policy selects a node with these labels. It allocates nothing: each agent
+// asks it of every policy, again and again.
+func (s *AccelerationPolicySpec) SelectsNode(labels map[string]string) bool {
+	if s.All == (len(s.NodeSelector) > 0) {
+		return false
+	}
+	for key, want := range s.NodeSelector {
+		if value, ok := labels[key]; !ok || value != want {
+			return false
+		}
+	}
+	return true
+}
+
 // Rollout is how a policy comes to its nodes: to one of them first, then, after each
 // pause without trouble, to as many more as a step has.
 //

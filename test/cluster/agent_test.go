@@ -66,7 +66,7 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: agents}]
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: agent, namespace: agents}
-rules: [{apiGroups: [apps], resources: [daemonsets], resourceNames: [agent], verbs: [get, list, watch]}]
+rules: [{apiGroups: [apps], resources: [daemonsets], resourceNames: [agent], verbs: [get]}]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

@@ -19,6 +19,7 @@ import (
 	"slipstream.dev/internal/agent"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -41,12 +42,22 @@ type api struct {
 	refuse func(verb, path string) int
 	// prune is what a schema that does not know fields does, where it is not nil.
 	prune func(object)
-	// asked are the verbs and paths of requests.
-	asked map[string]bool
+	// asked counts requests by verb and resource, and those refused as stale as "conflict".
+	asked map[string]int
+	// past are all changes, for watches that begin in the past; sent are those that watches were told.
+	past []change
+	sent int
+}
+
+// change is what a watch is told, and when.
+type change struct {
+	version int
+	path    string
+	event   object
 }
 
 func newAPI(t *testing.T) *api {
-	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]bool)}
+	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -84,6 +95,7 @@ func (s *api) store(path string, o object) {
 }
 
 func (s *api) tell(path, kind string, o object) {
+	s.past = append(s.past, change{s.version, path, object{"type": kind, "object": o}})
 	for ch, wants := range s.watchers {
 		if wants(path) {
 			ch <- object{"type": kind, "object": o}
@@ -96,6 +108,7 @@ func (s *api) remove(path string) {
 	defer s.mu.Unlock()
 	if o := s.objects[path]; o != nil {
 		delete(s.objects, path)
+		s.version++
 		s.tell(path, "DELETED", o)
 	}
 }
@@ -112,9 +125,16 @@ func (s *api) get(path string) (o object) {
 func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	watching := r.URL.Query().Get("watch") != ""
 	verb := map[string]string{"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[r.Method]
+	resource := resourceOf(r.URL.Path)
+	switch {
+	case watching:
+		verb = "watch"
+	case verb == "get" && lists[r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]] != nil:
+		verb = "list"
+	}
 	path := strings.TrimSuffix(r.URL.Path, "/status")
 	s.mu.Lock()
-	s.asked[verb+" "+r.URL.Path] = true
+	s.asked[verb+" "+resource]++
 	refuse := s.refuse
 	s.mu.Unlock()
 	if refuse != nil {
@@ -153,10 +173,10 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		list := maps.Clone(lists[path[strings.LastIndexByte(path, '/')+1:]])
 		metadata := object{"resourceVersion": fmt.Sprint(s.version)}
-		if r.URL.Query().Get("labelSelector") != "" || r.URL.Query().Get("limit") != "" && r.URL.Query().Get("fieldSelector") == "" {
-			items, metadata["continue"] = s.page(items, r.URL.Query().Get("continue"))
-		}
 		list["metadata"], list["items"] = metadata, items
+		if strings.Contains(r.Header.Get("Accept"), "as=Table") {
+			list = table(items)
+		}
 		b, _ := json.Marshal(list)
 		s.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
@@ -186,6 +206,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.fail(w, 404, "NotFound")
 			return
 		case version != "" && version != o["metadata"].(object)["resourceVersion"]:
+			s.asked["conflict"]++
 			s.mu.Unlock()
 			s.fail(w, 409, "Conflict")
 			return
@@ -202,17 +223,39 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// page is one of those that a list has, two items long: few, so that there are several.
-func (s *api) page(items []any, from string) (page []any, next string) {
-	slices.SortFunc(items, func(a, b any) int {
-		return strings.Compare(fmt.Sprint(a.(object)["metadata"].(object)["name"]), fmt.Sprint(b.(object)["metadata"].(object)["name"]))
-	})
-	at, _ := strconv.Atoi(from)
-	end := min(at+2, len(items))
-	if end < len(items) {
-		next = strconv.Itoa(end)
+// resourceOf is what a path is about: "pods", or "nodeaccelerations/status".
+func resourceOf(path string) string {
+	path, status := strings.CutSuffix(path, "/status")
+	for _, part := range strings.Split(path, "/") {
+		if lists[part] != nil || part == "nodeaccelerations" || part == "events" {
+			if status {
+				return part + "/status"
+			}
+			if part != "nodes" || !strings.Contains(path, "nodeaccelerations") {
+				return part
+			}
+		}
 	}
-	return items[at:end], next
+	return path
+}
+
+// table is what kubectl asks of a list of nodes.
+func table(nodes []any) object {
+	rows := []any{}
+	for _, o := range nodes {
+		var n corev1.Node
+		b, _ := json.Marshal(o)
+		_ = json.Unmarshal(b, &n)
+		status := "NotReady"
+		if at := readyCondition(&n); at == nil {
+			status = "Unknown"
+		} else if at.Status == corev1.ConditionTrue {
+			status = "Ready,SchedulingDisabled"
+		}
+		rows = append(rows, object{"cells": []any{n.Name, status, "<none>", "3d"}})
+	}
+	columns := []any{object{"name": "Name"}, object{"name": "Status"}, object{"name": "Roles"}, object{"name": "Age"}}
+	return object{"kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": columns, "rows": rows}
 }
 
 // lists are the kinds of what is listed, by the last of their paths.
@@ -244,8 +287,17 @@ func merge(to, patch any) any {
 }
 
 func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string) bool) {
+	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	timeout := time.NewTimer(time.Duration(seconds) * time.Second)
+	defer timeout.Stop()
 	ch := make(chan object, 1000)
 	s.mu.Lock()
+	for _, c := range s.past {
+		if c.version > from && selected(c.path) {
+			ch <- c.event
+		}
+	}
 	s.watchers[ch] = selected
 	s.mu.Unlock()
 	defer func() {
@@ -260,8 +312,11 @@ func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string
 		select {
 		case <-r.Context().Done():
 			return
+		case <-timeout.C:
+			return
 		case e := <-ch:
 			s.mu.Lock()
+			s.sent++
 			b, _ := json.Marshal(e)
 			s.mu.Unlock()
 			_, _ = w.Write(append(b, '\n'))
@@ -502,8 +557,7 @@ func TestUninstalled(t *testing.T) {
 		})
 	}
 
-	// The state object goes as soon as the DaemonSet is seen to, while there are the
-	// rights to.
+	// It takes the state object along.
 	s := newAPI(t)
 	s.put(nodePath, nodeObject(nil))
 	s.put(daemonPath, daemonSet())
@@ -516,6 +570,9 @@ func TestUninstalled(t *testing.T) {
 		}
 		return ""
 	})
-	s.remove(daemonPath)
-	eventually(t, "state object goes", func() string { return fmt.Sprint(s.get(statePath))[:min(3, len(s.get(statePath)))] })
+	must(t, c.Forget(t.Context()))
+	must(t, c.Forget(t.Context())) // or somebody else has
+	if o := s.get(statePath); o != nil {
+		t.Errorf("%v is left", o)
+	}
 }

@@ -5,11 +5,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"slices"
-	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -28,27 +30,41 @@ import (
 // controller. The policy's status says how far the rollout is. Each agent reads there whether its node
 // gets the policy, and an agent that has had it for a while without problems makes the next step.
 
-// pace of a rollout.
+// pace is how often and how soon an agent does what it does.
 type pace struct {
 	// look is how often an agent checks for something to do.
 	look time.Duration
 	// baseline is for how long, at least, a node's dropped packets are counted before it gets a policy,
 	// for comparison.
 	baseline time.Duration
-	// spread is the time over which agents that could make the same step are spread: the others see that
-	// the first has made it.
+	// spread is the time over which agents are spread that would do the same: write what one of them has to
+	// write, so that the others see that the first has done it; or report that a policy is applied.
 	spread time.Duration
 	// lasting is after how long a failure counts as permanent.
 	lasting time.Duration
 	// silence, in addition to three pauses, is after how long without a step the rollout counts as failed
 	// on the first node.
 	silence time.Duration
+	// burst is the time in which changes of policies, pods and the node are taken for one.
+	burst time.Duration
+	// between is the least time between two writes of the node's status, counts that of those whose figures
+	// alone differ (± 20 %). After a write that failed the next is due in retry to twice that.
+	between, counts, retry time.Duration
+	// patience is for how long an agent leaves it to others to say that they are selected.
+	patience time.Duration
+	// doubt is the least age of a condition Selected that is put to the test as a node has left the policy.
+	doubt time.Duration
+	// events is the time over which agents spread an event that all may have.
+	events time.Duration
+	// outage is the time over which agents are spread that come back after the API server was away.
+	outage time.Duration
 }
 
-var rolloutPace = pace{look: time.Second, baseline: 2 * time.Second, spread: 3 * time.Second, lasting: 10 * time.Second, silence: time.Minute}
-
-// nodesAtOnce bounds how many of a cluster's nodes are in memory at once.
-const nodesAtOnce = 50
+var usualPace = pace{
+	look: time.Second, baseline: 2 * time.Second, spread: 3 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
+	burst: 100 * time.Millisecond, between: time.Second, counts: 30 * time.Second, retry: 10 * time.Second,
+	patience: 10 * time.Second, doubt: 5 * time.Minute, events: 10 * time.Second, outage: 40 * time.Second,
+}
 
 // turn is what an agent knows about the rollout of one policy.
 type turn struct {
@@ -66,8 +82,9 @@ type turn struct {
 	watched bool
 	// failing is since when the agent has published a failure.
 	failing time.Time
-	// trouble is why this node rolled it back.
+	// trouble is why this node rolled it back, and gaveUp when it did.
 	trouble string
+	gaveUp  time.Time
 }
 
 // position returns a node's position in the order of a policy's rollout, in [0, 1). Each policy has its own
@@ -75,6 +92,19 @@ type turn struct {
 func position(policy types.UID, node string) float64 {
 	sum := sha256.Sum256([]byte(string(policy) + "/" + node))
 	return float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
+}
+
+// density of shares at the end of pace.spread, as the exponent of that at its begin.
+const density = 10
+
+// share returns how long this agent waits before it does what all agents of a policy could do and one has to.
+// Positions that are evenly distributed become times of which few are early: then the number of agents that
+// act before they see that the first has done so hardly depends on how many there are (Nonnenmacher and
+// Biersack, Scalable Feedback for Large Groups, 1999). Among a thousand nodes the first comes after a third
+// of the time, and 0.4 others in the tenth of a second that the news takes.
+func (c *Cluster) share(policy types.UID) time.Duration {
+	at := math.Log1p(position(policy, c.options.Node)*math.Expm1(density)) / density
+	return time.Duration(at * float64(c.pace.spread))
 }
 
 func percentOf(policy types.UID, node string) int { return int(100 * position(policy, node)) }
@@ -202,7 +232,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
 	step, rest := p.Spec.Steps()
-	share := time.Duration(position(p.UID, c.options.Node) * float64(c.pace.spread))
+	share := c.share(p.UID)
 	c.mu.Lock()
 	t := *c.turnOf(p)
 	c.mu.Unlock()
@@ -215,12 +245,13 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 	}
 	if !t.taken.IsZero() && !t.watched && t.trouble == "" {
 		if t.trouble = c.trouble(ctx, p, &t, rest); t.trouble != "" {
-			c.giveUp(p, t.trouble)
+			t.gaveUp = time.Now()
+			c.giveUp(p, &t)
 		}
 	}
 	quiet := time.Since(t.moved)
 	switch {
-	case t.trouble != "" && !slices.Contains(r.FailedNodes, c.options.Node):
+	case t.trouble != "" && c.mayReport(p, r, &t):
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case len(r.FailedNodes) > 0:
 		return nil
@@ -230,6 +261,18 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil
+}
+
+// mayReport reports whether this node has to add itself to those that failed. The first is what matters; the
+// others take their time, as the nodes that fail may be all.
+func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutStatus, t *turn) bool {
+	switch {
+	case slices.Contains(r.FailedNodes, c.options.Node), len(r.FailedNodes) >= v1alpha1.MaxFailedNodes:
+		return false
+	case len(r.FailedNodes) == 0:
+		return time.Since(t.gaveUp) > c.share(p.UID)
+	}
+	return time.Since(t.gaveUp) > c.share(p.UID)+time.Duration(position(p.UID, c.options.Node)*float64(c.pace.lasting))
 }
 
 // trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
@@ -248,11 +291,11 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
-	if time.Since(t.taken) < rest {
+	if time.Since(t.taken) < rest+c.share(p.UID) {
 		return ""
 	}
 	// A node that has lost its network cannot report that, so the agent checks for it here.
-	err := c.ours.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
+	err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 		if time.Since(t.taken) > rest+3*c.pace.lasting {
 			return fmt.Sprintf("cannot reach the API server since it got the policy: %s", err)
@@ -293,14 +336,14 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 }
 
 // giveUp rolls a policy back on this node, before it is reported.
-func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, trouble string) {
+func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.mu.Lock()
 	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
-		t.trouble = trouble
+		t.trouble, t.gaveUp = gone.trouble, gone.gaveUp
 	}
 	c.mu.Unlock()
-	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", trouble)
-	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, trouble)})
+	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", gone.trouble)
+	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, gone.trouble)})
 	poke(c.changed)
 }
 
@@ -335,17 +378,19 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	r := *p.DeepCopy().Status.Rollout
 	nearest := 100
-	var down []string
-	err := c.eachNode(ctx, p, func(n *corev1.Node) {
-		if !begun(&r, p.UID, n.Name) {
-			nearest = min(nearest, percentOf(p.UID, n.Name))
-			return
-		}
-		at := readyCondition(n)
-		if at != nil && at.Status != corev1.ConditionTrue && at.LastTransitionTime.After(r.Started.Time) && n.CreationTimestamp.Time.Before(r.Started.Time) {
-			down = append(down, n.Name)
+	var notReady []string
+	err := c.eachNode(ctx, p, func(name string, ready bool) {
+		switch {
+		case !begun(&r, p.UID, name):
+			nearest = min(nearest, percentOf(p.UID, name))
+		case !ready:
+			notReady = append(notReady, name)
 		}
 	})
+	if err != nil {
+		return err
+	}
+	down, err := c.downSince(ctx, notReady, r.Started.Time)
 	switch {
 	case err != nil:
 		return err
@@ -360,32 +405,51 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
 }
 
-// eachNode calls fn for every node that a policy selects. It lists nodes by pages. One agent calls it per
-// step.
-func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, fn func(*corev1.Node)) error {
+// eachNode calls fn for every node that a policy selects, with whether it is Ready. One agent calls it per
+// step. It asks for the table that kubectl prints, some 300 bytes a node and from the API server's memory:
+// a thousand Node objects would take megabytes, or so many pages that other agents begin the same step.
+func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, fn func(name string, ready bool)) error {
 	selector, err := p.Spec.Nodes()
 	if err != nil {
 		return err
 	}
-	next := ""
-	for {
-		var page corev1.NodeList
-		request := c.core.Get().Resource("nodes").Param("labelSelector", selector.String()).Param("limit", strconv.Itoa(nodesAtOnce))
-		if next != "" {
-			request.Param("continue", next)
+	var table metav1.Table
+	text, err := c.clients.nodes.Get().Resource("nodes").Param("labelSelector", selector.String()).Param("resourceVersion", "0").Param("includeObject", "None").
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(ctx).Raw()
+	if err == nil {
+		err = json.Unmarshal(text, &table)
+	}
+	if err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	column := func(name string) int {
+		return slices.IndexFunc(table.ColumnDefinitions, func(d metav1.TableColumnDefinition) bool { return d.Name == name })
+	}
+	name, status := column("Name"), column("Status")
+	for _, row := range table.Rows {
+		if name < 0 || status < 0 || len(row.Cells) <= max(name, status) {
+			return fmt.Errorf("list nodes: the API server's table has no name and status of each node, but %d columns", len(table.ColumnDefinitions))
 		}
-		if err := request.Do(ctx).Into(&page); err != nil {
-			return fmt.Errorf("list nodes: %w", err)
+		fn(fmt.Sprint(row.Cells[name]), !strings.HasPrefix(fmt.Sprint(row.Cells[status]), "NotReady"))
+	}
+	return nil
+}
+
+// downSince returns which of some nodes, as many as a status can name, were Ready at a time and are not now.
+func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (down []string, err error) {
+	for _, name := range names[:min(len(names), v1alpha1.MaxFailedNodes)] {
+		var one corev1.NodeList
+		if err := c.clients.nodes.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+name).Param("resourceVersion", "0").Do(ctx).Into(&one); err != nil {
+			return nil, fmt.Errorf("look at node %s: %w", name, err)
 		}
-		for i := range page.Items {
-			if selects(p, &page.Items[i]) {
-				fn(&page.Items[i])
+		for _, n := range one.Items {
+			ready := readyCondition(&n)
+			if ready != nil && ready.Status != corev1.ConditionTrue && ready.LastTransitionTime.After(at) && n.CreationTimestamp.Time.Before(at) {
+				down = append(down, name)
 			}
 		}
-		if next = page.Continue; next == "" {
-			return nil
-		}
 	}
+	return down, nil
 }
 
 // write writes the progress of a rollout, unless another agent has done so first.

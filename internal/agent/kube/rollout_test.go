@@ -14,7 +14,6 @@ import (
 
 	"slipstream.dev/internal/agent"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -23,8 +22,12 @@ import (
 
 const rolledUID = "11111111-2222-3333-4444-555555555555"
 
-// hurry is the pace of a rollout in tests.
-var hurry = pace{look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 200 * time.Millisecond, silence: time.Second}
+// hurry is the pace of tests.
+var hurry = pace{
+	look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 200 * time.Millisecond, silence: time.Second,
+	burst: time.Millisecond, between: 20 * time.Millisecond, counts: 100 * time.Millisecond, retry: 100 * time.Millisecond,
+	patience: time.Second, doubt: time.Second, events: 10 * time.Millisecond,
+}
 
 // member is one node's agent of a cluster in a rollout.
 type member struct {
@@ -191,9 +194,9 @@ func TestRolloutInSteps(t *testing.T) {
 	all := s.group(t, 6)
 	s.put(policyPath+"rolled", rolled(1, "0", object{}))
 	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
-	// A step looks at all nodes, however many pages of the list they take.
+	// A step looks at all nodes.
 	seen := 0
-	must(t, all[0].eachNode(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}}, func(*corev1.Node) { seen++ }))
+	must(t, all[0].eachNode(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}}, func(string, bool) { seen++ }))
 	if seen != len(all) {
 		t.Errorf("of %d nodes a step looks at %d", len(all), seen)
 	}
@@ -445,11 +448,11 @@ func TestRolloutUnknownToTheCluster(t *testing.T) {
 	}
 	s.mu.Unlock()
 	var p v1alpha1.AccelerationPolicy
-	must(t, all[0].ours.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
+	must(t, all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
 	eventually(t, "an error", func() string {
 		err := all[0].begin(t.Context(), &p, 10)
 		if err == nil || !strings.Contains(err.Error(), "apply the files in charts/slipstream/crds") {
-			_ = all[0].ours.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p)
+			_ = all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p)
 			return fmt.Sprint(err)
 		}
 		return ""

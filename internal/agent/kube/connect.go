@@ -1,0 +1,161 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authentication "k8s.io/api/authentication/v1"
+	authorization "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// clients share one connection. Each has a request limit of its own, so that what one does does not delay
+// the others: the conditions of a thousand policies not the node's own status, events neither.
+type clients struct {
+	// watchCore and watchOurs list and watch, through the gate.
+	watchCore, watchOurs rest.Interface
+	// status writes the NodeAcceleration, shared the policies' statuses, which all agents write.
+	status, shared rest.Interface
+	// nodes lists nodes for a step of a rollout.
+	nodes, events, apps rest.Interface
+	authn, authz        rest.Interface
+}
+
+// userAgent is how audit logs and metrics of the API server name an agent.
+const userAgent = "slipstream-agent"
+
+// protobuf is a third of JSON to transfer, and a fraction of it to decode; custom resources have JSON only.
+const protobuf = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+
+func (c *Cluster) connect(config *rest.Config) error {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, authentication.AddToScheme, authorization.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return err
+		}
+	}
+	config = rest.CopyConfig(config)
+	config.Wrap(c.clock.follow)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if config.UserAgent == "" {
+		config.UserAgent = userAgent
+	}
+	plain, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	c.gate = &gate{next: plain.Transport, period: usualPace.outage, log: c.options.Log, closed: make(chan struct{})}
+	gated := &http.Client{Transport: c.gate}
+	for _, of := range []struct {
+		to    *rest.Interface
+		http  *http.Client
+		gv    schema.GroupVersion
+		qps   float32
+		burst int
+	}{
+		{&c.clients.watchCore, gated, corev1.SchemeGroupVersion, 1, 10},
+		{&c.clients.watchOurs, gated, v1alpha1.GroupVersion, 1, 10},
+		{&c.clients.status, plain, v1alpha1.GroupVersion, 1, 5},
+		{&c.clients.shared, plain, v1alpha1.GroupVersion, 2, 5},
+		{&c.clients.nodes, plain, corev1.SchemeGroupVersion, 5, 20},
+		{&c.clients.events, plain, corev1.SchemeGroupVersion, 1, 10},
+		{&c.clients.apps, plain, appsv1.SchemeGroupVersion, 1, 5},
+		{&c.clients.authn, plain, authentication.SchemeGroupVersion, config.QPS, config.Burst},
+		{&c.clients.authz, plain, authorization.SchemeGroupVersion, config.QPS, config.Burst},
+	} {
+		one := rest.CopyConfig(config)
+		one.GroupVersion, one.APIPath, one.QPS, one.Burst = &of.gv, "/apis", of.qps, of.burst
+		if of.gv.Group == "" {
+			one.APIPath = "/api"
+		}
+		if of.gv != v1alpha1.GroupVersion {
+			one.AcceptContentTypes = protobuf
+		}
+		if *of.to, err = rest.RESTClientForConfigAndClient(one, of.http); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
+// tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
+// that have lost their watches at the same moment come spread over one period. Without it, reflectors that
+// were refused for a while would wait for up to a minute, and those that were not come all at once.
+type gate struct {
+	next   http.RoundTripper
+	period time.Duration
+	log    *slog.Logger
+	closed chan struct{}
+	once   sync.Once
+
+	mu sync.Mutex
+	// until when it is shut; zero if it is not.
+	until time.Time
+}
+
+// RoundTrip sends a request without a body, again and again until there is an answer.
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	for {
+		if err := g.wait(r.Context()); err != nil {
+			return nil, err
+		}
+		answer, err := g.next.RoundTrip(r)
+		if err == nil {
+			g.mu.Lock()
+			g.until = time.Time{}
+			g.mu.Unlock()
+			return answer, nil
+		}
+		if r.Context().Err() != nil {
+			return nil, err
+		}
+		g.shut(err)
+	}
+}
+
+func (g *gate) wait(ctx context.Context) error {
+	g.mu.Lock()
+	t := time.NewTimer(time.Until(g.until))
+	g.mu.Unlock()
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-g.closed:
+		return errors.New("the agent stops")
+	case <-t.C:
+		return nil
+	}
+}
+
+// shut shuts it for a random part of a period at first, and after that for a whole one: so the moments of a
+// thousand agents stay spread evenly.
+func (g *gate) shut(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now, wait := time.Now(), g.period
+	switch {
+	case now.Before(g.until):
+		return // of another request
+	case g.until.IsZero():
+		wait = rand.N(g.period)
+	}
+	g.until = now.Add(wait)
+	g.log.Warn("the API server does not answer; the node stays as it is", "again", wait.Round(time.Second), "error", err)
+}
+
+// close has requests fail that wait.
+func (g *gate) close() { g.once.Do(func() { close(g.closed) }) }

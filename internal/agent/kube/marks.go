@@ -1,0 +1,118 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// marking is what an agent knows about the condition Selected of one policy.
+type marking struct {
+	// selected: the policy selected this node at the last look.
+	selected bool
+	// left is when this node left the policy, by the API server's clock, until it is known whether another
+	// node is selected.
+	left time.Time
+	// due is what this agent would write, and since when it would.
+	due   string
+	since time.Time
+}
+
+// markPolicies maintains the condition Selected of every policy, until ctx is done.
+func (c *Cluster) markPolicies(ctx context.Context) {
+	all := make(map[types.UID]*marking)
+	for {
+		node, seen := c.node(), make(map[types.UID]bool)
+		for _, o := range c.rules.List() {
+			p, ok := o.(*v1alpha1.AccelerationPolicy)
+			if !ok || p.DeletionTimestamp != nil {
+				continue
+			}
+			seen[p.UID] = true
+			if all[p.UID] == nil {
+				all[p.UID] = &marking{}
+			}
+			if err := c.markPolicy(ctx, p, all[p.UID], node != nil && p.Spec.SelectsNode(node.Labels)); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				c.options.Log.Warn("write a policy's condition", "policy", p.Name, "error", err)
+			}
+		}
+		maps.DeleteFunc(all, func(uid types.UID, _ *marking) bool { return !seen[uid] })
+		if !pause(ctx, c.pace.look) {
+			return
+		}
+	}
+}
+
+// markPolicy writes the condition if it is wrong and no other agent has corrected it in the time that is
+// left for those with an earlier share.
+func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool) error {
+	if m.selected && !selected {
+		m.left = c.clock.now()
+	}
+	m.selected = selected
+	status, reason, message, wait := c.verdict(p, m)
+	if due := string(status) + reason; m.due != due {
+		m.due, m.since = due, time.Now()
+	}
+	if m.due == "" || time.Since(m.since) < wait+c.share(p.UID) {
+		return nil
+	}
+	m.since = time.Now() // not again at once if that fails
+	return c.mark(ctx, p, status, reason, message)
+}
+
+// verdict returns the condition that this agent would write, and how long it leaves that to others; the
+// status is empty if the condition is right as far as this agent knows.
+func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status metav1.ConditionStatus, reason, message string, wait time.Duration) {
+	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
+	current := at != nil && at.ObservedGeneration == p.Generation
+	_, unclear := p.Spec.Nodes()
+	if m.selected || !current || at.Status != metav1.ConditionTrue || at.LastTransitionTime.After(m.left) {
+		m.left = time.Time{} // there is nothing to doubt, or another agent has answered
+	}
+	switch {
+	case m.selected && (!current || at.Status != metav1.ConditionTrue):
+		return metav1.ConditionTrue, v1alpha1.ReasonNodes, "a node with an agent has the labels; for the state of each node, see its NodeAcceleration", 0
+	case unclear != nil && (!current || at.Reason != v1alpha1.ReasonNoSelector):
+		return metav1.ConditionFalse, v1alpha1.ReasonNoSelector, unclear.Error(), 0
+	case !m.selected && unclear == nil && !current:
+		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, c.pace.patience
+	case !m.left.IsZero():
+		// Agents of other nodes that it selects will set it again. That is two writes, which every agent
+		// receives; so where many nodes are relabelled one after another it happens once per pace.doubt.
+		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, max(c.pace.patience, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left))
+	}
+	return "", "", "", 0
+}
+
+const noNode = "no node with an agent has the labels of nodeSelector; kubectl get nodes --show-labels lists them"
+
+// mark writes the condition, unless another agent has done so first.
+func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
+	return c.patchPolicy(ctx, p, metav1.Condition{
+		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.now()),
+	}, p.Status.Rollout).Error()
+}
+
+// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile.
+func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) rest.Result {
+	conditions := p.DeepCopy().Status.Conditions
+	meta.SetStatusCondition(&conditions, condition)
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": p.ResourceVersion},
+		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Conditions: conditions},
+	})
+	if err != nil {
+		panic(err) // strings and numbers always marshal
+	}
+	return c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx)
+}

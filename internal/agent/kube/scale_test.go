@@ -1,0 +1,490 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"slipstream.dev/internal/agent"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Tests of what the agents of a thousand nodes ask of an API server. They run in bubbles of testing/synctest,
+// so an hour passes in seconds.
+
+// latency is how long a request, an answer or an event takes.
+const latency = 25 * time.Millisecond
+
+// wire is a transport to an api without sockets.
+type wire struct {
+	api http.Handler
+	// down: nothing is reached.
+	down func() bool
+}
+
+func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(latency)
+	if w.down != nil && w.down() {
+		return nil, errors.New("connection refused")
+	}
+	if r.URL.Query().Get("watch") == "" {
+		answer := httptest.NewRecorder()
+		w.api.ServeHTTP(answer, r)
+		time.Sleep(latency)
+		return answer.Result(), nil
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	reader, writer := io.Pipe()
+	go func() {
+		w.api.ServeHTTP(events{writer}, r.WithContext(ctx))
+		writer.Close()
+	}()
+	return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/json"}}, Body: body{reader, cancel}, Request: r}, nil
+}
+
+// events is the response of a watch, whose events take their time.
+type events struct{ *io.PipeWriter }
+
+func (events) Header() http.Header { return http.Header{} }
+func (events) WriteHeader(int)     {}
+func (events) Flush()              {}
+func (e events) Write(b []byte) (int, error) {
+	time.Sleep(latency)
+	return e.PipeWriter.Write(b)
+}
+
+type body struct {
+	io.Reader
+	cancel func()
+}
+
+func (b body) Close() error {
+	b.cancel()
+	return nil
+}
+
+// fleet is the agents of a cluster, each of which applies at once what it is told to.
+type fleet struct {
+	*api
+	agents []*hollow
+	stop   func()
+}
+
+type hollow struct {
+	*Cluster
+	mu     sync.Mutex
+	status agent.Status
+	// applied is when the node had all its policies.
+	applied time.Time
+}
+
+func (h *hollow) set(d agent.Desired) {
+	h.change(func(s *agent.Status) {
+		*s = agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy}
+		all := len(d.Policies) > 0
+		for _, p := range d.Policies {
+			o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 8, Verified: 8}
+			if p.Withheld != (agent.Withheld{}) {
+				o.State, o.Reason, all = v1alpha1.StatePending, p.Withheld.Reason, false
+			}
+			s.Policies, s.Reason = append(s.Policies, o), o.Reason
+			s.Settings, s.Verified = s.Settings+8, s.Verified+8
+		}
+		if all && h.applied.IsZero() {
+			h.applied = time.Now()
+		}
+	})
+}
+
+// change publishes another status, as an agent does when a pod comes.
+func (h *hollow) change(by func(*agent.Status)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	by(&h.status)
+	h.Publish(h.status)
+}
+
+// newFleet starts the agents of n nodes, and waits until they are idle. They are started as a DaemonSet
+// starts them, some at once.
+func newFleet(t *testing.T, n int) *fleet {
+	t.Helper()
+	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
+	f := &fleet{api: s}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	f.stop = func() {
+		cancel()
+		running.Wait()
+	}
+	s.put(daemonPath, daemonSet())
+	for i := range n {
+		name := fmt.Sprintf("node%d", i)
+		s.put("/api/v1/nodes/"+name, nodeNamed(name, true))
+		f.agents = append(f.agents, f.start(t, &running, ctx, name))
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(time.Minute)
+	return f
+}
+
+func (f *fleet) start(t *testing.T, running *sync.WaitGroup, ctx context.Context, node string) *hollow { //nolint:revive // the context is the fleet's
+	t.Helper()
+	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: f.api}}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	c.losses = func() losses { return losses{} }
+	h := &hollow{Cluster: c}
+	running.Go(func() { c.Run(ctx, h.set) })
+	return h
+}
+
+// during returns what was asked while something was done, and the events that watches were told.
+func (f *fleet) during(do func()) (asked map[string]int, sent int) {
+	f.mu.Lock()
+	clear(f.asked)
+	f.sent = 0
+	f.mu.Unlock()
+	do()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	asked = make(map[string]int)
+	for what, n := range f.asked {
+		asked[what] = n
+	}
+	return asked, f.sent
+}
+
+// atMost fails for requests of which there are more than allowed, or which are not expected at all.
+func atMost(t *testing.T, asked, most map[string]int) {
+	t.Helper()
+	t.Log(asked)
+	for what, n := range asked {
+		if n > most[what] {
+			t.Errorf("%d times %s, want at most %d", n, what, most[what])
+		}
+	}
+}
+
+// everywhere is a policy for all nodes at once.
+func everywhere(name string, spec object) object {
+	spec["rollout"] = object{"stepPercent": 100, "pauseSeconds": 60}
+	spec["accelerate"] = accelerate("0", "nic", "pod")
+	o := policyObject(name, 1, 1, spec)
+	o["metadata"].(object)["uid"] = name + rolledUID
+	return o
+}
+
+// An idle agent watches two resources, and renews a watch every five to ten minutes.
+func TestIdleAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 10)
+		defer f.stop()
+		asked, _ := f.during(func() { time.Sleep(time.Hour) })
+		atMost(t, asked, map[string]int{"watch nodes": 120, "watch accelerationpolicies": 120})
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if n := len(f.watchers); n != 20 {
+			t.Errorf("10 agents have %d watches, want two each", n)
+		}
+	})
+}
+
+// Pods are watched only while a policy selects some of them.
+func TestPodsAreWatchedOnDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 5)
+		defer f.stop()
+		pods := func() (n int) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			for _, wants := range f.watchers {
+				if wants("/api/v1/namespaces/default/pods/any") {
+					n++
+				}
+			}
+			return n
+		}
+		want := func(n int) {
+			t.Helper()
+			if got := pods(); got != n {
+				t.Errorf("%d watches of pods, want %d", got, n)
+			}
+		}
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(time.Minute)
+		want(0)
+		f.put(policyPath+"some", everywhere("some", object{"pods": object{"matchLabels": object{"app": "web"}}}))
+		time.Sleep(time.Minute)
+		want(5)
+		if got := len(f.agents[0].status.Policies); got != 2 {
+			t.Errorf("a node without pods has %d policies, want 2", got)
+		}
+		f.remove(policyPath + "some")
+		time.Sleep(time.Minute)
+		want(0)
+	})
+}
+
+// Of pods that come all the time, a status is written every 30 s; of trouble at once.
+func TestCountsAreWrittenTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 10)
+		defer f.stop()
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(5 * time.Minute)
+		const minutes = 5
+		asked, _ := f.during(func() {
+			for range 60 * minutes {
+				for _, h := range f.agents {
+					h.change(func(s *agent.Status) { s.Settings, s.Verified = s.Settings+1, s.Verified+1 })
+				}
+				time.Sleep(time.Second)
+			}
+		})
+		writes := asked["patch nodeaccelerations/status"]
+		atMost(t, asked, map[string]int{"patch nodeaccelerations/status": 10 * minutes * 5 / 2, "watch nodes": 10, "watch accelerationpolicies": 10})
+		if writes < 10*minutes*3/2 {
+			t.Errorf("%d writes: counts are older than 40 s", writes)
+		}
+		h := f.agents[7]
+		state := func() string {
+			status, _ := f.get("/apis/slipstream.dev/v1alpha1/nodeaccelerations/node7")["status"].(object)
+			conditions, _ := status["conditions"].([]any)
+			return fmt.Sprint(conditions[0].(object)["status"], " ", conditions[0].(object)["reason"])
+		}
+		h.change(func(s *agent.Status) { s.Ready, s.Reason = false, v1alpha1.ReasonHeld })
+		time.Sleep(usualPace.between + time.Second)
+		if got := state(); got != "False Held" {
+			t.Errorf("soon after the trouble, the condition is %s", got)
+		}
+		h.change(func(s *agent.Status) { s.Ready, s.Reason = true, v1alpha1.ReasonApplied })
+		time.Sleep(usualPace.spread + usualPace.between + time.Second)
+		if got := state(); got != "True Applied" {
+			t.Errorf("soon after its end, the condition is %s", got)
+		}
+	})
+}
+
+// A policy for all nodes at once takes a write of each of them, and some for itself.
+func TestPolicyForAll(t *testing.T) {
+	const n = 100 // of a thousand, make scale
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, n)
+		defer f.stop()
+		began := time.Now()
+		asked, _ := f.during(func() {
+			f.put(policyPath+"all", everywhere("all", object{}))
+			time.Sleep(3 * time.Minute)
+		})
+		delete(asked, "watch nodes")
+		delete(asked, "watch accelerationpolicies")
+		atMost(t, asked, map[string]int{
+			"patch nodeaccelerations/status": n * 102 / 100, "patch accelerationpolicies/status": 3 + 10, "conflict": 10,
+			// Who completes the rollout has asked whether the API server is reached, and looked at the nodes.
+			"get nodeaccelerations": 10, "list nodes": 10,
+		})
+		for i, h := range f.agents {
+			if took := h.applied.Sub(began); h.applied.IsZero() || took > 10*time.Second {
+				t.Fatalf("node%d had it after %s", i, took)
+			}
+		}
+	})
+}
+
+// Agents that are upgraded write nothing, and no agent watches how they do.
+func TestRestartsOfAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 10)
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(5 * time.Minute)
+		f.stop()
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		asked, sent := f.during(func() {
+			for i := range 10 {
+				// The DaemonSet's status moves with each of them.
+				f.put(daemonPath, daemonSet())
+				f.start(t, &running, ctx, fmt.Sprintf("node%d", i))
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Minute)
+		})
+		atMost(t, asked, map[string]int{"list nodes": 10, "watch nodes": 10, "list accelerationpolicies": 10, "watch accelerationpolicies": 10, "get nodeaccelerations": 10})
+		if sent > 0 {
+			t.Errorf("%d events", sent)
+		}
+	})
+}
+
+// Nodes that are relabelled one after another put the condition Selected to the test now and then, not each
+// of them.
+func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 30
+		f := newFleet(t, n)
+		defer f.stop()
+		f.put(policyPath+"zone", everywhere("zone", object{"nodeSelector": object{"zone": "a"}}))
+		time.Sleep(10 * time.Minute)
+		relabelled := func(i int) object {
+			o := nodeNamed(fmt.Sprintf("node%d", i), true)
+			o["metadata"].(object)["labels"] = object{"zone": "b"}
+			return o
+		}
+		asked, sent := f.during(func() {
+			for i := range n {
+				f.put(fmt.Sprintf("/api/v1/nodes/node%d", i), relabelled(i))
+				time.Sleep(20 * time.Second)
+			}
+		})
+		// Two tests of two writes in ten minutes, besides one of each node.
+		atMost(t, asked, map[string]int{"patch nodeaccelerations/status": n * 105 / 100, "patch accelerationpolicies/status": 10, "conflict": 5, "watch nodes": 3 * n, "watch accelerationpolicies": 3 * n})
+		if sent > 10*n {
+			t.Errorf("%d events for %d nodes, want at most 10 for each", sent, n)
+		}
+		time.Sleep(10 * time.Minute)
+		status := f.get(policyPath + "zone")["status"].(object)
+		for _, c := range status["conditions"].([]any) {
+			if c := c.(object); c["type"] == v1alpha1.ConditionSelected && c["reason"] != v1alpha1.ReasonNoNode {
+				t.Errorf("after the last node has left, the condition is %v", c)
+			}
+		}
+	})
+}
+
+// A thousand agents act as one, however many they are.
+func TestShare(t *testing.T) {
+	for _, n := range []int{1, 10, 1000, 10_000} {
+		sum, worst := 0, 0
+		const policies = 100
+		for p := range policies {
+			uid := types.UID(fmt.Sprint("policy", p))
+			shares := make([]time.Duration, n)
+			first := usualPace.spread
+			for i := range shares {
+				c := &Cluster{options: Options{Node: fmt.Sprintf("node%d", i)}, pace: usualPace}
+				shares[i] = c.share(uid)
+				first = min(first, shares[i])
+				if shares[i] < 0 || shares[i] > usualPace.spread {
+					t.Fatalf("a share is %s", shares[i])
+				}
+			}
+			same := -1
+			for _, s := range shares {
+				if s < first+100*time.Millisecond {
+					same++
+				}
+			}
+			sum, worst = sum+same, max(worst, same)
+		}
+		t.Logf("%d nodes: %.2f others act within 100 ms of the first, %d at most", n, float64(sum)/policies, worst)
+		if mean := float64(sum) / policies; mean > 1 || worst > 10 {
+			t.Errorf("%d nodes: %.2f others act within 100 ms of the first, %d at most", n, mean, worst)
+		}
+	}
+}
+
+// Agents come back within one period of an API server that was away, evenly, however long that was.
+func TestOutage(t *testing.T) {
+	for _, away := range []time.Duration{3 * time.Second, time.Minute, 2 * time.Hour} {
+		t.Run(away.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const n = 1000
+				began := time.Now()
+				down := func() bool { return time.Since(began) < away }
+				var mu sync.Mutex
+				perSecond := make(map[int]int)
+				var all sync.WaitGroup
+				for range n {
+					g := &gate{period: usualPace.outage, log: slog.New(slog.DiscardHandler), closed: make(chan struct{}), next: &wire{down: down, api: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+						mu.Lock()
+						defer mu.Unlock()
+						perSecond[int(time.Since(began).Seconds())]++
+					})}}
+					for range 2 {
+						all.Go(func() {
+							time.Sleep(rand.N(50 * time.Millisecond))
+							r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
+							if _, err := g.RoundTrip(r); err != nil {
+								t.Error(err)
+							}
+						})
+					}
+				}
+				all.Wait()
+				if took := time.Since(began) - away; took > usualPace.outage+time.Second {
+					t.Errorf("the last came back after %s", took)
+				}
+				for second, requests := range perSecond {
+					if mean := 2 * n / usualPace.outage.Seconds(); float64(requests) > mean+6*math.Sqrt(2*mean) {
+						t.Errorf("in second %d there were %d requests, want some %.0f", second, requests, mean)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A gate that is closed, or whose request has no more time, lets go of it.
+func TestGateGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{period: time.Hour, log: slog.New(slog.DiscardHandler), closed: make(chan struct{}), next: &wire{down: func() bool { return true }}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r, _ := http.NewRequestWithContext(ctx, "GET", "http://api/", nil)
+		if _, err := g.RoundTrip(r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want that the time is over", err)
+		}
+		time.AfterFunc(time.Second, g.close)
+		r, _ = http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
+		if _, err := g.RoundTrip(r); err == nil || !strings.Contains(err.Error(), "the agent stops") {
+			t.Errorf("%v, want that the agent stops", err)
+		}
+	})
+}
+
+// What is news of every node is not written at one moment, and who has too many events keeps some back.
+func TestEventsAreDamped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 40)
+		defer f.stop()
+		told := func(e agent.Event) {
+			for _, h := range f.agents {
+				h.Notify(e)
+			}
+		}
+		asked, _ := f.during(func() {
+			told(agent.Event{Warning: true, Reason: v1alpha1.ReasonImpossible, Message: "no"})
+			time.Sleep(usualPace.events / 4)
+		})
+		if n := asked["create events"]; n < 1 || n > 25 {
+			t.Errorf("of 40 events %d are written in the first quarter of the time, want some 10", n)
+		}
+		time.Sleep(usualPace.events)
+		asked, _ = f.during(func() {
+			for i := range 600 {
+				told(agent.Event{Reason: "Repaired", Message: fmt.Sprint("drift ", i)})
+				time.Sleep(time.Second)
+			}
+		})
+		if n := asked["create events"]; n < 40*10 || n > 40*21 {
+			t.Errorf("%d events of 40 nodes in ten minutes, want at most 10 and one a minute of each", n)
+		}
+	})
+}

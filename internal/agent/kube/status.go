@@ -1,0 +1,244 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"slipstream.dev/internal/agent"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// news says how soon a change of the status is written.
+type news int
+
+const (
+	noNews news = iota
+	// smallNews: figures and messages. With a hundred new pods a second on a thousand nodes, a write for each
+	// would be a hundred writes a second.
+	smallNews
+	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
+	goodNews
+	// badNews: something failed.
+	badNews
+)
+
+// statusWriter writes the NodeAcceleration. Only this agent writes it, so what it last wrote is what there is.
+type statusWriter struct {
+	*Cluster
+	// written is nil until the object has been read.
+	written *v1alpha1.NodeAccelerationStatus
+}
+
+// writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
+func (c *Cluster) writeStatus(ctx context.Context) {
+	w := &statusWriter{Cluster: c}
+	var due, earliest time.Time // due is zero if there is nothing to write
+	timer := time.NewTimer(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.dirty:
+			if at := w.due(time.Now()); !at.IsZero() && (due.IsZero() || at.Before(due)) {
+				due = at
+			}
+		case <-timer.C:
+		}
+		if due.IsZero() {
+			continue
+		}
+		if due.Before(earliest) {
+			due = earliest
+		}
+		if wait := time.Until(due); wait > 0 {
+			timer.Reset(wait)
+			continue
+		}
+		due, earliest = time.Time{}, time.Now().Add(c.pace.between)
+		if err := w.write(ctx); err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			due = time.Now().Add(c.pace.retry + rand.N(c.pace.retry))
+			earliest = due
+			c.options.Log.Warn("write the node's status", "error", err, "again", time.Until(due).Round(time.Second))
+			timer.Reset(time.Until(due))
+		}
+	}
+}
+
+// due returns when the status has to be written, zero if it is as written.
+func (w *statusWriter) due(now time.Time) time.Time {
+	s, ok := w.wanted()
+	if !ok {
+		return time.Time{}
+	}
+	switch w.newsOf(s) {
+	case smallNews:
+		return now.Add(w.pace.counts*4/5 + rand.N(w.pace.counts*2/5))
+	case goodNews:
+		return now.Add(rand.N(w.pace.spread))
+	case badNews:
+		return now.Add(rand.N(w.pace.between))
+	}
+	return time.Time{}
+}
+
+// wanted returns the status to write. ok is false if the agent has not published any.
+func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
+	w.mu.Lock()
+	published := w.status
+	w.mu.Unlock()
+	if published == nil {
+		return s, false
+	}
+	s = v1alpha1.NodeAccelerationStatus{Observed: slices.Clone(published.Policies), Settings: published.Settings, Verified: published.Verified}
+	for i := range s.Observed {
+		s.Observed[i].Message = short(s.Observed[i].Message)
+	}
+	if w.written != nil {
+		s.Conditions = slices.Clone(w.written.Conditions)
+	}
+	setConditions(&s.Conditions, *published)
+	return s, true
+}
+
+// newsOf compares a status with what is written. The first one is good news: the agents of a whole cluster
+// may start at the same moment.
+func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
+	if w.written == nil {
+		return goodNews
+	}
+	is := noNews
+	for _, c := range s.Conditions {
+		was := meta.FindStatusCondition(w.written.Conditions, c.Type)
+		switch {
+		case was != nil && was.Status == c.Status && (was.Reason == c.Reason || c.Type == v1alpha1.ConditionReady):
+			// The reasons of Ready are those of the policies.
+		case c.Status == metav1.ConditionFalse:
+			return badNews
+		default:
+			is = max(is, goodNews)
+		}
+	}
+	for _, o := range s.Observed {
+		i := slices.IndexFunc(w.written.Observed, func(was v1alpha1.ObservedPolicy) bool { return was.Policy == o.Policy })
+		switch {
+		case i >= 0 && w.written.Observed[i].State == o.State && w.written.Observed[i].Reason == o.Reason && w.written.Observed[i].Generation == o.Generation:
+		case o.State == v1alpha1.StateFailed:
+			return badNews
+		case o.State == v1alpha1.StateApplied:
+			is = max(is, goodNews)
+		}
+	}
+	for _, was := range w.written.Observed {
+		if !slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.Policy == was.Policy }) {
+			is = max(is, goodNews)
+		}
+	}
+	if is == noNews && !equalStatus(*w.written, s) {
+		is = smallNews
+	}
+	return is
+}
+
+// write writes the status: one request, besides those that read or create the object at the start.
+func (w *statusWriter) write(ctx context.Context) error {
+	if w.written == nil {
+		if err := w.read(ctx); err != nil {
+			return err
+		}
+	}
+	s, ok := w.wanted()
+	if !ok || equalStatus(*w.written, s) {
+		return nil
+	}
+	if s.Observed == nil {
+		s.Observed = []v1alpha1.ObservedPolicy{}
+	}
+	// null, not omitted: a patch must say that the list is empty now.
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{
+		"observed": s.Observed, "settings": s.Settings, "verified": s.Verified, "conditions": s.Conditions,
+	}})
+	if err != nil {
+		return err
+	}
+	err = w.clients.status.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(w.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
+	if err != nil {
+		w.written = nil // it may have been deleted, or written although there was no answer
+		return err
+	}
+	w.written = &s
+	return nil
+}
+
+// read reads what an earlier agent wrote, so that a restart writes nothing if nothing has changed, or creates
+// the object.
+func (w *statusWriter) read(ctx context.Context) error {
+	var n v1alpha1.NodeAcceleration
+	err := w.clients.status.Get().Resource("nodeaccelerations").Name(w.options.Node).Do(ctx).Into(&n)
+	if apierrors.IsNotFound(err) {
+		n = v1alpha1.NodeAcceleration{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
+			ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
+		}
+		if node := w.node(); node != nil { // it is deleted with its node
+			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+		}
+		err = w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n)
+	}
+	if err != nil {
+		return err
+	}
+	w.written = &n.Status
+	return nil
+}
+
+// equalStatus reports whether two statuses are equal. An absent list is equal to an empty one.
+func equalStatus(a, b v1alpha1.NodeAccelerationStatus) bool {
+	return a.Settings == b.Settings && a.Verified == b.Verified && slices.Equal(a.Observed, b.Observed) &&
+		slices.EqualFunc(a.Conditions, b.Conditions, func(c, d metav1.Condition) bool {
+			return c.Type == d.Type && c.Status == d.Status && c.Reason == d.Reason && c.Message == d.Message
+		})
+}
+
+// setConditions sets the conditions of a node, and removes Fastpath and VF where no policy wants them.
+func setConditions(all *[]metav1.Condition, s agent.Status) {
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message)})
+	}
+	is := map[bool]metav1.ConditionStatus{true: metav1.ConditionTrue, false: metav1.ConditionFalse}
+	set(v1alpha1.ConditionReady, is[s.Ready], s.Reason, s.Message)
+	if f := s.Fastpath; f == nil {
+		meta.RemoveStatusCondition(all, v1alpha1.ConditionFastpath)
+	} else {
+		set(v1alpha1.ConditionFastpath, is[f.On], f.Reason, f.Message)
+	}
+	switch v := s.VF; {
+	case v == nil:
+		meta.RemoveStatusCondition(all, v1alpha1.ConditionVF)
+	case v.Reason == v1alpha1.ReasonNoDevice, v.Reason == v1alpha1.ReasonVFPresent:
+		set(v1alpha1.ConditionVF, metav1.ConditionUnknown, v.Reason, v.Message)
+	default:
+		set(v1alpha1.ConditionVF, is[v.Reason == v1alpha1.ReasonVFUsed], v.Reason, v.Message)
+	}
+}
+
+// short truncates a message to what the field of an object may hold.
+func short(message string) string {
+	const limit = 1000
+	if len(message) > limit {
+		return strings.ToValidUTF8(message[:limit], "") + " …"
+	}
+	return message
+}
