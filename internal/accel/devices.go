@@ -15,6 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/netns"
 )
 
 // Device is a network device of one place.
@@ -60,7 +61,7 @@ func listDevices(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error
 }
 
 func listOnce(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
-	links, err := dump("links", h.LinkList)
+	links, err := netns.Dump("links", h.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -98,23 +99,10 @@ func rxQueues(sys kernel.Sysfs, name string) (n int, err error) {
 	return n, nil
 }
 
-// dump repeats a listing that changed under the kernel's hands.
-func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
-	for tries := 1; ; tries++ {
-		all, err := list()
-		if err == nil {
-			return all, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || tries == 10 {
-			return nil, fmt.Errorf("list %s: %w", what, err)
-		}
-	}
-}
-
 // reach returns the links of the default routes and those that have an address
 // of global scope.
 func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
-	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -131,7 +119,7 @@ func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 			gateways = append(gateways, hop.LinkIndex)
 		}
 	}
-	addrs, err := dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, err
 	}

@@ -239,7 +239,7 @@ func addresses() ([]netip.Addr, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	list, err := dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	var out []netip.Addr
 	for _, a := range list {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.IP.IsGlobalUnicast() {

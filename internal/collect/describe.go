@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 )
@@ -91,7 +92,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 
 // links returns the devices of this network namespace.
 func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
-	all, err := ListLinks()
+	all, err := netns.Dump("links", netlink.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -132,19 +133,6 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		out = append(out, r)
 	}
 	return out, nil
-}
-
-// ListLinks lists the devices of the calling thread's network namespace.
-func ListLinks() ([]netlink.Link, error) {
-	all, err := netlink.LinkList()
-	// The list is inconsistent if a device came or went meanwhile.
-	for i := 0; i < 10 && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		all, err = netlink.LinkList()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	return all, nil
 }
 
 // line returns the content of a one-line file, "" if it cannot be read.

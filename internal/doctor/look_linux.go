@@ -136,7 +136,7 @@ func (l looker) count() (c counts, err error) {
 	}
 	// /proc/net is that of the process's first thread, which may be in another network namespace.
 	c.rpFiltered = parseCounter(l.line("thread-self/net/netstat"), "TcpExt", "IPReversePathFilter")
-	links, err := collect.ListLinks()
+	links, err := netns.Dump("links", netlink.LinkList)
 	if err != nil {
 		return c, err
 	}

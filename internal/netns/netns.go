@@ -1,5 +1,6 @@
 // Package netns makes, opens, identifies and finds network namespaces, runs code in them, and
-// mounts the sysfs that shows the devices of one. What is done in a namespace is the caller's.
+// mounts the sysfs that shows the devices of one, and lists what one has. What else is done in a
+// namespace is the caller's.
 //
 // A thread is in a network namespace, and a goroutine changes threads: Do is the only way into
 // another one. Everything else here that speaks of "this" namespace means that of the calling

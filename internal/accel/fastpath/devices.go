@@ -19,6 +19,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
 
 // overhead is what VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
@@ -88,11 +89,11 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 // maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
 // programs that ours selects.
 func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
-	links, err := dump("links", h.LinkList)
+	links, err := netns.Dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
 	}
-	routes, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return node{}, err
 	}
@@ -145,7 +146,7 @@ func (n node) vxlanDevices() (names []string) {
 // listNeighbours lists the ARP and NDP neighbours of a node.
 func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		some, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		some, err := netns.Dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
 		if err != nil {
 			return nil, err
 		}
@@ -198,19 +199,6 @@ func readSysctl(key string, to ...any) error {
 		return fmt.Errorf("read sysctl %s: %w", key, err)
 	}
 	return nil
-}
-
-// dump repeats a netlink dump that a concurrent change interrupted (NLM_F_DUMP_INTR).
-func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
-	for tries := 1; ; tries++ {
-		all, err := list()
-		if err == nil {
-			return all, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || tries == 10 {
-			return nil, fmt.Errorf("list %s: %w", what, err)
-		}
-	}
 }
 
 // classify finds VXLAN devices, NICs and pods' links among the devices.

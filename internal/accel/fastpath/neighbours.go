@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
 
 // A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses
@@ -481,7 +482,7 @@ func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error
 		d := domain{index: b.Index}
 		if b.VlanFiltering != nil && *b.VlanFiltering {
 			filtering[b.Index] = true
-			vlans, err := dump("VLANs of bridges", func() ([]domain, error) { return pvidOf(h, b.Index) })
+			vlans, err := netns.Dump("VLANs of bridges", func() ([]domain, error) { return pvidOf(h, b.Index) })
 			if err != nil {
 				return nil, err
 			}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
 )
 
 // Accelerated packets bypass some hooks of a node's devices. Whatever is attached there and would
@@ -85,7 +86,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			o.at[s] = append(o.at[s], observer{kind, fmt.Sprintf(format, args...)})
 		}
 	}
-	qdiscs, err := dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
+	qdiscs, err := netns.Dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
 	if err != nil {
 		return o, err
 	}
@@ -186,7 +187,7 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 				all = append(all, s)
 				continue
 			}
-			filters, err := dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
+			filters, err := netns.Dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
 			if err != nil {
 				return nil, err
 			}
@@ -228,7 +229,7 @@ const (
 // have thousands of chains.
 func netdevChains() (all []chain, err error) {
 	for _, family := range []uint8{unix.NFPROTO_NETDEV, unix.NFPROTO_INET} {
-		messages, err := dump("chains of nftables", func() ([][]byte, error) {
+		messages, err := netns.Dump("chains of nftables", func() ([][]byte, error) {
 			request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 			request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 			return request.Execute(unix.NETLINK_NETFILTER, 0)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/internal/netns"
 )
 
 // losses are a node's counters of packets, and of those that were dropped or damaged.
@@ -23,9 +25,9 @@ type counts struct{ packets, lost uint64 }
 // machine's backlog queues.
 func readLosses(proc string) (losses, error) {
 	l := losses{links: make(map[int]counts)}
-	links, err := netlink.LinkList()
+	links, err := netns.Dump("links", netlink.LinkList)
 	if err != nil {
-		return l, fmt.Errorf("list devices: %w", err)
+		return l, err
 	}
 	for _, link := range links {
 		if s := link.Attrs().Statistics; s != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/network"
 	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/target/lab/services"
@@ -197,11 +198,11 @@ func awaitNICs(ctx context.Context, sw *network.Namespace) error {
 		}
 	}()
 	for {
-		links, err := sw.Netlink.LinkList()
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return fmt.Errorf("list the switch's ports: %w", err)
+		links, err := netns.Dump("the switch's ports", sw.Netlink.LinkList)
+		if err != nil {
+			return err
 		}
-		if err == nil && !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "veth" }) {
+		if !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "veth" }) {
 			return nil
 		}
 		select {

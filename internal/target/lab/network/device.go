@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
 )
 
 // LinkAttrs returns the attributes of a device that is up at once, with one queue. A veth uses only one of
@@ -76,8 +78,10 @@ func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 func (ns *Namespace) AwaitLocal(a netip.Addr) error {
 	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: IPNet(netip.PrefixFrom(a, a.BitLen()))}
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
-		routes, err := ns.Netlink.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		routes, err := netns.Dump("local routes", func() ([]netlink.Route, error) {
+			return ns.Netlink.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+		})
+		if err != nil {
 			return fmt.Errorf("look up address %s: %w", a, err)
 		}
 		if len(routes) > 0 {
