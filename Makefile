@@ -78,8 +78,8 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 
 # Packages whose tests make network namespaces, or measure, run one after another; all others run
 # before, at once. Of WAITING, tests that are marked as parallel run four at a time.
-WAITING := ./internal/accel/fastpath ./internal/agent ./test/cluster
-MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/hosts ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
+WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/hosts ./test/cluster
+MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
 GOTEST  := gotest -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
 
@@ -97,7 +97,8 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 
 SOAK ?= 1h
 .PHONY: soak
-soak: cluster-deps $(HELM) ## Compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+soak: cluster-deps $(HELM) ## Simulate the statistics in full, then compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels

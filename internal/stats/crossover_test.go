@@ -90,7 +90,7 @@ func TestCoverageCrossover(t *testing.T) {
 			r := rand.New(rand.NewPCG(6, uint64(i)))
 			truth := where(c.ratios, c.level)
 			reported, hits := 0, 0
-			for range simulated {
+			for range *simulated {
 				s := alongPairs(t, r, c.world, c.ratios, c.blocks)
 				if len(s.Crossovers) > 0 {
 					reported++
@@ -99,8 +99,8 @@ func TestCoverageCrossover(t *testing.T) {
 					hits++
 				}
 			}
-			share := float64(hits) / float64(reported)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f | %.1f %% | %.1f %% |", c.name, truth, 100*float64(reported)/simulated, 100*share))
+			share, n := float64(hits)/float64(reported), float64(*simulated)
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f | %.1f %% | %.1f %% |", c.name, truth, 100*float64(reported)/n, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -118,7 +118,7 @@ func TestCoverageNoCrossover(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(7, uint64(i)))
 			reported, faster := 0, 0
-			for range simulated {
+			for range *simulated {
 				s := alongPairs(t, r, world{noise: normal(0.05)}, straight(c.ratio, c.ratio), 20)
 				if len(s.Crossovers) > 0 {
 					reported++
@@ -127,10 +127,11 @@ func TestCoverageNoCrossover(t *testing.T) {
 					faster++
 				}
 			}
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | %.1f %% |", c.name, 100*float64(reported)/simulated, 100*float64(faster)/simulated))
-			within(t, float64(reported)/simulated, 0, 0.01)
+			n := float64(*simulated)
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | %.1f %% |", c.name, 100*float64(reported)/n, 100*float64(faster)/n))
+			within(t, float64(reported)/n, 0, 0.01)
 			if c.ratio == 1 {
-				within(t, float64(faster)/simulated, 0.01, 0.05+3*math.Sqrt(0.05*0.95/simulated))
+				within(t, float64(faster)/n, 0.01, 0.05+3*standardError(published))
 			}
 		})
 	}

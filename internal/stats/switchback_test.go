@@ -209,7 +209,7 @@ func TestCoverageSwitchback(t *testing.T) {
 					*to++
 				}
 			}
-			for range simulated {
+			for range *simulated {
 				on := abba(r, c.runs/2)
 				always := func(int) bool { return false }
 				ts := c.world.run(r, on, each, c.world.levels(r, len(on), always))
@@ -245,7 +245,7 @@ func TestCoverageSwitchback(t *testing.T) {
 				}
 				count(&once, mean(logs[1], 0).minus(mean(logs[0], 0)).interval())
 			}
-			const n = simulated
+			n := float64(*simulated)
 			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% | %.1f %% |", c.name,
 				100*ours/n, 100*width/n, 100*independent/n, 100*narrow/n, 100*kept/n, 100*once/n))
 			within(t, ours/n, c.low, c.high)
