@@ -130,7 +130,7 @@ func (m *Model) course(c cell, w v1alpha1.Workload) (course, bool) {
 	if len(trials) == 0 {
 		return course{}, false
 	}
-	metric := stats.Primary(w)
+	metric := stats.Primary(m.exp, w)
 	slices.SortStableFunc(trials, func(a, b record.Trial) int { return cmp.Compare(a.Metrics[metric], b.Metrics[metric]) })
 	t := trials[(len(trials)-1)/2]
 	nodes := make(map[string]record.Series, len(t.Series))

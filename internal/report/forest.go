@@ -84,7 +84,7 @@ func (f *Forest) draw(s scale) {
 }
 
 func (m *Model) bestAndWorst(w v1alpha1.Workload, versus string, q question) []ForestRow {
-	metric := stats.Primary(w)
+	metric := stats.Primary(m.exp, w)
 	var rows, natives []*stats.Row
 	for _, v := range m.exp.Spec.Variants {
 		for _, p := range m.pairsOf(w) {

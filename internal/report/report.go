@@ -234,7 +234,7 @@ func (m *Model) tables(everywhere map[string]bool) []Table {
 				measured[c.metric] = true
 			}
 		}
-		first := stats.Judged(w)
+		first := stats.Judged(m.exp, w)
 		if len(measured) > 0 {
 			first = slices.DeleteFunc(first, func(metric string) bool { return !measured[metric] })
 		}

@@ -48,7 +48,7 @@ func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, 
 		if base == nil {
 			continue
 		}
-		at, ratios, err := logRatios(c, base, Primary(c.workload))
+		at, ratios, err := logRatios(c, base, c.primary)
 		if err != nil || len(ratios) < 2 {
 			continue // Analyze warns of it
 		}

@@ -31,7 +31,7 @@ func (o Only) decides(c *cell, metric string) bool {
 	if len(o.Metrics) > 0 {
 		return slices.Contains(o.Metrics, metric)
 	}
-	return metric == Primary(c.workload)
+	return metric == c.primary
 }
 
 func among(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }

@@ -45,7 +45,7 @@ func (t *table) expected(s *Summary) []Expected {
 			}
 			metric := x.Metric
 			if metric == "" {
-				metric = Primary(w)
+				metric = Primary(t.exp, w)
 			} else if !slices.Contains(v1alpha1.MetricsOf(w), metric) {
 				continue
 			}

@@ -33,10 +33,10 @@ type PerPrice struct {
 	CI95     [2]float64 `json:"ci95"`     // 95 % interval of the value
 }
 
-// Judged are the metrics that a workload is run for, the first one above all.
-func Judged(w v1alpha1.Workload) []string {
+// Judged are the metrics that a workload of an experiment is run for, the first one above all.
+func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
 	switch {
-	case meanAlone(w):
+	case meanAlone(exp, w):
 		return []string{record.LatencyMean}
 	case w.PingPong != nil, w.Connect != nil:
 		return []string{record.LatencyP50, record.LatencyP99}
@@ -63,7 +63,7 @@ func (t *table) prices(rows []Row) []Price {
 		p := Price{Variant: v.Name, Price: amount, Currency: currency, Values: []PerPrice{}}
 		for _, r := range rows {
 			c := t.byKey[key{r.Variant, r.Workload, r.Pairs}]
-			if r.Variant == v.Name && r.N > 0 && slices.Contains(Judged(c.workload), r.Metric) {
+			if r.Variant == v.Name && r.N > 0 && slices.Contains(Judged(t.exp, c.workload), r.Metric) {
 				p.Values = append(p.Values, perPrice(r, amount, currency))
 			}
 		}
@@ -114,7 +114,7 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 			continue
 		}
 		base := t.byKey[key{other.Name, c.workload.Name, c.pairs}]
-		for _, metric := range Judged(c.workload) {
+		for _, metric := range Judged(t.exp, c.workload) {
 			if _, values := c.series(metric); len(values) == 0 {
 				continue // a tool that does not tell it, say
 			}

@@ -92,17 +92,25 @@ func TestPrimary(t *testing.T) {
 	for _, c := range []struct {
 		workload        v1alpha1.Workload
 		primary, judged string
+		tool            string // of a variant beside one with the workload's own
 	}{
-		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.Throughput, record.Throughput},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.LatencyMean, record.LatencyMean},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyP50, record.LatencyP50},
-		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, record.LatencyP50, record.LatencyP99},
+		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.Throughput, record.Throughput, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.LatencyMean, record.LatencyMean, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyP50, record.LatencyP50, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyMean, record.LatencyMean, v1alpha1.ToolQperf},
+		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolIperf3}}, record.Throughput, record.Throughput, v1alpha1.ToolQperf},
+		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, record.LatencyP50, record.LatencyP99, ""},
 	} {
-		if got := Primary(c.workload); got != c.primary {
-			t.Errorf("%s by %s: primary %s, want %s", c.workload.Kind(), c.workload.Traffic().Tool, got, c.primary)
+		c.workload.Name = "traffic"
+		exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{Variants: []v1alpha1.Variant{{Name: "own"}}}}
+		if c.tool != "" {
+			exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: "other", Tools: map[string]string{"traffic": c.tool}})
 		}
-		if got := Judged(c.workload)[0]; got != c.judged {
-			t.Errorf("%s by %s: judged by %s first, want %s", c.workload.Kind(), c.workload.Traffic().Tool, got, c.judged)
+		if got := Primary(exp, c.workload); got != c.primary {
+			t.Errorf("%s by %s and %q: primary %s, want %s", c.workload.Kind(), c.workload.Traffic().Tool, c.tool, got, c.primary)
+		}
+		if got := Judged(exp, c.workload)[0]; got != c.judged {
+			t.Errorf("%s by %s and %q: judged by %s first, want %s", c.workload.Kind(), c.workload.Traffic().Tool, c.tool, got, c.judged)
 		}
 	}
 }

@@ -23,7 +23,7 @@ type Proof struct {
 func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
-		primary := Primary(w)
+		primary := Primary(exp, w)
 		for _, pairs := range exp.PairsOf(w) {
 			r := s.row(v.Name, w.Name, pairs, primary)
 			if r == nil || r.Versus == nil {
@@ -37,7 +37,7 @@ func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 			case Slower:
 				p.Slower = append(p.Slower, r)
 			}
-			for _, metric := range Judged(w) {
+			for _, metric := range Judged(exp, w) {
 				if r := s.row(v.Name, w.Name, pairs, metric); metric != primary && r != nil && r.Versus != nil && r.Versus.Verdict == Slower {
 					p.Costs = append(p.Costs, r)
 				}

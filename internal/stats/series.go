@@ -70,7 +70,7 @@ func (t *table) along(s v1alpha1.Series) []Series {
 		i := slices.IndexFunc(out, func(o Series) bool { return o.holds(c, x) })
 		if i < 0 {
 			i = len(out)
-			out = append(out, Series{Name: s.Name, Axis: s.Axis, Pairs: c.pairs, Metric: Judged(c.workload)[0]})
+			out = append(out, Series{Name: s.Name, Axis: s.Axis, Pairs: c.pairs, Metric: Judged(t.exp, c.workload)[0]})
 			if s.Axis == v1alpha1.AxisPairs {
 				out[i].Pairs = 0
 			}

@@ -164,7 +164,7 @@ func (t *table) row(c *cell, metric string) Row {
 // compare adds to a row what stands between the cell and its baseline, but for
 // what depends on the family: the adjustment of P, and the verdict.
 func (t *table) compare(r *Row, c *cell) {
-	primary := r.Metric == Primary(c.workload)
+	primary := r.Metric == c.primary
 	base := t.baseline(c)
 	if base == nil {
 		rise, significant := trend(c.series(r.Metric))

@@ -24,23 +24,26 @@ func alone(metric string) bool {
 	return metric == record.Loss || metric == record.Reorder || metric == record.Errors
 }
 
-// Primary is the metric that a workload is run for: it decides how long runs: auto
-// goes on, and it is what a gate looks at. Of a latency it is the median, or the mean
-// of a tool that tells no more; tails are judged too, but are too noisy to say how
-// long a run must take.
-func Primary(w v1alpha1.Workload) string {
+// Primary is the metric that a workload of an experiment is run for: it decides how
+// long runs: auto goes on, and it is what a gate looks at. Of a latency it is the
+// median, or the mean if the tool of any variant tells no more; tails are judged too,
+// but are too noisy to say how long a run must take.
+func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	switch {
 	case w.Stream != nil:
 		return record.Throughput
-	case meanAlone(w):
+	case meanAlone(exp, w):
 		return record.LatencyMean
 	}
 	return record.LatencyP50
 }
 
-// meanAlone tells whether a workload's tool tells the mean of its latencies and no percentiles.
-func meanAlone(w v1alpha1.Workload) bool {
-	return w.PingPong != nil && w.PingPong.Tool == v1alpha1.ToolQperf
+// meanAlone tells whether the mean is all that variants have in common: the tool of one tells the mean of
+// its latencies and no percentiles.
+func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
+	return w.PingPong != nil && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
+		return exp.WorkloadFor(v, w).PingPong.Tool == v1alpha1.ToolQperf
+	})
 }
 
 // table is the trials of an experiment by cell and block.
@@ -69,6 +72,7 @@ type cell struct {
 	variant  v1alpha1.Variant
 	workload v1alpha1.Workload
 	pairs    int
+	primary  string // metric that the workload is run for
 	// trials that count, by block - 1: one, or those of a period; none where none succeeded.
 	trials [][]*record.Trial
 	failed int // attempts
@@ -109,7 +113,7 @@ func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error)
 		for _, w := range exp.Spec.Workloads {
 			for _, pairs := range exp.PairsOf(w) {
 				if c := t.byKey[key{v.Name, w.Name, pairs}]; c != nil {
-					c.variant, c.workload, c.pairs = v, w, pairs
+					c.variant, c.workload, c.pairs, c.primary = v, w, pairs, Primary(exp, w)
 					t.cells = append(t.cells, c)
 				}
 			}
@@ -172,7 +176,7 @@ func (c *cell) metrics() []string {
 		}
 	}
 	if found == nil {
-		return []string{Primary(c.workload)}
+		return []string{c.primary}
 	}
 	return found
 }
