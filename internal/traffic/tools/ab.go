@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"regexp"
@@ -72,13 +73,13 @@ func (ab) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 
 var (
 	// abFigure is "Complete requests:      200".
-	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred): +([0-9.]+)( seconds| bytes)?\n$`)
+	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?\n$`)
 	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)".
 	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+), Receive: (\d+), Length: (\d+), Exceptions: (\d+)\)\n$`)
 	// abPercentile is "50,0.437" of the CSV.
 	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)\n$`)
-	// abServed is "  50%     12", in whole milliseconds.
-	abServed = regexp.MustCompile(`^ +(50|99)% +(\d+)\n$`)
+	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
+	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?\n$`)
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
 	// "Document Length:        1024 bytes".
 	abTraffic = regexp.MustCompile(`(?m)^(Concurrency Level|Keep-Alive requests|Document Length|Complete requests): +(\d+)(?: bytes)?$`)
@@ -117,7 +118,7 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 			if err != nil {
 				return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
 			}
-			served[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99}[string(m[1])]] = ms / 1e3
+			served[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99, "100": record.LatencyMax}[string(m[1])]] = ms / 1e3
 		} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
 			return e, fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
 		} else if text := strings.TrimSpace(string(line)); text != "" && unexpected == "" && !abSays(text) {
@@ -151,15 +152,11 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 		return e, fmt.Errorf("every request failed: connect %g, receive %g, length %g, others %g, status %g",
 			kinds[0], kinds[1], kinds[2], kinds[3], figures["Non-2xx responses"])
 	}
-	if len(e.Percentiles) == 0 { // it was run without -e
-		e.Percentiles = served
-	}
-	if failed == 0 && len(e.Percentiles) != 2 {
-		return e, errors.New("its output has no percentiles")
-	}
 	if failed > 0 {
 		// Those that failed are among them.
 		e.Percentiles = nil
+	} else if err := abLatency(e.Percentiles, served, figures["Time per request"]/1e3); err != nil {
+		return e, err
 	}
 	if n := w.HTTP.Requests; n > 0 {
 		if complete < float64(n) {
@@ -168,6 +165,27 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 		e.Completion = e.Seconds
 	}
 	return e, plausible(e)
+}
+
+// abLatency adds to the percentiles of the CSV, which there are only with -e, what ab prints in any case: the
+// mean in seconds, and what it served in whole milliseconds, of which the longest request is one.
+func abLatency(percentiles, served map[string]float64, mean float64) error {
+	longest, found := served[record.LatencyMax]
+	delete(served, record.LatencyMax)
+	if len(percentiles) == 0 {
+		maps.Copy(percentiles, served)
+	}
+	if len(percentiles) != 2 {
+		return errors.New("its output has no percentiles")
+	}
+	// Rounded, it may be less than the 99th percentile is, to the microsecond, and then says nothing.
+	if found && longest > 0 && longest >= percentiles[record.LatencyP99] {
+		percentiles[record.LatencyMax] = longest
+	}
+	if mean > 0 {
+		percentiles[record.LatencyMean] = mean
+	}
+	return nil
 }
 
 // abErrors are ab's kinds of failures in the terms of a record. A connection that

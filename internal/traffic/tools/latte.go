@@ -167,5 +167,13 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 			}
 		}
 	}
+	e.Percentiles[record.LatencyMean] = figures["Latency(usec)"] / 1e6
+	if total == float64(e.Messages) { // none took longer than the histogram reaches
+		for _, b := range buckets {
+			if b.count > 0 {
+				e.Percentiles[record.LatencyMax] = b.from / 1e6
+			}
+		}
+	}
 	return e, plausible(e)
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,7 +33,7 @@ func said(r Reading) string {
 	e := r.Runs[0].Pairs[0]
 	text += fmt.Sprintf(" of %d pairs: %.4g s, %.6g bit/s, %d messages, %d lost, %d late, jitter %.3g", len(r.Runs[0].Pairs),
 		e.Seconds, e.BitsPerSecond, e.Messages, e.Lost, e.Reordered, e.Jitter)
-	for _, name := range []string{record.LatencyMean, record.LatencyP50, record.LatencyP99} {
+	for _, name := range []string{record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyMax} {
 		if v, ok := e.Percentiles[name]; ok {
 			text += fmt.Sprintf(", %s %.4g", name, v)
 		}
@@ -71,10 +72,10 @@ func TestRead(t *testing.T) {
 		{file: "qperf-0.4.11-terse.txt", want: "qperf: pingpong tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 0 bit/s, 2377179 messages, 0 lost, 0 late, jitter 0, latency_mean 1.262e-05"},
 		{file: "qperf-0.4.11-refused.txt", err: "127.0.0.1: failed to connect"},
 
-		{file: "ab-2.3-kept.txt", want: "ab 2.3: http tcp ip0 size=1024 connections=8 warmup=0s duration=1s requests=30802; 1 runs of 1 pairs: 1 s, 0 bit/s, 30802 messages, 0 lost, 0 late, jitter 0, latency_p50 0.000127, latency_p99 0.001931"},
+		{file: "ab-2.3-kept.txt", want: "ab 2.3: http tcp ip0 size=1024 connections=8 warmup=0s duration=1s requests=30802; 1 runs of 1 pairs: 1 s, 0 bit/s, 30802 messages, 0 lost, 0 late, jitter 0, latency_mean 0.00026, latency_p50 0.000127, latency_p99 0.001931, latency_max 0.087"},
 		{file: "ab-2.3-refused.txt", err: "ab: every request failed"},
 
-		{file: "latte-udp.txt", want: "latte: pingpong udp ip0 size=4 connections=1 warmup=0s duration=11m40s requests=0; 1 runs of 1 pairs: 699.8 s, 0 bit/s, 10000000 messages, 0 lost, 0 late, jitter 0, latency_p50 0, latency_p99 0"},
+		{file: "latte-udp.txt", want: "latte: pingpong udp ip0 size=4 connections=1 warmup=0s duration=11m40s requests=0; 1 runs of 1 pairs: 699.8 s, 0 bit/s, 10000000 messages, 0 lost, 0 late, jitter 0, latency_mean 6.998e-05, latency_p50 0, latency_p99 0, latency_max 0.018"},
 		{file: "latte-no-histogram.txt", err: "latte: its output has no histogram"},
 
 		{file: "mpstat-12.6.1.txt", want: "mpstat; 1 runs"},
@@ -134,14 +135,18 @@ func TestReadAB(t *testing.T) {
 			plain = append(plain, line...)
 		}
 	}
-	plain = append(plain, "  50%     12\n  99%    345\n"...)
-	r, err := Read(plain, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]float64{record.LatencyP50: 0.012, record.LatencyP99: 0.345}
-	if diff := cmp.Diff(want, r.Runs[0].Pairs[0].Percentiles); diff != "" {
-		t.Error(diff)
+	// The longest is rounded as the others are, and known to be too short if it is less than the 99th.
+	for longest, want := range map[string]map[string]float64{
+		" 100%    678 (longest request)\n": {record.LatencyP50: 0.012, record.LatencyP99: 0.345, record.LatencyMean: 0.00026, record.LatencyMax: 0.678},
+		" 100%    344 (longest request)\n": {record.LatencyP50: 0.012, record.LatencyP99: 0.345, record.LatencyMean: 0.00026},
+	} {
+		r, err := Read(append(slices.Clone(plain), "  50%     12\n  99%    345\n"+longest...), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, r.Runs[0].Pairs[0].Percentiles); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", longest, diff)
+		}
 	}
 }
 

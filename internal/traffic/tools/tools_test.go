@@ -331,7 +331,7 @@ func TestParse(t *testing.T) {
 		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("stream", nil), err: "there is no tcp_bw in its output"},
 
 		{file: "ab-2.3-kept.txt", workload: workload("http", nil), want: record.Endpoint{
-			Seconds: 1, Bytes: 31541248, Messages: 30802, Percentiles: map[string]float64{record.LatencyP50: 127e-6, record.LatencyP99: 1931e-6},
+			Seconds: 1, Bytes: 31541248, Messages: 30802, Percentiles: map[string]float64{record.LatencyMean: 260e-6, record.LatencyP50: 127e-6, record.LatencyP99: 1931e-6, record.LatencyMax: 0.087},
 		}},
 		{file: "ab-2.3-refused.txt", workload: workload("http", nil), err: "every request failed: connect 0, receive 20"},
 		{file: "ab-2.3-status.txt", workload: workload("http", nil), err: "status 20"},
