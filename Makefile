@@ -39,9 +39,9 @@ image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream
 
 # Programs and libraries are this machine's, so the image is for its architecture alone.
-IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
+IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
 .PHONY: image-tools
-image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, sockperf, qperf and ab of this machine in it
+image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, iperf 2, sockperf, qperf and ab of this machine in it
 	@.ci/deps $(foreach tool,$(IMAGE_TOOLS),$(tool)=$(patsubst ab,apache2-utils,$(notdir $(tool))))
 	arch=$$(go env GOARCH); \
 	GOOS=linux go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
@@ -67,7 +67,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo; fi
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo; fi
 
 .PHONY: generate-deps
 generate-deps:

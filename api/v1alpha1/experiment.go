@@ -556,8 +556,16 @@ const (
 	ToolQperf    = "qperf"
 	ToolAB       = "ab"
 	ToolLatte    = "latte"
-	// ToolIperf2 makes no traffic here: its results are imported.
-	ToolIperf2 = "iperf2"
+	ToolIperf2   = "iperf2"
+)
+
+// How programs read and write.
+const (
+	// IOBlocking has a thread for each connection, which blocks until there is something to read,
+	// or room to write.
+	IOBlocking = "blocking"
+	// IOEpoll has an event loop for all connections of an end: one thread waits for all of them.
+	IOEpoll = "epoll"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
@@ -609,11 +617,17 @@ type Traffic struct {
 	// does, where it would sleep else: its CPU is always awake, and has no time for
 	// anybody else.
 	Busy bool `json:"busy,omitempty"`
+	// IO is how the traffic engine reads and writes, at both ends. blocking: a thread for each
+	// connection waits in recv and send, as in iperf 2, Apache or PostgreSQL. epoll: one thread
+	// waits for all connections of an end and never blocks in a call, as in iperf3 before 3.16,
+	// Redis or, with such a thread for each CPU, nginx and this http. Left out it is epoll for
+	// http, else blocking. Another tool has its own way, and connect and the users of a page
+	// have one each.
+	IO string `json:"io,omitempty"`
 	// Warmup runs before the measured window: 1s for a stream, else 500ms.
 	Warmup Duration `json:"warmup,omitempty"`
 	// Duration is the length of the measured window.
 	Duration Duration `json:"duration"`
-	// Tool that makes the traffic. Not every one can make every kind; iperf2 is for imported
-	// results only.
+	// Tool that makes the traffic. Not every one can make every kind.
 	Tool string `json:"tool,omitempty"`
 }

@@ -68,7 +68,7 @@ func TestDefaults(t *testing.T) {
 			Baseline: "base",
 			Variants: []Variant{{Name: "base"}},
 			Workloads: []Workload{{Name: "bulk", Stream: &Traffic{
-				Protocol: "tcp", IP: 4, Size: 128 << 10, Connections: 1,
+				Protocol: "tcp", IP: 4, Size: 128 << 10, Connections: 1, IO: IOBlocking,
 				Warmup: Duration(time.Second), Duration: Duration(10 * time.Second), Tool: ToolNative,
 			}}},
 			Pairs:  []int{1},
@@ -82,9 +82,9 @@ func TestDefaults(t *testing.T) {
 
 	e := parse(t, full)
 	for _, c := range []struct{ name, got, want string }{
-		{"stream over UDP", text(e.Spec.Workloads[1].Stream), `{"protocol":"udp","ip":6,"size":1400,"connections":1,"warmup":"1s","duration":"10s","tool":"native"}`},
-		{"pingpong", text(e.Spec.Workloads[2].PingPong), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"warmup":"500ms","duration":"5s","tool":"native"}`},
-		{"underload", text(e.Spec.Workloads[3].UnderLoad), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"rate":1000,"warmup":"500ms","duration":"5s","tool":"native"}`},
+		{"stream over UDP", text(e.Spec.Workloads[1].Stream), `{"protocol":"udp","ip":6,"size":1400,"connections":1,"io":"blocking","warmup":"1s","duration":"10s","tool":"native"}`},
+		{"pingpong", text(e.Spec.Workloads[2].PingPong), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"io":"blocking","warmup":"500ms","duration":"5s","tool":"native"}`},
+		{"underload", text(e.Spec.Workloads[3].UnderLoad), `{"protocol":"tcp","ip":4,"size":64,"connections":1,"rate":1000,"io":"blocking","warmup":"500ms","duration":"5s","tool":"native"}`},
 		{"rfs", text(e.Spec.Variants[2].Accelerate), `[{"rfs":{"devices":["nic"],"entries":32768}}]`},
 	} {
 		if c.got != c.want {
@@ -279,6 +279,8 @@ func TestErrors(t *testing.T) {
 		{name: "steering what a bridge has not", old: "name: rps.1,", new: "name: rps.1, path: {bridge: {}},"},
 		{name: "busy at no rate", old: "rate: 1000,", new: "busy: true,"},
 		{name: "busy stream", old: "size: 64KiB,", new: "busy: true,"},
+		{name: "io of no kind", old: "size: 64KiB,", new: "io: uring,"},
+		{name: "io of another tool", old: "size: 64KiB,", new: "io: epoll, tool: iperf3,"},
 		{name: "datagrams without room for a number", old: "protocol: udp, ip: 6,", new: "protocol: udp, size: 15,"},
 		{name: "override: no value", set: []string{"spec.runs"}},
 		{name: "override: unknown field", set: []string{"spec.rnus=5"}},

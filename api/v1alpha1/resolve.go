@@ -248,7 +248,7 @@ func (t *Traffic) settle() {
 	switch t.Tool {
 	case ToolQperf, ToolAB: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)
-	case ToolIperf3: // takes whole seconds
+	case ToolIperf3, ToolIperf2: // take whole seconds
 		t.Warmup, t.Duration = wholeSeconds(t.Warmup), wholeSeconds(t.Duration)
 	case ToolSockperf: // sleeps 2 s and leaves 400 ms out, whatever it is told
 		t.Warmup = max(t.Warmup, Duration(2400*time.Millisecond))

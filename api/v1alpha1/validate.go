@@ -664,7 +664,7 @@ func (r *reader) runs(path string, n Runs) {
 func toolsOf(kind string) []string {
 	switch kind {
 	case "stream":
-		return []string{ToolNative, ToolIperf3, ToolSockperf, ToolQperf}
+		return []string{ToolNative, ToolIperf3, ToolIperf2, ToolSockperf, ToolQperf}
 	case "pingpong":
 		return []string{ToolNative, ToolSockperf, ToolQperf, ToolLatte}
 	case "underload":
@@ -754,6 +754,7 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 		r.fail(path+".rate", "is for underload and pages only; %s sends as fast as it can", kind)
 	}
 	r.http(path, kind, t)
+	r.io(path, kind, t)
 	if t.Busy && (kind != "underload" || t.Rate == 0) {
 		r.fail(path+".busy", "is for underload at a set rate only: nothing else waits for a clock")
 	}
@@ -765,12 +766,34 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 }
 
+// io checks how the engine reads and writes, and fills it in where it has a choice.
+func (r *reader) io(path, kind string, t *Traffic) {
+	why := ""
+	switch {
+	case kind == "connect":
+		why = "is not for connect, which has a thread for each connection"
+	case t.Page:
+		why = "is not for a page: its users have a connection each, and its server an event loop"
+	case t.Tool != ToolNative && t.Tool != ToolAB: // the engine answers ab
+		why = fmt.Sprintf("is for the traffic engine: %s has a way of its own", t.Tool)
+	}
+	if why != "" {
+		if r.set(path + ".io") {
+			r.fail(path+".io", "%s", why)
+		}
+		return
+	}
+	way := IOBlocking
+	if kind == "http" {
+		way = IOEpoll
+	}
+	fill(r, path+".io", &t.IO, way)
+	r.oneOf(path+".io", t.IO, IOBlocking, IOEpoll)
+}
+
 // importedTraffic checks what others have measured, as far as they tell.
 func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 	tools := toolsOf(kind)[1:]
-	if kind == "stream" {
-		tools = append(tools, ToolIperf2)
-	}
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
 	r.oneOf(path+".tool", t.Tool, tools...)

@@ -151,7 +151,7 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, e
 		}
 		have += n
 	}
-	if !bytes.HasPrefix(buf, h.secret[:h.first]) { // of an address that is known
+	if !bytes.HasPrefix(buf, h.opening[:h.first]) { // of an address that is known
 		h.strangers.Add(1)
 		return false, errStalled
 	}

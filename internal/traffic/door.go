@@ -59,10 +59,10 @@ const (
 
 // door lets in who knows the secret. The threads of a server share it.
 type door struct {
-	secret Secret
-	// first is how much of it a connection has to say; a message of connect may have
-	// room for a part only.
-	first int
+	// opening is what a connection of the trial begins with, first how much of it each has to
+	// say; a message of connect may have room for a part only.
+	opening []byte
+	first   int
 	// keep has an address that said all of it once be let in at once from then on.
 	keep      bool
 	known     atomic.Pointer[map[netip.Addr]bool]
@@ -70,10 +70,10 @@ type door struct {
 	strangers atomic.Uint64
 }
 
-// newDoor is that of a server whose connections begin with as much of the secret as
-// size has room for.
-func newDoor(s Secret, size int, keep bool) *door {
-	d := &door{secret: s, first: min(len(s), size), keep: keep}
+// newDoor is that of a server whose connections begin with as much of the opening as size has
+// room for.
+func newDoor(opening []byte, size int, keep bool) *door {
+	d := &door{opening: opening, first: min(len(opening), size), keep: keep}
 	d.known.Store(new(map[netip.Addr]bool))
 	return d
 }
@@ -173,14 +173,14 @@ func (h *hall) seat(fd int, from netip.Addr) {
 // ask looks at what a guest has said: its connection if that is the secret, else -1.
 func (h *hall) ask(i int) int {
 	g := &h.guests[i]
-	var said Secret
-	n, _, err := unix.Recvfrom(g.fd, said[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	said := make([]byte, len(h.opening))
+	n, _, err := unix.Recvfrom(g.fd, said, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 	case err != nil || n == 0: // it has gone, as a client does that only looks whether somebody is there
 		closeSocket(g.fd)
 		g.fd = -1
-	case !bytes.HasPrefix(h.secret[:], said[:n]):
+	case !bytes.HasPrefix(h.opening, said[:n]):
 		h.refuse(i)
 	case n >= h.first:
 		if h.keep && g.from.IsValid() && n == len(said) {

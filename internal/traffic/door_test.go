@@ -82,13 +82,18 @@ func TestStrangers(t *testing.T) {
 		{Kind: PingPong, Size: 64, Connections: 1},
 		{Kind: PingPong, Size: 64, Connections: 1, UDP: true},
 		{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000},
+		{Kind: PingPong, Size: 64, Connections: 2, EventLoop: true},
+		{Kind: PingPong, Size: 64, Connections: 2, UDP: true, EventLoop: true},
+		{Kind: Stream, Size: 1200, Connections: 2, UDP: true, EventLoop: true},
 		{Kind: Connect, Size: 1, Connections: 2},
 		{Kind: Connect, Size: 64, Connections: 1},
 		{Kind: HTTP, Size: 1000, Connections: 2},
 		{Kind: HTTP, Size: 1000, Connections: 2, KeepAlive: true},
-		{Kind: HTTP, Size: 1000, Connections: 1, Rate: 20, Page: true},
+		{Kind: HTTP, Size: 1000, Connections: 2, EventLoop: true},
+		{Kind: HTTP, Size: 1000, Connections: 2, KeepAlive: true, EventLoop: true},
+		{Kind: HTTP, Size: 1000, Connections: 1, Rate: 20, Page: true, EventLoop: true},
 	} {
-		t.Run(fmt.Sprintf("%s/udp=%t/%d/%t", spec.Kind, spec.UDP, spec.Size, spec.Page || spec.KeepAlive), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/udp=%t/%d/%t/loop=%t", spec.Kind, spec.UDP, spec.Size, spec.Page || spec.KeepAlive, spec.EventLoop), func(t *testing.T) {
 			spec.Secret = newSecret()
 			spec.Secret[0] |= 1 // none whose first byte is what strangers say
 			server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -193,7 +198,7 @@ func TestStrangersOfTheClientsAddress(t *testing.T) {
 func TestNoStrangers(t *testing.T) {
 	for _, spec := range []Spec{
 		{Kind: Stream, Size: 1200, Connections: 2}, {Kind: Stream, Size: 1200, Connections: 2, UDP: true}, {Kind: Connect, Size: 64, Connections: 2},
-		{Kind: HTTP, Size: 1000, Connections: 2}, {Kind: HTTP, Size: 1000, Connections: 2, Rate: 20, Page: true},
+		{Kind: HTTP, Size: 1000, Connections: 2}, {Kind: HTTP, Size: 1000, Connections: 2, Rate: 20, Page: true, EventLoop: true},
 	} {
 		spec.Secret = newSecret()
 		_, server, err := pair(t, t.Context(), spec, "127.0.0.1", 100*time.Millisecond)
@@ -211,7 +216,7 @@ func TestGuestsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeSocket(fd)
-	h := &hall{door: newDoor(spec.Secret, len(spec.Secret), false)}
+	h := &hall{door: newDoor(spec.Secret[:], len(spec.Secret), false)}
 	defer h.close()
 	var first net.Conn
 	for i := range maxGuests + 50 {

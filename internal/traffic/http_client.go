@@ -56,9 +56,8 @@ type browser struct {
 	head  head
 }
 
-// httpClient is one thread of a client with its share of the connections. It waits for
-// all of them at once, as the server does: a thread for each would switch between
-// them for every response.
+// httpClient is one thread of a client with its share of the connections. On an event loop it
+// waits for all of them at once, as the server does; else it has one, and blocks.
 type httpClient struct {
 	spec     Spec
 	address  unix.Sockaddr
@@ -82,13 +81,8 @@ func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, 
 	if s.KeepAlive {
 		connection = "keep-alive"
 	}
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("wait for responses: %w", err)
-	}
-	defer closeSocket(epoll)
 	h := &httpClient{
-		spec: s, address: sockaddr(to), family: unix.AF_INET, left: left, c: c, r: r, epoll: epoll,
+		spec: s, address: sockaddr(to), family: unix.AF_INET, left: left, c: c, r: r,
 		request: fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: slipstream\r\nConnection: %s\r\n\r\n", s.Secret.Path()+pageIndex, to, connection),
 		byFD:    make(map[int32]*browser), body: make([]byte, 64<<10),
 	}
@@ -104,10 +98,44 @@ func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, 
 			h.close(&h.browsers[i])
 		}
 	}()
+	if !s.EventLoop {
+		h.block()
+		return nil
+	}
 	return h.loop()
 }
 
-func (h *httpClient) loop() error {
+// block is loop for one connection, in calls that block.
+func (h *httpClient) block() {
+	for b := &h.browsers[0]; ; {
+		err := h.move(b)
+		now := h.r.now()
+		switch {
+		case b.state == done:
+			h.c.finish(h.r, now)
+			return
+		case err != nil && !errors.Is(err, errStalled):
+			h.fail(b, err)
+		case b.state != idle && now-b.began > int64(answerLimit):
+			h.fail(b, errNoAnswer)
+		}
+		h.c.mark(h.r, now)
+		if b.state == idle && now < b.began { // it has failed
+			h.r.await(min(b.began, h.r.To))
+			now = h.r.now()
+		}
+		if now >= h.r.To || h.r.stopped.Load() {
+			h.cutOff(now)
+			return
+		}
+	}
+}
+
+func (h *httpClient) loop() (err error) {
+	if h.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("wait for responses: %w", err)
+	}
+	defer closeSocket(h.epoll)
 	for i := range h.browsers {
 		h.step(&h.browsers[i])
 	}
@@ -237,32 +265,52 @@ func (h *httpClient) begin(b *browser) error {
 	if b.fd >= 0 {
 		return nil
 	}
-	fd, err := unix.Socket(h.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := h.open()
 	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
+		return err
 	}
 	b.fd, h.byFD[int32(fd)] = fd, b
-	err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	if err == nil {
-		err = setCongestionControl(fd, h.spec)
-	}
-	if err != nil {
-		return err
-	}
 	err = unix.Connect(fd, h.address)
-	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	// One that blocks waits for as long as for anything else, and goes on with the first write.
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.EINTR) {
 		return err
 	}
-	// Told of each change once, a connection needs no more words with the poller.
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(fd)}
-	if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
-		return fmt.Errorf("wait for a connection: %w", err)
+	if h.spec.EventLoop {
+		// Told of each change once, a connection needs no more words with the poller.
+		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(fd)}
+		if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+			return fmt.Errorf("wait for a connection: %w", err)
+		}
 	}
 	if err != nil {
 		b.state = connecting
 		return errStalled
 	}
 	return nil
+}
+
+// open makes a socket for a connection.
+func (h *httpClient) open() (int, error) {
+	kind := unix.SOCK_STREAM | unix.SOCK_CLOEXEC
+	if h.spec.EventLoop {
+		kind |= unix.SOCK_NONBLOCK
+	}
+	fd, err := unix.Socket(h.family, kind, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open socket: %w", err)
+	}
+	err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	if err == nil && !h.spec.EventLoop {
+		err = setTimeouts(fd, stallCheck)
+	}
+	if err == nil {
+		err = setCongestionControl(fd, h.spec)
+	}
+	if err != nil {
+		closeSocket(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // read takes what there is of a response.
@@ -303,7 +351,7 @@ func (h *httpClient) read(b *browser) error {
 func (h *httpClient) succeed(b *browser) {
 	now := h.r.now()
 	if b.began >= h.r.From && now <= h.r.To {
-		_ = h.c.hdr.RecordValue(min(now-b.began, h.c.hdr.HighestTrackableValue()))
+		h.c.record(now - b.began)
 	}
 	h.c.bytes.Add(uint64(b.head.length))
 	h.c.messages.Add(1)

@@ -3,6 +3,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"time"
 	"unsafe"
@@ -23,14 +24,15 @@ type session struct {
 	watched uint32
 }
 
-// httpServer is one thread of a server: it waits for all of its connections at once,
-// so that there may be any number of them. The threads share the listening socket.
+// httpServer is one thread of a server. On an event loop it waits for all of its connections at
+// once, so that there may be any number of them; else it has one at a time, and blocks. The
+// threads share the listening socket.
 type httpServer struct {
 	site      map[string]*object
 	door      *door
 	spec      Spec
 	listening int
-	epoll     int
+	epoll     int // -1 of one that blocks
 	sessions  map[int32]*session
 	ours      int // of the sessions
 	free      []*session
@@ -38,54 +40,111 @@ type httpServer struct {
 
 // httpThreads is how many threads share an end's connections.
 func (s Spec) httpThreads() int {
-	if s.Page {
+	switch {
+	case s.Page:
 		return runtime.NumCPU()
+	case s.EventLoop:
+		return min(s.Connections, runtime.NumCPU())
 	}
-	return min(s.Connections, runtime.NumCPU())
+	return s.Connections
 }
 
 // serveHTTP answers requests until the run is over and its clients are gone.
 func (s Spec) serveHTTP(listening int, site map[string]*object, d *door, c *conn, r *run) error {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("wait for connections: %w", err)
-	}
-	defer closeSocket(epoll)
-	h := &httpServer{site: site, door: d, spec: s, listening: listening, epoll: epoll, sessions: make(map[int32]*session)}
+	h := &httpServer{site: site, door: d, spec: s, listening: listening, epoll: -1, sessions: make(map[int32]*session)}
 	defer func() {
 		for _, one := range h.sessions {
 			closeSocket(one.fd)
 		}
 	}()
-	// One connection wakes one thread.
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(listening)}
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, listening, &event); err != nil {
-		return fmt.Errorf("wait for connections: %w", err)
+	if s.EventLoop {
+		return h.loop(c, r)
 	}
+	return h.block(c, r)
+}
+
+// block has one connection at a time, of those that have asked for something of the trial's.
+func (h *httpServer) block(c *conn, r *run) error {
+	waiting := &hall{door: h.door}
+	defer waiting.close()
+	for {
+		fd, err := waiting.accept(h.listening)
+		if err == nil {
+			if err = setOptions(fd, h.spec); err != nil {
+				closeSocket(fd)
+			}
+		}
+		if err != nil && !errors.Is(err, errStalled) {
+			return fmt.Errorf("take a connection: %w", err)
+		}
+		if err == nil {
+			h.serveOut(h.session(fd), waiting, c, r)
+		}
+		if h.over(c, r) {
+			return nil
+		}
+	}
+}
+
+// serveOut serves a session to its end. One of an address that is known, which asks for nothing,
+// goes to wait where others do.
+func (h *httpServer) serveOut(one *session, waiting *hall, c *conn, r *run) {
+	began := r.now()
+	for h.sessions[int32(one.fd)] == one {
+		_ = h.serve(one, c) // blocking, it fails by the end of the session alone
+		if h.over(c, r) {
+			return
+		}
+		if !one.ours && len(one.in) == 0 && h.sessions[int32(one.fd)] == one && r.now()-began >= int64(stallCheck) {
+			waiting.seat(one.fd, netip.Addr{})
+			delete(h.sessions, int32(one.fd))
+			h.free = append(h.free, one)
+		}
+	}
+}
+
+// over takes the edges of the window, and tells whether the run is over.
+func (h *httpServer) over(c *conn, r *run) bool {
 	// Users of a page may come late, if they were held up.
 	end := r.To
-	if s.Page {
+	if h.spec.Page {
 		end += int64(linger)
+	}
+	now := r.now()
+	c.mark(r, now)
+	return r.stopped.Load() || now >= end && h.ours == 0 || now >= end+int64(answerLimit)
+}
+
+func (h *httpServer) loop(c *conn, r *run) (err error) {
+	if h.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("wait for connections: %w", err)
+	}
+	defer closeSocket(h.epoll)
+	// One connection wakes one thread.
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(h.listening)}
+	if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, h.listening, &event); err != nil {
+		return fmt.Errorf("wait for connections: %w", err)
 	}
 	events := make([]unix.EpollEvent, 64)
 	for {
-		n, err := epollWait(epoll, events, stallCheck)
+		n, err := epollWait(h.epoll, events, stallCheck)
 		if err != nil {
 			return fmt.Errorf("wait for requests: %w", err)
 		}
-		for i := range n {
-			if e := events[i]; int(e.Fd) == listening {
-				err = h.accept(c)
-			} else if one := h.sessions[e.Fd]; one != nil {
+		for _, e := range events[:n] {
+			one := h.sessions[e.Fd]
+			if int(e.Fd) == h.listening {
+				// Its request is mostly there already, and then its life passes without the poller.
+				one, err = h.accept()
+			}
+			if one != nil {
 				err = h.serve(one, c)
 			}
 			if err != nil {
 				return err
 			}
 		}
-		now := r.now()
-		c.mark(r, now)
-		if r.stopped.Load() || now >= end && h.ours == 0 || now >= end+int64(answerLimit) {
+		if h.over(c, r) {
 			return nil
 		}
 	}
@@ -104,40 +163,45 @@ func epollWait(epoll int, events []unix.EpollEvent, wait time.Duration) (int, er
 	return 0, errno
 }
 
-// accept takes a connection. Its request is mostly there already, and then its life
-// passes without the poller.
-func (h *httpServer) accept(c *conn) error {
+// accept takes a connection, nil if there is none.
+func (h *httpServer) accept() (*session, error) {
 	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(h.listening), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
 	switch errno {
 	case 0:
 	case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED: // another thread has it, or nobody
-		return nil
+		return nil, nil
 	default:
-		return fmt.Errorf("take a connection: %w", errno)
+		return nil, fmt.Errorf("take a connection: %w", errno)
 	}
 	if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		closeSocket(int(fd))
-		return fmt.Errorf("set TCP_NODELAY: %w", err)
+		return nil, fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
 	if err := setCongestionControl(int(fd), h.spec); err != nil {
 		closeSocket(int(fd))
-		return err
+		return nil, err
 	}
+	if len(h.sessions)-h.ours >= maxGuests {
+		h.refuseOne()
+	}
+	return h.session(int(fd)), nil
+}
+
+// session is that of a new connection.
+func (h *httpServer) session(fd int) *session {
 	var one *session
 	if n := len(h.free); n > 0 {
 		one, h.free = h.free[n-1], h.free[:n-1]
 	} else {
 		one = &session{in: make([]byte, 0, headLimit)}
 	}
-	*one = session{fd: int(fd), in: one.in[:0]}
-	if len(h.sessions)-h.ours >= maxGuests {
-		h.refuseOne()
-	}
+	*one = session{fd: fd, in: one.in[:0]}
 	h.sessions[int32(fd)] = one
-	return h.serve(one, c)
+	return one
 }
 
-// serve moves a session on as far as it goes without waiting.
+// serve moves a session on as far as it goes without waiting; one that blocks, to the end of a
+// response, or as long as a call may take.
 func (h *httpServer) serve(one *session, c *conn) error {
 	for {
 		if len(one.out) > 0 {
@@ -154,6 +218,8 @@ func (h *httpServer) serve(one *session, c *conn) error {
 				return nil // its client has its own account
 			case len(one.out) > 0:
 				continue
+			case !h.spec.EventLoop && !one.last:
+				return nil
 			}
 		}
 		if one.last {
@@ -192,7 +258,7 @@ func (h *httpServer) serve(one *session, c *conn) error {
 }
 
 func (h *httpServer) watch(one *session, what uint32) error {
-	if one.watched == what {
+	if one.watched == what || !h.spec.EventLoop {
 		return nil
 	}
 	op := unix.EPOLL_CTL_MOD

@@ -32,34 +32,38 @@ func histogram(t *testing.T, e record.Endpoint) (count int64, at func(float64) t
 }
 
 func TestHTTP(t *testing.T) {
-	const window = 300 * time.Millisecond
 	for _, ip := range []string{"127.0.0.1", "::1"} {
 		for _, keep := range []bool{false, true} {
 			for _, connections := range []int{1, 3} {
-				t.Run(fmt.Sprintf("%s/keep=%t/%d", ip, keep, connections), func(t *testing.T) {
-					spec := Spec{Kind: HTTP, Size: 1000, Connections: connections, KeepAlive: keep}
-					client, server, err := pair(t, t.Context(), spec, ip, window)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if client.Bytes != 1000*client.Messages || client.Errors != nil {
-						t.Errorf("%d bytes of %d responses, errors %v", client.Bytes, client.Messages, client.Errors)
-					}
-					for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
-						if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 || e.CPUSeconds <= 0 {
-							t.Errorf("%s: window of %.3f s, want %.3f; CPU %.3f s", name, e.Seconds, window.Seconds(), e.CPUSeconds)
-						}
-					}
-					if d := int64(client.Messages) - int64(server.Messages); d < -int64(client.Messages)/5-5 || d > int64(client.Messages)/5+5 {
-						t.Errorf("%d responses came, %d were sent", client.Messages, server.Messages)
-					}
-					n, _ := histogram(t, client)
-					if d := int64(client.Messages) - n; d < -2*int64(connections) || d > 2*int64(connections) {
-						t.Errorf("%d responses, %d latencies", client.Messages, n)
-					}
-				})
+				for _, loop := range []bool{false, true} {
+					spec := Spec{Kind: HTTP, Size: 1000, Connections: connections, KeepAlive: keep, EventLoop: loop}
+					t.Run(fmt.Sprintf("%s/keep=%t/%d/loop=%t", ip, keep, connections, loop), func(t *testing.T) { testHTTP(t, spec, ip) })
+				}
 			}
 		}
+	}
+}
+
+func testHTTP(t *testing.T, spec Spec, ip string) {
+	const window = 300 * time.Millisecond
+	client, server, err := pair(t, t.Context(), spec, ip, window)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client.Bytes != 1000*client.Messages || client.Errors != nil {
+		t.Errorf("%d bytes of %d responses, errors %v", client.Bytes, client.Messages, client.Errors)
+	}
+	for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
+		if off := e.Seconds - window.Seconds(); off < -0.06 || off > 0.06 || e.CPUSeconds <= 0 {
+			t.Errorf("%s: window of %.3f s, want %.3f; CPU %.3f s", name, e.Seconds, window.Seconds(), e.CPUSeconds)
+		}
+	}
+	if d := int64(client.Messages) - int64(server.Messages); d < -int64(client.Messages)/5-5 || d > int64(client.Messages)/5+5 {
+		t.Errorf("%d responses came, %d were sent", client.Messages, server.Messages)
+	}
+	n, _ := histogram(t, client)
+	if d := int64(client.Messages) - n; d < -2*int64(spec.Connections) || d > 2*int64(spec.Connections) {
+		t.Errorf("%d responses, %d latencies", client.Messages, n)
 	}
 }
 
@@ -102,10 +106,12 @@ func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d ti
 
 // TestKeepAlive counts the connections that a server of another make sees: one to
 // look whether it is there, and then one in all or one a request.
-func TestKeepAlive(t *testing.T) {
+func TestKeepAlive(t *testing.T) { bothWays(t, testKeepAlive) }
+
+func testKeepAlive(t *testing.T, loop bool) {
 	for _, keep := range []bool{false, true} {
 		w := serveWeb(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
-		spec := Spec{Kind: HTTP, Size: 5, Connections: 2, KeepAlive: keep, Requests: 200}
+		spec := Spec{Kind: HTTP, Size: 5, Connections: 2, KeepAlive: keep, Requests: 200, EventLoop: loop}
 		e, err := drive(t, t.Context(), spec, w.addr, 5*time.Second)
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +131,9 @@ func TestKeepAlive(t *testing.T) {
 
 // TestRequests: exactly as many as were asked for, over all connections, and the time
 // is that until the last of them.
-func TestRequests(t *testing.T) {
+func TestRequests(t *testing.T) { bothWays(t, testRequests) }
+
+func testRequests(t *testing.T, loop bool) {
 	var seen atomic.Int64
 	w := serveWeb(t, func(w http.ResponseWriter, _ *http.Request) {
 		if seen.Add(1) == 50 {
@@ -133,7 +141,7 @@ func TestRequests(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, "hello")
 	})
-	spec := Spec{Kind: HTTP, Size: 5, Connections: 3, KeepAlive: true, Requests: 50}
+	spec := Spec{Kind: HTTP, Size: 5, Connections: 3, KeepAlive: true, Requests: 50, EventLoop: loop}
 	began := time.Now()
 	e, err := drive(t, t.Context(), spec, w.addr, time.Minute)
 	if err != nil {
@@ -182,7 +190,9 @@ const good = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nh
 
 // TestErrors has a server fail in every way there is: each request that fails is
 // counted under its kind, none gives a latency, and the others go on.
-func TestErrors(t *testing.T) {
+func TestErrors(t *testing.T) { bothWays(t, testErrors) }
+
+func testErrors(t *testing.T, loop bool) {
 	const each = 10
 	kinds := []func(*net.TCPConn){
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, good) },
@@ -195,7 +205,7 @@ func TestErrors(t *testing.T) {
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, good+"!") },                // more than it said
 	}
 	_, addr := script(t, func(n int, c *net.TCPConn) { kinds[n%len(kinds)](c) })
-	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: each * len(kinds)}, addr, 20*time.Second)
+	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: each * len(kinds), EventLoop: loop}, addr, 20*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +223,7 @@ func TestServerDies(t *testing.T) {
 	for _, page := range []bool{false, true} {
 		var l *net.TCPListener
 		var addr netip.AddrPort
-		site := Spec{Page: page, Size: 1000}.site()
+		site := Spec{Page: page, EventLoop: page, Size: 1000}.site()
 		l, addr = script(t, func(n int, c *net.TCPConn) {
 			if !page {
 				_, _ = io.WriteString(c, good)
@@ -233,7 +243,7 @@ func TestServerDies(t *testing.T) {
 				l.Close()
 			}
 		})
-		spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page}
+		spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page, EventLoop: page}
 		if page {
 			spec.Size, spec.Rate = 1000, 100
 		}
@@ -250,7 +260,7 @@ func TestServerDies(t *testing.T) {
 // TestPage loads pages from the engine's own server. Far fewer bytes come than the
 // objects have: they are compressed.
 func TestPage(t *testing.T) {
-	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, Rate: 100}
+	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, EventLoop: true, Rate: 100}
 	client, server, err := pair(t, t.Context(), spec, "127.0.0.1", time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +284,7 @@ func TestPage(t *testing.T) {
 // TestPageImage: an image is the last of a page's objects, and is sent as large as it is.
 func TestPageImage(t *testing.T) {
 	const image = 400_000
-	without := Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, Rate: 20}
+	without := Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, EventLoop: true, Rate: 20}
 	with := without
 	with.Image = image
 	var each [2]uint64
@@ -308,7 +318,7 @@ func TestCoordinatedOmission(t *testing.T) {
 		gate.Lock()
 		time.AfterFunc(200*time.Millisecond, gate.Unlock)
 	})
-	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, Rate: 100}, w.addr, time.Second)
+	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, EventLoop: true, Rate: 100}, w.addr, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +341,7 @@ func TestHTTPStops(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		began := time.Now()
-		_, err := drive(t, ctx, Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page, Rate: 10}, addr, time.Hour)
+		_, err := drive(t, ctx, Spec{Kind: HTTP, Size: 5, Connections: 1, Page: page, EventLoop: page, Rate: 10}, addr, time.Hour)
 		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 3*time.Second {
 			t.Errorf("page %t: after %s: %v", page, took, err)
 		}
@@ -341,7 +351,7 @@ func TestHTTPStops(t *testing.T) {
 // TestOtherClients asks the engine's server as others do: Go's client, compressed and
 // plain, and one of HTTP/1.0 that wants its connection kept, as ab does.
 func TestOtherClients(t *testing.T) {
-	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, Rate: 1}
+	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, EventLoop: true, Rate: 1}
 	s, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)

@@ -112,7 +112,13 @@ func TestLossExact(t *testing.T) { inNamespace(t, 10e6, 1<<20, lossExact) }
 func lossExact(t *testing.T) {
 	const size = 1000
 	dropEveryTenth(t, size)
-	ce, se := ends(t, Spec{Kind: Stream, UDP: true, Size: size, Connections: 1})
+	bothWays(t, func(t *testing.T, loop bool) {
+		lossOf(t, Spec{Kind: Stream, UDP: true, Size: size, Connections: 1, EventLoop: loop})
+	})
+}
+
+func lossOf(t *testing.T, spec Spec) {
+	ce, se := ends(t, spec)
 	defer ce.Close()
 	defer se.Close()
 	client, server := runEnds(t, ce, se, time.Second)

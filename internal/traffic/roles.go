@@ -130,9 +130,7 @@ func (s Spec) ask(c *conn, r *run) error {
 			return c.ended(r, fmt.Errorf("round trip: %w", err))
 		default:
 			if sent >= r.From && now <= r.To {
-				// Beyond the histogram's range there is nothing but a stall,
-				// which its highest value tells as well.
-				_ = c.hdr.RecordValue(min(now-sent, c.hdr.HighestTrackableValue()))
+				c.record(now - sent)
 			}
 			c.bytes.Add(uint64(len(in)))
 			c.messages.Add(1)
@@ -246,6 +244,12 @@ func (s Spec) echo(c *conn, r *run) error {
 			return nil
 		}
 	}
+}
+
+// record takes a latency. Beyond the histogram's range there is nothing but a stall, which its
+// highest value tells as well.
+func (c *conn) record(latency int64) {
+	_ = c.hdr.RecordValue(min(latency, c.hdr.HighestTrackableValue()))
 }
 
 // ended is the error of a connection. After the window it is none: the other end

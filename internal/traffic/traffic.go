@@ -6,9 +6,9 @@
 //
 // Both ends follow one course: Listen or Dial sets every connection up, Run
 // waits for the start that all pairs share, and the result speaks of the window
-// alone. Each connection, but those of HTTP, has a thread of its own that blocks in the kernel as a
-// C program's would: Go's poller costs two wake-ups a message, which is as much
-// as the network under test.
+// alone. Each connection has a thread of its own that blocks in the kernel as a C
+// program's would, or all share an event loop (Spec.EventLoop). Neither is Go's poller, which
+// costs two wake-ups a message: as much as the network under test.
 package traffic
 
 import (
@@ -45,6 +45,9 @@ type Spec struct {
 	Kind string
 	// UDP chooses the protocol; TCP otherwise.
 	UDP bool
+	// EventLoop has one thread move all connections of an end, never blocking (loop); of
+	// HTTP one thread for each CPU. Otherwise each connection has a thread, which blocks.
+	EventLoop bool
 	// Size of a message, or of a stream's write, in bytes.
 	Size int
 	// Connections that the client opens, or of Connect and HTTP has open at a time.
@@ -59,7 +62,7 @@ type Spec struct {
 	// with an image of Image bytes where that is not 0.
 	KeepAlive bool
 	Requests  int
-	Page      bool
+	Page      bool // on an event loop
 	Image     int
 	// Secret of the trial, by which a server knows its clients.
 	Secret Secret
@@ -88,8 +91,8 @@ const stallCheck = 50 * time.Millisecond
 type End struct {
 	spec  Spec
 	conns []*conn
-	// role makes the traffic of one connection until the run is over.
-	role func(*conn, *run) error
+	// threads are what the end's threads do until the run is over.
+	threads []func(*run) error
 	// listening is the socket that a server of Connect keeps, -1 elsewhere.
 	listening int
 	// door of a server, nil at a client.
@@ -104,6 +107,8 @@ type conn struct {
 	// is their one writer.
 	bytes, messages atomic.Uint64
 	lost            uint64
+	// passenger: its thread is another connection's, which has the thread's CPU time.
+	passenger bool
 	// failed requests of HTTP in the window; of a page, how many users were due in it
 	// and how many of those began late.
 	failed    failures
@@ -161,7 +166,10 @@ func (c *conn) mark(r *run, now int64) {
 	}
 	*next = edge{
 		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
-		retransmits: retransmits(c.fd), cpu: threadCPU(),
+		retransmits: retransmits(c.fd),
+	}
+	if !c.passenger {
+		next.cpu = threadCPU()
 	}
 	if c.arrivals != nil {
 		next.counts = c.arrivals.counts
@@ -248,8 +256,8 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
 	}
-	threads := len(e.conns)
-	if e.spec.Kind == UnderLoad {
+	threads := len(e.threads)
+	if e.spec.Kind == UnderLoad && !e.spec.EventLoop {
 		threads *= 2
 	}
 	users := e.spec.Page && e.listening < 0 // their threads do not block
@@ -259,14 +267,14 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	r.base, r.mono = Instant()
 	defer context.AfterFunc(ctx, func() { r.stopped.Store(true) })()
 
-	errs := make([]error, len(e.conns))
+	errs := make([]error, len(e.threads))
 	var wg sync.WaitGroup
-	for i, c := range e.conns {
+	for i, work := range e.threads {
 		wg.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			if errs[i] = SleepUntil(ctx, w.Start); errs[i] == nil {
-				errs[i] = e.role(c, r)
+				errs[i] = work(r)
 			}
 			if errs[i] != nil {
 				r.stopped.Store(true)
@@ -392,16 +400,18 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), door: newDoor(spec.Secret, len(spec.Secret), false)}
+	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), door: newDoor(spec.Secret[:], len(spec.Secret), false)}
 	switch spec.Kind {
 	case HTTP:
-		if err := unix.SetNonblock(fd, true); err != nil {
+		opening := []byte("GET " + spec.Secret.Path() + "/")
+		s.door = newDoor(opening, len(opening), true)
+		if err := unix.SetNonblock(fd, spec.EventLoop); err != nil {
 			closeSocket(fd)
 			return nil, fmt.Errorf("listen on %s: %w", addr, err)
 		}
 		return s, nil
 	case Connect: // its connections come and go while it runs, too
-		s.door = newDoor(spec.Secret, spec.Size, true)
+		s.door = newDoor(spec.Secret[:], spec.Size, true)
 		return s, nil
 	}
 	go func() {
@@ -419,13 +429,13 @@ func (s *Server) Addr() netip.AddrPort { return s.addr }
 func (s *Server) Accept(ctx context.Context) (*End, error) {
 	if s.spec.Kind == Connect {
 		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), door: s.door}
-		end.role = func(c *conn, r *run) error { return s.spec.answer(s.fd, s.door, c, r) }
+		end.each(func(c *conn, r *run) error { return s.spec.answer(s.fd, s.door, c, r) })
 		return end, nil
 	}
 	if s.spec.Kind == HTTP {
 		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
 		site := s.spec.site()
-		end.role = func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) }
+		end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) })
 		return end, nil
 	}
 	defer closeSocket(s.fd)
@@ -444,18 +454,41 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
 	}
 	end := &End{spec: s.spec, conns: a.conns, listening: -1, door: s.door}
-	switch {
-	case s.spec.Kind == Stream && s.spec.UDP:
+	if s.spec.Kind == Stream && s.spec.UDP {
 		for _, c := range end.conns {
 			c.arrivals = new(arrivals)
 		}
-		end.role = s.spec.collect
-	case s.spec.Kind == Stream:
-		end.role = s.spec.sink
-	default:
-		end.role = s.spec.echo
 	}
+	end.connected(false)
 	return end, nil
+}
+
+// each has every connection of an end be moved by a thread of its own.
+func (e *End) each(role func(*conn, *run) error) {
+	for _, c := range e.conns {
+		e.threads = append(e.threads, func(r *run) error { return role(c, r) })
+	}
+}
+
+// connected decides how the connections of an end, all of them open, are moved.
+func (e *End) connected(client bool) {
+	s := e.spec
+	switch {
+	case s.EventLoop:
+		e.threads = append(e.threads, s.share(e.conns, client))
+	case s.Kind == Stream && client:
+		e.each(s.source)
+	case s.Kind == Stream && s.UDP:
+		e.each(s.collect)
+	case s.Kind == Stream:
+		e.each(s.sink)
+	case s.Kind == PingPong && client:
+		e.each(s.ask)
+	case s.Kind == UnderLoad && client:
+		e.each(s.load)
+	default:
+		e.each(s.echo)
+	}
 }
 
 // Dial opens the connections of spec to a server; each has been answered when
@@ -463,12 +496,7 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	end := &End{spec: spec, listening: -1}
 	switch spec.Kind {
-	case Stream:
-		end.role = spec.source
-	case PingPong:
-		end.role = spec.ask
-	case UnderLoad:
-		end.role = spec.load
+	case Stream, PingPong, UnderLoad:
 	case Connect, HTTP:
 		// One connection tells a server that is not there from one that is slow, and a
 		// server of connect the address of its client.
@@ -485,17 +513,17 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		end.conns = unconnected(spec.Connections)
 		switch {
 		case spec.Page:
-			end.role = func(c *conn, r *run) error { return spec.visit(to, c, r) }
+			end.each(func(c *conn, r *run) error { return spec.visit(to, c, r) })
 		case spec.Kind == HTTP:
 			end.conns = unconnected(spec.httpThreads())
 			left := newRequests(spec.Requests)
-			end.role = func(c *conn, r *run) error {
+			end.each(func(c *conn, r *run) error {
 				thread := slices.Index(end.conns, c)
 				share := (spec.Connections + thread) / len(end.conns)
 				return spec.requestAll(to, share, left, c, r)
-			}
+			})
 		default:
-			end.role = func(c *conn, r *run) error { return spec.connect(to, c, r) }
+			end.each(func(c *conn, r *run) error { return spec.connect(to, c, r) })
 		}
 		for _, c := range end.conns {
 			c.hdr = record.NewHistogram()
@@ -523,6 +551,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		}
 		end.conns = append(end.conns, c)
 	}
+	end.connected(true)
 	return end, nil
 }
 

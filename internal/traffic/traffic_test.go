@@ -36,6 +36,13 @@ func ends(t *testing.T, spec Spec) (client, server *End) {
 	return client, server
 }
 
+// bothWays runs body for ends that block and for those on an event loop.
+func bothWays(t *testing.T, body func(t *testing.T, loop bool)) {
+	for _, loop := range []bool{false, true} {
+		t.Run(fmt.Sprintf("loop=%t", loop), func(t *testing.T) { body(t, loop) })
+	}
+}
+
 // pair runs both ends of spec over loopback for a window of d.
 func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Duration) (client, server record.Endpoint, err error) {
 	t.Helper()
@@ -80,8 +87,13 @@ func TestPairs(t *testing.T) {
 			}
 			for _, ip := range []string{"127.0.0.1", "::1"} {
 				for _, connections := range []int{1, 3} {
-					spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections, Rate: 2000}
-					t.Run(fmt.Sprintf("%s/udp=%t/%s/%d", kind, udp, ip, connections), func(t *testing.T) { testPair(t, spec, ip) })
+					for _, loop := range []bool{false, true} {
+						if loop && (kind == Connect || ip != "127.0.0.1") {
+							continue
+						}
+						spec := Spec{Kind: kind, UDP: udp, Size: 1200, Connections: connections, Rate: 2000, EventLoop: loop}
+						t.Run(fmt.Sprintf("%s/udp=%t/%s/%d/loop=%t", kind, udp, ip, connections, loop), func(t *testing.T) { testPair(t, spec, ip) })
+					}
 				}
 			}
 		}
@@ -253,9 +265,11 @@ func TestFaults(t *testing.T) {
 // ping-pong may end, within it a failure.
 func TestReset(t *testing.T) {
 	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
-	for name, roleOf := range map[string]func(Spec) func(*conn, *run) error{
-		"echo": func(s Spec) func(*conn, *run) error { return s.echo },
-		"sink": func(s Spec) func(*conn, *run) error { return s.sink },
+	looped := Spec{Kind: PingPong, Size: 64, Connections: 1, EventLoop: true}
+	for name, role := range map[string]func(*conn, *run) error{
+		"echo": spec.echo,
+		"sink": spec.sink,
+		"loop": func(c *conn, r *run) error { return looped.share([]*conn{c}, false)(r) },
 	} {
 		for _, within := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/within=%t", name, within), func(t *testing.T) {
@@ -270,7 +284,7 @@ func TestReset(t *testing.T) {
 				if within {
 					r.To = now + int64(time.Minute)
 				}
-				err := roleOf(spec)(server.conns[0], r)
+				err := role(server.conns[0], r)
 				if within != errors.Is(err, unix.ECONNRESET) || !within && err != nil {
 					t.Errorf("got %v", err)
 				}
@@ -281,8 +295,10 @@ func TestReset(t *testing.T) {
 
 // TestClosed has a server close its connection: after the window a client that waits
 // for a message, of which a part was lost, has that for its end.
-func TestClosed(t *testing.T) {
-	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
+func TestClosed(t *testing.T) { bothWays(t, testClosed) }
+
+func testClosed(t *testing.T, loop bool) {
+	spec := Spec{Kind: PingPong, Size: 64, Connections: 1, EventLoop: loop}
 	for _, within := range []bool{false, true} {
 		client, server := ends(t, spec)
 		defer client.Close()
@@ -292,8 +308,78 @@ func TestClosed(t *testing.T) {
 		if within {
 			r.To = now + int64(time.Minute)
 		}
-		if err := spec.ask(client.conns[0], r); within != (err != nil) {
+		if err := client.threads[0](r); within != (err != nil) {
 			t.Errorf("within the window %t: got %v", within, err)
+		}
+	}
+}
+
+// TestClosedEarly: a stream that ends within the window has failed, however its receiver waits.
+func TestClosedEarly(t *testing.T) { bothWays(t, testClosedEarly) }
+
+func testClosedEarly(t *testing.T, loop bool) {
+	client, server := ends(t, Spec{Kind: Stream, Size: 64, Connections: 2, EventLoop: loop})
+	defer server.Close()
+	client.Close()
+	now := Now()
+	r := &run{Window: Window{From: 1, To: now + int64(time.Minute)}, base: time.Now(), mono: now}
+	if err := server.threads[0](r); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestLostMessages has a server answer nine of ten datagrams.
+func TestLostMessages(t *testing.T) { bothWays(t, testLostMessages) }
+
+func testLostMessages(t *testing.T, loop bool) {
+	for _, spec := range []Spec{
+		{Kind: PingPong, UDP: true, Size: 64, Connections: 2, EventLoop: loop},
+		{Kind: UnderLoad, UDP: true, Size: 64, Connections: 2, Rate: 500, EventLoop: loop},
+	} {
+		server, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		go func() {
+			buf := make([]byte, 1<<10)
+			for seen := 0; ; {
+				n, from, err := server.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return
+				}
+				if string(buf[:n]) != spec.hello() {
+					seen++
+				}
+				if seen%10 != 9 {
+					_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+				}
+			}
+		}()
+		end, err := Dial(t.Context(), spec, server.LocalAddr().(*net.UDPAddr).AddrPort())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end.Close()
+		now := Now()
+		out, err := end.Run(t.Context(), Window{now, now, now + int64(700*time.Millisecond)}, func(Progress) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := record.DecodeHistogram(out.Latency)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Each loss holds a ping-pong up for 200 ms of 700; of 700 messages a tenth is lost.
+		least, most := uint64(3), uint64(8)
+		if spec.Kind == UnderLoad {
+			least, most = 65, 75
+			if n := h.TotalCount() + int64(out.Lost); n != 700 {
+				t.Errorf("%d messages were answered or lost, want 700", n)
+			}
+		}
+		if out.Lost < least || out.Lost > most || h.TotalCount() == 0 {
+			t.Errorf("%s: %d lost, %d answered", spec.Kind, out.Lost, h.TotalCount())
 		}
 	}
 }
@@ -301,7 +387,9 @@ func TestClosed(t *testing.T) {
 // TestUnderLoadCountsTheWait has a server stand still for a while: each message
 // that was due meanwhile has waited, although a sender that waits for replies, or
 // one whose buffer is full, would have sent few of them.
-func TestUnderLoadCountsTheWait(t *testing.T) {
+func TestUnderLoadCountsTheWait(t *testing.T) { bothWays(t, testUnderLoadCountsTheWait) }
+
+func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
 	const pause, size = 200 * time.Millisecond, 256 << 10 // which fills every buffer
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -330,7 +418,7 @@ func TestUnderLoadCountsTheWait(t *testing.T) {
 			}
 		}
 	}()
-	end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: size, Connections: 1, Rate: 400}, netip.MustParseAddrPort(l.Addr().String()))
+	end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: size, Connections: 1, Rate: 400, EventLoop: loop}, netip.MustParseAddrPort(l.Addr().String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +444,9 @@ func TestUnderLoadCountsTheWait(t *testing.T) {
 
 // TestRateNotReached asks for more than a sender can do, and for more than the
 // server takes: neither passes for the rate that was set.
-func TestRateNotReached(t *testing.T) {
+func TestRateNotReached(t *testing.T) { bothWays(t, testRateNotReached) }
+
+func testRateNotReached(t *testing.T, loop bool) {
 	codes := func(e record.Endpoint) (codes []string) {
 		for _, w := range e.Warnings {
 			codes = append(codes, w.Code)
@@ -365,7 +455,7 @@ func TestRateNotReached(t *testing.T) {
 	}
 	for _, busy := range []bool{false, true} {
 		// A sender of UDP is held up by nothing.
-		client, _, err := pair(t, t.Context(), Spec{Kind: UnderLoad, UDP: true, Size: 64, Connections: 1, Rate: 100_000_000, Busy: busy}, "127.0.0.1", 300*time.Millisecond)
+		client, _, err := pair(t, t.Context(), Spec{Kind: UnderLoad, UDP: true, Size: 64, Connections: 1, Rate: 100_000_000, Busy: busy, EventLoop: loop}, "127.0.0.1", 300*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -374,7 +464,7 @@ func TestRateNotReached(t *testing.T) {
 		}
 		// Another process may have the CPU at the window's end: not three times in turn.
 		for try := 1; ; try++ {
-			client, _, err = pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000, Busy: busy}, "127.0.0.1", 500*time.Millisecond)
+			client, _, err = pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000, Busy: busy, EventLoop: loop}, "127.0.0.1", 500*time.Millisecond)
 			if err == nil && len(client.Warnings) == 0 {
 				break
 			}
@@ -405,7 +495,7 @@ func TestRateNotReached(t *testing.T) {
 				}
 			}
 		}()
-		end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: 256 << 10, Connections: 1, Rate: 400}, netip.MustParseAddrPort(l.Addr().String()))
+		end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: 256 << 10, Connections: 1, Rate: 400, EventLoop: loop}, netip.MustParseAddrPort(l.Addr().String()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -422,13 +512,29 @@ func TestRateNotReached(t *testing.T) {
 }
 
 // TestUnderLoadFlatOut has no schedule: both directions are full all the time.
-func TestUnderLoadFlatOut(t *testing.T) {
-	client, server, err := pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 2}, "127.0.0.1", 200*time.Millisecond)
+func TestUnderLoadFlatOut(t *testing.T) { bothWays(t, testUnderLoadFlatOut) }
+
+func testUnderLoadFlatOut(t *testing.T, loop bool) {
+	client, server, err := pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 2, EventLoop: loop}, "127.0.0.1", 200*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if client.Messages < 2000 || server.Messages < 2000 {
 		t.Errorf("client %d, server %d messages", client.Messages, server.Messages)
+	}
+}
+
+// TestLoopCountsItsThreadOnce: 8 connections of one thread have its CPU time once.
+func TestLoopCountsItsThreadOnce(t *testing.T) {
+	const window = 300 * time.Millisecond
+	client, server, err := pair(t, t.Context(), Spec{Kind: Stream, Size: 1 << 14, Connections: 8, EventLoop: true}, "127.0.0.1", window)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, e := range map[string]record.Endpoint{"client": client, "server": server} {
+		if e.CPUSeconds <= 0 || e.CPUSeconds > 1.2*window.Seconds() {
+			t.Errorf("%s: %.3f s of CPU in a window of %s", name, e.CPUSeconds, window)
+		}
 	}
 }
 

@@ -64,7 +64,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 		now := r.now()
 		due := now
 		if s.Rate > 0 {
-			due = r.Start + seq*int64(time.Second)/int64(s.Rate)
+			due = s.due(r, seq)
 			wait(due)
 			now = r.now()
 		}
@@ -78,19 +78,43 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 		}
 		switch {
 		case errors.Is(err, errOver):
-			unsent := uint64(float64(r.To-max(due, r.From)) * float64(s.Rate) / 1e9)
-			p.due += unsent
-			p.behind += unsent
+			p.abandon(r, due, s.Rate)
 			return nil
 		case err != nil:
 			return fmt.Errorf("send: %w", err)
-		case due < r.From:
-			continue
-		case now >= r.To:
-			p.behind++
 		}
-		p.due++
-		p.sent.Add(1)
+		p.account(r, due, now)
+	}
+}
+
+// due is when a message is to be sent.
+func (s Spec) due(r *run, seq int64) int64 {
+	return r.Start + seq*int64(time.Second)/int64(s.Rate)
+}
+
+// account counts a message that was sent, begun at a time.
+func (p *pace) account(r *run, due, begun int64) {
+	if due < r.From {
+		return
+	}
+	if begun >= r.To {
+		p.behind++
+	}
+	p.due++
+	p.sent.Add(1)
+}
+
+// abandon counts what is due from a time on: it is not sent any more.
+func (p *pace) abandon(r *run, from int64, rate int) {
+	unsent := uint64(float64(r.To-max(from, r.From)) * float64(rate) / 1e9)
+	p.due += unsent
+	p.behind += unsent
+}
+
+// held counts the time since from in which the connection took nothing.
+func (p *pace) held(r *run, from int64) {
+	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
+		p.full += time.Duration(wait)
 	}
 }
 
@@ -105,9 +129,7 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	}
 	from := r.now()
 	err = sendAll(fd, b[n:], r)
-	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
-		p.full += time.Duration(wait)
-	}
+	p.held(r, from)
 	return err
 }
 
@@ -190,7 +212,7 @@ func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, er
 			got = 0
 			if at := int64(binary.LittleEndian.Uint64(in)); at >= r.From && at < r.To {
 				answered++
-				_ = c.hdr.RecordValue(min(now-at, c.hdr.HighestTrackableValue()))
+				c.record(now - at)
 			}
 			c.bytes.Add(uint64(len(in)))
 			c.messages.Add(1)

@@ -218,7 +218,7 @@ func engineSpec(w v1alpha1.Workload, c *pb.Traffic) traffic.Spec {
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
 		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
-		KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image),
+		EventLoop: t.IO == v1alpha1.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image),
 	}
 }
 

@@ -53,6 +53,7 @@ type Tool interface {
 func Lookup(name string) (Tool, bool) {
 	t, ok := map[string]Tool{
 		v1alpha1.ToolIperf3:   iperf3{},
+		v1alpha1.ToolIperf2:   iperf2{},
 		v1alpha1.ToolSockperf: sockperf{},
 		v1alpha1.ToolQperf:    qperf{},
 		v1alpha1.ToolAB:       ab{},
@@ -65,6 +66,7 @@ func Lookup(name string) (Tool, bool) {
 func VersionArgv() map[string][]string {
 	return map[string][]string{
 		v1alpha1.ToolIperf3:   {"iperf3", "--version"},
+		v1alpha1.ToolIperf2:   {"iperf", "--version"},
 		v1alpha1.ToolSockperf: {"sockperf", "--version"},
 		v1alpha1.ToolQperf:    {"qperf", "--version"},
 		v1alpha1.ToolAB:       {"ab", "-V"},
@@ -76,6 +78,7 @@ func VersionArgv() map[string][]string {
 func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
 		v1alpha1.ToolIperf3:   "iperf ",
+		v1alpha1.ToolIperf2:   "iperf version ",
 		v1alpha1.ToolSockperf: "sockperf, version ",
 		v1alpha1.ToolQperf:    "qperf ",
 		v1alpha1.ToolAB:       "This is ApacheBench, Version ",

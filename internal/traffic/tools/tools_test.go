@@ -89,6 +89,18 @@ func TestArgv(t *testing.T) {
 		client: "iperf3 --client 10.0.0.2 --port 5001 --json --interval 0 --parallel 4 --length 131072 --omit 1 --time 10 --congestion cubic",
 		lead:   time.Second,
 	}, {
+		name: "tcp", tool: "iperf2", addr: v4, cc: "cubic",
+		workload: workload("stream", seconds(2, 0.5)),
+		server:   "iperf --server --bind 10.0.0.2 --port 5001 --len 64",
+		client:   "iperf --client 10.0.0.2 --port 5001 --reportstyle C --interval 1 --parallel 1 --len 64 --time 3 -Z cubic",
+		lead:     time.Second,
+	}, {
+		name: "tcp over IPv6", tool: "iperf2", addr: v6,
+		workload: workload("stream", seconds(2, 1)),
+		server:   "iperf --server --bind fd00::2 --port 5001 --len 64 --ipv6_domain",
+		client:   "iperf --client fd00::2 --port 5001 --reportstyle C --interval 1 --parallel 1 --len 64 --time 3 --ipv6_domain",
+		lead:     time.Second,
+	}, {
 		name: "udp over IPv6, part of a second", tool: "iperf3", addr: v6, cc: "cubic",
 		workload: workload("stream", func(t *v1alpha1.Traffic) {
 			seconds(2.5, 0.5)(t)
@@ -194,6 +206,8 @@ func TestCheck(t *testing.T) {
 		{"iperf3", workload("pingpong", nil), "stream workloads only"},
 		{"iperf3", workload("stream", func(t *v1alpha1.Traffic) { t.Warmup = v1alpha1.Duration(61e9) }), "1m0s at most, not 1m1s"},
 		{"sockperf", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
+		{"iperf2", workload("pingpong", nil), "streams over TCP only"},
+		{"iperf2", workload("stream", udp), "streams over TCP only"},
 		{"sockperf", workload("stream", udp), "use iperf3"},
 		{"qperf", workload("underload", nil), "stream and pingpong workloads only"},
 		{"qperf", workload("stream", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
@@ -219,6 +233,7 @@ func TestServerReady(t *testing.T) {
 			"Server listening on 5201 (test #1)":                                               true,
 			"iperf3: error - unable to start listener for connections: Address already in use": false,
 		},
+		"iperf2": {"-----------------------------------------------------------": false, "Server listening on TCP port 5001": true},
 		"sockperf": {
 			"sockperf: [SERVER] listen on:":                                false,
 			"sockperf: Warmup stage (sending a few dummy messages)...":     false,
@@ -261,6 +276,11 @@ func TestParse(t *testing.T) {
 		all[record.LatencyMean], all[record.LatencyMax] = mean, longest
 		return all
 	}
+	two := func(seconds float64) v1alpha1.Workload { // connections, after a second of warm-up
+		return workload("stream", func(t *v1alpha1.Traffic) {
+			t.Connections, t.Warmup, t.Duration = 2, 1e9, v1alpha1.Duration(seconds*1e9)
+		})
+	}
 	size := func(n int) func(*v1alpha1.Traffic) { return func(t *v1alpha1.Traffic) { t.Size = v1alpha1.Bytes(n) } }
 	for _, tt := range []struct {
 		file     string
@@ -268,6 +288,9 @@ func TestParse(t *testing.T) {
 		want     record.Endpoint
 		err      string
 	}{
+		{file: "iperf2-2.1.8-tcp.csv", workload: two(1), want: record.Endpoint{Seconds: 1, Bytes: 13107200, BitsPerSecond: 104857600}},
+		{file: "iperf2-2.1.8-tcp.csv", workload: two(2), err: "2 of the window's 4 seconds of connections; it ended too early"},
+		{file: "iperf2-2.1.8-refused.txt", workload: two(1), err: "Connection refused"},
 		{file: "iperf3-3.9-tcp.json", workload: workload("stream", nil), want: record.Endpoint{
 			Seconds: 2.043103, Bytes: 13109952512, BitsPerSecond: 51333496204.55, Retransmits: 3, CPUSeconds: 0.738548,
 		}},

@@ -1,0 +1,372 @@
+package traffic
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// loop is the one thread of an end whose connections share it (Spec.EventLoop). It waits for all
+// of them at once, level-triggered, and makes one call for each that is ready, as Redis,
+// memcached and what is built on libuv or libevent do.
+type loop struct {
+	spec  Spec
+	r     *run
+	epoll int
+	flows []flow
+	// open are the flows that have not ended.
+	open int
+	// edge is when the window's next edge is due.
+	edge int64
+}
+
+// flow is a connection of a loop.
+type flow struct {
+	*conn
+	index int32
+	// watched is what the poller looks for on it.
+	watched uint32
+	ended   bool
+	// in is what is read into; it holds got bytes of a message.
+	in  []byte
+	got int
+	// out is the message to be sent, and rest what is left of the one under way.
+	out, rest []byte
+	// seq is the number of the message under way, and due when it was to be sent; begun, when
+	// it was, and full since when the connection has had no room for it.
+	seq              uint64
+	due, begun, full int64
+	// A sender under load is finished when it has sent all; so many were answered.
+	finished bool
+	answered uint64
+}
+
+// looped is one kind of traffic at one end, on a loop.
+type looped interface {
+	// begin has a connection take its first step.
+	begin(f *flow) error
+	// ready moves a connection on, of which the poller tells these events. io.EOF says that it is
+	// at its end.
+	ready(f *flow, events uint32) error
+	// turn follows each look at the connections, quiet if none was ready. It returns how long
+	// the next look may wait, and whether there is to be none.
+	turn(now int64, quiet bool) (wait time.Duration, over bool, err error)
+	// end is after the last.
+	end()
+}
+
+func (l *loop) looped(client bool) looped {
+	switch {
+	case l.spec.Kind == Stream && client:
+		return loopSource{l}
+	case l.spec.Kind == Stream:
+		return loopSink{l}
+	case l.spec.Kind == PingPong && client:
+		return &loopAsk{loop: l}
+	case l.spec.Kind == UnderLoad && client:
+		return &loopLoad{loop: l, timer: -1}
+	}
+	return loopEcho{l}
+}
+
+// share has one thread move all connections of an end, and returns what it does.
+func (s Spec) share(conns []*conn, client bool) func(*run) error {
+	for _, c := range conns[1:] {
+		c.passenger = true
+	}
+	return func(r *run) error {
+		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("wait for connections: %w", err)
+		}
+		defer closeSocket(epoll)
+		l := &loop{spec: s, r: r, epoll: epoll, edge: r.From, flows: make([]flow, len(conns)), open: len(conns)}
+		for i, c := range conns {
+			if err := unix.SetNonblock(c.fd, true); err != nil {
+				return fmt.Errorf("set a connection non-blocking: %w", err)
+			}
+			l.flows[i] = flow{conn: c, index: int32(i)}
+		}
+		return l.run(l.looped(client))
+	}
+}
+
+func (l *loop) run(t looped) error {
+	defer t.end()
+	for i := range l.flows {
+		if err := l.settle(&l.flows[i], t.begin(&l.flows[i])); err != nil {
+			return err
+		}
+	}
+	events := make([]unix.EpollEvent, 64)
+	var wait time.Duration
+	for {
+		n, err := epollWait(l.epoll, events, wait)
+		if err != nil {
+			return fmt.Errorf("wait for connections: %w", err)
+		}
+		for _, e := range events[:n] {
+			if e.Fd == clockIndex {
+				continue
+			}
+			f := &l.flows[e.Fd]
+			if err := l.settle(f, t.ready(f, e.Events)); err != nil {
+				return err
+			}
+		}
+		now := l.r.now()
+		l.mark(now)
+		var over bool
+		if wait, over, err = t.turn(now, n == 0); err != nil || over || l.open == 0 {
+			return err
+		}
+	}
+}
+
+// settle is what becomes of a connection whose step returned err.
+func (l *loop) settle(f *flow, err error) error {
+	switch {
+	case err == nil, errors.Is(err, errStalled):
+		return nil
+	case errors.Is(err, io.EOF):
+	default:
+		if err := f.conn.ended(l.r, err); err != nil {
+			return err
+		}
+	}
+	l.drop(f)
+	return nil
+}
+
+// mark takes an edge of the window of all connections at once.
+func (l *loop) mark(now int64) {
+	if now < l.edge {
+		return
+	}
+	for i := range l.flows {
+		l.flows[i].mark(l.r, now)
+	}
+	if l.edge == l.r.To {
+		l.edge = math.MaxInt64
+	} else {
+		l.edge = l.r.To
+	}
+}
+
+// drop has the poller forget a connection that is at its end: it would tell of that for ever.
+func (l *loop) drop(f *flow) {
+	if f.ended {
+		return
+	}
+	f.ended = true
+	l.open--
+	f.mark(l.r, max(l.r.now(), l.r.To))
+	if f.watched != 0 {
+		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, f.fd, nil) // closed, it is forgotten as well
+	}
+}
+
+// watch has the poller tell of these events, and no others but errors.
+func (l *loop) watch(f *flow, events uint32) error {
+	if f.watched == events {
+		return nil
+	}
+	op := unix.EPOLL_CTL_MOD
+	if f.watched == 0 {
+		op = unix.EPOLL_CTL_ADD
+	}
+	f.watched = events
+	if err := unix.EpollCtl(l.epoll, op, f.fd, &unix.EpollEvent{Events: events, Fd: f.index}); err != nil {
+		return fmt.Errorf("wait for a connection: %w", err)
+	}
+	return nil
+}
+
+// push sends as much of the rest as there is room for, and then waits: for room, or for
+// what comes.
+func (l *loop) push(f *flow) (whole bool, err error) {
+	n, err := send(f.fd, f.rest)
+	if err != nil && !errors.Is(err, errStalled) {
+		return false, fmt.Errorf("send: %w", err)
+	}
+	if f.rest = f.rest[n:]; len(f.rest) == 0 {
+		return true, l.watch(f, unix.EPOLLIN)
+	}
+	return false, l.watch(f, unix.EPOLLOUT)
+}
+
+func (l *loop) end() {}
+
+// loopSource is source on a loop.
+type loopSource struct{ *loop }
+
+func (l loopSource) begin(f *flow) error {
+	f.out, f.seq = make([]byte, l.spec.Size), 1
+	return l.watch(f, unix.EPOLLOUT)
+}
+
+func (l loopSource) ready(f *flow, _ uint32) error {
+	if l.spec.UDP {
+		putHeader(f.out, f.seq, f.from.at != 0 && f.to.at == 0, l.r.now())
+	}
+	n, err := send(f.fd, f.out)
+	switch {
+	case l.spec.UDP && errors.Is(err, errDropped):
+	case err != nil:
+		return fmt.Errorf("send: %w", err)
+	}
+	f.seq++
+	f.bytes.Add(uint64(n))
+	f.messages.Add(1)
+	return nil
+}
+
+func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
+	if !l.r.over(now) {
+		return stallCheck, false, nil
+	}
+	for i := range l.flows {
+		shutdownWrite(l.flows[i].fd)
+	}
+	return 0, true, nil
+}
+
+// loopSink is sink and collect on a loop.
+type loopSink struct{ *loop }
+
+func (l loopSink) begin(f *flow) error {
+	f.in = make([]byte, max(l.spec.Size, 64<<10))
+	return l.watch(f, unix.EPOLLIN)
+}
+
+func (l loopSink) ready(f *flow, _ uint32) error {
+	n, err := receive(f.fd, f.in)
+	now := l.r.now()
+	switch {
+	case err != nil:
+		return fmt.Errorf("receive: %w", err)
+	case l.spec.UDP && (n < datagramHeader || string(f.in[:n]) == l.spec.hello() || !f.arrivals.take(f.in, now)):
+		return nil
+	case n == 0 && f.to.at == 0 && now < l.r.To:
+		return fmt.Errorf("receive: the client closed before the window's end: %w", io.ErrUnexpectedEOF)
+	case n == 0:
+		return io.EOF
+	}
+	f.bytes.Add(uint64(n))
+	f.messages.Add(1)
+	return nil
+}
+
+func (l loopSink) turn(now int64, quiet bool) (time.Duration, bool, error) {
+	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || l.spec.UDP && quiet && l.r.over(now), nil
+}
+
+// loopEcho is echo on a loop.
+type loopEcho struct{ *loop }
+
+func (l loopEcho) begin(f *flow) error {
+	f.in = make([]byte, l.spec.Size)
+	return l.watch(f, unix.EPOLLIN)
+}
+
+func (l loopEcho) ready(f *flow, _ uint32) error {
+	if len(f.rest) == 0 {
+		n, err := receive(f.fd, f.in[f.got:])
+		switch {
+		case err != nil:
+			return fmt.Errorf("receive: %w", err)
+		case n == 0 && !l.spec.UDP:
+			return io.EOF
+		case l.spec.UDP && string(f.in[:n]) == l.spec.hello():
+			return nil
+		}
+		if f.got += n; f.got < len(f.in) && !l.spec.UDP {
+			return nil
+		}
+		f.rest = f.in[:f.got]
+	}
+	whole, err := l.push(f)
+	if whole {
+		f.bytes.Add(uint64(f.got))
+		f.messages.Add(1)
+		f.got = 0
+	}
+	return err
+}
+
+func (l loopEcho) turn(now int64, quiet bool) (time.Duration, bool, error) {
+	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || quiet && l.r.over(now), nil
+}
+
+// loopAsk is ask on a loop.
+type loopAsk struct {
+	*loop
+	looked int64 // for lost messages
+}
+
+func (l *loopAsk) begin(f *flow) error {
+	f.in, f.out = make([]byte, l.spec.Size), make([]byte, l.spec.Size)
+	return l.next(f, l.r.now())
+}
+
+func (l *loopAsk) next(f *flow, now int64) error {
+	f.seq++
+	f.got, f.begun, f.rest = 0, now, f.out
+	if l.spec.numbered() {
+		binary.LittleEndian.PutUint64(f.out, f.seq)
+	}
+	_, err := l.push(f)
+	return err
+}
+
+func (l *loopAsk) ready(f *flow, _ uint32) error {
+	if len(f.rest) > 0 {
+		_, err := l.push(f)
+		return err
+	}
+	n, err := receive(f.fd, f.in[f.got:])
+	switch {
+	case err != nil:
+		return fmt.Errorf("round trip: %w", err)
+	case l.spec.UDP && l.spec.numbered() && binary.LittleEndian.Uint64(f.in) != f.seq:
+		return nil
+	case n == 0 && !l.spec.UDP:
+		return fmt.Errorf("round trip: %w", io.ErrUnexpectedEOF)
+	}
+	if f.got += n; f.got < len(f.in) && !l.spec.UDP {
+		return nil
+	}
+	now := l.r.now()
+	if f.begun >= l.r.From && now <= l.r.To {
+		f.record(now - f.begun)
+	}
+	f.bytes.Add(uint64(len(f.in)))
+	f.messages.Add(1)
+	if now >= l.r.To {
+		shutdownWrite(f.fd)
+		return io.EOF
+	}
+	return l.next(f, now)
+}
+
+func (l *loopAsk) turn(now int64, _ bool) (time.Duration, bool, error) {
+	if l.r.stopped.Load() || now >= l.r.To+int64(stallCheck) {
+		return 0, true, nil
+	}
+	if !l.spec.UDP || now < l.looked+int64(stallCheck) {
+		return stallCheck, false, nil
+	}
+	l.looked = now
+	for i := range l.flows {
+		if f := &l.flows[i]; !f.ended && now >= f.begun+int64(lostAfter) {
+			f.lost++
+			_ = l.next(f, now) // what is wrong, the next reply tells
+		}
+	}
+	return stallCheck, false, nil
+}

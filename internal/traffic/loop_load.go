@@ -1,0 +1,213 @@
+package traffic
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clockIndex stands for the clock where the poller tells of a connection.
+const clockIndex = -1
+
+// loopLoad is load on a loop: one thread sends what is due and takes what comes back.
+type loopLoad struct {
+	*loop
+	// timer wakes the poller, whose own time-outs are in milliseconds; set is for when.
+	timer int
+	set   int64
+	// next is when the next message of any connection is due.
+	next int64
+}
+
+func (l *loopLoad) begin(f *flow) error {
+	f.in, f.out = make([]byte, l.spec.Size), make([]byte, l.spec.Size)
+	f.due, l.next = l.r.Start, l.r.Start
+	if l.timer >= 0 {
+		return l.watch(f, l.wants(f))
+	}
+	timer, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("create a timer: %w", err)
+	}
+	l.timer = timer
+	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, timer, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: clockIndex}); err != nil {
+		return fmt.Errorf("wait for a timer: %w", err)
+	}
+	return l.watch(f, l.wants(f))
+}
+
+// wants is what a connection waits for: replies, and room if it has something to send.
+func (l *loopLoad) wants(f *flow) uint32 {
+	if !f.finished && (len(f.rest) > 0 || l.spec.Rate == 0) {
+		return unix.EPOLLIN | unix.EPOLLOUT
+	}
+	return unix.EPOLLIN
+}
+
+func (l *loopLoad) ready(f *flow, events uint32) error {
+	if events&^unix.EPOLLOUT != 0 {
+		if err := l.take(f); err != nil {
+			return err
+		}
+	}
+	if events&unix.EPOLLOUT == 0 || f.finished {
+		return nil
+	}
+	if len(f.rest) > 0 {
+		return l.push(f)
+	}
+	return l.send(f)
+}
+
+// take is what replies does with what has come.
+func (l *loopLoad) take(f *flow) error {
+	n, err := receive(f.fd, f.in[f.got:])
+	now := l.r.now()
+	switch {
+	case err != nil:
+		return fmt.Errorf("receive: %w", err)
+	case l.spec.UDP && (string(f.in[:n]) == l.spec.hello() || n < len(f.in)):
+		return nil
+	case n == 0 && now < l.r.To && !l.r.stopped.Load():
+		return fmt.Errorf("receive: the server closed before the window's end: %w", io.ErrUnexpectedEOF)
+	case n == 0:
+		return io.EOF
+	}
+	if f.got += n; f.got < len(f.in) {
+		return nil
+	}
+	f.got = 0
+	if at := int64(binary.LittleEndian.Uint64(f.in)); at >= l.r.From && at < l.r.To {
+		f.answered++
+		f.record(now - at)
+	}
+	f.bytes.Add(uint64(len(f.in)))
+	f.messages.Add(1)
+	return nil
+}
+
+// send begins the message that is due.
+func (l *loopLoad) send(f *flow) error {
+	f.begun = l.r.now()
+	if l.spec.Rate == 0 {
+		f.due = f.begun
+	}
+	switch {
+	case f.due >= l.r.To || l.r.stopped.Load():
+		return l.finish(f)
+	case f.begun >= l.r.To+int64(lostAfter):
+		return l.abandon(f)
+	}
+	binary.LittleEndian.PutUint64(f.out, uint64(f.due))
+	f.rest, f.full = f.out, 0
+	return l.push(f)
+}
+
+// push sends the rest of a message as far as there is room for it.
+func (l *loopLoad) push(f *flow) error {
+	n, err := send(f.fd, f.rest)
+	if err != nil && !errors.Is(err, errStalled) {
+		return fmt.Errorf("send: %w", err)
+	}
+	if f.rest = f.rest[n:]; len(f.rest) > 0 {
+		if f.full == 0 {
+			f.full = l.r.now()
+		}
+		return l.watch(f, l.wants(f))
+	}
+	if f.full != 0 {
+		f.pace.held(l.r, f.full)
+	}
+	f.pace.account(l.r, f.due, f.begun)
+	if l.spec.Rate > 0 {
+		f.seq++
+		f.due = l.spec.due(l.r, int64(f.seq))
+		l.next = min(l.next, f.due)
+	}
+	return l.watch(f, l.wants(f))
+}
+
+func (l *loopLoad) abandon(f *flow) error {
+	if f.full != 0 {
+		f.pace.held(l.r, f.full)
+	}
+	f.pace.abandon(l.r, f.due, l.spec.Rate)
+	return l.finish(f)
+}
+
+func (l *loopLoad) finish(f *flow) error {
+	f.finished = true
+	shutdownWrite(f.fd)
+	return l.watch(f, l.wants(f))
+}
+
+func (l *loopLoad) turn(now int64, _ bool) (time.Duration, bool, error) {
+	if now < l.next && now < l.r.To {
+		return l.sleep(now)
+	}
+	l.next = math.MaxInt64
+	for i := range l.flows {
+		f := &l.flows[i]
+		if err := l.settle(f, l.tend(f, now)); err != nil {
+			return 0, true, err
+		}
+	}
+	return l.sleep(now)
+}
+
+// tend does with a connection what the time asks for.
+func (l *loopLoad) tend(f *flow, now int64) error {
+	switch last := now >= l.r.To+int64(lostAfter); {
+	case f.ended:
+	case f.finished:
+		if last || now >= l.r.To && f.answered == f.pace.sent.Load() {
+			return io.EOF
+		}
+	case last:
+		return l.abandon(f)
+	case len(f.rest) > 0: // until there is room
+	case l.spec.Rate == 0:
+		if now >= l.r.To {
+			return l.finish(f)
+		}
+	case f.due <= now:
+		return l.send(f)
+	default:
+		l.next = min(l.next, f.due)
+	}
+	return nil
+}
+
+// sleep is how long the poller may wait for the next message: all the time, as the timer ends
+// it, or none shortly before it is due.
+func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
+	at := l.next - int64(spin)
+	if l.next == math.MaxInt64 {
+		at = 0 // none
+	} else if l.spec.Busy || at <= now {
+		return 0, l.r.stopped.Load(), nil
+	}
+	if at != l.set {
+		l.set = at
+		if err := unix.TimerfdSettime(l.timer, unix.TFD_TIMER_ABSTIME, &unix.ItimerSpec{Value: unix.NsecToTimespec(at)}, nil); err != nil {
+			return 0, true, fmt.Errorf("set a timer: %w", err)
+		}
+	}
+	return stallCheck, l.r.stopped.Load(), nil
+}
+
+// end says how many messages were lost.
+func (l *loopLoad) end() {
+	for i := range l.flows {
+		f := &l.flows[i]
+		f.to.lost = f.pace.sent.Load() - f.answered
+	}
+	if l.timer >= 0 {
+		closeSocket(l.timer)
+	}
+}
