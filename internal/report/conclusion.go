@@ -32,8 +32,11 @@ func (m *Model) conclude() (costs, rest []string) {
 			}
 		}
 	}
-	if len(costs)+len(rest) > 0 {
-		return costs, rest
+	switch {
+	case len(rest) > 0:
+		return costs, append(rest, m.programSentences()...)
+	case len(costs) > 0:
+		return append(costs, m.programSentences()...), nil
 	}
 	t := m.Tables[0]
 	for _, row := range t.Rows {

@@ -98,6 +98,8 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 		}
 		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
 			parts = append(parts, "measured with "+t.Tool)
+		} else if p := program(t); p != "" {
+			parts = append(parts, p)
 		}
 		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
 	}

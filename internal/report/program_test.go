@@ -1,0 +1,67 @@
+package report
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// TestProgramSentences: ratios whose intervals do not meet are told, the overlay above the host
+// network; those that meet are not.
+func TestProgramSentences(t *testing.T) {
+	of := func(name, io, tool string) v1alpha1.Workload {
+		return v1alpha1.Workload{Name: name, Stream: &v1alpha1.Traffic{Protocol: "tcp", IO: io, Tool: tool}}
+	}
+	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
+		Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Path: v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{}}, Baseline: "vxlan",
+		Variants: []v1alpha1.Variant{
+			{Name: "vxlan"}, {Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Plain{}}},
+			{Name: "fastpath", Accelerate: []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{}}}},
+		},
+		Workloads: []v1alpha1.Workload{of("a", "blocking", "native"), of("b", "epoll", "native"), of("c", "", "iperf3")},
+		Pairs:     []int{1}, Margin: 0.02,
+	}}
+	summary := &stats.Summary{}
+	add := func(variant, workload string, ratio, low, high float64) {
+		r := stats.Row{Variant: variant, Workload: workload, Pairs: 1, Metric: record.Throughput, Unit: "bit/s", N: 12, Mean: 1e9, CI95: [2]float64{1e9, 1e9}}
+		if ratio > 0 {
+			r.Versus = &stats.Versus{Baseline: "vxlan", N: 12, Ratio: ratio, CI95: [2]float64{low, high}, P: 0.001, Verdict: stats.Faster}
+		}
+		summary.Rows = append(summary.Rows, r)
+	}
+	for _, w := range []string{"a", "b", "c"} {
+		add("vxlan", w, 0, 0, 0)
+	}
+	add("native", "a", 2, 1.9, 2.1)
+	add("native", "b", 4, 3.8, 4.2)
+	add("native", "c", 4.1, 3.8, 4.4)
+	add("fastpath", "a", 1.5, 1.4, 1.6)
+	add("fastpath", "b", 1.6, 1.5, 1.7)
+	add("fastpath", "c", 1.5, 1.3, 1.7)
+	want := []string{
+		"It depends on the program, vxlan / native throughput at 1 pair: 0.50 (0.48–0.53) for blocking programs, 0.25 (0.24–0.26) for event loops, 0.24 (0.23–0.26) for iperf3.",
+	}
+	got := New(exp, summary, nil, record.Environment{}).programSentences()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("three programs (-want +got):\n%s", diff)
+	}
+
+	// One program only: its name.
+	exp.Spec.Workloads = []v1alpha1.Workload{
+		of("a", "blocking", "native"),
+		{Name: "h", HTTP: &v1alpha1.Traffic{Protocol: "tcp", IO: "epoll", Tool: "native"}},
+		{Name: "p", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Tool: "sockperf"}},
+	}
+	m := New(exp, summary, nil, record.Environment{})
+	want = []string{"Traffic was of blocking programs (a) and event loops (h); of programs that read and write in another way the ratios may differ."}
+	if diff := cmp.Diff(want, m.programSentences()); diff != "" {
+		t.Errorf("one program each (-want +got):\n%s", diff)
+	}
+	if last := m.conclusion[len(m.conclusion)-1]; last != want[0] || m.Headline == want[0] {
+		t.Errorf("conclusion %q, headline %q", m.conclusion, m.Headline)
+	}
+}
