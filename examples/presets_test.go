@@ -62,12 +62,12 @@ func TestPresets(t *testing.T) {
 // second of dead time for each trial.
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
-		"demo": 270 * time.Second, "overlay-cost": 45 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
-		"overlays": 55 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
+		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
+		"overlays": 75 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"fastpath": 112 * time.Minute, "fastpath-tools": 16 * time.Minute,
+		"fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -128,7 +128,7 @@ func TestComparisons(t *testing.T) {
 		"message-sizes":    {"native": "", "vxlan": "native"},
 		"fastpath-tools":   {"native": "", "vxlan": "native", "fastpath": "native"},
 		"underload-parity": {"native/tools": "", "native/again/tools": "native/tools", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
-		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools", "ebpf/tools": "", "ebpf/engine": "ebpf/tools"},
 	} {
 		e := load(t, name)
 		got := map[string]string{}
@@ -215,7 +215,7 @@ func TestUnderLoadParity(t *testing.T) {
 // TestParityTools: the engine is compared with the tools, not with itself.
 func TestParityTools(t *testing.T) {
 	for name, tools := range map[string][]string{
-		"engine-parity": {v1alpha1.ToolIperf3, v1alpha1.ToolSockperf},
+		"engine-parity": {v1alpha1.ToolIperf2, v1alpha1.ToolIperf3, v1alpha1.ToolSockperf},
 		"tool-parity":   {v1alpha1.ToolQperf, v1alpha1.ToolQperf, v1alpha1.ToolAB, v1alpha1.ToolAB},
 	} {
 		e := load(t, name)
