@@ -302,6 +302,12 @@ func TestTools(t *testing.T) {
 			if tr.Status != record.StatusOK {
 				t.Errorf("%s failed: %s", tr.Workload, tr.Error)
 			}
+			// sockperf and ab cannot set it, and the namespaces may not be allowed to.
+			for _, end := range []record.Endpoint{tr.PerPair[0].Client, tr.PerPair[0].Server} {
+				if end.CongestionControl != "cubic" && (end.Place != tr.PerPair[0].Server.Place || tr.Workload != "http") {
+					t.Errorf("%s: %s ran with congestion control %q, want cubic", tr.Workload, end.Place, end.CongestionControl)
+				}
+			}
 			if tr.Workload == "pingpong" && (tr.Metrics[record.LatencyP50] <= 0 || tr.Metrics[record.LatencyP50] > tr.Metrics[record.LatencyP99]) {
 				t.Errorf("latencies %v", tr.Metrics)
 			}

@@ -190,7 +190,8 @@ type Lab struct {
 	Nodes int `json:"nodes,omitempty"`
 	// NIC is the profile of every node's network interface.
 	NIC NIC `json:"nic,omitzero"`
-	// CongestionControl of every TCP socket of the engine.
+	// CongestionControl of TCP. A tool that has no option for it gets it from its namespace, or from the
+	// routes where the kernel does not let a namespace choose it.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 

@@ -324,6 +324,20 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	return out
 }
 
+// congestionWarnings tell of tools that ran with another congestion control than was wanted, which
+// is empty for the machine's.
+func congestionWarnings(want string, pairs []record.Pair) (out []record.Warning) {
+	for _, p := range pairs {
+		for _, e := range []record.Endpoint{p.Client, p.Server} {
+			if got := e.CongestionControl; want != "" && got != "" && got != want {
+				out = append(out, record.Warnf(record.WarnCongestion,
+					"the sockets of %s had the congestion control %s, the experiment has %s", e.Place, got, want))
+			}
+		}
+	}
+	return out
+}
+
 // vfWarnings tell of virtual functions that did not carry packets throughout.
 func vfWarnings(nics []record.VFUse) (out []record.Warning) {
 	var all uint64

@@ -166,6 +166,9 @@ func (p *Plan) Print(w io.Writer) error {
 	for _, f := range p.Fabrics {
 		fmt.Fprintf(tw, "network\t%s\n", f.Text)
 	}
+	if text := p.congestion(); text != "" {
+		fmt.Fprintf(tw, "congestion control\t%s\n", text)
+	}
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "VARIANT\tPATH\tSETTINGS\tVERSUS\n")
 	for _, v := range s.Variants {
@@ -179,6 +182,21 @@ func (p *Plan) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", wl.Name, traffic(wl), t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
 	}
 	return tw.Flush()
+}
+
+// congestion says what congestion control other tools than the engine have, empty where there are none.
+func (p *Plan) congestion() string {
+	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {
+		t := c.Workload.Traffic()
+		return t.Tool != v1alpha1.ToolNative && t.Protocol == "tcp"
+	})
+	switch lab := p.exp.Spec.Target.Lab; {
+	case !others:
+		return ""
+	case lab != nil:
+		return lab.CongestionControl + ", of the engine and of every tool; trials record what a tool had"
+	}
+	return "what the machines have, of the engine and of every tool: it is not set; trials record what a tool had"
 }
 
 // traffic is a workload in words.

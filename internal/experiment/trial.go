@@ -45,6 +45,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		return err
 	}
 	out.Warnings = append(out.Warnings, warnings(c, out)...)
+	out.Warnings = append(out.Warnings, congestionWarnings(n.setup.CongestionControl, out.PerPair)...)
 	out.Warnings = append(out.Warnings, n.heldWarnings()...)
 	if slices.ContainsFunc(out.Settings, func(s record.Setting) bool { return strings.Contains(s.Path, "/queues/") }) {
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)

@@ -144,6 +144,9 @@ type Endpoint struct {
 	Completion float64           `json:"completion,omitempty" unit:"s"` // time until a number of requests was done
 	// CPUSeconds of this end's own process over the window.
 	CPUSeconds float64 `json:"cpu_seconds,omitempty" unit:"s"`
+	// CongestionControl that the TCP sockets of another tool had, as the kernel tells it; several
+	// are separated by spaces. Left out if no connection was seen.
+	CongestionControl string `json:"congestion_control,omitempty"`
 	// Latency is this end's histogram, encoded as that of the trial.
 	Latency string `json:"latency,omitempty"`
 	// BitsPerSecond is a tool's own figure, where it tells no more.
@@ -317,6 +320,7 @@ const (
 	WarnUnexpected     = "unexpected-traffic"  // somebody else than the client came to a server
 	WarnSlowPath       = "slow-path"           // the fast path carried less than half of the packets
 	WarnVFWithdrawn    = "vf-withdrawn"        // the virtual function of a NIC went, was interrupted or came
+	WarnCongestion     = "congestion-control"  // a tool ran with another congestion control than the experiment's
 	WarnVFIdle         = "vf-idle"             // packets did not take the virtual function, which was up
 )
 

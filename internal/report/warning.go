@@ -61,6 +61,8 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "Some packets took the virtual function and others did not, so the result mixes both ways."
 	case record.WarnVFIdle:
 		w.Severity, w.Effect = Serious, "The result shows the NIC without its virtual function."
+	case record.WarnCongestion:
+		w.Severity, w.Effect = Serious, "The tool's figures are those of another congestion control, and do not compare with the engine's."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnUnexpected:

@@ -247,6 +247,8 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 // Progress is what an end has moved since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
+	// CongestionControl of another tool's server, empty of the engine's ends.
+	CongestionControl string
 }
 
 // Run makes the traffic of this end and returns what the window saw. It calls

@@ -187,7 +187,8 @@ func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node,
 	return node, decode(answer.GetNode(), &node)
 }
 
-// Serve receives a workload's traffic.
+// Serve receives a workload's traffic. What is known of another tool's server, which runs until ctx
+// ends, is returned with the error.
 func (c *Client) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
 	return c.traffic(ctx, c.rpc.Serve, t, ready, nil)
 }
@@ -236,6 +237,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 			if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Window{Window: w}}); err != nil && !errors.Is(err, io.EOF) {
 				return end, c.plain(err)
 			}
+		case event.GetProgress().GetCongestionControl() != "":
+			end.Place, end.CongestionControl = t.Place, event.GetProgress().GetCongestionControl()
 		case event.GetProgress() != nil:
 			if progress != nil {
 				progress(event.GetProgress().GetBytes(), event.GetProgress().GetMessages())

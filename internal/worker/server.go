@@ -294,7 +294,9 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 	throttled := watchLimits(ctx, limits, window)
 	result, err := e.Run(ctx, window, func(p traffic.Progress) {
 		// A closed stream ends ctx, and so the run.
-		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{Bytes: p.Bytes, Messages: p.Messages}}})
+		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{
+			Bytes: p.Bytes, Messages: p.Messages, CongestionControl: p.CongestionControl,
+		}}})
 	})
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/traffic/tools"
@@ -36,7 +37,8 @@ type toolEnd struct {
 	tool     tools.Tool
 	workload v1alpha1.Workload
 	argv     []string
-	port     uint16
+	port     uint16 // of a server
+	to       uint16 // port of a client's server
 	stop     context.CancelFunc
 	wait     func() error
 	output   *capture
@@ -101,12 +103,15 @@ func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path s
 		return nil, err
 	}
 	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl, path)
-	return &toolEnd{tool: tool, workload: w, argv: argv, output: new(capture)}, nil
+	return &toolEnd{tool: tool, workload: w, argv: argv, to: to.Port(), output: new(capture)}, nil
 }
 
 // Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
-func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic.Progress)) (record.Endpoint, error) {
+func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(traffic.Progress)) (record.Endpoint, error) {
 	if t.port != 0 {
+		if cc := t.congestionControl(ctx, t.port, false); cc != "" {
+			progress(traffic.Progress{CongestionControl: cc})
+		}
 		// The client reports everything. The caller ends the server when the client is done.
 		<-ctx.Done()
 		return record.Endpoint{}, context.Cause(ctx)
@@ -125,7 +130,12 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic
 	if err := t.start(ctx); err != nil {
 		return record.Endpoint{}, err
 	}
+	look, looked := context.WithCancel(ctx)
+	seen := make(chan string, 1)
+	go func() { seen <- t.congestionControl(look, t.to, true) }()
 	exit := t.wait()
+	looked()
+	cc := <-seen
 	if err := context.Cause(ctx); err != nil {
 		return record.Endpoint{}, fmt.Errorf("%w: %s", err, t.output.excerpt())
 	}
@@ -134,7 +144,43 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, _ func(traffic
 	if err != nil || exit != nil {
 		return record.Endpoint{}, fmt.Errorf("%s: %w", t.name(), errors.Join(err, t.explain(exit)))
 	}
+	result.CongestionControl = cc
 	return result, nil
+}
+
+const (
+	// lookEvery is how often a tool's sockets are looked for until there are some. A look walks the
+	// kernel's table of connections, so what is found first is kept.
+	lookEvery = 50 * time.Millisecond
+	// lookMost is how long they are looked for beyond the warm-up.
+	lookMost = 2 * time.Second
+)
+
+// congestionControl waits for the tool's TCP connections to or from a port, and returns what
+// congestion control they have. It is empty if there are none until ctx ends.
+func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote bool) string {
+	spec := t.workload.Traffic()
+	if spec.Protocol == "udp" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(spec.Warmup)+lookMost)
+	defer cancel()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-tick.C:
+		}
+		names, err := collect.CongestionControl(port, remote)
+		if err != nil { // netlink is denied, and will be
+			return ""
+		}
+		if len(names) > 0 {
+			return strings.Join(names, " ")
+		}
+	}
 }
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }

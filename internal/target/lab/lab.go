@@ -61,7 +61,7 @@ type Config struct {
 	Services *services.Config `json:"services,omitempty"`
 	// Balancer between nodes; none if nil.
 	Balancer *balancer.Config `json:"balancer,omitempty"`
-	// CongestionControl of the namespaces, if the kernel allows setting it; empty for the machine's.
+	// CongestionControl of every program in the namespaces that does not set one itself; empty for the machine's.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
@@ -293,7 +293,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}()
 	if err := parallel(ctx, len(nodes), func(i int) error {
 		n := nodes[i]
-		ns, err := network.Create(n.NS, func() error { return prepareNode(c.CongestionControl, o.Log) })
+		ns, err := network.Create(n.NS, prepareNode)
 		if err != nil {
 			return err
 		}
@@ -313,7 +313,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}
 	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
 		p := nodes[i%c.Nodes].Pods[i/c.Nodes]
-		ns, err := network.Create(p.NS, func() error { return preparePod(c.CongestionControl, o.Log) })
+		ns, err := network.Create(p.NS, preparePod)
 		if err != nil {
 			return err
 		}
@@ -321,9 +321,14 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 		if err := hosts[i%c.Nodes].Connect(ns, p); err != nil {
 			return fmt.Errorf("create %s: %w", p.Place.Name, err)
 		}
-		return nil
+		return setCongestionControl(ns, c.CongestionControl)
 	}); err != nil {
 		return err
+	}
+	for _, ns := range spaces { // whose routes to pods are there now
+		if err := setCongestionControl(ns, c.CongestionControl); err != nil {
+			return err
+		}
 	}
 	if c.Services != nil {
 		if err := l.makeServices(ctx, spaces, nodes); err != nil {

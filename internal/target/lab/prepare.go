@@ -5,14 +5,12 @@ package lab
 import (
 	"errors"
 	"io/fs"
-	"log/slog"
 
 	"slipstream.dev/internal/target/lab/network"
 )
 
 // prepareNode sets up a node's namespace like an operating system and kubelet.
-func prepareNode(cc string, log *slog.Logger) error {
-	congestionControl(cc, log)
+func prepareNode() error {
 	return errors.Join(
 		network.Sysctl(
 			"net/ipv4/ip_forward=1",
@@ -26,8 +24,7 @@ func prepareNode(cc string, log *slog.Logger) error {
 }
 
 // preparePod sets up a pod's namespace.
-func preparePod(cc string, log *slog.Logger) error {
-	congestionControl(cc, log)
+func preparePod() error {
 	return noAddressDetection()
 }
 
@@ -58,15 +55,4 @@ func bridgeNetfilter(on bool) error {
 // a workload with thousands of connections per second would fill the table.
 func trackBriefly(ns *network.Namespace) error {
 	return ns.Do(func() error { return network.Sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
-}
-
-// congestionControl sets the congestion control of the thread's namespace. Outside the initial namespace,
-// the kernel allows only some (TCP_CONG_NON_RESTRICTED). The traffic engine sets it on its sockets too.
-func congestionControl(name string, log *slog.Logger) {
-	if name == "" {
-		return
-	}
-	if err := network.Sysctl("net/ipv4/tcp_congestion_control=" + name); err != nil {
-		log.Info("congestion control cannot be set for a namespace; sockets set it", "err", err)
-	}
 }

@@ -642,11 +642,13 @@ func (x *Ready) GetPort() uint32 {
 }
 
 type Progress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Bytes         uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Messages      uint64                 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Bytes    uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Messages uint64                 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`
+	// Of a tool's server, which is ended and has no result: what its sockets had.
+	CongestionControl string `protobuf:"bytes,3,opt,name=congestion_control,json=congestionControl,proto3" json:"congestion_control,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Progress) Reset() {
@@ -691,6 +693,13 @@ func (x *Progress) GetMessages() uint64 {
 		return x.Messages
 	}
 	return 0
+}
+
+func (x *Progress) GetCongestionControl() string {
+	if x != nil {
+		return x.CongestionControl
+	}
+	return ""
 }
 
 type Result struct {
@@ -1263,10 +1272,11 @@ const file_worker_proto_rawDesc = "" +
 	"\x06result\x18\x03 \x01(\v2\x1c.slipstream.worker.v1.ResultH\x00R\x06resultB\a\n" +
 	"\x05event\"\x1b\n" +
 	"\x05Ready\x12\x12\n" +
-	"\x04port\x18\x01 \x01(\rR\x04port\"<\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\"k\n" +
 	"\bProgress\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
-	"\bmessages\x18\x02 \x01(\x04R\bmessages\"$\n" +
+	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12-\n" +
+	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\"$\n" +
 	"\x06Result\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"9\n" +
 	"\rSampleRequest\x12\x14\n" +
