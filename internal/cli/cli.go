@@ -153,7 +153,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	})
 	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
-	root.AddCommand(versionCommand(p))
+	root.AddCommand(doctorCommand(p), versionCommand(p))
 	cobra.EnableCommandSorting = false // the order of groups is that of use
 	root.AddGroup(groups...)
 	root.SetHelpCommandGroupID("other")

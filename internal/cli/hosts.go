@@ -27,19 +27,24 @@ func (o *hostOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux, to copy to hosts of an architecture that this program is not for")
 }
 
-// hostList are the hosts of "a,me@b" as an experiment has them. Each has the labels and the price of the
-// host in its place in others.
-func hostList(names string, others []v1alpha1.Host) string {
-	var all []v1alpha1.Host
-	for i, name := range strings.Split(names, ",") {
+// parseHosts are the hosts of "a,me@b".
+func parseHosts(names string) (all []v1alpha1.Host) {
+	for name := range strings.SplitSeq(names, ",") {
 		host := v1alpha1.Host{Name: name}
 		if user, at, ok := strings.Cut(name, "@"); ok {
 			host.User, host.Name = user, at
 		}
-		if i < len(others) {
-			host.Labels, host.Price = others[i].Labels, others[i].Price
-		}
 		all = append(all, host)
+	}
+	return all
+}
+
+// hostList are the hosts of "a,me@b" as an experiment has them. Each has the labels and the price of the
+// host in its place in others.
+func hostList(names string, others []v1alpha1.Host) string {
+	all := parseHosts(names)
+	for i := range min(len(all), len(others)) {
+		all[i].Labels, all[i].Price = others[i].Labels, others[i].Price
 	}
 	text, _ := json.Marshal(all) // nothing in it fails
 	return string(text)

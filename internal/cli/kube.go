@@ -137,11 +137,15 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experim
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	if len(s.Missing) == 0 {
+	var missing []string
+	for _, need := range s.Denied {
+		missing = append(missing, "permission to "+need)
+	}
+	if missing = append(missing, s.Missing...); len(missing) == 0 {
 		_, err := fmt.Fprintln(p.Out, "\nNothing is missing, as far as can be checked without creating a pod.")
 		return err
 	}
-	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(s.Missing, "\n  "))
+	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(missing, "\n  "))
 }
 
 // byResource writes a line for each resource: "pods: get, list, create (denied)".
@@ -178,22 +182,33 @@ type kubeNetwork struct {
 
 func (n *kubeNetwork) Places() []target.Place { return n.Seating.Places() }
 
-// Setup of a cluster: the start time goes through the API server, the kubelet and the container
+// kubeLead is how long a start time takes at most: it goes through the API server, the kubelet and the container
 // runtime.
+const kubeLead = 100 * time.Millisecond
+
 func (n *kubeNetwork) Setup() target.Setup {
-	return target.Setup{Placement: n.Placement(), Lead: 100 * time.Millisecond}
+	return target.Setup{Placement: n.Placement(), Lead: kubeLead}
 }
 
 func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+	c, err := podWorker(ctx, n.Pods, p, use)
+	if err != nil {
+		return nil, err
+	}
+	return &kubeWorker{Client: c, pods: n.Pods}, nil
+}
+
+// podWorker starts a worker in a pod.
+func podWorker(ctx context.Context, pods *kube.Pods, p target.Place, use target.Use) (*worker.Client, error) {
 	for {
-		s, err := n.Open(p, use)
+		s, err := pods.Open(p, use)
 		if err != nil {
 			return nil, err
 		}
 		c, err := worker.Attach(ctx, s)
 		if err == nil {
 			s.Connected()
-			return &kubeWorker{Client: c, pods: n.Pods}, nil
+			return c, nil
 		}
 		if err := s.Retry(ctx, err); err != nil {
 			return nil, err

@@ -13,5 +13,5 @@ func begin() error { return process.Begin() }
 
 // linuxCommands are those that need namespaces, sysfs or netlink.
 func linuxCommands(p Process) []*cobra.Command {
-	return []*cobra.Command{labCommand(p), accelCommand(p), workerCommand(p), agentCommand(p), doctorCommand(p), captureCommand(p), forwardCommand(), balanceCommand()}
+	return []*cobra.Command{labCommand(p), accelCommand(p), workerCommand(p), agentCommand(p), captureCommand(p), forwardCommand(), balanceCommand()}
 }

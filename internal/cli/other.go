@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/doctor"
 )
 
 // linuxCommands need namespaces, sysfs or netlink. On other systems they only say so.
@@ -20,7 +22,6 @@ func linuxCommands(Process) []*cobra.Command {
 		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
 		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
-		{"doctor", "Look for what makes the container network of this machine slow or lossy", "sysfs, ethtool and netlink"},
 		{"capture", "Print what the guest knows of its NICs and their virtual functions", "sysfs and ethtool"},
 	} {
 		all = append(all, &cobra.Command{
@@ -35,6 +36,10 @@ func linuxCommands(Process) []*cobra.Command {
 
 func openLab(context.Context, Process, *v1alpha1.Experiment) (*site, error) {
 	return nil, usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS + ": run it on Linux, or run in a cluster from here (slipstream run kubernetes)"))
+}
+
+func lookHere(context.Context, time.Duration, bool) (f doctor.Facts, err error) {
+	return f, usage(errors.New("doctor looks at Linux machines; this is " + runtime.GOOS + ": name others (slipstream doctor hosts:HOST,...)"))
 }
 
 func begin() error { return nil }

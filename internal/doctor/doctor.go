@@ -1,7 +1,8 @@
-// Package doctor looks at one machine for what makes the network of its containers slow or lossy, and
-// changes nothing. Look reads the facts, by internal/collect and internal/accel; Examine judges them, by
-// one pure function for each rule. What a fault costs on this machine, only an experiment tells: the
-// finding names it.
+// Package doctor looks at machines, and at the ways between them, for what makes the network of their
+// containers slow or lossy, and changes nothing. Look reads the facts of one machine, by internal/collect and
+// internal/accel; Path.Explore those of a way, by datagrams. Examine and ExaminePath judge them, by one pure
+// function for each rule. What a fault costs on a machine, only an experiment tells: the finding names it.
+// How another machine is reached is up to internal/worker and internal/target.
 package doctor
 
 import (
@@ -15,7 +16,7 @@ type Severity string
 
 // Severities, the worst first.
 const (
-	// Serious: packets are lost, or soon will be.
+	// Serious: traffic is lost, or soon will be; or a run would fail.
 	Serious Severity = "serious"
 	// Warning: something works less well than this machine could.
 	Warning Severity = "warning"
@@ -27,6 +28,8 @@ var severities = []Severity{Serious, Warning, Note}
 
 // Finding is what a rule found.
 type Finding struct {
+	// Where is the machine that it is about, or the pair; empty for the one that doctor runs on.
+	Where string `json:"where,omitempty"`
 	// Rule is the name of the rule, and a heading of docs/how-to/doctor.md.
 	Rule     string   `json:"rule"`
 	Severity Severity `json:"severity"`
@@ -70,6 +73,20 @@ var rules = []struct {
 	{"throttled", throttled},
 }
 
+// Names are those of all rules.
+func Names() (names []string) {
+	for _, r := range rules {
+		names = append(names, r.name)
+	}
+	for _, r := range pathRules {
+		names = append(names, r.name)
+	}
+	for _, r := range clusterRules {
+		names = append(names, r.name)
+	}
+	return append(names, hostUnfit)
+}
+
 // Examine applies all rules. The worst findings are first.
 func Examine(f Facts) []Finding {
 	all := []Finding{} // not null in JSON
@@ -79,10 +96,15 @@ func Examine(f Facts) []Finding {
 			all = append(all, found)
 		}
 	}
+	SortWorstFirst(all)
+	return all
+}
+
+// SortWorstFirst sorts findings by severity, and otherwise leaves their order.
+func SortWorstFirst(all []Finding) {
 	slices.SortStableFunc(all, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
 	})
-	return all
 }
 
 // IsSerious tells whether a finding is.

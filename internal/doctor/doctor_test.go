@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -106,7 +105,7 @@ func TestRules(t *testing.T) {
 	}{
 		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process lacks capabilities: it cannot apply"},
 		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
-		{"probe", func(f *Facts) { f.FastPath = errors.New("lacks tcx") }, "warning fast-path: The fast path cannot run"},
+		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
 		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
 		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
@@ -172,9 +171,9 @@ func TestEveryRuleIsDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range rules {
-		if !strings.Contains(string(page), "| `"+r.name+"` |") {
-			t.Errorf("docs/how-to/doctor.md does not describe the rule %s", r.name)
+	for _, name := range Names() {
+		if !strings.Contains(string(page), "| `"+name+"` |") {
+			t.Errorf("docs/how-to/doctor.md does not describe the rule %s", name)
 		}
 	}
 }

@@ -25,8 +25,8 @@ type Facts struct {
 	BTF bool
 	// Tools are those installed that an experiment may name, and NoTools the others.
 	Tools, NoTools []string
-	// FastPath says why the fast path cannot run; nil if it can, or was not tried.
-	FastPath error
+	// FastPath says why the fast path cannot run; empty if it can, or was not tried.
+	FastPath string
 	// Conntrack entries, and how many there may be; 0 without conntrack.
 	Conntrack, ConntrackMax uint64
 	// RPFiltered are the packets that rp_filter dropped in the window.
@@ -44,6 +44,8 @@ type Device struct {
 	// packet; empty and 0 for all other devices.
 	Under    string
 	Overhead int
+	// VXLANPort is the UDP port of a VXLAN device.
+	VXLANPort uint16
 	// Off are the offloads that the device has, switched off, by ethtool's names.
 	Off []string
 	// IRQ is the CPUs that take its interrupts, as a list; empty if it has none.

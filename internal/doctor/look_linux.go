@@ -16,6 +16,7 @@ import (
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/netns"
@@ -35,8 +36,8 @@ type looker struct {
 }
 
 // Look takes the facts of this machine and of the calling thread's network namespace. It reads the counters
-// twice, a window apart, and changes nothing.
-func Look(ctx context.Context, window time.Duration) (f Facts, err error) {
+// twice, a window apart, and changes nothing. A probe tries the fast path too, in network namespaces of its own.
+func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err error) {
 	l := looker{proc: os.DirFS(procDir)}
 	if l.sys, err = netns.Sysfs(); err != nil {
 		return f, err
@@ -74,8 +75,13 @@ func Look(ctx context.Context, window time.Duration) (f Facts, err error) {
 			f.Throttled = append(f.Throttled, w.Message)
 		}
 	}
-	f.Devices, err = l.devices(f.Node.Links, before, after)
-	return f, err
+	if f.Devices, err = l.devices(f.Node.Links, before, after); err != nil || !probe {
+		return f, err
+	}
+	if err := accel.Probe(ctx)(v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}); err != nil {
+		f.FastPath = err.Error()
+	}
+	return f, context.Cause(ctx)
 }
 
 // sleep waits for d, or until ctx ends.
@@ -165,6 +171,9 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 		d := Device{Link: link, Up: is.Attrs().Flags&net.FlagUp != 0}
 		d.Class = classes[d.Name]
 		d.Under, d.Overhead = encapsulation(is, after.links)
+		if vxlan, ok := is.(*netlink.Vxlan); ok {
+			d.VXLANPort = uint16(vxlan.Port)
+		}
 		d.Boot = packets(is)
 		d.Window = d.Boot.since(packets(was))
 		d.RPFilter = max(l.rpFilter("all"), l.rpFilter(d.Name))

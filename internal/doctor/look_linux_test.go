@@ -105,7 +105,7 @@ func TestAWindowEndsWithItsContext(t *testing.T) {
 // look looks for what a namespace can show: what the machine itself does meanwhile is another matter.
 func look(t *testing.T) (found []Finding) {
 	t.Helper()
-	f, err := Look(t.Context(), 200*time.Millisecond)
+	f, err := Look(t.Context(), 200*time.Millisecond, false)
 	if err != nil {
 		t.Fatal(err)
 	}

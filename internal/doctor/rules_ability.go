@@ -12,8 +12,21 @@ func notPermitted(f Facts) []Finding {
 		What:     "This process lacks capabilities: it cannot apply accelerators, and some facts may be missing.",
 		Evidence: []Evidence{evidence("/proc/self/status, CapEff", "lacks %s", strings.Join(f.Lacks, ", "))},
 		Cost:     "Runs in a lab, slipstream accel and the agent fail. Runs in a cluster do not need the capabilities here.",
-		Do:       "sudo slipstream doctor",
+		Do:       "sudo slipstream doctor   # of a host, give its user sudo without a password (NOPASSWD), or log in as root",
 	}}
+}
+
+const hostUnfit = "host-unfit"
+
+// HostUnfit is a host that no run can be on, nor a look.
+func HostUnfit(host string, why error) Finding {
+	return Finding{
+		Rule: hostUnfit, Severity: Serious, Where: host,
+		What:     "No worker can be started on this host.",
+		Evidence: []Evidence{evidence("a login by SSH", "%v", why)},
+		Cost:     "A run that has this host fails before its first block. Nothing else was looked at here.",
+		Do:       "What the line above says; then slipstream doctor hosts:" + host,
+	}
 }
 
 func noBTF(f Facts) []Finding {
@@ -31,13 +44,13 @@ func noBTF(f Facts) []Finding {
 
 // fastPath is found by --probe only.
 func fastPath(f Facts) []Finding {
-	if f.FastPath == nil {
+	if f.FastPath == "" {
 		return nil
 	}
 	return []Finding{{
 		Severity: Warning,
 		What:     "The fast path cannot run here.",
-		Evidence: []Evidence{evidence("the probe, in network namespaces of its own", "%v", f.FastPath)},
+		Evidence: []Evidence{evidence("the probe, in network namespaces of its own", "%s", f.FastPath)},
 		Cost:     "Runs leave out variants with fastpath. What it gains where it runs: docs/results/fastpath.md.",
 		Do:       "See docs/explanation/fastpath.md, \"What it needs\".",
 	}}

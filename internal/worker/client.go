@@ -368,11 +368,14 @@ func plain(err error) error {
 	}
 }
 
-// addrPort returns the address of a traffic command.
-func addrPort(t *pb.Traffic) (netip.AddrPort, error) {
+// addrPort returns the address of a command.
+func addrPort(t interface {
+	GetAddress() string
+	GetPort() uint32
+}) (netip.AddrPort, error) {
 	addr, err := netip.ParseAddr(t.GetAddress())
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("traffic of %s: %w", t.GetPlace(), err)
+		return netip.AddrPort{}, fmt.Errorf("address of traffic: %w", err)
 	}
 	return netip.AddrPortFrom(addr, uint16(t.GetPort())), nil
 }

@@ -34,6 +34,9 @@ type Config struct {
 	Ways []Way
 	// Root says what needs root on the hosts, such as "rps of variant rps"; "" if nothing does.
 	Root string
+	// Look: the run changes nothing on the hosts. Workers for control are root's where sudo -n gives that, and
+	// do without where it does not.
+	Look bool
 	// Binaries are files of this program for other architectures than its own.
 	Binaries []string
 	// Home has the user's SSH configuration and keys in its .ssh.
@@ -297,7 +300,9 @@ func (h *Hosts) find(name string) *host {
 }
 
 // sudo tells whether a worker for control takes sudo on this host.
-func (h *host) sudo() bool { return h.all.config.Root != "" && h.facts.user != "0" }
+func (h *host) sudo() bool {
+	return h.facts.user != "0" && (h.all.config.Root != "" || h.facts.sudo)
+}
 
 // restore puts back on the host what dead workers have left, where this run may change anything. A journal
 // that is the run's own goes.

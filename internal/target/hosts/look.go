@@ -25,7 +25,7 @@ type facts struct {
 // look asks a host for its facts.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "") })
+	s, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "" || h.all.config.Look) })
 	if err != nil {
 		return f, err
 	}

@@ -36,7 +36,7 @@ import (
 
 // The program that is copied to hosts is this test.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "worker" || os.Args[1] == "accel" || os.Args[1] == "run") {
+	if len(os.Args) > 1 && (os.Args[1] == "worker" || os.Args[1] == "accel" || os.Args[1] == "run" || os.Args[1] == "doctor") {
 		os.Exit(cli.Main(context.Background(), cli.Process{
 			Args: os.Args, Version: "test", Hurry: make(chan struct{}), In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
 		}))

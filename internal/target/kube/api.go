@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"slipstream.dev/api/v1alpha1"
 )
 
 // api is the part of the Kubernetes API that a run uses. client-go's clientset would do too, but links
@@ -25,6 +27,8 @@ type api interface {
 	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
 	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	// Accelerations are the states of agents.
+	Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error)
 	// Allowed asks whether the user may do something; Self, who the user is.
 	Allowed(context.Context, *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error)
 	Self(context.Context) (*authv1.SelfSubjectReview, error)
@@ -42,12 +46,12 @@ type objects[T, L any] interface {
 }
 
 // restAPI is the api of a real server.
-type restAPI struct{ core, coordination, authorization, authentication rest.Interface }
+type restAPI struct{ core, coordination, authorization, authentication, own rest.Interface }
 
 // kinds are the kinds that api uses, and parameters encodes options into URLs.
 var kinds = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err) // two kinds of one name: a bug in this file
 		}
@@ -65,11 +69,12 @@ func newAPI(config *rest.Config) (api, error) {
 		return rest.RESTClientFor(c)
 	}
 	var a restAPI
-	var errs [4]error
+	var errs [5]error
 	a.core, errs[0] = client(corev1.SchemeGroupVersion, "/api")
 	a.coordination, errs[1] = client(coordinationv1.SchemeGroupVersion, "/apis")
 	a.authorization, errs[2] = client(authzv1.SchemeGroupVersion, "/apis")
 	a.authentication, errs[3] = client(authv1.SchemeGroupVersion, "/apis")
+	a.own, errs[4] = client(v1alpha1.GroupVersion, "/apis")
 	return a, errors.Join(errs[:]...)
 }
 
@@ -91,6 +96,11 @@ func (a restAPI) Services(namespace string) objects[*corev1.Service, *corev1.Ser
 
 func (a restAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
 	return client[coordinationv1.Lease, coordinationv1.LeaseList, *coordinationv1.Lease, *coordinationv1.LeaseList]{a.coordination, "leases", namespace}
+}
+
+func (a restAPI) Accelerations(ctx context.Context) (*v1alpha1.NodeAccelerationList, error) {
+	out := new(v1alpha1.NodeAccelerationList)
+	return out, a.own.Get().Resource("nodeaccelerations").Do(ctx).Into(out)
 }
 
 func (a restAPI) Allowed(ctx context.Context, review *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error) {

@@ -97,7 +97,7 @@ func TestChoose(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), tt.spec)
+			client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), tt.spec)
 			if got := client + " " + server; err == nil && got != tt.want || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%q, %v, want %q", got, err, tt.want)
 			}
@@ -110,11 +110,11 @@ func TestChooseWithoutList(t *testing.T) {
 	a, b := node("a"), node("b")
 	api := fake.NewClientset(&a, &b)
 	api.PrependReactor("list", "nodes", refuse)
-	client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{ClientNode: "b", ServerNode: "a"})
+	client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), v1alpha1.Kubernetes{ClientNode: "b", ServerNode: "a"})
 	if err != nil || client != "b" || server != "a" {
 		t.Errorf("%q, %q, %v", client, server, err)
 	}
-	if _, _, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); !apierrors.IsForbidden(err) {
+	if _, _, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want what is forbidden", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestSettling(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if client, server, err := (&Cluster{api: fakeAPI{api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); err != nil || client != "a" || server != "b" {
+	if client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), v1alpha1.Kubernetes{}); err != nil || client != "a" || server != "b" {
 		t.Errorf("%q, %q, %v", client, server, err)
 	}
 }
@@ -183,7 +183,17 @@ func TestManifests(t *testing.T) {
 }
 
 // fakeAPI asks client-go's fake.
-type fakeAPI struct{ *fake.Clientset }
+type fakeAPI struct {
+	*fake.Clientset
+	accelerations []v1alpha1.NodeAcceleration
+}
+
+func (f fakeAPI) Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error) {
+	if f.accelerations == nil {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Group: "slipstream.dev", Resource: "nodeaccelerations"}, "")
+	}
+	return &v1alpha1.NodeAccelerationList{Items: f.accelerations}, nil
+}
 
 func (f fakeAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] { return f.CoreV1().Nodes() }
 
@@ -249,7 +259,7 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 		}
 		return false, nil, nil
 	})
-	return api, &Cluster{api: fakeAPI{api}}
+	return api, &Cluster{api: fakeAPI{Clientset: api}}
 }
 
 func config(change func(*Config)) Config {

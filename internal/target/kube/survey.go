@@ -22,7 +22,9 @@ type Survey struct {
 	Images []NodeImage
 	// Permissions that the run needs, in order.
 	Permissions []Permission
-	// Missing is what would make the run fail, and what to do about it; empty if nothing is known to.
+	// Denied are the permissions that are not given, with the namespace.
+	Denied []string
+	// Missing is what else would make the run fail, and what to do about it; empty if nothing is known to.
 	Missing []string
 }
 
@@ -45,9 +47,7 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, need := range missing.Needs {
-		s.Missing = append(s.Missing, "permission to "+need)
-	}
+	s.Denied = missing.Needs
 	if who, err := c.api.Self(ctx); err == nil {
 		s.User = who.Status.UserInfo.Username
 	}

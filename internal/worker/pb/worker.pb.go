@@ -1233,6 +1233,492 @@ func (x *RevertResponse) GetSettings() []byte {
 	return nil
 }
 
+type LookRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The time between the two readings, ns.
+	WindowNs int64 `protobuf:"varint,1,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	// Try the fast path as well, in network namespaces of its own.
+	Probe         bool `protobuf:"varint,2,opt,name=probe,proto3" json:"probe,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookRequest) Reset() {
+	*x = LookRequest{}
+	mi := &file_worker_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookRequest) ProtoMessage() {}
+
+func (x *LookRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
+func (*LookRequest) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *LookRequest) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *LookRequest) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
+type LookResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// doctor.Facts
+	Facts         []byte `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookResponse) Reset() {
+	*x = LookResponse{}
+	mi := &file_worker_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookResponse) ProtoMessage() {}
+
+func (x *LookResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookResponse.ProtoReflect.Descriptor instead.
+func (*LookResponse) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *LookResponse) GetFacts() []byte {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+type CatchCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Step:
+	//
+	//	*CatchCommand_Listen
+	//	*CatchCommand_Take
+	Step          isCatchCommand_Step `protobuf_oneof:"step"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CatchCommand) Reset() {
+	*x = CatchCommand{}
+	mi := &file_worker_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatchCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatchCommand) ProtoMessage() {}
+
+func (x *CatchCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatchCommand.ProtoReflect.Descriptor instead.
+func (*CatchCommand) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CatchCommand) GetStep() isCatchCommand_Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *CatchCommand) GetListen() *Datagrams {
+	if x != nil {
+		if x, ok := x.Step.(*CatchCommand_Listen); ok {
+			return x.Listen
+		}
+	}
+	return nil
+}
+
+func (x *CatchCommand) GetTake() uint32 {
+	if x != nil {
+		if x, ok := x.Step.(*CatchCommand_Take); ok {
+			return x.Take
+		}
+	}
+	return 0
+}
+
+type isCatchCommand_Step interface {
+	isCatchCommand_Step()
+}
+
+type CatchCommand_Listen struct {
+	Listen *Datagrams `protobuf:"bytes,1,opt,name=listen,proto3,oneof"`
+}
+
+type CatchCommand_Take struct {
+	// A round that has been thrown.
+	Take uint32 `protobuf:"varint,2,opt,name=take,proto3,oneof"`
+}
+
+func (*CatchCommand_Listen) isCatchCommand_Step() {}
+
+func (*CatchCommand_Take) isCatchCommand_Step() {}
+
+// Datagrams are those that go to a port and carry a key.
+type Datagrams struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// 0 for any that is free.
+	Port          uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Key           []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Datagrams) Reset() {
+	*x = Datagrams{}
+	mi := &file_worker_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Datagrams) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Datagrams) ProtoMessage() {}
+
+func (x *Datagrams) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Datagrams.ProtoReflect.Descriptor instead.
+func (*Datagrams) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Datagrams) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Datagrams) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Datagrams) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type CatchEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*CatchEvent_Listening
+	//	*CatchEvent_Taken
+	Event         isCatchEvent_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CatchEvent) Reset() {
+	*x = CatchEvent{}
+	mi := &file_worker_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatchEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatchEvent) ProtoMessage() {}
+
+func (x *CatchEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatchEvent.ProtoReflect.Descriptor instead.
+func (*CatchEvent) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CatchEvent) GetEvent() isCatchEvent_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *CatchEvent) GetListening() *Ready {
+	if x != nil {
+		if x, ok := x.Event.(*CatchEvent_Listening); ok {
+			return x.Listening
+		}
+	}
+	return nil
+}
+
+func (x *CatchEvent) GetTaken() *Taken {
+	if x != nil {
+		if x, ok := x.Event.(*CatchEvent_Taken); ok {
+			return x.Taken
+		}
+	}
+	return nil
+}
+
+type isCatchEvent_Event interface {
+	isCatchEvent_Event()
+}
+
+type CatchEvent_Listening struct {
+	Listening *Ready `protobuf:"bytes,1,opt,name=listening,proto3,oneof"`
+}
+
+type CatchEvent_Taken struct {
+	Taken *Taken `protobuf:"bytes,2,opt,name=taken,proto3,oneof"`
+}
+
+func (*CatchEvent_Listening) isCatchEvent_Event() {}
+
+func (*CatchEvent_Taken) isCatchEvent_Event() {}
+
+type Taken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the last datagram of the round has come.
+	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Of the packets that have come, bytes from the IP header on.
+	Sizes         []uint32 `protobuf:"varint,2,rep,packed,name=sizes,proto3" json:"sizes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Taken) Reset() {
+	*x = Taken{}
+	mi := &file_worker_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Taken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Taken) ProtoMessage() {}
+
+func (x *Taken) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Taken.ProtoReflect.Descriptor instead.
+func (*Taken) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Taken) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *Taken) GetSizes() []uint32 {
+	if x != nil {
+		return x.Sizes
+	}
+	return nil
+}
+
+type ThrowRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Datagrams *Datagrams             `protobuf:"bytes,1,opt,name=datagrams,proto3" json:"datagrams,omitempty"`
+	Round     uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	// Of packets, bytes from the IP header on.
+	Sizes         []uint32 `protobuf:"varint,3,rep,packed,name=sizes,proto3" json:"sizes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThrowRequest) Reset() {
+	*x = ThrowRequest{}
+	mi := &file_worker_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThrowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThrowRequest) ProtoMessage() {}
+
+func (x *ThrowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThrowRequest.ProtoReflect.Descriptor instead.
+func (*ThrowRequest) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ThrowRequest) GetDatagrams() *Datagrams {
+	if x != nil {
+		return x.Datagrams
+	}
+	return nil
+}
+
+func (x *ThrowRequest) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *ThrowRequest) GetSizes() []uint32 {
+	if x != nil {
+		return x.Sizes
+	}
+	return nil
+}
+
+type ThrowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// doctor.Thrown
+	Thrown        []byte `protobuf:"bytes,1,opt,name=thrown,proto3" json:"thrown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThrowResponse) Reset() {
+	*x = ThrowResponse{}
+	mi := &file_worker_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThrowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThrowResponse) ProtoMessage() {}
+
+func (x *ThrowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThrowResponse.ProtoReflect.Descriptor instead.
+func (*ThrowResponse) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ThrowResponse) GetThrown() []byte {
+	if x != nil {
+		return x.Thrown
+	}
+	return nil
+}
+
 var File_worker_proto protoreflect.FileDescriptor
 
 const file_worker_proto_rawDesc = "" +
@@ -1304,7 +1790,34 @@ const file_worker_proto_rawDesc = "" +
 	"\bsettings\x18\x01 \x01(\fR\bsettings\"\x0f\n" +
 	"\rRevertRequest\",\n" +
 	"\x0eRevertResponse\x12\x1a\n" +
-	"\bsettings\x18\x01 \x01(\fR\bsettings2\xda\x04\n" +
+	"\bsettings\x18\x01 \x01(\fR\bsettings\"@\n" +
+	"\vLookRequest\x12\x1b\n" +
+	"\twindow_ns\x18\x01 \x01(\x03R\bwindowNs\x12\x14\n" +
+	"\x05probe\x18\x02 \x01(\bR\x05probe\"$\n" +
+	"\fLookResponse\x12\x14\n" +
+	"\x05facts\x18\x01 \x01(\fR\x05facts\"g\n" +
+	"\fCatchCommand\x129\n" +
+	"\x06listen\x18\x01 \x01(\v2\x1f.slipstream.worker.v1.DatagramsH\x00R\x06listen\x12\x14\n" +
+	"\x04take\x18\x02 \x01(\rH\x00R\x04takeB\x06\n" +
+	"\x04step\"K\n" +
+	"\tDatagrams\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\x87\x01\n" +
+	"\n" +
+	"CatchEvent\x12;\n" +
+	"\tlistening\x18\x01 \x01(\v2\x1b.slipstream.worker.v1.ReadyH\x00R\tlistening\x123\n" +
+	"\x05taken\x18\x02 \x01(\v2\x1b.slipstream.worker.v1.TakenH\x00R\x05takenB\a\n" +
+	"\x05event\"9\n" +
+	"\x05Taken\x12\x1a\n" +
+	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
+	"\x05sizes\x18\x02 \x03(\rR\x05sizes\"y\n" +
+	"\fThrowRequest\x12=\n" +
+	"\tdatagrams\x18\x01 \x01(\v2\x1f.slipstream.worker.v1.DatagramsR\tdatagrams\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12\x14\n" +
+	"\x05sizes\x18\x03 \x03(\rR\x05sizes\"'\n" +
+	"\rThrowResponse\x12\x16\n" +
+	"\x06thrown\x18\x01 \x01(\fR\x06thrown2\xce\x06\n" +
 	"\x06Worker\x12J\n" +
 	"\x03Now\x12 .slipstream.worker.v1.NowRequest\x1a!.slipstream.worker.v1.NowResponse\x12Y\n" +
 	"\bDescribe\x12%.slipstream.worker.v1.DescribeRequest\x1a&.slipstream.worker.v1.DescribeResponse\x12U\n" +
@@ -1312,7 +1825,10 @@ const file_worker_proto_rawDesc = "" +
 	"\x05Drive\x12$.slipstream.worker.v1.TrafficCommand\x1a\".slipstream.worker.v1.TrafficEvent(\x010\x01\x12T\n" +
 	"\x06Sample\x12#.slipstream.worker.v1.SampleCommand\x1a!.slipstream.worker.v1.SampleEvent(\x010\x01\x12P\n" +
 	"\x05Apply\x12\".slipstream.worker.v1.ApplyRequest\x1a#.slipstream.worker.v1.ApplyResponse\x12S\n" +
-	"\x06Revert\x12#.slipstream.worker.v1.RevertRequest\x1a$.slipstream.worker.v1.RevertResponseB#Z!slipstream.dev/internal/worker/pbb\x06proto3"
+	"\x06Revert\x12#.slipstream.worker.v1.RevertRequest\x1a$.slipstream.worker.v1.RevertResponse\x12M\n" +
+	"\x04Look\x12!.slipstream.worker.v1.LookRequest\x1a\".slipstream.worker.v1.LookResponse\x12Q\n" +
+	"\x05Catch\x12\".slipstream.worker.v1.CatchCommand\x1a .slipstream.worker.v1.CatchEvent(\x010\x01\x12P\n" +
+	"\x05Throw\x12\".slipstream.worker.v1.ThrowRequest\x1a#.slipstream.worker.v1.ThrowResponseB#Z!slipstream.dev/internal/worker/pbb\x06proto3"
 
 var (
 	file_worker_proto_rawDescOnce sync.Once
@@ -1326,7 +1842,7 @@ func file_worker_proto_rawDescGZIP() []byte {
 	return file_worker_proto_rawDescData
 }
 
-var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_worker_proto_goTypes = []any{
 	(*NowRequest)(nil),       // 0: slipstream.worker.v1.NowRequest
 	(*NowResponse)(nil),      // 1: slipstream.worker.v1.NowResponse
@@ -1348,6 +1864,14 @@ var file_worker_proto_goTypes = []any{
 	(*ApplyResponse)(nil),    // 17: slipstream.worker.v1.ApplyResponse
 	(*RevertRequest)(nil),    // 18: slipstream.worker.v1.RevertRequest
 	(*RevertResponse)(nil),   // 19: slipstream.worker.v1.RevertResponse
+	(*LookRequest)(nil),      // 20: slipstream.worker.v1.LookRequest
+	(*LookResponse)(nil),     // 21: slipstream.worker.v1.LookResponse
+	(*CatchCommand)(nil),     // 22: slipstream.worker.v1.CatchCommand
+	(*Datagrams)(nil),        // 23: slipstream.worker.v1.Datagrams
+	(*CatchEvent)(nil),       // 24: slipstream.worker.v1.CatchEvent
+	(*Taken)(nil),            // 25: slipstream.worker.v1.Taken
+	(*ThrowRequest)(nil),     // 26: slipstream.worker.v1.ThrowRequest
+	(*ThrowResponse)(nil),    // 27: slipstream.worker.v1.ThrowResponse
 }
 var file_worker_proto_depIdxs = []int32{
 	2,  // 0: slipstream.worker.v1.DescribeRequest.place:type_name -> slipstream.worker.v1.Place
@@ -1361,25 +1885,35 @@ var file_worker_proto_depIdxs = []int32{
 	9,  // 8: slipstream.worker.v1.SampleEvent.ready:type_name -> slipstream.worker.v1.Ready
 	15, // 9: slipstream.worker.v1.SampleEvent.counters:type_name -> slipstream.worker.v1.Counters
 	2,  // 10: slipstream.worker.v1.ApplyRequest.place:type_name -> slipstream.worker.v1.Place
-	0,  // 11: slipstream.worker.v1.Worker.Now:input_type -> slipstream.worker.v1.NowRequest
-	3,  // 12: slipstream.worker.v1.Worker.Describe:input_type -> slipstream.worker.v1.DescribeRequest
-	7,  // 13: slipstream.worker.v1.Worker.Serve:input_type -> slipstream.worker.v1.TrafficCommand
-	7,  // 14: slipstream.worker.v1.Worker.Drive:input_type -> slipstream.worker.v1.TrafficCommand
-	13, // 15: slipstream.worker.v1.Worker.Sample:input_type -> slipstream.worker.v1.SampleCommand
-	16, // 16: slipstream.worker.v1.Worker.Apply:input_type -> slipstream.worker.v1.ApplyRequest
-	18, // 17: slipstream.worker.v1.Worker.Revert:input_type -> slipstream.worker.v1.RevertRequest
-	1,  // 18: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
-	4,  // 19: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
-	8,  // 20: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
-	8,  // 21: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
-	14, // 22: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
-	17, // 23: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
-	19, // 24: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
-	18, // [18:25] is the sub-list for method output_type
-	11, // [11:18] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	23, // 11: slipstream.worker.v1.CatchCommand.listen:type_name -> slipstream.worker.v1.Datagrams
+	9,  // 12: slipstream.worker.v1.CatchEvent.listening:type_name -> slipstream.worker.v1.Ready
+	25, // 13: slipstream.worker.v1.CatchEvent.taken:type_name -> slipstream.worker.v1.Taken
+	23, // 14: slipstream.worker.v1.ThrowRequest.datagrams:type_name -> slipstream.worker.v1.Datagrams
+	0,  // 15: slipstream.worker.v1.Worker.Now:input_type -> slipstream.worker.v1.NowRequest
+	3,  // 16: slipstream.worker.v1.Worker.Describe:input_type -> slipstream.worker.v1.DescribeRequest
+	7,  // 17: slipstream.worker.v1.Worker.Serve:input_type -> slipstream.worker.v1.TrafficCommand
+	7,  // 18: slipstream.worker.v1.Worker.Drive:input_type -> slipstream.worker.v1.TrafficCommand
+	13, // 19: slipstream.worker.v1.Worker.Sample:input_type -> slipstream.worker.v1.SampleCommand
+	16, // 20: slipstream.worker.v1.Worker.Apply:input_type -> slipstream.worker.v1.ApplyRequest
+	18, // 21: slipstream.worker.v1.Worker.Revert:input_type -> slipstream.worker.v1.RevertRequest
+	20, // 22: slipstream.worker.v1.Worker.Look:input_type -> slipstream.worker.v1.LookRequest
+	22, // 23: slipstream.worker.v1.Worker.Catch:input_type -> slipstream.worker.v1.CatchCommand
+	26, // 24: slipstream.worker.v1.Worker.Throw:input_type -> slipstream.worker.v1.ThrowRequest
+	1,  // 25: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
+	4,  // 26: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
+	8,  // 27: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
+	8,  // 28: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
+	14, // 29: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
+	17, // 30: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
+	19, // 31: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
+	21, // 32: slipstream.worker.v1.Worker.Look:output_type -> slipstream.worker.v1.LookResponse
+	24, // 33: slipstream.worker.v1.Worker.Catch:output_type -> slipstream.worker.v1.CatchEvent
+	27, // 34: slipstream.worker.v1.Worker.Throw:output_type -> slipstream.worker.v1.ThrowResponse
+	25, // [25:35] is the sub-list for method output_type
+	15, // [15:25] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_worker_proto_init() }
@@ -1404,13 +1938,21 @@ func file_worker_proto_init() {
 		(*SampleEvent_Ready)(nil),
 		(*SampleEvent_Counters)(nil),
 	}
+	file_worker_proto_msgTypes[22].OneofWrappers = []any{
+		(*CatchCommand_Listen)(nil),
+		(*CatchCommand_Take)(nil),
+	}
+	file_worker_proto_msgTypes[24].OneofWrappers = []any{
+		(*CatchEvent_Listening)(nil),
+		(*CatchEvent_Taken)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_worker_proto_rawDesc), len(file_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,9 @@ const (
 	Worker_Sample_FullMethodName   = "/slipstream.worker.v1.Worker/Sample"
 	Worker_Apply_FullMethodName    = "/slipstream.worker.v1.Worker/Apply"
 	Worker_Revert_FullMethodName   = "/slipstream.worker.v1.Worker/Revert"
+	Worker_Look_FullMethodName     = "/slipstream.worker.v1.Worker/Look"
+	Worker_Catch_FullMethodName    = "/slipstream.worker.v1.Worker/Catch"
+	Worker_Throw_FullMethodName    = "/slipstream.worker.v1.Worker/Throw"
 )
 
 // WorkerClient is the client API for Worker service.
@@ -55,6 +58,12 @@ type WorkerClient interface {
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
 	// Revert restores what Apply found.
 	Revert(ctx context.Context, in *RevertRequest, opts ...grpc.CallOption) (*RevertResponse, error)
+	// Look tells what doctor judges of this machine, by two readings of its counters.
+	Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error)
+	// Catch receives the datagrams that Throw sends in another place: a port and a key in, Listening
+	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
+	Catch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CatchCommand, CatchEvent], error)
+	Throw(ctx context.Context, in *ThrowRequest, opts ...grpc.CallOption) (*ThrowResponse, error)
 }
 
 type workerClient struct {
@@ -144,6 +153,39 @@ func (c *workerClient) Revert(ctx context.Context, in *RevertRequest, opts ...gr
 	return out, nil
 }
 
+func (c *workerClient) Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookResponse)
+	err := c.cc.Invoke(ctx, Worker_Look_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workerClient) Catch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CatchCommand, CatchEvent], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Worker_ServiceDesc.Streams[3], Worker_Catch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CatchCommand, CatchEvent]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Worker_CatchClient = grpc.BidiStreamingClient[CatchCommand, CatchEvent]
+
+func (c *workerClient) Throw(ctx context.Context, in *ThrowRequest, opts ...grpc.CallOption) (*ThrowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ThrowResponse)
+	err := c.cc.Invoke(ctx, Worker_Throw_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WorkerServer is the server API for Worker service.
 // All implementations must embed UnimplementedWorkerServer
 // for forward compatibility.
@@ -166,6 +208,12 @@ type WorkerServer interface {
 	Apply(context.Context, *ApplyRequest) (*ApplyResponse, error)
 	// Revert restores what Apply found.
 	Revert(context.Context, *RevertRequest) (*RevertResponse, error)
+	// Look tells what doctor judges of this machine, by two readings of its counters.
+	Look(context.Context, *LookRequest) (*LookResponse, error)
+	// Catch receives the datagrams that Throw sends in another place: a port and a key in, Listening
+	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
+	Catch(grpc.BidiStreamingServer[CatchCommand, CatchEvent]) error
+	Throw(context.Context, *ThrowRequest) (*ThrowResponse, error)
 	mustEmbedUnimplementedWorkerServer()
 }
 
@@ -196,6 +244,15 @@ func (UnimplementedWorkerServer) Apply(context.Context, *ApplyRequest) (*ApplyRe
 }
 func (UnimplementedWorkerServer) Revert(context.Context, *RevertRequest) (*RevertResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Revert not implemented")
+}
+func (UnimplementedWorkerServer) Look(context.Context, *LookRequest) (*LookResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Look not implemented")
+}
+func (UnimplementedWorkerServer) Catch(grpc.BidiStreamingServer[CatchCommand, CatchEvent]) error {
+	return status.Error(codes.Unimplemented, "method Catch not implemented")
+}
+func (UnimplementedWorkerServer) Throw(context.Context, *ThrowRequest) (*ThrowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Throw not implemented")
 }
 func (UnimplementedWorkerServer) mustEmbedUnimplementedWorkerServer() {}
 func (UnimplementedWorkerServer) testEmbeddedByValue()                {}
@@ -311,6 +368,49 @@ func _Worker_Revert_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Worker_Look_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkerServer).Look(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Worker_Look_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkerServer).Look(ctx, req.(*LookRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Worker_Catch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(WorkerServer).Catch(&grpc.GenericServerStream[CatchCommand, CatchEvent]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Worker_CatchServer = grpc.BidiStreamingServer[CatchCommand, CatchEvent]
+
+func _Worker_Throw_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ThrowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkerServer).Throw(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Worker_Throw_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkerServer).Throw(ctx, req.(*ThrowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Worker_ServiceDesc is the grpc.ServiceDesc for Worker service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -334,6 +434,14 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Revert",
 			Handler:    _Worker_Revert_Handler,
 		},
+		{
+			MethodName: "Look",
+			Handler:    _Worker_Look_Handler,
+		},
+		{
+			MethodName: "Throw",
+			Handler:    _Worker_Throw_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -351,6 +459,12 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Sample",
 			Handler:       _Worker_Sample_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Catch",
+			Handler:       _Worker_Catch_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -1,0 +1,241 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/worker"
+)
+
+// diagnosis is what doctor prints.
+type diagnosis struct {
+	WindowSeconds float64          `json:"window_seconds"`
+	Facts         []fact           `json:"facts"`
+	Findings      []doctor.Finding `json:"findings"`
+}
+
+// fact is one that no rule judges. Where is the machine; empty for the one that doctor runs on.
+type fact struct {
+	Where string `json:"where,omitempty"`
+	doctor.Evidence
+}
+
+// add adds what is known and found of a machine.
+func (d *diagnosis) add(where string, f doctor.Facts) {
+	d.WindowSeconds = max(d.WindowSeconds, f.Window.Seconds())
+	for _, e := range f.Known() {
+		d.Facts = append(d.Facts, fact{where, e})
+	}
+	for _, found := range doctor.Examine(f) {
+		found.Where = where
+		d.Findings = append(d.Findings, found)
+	}
+}
+
+// minWindow is ten of the ticks by which CPU time is counted.
+const minWindow = 100 * time.Millisecond
+
+type doctorOptions struct {
+	window time.Duration
+	format string
+	probe  bool
+	hosts  hostOptions
+	kube   kubeOptions
+}
+
+func doctorCommand(p Process) *cobra.Command {
+	var o doctorOptions
+	c := &cobra.Command{
+		Use:   "doctor [kubernetes|hosts:HOST,...]",
+		Short: "Look for what makes the network of containers slow or lossy",
+		Long: `Check what makes the network of containers slow or lossy: receive steering, MTUs,
+drops, offloads, conntrack, virtual functions, CPU limits, and what slipstream itself
+needs. Each finding has its evidence, what it costs, and the command that corrects it,
+or the experiment that tells whether correcting it helps.
+
+Without an argument, doctor looks at this machine, in the network namespace that it
+runs in. hosts:HOST,... looks at hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and
+at the way from each to each other: whether traffic gets through to the ports that a
+run uses and those of VXLAN, and which packets are too large. kubernetes asks the API
+server what a run would lack, what nodes differ in, and what agents report. With --probe
+it also starts pods on two nodes, as a run does, looks from them at both nodes and the
+ways between them and between pods, and removes them.
+
+doctor changes nothing. On this machine it sends no packets, and between hosts a few
+small datagrams. It reads counters twice, and sees only what happens in between: run it
+under load, with a longer --for.
+
+Findings are serious (traffic is lost, or a run would fail), warning (something works
+less well than it could) or note (worth an experiment; it may be right as it is).
+The exit code is 3 if there is a serious finding, and 0 otherwise.`,
+		Example: `  sudo slipstream doctor
+  sudo slipstream doctor --for 1m              while the applications run
+  sudo slipstream doctor --probe               whether the fast path runs here, too
+  slipstream doctor hosts:a,me@b               two machines, and the ways between them
+  slipstream doctor kubernetes --probe         two nodes and two pods of a cluster
+  slipstream doctor --format json | jq '.findings[].what'`,
+		Args:      cobra.MaximumNArgs(1),
+		ValidArgs: []string{"kubernetes", "hosts:"},
+		RunE: func(c *cobra.Command, args []string) error {
+			if o.window < minWindow {
+				return usage(fmt.Errorf("--for %s: must be at least %s", o.window, minWindow))
+			}
+			write, ok := map[string]func(io.Writer, diagnosis) error{"text": writeDiagnosis, "json": writeDiagnosisJSON}[o.format]
+			if !ok {
+				return usage(fmt.Errorf("--format %s: there is no such format; choose text or json", o.format))
+			}
+			d, err := o.diagnose(c.Context(), p, args)
+			if err != nil {
+				return err
+			}
+			doctor.SortWorstFirst(d.Findings)
+			if err := write(p.Out, d); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(d.Findings, doctor.IsSerious) {
+				return exitError{code: exitSlower}
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
+	f.StringVar(&o.format, "format", "text", "text or json")
+	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes")
+	o.hosts.addFlags(f)
+	o.kube.addFlags(f)
+	return c
+}
+
+// diagnose looks at what the argument names.
+func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (diagnosis, error) {
+	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // not null in JSON
+	if len(args) == 0 {
+		f, err := lookHere(ctx, o.window, o.probe)
+		if err != nil {
+			return d, err
+		}
+		d.add("", f)
+		return d, nil
+	}
+	if names, ok := strings.CutPrefix(args[0], "hosts:"); ok {
+		return d, o.examineHosts(ctx, p, &d, names)
+	}
+	if args[0] == "kubernetes" {
+		return d, o.examineCluster(ctx, p, &d)
+	}
+	return d, usage(fmt.Errorf("doctor %s: must be kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
+}
+
+// machine is one that a worker looks at.
+type machine struct {
+	name    string
+	address netip.Addr
+	worker  *worker.Client
+	facts   doctor.Facts
+	// pod: it is one, and has no overlay of its own.
+	pod bool
+}
+
+func newMachine(p target.Place, c *worker.Client) *machine {
+	m := &machine{name: p.Name, address: p.IPv4, worker: c, pod: p.Kind == target.Pod}
+	if !m.address.IsValid() {
+		m.address = p.IPv6
+	}
+	return m
+}
+
+// look looks at machines, all at the same time.
+func (o doctorOptions) look(ctx context.Context, all []*machine) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, m := range all {
+		g.Go(func() (err error) {
+			if m.facts, err = m.worker.Look(ctx, o.window, o.probe); err != nil {
+				return fmt.Errorf("look at %s: %w", m.name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// reach has a message go from one machine to another.
+type reach func(ctx context.Context, client, server *machine, by target.Transport) error
+
+// explore finds out about the way from one machine to another.
+func explore(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
+	p := doctor.Path{Client: client.name, Server: server.name, To: server.address}
+	for _, protocol := range []string{"tcp", "udp"} {
+		ip := 6
+		if server.address.Is4() {
+			ip = 4
+		}
+		if err := reach(ctx, client, server, target.Transport{IP: ip, Protocol: protocol}); err != nil {
+			p.Closed = append(p.Closed, doctor.Closed{Protocol: protocol, Why: err})
+		}
+		if ctx.Err() != nil {
+			return p, context.Cause(ctx)
+		}
+	}
+	var ports []uint16
+	if !server.pod {
+		ports = doctor.VXLANPorts
+	}
+	return p, p.Explore(ctx, client.worker, server.worker.Catch, server.facts, ports)
+}
+
+func writeDiagnosisJSON(w io.Writer, d diagnosis) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(d)
+}
+
+// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph.
+func writeDiagnosis(w io.Writer, d diagnosis) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	where := ""
+	for i, f := range d.Facts {
+		if f.Where != where {
+			if where = f.Where; i > 0 {
+				fmt.Fprintln(tw)
+			}
+			fmt.Fprintf(tw, "%s:\n", report.PlainLine(where))
+		}
+		fmt.Fprintf(tw, "%s\t%s\n", f.From, report.PlainLine(f.Value))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if len(d.Findings) == 0 {
+		_, err := fmt.Fprintf(w, "\nNothing found. Counters were read twice, %.1f s apart.\n", d.WindowSeconds)
+		return err
+	}
+	var b strings.Builder
+	for _, f := range d.Findings {
+		at := ""
+		if f.Where != "" {
+			at = f.Where + ": "
+		}
+		fmt.Fprintf(&b, "\n%s: %s (%s)\n", strings.ToUpper(string(f.Severity)), report.PlainLine(at+f.What), f.Rule)
+		for _, e := range f.Evidence {
+			fmt.Fprintf(&b, "  read   %s: %s\n", e.From, report.PlainLine(e.Value))
+		}
+		fmt.Fprintf(&b, "  costs  %s\n  do     %s\n", f.Cost, report.PlainLine(f.Do))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

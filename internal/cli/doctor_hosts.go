@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/hosts"
+)
+
+// examineHosts looks at hosts, and at the ways between them.
+func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis, names string) (err error) {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return fmt.Errorf("find the SSH configuration: %w", err)
+	}
+	config := hosts.Config{
+		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Home: home, Look: true,
+		Note: func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) },
+	}
+	for i, h := range config.Hosts {
+		if h.Name == "" || slices.ContainsFunc(config.Hosts[:i], func(other v1alpha1.Host) bool { return other.Name == h.Name }) {
+			return usage(fmt.Errorf("hosts:%s: must be names of hosts with commas between them, each once", names))
+		}
+	}
+	found, err := hosts.Survey(ctx, config)
+	if err != nil {
+		return err
+	}
+	fit := config.Hosts[:0]
+	for i, f := range found {
+		if f.Missing != nil {
+			d.Findings = append(d.Findings, doctor.HostUnfit(f.Host, f.Missing))
+			continue
+		}
+		fit = append(fit, config.Hosts[i])
+	}
+	if config.Hosts = fit; len(fit) == 0 {
+		return nil
+	}
+	up, err := hosts.Up(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, up.Close(context.WithoutCancel(ctx))) }()
+	return o.examineUp(ctx, d, up)
+}
+
+// examineUp looks at hosts that workers can be started on.
+func (o doctorOptions) examineUp(ctx context.Context, d *diagnosis, up *hosts.Hosts) error {
+	var all []*machine
+	for _, place := range up.Places() {
+		c, err := up.Worker(ctx, place, target.ForControl)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		all = append(all, newMachine(place, c))
+	}
+	if err := o.look(ctx, all); err != nil {
+		return err
+	}
+	for _, m := range all {
+		d.add(m.name, m.facts)
+	}
+	reach := func(ctx context.Context, client, server *machine, by target.Transport) error {
+		return up.Reach(ctx, hosts.Way{Client: client.name, Server: server.name, Address: v1alpha1.AddressNative, Transport: by})
+	}
+	for _, client := range all {
+		for _, server := range all {
+			if client == server {
+				continue
+			}
+			path, err := explore(ctx, client, server, reach)
+			if err != nil {
+				return err
+			}
+			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
+		}
+	}
+	return nil
+}

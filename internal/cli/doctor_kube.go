@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/kube"
+	"slipstream.dev/internal/worker"
+)
+
+// examineCluster asks the API server, and with --probe looks from pods.
+func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnosis) error {
+	exp, err := runOptions{kube: o.kube}.load([]string{"kubernetes"})
+	if err != nil {
+		return usage(err)
+	}
+	cluster, err := kube.Open(o.kube.access)
+	if err != nil {
+		return err
+	}
+	config := kubeConfig(p, exp)
+	config.Accelerate = true // without pods that have privileges, nobody sees the nodes
+	s, err := cluster.Survey(ctx, config)
+	if err != nil {
+		return err
+	}
+	found, err := cluster.Look(ctx)
+	if err != nil {
+		return err
+	}
+	found.Denied, found.Lacks = s.Denied, s.Missing
+	d.addCluster(s, found)
+	if !o.probe || len(found.Denied)+len(found.Lacks) > 0 {
+		return nil
+	}
+	config.Spec.ClientNode, config.Spec.ServerNode = s.Client, s.Server
+	config.Pods = 1
+	config.Note = func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) }
+	up, err := cluster.Up(ctx, config)
+	if err != nil {
+		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+		return ctx.Err()
+	}
+	return errors.Join(o.probePods(ctx, d, up), up.Close(context.WithoutCancel(ctx)))
+}
+
+// addCluster adds what the API server tells.
+func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
+	add := func(from, format string, args ...any) {
+		d.Facts = append(d.Facts, fact{"", doctor.Evidence{From: from, Value: fmt.Sprintf(format, args...)}})
+	}
+	if s.User != "" {
+		add("user", "%s", s.User)
+	}
+	if len(found.Nodes) > 0 {
+		add("nodes", "%d", len(found.Nodes))
+	}
+	if s.Client != "" {
+		add("a run takes", "nodes %s and %s, image %s", s.Client, s.Server, s.Image)
+	}
+	d.Findings = append(d.Findings, doctor.ExamineCluster(found)...)
+}
+
+// probePods looks at both nodes, and at the ways between the nodes, between the pods, and from a node to the
+// pod of the other.
+func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pods) error {
+	var nodes, pods []*machine
+	for _, place := range up.Places() {
+		use := target.ForControl
+		if place.Kind == target.Pod {
+			use = target.ForTraffic
+		}
+		c, err := podWorker(ctx, up, place, use)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if m := newMachine(place, c); m.pod {
+			pods = append(pods, m)
+		} else {
+			nodes = append(nodes, m)
+		}
+	}
+	if err := o.look(ctx, nodes); err != nil {
+		return err
+	}
+	for _, m := range nodes {
+		d.add(m.name, m.facts)
+	}
+	reach := func(ctx context.Context, client, server *machine, by target.Transport) error {
+		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, kubeLead)
+		return err
+	}
+	for i := range nodes {
+		for _, pair := range [][2]*machine{{nodes[i], nodes[1-i]}, {pods[i], pods[1-i]}, {nodes[i], pods[1-i]}} {
+			path, err := explore(ctx, pair[0], pair[1], reach)
+			if err != nil {
+				return err
+			}
+			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
+		}
+	}
+	return nil
+}

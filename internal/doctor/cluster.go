@@ -1,0 +1,132 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Cluster is what the API server of a cluster tells.
+type Cluster struct {
+	// Denied are the permissions that a run needs and the user does not have, Lacks what else would make it
+	// fail, and what to do.
+	Denied, Lacks []string
+	Nodes         []ClusterNode
+	// Agents are the conditions of agents that are not met.
+	Agents []AgentCondition
+}
+
+// ClusterNode is a node as its kubelet describes it.
+type ClusterNode struct {
+	Name string
+	// Has is what nodes may differ in, by what it is: "kernel".
+	Has map[string]string
+}
+
+// AgentCondition is one of a NodeAcceleration.
+type AgentCondition struct{ Node, Type, Reason, Message string }
+
+// clusterRules by name.
+var clusterRules = []struct {
+	name string
+	find func(Cluster) []Finding
+}{
+	{"permission", permission},
+	{"run-lacks", runLacks},
+	{"nodes-differ", nodesDiffer},
+	{"agent", agent},
+}
+
+// ExamineCluster applies all rules for clusters.
+func ExamineCluster(c Cluster) (all []Finding) {
+	for _, r := range clusterRules {
+		for _, found := range r.find(c) {
+			found.Rule = r.name
+			all = append(all, found)
+		}
+	}
+	return all
+}
+
+func permission(c Cluster) []Finding {
+	if len(c.Denied) == 0 {
+		return nil
+	}
+	f := Finding{
+		Severity: Serious,
+		What:     "You lack permissions that a run needs.",
+		Cost:     "A run fails before it creates anything.",
+		Do:       "Ask for a role that grants them, or use another --kubeconfig, --context or namespace (-n).",
+	}
+	for _, p := range c.Denied {
+		f.Evidence = append(f.Evidence, evidence("SelfSubjectAccessReview", "may not %s", p))
+	}
+	return []Finding{f}
+}
+
+func runLacks(c Cluster) (found []Finding) {
+	for _, lack := range c.Lacks {
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     "A run in this cluster would fail.",
+			Evidence: []Evidence{evidence("slipstream run kubernetes --dry-run", "%s", lack)},
+			Cost:     "A run fails before its first block.",
+			Do:       "What the line above says; then slipstream run kubernetes --dry-run",
+		})
+	}
+	return found
+}
+
+// nodesDiffer: in what, and which nodes.
+func nodesDiffer(c Cluster) (found []Finding) {
+	by := make(map[string]map[string][]string) // what, value, nodes
+	for _, n := range c.Nodes {
+		for what, value := range n.Has {
+			if by[what] == nil {
+				by[what] = make(map[string][]string)
+			}
+			by[what][value] = append(by[what][value], n.Name)
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(by)) {
+		if len(by[what]) < 2 {
+			continue
+		}
+		f := Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("The nodes differ in their %s.", what),
+			Cost:     "A result speaks for the two nodes that were measured. On others the same setting may cost or gain something else.",
+			Do:       "slipstream run kubernetes --selector KEY=VALUE   # or --client-node and --server-node, for each kind of node; and a policy for each: spec.nodeSelector",
+		}
+		for _, value := range slices.Sorted(maps.Keys(by[what])) {
+			f.Evidence = append(f.Evidence, evidence(some(by[what][value]), "%s", value))
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// some names nodes: a cluster may have thousands.
+func some(nodes []string) string {
+	const most = 5
+	slices.Sort(nodes)
+	if len(nodes) <= most {
+		return strings.Join(nodes, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(nodes[:most], ", "), len(nodes)-most)
+}
+
+func agent(c Cluster) (found []Finding) {
+	for _, a := range c.Agents {
+		found = append(found, Finding{
+			Severity: Warning,
+			Where:    a.Node,
+			What:     fmt.Sprintf("The agent reports that its condition %s is not met.", a.Type),
+			Evidence: []Evidence{evidence("NodeAcceleration "+a.Node+", condition "+a.Type, "%s: %s", a.Reason, a.Message)},
+			Cost:     "This node runs without what a policy gives the others.",
+			Do:       "kubectl describe nodeacceleration " + a.Node,
+		})
+	}
+	return found
+}

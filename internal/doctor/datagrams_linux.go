@@ -1,0 +1,247 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A datagram looks like one of VXLAN, as a firewall may look into it: the header (RFC 7348, section 5), and
+// an Ethernet frame of a type for experiments (IEEE 802), which goes to nobody. A VXLAN device that gets
+// it drops it.
+var datagramHeader = append([]byte{
+	0x08, 0, 0, 0, 0xff, 0xff, 0xfe, 0, // flags; VNI
+	0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, // to, from: locally administered
+}, 0x88, 0xb5)
+
+// tailSize is that of what follows the key: the round and the packet's size.
+const tailSize = 8
+
+// lastSize in place of a packet's size marks the last datagram of a round.
+const lastSize = 0
+
+// headers of IP and UDP.
+func headers(to netip.Addr) int {
+	if to.Is4() {
+		return 20 + 8
+	}
+	return 40 + 8
+}
+
+// datagram returns the payload of a packet of a size. It may be larger, if that is too small.
+func datagram(to netip.Addr, key []byte, round, size int) []byte {
+	b := slices.Concat(datagramHeader, key)
+	b = binary.BigEndian.AppendUint32(b, uint32(round))
+	b = binary.BigEndian.AppendUint32(b, uint32(size))
+	return append(b, make([]byte, max(0, size-headers(to)-len(b)))...)
+}
+
+// parseDatagram returns round and size of a payload with the key.
+func parseDatagram(payload, key []byte) (round, size int, ok bool) {
+	rest, ok := bytes.CutPrefix(payload, slices.Concat(datagramHeader, key))
+	if !ok || len(rest) < tailSize {
+		return 0, 0, false
+	}
+	return int(binary.BigEndian.Uint32(rest)), int(binary.BigEndian.Uint32(rest[4:])), true
+}
+
+// Throw sends datagrams from this network namespace, as Thrower describes: each twice, and the last, small
+// one of the round three times.
+func Throw(to netip.AddrPort, key []byte, round int, sizes []int) (t Thrown, err error) {
+	routes, err := netlink.RouteGet(to.Addr().AsSlice())
+	if err != nil || len(routes) == 0 {
+		return t, fmt.Errorf("find the route to %s: %w", to.Addr(), err)
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return t, fmt.Errorf("find the device to %s: %w", to.Addr(), err)
+	}
+	t.Device, t.DeviceMTU = link.Attrs().Name, link.Attrs().MTU
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return t, err
+	}
+	defer conn.Close()
+	if err := option(conn, to.Addr(), func(fd, level, discover, _ int) error {
+		return unix.SetsockoptInt(fd, level, discover, unix.IP_PMTUDISC_PROBE) // the same for IPv6
+	}); err != nil {
+		return t, err
+	}
+	for range 2 {
+		for _, size := range sizes {
+			t.send(conn, datagram(to.Addr(), key, round, size))
+		}
+	}
+	for range tries {
+		t.send(conn, datagram(to.Addr(), key, round, lastSize))
+	}
+	return t, option(conn, to.Addr(), func(fd, level, _, mtu int) (err error) {
+		t.ToldMTU, err = unix.GetsockoptInt(fd, level, mtu)
+		return err
+	})
+}
+
+// send sends a datagram. An error may be the answer to one before it, which the next call does not return.
+func (t *Thrown) send(conn net.Conn, b []byte) {
+	for range tries {
+		_, err := conn.Write(b)
+		switch {
+		case err == nil:
+			return
+		case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ECONNREFUSED): // too large, or nobody listens
+		default:
+			t.Refused = err.Error()
+		}
+	}
+}
+
+// option calls fn with a socket, and with the numbers of its options for IPv4 or IPv6.
+func option(conn syscall.Conn, to netip.Addr, fn func(fd, level, discover, mtu int) error) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	level, discover, mtu := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_MTU
+	if !to.Is4() {
+		level, discover, mtu = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_MTU
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = fn(int(fd), level, discover, mtu) }); err != nil {
+		return err
+	}
+	if failed != nil {
+		return fmt.Errorf("set or read the MTU of a socket: %w", failed)
+	}
+	return nil
+}
+
+// Port receives the datagrams of Throw.
+type Port struct {
+	conn net.PacketConn
+	port uint16
+	key  []byte
+	// raw: datagrams come with their headers.
+	raw bool
+
+	mu    sync.Mutex
+	more  *sync.Cond
+	taken map[int]*Taken
+	ended bool
+}
+
+// Listen receives at an address of this network namespace; at port 0 it chooses one that is free. A port that
+// a VXLAN device has takes CAP_NET_RAW.
+func Listen(at netip.AddrPort, key []byte) (*Port, error) {
+	p := &Port{port: at.Port(), key: key, taken: make(map[int]*Taken)}
+	p.more = sync.NewCond(&p.mu)
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	switch {
+	case err == nil:
+		p.conn, p.port = conn, conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	case errors.Is(err, unix.EADDRINUSE):
+		if p.conn, err = listenRaw(at.Addr()); err != nil {
+			return nil, err
+		}
+		p.raw = true
+	default:
+		return nil, err
+	}
+	go p.receive()
+	return p, nil
+}
+
+// listenRaw receives a copy of every UDP datagram to an address, whoever has its port, after the firewall of
+// this machine.
+func listenRaw(at netip.Addr) (net.PacketConn, error) {
+	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
+	if errors.Is(err, os.ErrPermission) {
+		return nil, errors.New("the port is taken, and to look at what arrives there needs root")
+	}
+	return conn, err
+}
+
+func (p *Port) receive() {
+	b := make([]byte, largest)
+	for {
+		n, _, err := p.conn.ReadFrom(b)
+		if err != nil {
+			break
+		}
+		p.add(b[:n])
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.more.Broadcast()
+}
+
+// add counts a datagram, or a packet.
+func (p *Port) add(b []byte) {
+	if p.raw { // net removes the IP header
+		if len(b) < 8 || binary.BigEndian.Uint16(b[2:]) != p.port {
+			return
+		}
+		b = b[8:]
+	}
+	round, size, ok := parseDatagram(b, p.key)
+	if !ok {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.round(round)
+	if size == lastSize {
+		t.Complete = true
+		p.more.Broadcast()
+		return
+	}
+	if !slices.Contains(t.Sizes, size) {
+		t.Sizes = append(t.Sizes, size)
+	}
+}
+
+func (p *Port) round(n int) *Taken {
+	if p.taken[n] == nil {
+		p.taken[n] = new(Taken)
+	}
+	return p.taken[n]
+}
+
+// takeTime is how long a datagram may be on its way.
+const takeTime = time.Second
+
+// Take returns what has arrived of a round, once its last datagram has, or takeTime has passed.
+func (p *Port) Take(round int) Taken {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	late := false
+	timer := time.AfterFunc(takeTime, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		late = true
+		p.more.Broadcast()
+	})
+	defer timer.Stop()
+	t := p.round(round)
+	for !t.Complete && !late && !p.ended {
+		p.more.Wait()
+	}
+	return Taken{t.Complete, slices.Clone(t.Sizes)}
+}
+
+// Number of the port.
+func (p *Port) Number() uint16 { return p.port }
+
+// Close ends receiving.
+func (p *Port) Close() error { return p.conn.Close() }

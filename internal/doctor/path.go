@@ -1,0 +1,318 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Path is what was found out about the way from one machine to another.
+type Path struct {
+	Client, Server string
+	// To is the server's address.
+	To netip.Addr
+	// Closed are the transports by which no traffic gets from the client to a port that a run would use.
+	Closed []Closed
+	// Thrown is what the client's kernel says of the way; Datagrams tells whether any arrived.
+	Thrown    Thrown
+	Datagrams bool
+	// MTU is the largest packet that arrived, in bytes; 0 if none did.
+	MTU   int
+	VXLAN []VXLANPort
+}
+
+// Closed is a transport by which traffic does not get through.
+type Closed struct {
+	Protocol string
+	Why      error
+}
+
+// Thrown is what a kernel says of datagrams that it was given to send.
+type Thrown struct {
+	// Device sends them; its MTU limits them.
+	Device    string
+	DeviceMTU int
+	// ToldMTU is that of the way as the kernel knows it, from ICMP or a route.
+	ToldMTU int
+	// Refused is why the kernel did not send them, if it was not their size: a rule of its own firewall.
+	Refused string
+}
+
+// Taken is what arrived of a round.
+type Taken struct {
+	// Complete: the last of the round did, which is small.
+	Complete bool
+	// Sizes of packets, in bytes from the IP header on.
+	Sizes []int
+}
+
+// VXLANPort is whether VXLAN by a UDP port would get through.
+type VXLANPort struct {
+	Port uint16
+	// Blocked: other datagrams arrive, and those to the port do not.
+	Blocked bool
+	// Unknown is why nobody can tell; empty if somebody can.
+	Unknown string
+	// Used: the server has a VXLAN device of that port.
+	Used bool
+}
+
+// Thrower sends datagrams from a machine.
+type Thrower interface {
+	// Throw sends packets of these sizes, in bytes from the IP header on, with a key and a round in them,
+	// and a small one after them. None may be fragmented.
+	Throw(ctx context.Context, to netip.AddrPort, key []byte, round int, sizes []int) (Thrown, error)
+}
+
+// Catcher receives on a machine the datagrams that Throw sends from another one.
+type Catcher interface {
+	Port() uint16
+	// Take returns what has arrived of a round. It waits for the last of the round, up to a second.
+	Take(round int) (Taken, error)
+	Close()
+}
+
+// Catch opens a Catcher at an address; at port 0 it chooses one that is free.
+type Catch func(ctx context.Context, at netip.AddrPort, key []byte) (Catcher, error)
+
+// VXLANPorts are that of IANA (RFC 7348), and that which Linux had before, and Flannel and Cilium have.
+var VXLANPorts = []uint16{4789, 8472}
+
+// Explore finds out by datagrams which packets get from a client to an address of a server, and which of some
+// VXLAN ports. Of the path it fills in what it found.
+func (p *Path) Explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
+	if err := p.explore(ctx, client, catch, server, ports); err != nil {
+		return fmt.Errorf("datagrams from %s to %s: %w", p.Client, p.Server, err)
+	}
+	return nil
+}
+
+func (p *Path) explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
+	c := crossing{to: p.To, client: client, key: make([]byte, keySize)}
+	_, _ = rand.Read(c.key)
+	if err := p.measureMTU(ctx, c, catch); err != nil || !p.Datagrams {
+		return err
+	}
+	for _, port := range ports {
+		v := VXLANPort{Port: port, Used: slices.ContainsFunc(server.Devices, func(d Device) bool { return d.VXLANPort == port })}
+		at, err := catch(ctx, netip.AddrPortFrom(p.To, port), c.key)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			v.Unknown = err.Error()
+		default:
+			v.Blocked, err = c.blocked(ctx, at)
+			at.Close()
+			if err != nil {
+				return err
+			}
+		}
+		p.VXLAN = append(p.VXLAN, v)
+	}
+	return nil
+}
+
+// keySize is that of the key in a datagram.
+const keySize = 16
+
+// tries is how often a datagram is sent before it counts as one that does not get through.
+const tries = 3
+
+// crossing is the way of datagrams to an address.
+type crossing struct {
+	to     netip.Addr
+	client Thrower
+	key    []byte
+	round  int
+	thrown Thrown
+}
+
+// send sends a round and returns what arrived.
+func (c *crossing) send(ctx context.Context, at Catcher, sizes ...int) (taken Taken, err error) {
+	c.round++
+	if c.thrown, err = c.client.Throw(ctx, netip.AddrPortFrom(c.to, at.Port()), c.key, c.round, sizes); err != nil {
+		return taken, err
+	}
+	return at.Take(c.round)
+}
+
+// blocked tells whether no datagram gets to a port.
+func (c *crossing) blocked(ctx context.Context, at Catcher) (bool, error) {
+	for range tries {
+		taken, err := c.send(ctx, at)
+		if err != nil || taken.Complete || len(taken.Sizes) > 0 {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// measureMTU finds the largest packet that arrives, of those that the client's device sends.
+func (p *Path) measureMTU(ctx context.Context, c crossing, catch Catch) error {
+	at, err := catch(ctx, netip.AddrPortFrom(p.To, 0), c.key)
+	if err != nil {
+		return err
+	}
+	defer at.Close()
+	blocked, err := c.blocked(ctx, at)
+	p.Thrown, p.Datagrams = c.thrown, err == nil && !blocked
+	if err != nil || blocked {
+		return err
+	}
+	low, high := minimumMTU(p.To), min(c.thrown.DeviceMTU, largest)
+	for range tries { // one loss is no finding
+		taken, err := c.send(ctx, at, high)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(taken.Sizes, high) {
+			p.MTU, p.Thrown = high, c.thrown
+			return nil
+		}
+	}
+	for high-low > 1 {
+		taken, err := c.send(ctx, at, between(low, high)...)
+		if err != nil {
+			return err
+		}
+		if !taken.Complete {
+			return errors.New("they arrive only now and then")
+		}
+		for _, size := range between(low, high) {
+			if !slices.Contains(taken.Sizes, size) {
+				high = size
+				break
+			}
+			low = size
+		}
+	}
+	p.MTU, p.Thrown = low, c.thrown
+	return nil
+}
+
+// largest packet that is tried: a UDP datagram cannot be larger.
+const largest = 65535
+
+// minimumMTU is what every way carries: RFC 791 (a host's least), RFC 8200.
+func minimumMTU(to netip.Addr) int {
+	if to.Is4() {
+		return 576
+	}
+	return 1280
+}
+
+// between returns up to 8 sizes that divide an interval evenly, without its ends.
+func between(low, high int) (sizes []int) {
+	const parts = 9
+	for i := 1; i < parts; i++ {
+		if size := low + (high-low)*i/parts; size > low && (len(sizes) == 0 || size > sizes[len(sizes)-1]) {
+			sizes = append(sizes, size)
+		}
+	}
+	return sizes
+}
+
+// pathRules by name.
+var pathRules = []struct {
+	name string
+	find func(Path) []Finding
+}{
+	{"port-blocked", portBlocked},
+	{"path-mtu", pathMTU},
+	{"vxlan-blocked", vxlanBlocked},
+}
+
+// Pair is how findings call the way from one place to another.
+func Pair(client, server string) string { return client + " to " + server }
+
+// ExaminePath applies all rules for paths.
+func ExaminePath(p Path) (all []Finding) {
+	for _, r := range pathRules {
+		for _, found := range r.find(p) {
+			found.Rule, found.Where = r.name, Pair(p.Client, p.Server)
+			all = append(all, found)
+		}
+	}
+	return all
+}
+
+func portBlocked(p Path) (found []Finding) {
+	for _, c := range p.Closed {
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("No traffic gets through to %s by %s.", p.To, c.Protocol),
+			Evidence: []Evidence{evidence("a message there and back, as in a trial", "%v", c.Why)},
+			Cost:     "A run between the two fails before its first block.",
+			Do:       "Let the ports of net.ipv4.ip_local_port_range (32768 to 60999) through every firewall between them, by TCP and UDP; to see those of the machines: nft list ruleset; iptables-save",
+		})
+	}
+	if !p.Datagrams && len(p.Closed) == 0 {
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("No datagram arrives at %s.", p.To),
+			Evidence: append([]Evidence{evidence("UDP datagrams of less than 100 bytes", "%d sent, none arrived", tries)}, p.refused()...),
+			Cost:     "Workloads of UDP fail, and so does an overlay by VXLAN between the two.",
+			Do:       "Let UDP through every firewall between them; to see those of the machines: nft list ruleset; iptables-save",
+		})
+	}
+	return found
+}
+
+func (p Path) refused() []Evidence {
+	if p.Thrown.Refused == "" {
+		return nil
+	}
+	return []Evidence{evidence("the kernel of "+p.Client, "%s", p.Thrown.Refused)}
+}
+
+func pathMTU(p Path) []Finding {
+	t := p.Thrown
+	if !p.Datagrams || p.MTU >= min(t.DeviceMTU, largest) {
+		return nil
+	}
+	told := t.ToldMTU <= p.MTU
+	finding := Finding{
+		Severity: Serious,
+		What:     fmt.Sprintf("Packets of more than %d bytes vanish, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU),
+		Evidence: []Evidence{
+			evidence("datagrams that may not be fragmented", "%d bytes arrive, %d do not", p.MTU, p.MTU+1),
+			evidence("/sys/class/net/"+t.Device+"/mtu of "+p.Client, "%d", t.DeviceMTU),
+			evidence("path MTU that the kernel of "+p.Client+" knows", "%d", t.ToldMTU),
+		},
+		Cost: "Nobody tells the sender (ICMP \"fragmentation needed\" does not arrive): connections open, and hang at the first large transfer, unless both ends announce a smaller MSS. Packets of an overlay are lost.",
+		Do: fmt.Sprintf("ip link set %s mtu %d   # on %s, and the devices of overlays smaller by what they add; or a larger MTU on every switch and router between the two",
+			t.Device, p.MTU, p.Client),
+	}
+	if told {
+		finding.Severity = Warning
+		finding.What = fmt.Sprintf("The way carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU)
+		finding.Cost = "The sender is told so by ICMP and sends smaller packets; packets of an overlay are fragmented, which costs CPU time at both ends, or dropped."
+	}
+	return []Finding{finding}
+}
+
+func vxlanBlocked(p Path) (found []Finding) {
+	for _, v := range p.VXLAN {
+		if !v.Blocked {
+			continue
+		}
+		finding := Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("UDP port %d, which overlays by VXLAN take, is blocked.", v.Port),
+			Evidence: append([]Evidence{evidence(fmt.Sprintf("datagrams to UDP port %d", v.Port), "%d sent, none arrived; to another port they arrive", tries)}, p.refused()...),
+			Cost:     "Neither machine has an overlay of that port now. One that is created delivers nothing from node to node.",
+			Do:       fmt.Sprintf("Let UDP port %d through every firewall between them, if an overlay is to take it.", v.Port),
+		}
+		if v.Used {
+			finding.Severity = Serious
+			finding.Cost = "Pods on the two do not reach each other by the overlay."
+			finding.Do = fmt.Sprintf("Let UDP port %d through every firewall between them; to see those of the machines: nft list ruleset; iptables-save", v.Port)
+		}
+		found = append(found, finding)
+	}
+	return found
+}

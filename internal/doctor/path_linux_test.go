@@ -1,0 +1,115 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// way is a network between two machines.
+type way struct {
+	device, carries, told int
+	closed                []uint16 // UDP ports
+	taken                 []uint16
+	loses                 int // so many datagrams of the largest size, then no more
+	arrived               map[uint16][]int
+}
+
+func (w *way) Throw(_ context.Context, to netip.AddrPort, _ []byte, _ int, sizes []int) (Thrown, error) {
+	w.arrived[to.Port()] = nil
+	for _, size := range sizes {
+		if size == w.device && w.loses > 0 {
+			w.loses--
+			continue
+		}
+		if size <= min(w.device, w.carries) {
+			w.arrived[to.Port()] = append(w.arrived[to.Port()], size)
+		}
+	}
+	return Thrown{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told}, nil
+}
+
+type caught struct {
+	*way
+	port uint16
+}
+
+func (w *way) catch(_ context.Context, at netip.AddrPort, _ []byte) (Catcher, error) {
+	if slices.Contains(w.taken, at.Port()) {
+		return nil, errors.New("the port is taken")
+	}
+	return caught{w, max(at.Port(), 1)}, nil
+}
+
+func (c caught) Port() uint16 { return c.port }
+func (c caught) Close()       {}
+func (c caught) Take(int) (Taken, error) {
+	if slices.Contains(c.closed, c.port) || slices.Contains(c.closed, 0) {
+		return Taken{}, nil
+	}
+	return Taken{Complete: true, Sizes: c.arrived[c.port]}, nil
+}
+
+// TestExplore: what the way is like decides what is found.
+func TestExplore(t *testing.T) {
+	overlay := Facts{Devices: []Device{{VXLANPort: 8472}}}
+	for _, c := range []struct {
+		name   string
+		way    way
+		server Facts
+		want   []string
+	}{
+		{"healthy", way{device: 1500, carries: 1500, told: 1500}, overlay, nil},
+		{"jumbo frames", way{device: 9001, carries: 9001, told: 9001}, overlay, nil},
+		{"larger than a datagram", way{device: 65536, carries: 65536, told: 65536}, overlay, nil},
+		{"two losses", way{device: 1500, carries: 1500, told: 1500, loses: 2}, overlay, nil},
+		{"black hole", way{device: 1500, carries: 1400, told: 1500}, overlay, []string{"serious path-mtu: Packets of more than 1400 bytes vanish, and eth0 sends up to 1500."}},
+		{"black hole by 1", way{device: 9000, carries: 8999, told: 9000}, overlay, []string{"serious path-mtu: Packets of more than 8999 bytes vanish"}},
+		{"the least", way{device: 1500, carries: 576, told: 1500}, overlay, []string{"serious path-mtu: Packets of more than 576 bytes vanish"}},
+		{"told by ICMP", way{device: 9001, carries: 1500, told: 1500}, overlay, []string{"warning path-mtu: The way carries packets of up to 1500 bytes, and eth0 sends up to 9001."}},
+		{"overlay blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8472}}, overlay, []string{"serious vxlan-blocked: UDP port 8472"}},
+		{"another port blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{4789}}, overlay, []string{"note vxlan-blocked: UDP port 4789"}},
+		{"port taken", way{device: 1500, carries: 1500, told: 1500, taken: []uint16{4789, 8472}}, overlay, nil},
+		{"all UDP blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{0}}, overlay, []string{"serious port-blocked: No datagram arrives at 192.0.2.2"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.way.arrived = make(map[uint16][]int)
+			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2")}
+			if err := p.Explore(t.Context(), &c.way, c.way.catch, c.server, VXLANPorts); err != nil {
+				t.Fatal(err)
+			}
+			found := ExaminePath(p)
+			lines := summary(found)
+			if len(lines) != len(c.want) {
+				t.Fatalf("found %q, want %q", lines, c.want)
+			}
+			for i, f := range found {
+				if !strings.HasPrefix(lines[i], c.want[i]) || f.Where != "a to b" || len(f.Evidence) == 0 || f.Cost == "" || f.Do == "" {
+					t.Errorf("found %+v, want %q", f, c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// FuzzDatagram: no payload is taken for a datagram but those with the key.
+func FuzzDatagram(f *testing.F) {
+	to, key := netip.MustParseAddr("192.0.2.2"), make([]byte, keySize)
+	f.Add(datagram(to, key, 3, 1500), 3, 1500)
+	f.Add(datagram(to, key, 4, lastSize)[:40], 4, 0)
+	f.Add([]byte{}, 0, 0)
+	f.Fuzz(func(t *testing.T, b []byte, round, size int) {
+		_, _, _ = parseDatagram(b, key)
+		round, size = int(uint32(round)), int(uint32(size)%largest)
+		d := datagram(to, key, round, size)
+		if r, s, ok := parseDatagram(d, key); !ok || r != round || s != size || len(d)+headers(to) != max(size, len(datagramHeader)+keySize+tailSize+headers(to)) {
+			t.Errorf("round %d of %d bytes is read as %d, %d, %v", round, size, r, s, ok)
+		}
+		if _, _, ok := parseDatagram(d, []byte("another key of 16")[:keySize]); ok {
+			t.Error("another key is taken")
+		}
+	})
+}

@@ -1,0 +1,96 @@
+//go:build linux
+
+package hosts_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// diagnose runs doctor on hosts, and returns its exit code and a line for each finding that is of the hosts'
+// network namespaces or between them: what the machine under them does is another matter.
+func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string) {
+	t.Helper()
+	p := w.start(t, append([]string{"doctor", "--for", "100ms", "--format", "json"}, args...)...)
+	text, err := p.end()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		code = exit.ExitCode()
+	}
+	var d struct {
+		Facts    []struct{ Where, From, Value string }
+		Findings []struct{ Where, Rule, Severity, What string }
+	}
+	if err := json.Unmarshal([]byte(text), &d); err != nil {
+		t.Fatalf("exit code %d: %v\n%s", code, err, text)
+	}
+	for _, f := range d.Findings {
+		if !slices.Contains([]string{"backlog-full", "flow-limit", "squeezed", "throttled"}, f.Rule) {
+			found = append(found, f.Severity+" "+f.Rule+" "+f.Where+": "+f.What)
+		}
+	}
+	return code, found
+}
+
+// TestDoctor: nothing is found on two healthy hosts and between them, and each fault is, alone, by its name.
+// Nothing is left.
+func TestDoctor(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	both := "hosts:root@10.9.0.1,root@10.9.0.2"
+	b := nodes[1]
+	if _, found := w.diagnose(t, both); len(found) > 0 {
+		t.Fatalf("without a fault: %q", found)
+	}
+	// The port of a VXLAN device is looked at too: by a raw socket.
+	b.in("ip", "link", "add", "vx", "type", "vxlan", "id", "7", "dev", "eth0", "local", "10.9.0.2", "dstport", "8472")
+	if _, found := w.diagnose(t, both); len(found) > 0 {
+		t.Fatalf("with a VXLAN device: %q", found)
+	}
+	for _, c := range []struct {
+		name, inject, mend string
+		want               []string
+	}{
+		{
+			"the port of an overlay", "iptables -A INPUT -p udp --dport 8472 -j DROP", "iptables -F",
+			[]string{"serious vxlan-blocked 10.9.0.1 to 10.9.0.2: UDP port 8472"},
+		},
+		{
+			"the other port", "iptables -A INPUT -p udp --dport 4789 -j DROP", "iptables -F",
+			[]string{"note vxlan-blocked 10.9.0.1 to 10.9.0.2: UDP port 4789"},
+		},
+		{
+			"TCP", "iptables -A INPUT -p tcp --dport 30000: --syn -j REJECT", "iptables -F",
+			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic gets through to 10.9.0.2 by tcp"},
+		},
+		{
+			"datagrams", "iptables -A INPUT -p udp -j DROP", "iptables -F",
+			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic gets through to 10.9.0.2 by udp", "serious port-blocked 10.9.0.2 to 10.9.0.1: No traffic gets through to 10.9.0.1 by udp"},
+		},
+		{
+			"the way's MTU", "ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500", // of 10.9.0.1's other end
+			[]string{"serious path-mtu 10.9.0.1 to 10.9.0.2: Packets of more than 14"},
+		},
+	} {
+		b.in("sh", "-ec", c.inject)
+		code, found := w.diagnose(t, both)
+		if len(found) != len(c.want) || code != 3 && strings.HasPrefix(c.want[0], "serious") {
+			t.Errorf("%s: exit code %d, found %q, want %q", c.name, code, found, c.want)
+		}
+		for i := range min(len(found), len(c.want)) {
+			if !strings.HasPrefix(found[i], c.want[i]) {
+				t.Errorf("%s: found %q, want %q", c.name, found[i], c.want[i])
+			}
+		}
+		b.in("sh", "-ec", c.mend)
+	}
+	// A host that cannot be looked at leaves the other to be.
+	b.stop()
+	code, found := w.diagnose(t, both)
+	if code != 3 || len(found) != 1 || !strings.HasPrefix(found[0], "serious host-unfit 10.9.0.2: ") {
+		t.Errorf("a host that is down: exit code %d, found %q", code, found)
+	}
+	clean(t, nodes[:1])
+}

@@ -1,0 +1,87 @@
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/target"
+)
+
+// ErrServe: the server cannot receive traffic.
+var ErrServe = errors.New("no traffic can be received there")
+
+// The messages of Exchange go for exchangeTime, as the end of a trial is at a time. One has to come back by then:
+// where the way is long, or a machine is busy, that takes up to exchangeLong.
+const (
+	exchangeTime = v1alpha1.Duration(20 * time.Millisecond)
+	exchangeLong = v1alpha1.Duration(2 * time.Second)
+)
+
+// Exchange has a message go from one place to an address of another, and back, as in a trial. It returns the
+// server's port; lead is how long workers take at most to hear when traffic is to start.
+func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration) (uint16, error) {
+	port, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
+	if err != nil && ctx.Err() == nil {
+		port, err = exchange(ctx, client, server, to, by, lead, exchangeLong)
+	}
+	return port, err
+}
+
+func exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration, long v1alpha1.Duration) (uint16, error) {
+	t := target.Traffic{Place: "server", Workload: v1alpha1.Workload{Name: "reach", PingPong: &v1alpha1.Traffic{
+		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: v1alpha1.ToolNative,
+	}}}
+	_, _ = rand.Read(t.Secret[:])
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ports, begin := make(chan uint16, 1), make(chan time.Time, 1)
+	served := make(chan struct{})
+	var serveErr error
+	go func() {
+		defer close(served)
+		t := t
+		t.Address = netip.AddrPortFrom(to, 0)
+		_, serveErr = server.Serve(ctx, t, func(port uint16) (time.Time, error) {
+			ports <- port
+			select {
+			case at := <-begin:
+				return at, nil
+			case <-ctx.Done():
+				return time.Time{}, context.Cause(ctx)
+			}
+		})
+		if serveErr != nil {
+			serveErr = fmt.Errorf("%w: %w", ErrServe, serveErr)
+			cancel(serveErr)
+		}
+	}()
+	select {
+	case port := <-ports:
+		t.Address = netip.AddrPortFrom(to, port)
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	port := t.Address.Port()
+	t.Place = "client"
+	_, err := client.Drive(ctx, t, func(uint16) (time.Time, error) {
+		at := time.Now().Add(lead)
+		begin <- at
+		return at, nil
+	}, nil)
+	if err == nil {
+		<-served
+		return port, serveErr
+	}
+	// The server's error is the reason where it came first; a client that was not let in is not one of its.
+	if cause := context.Cause(ctx); cause != nil {
+		return port, cause
+	}
+	cancel(errors.New("the client has no connection"))
+	<-served
+	return port, err
+}
