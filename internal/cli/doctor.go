@@ -59,7 +59,7 @@ type doctorOptions struct {
 func doctorCommand(p Process) *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
-		Use:   "doctor [kubernetes|hosts:HOST,...]",
+		Use:   "doctor [lab|kubernetes|hosts:HOST,...]",
 		Short: "Look for what makes the network of containers slow or lossy",
 		Long: `Check what makes the network of containers slow or lossy: receive steering, MTUs,
 drops, offloads, conntrack, virtual functions, CPU limits, and what slipstream itself
@@ -72,7 +72,9 @@ at the way from each to each other: whether traffic gets through to the ports th
 run uses and those of VXLAN, and which packets are too large. kubernetes asks the API
 server what a run would lack, what nodes differ in, and what agents report. With --probe
 it also starts pods on two nodes, as a run does, looks from them at both nodes and the
-ways between them and between pods, and removes them.
+ways between them and between pods, and removes them. lab tries what a lab needs of this
+machine, in network namespaces that it removes at once. With --probe it also makes a lab
+of two nodes, looks at them and the ways between them, and removes it.
 
 doctor changes nothing. On this machine it sends no packets, and between hosts a few
 small datagrams. It reads counters twice, and sees only what happens in between: run it
@@ -85,10 +87,11 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
   sudo slipstream doctor --for 1m              while the applications run
   sudo slipstream doctor --probe               whether the fast path runs here, too
   slipstream doctor hosts:a,me@b               two machines, and the ways between them
+  sudo slipstream doctor lab                   what this machine lacks for a lab
   slipstream doctor kubernetes --probe         two nodes and two pods of a cluster
   slipstream doctor --format json | jq '.findings[].what'`,
 		Args:      cobra.MaximumNArgs(1),
-		ValidArgs: []string{"kubernetes", "hosts:"},
+		ValidArgs: []string{"lab", "kubernetes", "hosts:"},
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.window < minWindow {
 				return usage(fmt.Errorf("--for %s: must be at least %s", o.window, minWindow))
@@ -114,7 +117,7 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	f := c.Flags()
 	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
 	f.StringVar(&o.format, "format", "text", "text or json")
-	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes")
+	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes; with lab, in a lab of two nodes")
 	o.hosts.addFlags(f)
 	o.kube.addFlags(f)
 	return c
@@ -134,10 +137,13 @@ func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (
 	if names, ok := strings.CutPrefix(args[0], "hosts:"); ok {
 		return d, o.examineHosts(ctx, p, &d, names)
 	}
-	if args[0] == "kubernetes" {
+	switch args[0] {
+	case "lab":
+		return d, o.examineLab(ctx, p, &d)
+	case "kubernetes":
 		return d, o.examineCluster(ctx, p, &d)
 	}
-	return d, usage(fmt.Errorf("doctor %s: must be kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
+	return d, usage(fmt.Errorf("doctor %s: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
 }
 
 // machine is one that a worker looks at.
@@ -195,6 +201,29 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 		ports = doctor.VXLANPorts
 	}
 	return p, p.Explore(ctx, client.worker, server.worker.Catch, server.facts, ports)
+}
+
+// examineMachines looks at machines, and at the way from each to each other.
+func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []*machine, reach reach) error {
+	if err := o.look(ctx, all); err != nil {
+		return err
+	}
+	for _, m := range all {
+		d.add(m.name, m.facts)
+	}
+	for _, client := range all {
+		for _, server := range all {
+			if client == server {
+				continue
+			}
+			path, err := explore(ctx, client, server, reach)
+			if err != nil {
+				return err
+			}
+			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
+		}
+	}
+	return nil
 }
 
 func writeDiagnosisJSON(w io.Writer, d diagnosis) error {

@@ -63,26 +63,7 @@ func (o doctorOptions) examineUp(ctx context.Context, d *diagnosis, up *hosts.Ho
 		defer c.Close()
 		all = append(all, newMachine(place, c))
 	}
-	if err := o.look(ctx, all); err != nil {
-		return err
-	}
-	for _, m := range all {
-		d.add(m.name, m.facts)
-	}
-	reach := func(ctx context.Context, client, server *machine, by target.Transport) error {
+	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by target.Transport) error {
 		return up.Reach(ctx, hosts.Way{Client: client.name, Server: server.name, Address: v1alpha1.AddressNative, Transport: by})
-	}
-	for _, client := range all {
-		for _, server := range all {
-			if client == server {
-				continue
-			}
-			path, err := explore(ctx, client, server, reach)
-			if err != nil {
-				return err
-			}
-			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
-		}
-	}
-	return nil
+	})
 }

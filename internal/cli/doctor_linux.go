@@ -2,10 +2,19 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/target/lab/balancer"
+	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/services"
+	"slipstream.dev/internal/worker"
 )
 
 // lookHere looks at this machine.
@@ -15,4 +24,77 @@ func lookHere(ctx context.Context, window time.Duration, probe bool) (doctor.Fac
 		return f, fmt.Errorf("look at this machine: %w", err)
 	}
 	return f, nil
+}
+
+// labParts are what an experiment may ask of a lab, beside the lab itself.
+func labParts() map[string]lab.Config {
+	parts := make(map[string]lab.Config)
+	for _, shape := range []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF, overlay.ShapeUDP} {
+		parts["an overlay of the shape "+shape] = lab.Config{Shape: shape}
+	}
+	for _, mode := range []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF} {
+		parts["services in mode "+mode] = lab.Config{Services: &services.Config{Mode: mode, Transports: []target.Transport{{IP: 4, Protocol: "tcp"}}}}
+	}
+	return parts
+}
+
+// examineLab tries what a lab needs, and with --probe looks into one.
+func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) error {
+	if err := labWorks(lab.Config{Shape: v1alpha1.ShapeFlannel}); err != nil {
+		d.Findings = append(d.Findings, doctor.LabLacks("a lab", false, err))
+		return nil
+	}
+	for what, config := range labParts() {
+		if err := labWorks(config); err != nil {
+			d.Findings = append(d.Findings, doctor.LabLacks(what, true, err))
+		}
+	}
+	if err := (&balancer.Config{Proxy: v1alpha1.ProxyHAProxy}).Choose(balancerArgv); err != nil {
+		d.Findings = append(d.Findings, doctor.LabLacks("a balancer with the proxy haproxy", true, err))
+	}
+	d.Facts = append(d.Facts, fact{"", doctor.Evidence{From: "a lab", Value: "network namespaces, veth, bridge, VXLAN, traffic control and nftables work"}})
+	if !o.probe {
+		return nil
+	}
+	release, err := claimMachine(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer release()
+	l, err := lab.Up(ctx, lab.Config{
+		Name: "doctor", Nodes: 2, NIC: v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500}, Shape: v1alpha1.ShapeFlannel,
+	}, lab.Options{Log: newLog(p)})
+	if err != nil {
+		d.Findings = append(d.Findings, doctor.LabLacks("a lab", false, err))
+		return ctx.Err()
+	}
+	return errors.Join(o.probeLab(ctx, d, l), l.Down(context.WithoutCancel(ctx)))
+}
+
+// labWorks returns why a lab does not work here.
+func labWorks(c lab.Config) error {
+	if os.Geteuid() != 0 {
+		return errors.New("a lab needs root to create network namespaces: use sudo")
+	}
+	return lab.Lacks(c)
+}
+
+// probeLab looks at the nodes of a lab, and at the ways between them.
+func (o doctorOptions) probeLab(ctx context.Context, d *diagnosis, l *lab.Lab) error {
+	var all []*machine
+	for _, place := range l.Places() {
+		if place.Kind != target.Node {
+			continue
+		}
+		c, err := worker.Spawn(ctx, l.In(place), os.Stderr)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		all = append(all, newMachine(place, c))
+	}
+	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by target.Transport) error {
+		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, labLead)
+		return err
+	})
 }

@@ -117,11 +117,14 @@ type labNetwork struct {
 	congestionControl string
 }
 
+// labLead is how long a lab's workers take at most to hear when traffic is to start.
+const labLead = 15 * time.Millisecond
+
 // Places are those of the lab that take part.
 func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
 
 func (n *labNetwork) Setup() target.Setup {
-	return target.Setup{Placement: n.Placement(), CongestionControl: n.congestionControl, Lead: 15 * time.Millisecond}
+	return target.Setup{Placement: n.Placement(), CongestionControl: n.congestionControl, Lead: labLead}
 }
 
 func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {

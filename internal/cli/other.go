@@ -42,4 +42,8 @@ func lookHere(context.Context, time.Duration, bool) (f doctor.Facts, err error) 
 	return f, usage(errors.New("doctor looks at Linux machines; this is " + runtime.GOOS + ": name others (slipstream doctor hosts:HOST,...)"))
 }
 
+func (o doctorOptions) examineLab(context.Context, Process, *diagnosis) error {
+	return usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS))
+}
+
 func begin() error { return nil }

@@ -37,7 +37,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run":                             "name a preset (slipstream run --list) or a file",
 		"doctor --format xml":             "--format xml: there is no such format; choose text or json",
 		"doctor --for 0s":                 "--for 0s: must be at least 100ms",
-		"doctor lab":                      "doctor lab: must be kubernetes, hosts:HOST,... or nothing, for this machine",
+		"doctor labs":                     "doctor labs: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine",
 		"doctor hosts:a,,b":               "hosts:a,,b: must be names of hosts with commas between them, each once",
 		"report /nowhere --format x":      "/nowhere",
 	} {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"slipstream.dev/internal/record"
 )
@@ -115,6 +116,46 @@ func openLimits(proc, mount string) (Limits, error) {
 		}
 	}
 	return limits, nil
+}
+
+// Throttling is how often a cgroup's CPU limit has throttled it, and its threads for how long in total.
+type Throttling struct {
+	Times uint64
+	Time  time.Duration
+}
+
+// Throttled returns what the CPU limits of all cgroups below a mount of cgroups have done so far, by the path of the
+// cgroup: of v2, or of v1's hierarchy for CPUs. It has those that were throttled at least once.
+func Throttled(mount string) map[string]Throttling {
+	all := make(map[string]Throttling)
+	for _, hierarchy := range []string{"unified", "cpu,cpuacct", "cpu", "."} {
+		at := filepath.Join(mount, hierarchy)
+		if !exists(at) {
+			continue
+		}
+		if hierarchy == "." && !exists(filepath.Join(at, "cgroup.controllers")) { // not v2: hierarchies are mounted below
+			continue
+		}
+		readThrottled(at, all)
+	}
+	return all
+}
+
+// readThrottled leaves out cgroups that end meanwhile, or cannot be read.
+func readThrottled(at string, all map[string]Throttling) {
+	_ = filepath.WalkDir(at, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "cpu.stat" {
+			return nil
+		}
+		b, err := os.ReadFile(name)
+		var s Snapshot
+		if err != nil || s.parseThrottled(b) != nil || s.throttled[0].times == 0 {
+			return nil
+		}
+		cgroup := path.Clean("/" + strings.TrimPrefix(filepath.Dir(name), at))
+		all[cgroup] = Throttling{s.throttled[0].times, time.Duration(s.throttled[0].ns)}
+		return nil
+	})
 }
 
 func exists(name string) bool {

@@ -62,6 +62,8 @@ var rules = []struct {
 	{"flow-limit", flowLimit},
 	{"squeezed", squeezed},
 	{"device-drops", deviceDrops},
+	{"ring-small", ringSmall},
+	{"nic-cap", nicCap},
 	{"one-cpu-receives", oneCPUReceives},
 	{"rps-useless", rpsUseless},
 	{"rfs-off", rfsOff},
@@ -84,7 +86,7 @@ func Names() (names []string) {
 	for _, r := range clusterRules {
 		names = append(names, r.name)
 	}
-	return append(names, hostUnfit)
+	return append(names, hostUnfit, labLacks)
 }
 
 // Examine applies all rules. The worst findings are first.

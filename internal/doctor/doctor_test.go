@@ -81,8 +81,13 @@ func TestHealthyMachines(t *testing.T) {
 	}
 	generic := server()
 	generic.Devices[1].Off, generic.Devices[1].Offloads = []string{"tx-checksum-ipv4"}, []string{"tx-checksum-ip-generic"}
+	limited := server()
+	limited.Throttled = []Throttled{{"/a", 1, 9 * time.Millisecond}}
+	fast := server()
+	fast.Devices[1].Speed, fast.Devices[1].Window.TxBytes, fast.Devices[1].Window.RxBytes = 1e9, 110_000_000, 90_000_000
+	fast.Devices[1].Ring, fast.Devices[1].RingMax = 512, 4096
 	for name, f := range map[string]Facts{
-		"server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
+		"a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
 		if found := Examine(f); len(found) > 0 || found == nil {
@@ -149,7 +154,22 @@ func TestRules(t *testing.T) {
 		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "warning offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "warning offload-off: The offload tx-checksum-ip-generic of flannel.1"},
 		{"rp_filter", func(f *Facts) { f.Devices[2].RPFilter, f.RPFiltered = 1, 50 }, "warning rp-filter: "},
-		{"limit", func(f *Facts) { f.Throttled = []string{"the CPU limit of cgroup /a throttled it 3 times"} }, "warning throttled: A CPU limit"},
+		{"limit", func(f *Facts) {
+			f.Throttled = []Throttled{{"/a", 3, 90 * time.Millisecond}, {"/b", 1, time.Millisecond}}
+		}, "warning throttled: CPU limits throttle cgroups: 1."},
+		{"ring", func(f *Facts) {
+			f.Devices[1].Window.Missed, f.Devices[1].Ring, f.Devices[1].RingMax = 5000, 512, 4096
+		}, "serious ring-small: eth0 loses packets because its receive ring is full, and"},
+		{"largest ring", func(f *Facts) {
+			f.Devices[1].Window.Missed, f.Devices[1].Ring, f.Devices[1].RingMax = 5000, 4096, 4096
+		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"full link", func(f *Facts) {
+			f.Devices[1].Speed, f.Devices[1].Window.TxBytes = 1e9, 118_000_000
+		}, "warning nic-cap: eth0 is at the speed of its link"},
+		{"allowance", func(f *Facts) {
+			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
+		}, "warning nic-cap: The cloud's limit for eth0"},
+		{"host's ring", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{stopQueue: 10} }, "note nic-cap: The host's ring of eth0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := server()

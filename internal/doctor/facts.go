@@ -32,8 +32,16 @@ type Facts struct {
 	// RPFiltered are the packets that rp_filter dropped in the window.
 	RPFiltered uint64
 	IRQBalance bool
-	// Throttled are sentences, one for each CPU limit that throttled this process in the window.
-	Throttled []string
+	// Throttled are the cgroups that their CPU limits throttled in the window, the worst first.
+	Throttled []Throttled
+}
+
+// Throttled is what a CPU limit did to a cgroup.
+type Throttled struct {
+	Cgroup string
+	Times  uint64
+	// Time that its threads waited, in total.
+	Time time.Duration
 }
 
 // Device is a network device.
@@ -48,6 +56,13 @@ type Device struct {
 	VXLANPort uint16
 	// Off are the offloads that the device has, switched off, by ethtool's names.
 	Off []string
+	// Speed of a NIC's link in bit/s; 0 if the driver does not tell.
+	Speed float64
+	// Ring is the size of the receive ring, in packets, and RingMax what it could be; 0 if there is none.
+	Ring, RingMax uint32
+	// Caps are the driver's counters of packets that a cloud's limit held up or dropped in the window, by
+	// ethtool's names.
+	Caps map[string]uint64
 	// IRQ is the CPUs that take its interrupts, as a list; empty if it has none.
 	IRQ string
 	// RPFilter is what applies: the higher value of conf/all and conf/DEVICE.
@@ -58,15 +73,19 @@ type Device struct {
 	VF *record.VFUse
 }
 
+// stopQueue is hv_netvsc's counter of the times that the host's ring was full.
+const stopQueue = "stop_queue"
+
 // Packets are counters of a device.
 type Packets struct {
-	Rx, Tx uint64
+	Rx, Tx           uint64
+	RxBytes, TxBytes uint64
 	// Missed found the receive ring full; Damaged arrived with errors; TxDropped were not sent.
 	Missed, Damaged, TxDropped uint64
 }
 
 func (p Packets) since(b Packets) Packets {
-	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped}
+	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.RxBytes - b.RxBytes, p.TxBytes - b.TxBytes, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped}
 }
 
 // softirq returns the share of the window that a CPU spent in softirqs. By ticks, it may come out above 1.

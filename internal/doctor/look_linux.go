@@ -1,10 +1,12 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,11 +72,7 @@ func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err e
 	f.Window, f.CPUs = time.Duration(host.Seconds*float64(time.Second)), host.CPUs
 	f.FlowLimited = l.collector.FlowLimited(before.collected, after.collected)
 	f.RPFiltered = after.rpFiltered - before.rpFiltered
-	for _, w := range host.Warnings {
-		if w.Code == record.WarnThrottled {
-			f.Throttled = append(f.Throttled, w.Message)
-		}
-	}
+	f.Throttled = throttledSince(before.throttled, after.throttled)
 	if f.Devices, err = l.devices(f.Node.Links, before, after); err != nil || !probe {
 		return f, err
 	}
@@ -134,6 +132,9 @@ type counts struct {
 	collected  collect.Snapshot
 	links      map[string]netlink.Link
 	rpFiltered uint64
+	throttled  map[string]collect.Throttling
+	// caps by device: see Device.Caps.
+	caps map[string]map[string]uint64
 }
 
 func (l looker) count() (c counts, err error) {
@@ -146,11 +147,59 @@ func (l looker) count() (c counts, err error) {
 	if err != nil {
 		return c, err
 	}
-	c.links = make(map[string]netlink.Link, len(links))
+	c.links, c.caps = make(map[string]netlink.Link, len(links)), make(map[string]map[string]uint64)
 	for _, link := range links {
-		c.links[link.Attrs().Name] = link
+		name := link.Attrs().Name
+		c.links[name] = link
+		if link.Type() == "device" && name != "lo" {
+			c.caps[name] = l.caps(name)
+		}
 	}
+	c.throttled = collect.Throttled(l.cgroups())
 	return c, nil
+}
+
+// isCap tells whether a driver's counter is of packets that a limit of the cloud held up or dropped: ena's, or the
+// times that hv_netvsc found the host's ring full.
+func isCap(counter string) bool {
+	return strings.HasSuffix(counter, "_allowance_exceeded") || counter == stopQueue
+}
+
+func (l looker) caps(device string) map[string]uint64 {
+	all, err := l.tool.Stats(device)
+	if err != nil {
+		return nil // went, or has none
+	}
+	maps.DeleteFunc(all, func(name string, _ uint64) bool { return !isCap(name) })
+	return all
+}
+
+// cgroups is where those of the machine are mounted: in a pod on its node, the first process has them all.
+func (l looker) cgroups() string {
+	const mount = "sys/fs/cgroup"
+	if all := filepath.Join(procDir, "1/root", mount); isFolder(all) {
+		return all
+	}
+	return "/" + mount
+}
+
+func isFolder(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}
+
+// throttledSince returns what limits did between two readings, the worst first.
+func throttledSince(before, after map[string]collect.Throttling) (all []Throttled) {
+	for cgroup, now := range after {
+		was := before[cgroup]
+		if now.Times > was.Times && now.Time >= was.Time {
+			all = append(all, Throttled{cgroup, now.Times - was.Times, now.Time - was.Time})
+		}
+	}
+	slices.SortFunc(all, func(a, b Throttled) int {
+		return cmp.Or(cmp.Compare(b.Time, a.Time), cmp.Compare(a.Cgroup, b.Cgroup))
+	})
+	return all
 }
 
 // devices joins what is known of each device.
@@ -176,6 +225,9 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 		}
 		d.Boot = packets(is)
 		d.Window = d.Boot.since(packets(was))
+		if d.NIC != nil {
+			l.wire(&d, before.caps[d.Name], after.caps[d.Name])
+		}
 		d.RPFilter = max(l.rpFilter("all"), l.rpFilter(d.Name))
 		if d.Off, err = l.off(d.Name); err != nil {
 			return nil, err
@@ -195,6 +247,25 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 		}
 	}
 	return all, nil
+}
+
+// wire reads what only a NIC has.
+func (l looker) wire(d *Device, before, after map[string]uint64) {
+	if ring, err := l.tool.GetRing(d.Name); err == nil {
+		d.Ring, d.RingMax = ring.RxPending, ring.RxMaxPending
+	}
+	b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+d.Name+"/speed") // an error if the link is down
+	if mbit, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && mbit > 0 {
+		d.Speed = float64(mbit) * 1e6
+	}
+	for name, now := range after {
+		if now > before[name] {
+			if d.Caps == nil {
+				d.Caps = make(map[string]uint64)
+			}
+			d.Caps[name] = now - before[name]
+		}
+	}
 }
 
 // rpFilter reads the setting of a device or of all.
@@ -222,7 +293,7 @@ func packets(l netlink.Link) Packets {
 	if s == nil {
 		return Packets{}
 	}
-	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
+	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
 }
 
 // encapsulation returns the device that another one's packets are sent by, and what encapsulation adds to

@@ -1,6 +1,11 @@
 package doctor
 
-import "strings"
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
 
 // notPermitted: accelerators, and some of the facts, need capabilities.
 func notPermitted(f Facts) []Finding {
@@ -56,15 +61,39 @@ func fastPath(f Facts) []Finding {
 	}}
 }
 
-func throttled(f Facts) (found []Finding) {
-	for _, text := range f.Throttled {
-		found = append(found, Finding{
-			Severity: Warning,
-			What:     "A CPU limit throttles the cgroup that this process runs in.",
-			Evidence: []Evidence{evidence("cpu.stat of the cgroup, in "+f.window(), "%s", text)},
-			Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency. A trial in which this happens has the warning \"throttled\".",
-			Do:       "Raise the limit: cpu.max of the cgroup, resources.limits.cpu of the pod.",
-		})
+// throttled: a limit that holds threads up for less than a hundredth of the time shows in no figure.
+func throttled(f Facts) []Finding {
+	worst := slices.DeleteFunc(slices.Clone(f.Throttled), func(t Throttled) bool { return t.Time*100 < f.Window })
+	if len(worst) == 0 {
+		return nil
 	}
-	return found
+	found := Finding{
+		Severity: Warning,
+		What:     fmt.Sprintf("CPU limits throttle cgroups: %d.", len(worst)),
+		Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency, and in a trial as the warning \"throttled\". To measure it for one's own workload: the same run with and without the limit, slipstream compare BEFORE AFTER.",
+		Do:       "Raise the limit, or remove it: cpu.max of the cgroup, resources.limits.cpu of the pod.",
+	}
+	const most = 5
+	for _, t := range worst[:min(len(worst), most)] {
+		found.Evidence = append(found.Evidence, evidence("cpu.stat of cgroup "+t.Cgroup+", in "+f.window(), "throttled %d times, its threads for %s in total", t.Times, t.Time.Round(time.Millisecond)))
+	}
+	return []Finding{found}
 }
+
+// LabLacks is something that a lab needs and this machine lacks. Without what is optional, only those experiments
+// fail that name it.
+func LabLacks(what string, optional bool, why error) Finding {
+	f := Finding{
+		Rule: labLacks, Severity: Serious,
+		What:     fmt.Sprintf("This machine cannot make %s.", what),
+		Evidence: []Evidence{evidence("the probe of a lab, in a network namespace of its own", "%v", why)},
+		Cost:     "Every run in a lab fails before its first block.",
+		Do:       "What the line above says; then slipstream doctor lab",
+	}
+	if optional {
+		f.Severity, f.Cost = Warning, "Runs that have it fail before their first block; others do not need it."
+	}
+	return f
+}
+
+const labLacks = "lab-lacks"

@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -89,6 +91,87 @@ func squeezed(f Facts) []Finding {
 	}}
 }
 
+const missed = "rx_missed_errors"
+
+// smallRing tells whether the receive ring could be larger.
+func (d Device) smallRing() bool { return d.Ring > 0 && d.Ring < d.RingMax }
+
+func ringSmall(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		severity, lost := loss(d.Window.Missed, d.Window.Missed+d.Window.Rx)
+		if !lost || !d.smallRing() {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: severity,
+			What:     fmt.Sprintf("%s loses packets because its receive ring is full, and the ring could be larger.", d.Name),
+			Evidence: []Evidence{
+				evidence("/sys/class/net/"+d.Name+"/statistics/"+missed+", in "+f.window(), "%d, beside %d packets", d.Window.Missed, d.Window.Rx),
+				evidence("ethtool -g "+d.Name, "%d receive descriptors of at most %d", d.Ring, d.RingMax),
+			},
+			Cost: lostPackets,
+			Do:   fmt.Sprintf("ethtool -G %s rx %d   # it resets the link on some NICs, and a larger ring takes more cache", d.Name, d.RingMax),
+		})
+	}
+	return found
+}
+
+// full is the share of its link's speed from which on a NIC counts as the limit.
+const full = 0.95
+
+// frame is what the wire carries beside a frame as the counters have it: preamble, checksum and gap
+// (IEEE 802.3, clause 3 and 4.4.2).
+const frame = 24
+
+// nicCap: the link is full, or the cloud limits it.
+func nicCap(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if d.NIC == nil {
+			continue
+		}
+		rx := float64(d.Window.RxBytes+frame*d.Window.Rx) * 8 / f.Window.Seconds()
+		tx := float64(d.Window.TxBytes+frame*d.Window.Tx) * 8 / f.Window.Seconds()
+		if d.Speed > 0 && max(rx, tx) >= full*d.Speed {
+			found = append(found, Finding{
+				Severity: Warning,
+				What:     fmt.Sprintf("%s is at the speed of its link.", d.Name),
+				Evidence: []Evidence{
+					evidence("/sys/class/net/"+d.Name+"/statistics, in "+f.window(), "%.2f Gbit/s received, %.2f Gbit/s sent, with what the wire adds", rx/1e9, tx/1e9),
+					evidence("/sys/class/net/"+d.Name+"/speed", "%.0f Mbit/s", d.Speed/1e6),
+				},
+				Cost: "No accelerator makes it faster: they save CPU time, and the wire is the limit.",
+				Do:   "A faster NIC or more of them; to see what the CPU time is worth: slipstream report RESULT, metric cpu_per_gb",
+			})
+		}
+		for _, name := range slices.Sorted(maps.Keys(d.Caps)) {
+			if finding, ok := capped(f, d, name); ok {
+				found = append(found, finding)
+			}
+		}
+	}
+	return found
+}
+
+// capped judges a driver's counter of what a cloud's limit did.
+func capped(f Facts, d Device, name string) (Finding, bool) {
+	const few = 10
+	n := d.Caps[name]
+	finding := Finding{
+		Severity: Warning,
+		What:     fmt.Sprintf("The cloud's limit for %s held packets up or dropped them.", d.Name),
+		Evidence: []Evidence{evidence("ethtool -S "+d.Name+", "+name+", in "+f.window(), "%d", n)},
+		Cost:     "The limit is the instance type's, for bandwidth, packets per second or connections: no accelerator lifts it.",
+		Do:       "slipstream run instances   # instance types by price",
+	}
+	if name == stopQueue {
+		finding.Severity = Note
+		finding.What = fmt.Sprintf("The host's ring of %s was full, and sending stopped.", d.Name)
+		finding.Cost = "Packets wait until the host takes them: it is busy, or the virtual machine is at its limit."
+		finding.Do = "slipstream run an-vms   # Accelerated Networking on and off; or a larger machine"
+	}
+	return finding, n >= few
+}
+
 // deviceDrops looks at NICs and overlays. rx_dropped is left out: it also counts packets of protocols that
 // nobody listens to, such as LLDP, and is not 0 on a healthy machine.
 func deviceDrops(f Facts) (found []Finding) {
@@ -101,7 +184,7 @@ func deviceDrops(f Facts) (found []Finding) {
 			lost, all, was uint64
 			what, do       string
 		}{
-			{"rx_missed_errors", d.Window.Missed, d.Window.Rx, d.Boot.Missed, "%s loses packets because its receive ring is full.",
+			{missed, d.Window.Missed, d.Window.Rx, d.Boot.Missed, "%s loses packets because its receive ring is full.",
 				"ethtool -g " + d.Name + "; ethtool -G " + d.Name + " rx N   # a larger ring, up to the maximum that -g shows"},
 			{"rx_errors", d.Window.Damaged, d.Window.Rx, d.Boot.Damaged, "%s receives damaged packets.",
 				"ethtool -S " + d.Name + "   # which errors; then the cable, the port of the switch, or the host"},
@@ -109,7 +192,7 @@ func deviceDrops(f Facts) (found []Finding) {
 				"ip -s -d link show " + d.Name + "; tc -s qdisc show dev " + d.Name},
 		} {
 			severity, lost := loss(c.lost, c.lost+c.all)
-			if !lost {
+			if !lost || c.file == missed && d.smallRing() { // ringSmall has more to say of it
 				continue
 			}
 			file := "/sys/class/net/" + d.Name + "/statistics/" + c.file

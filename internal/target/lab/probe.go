@@ -17,6 +17,9 @@ import (
 	"slipstream.dev/internal/target/lab/services"
 )
 
+// Lacks returns what this machine lacks for a lab, and what to do; nil if nothing. It changes nothing.
+func Lacks(c Config) error { return probe(c) }
+
 // probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
 // missing and what to do.
 func probe(c Config) error {
