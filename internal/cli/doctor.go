@@ -76,6 +76,10 @@ ways between them and between pods, and removes them. lab tries what a lab needs
 machine, in network namespaces that it removes at once. With --probe it also makes a lab
 of two nodes, looks at them and the ways between them, and removes it.
 
+With --probe, doctor proves whether offloads of encapsulated traffic work between hosts,
+or the nodes of a lab, as root: by transfers through a VXLAN tunnel between network
+namespaces that it removes at once.
+
 doctor changes nothing. On this machine it sends no packets, and between hosts a few
 small datagrams. It reads counters twice, and sees only what happens in between: run it
 under load, with a longer --for.
@@ -117,7 +121,7 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	f := c.Flags()
 	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
 	f.StringVar(&o.format, "format", "text", "text or json")
-	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes; with lab, in a lab of two nodes")
+	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes; with hosts and lab, by transfers through VXLAN too")
 	o.hosts.addFlags(f)
 	o.kube.addFlags(f)
 	return c
@@ -217,8 +221,14 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 				continue
 			}
 			path, err := explore(ctx, client, server, reach)
+			if err == nil && o.probe {
+				err = path.ProbeOffload(ctx, client.address, client.worker, server.worker.Hold)
+			}
 			if err != nil {
 				return err
+			}
+			if path.Unprobed != "" {
+				d.Facts = append(d.Facts, fact{doctor.Pair(client.name, server.name), doctor.Evidence{From: "offloads were not probed", Value: path.Unprobed}})
 			}
 			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
 		}

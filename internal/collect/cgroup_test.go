@@ -3,8 +3,11 @@
 package collect
 
 import (
+	"maps"
+	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -78,5 +81,32 @@ func TestThrottled(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestThrottledOfTheMachine: all cgroups that were throttled are found, in v2, and in v1 beside hierarchies that have no CPUs.
+func TestThrottledOfTheMachine(t *testing.T) {
+	for name, c := range map[string]struct{ at, unit string }{
+		"v2": {"", "throttled_usec 5000"}, "v1": {"cpu,cpuacct", "throttled_time 5000000"}, "v2 beside v1": {"unified", "throttled_usec 5000"},
+	} {
+		root := t.TempDir()
+		write := func(file, text string) {
+			file = filepath.Join(root, c.at, file)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("cgroup.controllers", "cpu")
+		write("cpu.stat", "usage_usec 1\n")
+		write("a/cpu.stat", "nr_periods 9\nnr_throttled 0\n")
+		write("a/b/cpu.stat", "nr_periods 9\nnr_throttled 3\n"+c.unit+"\n")
+		write("a/c/cpu.stat", "nr_throttled many\n")
+		want := map[string]Throttling{"/a/b": {3, 5 * time.Millisecond}}
+		if got := Throttled(root); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
 	}
 }

@@ -22,6 +22,9 @@ type Path struct {
 	// MTU is the largest packet that arrived, in bytes; 0 if none did.
 	MTU   int
 	VXLAN []VXLANPort
+	// Tries are transfers by VXLAN, where there were any; Unprobed is why there were none, if they were wanted.
+	Tries    []Try
+	Unprobed string
 }
 
 // Closed is a transport by which traffic does not get through.
@@ -91,8 +94,7 @@ func (p *Path) Explore(ctx context.Context, client Thrower, catch Catch, server 
 }
 
 func (p *Path) explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
-	c := crossing{to: p.To, client: client, key: make([]byte, keySize)}
-	_, _ = rand.Read(c.key)
+	c := crossing{to: p.To, client: client, key: newKey()}
 	if err := p.measureMTU(ctx, c, catch); err != nil || !p.Datagrams {
 		return err
 	}
@@ -118,6 +120,18 @@ func (p *Path) explore(ctx context.Context, client Thrower, catch Catch, server 
 
 // keySize is that of the key in a datagram.
 const keySize = 16
+
+func newKey() []byte {
+	key := make([]byte, keySize)
+	_, _ = rand.Read(key)
+	return key
+}
+
+// newVNI returns a network identifier of VXLAN that hardly anybody has.
+func newVNI() int {
+	b := newKey()
+	return 0xf00000 | int(b[0])<<8 | int(b[1])
+}
 
 // tries is how often a datagram is sent before it counts as one that does not get through.
 const tries = 3
@@ -224,6 +238,7 @@ var pathRules = []struct {
 	{"port-blocked", portBlocked},
 	{"path-mtu", pathMTU},
 	{"vxlan-blocked", vxlanBlocked},
+	{"offload-fault", offloadFault},
 }
 
 // Pair is how findings call the way from one place to another.

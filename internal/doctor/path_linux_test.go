@@ -113,3 +113,55 @@ func FuzzDatagram(f *testing.F) {
 		}
 	})
 }
+
+// carrier is a way that fails as long as so much is offloaded.
+type carrier struct {
+	failsUpTo Offload
+	once      bool // it fails no second time
+	did       []Offload
+}
+
+func (c *carrier) Carry(_ context.Context, _ Tunnel, o Offload) (Carried, error) {
+	again := slices.Contains(c.did, o)
+	c.did = append(c.did, o)
+	if o <= c.failsUpTo && (!again || !c.once) {
+		return Carried{Why: "the transfer stalled"}, nil
+	}
+	return Carried{}, nil
+}
+
+// TestOffloadFault: only what fails again, and arrives otherwise, is found.
+func TestOffloadFault(t *testing.T) {
+	for name, c := range map[string]struct {
+		carrier carrier
+		blocked bool
+		want    string
+		tries   int
+	}{
+		"healthy":       {carrier{failsUpTo: -1}, false, "", 1},
+		"segmentation":  {carrier{failsUpTo: OffloadAll}, false, "serious : Segmentation of packets that a sends", 3},
+		"checksum":      {carrier{failsUpTo: OffloadChecksum}, false, "serious : The checksum of packets that a sends", 4},
+		"a loss":        {carrier{failsUpTo: OffloadAll, once: true}, false, "", 3},
+		"another fault": {carrier{failsUpTo: OffloadNothing}, false, "", 3},
+		"blocked":       {carrier{failsUpTo: OffloadNothing}, true, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2"), Datagrams: true, VXLAN: []VXLANPort{{Port: 4789, Blocked: true}, {Port: 8472, Blocked: c.blocked}}}
+			held := 0
+			hold := func(_ context.Context, t Tunnel) (func(), error) {
+				if t.Port != 8472 || !t.Server {
+					return nil, errors.New("not that tunnel")
+				}
+				held++
+				return func() { held-- }, nil
+			}
+			if err := p.ProbeOffload(t.Context(), netip.MustParseAddr("192.0.2.1"), &c.carrier, hold); err != nil || held != 0 {
+				t.Fatalf("%v, %d tunnels held", err, held)
+			}
+			found := strings.Join(summary(offloadFault(p)), "\n")
+			if !strings.HasPrefix(found, c.want) || (found == "") != (c.want == "") || len(p.Tries) != c.tries {
+				t.Errorf("%d tries, found %q, want %q", len(p.Tries), found, c.want)
+			}
+		})
+	}
+}

@@ -2,7 +2,9 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"time"
@@ -95,3 +97,34 @@ func (c *catcher) Take(round int) (doctor.Taken, error) {
 
 // Close ends the call. The worker closes its port once it hears of that.
 func (c *catcher) Close() { c.cancel() }
+
+// Hold holds the place's end of a tunnel, as doctor.Hold describes.
+func (c *Client) Hold(ctx context.Context, t doctor.Tunnel) (release func(), err error) {
+	tunnel, err := json.Marshal(t)
+	if err != nil {
+		return nil, fmt.Errorf("encode tunnel: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := c.rpc.Hold(ctx, &pb.HoldRequest{Tunnel: tunnel})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		cancel()
+		return nil, c.plain(err)
+	}
+	return cancel, nil
+}
+
+// Carry sends through a tunnel that another place holds, as doctor.Carrier describes.
+func (c *Client) Carry(ctx context.Context, t doctor.Tunnel, o doctor.Offload) (carried doctor.Carried, err error) {
+	tunnel, err := json.Marshal(t)
+	if err != nil {
+		return carried, fmt.Errorf("encode tunnel: %w", err)
+	}
+	answer, err := c.rpc.Carry(ctx, &pb.CarryRequest{Tunnel: tunnel, Offload: uint32(o)})
+	if err != nil {
+		return carried, c.plain(err)
+	}
+	return carried, decode(answer.GetCarried(), &carried)
+}

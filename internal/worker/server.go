@@ -601,3 +601,27 @@ func (s *server) Throw(_ context.Context, q *pb.ThrowRequest) (*pb.ThrowResponse
 	}
 	return &pb.ThrowResponse{Thrown: b}, nil
 }
+
+func (s *server) Hold(q *pb.HoldRequest, stream pb.Worker_HoldServer) error {
+	var t doctor.Tunnel
+	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
+		return fmt.Errorf("decode tunnel: %w", err)
+	}
+	return doctor.HoldTunnel(stream.Context(), t, func() error { return stream.Send(&pb.Ready{}) })
+}
+
+func (s *server) Carry(ctx context.Context, q *pb.CarryRequest) (*pb.CarryResponse, error) {
+	var t doctor.Tunnel
+	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
+		return nil, fmt.Errorf("decode tunnel: %w", err)
+	}
+	carried, err := doctor.CarryThrough(ctx, t, doctor.Offload(q.GetOffload()))
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(carried)
+	if err != nil {
+		return nil, fmt.Errorf("encode what was carried: %w", err)
+	}
+	return &pb.CarryResponse{Carried: b}, nil
+}

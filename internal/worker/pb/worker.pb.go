@@ -1719,6 +1719,150 @@ func (x *ThrowResponse) GetThrown() []byte {
 	return nil
 }
 
+type HoldRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// doctor.Tunnel
+	Tunnel        []byte `protobuf:"bytes,1,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldRequest) Reset() {
+	*x = HoldRequest{}
+	mi := &file_worker_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldRequest) ProtoMessage() {}
+
+func (x *HoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
+func (*HoldRequest) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *HoldRequest) GetTunnel() []byte {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+type CarryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// doctor.Tunnel
+	Tunnel []byte `protobuf:"bytes,1,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	// doctor.Offload
+	Offload       uint32 `protobuf:"varint,2,opt,name=offload,proto3" json:"offload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CarryRequest) Reset() {
+	*x = CarryRequest{}
+	mi := &file_worker_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CarryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CarryRequest) ProtoMessage() {}
+
+func (x *CarryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CarryRequest.ProtoReflect.Descriptor instead.
+func (*CarryRequest) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CarryRequest) GetTunnel() []byte {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+func (x *CarryRequest) GetOffload() uint32 {
+	if x != nil {
+		return x.Offload
+	}
+	return 0
+}
+
+type CarryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// doctor.Carried
+	Carried       []byte `protobuf:"bytes,1,opt,name=carried,proto3" json:"carried,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CarryResponse) Reset() {
+	*x = CarryResponse{}
+	mi := &file_worker_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CarryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CarryResponse) ProtoMessage() {}
+
+func (x *CarryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CarryResponse.ProtoReflect.Descriptor instead.
+func (*CarryResponse) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CarryResponse) GetCarried() []byte {
+	if x != nil {
+		return x.Carried
+	}
+	return nil
+}
+
 var File_worker_proto protoreflect.FileDescriptor
 
 const file_worker_proto_rawDesc = "" +
@@ -1817,7 +1961,14 @@ const file_worker_proto_rawDesc = "" +
 	"\x05round\x18\x02 \x01(\rR\x05round\x12\x14\n" +
 	"\x05sizes\x18\x03 \x03(\rR\x05sizes\"'\n" +
 	"\rThrowResponse\x12\x16\n" +
-	"\x06thrown\x18\x01 \x01(\fR\x06thrown2\xce\x06\n" +
+	"\x06thrown\x18\x01 \x01(\fR\x06thrown\"%\n" +
+	"\vHoldRequest\x12\x16\n" +
+	"\x06tunnel\x18\x01 \x01(\fR\x06tunnel\"@\n" +
+	"\fCarryRequest\x12\x16\n" +
+	"\x06tunnel\x18\x01 \x01(\fR\x06tunnel\x12\x18\n" +
+	"\aoffload\x18\x02 \x01(\rR\aoffload\")\n" +
+	"\rCarryResponse\x12\x18\n" +
+	"\acarried\x18\x01 \x01(\fR\acarried2\xea\a\n" +
 	"\x06Worker\x12J\n" +
 	"\x03Now\x12 .slipstream.worker.v1.NowRequest\x1a!.slipstream.worker.v1.NowResponse\x12Y\n" +
 	"\bDescribe\x12%.slipstream.worker.v1.DescribeRequest\x1a&.slipstream.worker.v1.DescribeResponse\x12U\n" +
@@ -1828,7 +1979,9 @@ const file_worker_proto_rawDesc = "" +
 	"\x06Revert\x12#.slipstream.worker.v1.RevertRequest\x1a$.slipstream.worker.v1.RevertResponse\x12M\n" +
 	"\x04Look\x12!.slipstream.worker.v1.LookRequest\x1a\".slipstream.worker.v1.LookResponse\x12Q\n" +
 	"\x05Catch\x12\".slipstream.worker.v1.CatchCommand\x1a .slipstream.worker.v1.CatchEvent(\x010\x01\x12P\n" +
-	"\x05Throw\x12\".slipstream.worker.v1.ThrowRequest\x1a#.slipstream.worker.v1.ThrowResponseB#Z!slipstream.dev/internal/worker/pbb\x06proto3"
+	"\x05Throw\x12\".slipstream.worker.v1.ThrowRequest\x1a#.slipstream.worker.v1.ThrowResponse\x12H\n" +
+	"\x04Hold\x12!.slipstream.worker.v1.HoldRequest\x1a\x1b.slipstream.worker.v1.Ready0\x01\x12P\n" +
+	"\x05Carry\x12\".slipstream.worker.v1.CarryRequest\x1a#.slipstream.worker.v1.CarryResponseB#Z!slipstream.dev/internal/worker/pbb\x06proto3"
 
 var (
 	file_worker_proto_rawDescOnce sync.Once
@@ -1842,7 +1995,7 @@ func file_worker_proto_rawDescGZIP() []byte {
 	return file_worker_proto_rawDescData
 }
 
-var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_worker_proto_goTypes = []any{
 	(*NowRequest)(nil),       // 0: slipstream.worker.v1.NowRequest
 	(*NowResponse)(nil),      // 1: slipstream.worker.v1.NowResponse
@@ -1872,6 +2025,9 @@ var file_worker_proto_goTypes = []any{
 	(*Taken)(nil),            // 25: slipstream.worker.v1.Taken
 	(*ThrowRequest)(nil),     // 26: slipstream.worker.v1.ThrowRequest
 	(*ThrowResponse)(nil),    // 27: slipstream.worker.v1.ThrowResponse
+	(*HoldRequest)(nil),      // 28: slipstream.worker.v1.HoldRequest
+	(*CarryRequest)(nil),     // 29: slipstream.worker.v1.CarryRequest
+	(*CarryResponse)(nil),    // 30: slipstream.worker.v1.CarryResponse
 }
 var file_worker_proto_depIdxs = []int32{
 	2,  // 0: slipstream.worker.v1.DescribeRequest.place:type_name -> slipstream.worker.v1.Place
@@ -1899,18 +2055,22 @@ var file_worker_proto_depIdxs = []int32{
 	20, // 22: slipstream.worker.v1.Worker.Look:input_type -> slipstream.worker.v1.LookRequest
 	22, // 23: slipstream.worker.v1.Worker.Catch:input_type -> slipstream.worker.v1.CatchCommand
 	26, // 24: slipstream.worker.v1.Worker.Throw:input_type -> slipstream.worker.v1.ThrowRequest
-	1,  // 25: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
-	4,  // 26: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
-	8,  // 27: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
-	8,  // 28: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
-	14, // 29: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
-	17, // 30: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
-	19, // 31: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
-	21, // 32: slipstream.worker.v1.Worker.Look:output_type -> slipstream.worker.v1.LookResponse
-	24, // 33: slipstream.worker.v1.Worker.Catch:output_type -> slipstream.worker.v1.CatchEvent
-	27, // 34: slipstream.worker.v1.Worker.Throw:output_type -> slipstream.worker.v1.ThrowResponse
-	25, // [25:35] is the sub-list for method output_type
-	15, // [15:25] is the sub-list for method input_type
+	28, // 25: slipstream.worker.v1.Worker.Hold:input_type -> slipstream.worker.v1.HoldRequest
+	29, // 26: slipstream.worker.v1.Worker.Carry:input_type -> slipstream.worker.v1.CarryRequest
+	1,  // 27: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
+	4,  // 28: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
+	8,  // 29: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
+	8,  // 30: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
+	14, // 31: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
+	17, // 32: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
+	19, // 33: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
+	21, // 34: slipstream.worker.v1.Worker.Look:output_type -> slipstream.worker.v1.LookResponse
+	24, // 35: slipstream.worker.v1.Worker.Catch:output_type -> slipstream.worker.v1.CatchEvent
+	27, // 36: slipstream.worker.v1.Worker.Throw:output_type -> slipstream.worker.v1.ThrowResponse
+	9,  // 37: slipstream.worker.v1.Worker.Hold:output_type -> slipstream.worker.v1.Ready
+	30, // 38: slipstream.worker.v1.Worker.Carry:output_type -> slipstream.worker.v1.CarryResponse
+	27, // [27:39] is the sub-list for method output_type
+	15, // [15:27] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1952,7 +2112,7 @@ func file_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_worker_proto_rawDesc), len(file_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

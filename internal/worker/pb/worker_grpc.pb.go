@@ -34,6 +34,8 @@ const (
 	Worker_Look_FullMethodName     = "/slipstream.worker.v1.Worker/Look"
 	Worker_Catch_FullMethodName    = "/slipstream.worker.v1.Worker/Catch"
 	Worker_Throw_FullMethodName    = "/slipstream.worker.v1.Worker/Throw"
+	Worker_Hold_FullMethodName     = "/slipstream.worker.v1.Worker/Hold"
+	Worker_Carry_FullMethodName    = "/slipstream.worker.v1.Worker/Carry"
 )
 
 // WorkerClient is the client API for Worker service.
@@ -64,6 +66,10 @@ type WorkerClient interface {
 	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
 	Catch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CatchCommand, CatchEvent], error)
 	Throw(ctx context.Context, in *ThrowRequest, opts ...grpc.CallOption) (*ThrowResponse, error)
+	// Hold holds this place's end of a VXLAN tunnel until the call is closed, and Carry sends through the
+	// tunnel that another place holds.
+	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ready], error)
+	Carry(ctx context.Context, in *CarryRequest, opts ...grpc.CallOption) (*CarryResponse, error)
 }
 
 type workerClient struct {
@@ -186,6 +192,35 @@ func (c *workerClient) Throw(ctx context.Context, in *ThrowRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *workerClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ready], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Worker_ServiceDesc.Streams[4], Worker_Hold_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[HoldRequest, Ready]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Worker_HoldClient = grpc.ServerStreamingClient[Ready]
+
+func (c *workerClient) Carry(ctx context.Context, in *CarryRequest, opts ...grpc.CallOption) (*CarryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CarryResponse)
+	err := c.cc.Invoke(ctx, Worker_Carry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WorkerServer is the server API for Worker service.
 // All implementations must embed UnimplementedWorkerServer
 // for forward compatibility.
@@ -214,6 +249,10 @@ type WorkerServer interface {
 	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
 	Catch(grpc.BidiStreamingServer[CatchCommand, CatchEvent]) error
 	Throw(context.Context, *ThrowRequest) (*ThrowResponse, error)
+	// Hold holds this place's end of a VXLAN tunnel until the call is closed, and Carry sends through the
+	// tunnel that another place holds.
+	Hold(*HoldRequest, grpc.ServerStreamingServer[Ready]) error
+	Carry(context.Context, *CarryRequest) (*CarryResponse, error)
 	mustEmbedUnimplementedWorkerServer()
 }
 
@@ -253,6 +292,12 @@ func (UnimplementedWorkerServer) Catch(grpc.BidiStreamingServer[CatchCommand, Ca
 }
 func (UnimplementedWorkerServer) Throw(context.Context, *ThrowRequest) (*ThrowResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Throw not implemented")
+}
+func (UnimplementedWorkerServer) Hold(*HoldRequest, grpc.ServerStreamingServer[Ready]) error {
+	return status.Error(codes.Unimplemented, "method Hold not implemented")
+}
+func (UnimplementedWorkerServer) Carry(context.Context, *CarryRequest) (*CarryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Carry not implemented")
 }
 func (UnimplementedWorkerServer) mustEmbedUnimplementedWorkerServer() {}
 func (UnimplementedWorkerServer) testEmbeddedByValue()                {}
@@ -411,6 +456,35 @@ func _Worker_Throw_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Worker_Hold_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(HoldRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(WorkerServer).Hold(m, &grpc.GenericServerStream[HoldRequest, Ready]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Worker_HoldServer = grpc.ServerStreamingServer[Ready]
+
+func _Worker_Carry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CarryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkerServer).Carry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Worker_Carry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkerServer).Carry(ctx, req.(*CarryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Worker_ServiceDesc is the grpc.ServiceDesc for Worker service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -442,6 +516,10 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Throw",
 			Handler:    _Worker_Throw_Handler,
 		},
+		{
+			MethodName: "Carry",
+			Handler:    _Worker_Carry_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -467,6 +545,11 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Worker_Catch_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Hold",
+			Handler:       _Worker_Hold_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "worker.proto",

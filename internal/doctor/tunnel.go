@@ -1,0 +1,146 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Tunnel is a VXLAN tunnel between two machines, in a network namespace of its own on each.
+type Tunnel struct {
+	Local, Remote netip.Addr
+	Port          uint16
+	VNI           int
+	// Server: this end receives.
+	Server bool
+	// Key tells the data of one probe from those of any other.
+	Key []byte
+}
+
+// Offload is how much of the work of sending is left to what is below the tunnel's device.
+type Offload int
+
+// Offloads, each with less of it.
+const (
+	// OffloadAll: checksums and segmentation.
+	OffloadAll Offload = iota
+	// OffloadChecksum: the kernel segments before it encapsulates.
+	OffloadChecksum
+	// OffloadNothing: it computes checksums too.
+	OffloadNothing
+)
+
+func (o Offload) String() string {
+	return [...]string{"checksums and segmentation offloaded", "segmentation in the kernel", "checksums and segmentation in the kernel"}[o]
+}
+
+// Carried is what a transfer through a tunnel came to.
+type Carried struct {
+	// Why it failed; empty if all of it arrived, as it was.
+	Why string
+	// Took is how long it took.
+	Took time.Duration
+}
+
+// carriedBytes is the size of a transfer, and carryTime what it may take: 3 Mbit/s.
+const (
+	carriedBytes = 1 << 20
+	carryTime    = 3 * time.Second
+)
+
+// Carrier sends through a tunnel that another machine holds.
+type Carrier interface {
+	Carry(context.Context, Tunnel, Offload) (Carried, error)
+}
+
+// Hold holds the server's end of a tunnel until it is released.
+type Hold func(context.Context, Tunnel) (release func(), err error)
+
+// Try is one transfer.
+type Try struct {
+	Offload Offload
+	Carried
+}
+
+// ProbeOffload finds out whether what is sent encapsulated arrives, whoever segments and computes checksums.
+// VXLAN takes the first port that is not blocked. Explore has to come before.
+func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier, hold Hold) error {
+	for _, v := range p.VXLAN {
+		if v.Blocked {
+			continue
+		}
+		tunnel := Tunnel{Local: from, Remote: p.To, Port: v.Port, VNI: newVNI(), Key: newKey()}
+		far := tunnel
+		far.Local, far.Remote, far.Server = p.To, from, true
+		release, err := hold(ctx, far)
+		if err == nil {
+			err = p.carry(ctx, client, tunnel)
+			release()
+		}
+		if err == nil || ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		p.Unprobed = err.Error()
+	}
+	return nil
+}
+
+// carry tries with less and less offloaded, until all arrives. What failed has to fail again, so that a loss is
+// no finding.
+func (p *Path) carry(ctx context.Context, client Carrier, t Tunnel) error {
+	p.Tries, p.Unprobed = nil, ""
+	for _, offload := range []Offload{OffloadAll, OffloadChecksum, OffloadNothing} {
+		carried, err := client.Carry(ctx, t, offload)
+		if err != nil {
+			return err
+		}
+		p.Tries = append(p.Tries, Try{offload, carried})
+		if carried.Why != "" {
+			continue
+		}
+		if offload == OffloadAll {
+			return nil
+		}
+		again, err := client.Carry(ctx, t, offload-1)
+		p.Tries = append(p.Tries, Try{offload - 1, again})
+		return err
+	}
+	return nil
+}
+
+// fault is the offload without which transfers arrive; false if there is none that is proved.
+func (p Path) fault() (without Offload, ok bool) {
+	n := len(p.Tries)
+	if n < 3 || p.Tries[n-1].Why == "" || p.Tries[n-2].Why != "" {
+		return 0, false
+	}
+	return p.Tries[n-2].Offload, true
+}
+
+func offloadFault(p Path) []Finding {
+	without, ok := p.fault()
+	if !ok {
+		return nil
+	}
+	name, set := "Segmentation", "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off"
+	if without == OffloadNothing {
+		name, set = "The checksum", "tx-checksum-ip-generic off"
+	}
+	device := p.Thrown.Device
+	f := Finding{
+		Severity: Serious,
+		What:     fmt.Sprintf("%s of packets that %s sends by VXLAN is wrong if it is offloaded to %s.", name, p.Client, device),
+		Cost:     "Pods on the two reach each other, and transfers hang or crawl: what is segmented or has a checksum below the overlay's device does not arrive.",
+		Do:       fmt.Sprintf("ethtool -K %s %s   # on %s; or on the overlay's own device: ethtool -K flannel.1 tx-checksum-ip-generic off. Then a newer driver, firmware or hypervisor", device, set, p.Client),
+	}
+	for _, t := range p.Tries {
+		value := fmt.Sprintf("all of %d kB arrived within %s", carriedBytes>>10, t.Took.Round(time.Millisecond))
+		if t.Why != "" {
+			value = fmt.Sprintf("%d kB did not arrive within %s: %s", carriedBytes>>10, carryTime, strings.TrimSpace(t.Why))
+		}
+		f.Evidence = append(f.Evidence, evidence("a transfer by VXLAN, "+t.Offload.String(), "%s", value))
+	}
+	return []Finding{f}
+}

@@ -1,0 +1,192 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/internal/netns"
+)
+
+// Addresses within a tunnel are of a network for measurements (RFC 2544). Its namespaces have nothing else.
+var tunnelServer = netip.MustParseAddrPort("198.18.0.2:7465")
+
+const (
+	tunnelDevice = "vxlan0"
+	tunnelClient = "198.18.0.1/30"
+)
+
+// open makes the network namespace of this end. It ends, with all that is in it, when the handle is closed: the
+// device is created there, so that its name disturbs nobody here.
+func (t Tunnel) open(o Offload) (ns netns.Handle, err error) {
+	routes, err := netlink.RouteGet(t.Remote.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return ns, fmt.Errorf("find the route to %s: %w", t.Remote, err)
+	}
+	if ns, err = netns.New(); err != nil {
+		return ns, fmt.Errorf("make a network namespace: %w", err)
+	}
+	device := &netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: tunnelDevice, Namespace: netlink.NsFd(ns)},
+		VxlanId:   t.VNI, VtepDevIndex: routes[0].LinkIndex, SrcAddr: t.Local.AsSlice(), Group: t.Remote.AsSlice(), Port: int(t.Port),
+	}
+	if err = netlink.LinkAdd(device); err != nil {
+		err = fmt.Errorf("make a VXLAN device on UDP port %d: %w", t.Port, err)
+	} else {
+		err = netns.Do(ns, func() error { return t.configure(o) })
+	}
+	if err != nil {
+		ns.Close()
+	}
+	return ns, err
+}
+
+// features of a VXLAN device that are off for what is not offloaded, by ethtool's names.
+var features = map[Offload][]string{
+	OffloadAll:      nil,
+	OffloadChecksum: {"tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation"},
+	OffloadNothing:  {"tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-checksum-ip-generic"},
+}
+
+func (t Tunnel) configure(o Offload) error {
+	link, err := netlink.LinkByName(tunnelDevice)
+	if err != nil {
+		return fmt.Errorf("find the device of the tunnel: %w", err)
+	}
+	prefix := tunnelClient
+	if t.Server {
+		prefix = tunnelServer.Addr().String() + "/30"
+	}
+	address, err := netlink.ParseAddr(prefix)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(link, address); err != nil {
+		return fmt.Errorf("address the device of the tunnel: %w", err)
+	}
+	if off := features[o]; len(off) > 0 {
+		tool, err := ethtool.NewEthtool()
+		if err != nil {
+			return fmt.Errorf("open ethtool socket: %w", err)
+		}
+		defer tool.Close()
+		change := make(map[string]bool)
+		for _, name := range off {
+			change[name] = false
+		}
+		if err := tool.Change(tunnelDevice, change); err != nil {
+			return fmt.Errorf("switch offloads of the tunnel off: %w", err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// HoldTunnel holds the server's end of a tunnel, and receives what Carry sends, until ctx ends. It calls
+// ready once it does.
+func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
+	ns, err := t.open(OffloadAll)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	var listener net.Listener
+	err = netns.Do(ns, func() (err error) {
+		listener, err = net.Listen("tcp", tunnelServer.String())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("listen in the tunnel: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	if err := ready(); err != nil {
+		return err
+	}
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return nil // closed
+		}
+		go func() {
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(2 * carryTime))
+			answer(conn, t.Key)
+		}()
+	}
+}
+
+// answer tells the sender how many bytes are as it sent them.
+func answer(conn net.Conn, key []byte) {
+	want := contents(key)
+	got := make([]byte, len(want))
+	n, _ := io.ReadFull(conn, got)
+	same := 0
+	for same < n && got[same] == want[same] {
+		same++
+	}
+	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(same)))
+}
+
+// contents are what a transfer carries: the key, and bytes that follow from it, as no checksum of them is that of
+// another part.
+func contents(key []byte) []byte {
+	var seed [32]byte
+	copy(seed[:], key)
+	b := make([]byte, carriedBytes)
+	_, _ = rand.NewChaCha8(seed).Read(b)
+	copy(b, key)
+	return b
+}
+
+// CarryThrough sends through a tunnel that another machine holds.
+func CarryThrough(ctx context.Context, t Tunnel, o Offload) (c Carried, err error) {
+	ns, err := t.open(o)
+	if err != nil {
+		return c, err
+	}
+	defer ns.Close()
+	began := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, began.Add(carryTime))
+	defer cancel()
+	if err := transfer(ctx, ns, t.Key); err != nil {
+		c.Why = err.Error()
+	}
+	c.Took = time.Since(began)
+	return c, nil
+}
+
+func transfer(ctx context.Context, ns netns.Handle, key []byte) error {
+	var conn net.Conn
+	err := netns.Do(ns, func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", tunnelServer.String())
+		return err
+	})
+	if err != nil {
+		return errors.New("no connection was made")
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	var reply [8]byte
+	if _, err := io.Copy(conn, bytes.NewReader(contents(key))); err != nil {
+		return errors.New("the transfer stalled")
+	}
+	if _, err := io.ReadFull(conn, reply[:]); err != nil {
+		return errors.New("the end of the transfer did not arrive")
+	}
+	if same := binary.BigEndian.Uint64(reply[:]); same < carriedBytes {
+		return fmt.Errorf("it arrived changed from byte %d on", same)
+	}
+	return nil
+}
