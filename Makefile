@@ -26,8 +26,10 @@ demo: build ## Show what an overlay costs here and what helps, in about five min
 	bin/slipstream run demo $(if $(RUNS),--runs $(RUNS))
 
 .PHONY: build
-build: ## Build bin/slipstream
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
+build: ## Build bin/slipstream and bin/slipstream-azure
+	for program in slipstream slipstream-azure; do \
+		go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/$$program ./cmd/$$program; \
+	done
 
 # Of the same sources it is the same archive, byte for byte.
 .PHONY: image
@@ -55,8 +57,8 @@ cluster: cluster-deps image ## Bring up a Kubernetes cluster with the image on i
 
 .PHONY: portable
 portable: ## Check that results can be read on other systems too
-	GOOS=darwin go vet ./cmd/slipstream
-	GOOS=windows go vet ./cmd/slipstream
+	GOOS=darwin go vet ./cmd/slipstream ./cmd/slipstream-azure
+	GOOS=windows go vet ./cmd/slipstream ./cmd/slipstream-azure
 
 .PHONY: cluster-deps
 cluster-deps:

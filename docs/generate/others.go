@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"slipstream.dev/internal/agent"
+	azurecli "slipstream.dev/internal/azure/cli"
 	"slipstream.dev/internal/cli"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -154,8 +155,17 @@ func constants(b *bytes.Buffer, file string) error {
 }
 
 func commandsPage(b *bytes.Buffer) error {
-	head(b, "Commands", "internal/cli", "Every command and flag, as `--help` prints them.")
-	return commandTree(b, cli.Command())
+	head(b, "Commands", "internal/cli and internal/azure/cli", "Every command and flag, as `--help` prints them.")
+	root := cli.Command()
+	for _, c := range root.Commands() {
+		if c.Name() == "azure" { // another program, whose commands are found here as others are
+			root.RemoveCommand(c)
+		}
+	}
+	azure := azurecli.Command()
+	azure.GroupID = "other"
+	root.AddCommand(azure)
+	return commandTree(b, root)
 }
 
 var part = regexp.MustCompile(`(?m)^### (.*)$`)

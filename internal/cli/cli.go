@@ -102,7 +102,7 @@ var groupOf = map[string]string{
 	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
-	"doctor": "other", "capture": "other", "version": "other", "completion": "other", "help": "other",
+	"doctor": "other", "capture": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
 }
 
 // plugin is the command by which kubectl runs the program as its plugin, or "" if it does not.
@@ -153,7 +153,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	})
 	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
-	root.AddCommand(doctorCommand(p), versionCommand(p))
+	root.AddCommand(doctorCommand(p), azureCommand(), versionCommand(p))
 	cobra.EnableCommandSorting = false // the order of groups is that of use
 	root.AddGroup(groups...)
 	root.SetHelpCommandGroupID("other")

@@ -5,7 +5,9 @@ package command
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -31,4 +33,14 @@ func Run(ctx context.Context, argv []string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w%s", strings.Join(argv, " "), err, out.Last())
+}
+
+// Find finds a program beside this one, or else in PATH.
+func Find(name string) (string, error) {
+	if self, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+			return path, nil
+		}
+	}
+	return exec.LookPath(name)
 }

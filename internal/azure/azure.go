@@ -1,0 +1,240 @@
+// Package azure asks Azure's control plane what it knows of Accelerated Networking, and changes it:
+// Inventory says where it is possible and wanted, Switch turns it on and off, and Migrate moves a node
+// pool of AKS that cannot be switched. Whether packets take the virtual function is for the guest to say
+// (internal/agent): the control plane does not know.
+//
+// Only cmd/slipstream-azure links it. The SDK is no part of the binary that agents and workers run.
+package azure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/arm"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
+	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/network/armnetwork/v8"
+)
+
+// Options say how to reach Azure.
+type Options struct {
+	// Subscriptions to ask, by ID. At least one.
+	Subscriptions []string
+	// Credential is the SDK's default chain if nil: the environment, a workload's or managed identity,
+	// the Azure CLI.
+	Credential azcore.TokenCredential
+	// Client replaces the SDK's transport, endpoint or retries, as tests do.
+	Client *arm.ClientOptions
+	// Poll is the pause between two questions whether an operation has ended; 0 is 10 s. The service's
+	// own Retry-After goes before it.
+	Poll time.Duration
+}
+
+// Cloud is a connection to Azure. It is safe for use by several goroutines.
+type Cloud struct {
+	order []string // the subscriptions
+	of    map[string]*clients
+	poll  time.Duration
+}
+
+// clients are the clients of the SDK for one subscription.
+type clients struct {
+	vms      *armcompute.VirtualMachinesClient
+	sets     *armcompute.VirtualMachineScaleSetsClient
+	members  *armcompute.VirtualMachineScaleSetVMsClient
+	skus     *armcompute.ResourceSKUsClient
+	usage    *armcompute.UsageClient
+	nics     *armnetwork.InterfacesClient
+	clusters *armcontainerservice.ManagedClustersClient
+	pools    *armcontainerservice.AgentPoolsClient
+	machines *armcontainerservice.MachinesClient
+}
+
+// Open makes the clients. It does not connect yet.
+func Open(o Options) (*Cloud, error) {
+	if len(o.Subscriptions) == 0 {
+		return nil, errors.New("name a subscription: --subscription ID, or AZURE_SUBSCRIPTION_ID (az account show --query id shows it)")
+	}
+	client := arm.ClientOptions{}
+	if o.Client != nil {
+		client = *o.Client
+	}
+	if client.Retry.MaxRetries == 0 {
+		// A throttled subscription says with Retry-After when to come back, which the SDK obeys. Its own
+		// three attempts are too few where other programs are throttled too.
+		client.Retry = policy.RetryOptions{MaxRetries: 8, MaxRetryDelay: 2 * time.Minute}
+	}
+	client.Telemetry.ApplicationID = "slipstream"
+	if o.Credential == nil {
+		var err error
+		if o.Credential, err = azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{ClientOptions: client.ClientOptions}); err != nil {
+			return nil, fmt.Errorf("find credentials of Azure: %s", plain(err))
+		}
+	}
+	c := &Cloud{of: make(map[string]*clients), poll: o.Poll}
+	if c.poll == 0 {
+		c.poll = 10 * time.Second
+	}
+	for _, id := range o.Subscriptions {
+		key := strings.ToLower(id)
+		if c.of[key] != nil {
+			continue
+		}
+		of, err := newClients(id, o.Credential, &client)
+		if err != nil {
+			return nil, fmt.Errorf("subscription %s: %s", id, plain(err))
+		}
+		c.order, c.of[key] = append(c.order, id), of
+	}
+	return c, nil
+}
+
+func newClients(subscription string, credential azcore.TokenCredential, o *arm.ClientOptions) (*clients, error) {
+	compute, err := armcompute.NewClientFactory(subscription, credential, o)
+	if err != nil {
+		return nil, err
+	}
+	network, err := armnetwork.NewClientFactory(subscription, credential, o)
+	if err != nil {
+		return nil, err
+	}
+	aks, err := armcontainerservice.NewClientFactory(subscription, credential, o)
+	if err != nil {
+		return nil, err
+	}
+	return &clients{
+		vms: compute.NewVirtualMachinesClient(), sets: compute.NewVirtualMachineScaleSetsClient(),
+		members: compute.NewVirtualMachineScaleSetVMsClient(), skus: compute.NewResourceSKUsClient(), usage: compute.NewUsageClient(),
+		nics:     network.NewInterfacesClient(),
+		clusters: aks.NewManagedClustersClient(), pools: aks.NewAgentPoolsClient(), machines: aks.NewMachinesClient(),
+	}, nil
+}
+
+// in returns the clients of the subscription that an ID names.
+func (c *Cloud) in(id *arm.ResourceID) (*clients, error) {
+	of := c.of[strings.ToLower(id.SubscriptionID)]
+	if of == nil {
+		return nil, fmt.Errorf("%s is of subscription %s: name it with --subscription", id.Name, id.SubscriptionID)
+	}
+	return of, nil
+}
+
+// wait waits until a long-running operation has ended.
+func wait[T any](ctx context.Context, c *Cloud, p *runtime.Poller[T], err error) error {
+	if err == nil {
+		_, err = p.PollUntilDone(ctx, &runtime.PollUntilDoneOptions{Frequency: c.poll})
+	}
+	return err
+}
+
+// all reads every page of a list.
+func all[R, T any](ctx context.Context, p *runtime.Pager[R], of func(R) []*T) (items []*T, err error) {
+	for p.More() {
+		page, err := p.NextPage(ctx)
+		if err != nil {
+			return items, err
+		}
+		for _, item := range of(page) {
+			if item != nil {
+				items = append(items, item)
+			}
+		}
+	}
+	return items, nil
+}
+
+// action is what the service says was not allowed: "Microsoft.Compute/virtualMachines/read".
+var action = regexp.MustCompile(`perform action '([A-Za-z./*]+)'`)
+
+// plain says why a request failed, in one line. It leaves out bodies, headers and queries, which the
+// errors of the SDK print: a body repeats what was sent, and a query can be a signature.
+func plain(err error) string {
+	var answer *azcore.ResponseError
+	var credential *azidentity.AuthenticationFailedError
+	var address *url.Error
+	switch {
+	case errors.As(err, &answer):
+		text := fmt.Sprintf("%d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
+		if answer.ErrorCode != "" {
+			text = fmt.Sprintf("%d %s", answer.StatusCode, answer.ErrorCode)
+		}
+		if m := action.FindStringSubmatch(err.Error()); m != nil {
+			text += ": no permission for " + m[1]
+		}
+		return text
+	case errors.As(err, &credential):
+		return "no token: Azure refused the credentials (try az login)"
+	case errors.As(err, &address):
+		host := address.URL
+		if u, err := url.Parse(address.URL); err == nil {
+			host = u.Host
+		}
+		return fmt.Sprintf("%s %s: %v", strings.ToLower(address.Op), host, address.Err)
+	}
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// refused tells whether the service does not allow a request.
+func refused(err error) bool { return status(err) == http.StatusForbidden }
+
+// missing tells whether the service has no such resource.
+func missing(err error) bool { return status(err) == http.StatusNotFound }
+
+// status is the HTTP status of an answer, or 0 if there was none.
+func status(err error) int {
+	var answer *azcore.ResponseError
+	if errors.As(err, &answer) {
+		return answer.StatusCode
+	}
+	return 0
+}
+
+// failed names the operation of a request that failed. The SDK's error is not wrapped: whoever prints it
+// would print what plain leaves out.
+func failed(what string, err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return &requestError{what: what, why: plain(err), status: status(err)}
+}
+
+// requestError is a request that failed. The status is 0 if there was no answer.
+type requestError struct {
+	what, why string
+	status    int
+}
+
+func (e *requestError) Error() string { return e.what + ": " + e.why }
+
+// value is what a pointer of the SDK points to, or nothing.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// last is the last part of a resource's ID.
+func last(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
+
+// groupOf is the resource group of an ID, or "".
+func groupOf(id string) string {
+	parts := strings.Split(id, "/")
+	for i := range parts {
+		if strings.EqualFold(parts[i], "resourceGroups") && i+1 < len(parts) {
+			return parts[i+1]
+		}
+	}
+	return ""
+}

@@ -1,0 +1,299 @@
+// Package azuretest has a subscription in memory, behind the fake servers of Azure's SDK: what
+// internal/azure asks is answered as the documentation of the service says, and what it changes is changed.
+// Nobody compared it with a real subscription.
+package azuretest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/arm"
+	azfake "github.com/Azure/azure-sdk-for-go/sdk/azcore/fake"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+	computefake "github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7/fake"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
+	aksfake "github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6/fake"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/network/armnetwork/v8"
+	networkfake "github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/network/armnetwork/v8/fake"
+
+	"slipstream.dev/internal/azure"
+)
+
+// Subscription is the ID of the subscription.
+const Subscription = "00000000-0000-4000-8000-000000000000"
+
+// Location of everything in it.
+const Location = "westeurope"
+
+// Secrets are planted where the service has such things: in what a test reads of a log, record or plan
+// none of them may be.
+var Secrets = []string{"planted-token", "planted-custom-data", "planted-user-data", "planted-tag", "planted-signature", "planted-body"}
+
+// Cloud is the subscription. Fields may be set before the first request; then use Lock.
+type Cloud struct {
+	sync.Mutex
+	PageSize int // 0 is 50
+
+	VMs      map[string]*armcompute.VirtualMachine // by lower-case "group/name", as are the others
+	Power    map[string]string                     // "running" or "deallocated", by the ID of a machine
+	NICs     map[string]*armnetwork.Interface
+	Sets     map[string]*armcompute.VirtualMachineScaleSet
+	Members  map[string][]*armcompute.VirtualMachineScaleSetVM
+	Clusters map[string]*armcontainerservice.ManagedCluster
+	Pools    map[string]*armcontainerservice.AgentPool // "group/cluster/pool"
+	Machines map[string][]*armcontainerservice.Machine
+	Sizes    map[string]bool // has Accelerated Networking
+	VCPUs    int             // of every size; 0 is 4
+	Limit    int64           // quota of vCPUs; 0 is 1000
+	InUse    int32
+
+	// OnPool is told of pools that were created and deleted, with the lock held.
+	OnPool func(name string, pool *armcontainerservice.AgentPool)
+	// Strict refuses a change of a NIC below a machine that is not deallocated, as the documents demand.
+	Strict bool
+	// Fault is asked before each request, with its number from 1. It may be nil.
+	Fault func(n int, r *http.Request) Fault
+
+	requests  int
+	failing   bool // the operation that begins now ends with an error
+	compute   policy.Transporter
+	network   policy.Transporter
+	container policy.Transporter
+}
+
+// Fault is what goes wrong with a request.
+type Fault int
+
+// Faults.
+const (
+	None Fault = iota
+	// Throttled is to be tried again after a millisecond, ThrottledSecond after a second.
+	Throttled
+	ThrottledSecond
+	Forbidden
+	Conflict
+	// Failing is an operation that is accepted, and fails later.
+	Failing
+	// Lost is a connection that ends before the request was served.
+	Lost
+	// LostAfter is one that ends when it was served.
+	LostAfter
+)
+
+// New returns an empty subscription.
+func New() *Cloud {
+	c := &Cloud{
+		VMs: make(map[string]*armcompute.VirtualMachine), Power: make(map[string]string), NICs: make(map[string]*armnetwork.Interface),
+		Sets: make(map[string]*armcompute.VirtualMachineScaleSet), Members: make(map[string][]*armcompute.VirtualMachineScaleSetVM),
+		Clusters: make(map[string]*armcontainerservice.ManagedCluster), Pools: make(map[string]*armcontainerservice.AgentPool),
+		Machines: make(map[string][]*armcontainerservice.Machine), Sizes: map[string]bool{"Standard_D4s_v5": true, "Standard_B2s": false},
+	}
+	c.compute = computefake.NewServerFactoryTransport(c.computeServer())
+	c.network = networkfake.NewServerFactoryTransport(c.networkServer())
+	c.container = aksfake.NewServerFactoryTransport(c.aksServer())
+	return c
+}
+
+// Options connect to the subscription.
+func (c *Cloud) Options() azure.Options {
+	return azure.Options{
+		Subscriptions: []string{Subscription}, Credential: credential{}, Poll: time.Millisecond,
+		Client: &arm.ClientOptions{ClientOptions: policy.ClientOptions{Transport: c,
+			Retry: policy.RetryOptions{MaxRetries: 3, RetryDelay: time.Millisecond, MaxRetryDelay: 2 * time.Second}}},
+	}
+}
+
+type credential struct{}
+
+func (credential) GetToken(context.Context, policy.TokenRequestOptions) (t azcore.AccessToken, err error) {
+	return azcore.AccessToken{Token: "planted-token", ExpiresOn: time.Now().Add(time.Hour)}, nil
+}
+
+// Requests is how many there were.
+func (c *Cloud) Requests() int {
+	c.Lock()
+	defer c.Unlock()
+	return c.requests
+}
+
+// Do serves a request.
+func (c *Cloud) Do(r *http.Request) (*http.Response, error) {
+	c.Lock()
+	c.requests++
+	n, ask := c.requests, c.Fault
+	c.Unlock()
+	fault := None
+	if ask != nil {
+		fault = ask(n, r)
+	}
+	switch fault {
+	case Throttled:
+		return answer(r, http.StatusTooManyRequests, "TooManyRequests"), nil
+	case ThrottledSecond:
+		a := answer(r, http.StatusTooManyRequests, "TooManyRequests")
+		a.Header.Del("Retry-After-Ms")
+		a.Header.Set("Retry-After", "1")
+		return a, nil
+	case Forbidden:
+		return answer(r, http.StatusForbidden, "AuthorizationFailed"), nil
+	case Conflict:
+		return answer(r, http.StatusConflict, "AnotherOperationInProgress"), nil
+	case Lost:
+		return nil, errLost
+	}
+	to := c.compute
+	name, _ := r.Context().Value(runtime.CtxAPINameKey{}).(string)
+	switch client, _, _ := strings.Cut(name, "."); client {
+	case "InterfacesClient":
+		to = c.network
+	case "ManagedClustersClient", "AgentPoolsClient", "MachinesClient":
+		to = c.container
+	}
+	c.Lock()
+	c.failing = fault == Failing
+	c.Unlock()
+	response, err := to.Do(r)
+	if err == nil && fault == LostAfter {
+		return nil, errLost
+	}
+	return response, err
+}
+
+var errLost = errors.New("connection reset by peer")
+
+func answer(r *http.Request, status int, code string) *http.Response {
+	body := fmt.Sprintf(`{"error": {"code": %q, "message": "The client does not have authorization to perform action 'Microsoft.Test/things/%s' planted-body"}}`, code, strings.ToLower(r.Method))
+	return &http.Response{StatusCode: status, Status: http.StatusText(status), Request: r, Body: io.NopCloser(strings.NewReader(body)),
+		Header: http.Header{"X-Ms-Error-Code": {code}, "Retry-After-Ms": {"1"}, "Content-Type": {"application/json"}}}
+}
+
+// ID of a resource.
+func ID(group, kind, name string) string {
+	return "/subscriptions/" + Subscription + "/resourceGroups/" + group + "/providers/" + kind + "/" + name
+}
+
+// Types of resources.
+const (
+	TypeVM      = "Microsoft.Compute/virtualMachines"
+	TypeSet     = "Microsoft.Compute/virtualMachineScaleSets"
+	TypeNIC     = "Microsoft.Network/networkInterfaces"
+	TypeCluster = "Microsoft.ContainerService/managedClusters"
+)
+
+func key(parts ...string) string { return strings.ToLower(strings.Join(parts, "/")) }
+
+// AddVM adds a running machine with a NIC for each value of wanted.
+func (c *Cloud) AddVM(group, name, size string, wanted ...bool) *armcompute.VirtualMachine {
+	id := ID(group, TypeVM, name)
+	vm := &armcompute.VirtualMachine{
+		ID: &id, Name: &name, Location: to.Ptr(Location), Tags: map[string]*string{"note": to.Ptr("planted-tag")},
+		Properties: &armcompute.VirtualMachineProperties{
+			HardwareProfile: &armcompute.HardwareProfile{VMSize: to.Ptr(armcompute.VirtualMachineSizeTypes(size))},
+			OSProfile:       &armcompute.OSProfile{CustomData: to.Ptr("planted-custom-data")}, UserData: to.Ptr("planted-user-data"),
+			NetworkProfile: &armcompute.NetworkProfile{}, ProvisioningState: to.Ptr("Succeeded"),
+		},
+	}
+	for i, w := range wanted {
+		nic := fmt.Sprintf("%s-nic%d", name, i)
+		nicID := ID(group, TypeNIC, nic)
+		c.NICs[key(group, nic)] = &armnetwork.Interface{ID: &nicID, Name: &nic, Location: to.Ptr(Location), Etag: to.Ptr("1"),
+			Properties: &armnetwork.InterfacePropertiesFormat{EnableAcceleratedNetworking: to.Ptr(w), EnableIPForwarding: to.Ptr(true),
+				VirtualMachine: &armnetwork.SubResource{ID: &id}, ProvisioningState: to.Ptr(armnetwork.ProvisioningStateSucceeded)}}
+		vm.Properties.NetworkProfile.NetworkInterfaces = append(vm.Properties.NetworkProfile.NetworkInterfaces, &armcompute.NetworkInterfaceReference{ID: &nicID})
+	}
+	c.VMs[key(group, name)] = vm
+	c.Power[strings.ToLower(id)] = "running"
+	return vm
+}
+
+// AddSet adds a uniform scale set whose instances are as its model.
+func (c *Cloud) AddSet(group, name, size string, wanted bool, mode armcompute.UpgradeMode, instances int) *armcompute.VirtualMachineScaleSet {
+	id := ID(group, TypeSet, name)
+	set := &armcompute.VirtualMachineScaleSet{
+		ID: &id, Name: &name, Location: to.Ptr(Location), SKU: &armcompute.SKU{Name: &size, Capacity: to.Ptr(int64(instances))}, Etag: to.Ptr("1"),
+		Tags: map[string]*string{"note": to.Ptr("planted-tag")},
+		Properties: &armcompute.VirtualMachineScaleSetProperties{
+			UpgradePolicy: &armcompute.UpgradePolicy{Mode: &mode}, OrchestrationMode: to.Ptr(armcompute.OrchestrationModeUniform), ProvisioningState: to.Ptr("Succeeded"),
+			VirtualMachineProfile: &armcompute.VirtualMachineScaleSetVMProfile{
+				UserData: to.Ptr("planted-user-data"),
+				NetworkProfile: &armcompute.VirtualMachineScaleSetNetworkProfile{NetworkInterfaceConfigurations: []*armcompute.VirtualMachineScaleSetNetworkConfiguration{
+					{Name: to.Ptr("nic0"), Properties: &armcompute.VirtualMachineScaleSetNetworkConfigurationProperties{EnableAcceleratedNetworking: &wanted}}}},
+			},
+		},
+	}
+	c.Sets[key(group, name)] = set
+	for i := range instances {
+		n := fmt.Sprint(i)
+		member := id + "/virtualMachines/" + n
+		c.Members[key(group, name)] = append(c.Members[key(group, name)], &armcompute.VirtualMachineScaleSetVM{
+			ID: &member, InstanceID: &n, Name: to.Ptr(name + "_" + n), SKU: &armcompute.SKU{Name: &size},
+			Properties: &armcompute.VirtualMachineScaleSetVMProperties{LatestModelApplied: to.Ptr(true)}})
+		nic := member + "/networkInterfaces/nic0"
+		c.NICs[strings.ToLower(nic)] = &armnetwork.Interface{ID: &nic, Name: to.Ptr("nic0"),
+			Properties: &armnetwork.InterfacePropertiesFormat{EnableAcceleratedNetworking: to.Ptr(wanted), VirtualMachine: &armnetwork.SubResource{ID: &member}}}
+		c.Power[strings.ToLower(member)] = "running"
+	}
+	return set
+}
+
+func sorted[T any](m map[string]T, in func(string) bool) (all []T) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if in(k) {
+			all = append(all, m[k])
+		}
+	}
+	return all
+}
+
+func every(string) bool { return true }
+
+// below selects the keys of one resource group: a scale set's NICs have none.
+func below(group string) func(string) bool {
+	return func(k string) bool { return strings.HasPrefix(k, strings.ToLower(group)+"/") }
+}
+
+func named(k string) bool { return !strings.HasPrefix(k, "/") }
+
+// pages answers a list.
+func pages[R, T any](c *Cloud, items []T, page func([]T) R) (resp azfake.PagerResponder[R]) {
+	size := c.PageSize
+	if size == 0 {
+		size = 50
+	}
+	for len(items) > size {
+		resp.AddPage(http.StatusOK, page(items[:size:size]), nil)
+		items = items[size:]
+	}
+	resp.AddPage(http.StatusOK, page(items), nil)
+	return resp
+}
+
+func notFound(e *azfake.ErrorResponder) { e.SetResponseError(http.StatusNotFound, "ResourceNotFound") }
+
+// ended answers an operation: it applies it unless it is to fail.
+func ended[R any](c *Cloud, answer R, apply func()) (resp azfake.PollerResponder[R]) {
+	if c.failing {
+		c.failing = false
+		resp.AddNonTerminalResponse(http.StatusOK, nil)
+		resp.SetTerminalError(http.StatusBadRequest, "OperationFailed")
+		return resp
+	}
+	apply()
+	resp.SetTerminalResponse(http.StatusOK, answer, nil)
+	return resp
+}
+
+// copied is what a client gets: it must not change what is here.
+func copied[T any](v *T) T { return *v }

@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/azure/cluster"
+)
+
+type auditOptions struct {
+	subscriptions     subscriptionFlag
+	groups            []string
+	format, since     string
+	gate              bool
+	kubeconfig        string
+	kubecontext       string
+	kubeconfigChanged bool
+}
+
+func auditCommand(p Process) *cobra.Command {
+	var o auditOptions
+	c := &cobra.Command{
+		Use:   "audit",
+		Short: "Tell where Accelerated Networking is possible, wanted and used",
+		Long: `Tell for each virtual machine, scale set and node of AKS three facts: whether
+Accelerated Networking is possible (its size has the capability), wanted (its
+NICs, or the scale set's model) and used (packets take the virtual function, as
+slipstream's agent on the node says). It changes nothing.
+
+The exit code is 4 if something could not be read; the output names it. With
+--gate it is 3 if there is a finding, or with --since if something changed.`,
+		Example: `  slipstream azure audit --subscription 00000000-0000-0000-0000-000000000000
+  slipstream azure audit --resource-group net --kubeconfig ~/.kube/config
+  slipstream azure audit -o json > audit.json
+  slipstream azure audit --since audit.json --gate`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			o.kubeconfigChanged = c.Flags().Changed("kubeconfig") || c.Flags().Changed("context")
+			return o.run(c.Context(), p)
+		},
+	}
+	o.subscriptions.add(c)
+	f := c.Flags()
+	f.StringSliceVarP(&o.groups, "resource-group", "g", nil, "look only at this resource group, and at that of the nodes of its AKS clusters; more than once for several")
+	f.StringVarP(&o.format, "output", "o", "text", "text, json or csv (a line for each NIC)")
+	f.StringVar(&o.since, "since", "", "tell what changed since this audit, a file of -o json")
+	f.BoolVar(&o.gate, "gate", false, "exit with 3 if there is a finding, or with --since if something changed")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "ask the agents of this cluster whether the virtual functions are used")
+	f.StringVar(&o.kubecontext, "context", "", "context of the kubeconfig (default its current one)")
+	return c
+}
+
+// agentsTime bounds the questions to a cluster: an audit must not hang on one that is gone.
+const agentsTime = 30 * time.Second
+
+func (o auditOptions) run(ctx context.Context, p Process) error {
+	write, ok := azure.Formats[o.format]
+	if !ok {
+		return usage(fmt.Errorf("--output %s: there is no such format; choose text, json or csv", o.format))
+	}
+	var before *azure.Audit
+	if o.since != "" {
+		var err error
+		if before, err = azure.ReadAudit(o.since); err != nil {
+			return usage(fmt.Errorf("--since: %w", err))
+		}
+	}
+	cloud, err := o.subscriptions.open(p)
+	if err != nil {
+		return err
+	}
+	scope := azure.Scope{Groups: o.groups}
+	var asked error
+	if o.kubeconfigChanged {
+		scope.Uses, asked = o.uses(ctx)
+	}
+	audit, err := cloud.Inventory(ctx, scope)
+	if err != nil {
+		return err
+	}
+	if asked != nil {
+		audit.NotRead = append(audit.NotRead, azure.NotRead{Scope: "the cluster", What: "what agents say", Why: asked.Error()})
+	}
+	var drift []azure.Drift
+	if before != nil {
+		drift = append([]azure.Drift{}, audit.Since(before)...)
+	}
+	if err := write(p.Out, audit, drift); err != nil {
+		return err
+	}
+	switch {
+	case o.gate && before != nil && len(drift) > 0:
+		return exitError{code: exitFound, err: errors.New("gate: something changed since the earlier audit")}
+	case o.gate && before == nil && audit.Found():
+		return exitError{code: exitFound, err: errors.New("gate: there are findings")}
+	case !audit.Complete():
+		return exitError{code: exitIncomplete, err: errors.New("the audit is incomplete: the output names what could not be read, or is unknown")}
+	}
+	return nil
+}
+
+func (o auditOptions) uses(ctx context.Context) (map[string]azure.Use, error) {
+	c, err := cluster.Open(o.kubeconfig, o.kubecontext)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentsTime)
+	defer cancel()
+	return c.Uses(ctx)
+}

@@ -1,0 +1,135 @@
+// Package cli is the command line of slipstream-azure, one file per command. It wires internal/azure and
+// internal/azure/cluster together.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/azure"
+)
+
+// Exit codes, which are those of slipstream.
+const (
+	exitGood       = 0
+	exitFailed     = 1
+	exitUsage      = 2
+	exitFound      = 3
+	exitIncomplete = 4
+)
+
+// Process is what the command line has of its process, and of the world.
+type Process struct {
+	Args     []string
+	Version  string
+	Out, Err io.Writer
+	// Azure connects to Azure; nil for the real one.
+	Azure func(azure.Options) (*azure.Cloud, error)
+}
+
+// Main runs the command line and returns the exit code.
+func Main(ctx context.Context, p Process) int {
+	root := rootCommand(p)
+	root.SetArgs(p.Args[1:])
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitGood
+	}
+	exit := exitError{code: exitFailed, err: err}
+	errors.As(err, &exit)
+	if exit.err != nil {
+		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(exit.err.Error(), "\n", "\nslipstream: "))
+	}
+	return exit.code
+}
+
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+// usage marks an error as one of usage, before anything was changed.
+func usage(err error) error { return exitError{code: exitUsage, err: err} }
+
+// Command is the tree of all commands, for their reference.
+func Command() *cobra.Command { return rootCommand(Process{}) }
+
+func rootCommand(p Process) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "azure",
+		Short: "Audit Accelerated Networking in Azure, and switch it",
+		Long: `Ask Azure's control plane where Accelerated Networking is possible and wanted,
+and switch it.
+
+These commands are a program of their own, slipstream-azure, which slipstream
+finds beside itself or in PATH. Credentials are those of the environment, of a
+managed identity or of the Azure CLI (az login).`,
+		Version:       p.Version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		// The name under which people run it.
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "slipstream azure"},
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage(fmt.Errorf("there is no command %q (see slipstream azure --help)", args[0]))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetHelpCommand(&cobra.Command{Hidden: true})
+	root.SetOut(p.Out)
+	root.SetErr(p.Err)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
+	})
+	root.AddCommand(auditCommand(p))
+	for _, c := range root.Commands() {
+		check := c.Args
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return usage(fmt.Errorf("%w: %s (see %s --help)", err, c.UseLine(), c.CommandPath()))
+			}
+			return nil
+		}
+	}
+	return root
+}
+
+// subscriptionFlag has the subscriptions that a command may ask.
+type subscriptionFlag struct{ ids []string }
+
+func (f *subscriptionFlag) add(c *cobra.Command) {
+	c.Flags().StringSliceVar(&f.ids, "subscription", nil, "subscription ID, more than once for several (default $AZURE_SUBSCRIPTION_ID)")
+}
+
+func (f *subscriptionFlag) open(p Process) (*azure.Cloud, error) {
+	ids := f.ids
+	if id := os.Getenv("AZURE_SUBSCRIPTION_ID"); len(ids) == 0 && id != "" {
+		ids = []string{id}
+	}
+	connect := p.Azure
+	if connect == nil {
+		connect = azure.Open
+	}
+	cloud, err := connect(azure.Options{Subscriptions: ids})
+	if err != nil {
+		return nil, usage(err)
+	}
+	return cloud, nil
+}

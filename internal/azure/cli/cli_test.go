@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"bytes"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
+
+	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/azure/azuretest"
+)
+
+const (
+	can    = "Standard_D4s_v5"
+	cannot = "Standard_B2s"
+)
+
+// slipstream runs a command against a subscription.
+func slipstream(t *testing.T, c *azuretest.Cloud, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	t.Setenv("AZURE_SUBSCRIPTION_ID", azuretest.Subscription)
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	var out, log bytes.Buffer
+	code = Main(t.Context(), Process{Args: append([]string{"slipstream-azure"}, args...), Version: "test", Out: &out, Err: &log,
+		Azure: func(o azure.Options) (*azure.Cloud, error) {
+			with := c.Options()
+			with.Subscriptions = o.Subscriptions
+			return azure.Open(with)
+		}})
+	for _, secret := range azuretest.Secrets {
+		if strings.Contains(out.String()+log.String(), secret) {
+			t.Errorf("%v printed %s", args, secret)
+		}
+	}
+	return code, out.String(), log.String()
+}
+
+func has(t *testing.T, text, want string) {
+	t.Helper()
+	if !strings.Contains(text, want) {
+		t.Errorf("no %q in:\n%s", want, text)
+	}
+}
+
+// The exit code of an audit is that of the worst that it found.
+func TestAuditExitCodes(t *testing.T) {
+	forbid := func(_ int, r *http.Request) azuretest.Fault {
+		if strings.HasSuffix(r.URL.Path, "/managedClusters") {
+			return azuretest.Forbidden
+		}
+		return azuretest.None
+	}
+	for _, test := range []struct {
+		name     string
+		size     string
+		wanted   bool
+		fault    func(int, *http.Request) azuretest.Fault
+		args     string
+		code     int
+		says     string
+		complete bool
+	}{
+		{name: "all is well", size: can, wanted: true, args: "--gate", code: 0},
+		{name: "a finding without a gate", size: can, args: "", code: 0},
+		{name: "a finding", size: can, args: "--gate", code: 3, says: "there are findings"},
+		{name: "it cannot be wanted", size: cannot, args: "--gate", code: 0},
+		{name: "not all was read", size: can, wanted: true, fault: forbid, args: "", code: 4, says: "incomplete"},
+		{name: "a finding, and not all was read", size: can, fault: forbid, args: "--gate", code: 3},
+		{name: "no such format", args: "-o xml", code: 2, says: "--output xml: there is no such format"},
+		{name: "no such file", args: "--since /nowhere", code: 2, says: "/nowhere"},
+		{name: "no such flag", args: "--gait", code: 2, says: "see slipstream azure audit --help"},
+		{name: "no such cluster", size: can, wanted: true, args: "--kubeconfig /nowhere", code: 4, says: "incomplete"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := azuretest.New()
+			c.Fault = test.fault
+			c.AddVM("rg", "vm", test.size, test.wanted)
+			code, _, stderr := slipstream(t, c, append([]string{"audit"}, strings.Fields(test.args)...)...)
+			if code != test.code {
+				t.Errorf("exit code %d, not %d: %s", code, test.code, stderr)
+			}
+			has(t, stderr, test.says)
+		})
+	}
+}
+
+// A gate with an earlier audit is about what changed, not about what always was.
+func TestAuditGateOfDrift(t *testing.T) {
+	c := azuretest.New()
+	c.AddVM("rg", "vm", can, false)
+	_, before, _ := slipstream(t, c, "audit", "-o", "json")
+	path := filepath.Join(t.TempDir(), "audit.json")
+	if err := os.WriteFile(path, []byte(before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, stderr := slipstream(t, c, "audit", "--since", path, "--gate"); code != 0 {
+		t.Errorf("nothing changed, and the exit code is %d: %s%s", code, out, stderr)
+	}
+	c.NICs["rg/vm-nic0"].Properties.EnableAcceleratedNetworking = to.Ptr(true)
+	code, out, stderr := slipstream(t, c, "audit", "--since", path, "--gate")
+	if code != 3 {
+		t.Errorf("exit code %d", code)
+	}
+	has(t, out, "rg/vm: wanted yes, was no")
+	has(t, stderr, "something changed")
+}
+
+func TestErrorsNameWhatWasWritten(t *testing.T) {
+	c := azuretest.New()
+	for args, want := range map[string]string{
+		"audits":  `there is no command "audits"`,
+		"audit x": "see slipstream azure audit --help",
+	} {
+		code, _, stderr := slipstream(t, c, strings.Fields(args)...)
+		if code != 2 {
+			t.Errorf("%s: exit code %d", args, code)
+		}
+		has(t, stderr, want)
+	}
+	t.Setenv("AZURE_SUBSCRIPTION_ID", "")
+	var log bytes.Buffer
+	if code := Main(t.Context(), Process{Args: []string{"slipstream-azure", "audit"}, Out: &log, Err: &log}); code != 2 {
+		t.Errorf("without a subscription: exit code %d", code)
+	}
+	has(t, log.String(), "name a subscription: --subscription ID")
+}

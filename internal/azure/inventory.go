@@ -1,0 +1,558 @@
+package azure
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/runtime"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/network/armnetwork/v8"
+	"golang.org/x/sync/errgroup"
+)
+
+// Fact is the answer to one question.
+type Fact string
+
+// Facts. A question that nobody asked has no answer: that is another thing than one that was asked in vain.
+const (
+	Yes       Fact = "yes"
+	No        Fact = "no"
+	Mixed     Fact = "mixed" // some of its NICs
+	Unknown   Fact = "unknown"
+	NotLooked Fact = "not looked"
+)
+
+// Audit is what an inventory found.
+type Audit struct {
+	Version       int       `json:"version"` // of this format: 1
+	Time          time.Time `json:"time"`
+	Subscriptions []string  `json:"subscriptions"`
+	// Groups are the resource groups that were looked at; all if empty.
+	Groups    []string   `json:"groups,omitempty"`
+	Machines  []Machine  `json:"machines"`
+	ScaleSets []ScaleSet `json:"scaleSets"`
+	// NotRead is what could not be read. Nothing is said of what is in there.
+	NotRead []NotRead `json:"notRead"`
+}
+
+// AuditVersion is that of an Audit's format.
+const AuditVersion = 1
+
+// Machine is a virtual machine, or an instance of a scale set.
+type Machine struct {
+	ID            string `json:"id"`
+	Name          string `json:"name"`
+	Subscription  string `json:"subscription"`
+	ResourceGroup string `json:"resourceGroup"`
+	ScaleSet      string `json:"scaleSet,omitempty"` // its name
+	Cluster       string `json:"cluster,omitempty"`  // of AKS
+	Pool          string `json:"pool,omitempty"`     // of the cluster
+	Location      string `json:"location"`
+	Size          string `json:"size"`
+	// Possible: the size has the capability AcceleratedNetworkingEnabled.
+	Possible Fact `json:"possible"`
+	// Wanted: enableAcceleratedNetworking of its NICs.
+	Wanted Fact `json:"wanted"`
+	// Used: packets take the virtual function, as the agent on it says.
+	Used Fact `json:"used"`
+	// UsedReason is the agent's word for it, such as VFIdle.
+	UsedReason string `json:"usedReason,omitempty"`
+	// Behind: it is an instance that differs from its scale set's model.
+	Behind   bool      `json:"behind,omitempty"`
+	NICs     []NIC     `json:"nics"`
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+// NIC is a network interface of a machine.
+type NIC struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Wanted Fact   `json:"wanted"`
+}
+
+// ScaleSet is the model of a scale set: what its next instances will be.
+type ScaleSet struct {
+	ID            string `json:"id"`
+	Name          string `json:"name"`
+	Subscription  string `json:"subscription"`
+	ResourceGroup string `json:"resourceGroup"`
+	Cluster       string `json:"cluster,omitempty"`
+	Pool          string `json:"pool,omitempty"`
+	Location      string `json:"location"`
+	Size          string `json:"size"`
+	Upgrade       string `json:"upgrade,omitempty"` // policy: Manual, Automatic or Rolling
+	Possible      Fact   `json:"possible"`
+	// Wanted by the model. Those of its instances are theirs.
+	Wanted    Fact      `json:"wanted"`
+	Instances int       `json:"instances"`
+	Behind    int       `json:"behind"` // of the instances
+	Findings  []Finding `json:"findings,omitempty"`
+}
+
+// NotRead is a list that the service did not give.
+type NotRead struct {
+	Scope string `json:"scope"` // a subscription, resource group, scale set or pool
+	What  string `json:"what"`
+	Why   string `json:"why"`
+}
+
+func (n NotRead) String() string { return n.What + " of " + n.Scope + ": " + n.Why }
+
+// Use is what the agent on a node says of its virtual functions.
+type Use struct {
+	Used   Fact
+	Reason string
+}
+
+// Scope says what to look at.
+type Scope struct {
+	// Groups are resource groups; all of each subscription if empty. With a cluster of AKS in one of them, the
+	// group of its nodes is looked at too.
+	Groups []string
+	// Uses has what agents say, by the lower-case ID of the machine. Nil if nobody was asked.
+	Uses map[string]Use
+}
+
+// atOnce is the number of requests that an inventory has under way. The service counts requests by
+// subscription, and other programs need theirs.
+const atOnce = 6
+
+// Inventory reads what the control plane knows. What it may not read is in NotRead, and is no error: an error
+// is returned only if ctx ends.
+func (c *Cloud) Inventory(ctx context.Context, s Scope) (*Audit, error) {
+	a := &Audit{Version: AuditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscriptions: c.order, Groups: slices.Clone(s.Groups),
+		Machines: []Machine{}, ScaleSets: []ScaleSet{}, NotRead: []NotRead{}}
+	for _, id := range c.order {
+		r := &reader{clients: c.of[strings.ToLower(id)], subscription: id, scope: s, found: a,
+			instances: make(map[string][]*armcompute.VirtualMachineScaleSetVM),
+			wanted:    make(map[string]Fact), names: make(map[string][]NIC), poolOf: make(map[string]string), sizes: make(map[string]*size)}
+		if err := r.read(ctx); err != nil {
+			return nil, err
+		}
+	}
+	judge(a)
+	a.sort()
+	return a, nil
+}
+
+func (a *Audit) sort() {
+	slices.SortFunc(a.Machines, func(x, y Machine) int { return cmp.Compare(strings.ToLower(x.ID), strings.ToLower(y.ID)) })
+	slices.SortFunc(a.ScaleSets, func(x, y ScaleSet) int { return cmp.Compare(strings.ToLower(x.ID), strings.ToLower(y.ID)) })
+	slices.SortFunc(a.NotRead, func(x, y NotRead) int { return cmp.Compare(x.String(), y.String()) })
+}
+
+// reader reads one subscription.
+type reader struct {
+	*clients
+	subscription string
+	scope        Scope
+
+	mu          sync.Mutex // for all below
+	found       *Audit
+	allVMs      []*armcompute.VirtualMachine
+	allSets     []*armcompute.VirtualMachineScaleSet
+	allClusters []*armcontainerservice.ManagedCluster
+	instances   map[string][]*armcompute.VirtualMachineScaleSetVM // by the ID of the scale set
+	// By lower-case IDs and names:
+	wanted map[string]Fact   // NIC
+	names  map[string][]NIC  // machine: the NICs that say they are its own
+	poolOf map[string]string // machine: its pool, by the Machines API
+	sizes  map[string]*size  // location/size
+}
+
+// step is one list to read.
+type step struct {
+	scope, what string
+	read        func(context.Context) error
+}
+
+// list reads all pages of a list, and hands over what it got, one caller at a time. What came before an error
+// is true as well.
+func list[R, T any](r *reader, scope, what string, pager *runtime.Pager[R], of func(R) []*T, take func(*T)) step {
+	return step{scope, what, func(ctx context.Context) error {
+		items, err := all(ctx, pager, of)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, item := range items {
+			take(item)
+		}
+		return err
+	}}
+}
+
+// read reads a subscription: first what tells what else to ask, then the rest.
+func (r *reader) read(ctx context.Context) error {
+	first := r.everything()
+	if len(r.scope.Groups) > 0 {
+		first = nil
+		for _, g := range r.scope.Groups {
+			first = append(first, r.group(g)...)
+			first = append(first, list(r, "resource group "+g, "AKS clusters", r.clusters.NewListByResourceGroupPager(g, nil),
+				func(p armcontainerservice.ManagedClustersClientListByResourceGroupResponse) []*armcontainerservice.ManagedCluster {
+					return p.Value
+				}, r.addCluster))
+		}
+	}
+	if err := r.run(ctx, first); err != nil {
+		return err
+	}
+	if err := r.run(ctx, r.nodeGroups()); err != nil {
+		return err
+	}
+	if err := r.run(ctx, r.rest()); err != nil {
+		return err
+	}
+	r.collect()
+	return nil
+}
+
+// run runs steps, several at once. What fails is noted.
+func (r *reader) run(ctx context.Context, steps []step) error {
+	group, inner := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for _, s := range steps {
+		group.Go(func() error {
+			err := s.read(inner)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.found.NotRead = append(r.found.NotRead, NotRead{Scope: s.scope, What: s.what, Why: plain(err)})
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (r *reader) everything() []step {
+	at := "subscription " + r.subscription
+	return []step{
+		list(r, at, "virtual machines", r.vms.NewListAllPager(nil),
+			func(p armcompute.VirtualMachinesClientListAllResponse) []*armcompute.VirtualMachine { return p.Value }, r.addVM),
+		list(r, at, "scale sets", r.sets.NewListAllPager(nil),
+			func(p armcompute.VirtualMachineScaleSetsClientListAllResponse) []*armcompute.VirtualMachineScaleSet {
+				return p.Value
+			}, r.addSet),
+		list(r, at, "network interfaces", r.nics.NewListAllPager(nil),
+			func(p armnetwork.InterfacesClientListAllResponse) []*armnetwork.Interface { return p.Value }, r.addNIC),
+		list(r, at, "AKS clusters", r.clusters.NewListPager(nil),
+			func(p armcontainerservice.ManagedClustersClientListResponse) []*armcontainerservice.ManagedCluster {
+				return p.Value
+			}, r.addCluster),
+	}
+}
+
+func (r *reader) group(g string) []step {
+	at := "resource group " + g
+	return []step{
+		list(r, at, "virtual machines", r.vms.NewListPager(g, nil),
+			func(p armcompute.VirtualMachinesClientListResponse) []*armcompute.VirtualMachine { return p.Value }, r.addVM),
+		list(r, at, "scale sets", r.sets.NewListPager(g, nil),
+			func(p armcompute.VirtualMachineScaleSetsClientListResponse) []*armcompute.VirtualMachineScaleSet {
+				return p.Value
+			}, r.addSet),
+		list(r, at, "network interfaces", r.nics.NewListPager(g, nil),
+			func(p armnetwork.InterfacesClientListResponse) []*armnetwork.Interface { return p.Value }, r.addNIC),
+	}
+}
+
+// nodeGroups reads the resource groups in which clusters have their nodes, where they are not read yet.
+func (r *reader) nodeGroups() (steps []step) {
+	for _, m := range r.allClusters {
+		g := value(m.Properties.NodeResourceGroup)
+		if len(r.scope.Groups) > 0 && g != "" && !slices.ContainsFunc(r.scope.Groups, func(x string) bool { return strings.EqualFold(x, g) }) {
+			steps = append(steps, r.group(g)...)
+			r.found.Groups = append(r.found.Groups, g)
+		}
+	}
+	return steps
+}
+
+// poolVMs is the type of a pool whose nodes are virtual machines of their own. The SDK's list of types does
+// not have it yet.
+const poolVMs armcontainerservice.AgentPoolType = "VirtualMachines"
+
+// rest reads what needs an answer to the first lists: instances and NICs of scale sets, machines of pools,
+// and sizes.
+func (r *reader) rest() (steps []step) {
+	locations := make(map[string]bool)
+	for _, vm := range r.allVMs {
+		locations[strings.ToLower(value(vm.Location))] = true
+	}
+	for _, s := range r.allSets {
+		locations[strings.ToLower(value(s.Location))] = true
+		if flexible(s) {
+			continue // its instances are in the list of virtual machines
+		}
+		id, name, g := value(s.ID), value(s.Name), groupOf(value(s.ID))
+		at := "scale set " + g + "/" + name
+		steps = append(steps,
+			list(r, at, "instances", r.members.NewListPager(g, name, nil),
+				func(p armcompute.VirtualMachineScaleSetVMsClientListResponse) []*armcompute.VirtualMachineScaleSetVM {
+					return p.Value
+				},
+				func(m *armcompute.VirtualMachineScaleSetVM) { r.instances[id] = append(r.instances[id], m) }),
+			list(r, at, "network interfaces", r.nics.NewListVirtualMachineScaleSetNetworkInterfacesPager(g, name, nil),
+				func(p armnetwork.InterfacesClientListVirtualMachineScaleSetNetworkInterfacesResponse) []*armnetwork.Interface {
+					return p.Value
+				}, r.addNIC))
+	}
+	for _, m := range r.allClusters {
+		for _, p := range m.Properties.AgentPoolProfiles {
+			if p == nil || value(p.Type) != poolVMs {
+				continue
+			}
+			g, cluster, pool := groupOf(value(m.ID)), value(m.Name), value(p.Name)
+			steps = append(steps, list(r, "node pool "+cluster+"/"+pool, "machines", r.machines.NewListPager(g, cluster, pool, nil),
+				func(p armcontainerservice.MachinesClientListResponse) []*armcontainerservice.Machine { return p.Value },
+				func(x *armcontainerservice.Machine) {
+					if x.Properties != nil {
+						r.poolOf[strings.ToLower(value(x.Properties.ResourceID))] = pool
+					}
+				}))
+		}
+	}
+	for location := range locations {
+		steps = append(steps, list(r, "location "+location+" of subscription "+r.subscription, "sizes", r.skuPager(location), skuPage, func(k *armcompute.ResourceSKU) { addSize(r.sizes, k) }))
+	}
+	return steps
+}
+
+func (of *clients) skuPager(location string) *runtime.Pager[armcompute.ResourceSKUsClientListResponse] {
+	filter := "location eq '" + location + "'"
+	return of.skus.NewListPager(&armcompute.ResourceSKUsClientListOptions{Filter: &filter})
+}
+
+func skuPage(p armcompute.ResourceSKUsClientListResponse) []*armcompute.ResourceSKU { return p.Value }
+
+// size is what the list of resource SKUs says of a size of virtual machines.
+type size struct {
+	accelerated Fact
+	family      string
+	vcpus       string
+	restricted  bool // this subscription may not use it here
+}
+
+func addSize(sizes map[string]*size, k *armcompute.ResourceSKU) {
+	if !strings.EqualFold(value(k.ResourceType), "virtualMachines") {
+		return
+	}
+	s := &size{accelerated: No, family: value(k.Family)}
+	for _, c := range k.Capabilities {
+		switch v := value(c.Value); value(c.Name) {
+		case "AcceleratedNetworkingEnabled":
+			if strings.EqualFold(v, "True") {
+				s.accelerated = Yes
+			}
+		case "vCPUs":
+			s.vcpus = v
+		}
+	}
+	for _, x := range k.Restrictions {
+		s.restricted = s.restricted || value(x.Type) == armcompute.ResourceSKURestrictionsTypeLocation
+	}
+	for _, l := range k.Locations {
+		sizes[strings.ToLower(value(l)+"/"+value(k.Name))] = s
+	}
+}
+
+func (r *reader) addVM(vm *armcompute.VirtualMachine) {
+	if vm.ID != nil && vm.Properties != nil {
+		r.allVMs = append(r.allVMs, vm)
+	}
+}
+
+func (r *reader) addSet(s *armcompute.VirtualMachineScaleSet) {
+	if s.ID != nil && s.Properties != nil {
+		r.allSets = append(r.allSets, s)
+	}
+}
+
+func (r *reader) addCluster(m *armcontainerservice.ManagedCluster) {
+	if m.ID != nil && m.Properties != nil {
+		r.allClusters = append(r.allClusters, m)
+	}
+}
+
+func (r *reader) addNIC(n *armnetwork.Interface) {
+	if n.ID == nil || n.Properties == nil {
+		return
+	}
+	nic := NIC{ID: *n.ID, Name: value(n.Name), Wanted: boolean(n.Properties.EnableAcceleratedNetworking)}
+	r.wanted[strings.ToLower(nic.ID)] = nic.Wanted
+	if vm := n.Properties.VirtualMachine; vm != nil {
+		key := strings.ToLower(value(vm.ID))
+		r.names[key] = append(r.names[key], nic)
+	}
+}
+
+// boolean is a switch of the service: left out is off.
+func boolean(b *bool) Fact {
+	if value(b) {
+		return Yes
+	}
+	return No
+}
+
+func flexible(s *armcompute.VirtualMachineScaleSet) bool {
+	return value(s.Properties.OrchestrationMode) == armcompute.OrchestrationModeFlexible
+}
+
+// collect puts together what was read.
+func (r *reader) collect() {
+	models := make(map[string]Fact)
+	behind, count := make(map[string]int), make(map[string]int)
+	for _, s := range r.allSets {
+		models[strings.ToLower(*s.ID)] = modelWants(s)
+	}
+	add := func(m Machine, set string, current *bool) {
+		key := strings.ToLower(set)
+		if set != "" {
+			m.ScaleSet = last(set)
+			model, known := models[key]
+			m.Behind = current != nil && !*current || known && model != Unknown && m.Wanted != Unknown && m.Wanted != model
+			count[key]++
+			if m.Behind {
+				behind[key]++
+			}
+		}
+		r.found.Machines = append(r.found.Machines, m)
+	}
+	for _, vm := range r.allVMs {
+		var ids []string
+		if p := vm.Properties.NetworkProfile; p != nil {
+			for _, n := range p.NetworkInterfaces {
+				ids = append(ids, value(n.ID))
+			}
+		}
+		var hardware string
+		if h := vm.Properties.HardwareProfile; h != nil {
+			hardware = string(value(h.VMSize))
+		}
+		var set string
+		if s := vm.Properties.VirtualMachineScaleSet; s != nil {
+			set = value(s.ID)
+		}
+		add(r.machine(*vm.ID, value(vm.Name), value(vm.Location), hardware, vm.Tags, r.nicsOf(*vm.ID, ids)), set, nil)
+	}
+	for _, s := range r.allSets {
+		for _, m := range r.instances[*s.ID] {
+			hardware := ""
+			if m.SKU != nil {
+				hardware = value(m.SKU.Name)
+			}
+			if m.ID == nil || m.Properties == nil {
+				continue
+			}
+			add(r.machine(*m.ID, value(m.Name), value(s.Location), cmp.Or(hardware, sizeOf(s)), s.Tags, r.nicsOf(*m.ID, nil)), *s.ID, m.Properties.LatestModelApplied)
+		}
+	}
+	for _, s := range r.allSets {
+		key := strings.ToLower(*s.ID)
+		x := ScaleSet{ID: *s.ID, Name: value(s.Name), Subscription: r.subscription, ResourceGroup: groupOf(*s.ID), Location: value(s.Location), Size: sizeOf(s),
+			Possible: r.possible(value(s.Location), sizeOf(s)), Wanted: models[key], Instances: count[key], Behind: behind[key]}
+		if p := s.Properties.UpgradePolicy; p != nil {
+			x.Upgrade = string(value(p.Mode))
+		}
+		x.Cluster, x.Pool = r.pool(*s.ID, s.Tags)
+		r.found.ScaleSets = append(r.found.ScaleSets, x)
+	}
+}
+
+func sizeOf(s *armcompute.VirtualMachineScaleSet) string {
+	if s.SKU == nil {
+		return ""
+	}
+	return value(s.SKU.Name)
+}
+
+// modelWants is what a scale set's model wants of the NICs of new instances.
+func modelWants(s *armcompute.VirtualMachineScaleSet) Fact {
+	var all []Fact
+	for _, n := range modelNICs(s) {
+		if n.Properties == nil {
+			all = append(all, No)
+			continue
+		}
+		all = append(all, boolean(n.Properties.EnableAcceleratedNetworking))
+	}
+	return join(all)
+}
+
+func modelNICs(s *armcompute.VirtualMachineScaleSet) []*armcompute.VirtualMachineScaleSetNetworkConfiguration {
+	if s.Properties == nil || s.Properties.VirtualMachineProfile == nil || s.Properties.VirtualMachineProfile.NetworkProfile == nil {
+		return nil // a flexible scale set may have no model
+	}
+	return s.Properties.VirtualMachineProfile.NetworkProfile.NetworkInterfaceConfigurations
+}
+
+// join is one fact of several.
+func join(facts []Fact) Fact {
+	if len(facts) == 0 || slices.Contains(facts, Unknown) {
+		return Unknown
+	}
+	for _, f := range facts {
+		if f != facts[0] {
+			return Mixed
+		}
+	}
+	return facts[0]
+}
+
+// nicsOf are the NICs of a machine: those that it names, or else those that name it.
+func (r *reader) nicsOf(machine string, ids []string) []NIC {
+	nics := []NIC{}
+	for _, id := range ids {
+		nics = append(nics, NIC{ID: id, Name: last(id), Wanted: cmp.Or(r.wanted[strings.ToLower(id)], Unknown)})
+	}
+	if len(ids) == 0 {
+		nics = append(nics, r.names[strings.ToLower(machine)]...)
+	}
+	return nics
+}
+
+func (r *reader) machine(id, name, location, size string, tags map[string]*string, nics []NIC) Machine {
+	m := Machine{ID: id, Name: name, Subscription: r.subscription, ResourceGroup: groupOf(id), Location: location, Size: size, NICs: nics,
+		Possible: r.possible(location, size), Used: NotLooked}
+	var facts []Fact
+	for _, n := range nics {
+		facts = append(facts, n.Wanted)
+	}
+	m.Wanted = join(facts)
+	m.Cluster, m.Pool = r.pool(id, tags)
+	if r.scope.Uses != nil {
+		if use, ok := r.scope.Uses[strings.ToLower(id)]; ok {
+			m.Used, m.UsedReason = use.Used, use.Reason
+		}
+	}
+	return m
+}
+
+func (r *reader) possible(location, size string) Fact {
+	if s := r.sizes[strings.ToLower(location+"/"+size)]; s != nil {
+		return s.accelerated
+	}
+	return Unknown
+}
+
+// poolTag is AKS's, on the scale sets and virtual machines of its node pools.
+const poolTag = "aks-managed-poolName"
+
+// pool tells which node pool a resource belongs to.
+func (r *reader) pool(id string, tags map[string]*string) (cluster, pool string) {
+	for _, m := range r.allClusters {
+		if strings.EqualFold(value(m.Properties.NodeResourceGroup), groupOf(id)) {
+			cluster = value(m.Name)
+		}
+	}
+	pool = value(tags[poolTag])
+	return cluster, cmp.Or(r.poolOf[strings.ToLower(id)], pool)
+}
