@@ -97,6 +97,12 @@ test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of th
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
 	go test -count=1 -timeout=30m ./test/cluster/
 
+NODES ?= 100
+.PHONY: scale
+scale: ## Measure what the agents of NODES nodes ask of a real API server, in about eight minutes for 100
+	mkdir -p bin
+	go run ./test/scale -nodes $(NODES) -o bin/scale-$(NODES).json
+
 SOAK ?= 1h
 .PHONY: soak
 soak: cluster-deps $(HELM) ## Simulate the statistics in full, then compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -111,8 +112,10 @@ func buildParts(ctx context.Context, parts []part, log io.Writer) (string, error
 			return "", fmt.Errorf("build %s: %w", name, err)
 		}
 	}
-	if err := packImage(ctx, root, filepath.Join(building, "pause.tar"), pauseImage, filepath.Join(building, "pause")); err != nil {
-		return "", err
+	if pause := filepath.Join(building, "pause"); slices.ContainsFunc(parts, func(p part) bool { return p.pkg == "./pause" }) {
+		if err := packImage(ctx, root, pause+".tar", pauseImage, pause); err != nil {
+			return "", err
+		}
 	}
 	if err := os.Rename(building, dir); err != nil {
 		return "", fmt.Errorf("keep the parts of a cluster: %w", err)

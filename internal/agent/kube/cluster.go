@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"slipstream.dev/internal/agent"
@@ -75,6 +76,8 @@ type Cluster struct {
 	turns map[types.UID]*turn
 	clock serverClock
 	pace  pace
+	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
+	restUntil atomic.Int64
 	// losses reads the node's counters.
 	losses func() losses
 }

@@ -68,6 +68,9 @@ func newAPI(t *testing.T) *api {
 
 func (s *api) fail(w http.ResponseWriter, code int, reason string) {
 	w.Header().Set("Content-Type", "application/json")
+	if code == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
@@ -139,7 +142,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 	if refuse != nil {
 		if code := refuse(verb, r.URL.Path); code != 0 {
-			s.fail(w, code, map[int]string{403: "Forbidden", 404: "NotFound", 500: "InternalError"}[code])
+			s.fail(w, code, map[int]string{401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 429: "TooManyRequests", 500: "InternalError"}[code])
 			return
 		}
 	}

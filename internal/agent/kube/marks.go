@@ -3,14 +3,15 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
+	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -31,7 +32,7 @@ type marking struct {
 func (c *Cluster) markPolicies(ctx context.Context) {
 	all := make(map[types.UID]*marking)
 	for {
-		node, seen := c.node(), make(map[types.UID]bool)
+		node, seen, look := c.node(), make(map[types.UID]bool), timer(c.pace.look)
 		for _, o := range c.rules.List() {
 			p, ok := o.(*v1alpha1.AccelerationPolicy)
 			if !ok || p.DeletionTimestamp != nil {
@@ -41,12 +42,12 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 			if all[p.UID] == nil {
 				all[p.UID] = &marking{}
 			}
-			if err := c.markPolicy(ctx, p, all[p.UID], node != nil && p.Spec.SelectsNode(node.Labels)); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			if err := c.markPolicy(ctx, p, all[p.UID], node != nil && p.Spec.SelectsNode(node.Labels), &look); err != nil && !outdone(err) && ctx.Err() == nil {
 				c.options.Log.Warn("write a policy's condition", "policy", p.Name, "error", err)
 			}
 		}
 		maps.DeleteFunc(all, func(uid types.UID, _ *marking) bool { return !seen[uid] })
-		if !pause(ctx, c.pace.look) {
+		if !pause(ctx, time.Duration(look)) {
 			return
 		}
 	}
@@ -54,7 +55,7 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 
 // markPolicy writes the condition if it is wrong and no other agent has corrected it in the time that is
 // left for those with an earlier share.
-func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool) error {
+func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool, look *timer) error {
 	if m.selected && !selected {
 		m.left = c.clock.now()
 	}
@@ -63,7 +64,7 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 	if due := string(status) + reason; m.due != due {
 		m.due, m.since = due, time.Now()
 	}
-	if m.due == "" || time.Since(m.since) < wait+c.share(p.UID) {
+	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) {
 		return nil
 	}
 	m.since = time.Now() // not again at once if that fails
@@ -98,13 +99,22 @@ const noNode = "no node with an agent has the labels of nodeSelector; kubectl ge
 
 // mark writes the condition, unless another agent has done so first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
-	return c.patchPolicy(ctx, p, metav1.Condition{
+	_, err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.now()),
-	}, p.Status.Rollout).Error()
+	}, p.Status.Rollout)
+	return err
 }
 
-// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile.
-func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) rest.Result {
+// errResting is that of a write that is not tried, as the last one failed a short while ago.
+var errResting = errors.New("the API server has just refused a write")
+
+// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns
+// the policy as it is then. Where a write fails all agents would try, as none sees that another has done it;
+// so each then waits for a while.
+func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
+	if time.Now().UnixNano() < c.restUntil.Load() {
+		return now, errResting
+	}
 	conditions := p.DeepCopy().Status.Conditions
 	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
@@ -112,7 +122,16 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Conditions: conditions},
 	})
 	if err != nil {
-		panic(err) // strings and numbers always marshal
+		return now, err
 	}
-	return c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").Body(patch).Do(ctx)
+	err = c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").MaxRetries(0).Body(patch).Do(ctx).Into(&now)
+	if err != nil && !outdone(err) {
+		c.restUntil.Store(time.Now().Add(c.pace.retry + rand.N(c.pace.retry)).UnixNano())
+	}
+	return now, err
+}
+
+// outdone reports whether a write was not made as another agent, or a user, was faster, or as it has to wait.
+func outdone(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting)
 }

@@ -82,6 +82,8 @@ type turn struct {
 	watched bool
 	// failing is since when the agent has published a failure.
 	failing time.Time
+	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
+	acted time.Time
 	// trouble is why this node rolled it back, and gaveUp when it did.
 	trouble string
 	gaveUp  time.Time
@@ -208,26 +210,38 @@ func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 	return &n.Status.Conditions[i]
 }
 
+// timer is how long an agent waits until it looks again.
+type timer time.Duration
+
+// due reports whether something is due, and if not, has the agent look when it is: shares would be worth
+// little if an agent looked once a second.
+func (t *timer) due(in time.Duration) bool {
+	if in > 0 {
+		*t = min(*t, timer(in))
+	}
+	return in <= 0
+}
+
 // rollOut takes part in all rollouts until ctx is done.
 func (c *Cluster) rollOut(ctx context.Context) {
 	for {
-		node := c.node()
+		node, look := c.node(), timer(c.pace.look)
 		for _, p := range c.policies() {
 			if node == nil || !selects(p, node) {
 				continue
 			}
-			if err := c.advance(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			if err := c.advance(ctx, p, &look); err != nil && !outdone(err) && ctx.Err() == nil {
 				c.options.Log.Warn("roll a policy out", "policy", p.Name, "error", err)
 			}
 		}
-		if !pause(ctx, c.pace.look) {
+		if !pause(ctx, time.Duration(look)) {
 			return
 		}
 	}
 }
 
 // advance does what is due in the rollout of one policy.
-func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) error {
+func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, look *timer) error {
 	if _, err := p.Complete(); err != nil {
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
@@ -237,14 +251,18 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 	t := *c.turnOf(p)
 	c.mu.Unlock()
 	r := rolloutOf(p)
+	if !look.due(c.pace.look - time.Since(t.acted)) {
+		return nil
+	}
 	switch {
-	case r == nil && time.Since(t.seen) > c.pace.baseline+share && ready(c.node()):
+	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()):
+		c.act(p)
 		return c.begin(ctx, p, step)
 	case r == nil || r.Complete:
 		return nil
 	}
 	if !t.taken.IsZero() && !t.watched && t.trouble == "" {
-		if t.trouble = c.trouble(ctx, p, &t, rest); t.trouble != "" {
+		if t.trouble = c.trouble(ctx, p, &t, rest, look); t.trouble != "" {
 			t.gaveUp = time.Now()
 			c.giveUp(p, &t)
 		}
@@ -255,12 +273,22 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy) e
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case len(r.FailedNodes) > 0:
 		return nil
-	case t.watched && quiet > rest+share:
+	case t.watched && look.due(rest+share-quiet):
+		c.act(p)
 		return c.next(ctx, p, step)
 	case r.First != "" && quiet > 3*rest+c.pace.silence+share:
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil
+}
+
+// act notes that this agent writes for a rollout.
+func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t := c.turns[p.UID]; t != nil {
+		t.acted = time.Now()
+	}
 }
 
 // mayReport reports whether this node has to add itself to those that failed. The first is what matters; the
@@ -277,7 +305,7 @@ func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutS
 
 // trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
 // marks the policy as watched.
-func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, rest time.Duration) string {
+func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, rest time.Duration, look *timer) string {
 	if !ready(c.node()) {
 		return "has not been Ready since it got the policy"
 	}
@@ -291,7 +319,7 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
-	if time.Since(t.taken) < rest+c.share(p.UID) {
+	if !look.due(rest + c.share(p.UID) - time.Since(t.taken)) {
 		return ""
 	}
 	// A node that has lost its network cannot report that, so the agent checks for it here.
@@ -454,10 +482,9 @@ func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (
 
 // write writes the progress of a rollout, unless another agent has done so first.
 func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v1alpha1.RolloutStatus, status metav1.ConditionStatus, reason, message string) error {
-	var now v1alpha1.AccelerationPolicy
-	err := c.patchPolicy(ctx, p, metav1.Condition{
+	now, err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
-	}, &r).Into(&now)
+	}, &r)
 	if err == nil && now.Status.Rollout == nil {
 		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
 	}

@@ -10,8 +10,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,19 +53,25 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	reader, writer := io.Pipe()
+	e := events{writer, make(chan int, 1)}
 	go func() {
-		w.api.ServeHTTP(events{writer}, r.WithContext(ctx))
+		w.api.ServeHTTP(e, r.WithContext(ctx))
 		writer.Close()
 	}()
-	return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/json"}}, Body: body{reader, cancel}, Request: r}, nil
+	return &http.Response{StatusCode: <-e.code, Header: http.Header{"Content-Type": {"application/json"}}, Body: body{reader, cancel}, Request: r}, nil
 }
 
 // events is the response of a watch, whose events take their time.
-type events struct{ *io.PipeWriter }
+type events struct {
+	*io.PipeWriter
+	code chan int
+}
 
 func (events) Header() http.Header { return http.Header{} }
-func (events) WriteHeader(int)     {}
 func (events) Flush()              {}
+func (e events) WriteHeader(code int) {
+	e.code <- code
+}
 func (e events) Write(b []byte) (int, error) {
 	time.Sleep(latency)
 	return e.PipeWriter.Write(b)
@@ -485,6 +494,96 @@ func TestEventsAreDamped(t *testing.T) {
 		})
 		if n := asked["create events"]; n < 40*10 || n > 40*21 {
 			t.Errorf("%d events of 40 nodes in ten minutes, want at most 10 and one a minute of each", n)
+		}
+	})
+}
+
+// An API server that throttles is not asked more often for it, and gets everything once it does not.
+func TestThrottled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 20
+		f := newFleet(t, n)
+		defer f.stop()
+		throttle := func(code int) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.refuse = func(string, string) int { return code }
+		}
+		throttle(http.StatusTooManyRequests)
+		asked, _ := f.during(func() {
+			for _, h := range f.agents {
+				h.change(func(s *agent.Status) { s.Ready, s.Reason = false, v1alpha1.ReasonHeld })
+			}
+			f.put(policyPath+"all", everywhere("all", object{}))
+			time.Sleep(time.Minute)
+		})
+		// A node's own status is tried again after the second that the server asks for, some times; what any
+		// agent may write each tries a few times a minute.
+		atMost(t, asked, map[string]int{"get nodeaccelerations": 30 * n, "patch nodeaccelerations/status": 30 * n, "patch accelerationpolicies/status": 8 * n, "watch nodes": n, "watch accelerationpolicies": n})
+		throttle(0)
+		time.Sleep(time.Minute)
+		for i := range n {
+			status, _ := f.get(fmt.Sprintf("/apis/slipstream.dev/v1alpha1/nodeaccelerations/node%d", i))["status"].(object)
+			if observed, _ := status["observed"].([]any); len(observed) != 1 || observed[0].(object)["state"] != "applied" {
+				t.Errorf("a minute later the status of node%d is %v", i, status)
+			}
+		}
+	})
+}
+
+// A token that has expired is read again from its file.
+func TestTokenExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
+		s.put(nodePath, nodeObject(nil))
+		var valid atomic.Value
+		file := filepath.Join(t.TempDir(), "token")
+		renew := func(token string) { must(t, os.WriteFile(file, []byte(token), 0o600)) }
+		expire := func(token string) { valid.Store("Bearer " + token) }
+		renew("first")
+		expire("first")
+		refused := 0
+		guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != valid.Load() {
+				refused++
+				s.fail(w, http.StatusUnauthorized, "Unauthorized")
+				return
+			}
+			s.ServeHTTP(w, r)
+		})
+		c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: guarded}, BearerTokenFile: file}, Options{Node: "node0", Log: slog.New(slog.DiscardHandler)})
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx, func(agent.Desired) {}) })
+		defer running.Wait()
+		defer cancel()
+		settings := func() string {
+			status, _ := s.get(statePath)["status"].(object)
+			return fmt.Sprint(status["settings"])
+		}
+		c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Settings: 1})
+		time.Sleep(time.Minute)
+		if got := settings(); got != "1" {
+			t.Fatalf("settings are %s, want 1", got)
+		}
+		expire("second")
+		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Settings: 2})
+		time.Sleep(5 * time.Minute)
+		if got := settings(); got != "1" || refused == 0 || refused > 5*60/10*2 {
+			t.Errorf("with an expired token settings are %s, and %d requests were refused, want some", got, refused)
+		}
+		renew("second")
+		time.Sleep(time.Minute)
+		if got := settings(); got != "2" {
+			t.Errorf("with the new token settings are %s, want 2", got)
+		}
+		// Watches that the old token began end, and others begin.
+		time.Sleep(20 * time.Minute)
+		s.put(policyPath+"late", everywhere("late", object{}))
+		time.Sleep(time.Minute)
+		if p := c.policies(); len(p) != 1 {
+			t.Errorf("%d policies are known, want 1", len(p))
 		}
 	})
 }

@@ -1,0 +1,175 @@
+//go:build linux
+
+// Command scale measures what the agents of a large cluster ask of its API server: make scale. It starts a
+// real API server with etcd (test/cluster), creates nodes, policies and pods in it, and runs the agents' own
+// code for clusters (internal/agent/kube) with a connection each; only the node below an agent is synthetic.
+// What was asked comes from the API server's audit log and metrics.
+//
+// Of a large cluster it lacks kubelets, controllers and the nodes' heartbeats: all that is measured is the
+// agents'.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"slipstream.dev/test/cluster"
+)
+
+type options struct {
+	nodes, pods, policies int
+	idle                  time.Duration
+	dir, out              string
+}
+
+func main() {
+	if len(os.Args) == 4 && os.Args[1] == "solo" {
+		if err := solo(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, "scale solo:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var o options
+	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes, with an agent each")
+	flag.IntVar(&o.pods, "pods", 0, "how many pods are created, 100 a node if 0")
+	flag.IntVar(&o.policies, "policies", 20, "how many policies there are for nodes that do not exist")
+	flag.DurationVar(&o.idle, "idle", 2*time.Minute, "how long the idle cluster is watched")
+	flag.StringVar(&o.dir, "dir", "/dev/shm", "where etcd and logs are, on a tmpfs")
+	flag.StringVar(&o.out, "o", "", "file for the result, in JSON")
+	flag.Parse()
+	if o.pods == 0 {
+		o.pods = 100 * o.nodes
+	}
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	dir, err := os.MkdirTemp(o.dir, "slipstream-scale-")
+	if err != nil {
+		return fmt.Errorf("make a folder for etcd: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	plane, err := cluster.StartPlane(ctx, dir, auditPolicy, os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer plane.Stop()
+	f, err := newFleet(ctx, plane, filepath.Join(dir, "token"), o, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		return err
+	}
+	defer f.stop()
+	result := result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
+	for _, s := range scenarios {
+		fmt.Fprintf(os.Stderr, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
+		p, err := f.measure(ctx, s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		result.Phases = append(result.Phases, p)
+	}
+	if err := result.print(os.Stdout); err != nil {
+		return err
+	}
+	if o.out != "" {
+		text, err := json.MarshalIndent(result, "", "  ")
+		if err == nil {
+			err = os.WriteFile(o.out, append(text, '\n'), 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("write the result: %w", err)
+		}
+	}
+	return result.check()
+}
+
+// result is what a run measured.
+type result struct {
+	Nodes    int     `json:"nodes"`
+	Pods     int     `json:"pods"`
+	Policies int     `json:"policies"`
+	Phases   []phase `json:"phases"`
+}
+
+// phase is one scenario. Requests and writes are the agents' alone.
+type phase struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+	// Requests by verb and resource; Refused those by their code.
+	Requests map[string]int `json:"requests"`
+	Refused  map[int]int    `json:"refused"`
+	// Writes to the NodeAccelerations, to policies, and of events.
+	StatusWrites int `json:"statusWrites"`
+	PolicyWrites int `json:"policyWrites"`
+	// WorstSecond and MeanPerSecond count requests.
+	WorstSecond   int     `json:"worstSecond"`
+	MeanPerSecond float64 `json:"meanPerSecond"`
+	// Events that the API server sent to watches of resources that agents watch.
+	Events int `json:"events"`
+	// Watches that are open at the end.
+	Watches int `json:"watches"`
+	// ServerCPU in CPU seconds a second, of the API server; ServerMiB is its memory at the end.
+	ServerCPU float64 `json:"serverCPU"`
+	ServerMiB float64 `json:"serverMiB"`
+	// SoloMillicores and SoloMiB are those of one agent's part for clusters in a process of its own.
+	SoloMillicores float64 `json:"soloMillicores"`
+	SoloMiB        float64 `json:"soloMiB"`
+	// Done is when each agent had done what the scenario is about, as quantiles in seconds: p50, p99, the last.
+	Done []float64 `json:"done,omitempty"`
+	// problems are limits that are exceeded.
+	Problems []string `json:"problems,omitempty"`
+}
+
+func (r result) print(to io.Writer) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%d nodes\ts\trequests\t/s\tworst s\tstatus\tpolicy\trefused\tevents\twatches\tAPI CPU\tMiB\tagent mc\tMiB\tp50 s\tp99 s\tlast s\t\n", r.Nodes)
+	for _, p := range r.Phases {
+		requests, refused := 0, 0
+		for _, n := range p.Requests {
+			requests += n
+		}
+		for _, n := range p.Refused {
+			refused += n
+		}
+		fmt.Fprintf(w, "%s\t%.0f\t%d\t%.1f\t%d\t%d\t%d\t%d\t%d\t%d\t%.3f\t%.0f\t%.1f\t%.0f\t", p.Name, p.Seconds, requests, p.MeanPerSecond, p.WorstSecond, p.StatusWrites,
+			p.PolicyWrites, refused, p.Events, p.Watches, p.ServerCPU, p.ServerMiB, p.SoloMillicores, p.SoloMiB)
+		for i := range 3 {
+			if i < len(p.Done) {
+				fmt.Fprintf(w, "%.1f", p.Done[i])
+			}
+			fmt.Fprint(w, "\t")
+		}
+		fmt.Fprintln(w)
+	}
+	return w.Flush()
+}
+
+// check returns the limits that were exceeded.
+func (r result) check() (err error) {
+	for _, p := range r.Phases {
+		for _, problem := range p.Problems {
+			err = errors.Join(err, fmt.Errorf("%s: %s", p.Name, problem))
+		}
+	}
+	return err
+}

@@ -1,0 +1,199 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// scenario is something that happens to the cluster.
+type scenario struct {
+	name string
+	// do has it happen, and returns how long each agent took, if that is what it is about.
+	do func(context.Context, *fleet) ([]time.Duration, error)
+	// limits returns what is wrong.
+	limits func(*fleet, phase) []string
+}
+
+// usage of CPU and memory by a process.
+type usage struct {
+	cpu time.Duration
+	mib float64
+}
+
+func usageOf(pid int) (u usage, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return u, err
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
+	if len(fields) < 22 {
+		return u, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	var values [3]int64
+	for i, at := range []int{11, 12, 21} { // utime, stime and rss, proc_pid_stat(5)
+		if values[i], err = strconv.ParseInt(fields[at], 10, 64); err != nil {
+			return u, err
+		}
+	}
+	return usage{time.Duration(values[0]+values[1]) * 10 * time.Millisecond, float64(values[2]) * float64(os.Getpagesize()) / (1 << 20)}, nil
+}
+
+// measure has a scenario happen.
+func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
+	p.Name = s.name
+	log, err := os.Open(f.plane.AuditLog())
+	if err != nil {
+		return p, err
+	}
+	defer log.Close()
+	if _, err := log.Seek(0, io.SeekEnd); err != nil {
+		return p, err
+	}
+	server, eventsBefore := f.plane.Server(), 0
+	before, err := usageOf(server)
+	if err != nil {
+		return p, err
+	}
+	if eventsBefore, _, err = f.watches(ctx); err != nil {
+		return p, err
+	}
+	soloBefore, _ := f.soloUsage()
+	began := time.Now()
+	took, err := s.do(ctx, f)
+	if err != nil {
+		return p, err
+	}
+	p.Seconds = time.Since(began).Seconds()
+	if server != f.plane.Server() {
+		server, before, eventsBefore = f.plane.Server(), usage{}, 0 // its counters begin anew
+	}
+	after, err := usageOf(server)
+	if err != nil {
+		return p, err
+	}
+	p.ServerCPU, p.ServerMiB = (after.cpu-before.cpu).Seconds()/p.Seconds, after.mib
+	if soloAfter, ok := f.soloUsage(); ok {
+		p.SoloMillicores, p.SoloMiB = 1000*(soloAfter.cpu-soloBefore.cpu).Seconds()/p.Seconds, soloAfter.mib
+	}
+	events, watches, err := f.watches(ctx)
+	if err != nil {
+		return p, err
+	}
+	p.Events, p.Watches = events-eventsBefore, watches
+	if err := p.audit(log, began); err != nil {
+		return p, err
+	}
+	p.Done = quantiles(took)
+	if s.limits != nil {
+		p.Problems = s.limits(f, p)
+	}
+	return p, nil
+}
+
+func (f *fleet) soloUsage() (usage, bool) {
+	if f.solo == nil {
+		return usage{}, false
+	}
+	u, err := usageOf(f.solo.Process.Pid)
+	return u, err == nil
+}
+
+// audit counts what agents asked since a time.
+func (p *phase) audit(log io.Reader, began time.Time) error {
+	p.Requests, p.Refused = make(map[string]int), make(map[int]int)
+	perSecond := make(map[int64]int)
+	lines := bufio.NewReader(log)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		var e struct {
+			Stage, Verb              string
+			RequestReceivedTimestamp time.Time
+			ObjectRef                struct{ Resource, Subresource string }
+			ResponseStatus           struct{ Code int }
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
+			continue // a line that a killed server has not finished
+		}
+		// A watch is logged when it starts and when it ends; the latter may be of one that began long ago.
+		started := e.Stage == "ResponseStarted"
+		if e.RequestReceivedTimestamp.Before(began) || (e.Verb == "watch") != started && e.ResponseStatus.Code < 300 {
+			continue
+		}
+		what := e.Verb + " " + e.ObjectRef.Resource
+		if e.ObjectRef.Subresource != "" {
+			what += "/" + e.ObjectRef.Subresource
+		}
+		p.Requests[what]++
+		perSecond[e.RequestReceivedTimestamp.Unix()]++
+		if e.ResponseStatus.Code >= 300 {
+			p.Refused[e.ResponseStatus.Code]++
+		}
+	}
+	total := 0
+	for _, n := range perSecond {
+		p.WorstSecond = max(p.WorstSecond, n)
+		total += n
+	}
+	p.MeanPerSecond = float64(total) / p.Seconds
+	p.StatusWrites, p.PolicyWrites = p.Requests["patch nodeaccelerations/status"], p.Requests["patch accelerationpolicies/status"]
+	return nil
+}
+
+// watches returns the events that the API server has sent for the kinds that agents watch, or could, and the
+// number of watches of these.
+func (f *fleet) watches(ctx context.Context) (events, open int, err error) {
+	text, err := f.admin.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the API server's metrics: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(name, "apiserver_watch_events_total{"):
+			for _, of := range []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`, `kind="Node"`, `kind="Pod"`, `kind="AccelerationPolicy"`, `kind="DaemonSet"`} {
+				if strings.Contains(name, of) {
+					events += int(n)
+					break
+				}
+			}
+		case strings.HasPrefix(name, "apiserver_longrunning_requests{") && strings.Contains(name, `verb="WATCH"`):
+			for _, of := range []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`} {
+				if strings.Contains(name, of) {
+					open += int(n)
+				}
+			}
+		}
+	}
+	return events, open - f.own, nil
+}
+
+// quantiles are p50, p99 and the last, in seconds.
+func quantiles(all []time.Duration) []float64 {
+	if len(all) == 0 {
+		return nil
+	}
+	slices.Sort(all)
+	at := func(q float64) float64 { return all[min(len(all)-1, int(q*float64(len(all))))].Seconds() }
+	return []float64{at(0.5), at(0.99), at(1)}
+}

@@ -1,0 +1,328 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Limits: docs/results/scale.md says what they are for.
+const (
+	idleRate     = 0.02 // requests a second of an agent
+	writeRate    = 35.0 // a second, of 1,000 agents, while pods are created
+	statusWrites = 1.05 // of an agent, for a policy
+	conflicts    = 10
+	appliedIn    = 10.0 // seconds, p99
+	nodeEvents   = 10   // of an agent
+	backIn       = 60.0 // seconds
+	peakRate     = 200  // requests a second of 1,000 agents
+)
+
+var scenarios = []scenario{
+	{"start", start, nil},
+	{"idle, 2 watches", idle, idleLimits(2)},
+	{"policy for all", policyForAll, policyLimits},
+	{"policy with pods", policyWithPods, nil},
+	{"idle, 3 watches", idle, idleLimits(3)},
+	{"pods are created", createPods, podLimits},
+	{"agents are upgraded", upgrade, eventLimits},
+	{"nodes are relabelled", relabel, eventLimits},
+	{"API server killed", outage, outageLimits},
+	{"token revoked", revoke, policyLimits},
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// start starts the agents, 50 a second, and waits until they have marked the policies.
+func start(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	if err := f.startSolo(); err != nil {
+		return nil, err
+	}
+	for _, h := range f.agents {
+		if err := h.start(ctx); err != nil {
+			return nil, err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+	if err := f.each(ctx, "agents to start", func(h *hollow) bool {
+		heard, _ := h.stateAt()
+		return !heard.IsZero()
+	}); err != nil {
+		return nil, err
+	}
+	return nil, pause(ctx, 30*time.Second)
+}
+
+// each waits until something holds for all agents.
+func (f *fleet) each(ctx context.Context, what string, holds func(*hollow) bool) error {
+	return eventually(ctx, what, func() error {
+		missing := 0
+		for _, h := range f.agents {
+			if !holds(h) {
+				missing++
+			}
+		}
+		if missing > 0 {
+			return fmt.Errorf("%d of %d do not", missing, len(f.agents))
+		}
+		return nil
+	})
+}
+
+func idle(ctx context.Context, f *fleet) ([]time.Duration, error) { return nil, pause(ctx, f.idle) }
+
+func idleLimits(watches int) func(*fleet, phase) []string {
+	return func(f *fleet, p phase) (all []string) {
+		n := f.nodes + 1
+		if p.Watches > watches*n {
+			all = append(all, fmt.Sprintf("%d watches, want at most %d", p.Watches, watches*n))
+		}
+		if rate := p.MeanPerSecond / float64(n); rate > idleRate {
+			all = append(all, fmt.Sprintf("%.3f requests/s of each agent, want at most %.2f", rate, idleRate))
+		}
+		return all
+	}
+}
+
+// applied waits until each agent has applied a number of policies since a time, and the cluster knows of one.
+func (f *fleet) applied(ctx context.Context, since time.Time, policies int, name string) (took []time.Duration, err error) {
+	if err := f.each(ctx, "the policy to be applied", func(h *hollow) bool {
+		heard, of := h.stateAt()
+		return of == policies && heard.After(since)
+	}); err != nil {
+		return nil, err
+	}
+	for _, h := range f.agents {
+		heard, _ := h.stateAt()
+		took = append(took, heard.Sub(since))
+	}
+	return took, eventually(ctx, "the statuses", func() error {
+		var all v1alpha1.NodeAccelerationList
+		text, err := f.admin.Discovery().RESTClient().Get().AbsPath("/apis/slipstream.dev/v1alpha1/nodeaccelerations").Param("resourceVersion", "0").Do(ctx).Raw()
+		if err == nil {
+			err = json.Unmarshal(text, &all)
+		}
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, one := range all.Items {
+			for _, o := range one.Status.Observed {
+				if o.Policy == name && o.State == v1alpha1.StateApplied {
+					n++
+				}
+			}
+		}
+		if n <= f.nodes {
+			_ = pause(ctx, 2*time.Second) // a list of a thousand costs the API server something
+			return fmt.Errorf("%d of %d say so", n, f.nodes+1)
+		}
+		return nil
+	})
+}
+
+func policyForAll(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	began := time.Now()
+	if err := f.policy(ctx, "all", "all: true"); err != nil {
+		return nil, err
+	}
+	took, err := f.applied(ctx, began, 1, "all")
+	if err != nil {
+		return nil, err
+	}
+	return took, pause(ctx, 15*time.Second) // its rollout completes
+}
+
+func policyLimits(f *fleet, p phase) (all []string) {
+	if most := int(statusWrites*float64(f.nodes+1) + 1); p.StatusWrites-p.Refused[http.StatusUnauthorized] > most {
+		all = append(all, fmt.Sprintf("%d writes of statuses, want at most %d", p.StatusWrites, most))
+	}
+	if n := p.Refused[http.StatusConflict]; n > conflicts {
+		all = append(all, fmt.Sprintf("%d conflicts, want at most %d", n, conflicts))
+	}
+	if p.Done[1] > appliedIn {
+		all = append(all, fmt.Sprintf("p99 of nodes had it after %.1f s, want %.0f", p.Done[1], appliedIn))
+	}
+	return all
+}
+
+func policyWithPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	began := time.Now()
+	if err := f.policy(ctx, "pods", "all: true, pods: {matchLabels: {app: web}}"); err != nil {
+		return nil, err
+	}
+	took, err := f.applied(ctx, began, 2, "pods")
+	if err != nil {
+		return nil, err
+	}
+	return took, pause(ctx, 15*time.Second)
+}
+
+// createPods creates pods on all nodes in turn, as fast as the API server takes them.
+func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	indices := make([]int, f.pods)
+	for i := range indices {
+		indices[i] = i
+	}
+	return nil, inParallel(indices, func(i int) error {
+		h := f.agents[i%len(f.agents)]
+		pods := f.admin.CoreV1().Pods(metav1.NamespaceDefault)
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{"app": "web"}},
+			Spec:       corev1.PodSpec{NodeName: h.name, Containers: []corev1.Container{{Name: "web", Image: "web"}}},
+		}
+		pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("create a pod: %w", err)
+		}
+		ip := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
+		if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("have a pod run: %w", err)
+		}
+		h.podCame()
+		return nil
+	})
+}
+
+func podLimits(f *fleet, p phase) []string {
+	if rate, most := float64(p.StatusWrites)/p.Seconds, writeRate*float64(f.nodes+1)/1000; p.Seconds > 60 && rate > most {
+		return []string{fmt.Sprintf("%.1f writes/s, want at most %.1f", rate, most)}
+	}
+	return nil
+}
+
+// upgrade restarts the agents, a tenth at a time, while their DaemonSet counts them.
+func upgrade(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	began := time.Now()
+	for i, h := range f.agents {
+		h.end()
+		if err := h.start(ctx); err != nil {
+			return nil, err
+		}
+		for _, ready := range []int{i, i + 1} {
+			patch := fmt.Appendf(nil, `{"status":{"numberReady":%d,"currentNumberScheduled":%d,"desiredNumberScheduled":%d,"numberMisscheduled":0}}`, ready, f.nodes, f.nodes)
+			if _, err := f.admin.AppsV1().DaemonSets(namespace).Patch(ctx, account, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+				return nil, fmt.Errorf("count agents: %w", err)
+			}
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+	if err := f.each(ctx, "agents to start again", func(h *hollow) bool {
+		heard, of := h.stateAt()
+		return heard.After(began) && of == 2
+	}); err != nil {
+		return nil, err
+	}
+	return nil, pause(ctx, 10*time.Second)
+}
+
+func eventLimits(f *fleet, p phase) []string {
+	if most := nodeEvents * (f.nodes + 1); p.Events > most {
+		return []string{fmt.Sprintf("%d events, want at most %d", p.Events, most)}
+	}
+	return nil
+}
+
+// relabel gives all nodes another label than a policy selects.
+func relabel(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	began := time.Now()
+	if err := f.policy(ctx, "zone", "nodeSelector: {zone: a}"); err != nil {
+		return nil, err
+	}
+	if _, err := f.applied(ctx, began, 3, "zone"); err != nil {
+		return nil, err
+	}
+	began = time.Now()
+	for _, h := range f.agents {
+		if _, err := f.admin.CoreV1().Nodes().Patch(ctx, h.name, types.MergePatchType, []byte(`{"metadata":{"labels":{"zone":"b"}}}`), metav1.PatchOptions{}); err != nil {
+			return nil, fmt.Errorf("label a node: %w", err)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+	return nil, f.each(ctx, "the policy to be taken off", func(h *hollow) bool {
+		heard, of := h.stateAt()
+		return of == 2 && heard.After(began)
+	})
+}
+
+// outage kills the API server, and starts it again after 10 s. An agent is back when it has heard of a policy
+// that is created then.
+func outage(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	if err := f.plane.KillServer(); err != nil {
+		return nil, err
+	}
+	if err := pause(ctx, 10*time.Second); err != nil {
+		return nil, err
+	}
+	if err := f.plane.StartServer(ctx); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := f.policy(ctx, "back", "all: true"); err != nil {
+		return nil, err
+	}
+	if err := f.each(ctx, "agents to come back", func(h *hollow) bool {
+		heard, _ := h.stateAt()
+		return heard.After(began)
+	}); err != nil {
+		return nil, err
+	}
+	back := time.Since(began)
+	_, err := f.applied(ctx, began, 3, "back")
+	return []time.Duration{back}, err
+}
+
+func outageLimits(f *fleet, p phase) (all []string) {
+	if p.Done[2] > backIn {
+		all = append(all, fmt.Sprintf("all agents were back after %.0f s, want %.0f", p.Done[2], backIn))
+	}
+	if most := max(50, peakRate*(f.nodes+1)/1000); p.WorstSecond > most {
+		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))
+	}
+	return all
+}
+
+// revoke revokes the agents' token, as happens with one that has expired, and writes another one.
+func revoke(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	if err := f.admin.CoreV1().ServiceAccounts(namespace).Delete(ctx, account, metav1.DeleteOptions{}); err != nil {
+		return nil, fmt.Errorf("revoke the token: %w", err)
+	}
+	if err := f.create(ctx, []byte(`{apiVersion: v1, kind: ServiceAccount, metadata: {name: slipstream, namespace: slipstream-system}}`)); err != nil {
+		return nil, err
+	}
+	if err := pause(ctx, 12*time.Second); err != nil { // the API server believes a token for 10 s
+		return nil, err
+	}
+	if err := f.renewToken(ctx); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if err := f.policy(ctx, "token", "all: true"); err != nil {
+		return nil, err
+	}
+	return f.applied(ctx, began, 4, "token")
+}
