@@ -259,6 +259,10 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 	if err := tw.Flush(); err != nil {
 		return err
 	}
+	if len(d.Findings) == 0 && d.WindowSeconds == 0 { // no counters were read
+		_, err := fmt.Fprintln(w, "\nNothing found.")
+		return err
+	}
 	if len(d.Findings) == 0 {
 		_, err := fmt.Fprintf(w, "\nNothing found. Counters were read twice, %.1f s apart.\n", d.WindowSeconds)
 		return err

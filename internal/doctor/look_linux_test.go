@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -70,23 +72,7 @@ func TestDropsInANamespace(t *testing.T) {
 	if found := look(t); len(found) > 0 {
 		t.Fatalf("after the drops: %q", summary(found))
 	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		each := time.NewTicker(time.Millisecond)
-		defer each.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-each.C:
-				send()
-			}
-		}
-	}()
-	found := look(t)
-	close(stop)
-	<-done
+	found := lookWhile(t, send)
 	if len(found) != 1 || !strings.HasPrefix(summary(found)[0], "serious device-drops: dr.vx drops packets") {
 		t.Errorf("found %q", summary(found))
 	}
@@ -158,4 +144,116 @@ func TestInstalledTools(t *testing.T) {
 	if strings.Join(there, " ") != "ab iperf3" || !slices.Contains(missing, "sockperf") {
 		t.Errorf("finds %q, and not %q", there, missing)
 	}
+}
+
+// TestReversePathFilter: packets from an address that no route leads back to are dropped by a strict filter, and
+// that is found; what the finding says to do is enough.
+func TestReversePathFilter(t *testing.T) {
+	testenv.EnterNamespace(t)
+	other, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	run(t, "ip link add dr0 type veth peer name dr1; ip addr add 10.9.0.1/24 dev dr0; ip link set dr0 address 02:00:00:00:00:01 up",
+		"sysctl -qw net.ipv4.conf.all.rp_filter=1")
+	peer, err := netlink.LinkByName("dr1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetNsFd(peer, int(other)); err != nil {
+		t.Fatal(err)
+	}
+	var conn net.Conn
+	if err := netns.Do(other, func() (err error) {
+		out, err := exec.Command("sh", "-ec", `ip addr add 203.0.113.9/32 dev dr1; ip link set dr1 up; ip route add 10.9.0.0/24 dev dr1
+			ip neigh add 10.9.0.1 lladdr 02:00:00:00:00:01 dev dr1`).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		conn, err = net.Dial("udp", "10.9.0.1:9")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	found := lookWhile(t, func() { _, _ = conn.Write([]byte("x")) })
+	if len(found) != 1 || !strings.HasPrefix(summary(found)[0], "serious rp-filter: Reverse path filtering drops packets") && !strings.HasPrefix(summary(found)[0], "warning rp-filter: ") {
+		t.Fatalf("found %q", summary(found))
+	}
+	run(t, found[0].Do, "ip route add 203.0.113.0/24 dev lo") // loose: any route will do
+	if found := lookWhile(t, func() { _, _ = conn.Write([]byte("x")) }); len(found) > 0 {
+		t.Errorf("after %s: %q", found[0].Do, summary(found))
+	}
+}
+
+// lookWhile looks while something is done every millisecond.
+func lookWhile(t *testing.T, do func()) []Finding {
+	t.Helper()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		each := time.NewTicker(time.Millisecond)
+		defer each.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-each.C:
+				do()
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		<-done
+	}()
+	return look(t)
+}
+
+// TestThrottledCgroup: a CPU limit of any cgroup of the machine is found when it throttles.
+func TestThrottledCgroup(t *testing.T) {
+	testenv.NeedRoot(t)
+	group, limit := "/sys/fs/cgroup/cpu/slipstream-doctor-test", "echo 5000 > cpu.cfs_quota_us"
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		group, limit = "/sys/fs/cgroup/slipstream-doctor-test", "echo +cpu > ../cgroup.subtree_control; echo '5000 100000' > cpu.max"
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skipf("no cgroup for CPUs can be made: %v", err)
+	}
+	t.Cleanup(func() {
+		testenv.Eventually(t, 5*time.Second, "the end of the cgroup", func() string {
+			if err := os.Remove(group); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	})
+	busy := exec.Command("sh", "-ec", "cd "+group+"; "+limit+"; echo $$ > cgroup.procs; echo; while :; do :; done")
+	out, err := busy.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = busy.Process.Kill()
+		_ = busy.Wait()
+	})
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("the limit is not in force: %v", err)
+	}
+	f, err := Look(t.Context(), 500*time.Millisecond, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, found := range throttled(f) {
+		for _, e := range found.Evidence {
+			if strings.Contains(e.From, "/slipstream-doctor-test") {
+				return
+			}
+		}
+	}
+	t.Errorf("found %+v of %+v", throttled(f), f.Throttled)
 }

@@ -1,0 +1,61 @@
+//go:build linux
+
+package cluster
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// doctorSays runs doctor kubernetes, and returns its exit code and its findings, a line each: without those of the
+// whole machine, which the test's cluster shares with other programs.
+func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []string) {
+	t.Helper()
+	v := invoke(t, c.Kubeconfig(), append([]string{"doctor", "kubernetes", "--for", "100ms", "--format", "json"}, args...)...)
+	code = v.exit(t, 2*time.Minute)
+	var d struct {
+		Findings []struct{ Where, Rule, Severity, What string }
+	}
+	if err := json.Unmarshal(v.stdout.Bytes(), &d); err != nil {
+		t.Fatalf("exit code %d: %v\n%s", code, err, v.said())
+	}
+	for _, f := range d.Findings {
+		if !slices.Contains([]string{"backlog-full", "flow-limit", "squeezed", "throttled"}, f.Rule) {
+			found = append(found, f.Severity+" "+f.Rule+" "+f.Where+": "+f.What)
+		}
+	}
+	return code, found
+}
+
+// TestDoctorInCluster: nothing is found in a healthy cluster, its nodes and pods, and nothing is left; a run that
+// would fail is, and a blocked overlay.
+func TestDoctorInCluster(t *testing.T) {
+	c := shared(t)
+	before := snapshotOf(t, c)
+	if code, found := doctorSays(t, c, "--probe"); code != 0 || len(found) > 0 {
+		t.Errorf("a healthy cluster: exit code %d, found %q", code, found)
+	}
+	if code, found := doctorSays(t, c, "--selector", "pool=none"); code != 3 || len(found) != 1 || !strings.HasPrefix(found[0], "serious run-lacks : ") {
+		t.Errorf("no nodes: exit code %d, found %q", code, found)
+	}
+	node := c.Node("node1")
+	rule := func(how string) {
+		t.Helper()
+		if _, err := output(node.Command(t.Context(), "iptables", how, "INPUT", "-p", "udp", "--dport", "8472", "-j", "DROP")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rule("-I")
+	defer rule("-D")
+	code, found := doctorSays(t, c, "--probe")
+	blocked := func(line string) bool {
+		return strings.HasPrefix(line, "serious vxlan-blocked node0 to node1: UDP port 8472")
+	}
+	if code != 3 || !slices.ContainsFunc(found, blocked) {
+		t.Errorf("a blocked overlay: exit code %d, found %q", code, found)
+	}
+	unchanged(t, c, before)
+}
