@@ -121,7 +121,7 @@ func BenchmarkBesideLab(b *testing.B) {
 	plan := experiment.New(exp, both)
 	primary := make(map[string]string) // metric by workload
 	for _, one := range exp.Spec.Workloads {
-		primary[one.Name] = stats.Primary(one)
+		primary[one.Name] = stats.Primary(exp, one)
 	}
 	for b.Loop() {
 		run, err := experiment.Start(b.Context(), plan, both, nil, "benchmark", nil, func(experiment.Event) {})
