@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/target/kube"
 	"slipstream.dev/internal/worker"
 )
 
@@ -130,6 +132,9 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
 // diagnose looks at what the argument names.
 func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (diagnosis, error) {
 	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // not null in JSON
+	if err := o.misplaced(args); err != nil {
+		return d, usage(err)
+	}
 	if len(args) == 0 {
 		f, err := lookHere(ctx, o.window, o.probe)
 		if err != nil {
@@ -148,6 +153,23 @@ func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (
 		return d, o.examineCluster(ctx, p, &d)
 	}
 	return d, usage(fmt.Errorf("doctor %s: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
+}
+
+// misplaced returns an error for a flag that is for another target.
+func (o doctorOptions) misplaced(args []string) error {
+	at := strings.Join(args, " ")
+	changes, err := o.kube.overrides()
+	switch {
+	case err != nil:
+		return err
+	case at != "kubernetes" && len(changes) > 0:
+		return fmt.Errorf("%s is for doctor kubernetes", changes[0].flag)
+	case at != "kubernetes" && o.kube.access != (kube.Access{}):
+		return errors.New("--kubeconfig, --context and --namespace are for doctor kubernetes")
+	case !strings.HasPrefix(at, "hosts:") && len(o.hosts.binaries) > 0:
+		return errors.New("--host-binary is for doctor hosts:HOST,...")
+	}
+	return nil
 }
 
 // machine is one that a worker looks at.

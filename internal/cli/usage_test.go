@@ -38,6 +38,9 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"doctor --format xml":             "--format xml: there is no such format; choose text or json",
 		"doctor --for 0s":                 "--for 0s: must be at least 100ms",
 		"doctor labs":                     "doctor labs: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine",
+		"doctor lab --context x":          "--kubeconfig, --context and --namespace are for doctor kubernetes",
+		"doctor --client-node a":          "--client-node is for doctor kubernetes",
+		"doctor lab --host-binary x":      "--host-binary is for doctor hosts:HOST,...",
 		"doctor hosts:a,,b":               "hosts:a,,b: must be names of hosts with commas between them, each once",
 		"report /nowhere --format x":      "/nowhere",
 	} {
