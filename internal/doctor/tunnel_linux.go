@@ -46,9 +46,22 @@ func (t Tunnel) open(o Offload) (ns netns.Handle, err error) {
 		err = netns.Do(ns, func() error { return t.configure(o) })
 	}
 	if err != nil {
-		ns.Close()
+		release(ns)
 	}
 	return ns, err
+}
+
+// release removes the device, as the kernel takes its time to end a namespace, and another device of the same
+// VNI and port cannot be made until it has. If that fails, the device ends with the namespace.
+func release(ns netns.Handle) {
+	_ = netns.Do(ns, func() error {
+		link, err := netlink.LinkByName(tunnelDevice)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	})
+	ns.Close()
 }
 
 // features of a VXLAN device that are off for what is not offloaded, by ethtool's names.
@@ -98,7 +111,7 @@ func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 	if err != nil {
 		return err
 	}
-	defer ns.Close()
+	defer release(ns)
 	var listener net.Listener
 	err = netns.Do(ns, func() (err error) {
 		listener, err = net.Listen("tcp", tunnelServer.String())
@@ -153,7 +166,7 @@ func CarryThrough(ctx context.Context, t Tunnel, o Offload) (c Carried, err erro
 	if err != nil {
 		return c, err
 	}
-	defer ns.Close()
+	defer release(ns)
 	began := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, began.Add(carryTime))
 	defer cancel()
