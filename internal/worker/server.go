@@ -7,6 +7,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +45,8 @@ type Options struct {
 	// Remote: the controller is on another machine. A worker that hears nothing of it ends, as it would
 	// with its stream.
 	Remote bool
+
+	patience time.Duration // with another tool, toolPatience if 0: a test's own
 }
 
 // Serve answers the controller over r and w until the stream ends; then it ends
@@ -52,6 +55,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	o.patience = cmp.Or(o.patience, toolPatience)
 	p := newPipe(r, w, w, r)
 	s := &server{
 		options:  o,
@@ -184,10 +188,10 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			if tool, err := lookupTool(w); err != nil {
 				return nil, err
 			} else if argv := tool.ServerArgv(w, at.Addr(), at.Port()); argv != nil {
-				return serveTool(ctx, tool, w, at)
+				return serveTool(ctx, tool, w, at, s.options.patience)
 			}
 			// The tool is only a client: the traffic engine's server answers it as long as it runs.
-			grace = toolGrace
+			grace = s.options.patience
 		}
 		server, err := traffic.Listen(engineSpec(w, t), at)
 		if err != nil {
@@ -204,7 +208,7 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 			return nil, err
 		}
 		if w.Traffic().Tool != v1alpha1.ToolNative {
-			return driveTool(w, to, t.GetCongestionControl(), secretOf(t).Path())
+			return driveTool(w, to, t.GetCongestionControl(), secretOf(t).Path(), s.options.patience)
 		}
 		client, err := traffic.Dial(ctx, engineSpec(w, t), to)
 		if err != nil {

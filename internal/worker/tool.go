@@ -24,10 +24,8 @@ import (
 )
 
 const (
-	// toolStart is how long a tool's server may take to listen.
-	toolStart = 10 * time.Second
-	// toolGrace is how long a tool may run beyond the time it was given.
-	toolGrace = 10 * time.Second
+	// toolPatience is how long a tool's server may take to listen, and a client to end after its time.
+	toolPatience = 10 * time.Second
 	// toolOutput bounds the part of a tool's output that is kept, in bytes.
 	toolOutput = 16 << 20
 )
@@ -37,8 +35,9 @@ type toolEnd struct {
 	tool     tools.Tool
 	workload v1alpha1.Workload
 	argv     []string
-	port     uint16 // of a server
-	to       uint16 // port of a client's server
+	port     uint16        // of a server
+	to       uint16        // port of a client's server
+	patience time.Duration // toolPatience, but in tests
 	stop     context.CancelFunc
 	wait     func() error
 	output   *capture
@@ -59,7 +58,7 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 }
 
 // serveTool starts a tool's server and returns once it listens.
-func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort) (end, error) {
+func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
 	addr, port := at.Addr(), at.Port()
 	if port == 0 {
 		var err error
@@ -68,7 +67,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 		}
 	}
 	listening := make(chan struct{})
-	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port}
+	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port, patience: patience}
 	var once sync.Once
 	t.output = &capture{line: func(line []byte) {
 		if tool.ServerReady(line) {
@@ -82,7 +81,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 	wait := t.wait
 	go func() { exited <- wait() }()
 	t.wait = func() error { return <-exited }
-	timer := time.NewTimer(toolStart)
+	timer := time.NewTimer(t.patience)
 	defer timer.Stop()
 	select {
 	case <-listening:
@@ -92,18 +91,18 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 		return nil, fmt.Errorf("%s: exited before it listened: %w", t.name(), t.explain(err))
 	case <-timer.C:
 		t.Close()
-		return nil, fmt.Errorf("%s: does not listen after %s: %s", t.name(), toolStart, t.output.excerpt())
+		return nil, fmt.Errorf("%s: does not listen after %s: %s", t.name(), t.patience, t.output.excerpt())
 	}
 }
 
 // driveTool prepares a tool's client; the process starts with the traffic.
-func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path string) (end, error) {
+func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path string, patience time.Duration) (end, error) {
 	tool, err := lookupTool(w)
 	if err != nil {
 		return nil, err
 	}
 	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl, path)
-	return &toolEnd{tool: tool, workload: w, argv: argv, to: to.Port(), output: new(capture)}, nil
+	return &toolEnd{tool: tool, workload: w, argv: argv, to: to.Port(), output: new(capture), patience: patience}, nil
 }
 
 // Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
@@ -116,8 +115,8 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 		<-ctx.Done()
 		return record.Endpoint{}, context.Cause(ctx)
 	}
-	limit := time.Duration(window.To-traffic.Now()) + toolGrace
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), toolGrace))
+	limit := time.Duration(window.To-traffic.Now()) + t.patience
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), t.patience))
 	defer cancel()
 	// A tool has its own warm-up. It is started early enough for its window to be this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))

@@ -27,10 +27,16 @@ import (
 // tells how serving ended.
 func connect(t testing.TB) (*Client, <-chan error) {
 	t.Helper()
+	return connectTo(t, Options{})
+}
+
+func connectTo(t testing.TB, o Options) (*Client, <-chan error) {
+	t.Helper()
+	o.JournalDir = t.TempDir()
 	in, toWorker := io.Pipe()
 	fromWorker, out := io.Pipe()
 	served := make(chan error, 1)
-	go func() { served <- Serve(context.Background(), in, out, Options{JournalDir: t.TempDir()}) }()
+	go func() { served <- Serve(context.Background(), in, out, o) }()
 	c, err := Connect(t.Context(), fromWorker, toWorker)
 	if err != nil {
 		t.Fatal(err)
@@ -232,9 +238,6 @@ func TestSampleEarly(t *testing.T) {
 // TestToolHangs puts a tool into the path that never listens, or never ends: it is
 // given up and killed, and the worker goes on.
 func TestToolHangs(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for time-outs")
-	}
 	for _, tt := range []struct{ name, server, want string }{
 		{"server", ":", "does not listen"},
 		{"client", "echo Server listening on 1", "still running"},
@@ -246,8 +249,8 @@ func TestToolHangs(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-			server, _ := connect(t)
-			driver, _ := connect(t)
+			server, _ := connectTo(t, Options{patience: time.Second})
+			driver, _ := connectTo(t, Options{patience: time.Second})
 			w := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
 				Protocol: "tcp", IP: 4, Size: 1 << 10, Connections: 1, Tool: v1alpha1.ToolIperf3,
 				Warmup: v1alpha1.Duration(time.Second), Duration: v1alpha1.Duration(time.Second),
