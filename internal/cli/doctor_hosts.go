@@ -64,6 +64,6 @@ func (o doctorOptions) examineUp(ctx context.Context, d *diagnosis, up *hosts.Ho
 		all = append(all, newMachine(place, c))
 	}
 	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by target.Transport) error {
-		return up.Reach(ctx, hosts.Way{Client: client.name, Server: server.name, Address: v1alpha1.AddressNative, Transport: by})
+		return up.Reach(ctx, hosts.Path{Client: client.name, Server: server.name, Address: v1alpha1.AddressNative, Transport: by})
 	})
 }

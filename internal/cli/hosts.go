@@ -71,24 +71,41 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 		return hosts.Config{}, fmt.Errorf("find the SSH configuration: %w", err)
 	}
 	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Home: home, Note: note}
+	config.Root = needRoot(exp, config.Hosts)
 	for _, v := range exp.Spec.Variants {
-		if len(v.Accelerate) > 0 && config.Root == "" {
-			config.Root = fmt.Sprintf("%s of variant %s", v.Accelerate[0], v.Name)
-		}
 		client, server := exp.HostsOf(v)
-		way := hosts.Way{Client: exp.Spec.Target.Hosts[client].Name, Server: exp.Spec.Target.Hosts[server].Name, Address: v1alpha1.AddressNative}
+		path := hosts.Path{Client: exp.Spec.Target.Hosts[client].Name, Server: exp.Spec.Target.Hosts[server].Name, Address: v1alpha1.AddressNative}
 		if address := exp.PathOf(v).Address; address != "" {
-			way.Address = address
+			path.Address = address
 		}
 		for _, w := range exp.Spec.Workloads {
 			t := w.Traffic()
-			way.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
-			if !slices.Contains(config.Ways, way) {
-				config.Ways = append(config.Ways, way)
+			path.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
+			if !slices.Contains(config.Paths, path) {
+				config.Paths = append(config.Paths, path)
 			}
 		}
 	}
 	return config, nil
+}
+
+// needRoot names, for each host with accelerators, the first of them. They are on all hosts, those that a
+// variant has on one side on its host of that side alone.
+func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
+	root := make(map[string]string)
+	for _, v := range exp.Spec.Variants {
+		if len(v.Accelerate) == 0 {
+			continue
+		}
+		client, server := exp.HostsOf(v)
+		side := map[string]string{v1alpha1.SideClient: exp.Spec.Target.Hosts[client].Name, v1alpha1.SideServer: exp.Spec.Target.Hosts[server].Name}[v.On]
+		for _, h := range all {
+			if (v.On == "" || h.Name == side) && root[h.Name] == "" {
+				root[h.Name] = fmt.Sprintf("%s of variant %s", v.Accelerate[0], v.Name)
+			}
+		}
+	}
+	return root
 }
 
 func (t *hostTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
@@ -140,7 +157,7 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Ex
 		switch {
 		case f.Sudo:
 			by = "by sudo -n"
-		case config.Root != "":
+		case f.Root:
 			by = "by root"
 		}
 		if f.Missing != nil {

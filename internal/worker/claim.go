@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // claimName is an abstract socket: it is in no file system, and goes with the process that listens.
@@ -23,6 +26,9 @@ const claimTime = 5 * time.Second
 // other. run identifies it, and who describes it to the user of another run. If the controller of the
 // same run has lost its connection to this process, it starts another one, whose claim calls yield here
 // and takes over. The claim ends with the process, or with release.
+//
+// Whoever has a shell here can connect to the socket, and read run among the arguments of the process. So
+// a claim yields to this process's own user alone.
 func Claim(run, who string, yield func()) (release func(), err error) {
 	listener, err := net.Listen("unix", claimName)
 	for deadline := time.Now().Add(claimTime); errors.Is(err, syscall.EADDRINUSE); {
@@ -66,15 +72,22 @@ func askClaim(run string) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(claimTime)); err != nil {
 		return "", err
 	}
-	if _, err := fmt.Fprintln(c, run); err != nil {
-		return "", err
-	}
+	// A process of another user answers without listening, and may have hung up.
+	_, sendErr := fmt.Fprintln(c, run)
 	who, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
-	return strings.TrimSpace(who), err
+	if err != nil {
+		return "", errors.Join(sendErr, err)
+	}
+	return strings.TrimSpace(who), nil
 }
 
+// answerClaim lets only its own user speak: another one is told who holds the host, and keeps nobody waiting.
 func answerClaim(c net.Conn, run, who string, yield func()) {
 	defer c.Close()
+	if user, err := peerOf(c); err != nil || user != os.Getuid() {
+		fmt.Fprintln(c, who)
+		return
+	}
 	if err := c.SetDeadline(time.Now().Add(claimTime)); err != nil {
 		return
 	}
@@ -87,4 +100,19 @@ func answerClaim(c net.Conn, run, who string, yield func()) {
 	default:
 		fmt.Fprintln(c, who)
 	}
+}
+
+// peerOf is the user at the other end of a Unix socket.
+func peerOf(c net.Conn) (user int, err error) {
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) { peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, credErr); err != nil {
+		return 0, err
+	}
+	return int(peer.Uid), nil
 }

@@ -43,7 +43,6 @@ func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 	check(os.WriteFile(filepath.Join(home, ".ssh", "id_ed25519"), pem.EncodeToMemory(block), 0o600))
 	line := knownhosts.Line([]string{listener.Addr().String()}, key.PublicKey())
 	check(os.WriteFile(filepath.Join(home, ".ssh", "known_hosts"), []byte(line+"\n"), 0o600))
-	t.Setenv("SSH_AUTH_SOCK", "")
 	config := &ssh.ServerConfig{PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil }}
 	config.AddHostKey(key)
 	go func() {

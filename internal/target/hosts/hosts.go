@@ -30,10 +30,11 @@ import (
 // Config of a run on hosts.
 type Config struct {
 	Hosts []v1alpha1.Host
-	// Ways are those that traffic is to go.
-	Ways []Way
-	// Root says what needs root on the hosts, such as "rps of variant rps"; "" if nothing does.
-	Root string
+	// Paths are those that traffic is to take.
+	Paths []Path
+	// Root says what needs root on a host, by its name, such as "rps of variant rps". Nothing needs it on
+	// the others.
+	Root map[string]string
 	// Look: the run changes nothing on the hosts. Workers for control are root's where sudo -n gives that, and
 	// do without where it does not.
 	Look bool
@@ -47,8 +48,8 @@ type Config struct {
 	dial dialer // a test's own
 }
 
-// Way is one that traffic goes, between two hosts by their name.
-type Way struct {
+// Path leads from a client's host to a server's, by their names.
+type Path struct {
 	Client, Server string
 	// Address is the name of the server's address, v1alpha1.AddressNative for its own.
 	Address string
@@ -130,7 +131,7 @@ func prepare(config Config) (*Hosts, error) {
 func (h *Hosts) up(ctx context.Context) error {
 	err := h.each(ctx, func(ctx context.Context, at *host) error {
 		err := at.start(ctx)
-		at.ownJournal = h.config.Root != "" && !at.facts.journal
+		at.ownJournal = at.root() != "" && !at.facts.journal
 		return err
 	})
 	if err != nil {
@@ -171,7 +172,7 @@ func (h *host) start(ctx context.Context) (err error) {
 	if h.facts, err = h.look(ctx); err != nil {
 		return err
 	}
-	b, err := h.facts.suit(h.all.config.Root, h.all.binaries)
+	b, err := h.facts.suit(h.root(), h.all.binaries)
 	if err != nil {
 		return refusedError{err}
 	}
@@ -299,15 +300,18 @@ func (h *Hosts) find(name string) *host {
 	panic("no host " + name) // places are of hosts
 }
 
+// root says what needs root on this host, "" if nothing does.
+func (h *host) root() string { return h.all.config.Root[h.name] }
+
 // sudo tells whether a worker for control takes sudo on this host.
 func (h *host) sudo() bool {
-	return h.facts.user != "0" && (h.all.config.Root != "" || h.facts.sudo)
+	return h.facts.user != "0" && (h.root() != "" || h.facts.sudo)
 }
 
 // restore puts back on the host what dead workers have left, where this run may change anything. A journal
 // that is the run's own goes.
 func (h *host) restore(ctx context.Context, own bool) error {
-	if h.all.config.Root == "" {
+	if h.root() == "" {
 		return nil
 	}
 	s, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,8 +42,8 @@ func specs(user string, nodes []*node) (all []v1alpha1.Host) {
 	return all
 }
 
-func fromAToB(address string, t target.Transport) []hosts.Way {
-	return []hosts.Way{{Client: "a", Server: "b", Address: address, Transport: t}}
+func fromAToB(address string, t target.Transport) []hosts.Path {
+	return []hosts.Path{{Client: "a", Server: "b", Address: address, Transport: t}}
 }
 
 // TestUp: what hosts may lack, and a run gets by without, or says what to do. Nothing is left either way.
@@ -130,12 +131,16 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "no sudo", user: "user",
-			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Root = "rps{nic, all} of variant rps" },
-			want:  ": rps{nic, all} of variant rps needs root, and sudo -n gives it to the user there only with a password, or not at all",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+			},
+			want: ": rps{nic, all} of variant rps needs root, and sudo -n gives it to the user there only with a password, or not at all",
 		},
 		{
 			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"},
-			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Root = "rps{nic, all} of variant rps" },
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+			},
 		},
 		{
 			name: "firewall", user: "root",
@@ -154,7 +159,7 @@ func TestUp(t *testing.T) {
 		{
 			name: "firewall of datagrams without a word", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
-				c.Ways = fromAToB("native", target.Transport{IP: 4, Protocol: "udp"})
+				c.Paths = fromAToB("native", target.Transport{IP: 4, Protocol: "udp"})
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 udp dport 1024-65535 drop")
 			},
 			want: "host a cannot reach host b at 10.9.0.2, udp port ",
@@ -163,7 +168,7 @@ func TestUp(t *testing.T) {
 			name: "firewall of datagrams on another path", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
 				c.Hosts[1].Addresses = map[string]string{"weave": "10.32.0.2"}
-				c.Ways = append(c.Ways, fromAToB("weave", target.Transport{IP: 4, Protocol: "udp"})...)
+				c.Paths = append(c.Paths, fromAToB("weave", target.Transport{IP: 4, Protocol: "udp"})...)
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip daddr 10.32.0.2 udp dport 1024-65535 reject")
 			},
 			want: "host a cannot reach host b at 10.32.0.2, udp port ",
@@ -173,7 +178,7 @@ func TestUp(t *testing.T) {
 			spoil: func(t *testing.T, _ *world, nodes []*node, c *hosts.Config) {
 				slowly(t, nodes)
 				c.Hosts[1].Addresses = map[string]string{"slow": "10.33.0.2"}
-				c.Ways = append(c.Ways, fromAToB("slow", tcp4)...)
+				c.Paths = append(c.Paths, fromAToB("slow", tcp4)...)
 			},
 		},
 		{
@@ -185,9 +190,9 @@ func TestUp(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Setenv("SSH_AUTH_SOCK", "")
+			t.Parallel()
 			w, nodes := newWorld(t, c.node, c.node)
-			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Ways: fromAToB("native", tcp4)})
+			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Paths: fromAToB("native", tcp4)})
 			if c.spoil != nil {
 				c.spoil(t, w, nodes, &config)
 			}
@@ -274,7 +279,7 @@ Host far
   ProxyJump near
 `), 0o600))
 	var direct atomic.Int32
-	config := w.config(t, hosts.Config{Hosts: []v1alpha1.Host{{Name: "near"}, {Name: "far"}}, Ways: []hosts.Way{{Client: "near", Server: "far", Address: "native", Transport: tcp4}}})
+	config := w.config(t, hosts.Config{Hosts: []v1alpha1.Host{{Name: "near"}, {Name: "far"}}, Paths: []hosts.Path{{Client: "near", Server: "far", Address: "native", Transport: tcp4}}})
 	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		if address == nodes[1].address+":22" {
 			direct.Add(1)
@@ -315,7 +320,7 @@ func (c cutConn) Write(b []byte) (int, error) {
 // TestCut: whenever the connection breaks, nothing is left.
 func TestCut(t *testing.T) {
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
-	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	self, err := os.Stat("/proc/self/exe")
 	must(t, err)
 	// In the handshake, in the look, and in the copy.
@@ -365,7 +370,7 @@ func TestCut(t *testing.T) {
 // TestClaim: a second run on a host is told who is there.
 func TestClaim(t *testing.T) {
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
-	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	up, err := hosts.Up(t.Context(), config)
 	must(t, err)
 	_, err = hosts.Up(t.Context(), config)
@@ -547,7 +552,7 @@ func TestAnotherAddress(t *testing.T) {
 	b := nodes[1]
 	known := knownhosts.Line([]string{nodes[0].address}, nodes[0].hostKey.PublicKey()) + "\n" + knownhosts.Line([]string{"b.example"}, b.hostKey.PublicKey()) + "\n"
 	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(known), 0o600))
-	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Ways: fromAToB("native", tcp4)})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	config.Hosts[1].Address = "b.example"
 	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		return w.dial(ctx, network, strings.Replace(address, "b.example", b.address, 1)) // as its name server has it now
@@ -596,12 +601,13 @@ func TestDropOff(t *testing.T) {
 func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
 
 // TestTakeover: a worker whose connection has broken without a word, so that its input stays open, gives way
-// to another of its run, and to no other.
+// to another of its run, and to no other: nor to one of another user, who has seen what the run is called.
 func TestTakeover(t *testing.T) {
 	testenv.NeedRoot(t)
 	ns := namespace(t)
-	start := func(claim string) *exec.Cmd {
+	start := func(user uint32, claim string) *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe", "worker", "--remote", "--claim", claim)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 		cmd.Stderr = new(output)
 		_, err := cmd.StdinPipe()
 		must(t, err)
@@ -609,21 +615,26 @@ func TestTakeover(t *testing.T) {
 		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		return cmd
 	}
-	first := start("mine/somebody")
+	const nobody = 65534
+	first := start(0, "mine/somebody")
 	testenv.Await(t, 10*time.Second, "the claim", func() bool {
 		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", first.Process.Pid))
 		return err == nil && strings.Contains(string(sockets), "@slipstream/run")
 	})
-	other := start("another/somebody-else")
-	if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
-		t.Errorf("another run: %v, %s", err, other.Stderr)
+	for user, claim := range map[uint32]string{0: "another/somebody-else", nobody: "mine/somebody"} {
+		other := start(user, claim)
+		kill := time.AfterFunc(10*time.Second, func() { _ = other.Process.Kill() })
+		if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
+			t.Errorf("a claim of %s by user %d: %v, %s", claim, user, err, other.Stderr)
+		}
+		kill.Stop()
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		_ = first.Wait() // how is nobody's business any more
 	}()
-	start("mine/somebody")
+	start(0, "mine/somebody")
 	select {
 	case <-ended:
 	case <-time.After(10 * time.Second):

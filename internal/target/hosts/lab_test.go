@@ -114,7 +114,7 @@ func BenchmarkBesideLab(b *testing.B) {
 	}
 	w.know(b, nodes...)
 	both.hosts, err = hosts.Up(b.Context(), w.config(b, hosts.Config{
-		Hosts: exp.Spec.Target.Hosts[2:], Ways: fromAToB(v1alpha1.AddressNative, tcp4),
+		Hosts: exp.Spec.Target.Hosts[2:], Paths: fromAToB(v1alpha1.AddressNative, tcp4),
 	}))
 	must(b, err)
 	b.Cleanup(func() { must(b, both.hosts.Close(context.Background())) })

@@ -25,7 +25,7 @@ type facts struct {
 // look asks a host for its facts.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, err := h.open(ctx, func(mark string) string { return look(mark, h.all.config.Root != "" || h.all.config.Look) })
+	s, err := h.open(ctx, func(mark string) string { return look(mark, h.root() != "" || h.all.config.Look) })
 	if err != nil {
 		return f, err
 	}
@@ -98,8 +98,8 @@ type Finding struct {
 	Host, Login, System string
 	// Folder is where the program would be copied to.
 	Folder string
-	// Sudo: the worker that applies accelerators would be started by sudo -n.
-	Sudo bool
+	// Root: accelerators would be applied there. Sudo: by a worker that is started by sudo -n.
+	Root, Sudo bool
 	// Missing is why the run would fail; nil if nothing is known to.
 	Missing error
 }
@@ -122,10 +122,10 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 	if h.facts, err = h.look(ctx); err != nil {
 		return err
 	}
-	found.System, found.Sudo = h.facts.system, h.sudo()
+	found.System, found.Root, found.Sudo = h.facts.system, h.root() != "", h.sudo()
 	if len(h.facts.folders) > 0 {
 		found.Folder = h.facts.folders[0]
 	}
-	_, err = h.facts.suit(h.all.config.Root, h.all.binaries)
+	_, err = h.facts.suit(h.root(), h.all.binaries)
 	return err
 }

@@ -8,30 +8,30 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// reach has a message go each way that traffic is to go, there and back, as in a trial.
+// reach sends a message on each path that traffic is to take, there and back, as in a trial.
 func (h *Hosts) reach(ctx context.Context) error {
-	for _, w := range h.config.Ways {
-		if err := h.Reach(ctx, w); err != nil {
+	for _, p := range h.config.Paths {
+		if err := h.Reach(ctx, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Reach has a message go one way, there and back, as in a trial. Its error names the hosts and what to do.
-func (h *Hosts) Reach(ctx context.Context, w Way) error {
-	client, server := h.find(w.Client), h.find(w.Server)
-	to := server.address(w.Address)
-	if !to.IsValid() || to.Is4() != (w.IP == 4) {
+// Reach sends a message on a path, there and back, as in a trial. Its error names the hosts and what to do.
+func (h *Hosts) Reach(ctx context.Context, p Path) error {
+	client, server := h.find(p.Client), h.find(p.Server)
+	to := server.address(p.Address)
+	if !to.IsValid() || to.Is4() != (p.IP == 4) {
 		return nil // the trial says that there is no such address
 	}
-	port, err := worker.Exchange(ctx, client.first, server.first, to, w.Transport, h.lead)
+	port, err := worker.Exchange(ctx, client.first, server.first, to, p.Transport, h.lead)
 	switch {
 	case err == nil || ctx.Err() != nil:
 		return err
 	case errors.Is(err, worker.ErrServe):
-		return fmt.Errorf("host %s cannot receive traffic at its address %s (path %s): %w", server.name, to, w.Address, err)
+		return fmt.Errorf("host %s cannot receive traffic at its address %s (path %s): %w", server.name, to, p.Address, err)
 	}
 	return fmt.Errorf("host %s cannot reach host %s at %s, %s port %d (path %s): %w. Is there a firewall between them? Let the ports of net.ipv4.ip_local_port_range (32768 to 60999) through it, by TCP and UDP",
-		client.name, server.name, to, w.Protocol, port, w.Address, err)
+		client.name, server.name, to, p.Protocol, port, p.Address, err)
 }
