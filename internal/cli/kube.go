@@ -228,6 +228,16 @@ func (w *kubeWorker) Describe(ctx context.Context, p target.Place) (record.Node,
 	return node, err
 }
 
+// notOfCluster refuses the flags of cleanup that say what to remove in a cluster.
+func notOfCluster(f *pflag.FlagSet) error {
+	for _, name := range []string{"all", "namespace", "context", "kubeconfig"} {
+		if f.Changed(name) {
+			return fmt.Errorf("--%s is for cleaning up a cluster, and a results folder is not in one: leave out --%s or the folder", name, name)
+		}
+	}
+	return nil
+}
+
 func cleanupCommand(p Process) *cobra.Command {
 	var access kube.Access
 	var all, dryRun bool
@@ -248,6 +258,9 @@ by the switch.back command of its experiment, and does nothing in a cluster.`,
   slipstream cleanup results/my-20260102T150405Z     put back what that run has switched`,
 		RunE: func(c *cobra.Command, dirs []string) error {
 			if len(dirs) > 0 {
+				if err := notOfCluster(c.Flags()); err != nil {
+					return usage(err)
+				}
 				return cleanupSwitched(c.Context(), p, dirs, dryRun)
 			}
 			cluster, err := kube.Open(access)

@@ -47,6 +47,23 @@ func TestCleanupSwitched(t *testing.T) {
 	}
 }
 
+// TestCleanupFolderInCluster: with a folder, cleanup refuses what it would do in a cluster alone, and puts
+// nothing back.
+func TestCleanupFolderInCluster(t *testing.T) {
+	folder, state := leftSwitched(t, "echo found >> $1")
+	for flag, name := range map[string]string{
+		"--all": "--all", "-n=default": "--namespace", "--context=test": "--context", "--kubeconfig=/dev/null": "--kubeconfig",
+	} {
+		code, _, errs := slipstream(t, "cleanup", flag, folder)
+		if want := name + " is for cleaning up a cluster"; code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit code %d, %q, want %q", flag, code, errs, want)
+		}
+	}
+	if data, err := os.ReadFile(state); err == nil {
+		t.Errorf("the command left %q", data)
+	}
+}
+
 // TestCleanupSwitchedFails: what cannot be put back stays noted.
 func TestCleanupSwitchedFails(t *testing.T) {
 	folder, _ := leftSwitched(t, "echo no quota >&2; exit 7")
