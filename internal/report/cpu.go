@@ -68,11 +68,7 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 				continue
 			}
 			sources[h.Source] = true
-			host := slices.IndexFunc(*hosts, func(o record.Host) bool { return o.Boot == h.Boot })
-			if host < 0 {
-				host = len(*hosts)
-				*hosts = append(*hosts, h)
-			}
+			host := numbered(h, hosts)
 			for _, cpu := range h.CPUs {
 				k := key{host, cpu.ID}
 				if sums[k] == nil {

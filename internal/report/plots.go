@@ -72,6 +72,9 @@ func (m *Model) drawFigures() []Figure {
 	for _, w := range m.exp.Spec.Workloads {
 		// With the most pairs, a NIC or a core is at its limit if it ever is.
 		if all := m.pairsOf(w); len(all) > 0 {
+			if f, ok := m.coresFigure(w, all[len(all)-1]); ok {
+				out = append(out, f)
+			}
 			if f, ok := m.courseFigure(w, all[len(all)-1]); ok {
 				out = append(out, f)
 			}

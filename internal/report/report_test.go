@@ -164,9 +164,9 @@ func TestFigures(t *testing.T) {
 	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
 		figures := Figures(m)
 		// Scaling of two workloads; at the fewest and the most pairs, CPU of both and latency of one; at
-		// the most pairs, the course of both.
-		if len(figures) != 10 {
-			t.Errorf("%s has %d figures, want 10", name, len(figures))
+		// the most pairs, the cores and the course of both.
+		if len(figures) != 12 {
+			t.Errorf("%s has %d figures, want 12", name, len(figures))
 		}
 		for _, f := range figures {
 			t.Run(name+"/"+f.Name, func(t *testing.T) {

@@ -49,6 +49,13 @@ func mean(xs []float64, pilot int) estimate {
 	return e
 }
 
+// Mean is that of values of which each is of a block by itself, with its 95 % interval by Student's t. One
+// value has no interval: both ends are the value.
+func Mean(values []float64) (m float64, ci95 [2]float64) {
+	e := mean(values, 0)
+	return e.mean, e.interval()
+}
+
 // sumOfSquares about the mean.
 func sumOfSquares(xs []float64) float64 {
 	return stat.Variance(xs, nil) * float64(len(xs)-1)
