@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -63,7 +63,7 @@ func TestPresets(t *testing.T) {
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
-		"overlays": 75 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
+		"overlays": 75 * time.Minute, "overlays-by-rate": 22 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
@@ -185,6 +185,33 @@ func TestOverlays(t *testing.T) {
 		if name := path + "/" + e.NICOf(v).Offload; name != v.Name || v.Accelerate != nil || v.Tools != nil {
 			t.Errorf("%s is %s", v.Name, name)
 		}
+	}
+}
+
+// TestOverlaysByRate: a variant's name says its path and its rate in Mbit/s, it is compared with native at that
+// rate, and the series of its path has it.
+func TestOverlaysByRate(t *testing.T) {
+	e := load(t, "overlays-by-rate")
+	rates := 0
+	for _, s := range e.Spec.Series {
+		if want := map[bool]string{false: "native"}[s.Name == "native"]; s.Axis != v1alpha1.AxisRate || s.Versus != want {
+			t.Errorf("series %+v", s)
+		}
+		for _, name := range s.Of {
+			i := slices.IndexFunc(e.Spec.Variants, func(v v1alpha1.Variant) bool { return v.Name == name })
+			v := e.Spec.Variants[i]
+			path, _, _ := strings.Cut(e.PathOf(v).String(), "/")
+			bits, err := e.NICOf(v).Rate.BitsPerSecond()
+			rate := strconv.FormatFloat(float64(bits)/1e6, 'f', -1, 64)
+			base := map[bool]string{false: "native/" + rate}[path == "native"]
+			if err != nil || name != path+"/"+rate || path != s.Name || e.BaselineOf(v) != base {
+				t.Errorf("%s of series %s is %s at %s Mbit/s, compared with %q", name, s.Name, path, rate, e.BaselineOf(v))
+			}
+			rates++
+		}
+	}
+	if rates != len(e.Spec.Variants) {
+		t.Errorf("%d of %d variants are in a series", rates, len(e.Spec.Variants))
 	}
 }
 
