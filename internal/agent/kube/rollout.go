@@ -63,7 +63,7 @@ type pace struct {
 var usualPace = pace{
 	look: time.Second, baseline: 2 * time.Second, spread: 3 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
 	burst: 100 * time.Millisecond, between: time.Second, counts: 30 * time.Second, retry: 10 * time.Second,
-	patience: 10 * time.Second, doubt: 5 * time.Minute, events: 10 * time.Second, outage: 40 * time.Second,
+	patience: 10 * time.Second, doubt: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
 }
 
 // turn is what an agent knows about the rollout of one policy.
