@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
@@ -76,6 +77,8 @@ type Cluster struct {
 	turns map[types.UID]*turn
 	clock serverClock
 	pace  pace
+	// sharedLimit bounds writes to policies.
+	sharedLimit flowcontrol.RateLimiter
 	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
 	restUntil atomic.Int64
 	// losses reads the node's counters.
@@ -102,6 +105,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
 		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), pace: usualPace,
+		sharedLimit: flowcontrol.NewTokenBucketRateLimiter(2, 5),
 	}
 	c.losses = c.readLosses
 	if err := c.connect(config); err != nil {

@@ -68,7 +68,7 @@ func (c *Cluster) connect(config *rest.Config) error {
 		{&c.clients.watchCore, gated, corev1.SchemeGroupVersion, 1, 10},
 		{&c.clients.watchOurs, gated, v1alpha1.GroupVersion, 1, 10},
 		{&c.clients.status, plain, v1alpha1.GroupVersion, 1, 5},
-		{&c.clients.shared, plain, v1alpha1.GroupVersion, 2, 5},
+		{&c.clients.shared, plain, v1alpha1.GroupVersion, -1, 0}, // sharedLimit is its limit
 		{&c.clients.nodes, plain, corev1.SchemeGroupVersion, 5, 20},
 		{&c.clients.events, plain, corev1.SchemeGroupVersion, 1, 10},
 		{&c.clients.apps, plain, appsv1.SchemeGroupVersion, 1, 5},

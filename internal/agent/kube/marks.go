@@ -105,8 +105,11 @@ func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, stat
 	return err
 }
 
-// errResting is that of a write that is not tried, as the last one failed a short while ago.
-var errResting = errors.New("the API server has just refused a write")
+// Errors of writes that are not tried.
+var (
+	errResting = errors.New("the API server has just refused a write")
+	errOutdone = errors.New("the policy has changed meanwhile")
+)
 
 // patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns
 // the policy as it is then. Where a write fails all agents would try, as none sees that another has done it;
@@ -114,6 +117,13 @@ var errResting = errors.New("the API server has just refused a write")
 func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
 	if time.Now().UnixNano() < c.restUntil.Load() {
 		return now, errResting
+	}
+	if err := c.sharedLimit.Wait(ctx); err != nil {
+		return now, err
+	}
+	// While it waited, another agent may have written.
+	if known, ok, _ := c.rules.GetByKey(p.Name); ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion {
+		return now, errOutdone
 	}
 	conditions := p.DeepCopy().Status.Conditions
 	meta.SetStatusCondition(&conditions, condition)
@@ -133,5 +143,5 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 
 // outdone reports whether a write was not made as another agent, or a user, was faster, or as it has to wait.
 func outdone(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting)
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting) || errors.Is(err, errOutdone)
 }

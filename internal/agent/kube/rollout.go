@@ -61,7 +61,7 @@ type pace struct {
 }
 
 var usualPace = pace{
-	look: time.Second, baseline: 2 * time.Second, spread: 3 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
+	look: time.Second, baseline: 2 * time.Second, spread: 5 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
 	burst: 100 * time.Millisecond, between: time.Second, counts: 30 * time.Second, retry: 10 * time.Second,
 	patience: 10 * time.Second, doubt: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
 }
@@ -103,7 +103,7 @@ const density = 10
 // Positions that are evenly distributed become times of which few are early: then the number of agents that
 // act before they see that the first has done so hardly depends on how many there are (Nonnenmacher and
 // Biersack, Scalable Feedback for Large Groups, 1999). Among a thousand nodes the first comes after a third
-// of the time, and 0.4 others in the tenth of a second that the news takes.
+// of the time, and 0.2 others in the tenth of a second that the news takes.
 func (c *Cluster) share(policy types.UID) time.Duration {
 	at := math.Log1p(position(policy, c.options.Node)*math.Expm1(density)) / density
 	return time.Duration(at * float64(c.pace.spread))
