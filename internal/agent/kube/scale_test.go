@@ -578,12 +578,5 @@ func TestTokenExpires(t *testing.T) {
 		if got := settings(); got != "2" {
 			t.Errorf("with the new token settings are %s, want 2", got)
 		}
-		// Watches that the old token began end, and others begin.
-		time.Sleep(20 * time.Minute)
-		s.put(policyPath+"late", everywhere("late", object{}))
-		time.Sleep(time.Minute)
-		if p := c.policies(); len(p) != 1 {
-			t.Errorf("%d policies are known, want 1", len(p))
-		}
 	})
 }
