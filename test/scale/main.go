@@ -84,7 +84,8 @@ func run(ctx context.Context, o options) (err error) {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
 		p, err := f.measure(ctx, s)
 		if err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
+			// What was measured so far is not lost.
+			return errors.Join(fmt.Errorf("%s: %w", s.name, err), result.print(os.Stdout))
 		}
 		result.Phases = append(result.Phases, p)
 	}
