@@ -356,3 +356,11 @@ func TestFormatsHaveNoSecret(t *testing.T) {
 		}
 	}
 }
+
+// ctx is that of subtests too, whose faults end it.
+var ctx = context.Background()
+
+func sortedLines(lines []string) string {
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}

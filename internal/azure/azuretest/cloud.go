@@ -67,7 +67,6 @@ type Cloud struct {
 	Fault func(n int, r *http.Request) Fault
 
 	requests  int
-	failing   bool // the operation that begins now ends with an error
 	compute   policy.Transporter
 	network   policy.Transporter
 	container policy.Transporter
@@ -161,9 +160,12 @@ func (c *Cloud) Do(r *http.Request) (*http.Response, error) {
 	case "ManagedClustersClient", "AgentPoolsClient", "MachinesClient":
 		to = c.container
 	}
-	c.Lock()
-	c.failing = fault == Failing
-	c.Unlock()
+	if strings.HasSuffix(r.URL.Path, failedOperation) {
+		return operation(r, http.StatusOK, `{"status": "Failed", "error": {"code": "OperationFailed", "message": "planted-body"}}`), nil
+	}
+	if fault == Failing && r.Method != http.MethodGet {
+		return operation(r, http.StatusAccepted, ""), nil
+	}
 	response, err := to.Do(r)
 	if err == nil && fault == LostAfter {
 		return nil, errLost
@@ -177,6 +179,14 @@ func answer(r *http.Request, status int, code string) *http.Response {
 	body := fmt.Sprintf(`{"error": {"code": %q, "message": "The client does not have authorization to perform action 'Microsoft.Test/things/%s' planted-body"}}`, code, strings.ToLower(r.Method))
 	return &http.Response{StatusCode: status, Status: http.StatusText(status), Request: r, Body: io.NopCloser(strings.NewReader(body)),
 		Header: http.Header{"X-Ms-Error-Code": {code}, "Retry-After-Ms": {"1"}, "Content-Type": {"application/json"}}}
+}
+
+const failedOperation = "/operations/failed"
+
+// operation answers as a long-running operation, whose address has a signature.
+func operation(r *http.Request, status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Status: http.StatusText(status), Request: r, Body: io.NopCloser(strings.NewReader(body)),
+		Header: http.Header{"Azure-Asyncoperation": {"https://" + r.URL.Host + "/subscriptions/" + Subscription + failedOperation + "?s=planted-signature"}}}
 }
 
 // ID of a resource.
@@ -282,14 +292,8 @@ func pages[R, T any](c *Cloud, items []T, page func([]T) R) (resp azfake.PagerRe
 
 func notFound(e *azfake.ErrorResponder) { e.SetResponseError(http.StatusNotFound, "ResourceNotFound") }
 
-// ended answers an operation: it applies it unless it is to fail.
-func ended[R any](c *Cloud, answer R, apply func()) (resp azfake.PollerResponder[R]) {
-	if c.failing {
-		c.failing = false
-		resp.AddNonTerminalResponse(http.StatusOK, nil)
-		resp.SetTerminalError(http.StatusBadRequest, "OperationFailed")
-		return resp
-	}
+// ended applies an operation, and answers that it has ended.
+func ended[R any](answer R, apply func()) (resp azfake.PollerResponder[R]) {
 	apply()
 	resp.SetTerminalResponse(http.StatusOK, answer, nil)
 	return resp

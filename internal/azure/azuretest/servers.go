@@ -92,12 +92,12 @@ func (c *Cloud) vmServer(s *computefake.VirtualMachinesServer) {
 	s.BeginDeallocate = func(_ context.Context, group, name string, _ *armcompute.VirtualMachinesClientBeginDeallocateOptions) (resp azfake.PollerResponder[armcompute.VirtualMachinesClientDeallocateResponse], e azfake.ErrorResponder) {
 		c.Lock()
 		defer c.Unlock()
-		return ended(c, armcompute.VirtualMachinesClientDeallocateResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeVM, name))] = "deallocated" }), e
+		return ended(armcompute.VirtualMachinesClientDeallocateResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeVM, name))] = "deallocated" }), e
 	}
 	s.BeginStart = func(_ context.Context, group, name string, _ *armcompute.VirtualMachinesClientBeginStartOptions) (resp azfake.PollerResponder[armcompute.VirtualMachinesClientStartResponse], e azfake.ErrorResponder) {
 		c.Lock()
 		defer c.Unlock()
-		return ended(c, armcompute.VirtualMachinesClientStartResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeVM, name))] = "running" }), e
+		return ended(armcompute.VirtualMachinesClientStartResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeVM, name))] = "running" }), e
 	}
 }
 
@@ -140,7 +140,7 @@ func (c *Cloud) setServer(s *computefake.VirtualMachineScaleSetsServer) {
 			e.SetResponseError(http.StatusPreconditionFailed, "PreconditionFailed")
 			return resp, e
 		}
-		return ended(c, armcompute.VirtualMachineScaleSetsClientCreateOrUpdateResponse{VirtualMachineScaleSet: set}, func() {
+		return ended(armcompute.VirtualMachineScaleSetsClientCreateOrUpdateResponse{VirtualMachineScaleSet: set}, func() {
 			set.ID, set.Name, set.Etag = now.ID, now.Name, to.Ptr(*now.Etag+"1")
 			c.Sets[key(group, name)] = &set
 			for _, m := range c.Members[key(group, name)] {
@@ -155,7 +155,7 @@ func (c *Cloud) setServer(s *computefake.VirtualMachineScaleSetsServer) {
 	s.BeginUpdateInstances = func(_ context.Context, group, name string, ids armcompute.VirtualMachineScaleSetVMInstanceRequiredIDs, _ *armcompute.VirtualMachineScaleSetsClientBeginUpdateInstancesOptions) (resp azfake.PollerResponder[armcompute.VirtualMachineScaleSetsClientUpdateInstancesResponse], e azfake.ErrorResponder) {
 		c.Lock()
 		defer c.Unlock()
-		return ended(c, armcompute.VirtualMachineScaleSetsClientUpdateInstancesResponse{}, func() {
+		return ended(armcompute.VirtualMachineScaleSetsClientUpdateInstancesResponse{}, func() {
 			for _, m := range c.Members[key(group, name)] {
 				for _, id := range ids.InstanceIDs {
 					if *id == *m.InstanceID {
@@ -196,12 +196,12 @@ func (c *Cloud) memberServer(s *computefake.VirtualMachineScaleSetVMsServer) {
 	s.BeginDeallocate = func(_ context.Context, group, set, id string, _ *armcompute.VirtualMachineScaleSetVMsClientBeginDeallocateOptions) (resp azfake.PollerResponder[armcompute.VirtualMachineScaleSetVMsClientDeallocateResponse], e azfake.ErrorResponder) {
 		c.Lock()
 		defer c.Unlock()
-		return ended(c, armcompute.VirtualMachineScaleSetVMsClientDeallocateResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeSet, set)+"/virtualMachines/"+id)] = "deallocated" }), e
+		return ended(armcompute.VirtualMachineScaleSetVMsClientDeallocateResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeSet, set)+"/virtualMachines/"+id)] = "deallocated" }), e
 	}
 	s.BeginStart = func(_ context.Context, group, set, id string, _ *armcompute.VirtualMachineScaleSetVMsClientBeginStartOptions) (resp azfake.PollerResponder[armcompute.VirtualMachineScaleSetVMsClientStartResponse], e azfake.ErrorResponder) {
 		c.Lock()
 		defer c.Unlock()
-		return ended(c, armcompute.VirtualMachineScaleSetVMsClientStartResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeSet, set)+"/virtualMachines/"+id)] = "running" }), e
+		return ended(armcompute.VirtualMachineScaleSetVMsClientStartResponse{}, func() { c.Power[strings.ToLower(ID(group, TypeSet, set)+"/virtualMachines/"+id)] = "running" }), e
 	}
 }
 
@@ -244,7 +244,7 @@ func (c *Cloud) networkServer() *networkfake.ServerFactory {
 			e.SetResponseError(http.StatusConflict, "NicMustBeOnDeallocatedVm")
 			return resp, e
 		}
-		return ended(c, armnetwork.InterfacesClientCreateOrUpdateResponse{Interface: nic}, func() {
+		return ended(armnetwork.InterfacesClientCreateOrUpdateResponse{Interface: nic}, func() {
 			nic.ID, nic.Name, nic.Etag = now.ID, now.Name, to.Ptr(*now.Etag+"1")
 			nic.Properties.VirtualMachine, nic.Properties.ProvisioningState = now.Properties.VirtualMachine, now.Properties.ProvisioningState
 			c.NICs[key(group, name)] = &nic
@@ -320,7 +320,7 @@ func (c *Cloud) poolServer(s *aksfake.AgentPoolsServer) {
 			e.SetResponseError(http.StatusPreconditionFailed, "PreconditionFailed")
 			return resp, e
 		}
-		return ended(c, armcontainerservice.AgentPoolsClientCreateOrUpdateResponse{AgentPool: pool}, func() {
+		return ended(armcontainerservice.AgentPoolsClientCreateOrUpdateResponse{AgentPool: pool}, func() {
 			pool.ID, pool.Name = to.Ptr(ID(group, TypeCluster, cluster)+"/agentPools/"+name), &name
 			pool.Properties.ProvisioningState = to.Ptr("Succeeded")
 			c.Pools[key(group, cluster, name)] = &pool
@@ -336,7 +336,7 @@ func (c *Cloud) poolServer(s *aksfake.AgentPoolsServer) {
 			notFound(&e)
 			return resp, e
 		}
-		return ended(c, armcontainerservice.AgentPoolsClientDeleteResponse{}, func() {
+		return ended(armcontainerservice.AgentPoolsClientDeleteResponse{}, func() {
 			delete(c.Pools, key(group, cluster, name))
 			if c.OnPool != nil {
 				c.OnPool(name, nil)

@@ -98,7 +98,7 @@ managed identity or of the Azure CLI (az login).`,
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(auditCommand(p))
+	root.AddCommand(auditCommand(p), switchCommand(p, "enable", true), switchCommand(p, "disable", false))
 	for _, c := range root.Commands() {
 		check := c.Args
 		c.Args = func(c *cobra.Command, args []string) error {

@@ -1,0 +1,80 @@
+package azure
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// journal is a file that says what was found and how far a change came. It is written before each step, so that
+// whatever ends the process, the same command goes on. It has names and settings of machines, and nothing secret.
+type journal struct{ path string }
+
+// JournalDir is where journals are unless a user says otherwise: a user's state, which outlives a reboot.
+func JournalDir() (string, error) {
+	if dir := os.Getenv("XDG_STATE_HOME"); dir != "" {
+		return filepath.Join(dir, "slipstream", "azure"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("%w: name a folder with --state", err)
+	}
+	return filepath.Join(home, ".local", "state", "slipstream", "azure"), nil
+}
+
+// journalOf is the journal of what is done to a resource.
+func journalOf(dir, what, id string) journal {
+	sum := sha256.Sum256([]byte(strings.ToLower(id)))
+	return journal{filepath.Join(dir, fmt.Sprintf("%s-%s-%x.json", what, last(id), sum[:4]))}
+}
+
+// read reads the journal into v, and tells whether there is one.
+func (j journal) read(v any) (bool, error) {
+	data, err := os.ReadFile(j.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the journal %s: %w", j.path, err)
+	}
+	return true, nil
+}
+
+// write replaces the journal, whole or not at all.
+func (j journal) write(v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(j.path), 0o700); err != nil {
+		return fmt.Errorf("write the journal: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(j.path), ".journal-") // mode 0600
+	if err != nil {
+		return fmt.Errorf("write the journal: %w", err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(append(data, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), j.path)
+	}
+	if err != nil {
+		return fmt.Errorf("write the journal %s: %w", j.path, err)
+	}
+	return nil
+}
+
+func (j journal) remove() error {
+	if err := os.Remove(j.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the journal: %w", err)
+	}
+	return nil
+}

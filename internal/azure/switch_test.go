@@ -1,0 +1,235 @@
+package azure_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+
+	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/azure/azuretest"
+)
+
+// state is what a switch may change: power, NICs and models.
+func state(c *azuretest.Cloud) string {
+	c.Lock()
+	defer c.Unlock()
+	var lines []string
+	for id, nic := range c.NICs {
+		lines = append(lines, fmt.Sprint(id, " ", *nic.Properties.EnableAcceleratedNetworking))
+	}
+	for id, power := range c.Power {
+		lines = append(lines, id+" "+power)
+	}
+	for id, set := range c.Sets {
+		lines = append(lines, fmt.Sprint(id, " ", *set.Properties.VirtualMachineProfile.NetworkProfile.NetworkInterfaceConfigurations[0].Properties.EnableAcceleratedNetworking))
+	}
+	return sortedLines(lines)
+}
+
+// everyNIC is the state after all NICs and models were switched.
+func everyNIC(before string, want bool) string {
+	if want {
+		return strings.ReplaceAll(before, " false", " true")
+	}
+	return strings.ReplaceAll(before, " true", " false")
+}
+
+var targets = map[string]func(*azuretest.Cloud){
+	"vm": func(c *azuretest.Cloud) { c.AddVM("rg", "it", can, false, true, false) },
+	"deallocated vm": func(c *azuretest.Cloud) {
+		vm := c.AddVM("rg", "it", can, false)
+		c.Power[strings.ToLower(*vm.ID)] = "deallocated"
+	},
+	"manual set": func(c *azuretest.Cloud) {
+		c.AddSet("rg", "it", can, false, armcompute.UpgradeModeManual, 3)
+		c.Power[strings.ToLower(azuretest.ID("rg", azuretest.TypeSet, "it")+"/virtualMachines/1")] = "deallocated"
+	},
+	"automatic set": func(c *azuretest.Cloud) { c.AddSet("rg", "it", can, false, armcompute.UpgradeModeAutomatic, 2) },
+}
+
+func run(c *azuretest.Cloud, o azure.SwitchOptions) error {
+	cloud, err := azure.Open(c.Options())
+	if err != nil {
+		return err
+	}
+	s, err := cloud.PlanSwitch(ctx, o)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx, func(string) {})
+}
+
+// At whatever request a switch is stopped, in whatever way, the same command goes on to the end, and --undo puts
+// back what was found, interrupted or not.
+func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
+	faults := map[string]func(at, n int) azuretest.Fault{
+		"403": once(azuretest.Forbidden), "409": once(azuretest.Conflict), "429": once(azuretest.Throttled), "failed operation": once(azuretest.Failing),
+		"lost": func(at, n int) azuretest.Fault { // for good, and the request was not served
+			if n >= at {
+				return azuretest.Lost
+			}
+			return azuretest.None
+		},
+		"lost after": func(at, n int) azuretest.Fault { // for good, and it was
+			switch {
+			case n == at:
+				return azuretest.LostAfter
+			case n > at:
+				return azuretest.Lost
+			}
+			return azuretest.None
+		},
+	}
+	for kind, add := range targets {
+		for name, fault := range faults {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				stopped := 0
+				for at := 1; ; at++ {
+					c := azuretest.New()
+					c.Strict = true
+					add(c)
+					before := state(c)
+					o := azure.SwitchOptions{Target: "rg/it", Want: true, Dir: t.TempDir()}
+					hit := false
+					interrupt := func() {
+						base := c.Requests()
+						c.Fault = func(n int, r *http.Request) azuretest.Fault {
+							f := fault(at, n-base)
+							hit = hit || f != azuretest.None
+							return f
+						}
+					}
+					interrupt()
+					if err := run(c, o); err != nil {
+						stopped++
+					}
+					c.Fault = nil
+					if err := run(c, o); err != nil {
+						t.Fatalf("stopped at request %d, the second run: %v", at, err)
+					}
+					if got := state(c); got != everyNIC(before, true) {
+						t.Fatalf("stopped at request %d:\n%s\nnot\n%s", at, got, everyNIC(before, true))
+					}
+					o.Undo = true
+					interrupt()
+					if err := run(c, o); err != nil {
+						stopped++
+					}
+					c.Fault = nil
+					for range 2 { // again is safe
+						if err := run(c, o); err != nil {
+							t.Fatalf("stopped at request %d, undo: %v", at, err)
+						}
+					}
+					if got := state(c); got != before {
+						t.Fatalf("undone after request %d:\n%s\nnot\n%s", at, got, before)
+					}
+					if !hit {
+						if stopped == 0 && name != "429" {
+							t.Error("nothing was stopped")
+						}
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+func once(f azuretest.Fault) func(at, n int) azuretest.Fault {
+	return func(at, n int) azuretest.Fault {
+		if n == at {
+			return f
+		}
+		return azuretest.None
+	}
+}
+
+// A machine whose NICs are changed is deallocated first, unless it is asked not to be.
+func TestSwitchPlan(t *testing.T) {
+	c := azuretest.New()
+	c.AddVM("rg", "vm", can, false, true)
+	c.AddSet("rg", "set", can, true, armcompute.UpgradeModeManual, 1)
+	for _, test := range []struct {
+		o    azure.SwitchOptions
+		want string
+	}{
+		{azure.SwitchOptions{Target: "rg/vm", Want: true}, "deallocate vm, which is running; turn Accelerated Networking of NIC vm-nic0 on; start vm"},
+		{azure.SwitchOptions{Target: "rg/vm", Want: true, Live: true}, "turn Accelerated Networking of NIC vm-nic0 on"},
+		{azure.SwitchOptions{Target: azuretest.ID("rg", azuretest.TypeVM, "vm")}, "deallocate vm, which is running; turn Accelerated Networking of NIC vm-nic1 off; start vm"},
+		{azure.SwitchOptions{Target: "rg/set", Want: true}, ""},
+		{azure.SwitchOptions{Target: "rg/set"}, "turn Accelerated Networking of NIC nic0 in the model of set off; deallocate instance 0; give instance 0 the new model; start instance 0"},
+		{azure.SwitchOptions{Target: "rg/set", Undo: true}, ""},
+	} {
+		test.o.Dir = t.TempDir()
+		s, err := open(t, c).PlanSwitch(ctx, test.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := s.Plan(ctx)
+		if got := strings.Join(plan, "; "); err != nil || got != test.want {
+			t.Errorf("%+v: %s, %v", test.o, got, err)
+		}
+		if files, _ := os.ReadDir(test.o.Dir); len(files) > 0 {
+			t.Errorf("a plan wrote %v", files)
+		}
+	}
+}
+
+func TestSwitchRefuses(t *testing.T) {
+	c := azuretest.New()
+	c.AddVM("rg", "small", cannot, false)
+	c.AddSet("MC", "aks", can, false, armcompute.UpgradeModeManual, 1).Tags["aks-managed-poolName"] = to.Ptr("net")
+	c.AddSet("rg", "flex", can, false, armcompute.UpgradeModeManual, 0).Properties.OrchestrationMode = to.Ptr(armcompute.OrchestrationModeFlexible)
+	c.AddSet("rg", "behind", can, false, armcompute.UpgradeModeManual, 2)
+	c.Members["rg/behind"][1].Properties.LatestModelApplied = to.Ptr(false)
+	for target, want := range map[string]string{
+		"rg/small": "size Standard_B2s, which cannot have Accelerated Networking", "MC/aks": "slipstream azure migrate net", "rg/flex": "flexible scale set",
+		"rg/behind": "instance 1 of behind is behind its model", "rg/none": "no virtual machine or scale set rg/none", "vm": "as GROUP/NAME",
+		"/subscriptions/other/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/vm": "name it with --subscription",
+		azuretest.ID("rg", azuretest.TypeNIC, "nic"):                                            "name a virtual machine or a scale set",
+	} {
+		before := state(c)
+		if err := run(c, azure.SwitchOptions{Target: target, Want: true, Dir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", target, err)
+		}
+		if state(c) != before {
+			t.Errorf("%s: changed", target)
+		}
+	}
+}
+
+// Two people, or a pipeline: what changed since it was read is not overwritten, and the journal has no secret.
+func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
+	c := azuretest.New()
+	c.AddVM("rg", "it", can, false)
+	dir := t.TempDir()
+	c.Fault = func(_ int, r *http.Request) azuretest.Fault {
+		if r.Method == http.MethodPut {
+			return azuretest.Forbidden
+		}
+		return azuretest.None
+	}
+	err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: dir})
+	if err == nil || !strings.Contains(err.Error(), "403 AuthorizationFailed: no permission for Microsoft.Test/things/put") {
+		t.Errorf("%v", err)
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(files) != 1 {
+		t.Fatalf("%d journals", len(files))
+	}
+	data, _ := os.ReadFile(files[0])
+	for _, secret := range azuretest.Secrets {
+		if strings.Contains(string(data)+fmt.Sprint(err)+fmt.Sprint(errors.Unwrap(err)), secret) {
+			t.Errorf("%s is told", secret)
+		}
+	}
+}
