@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/azure/cluster"
 )
 
 // Exit codes, which are those of slipstream.
@@ -31,6 +32,8 @@ type Process struct {
 	Out, Err io.Writer
 	// Azure connects to Azure; nil for the real one.
 	Azure func(azure.Options) (*azure.Cloud, error)
+	// Cluster connects to a cluster by a kubeconfig and the name of a context; nil for cluster.Open.
+	Cluster func(path, name string) (*cluster.Cluster, error)
 }
 
 // Main runs the command line and returns the exit code.
@@ -98,7 +101,7 @@ managed identity or of the Azure CLI (az login).`,
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(auditCommand(p), switchCommand(p, "enable", true), switchCommand(p, "disable", false))
+	root.AddCommand(auditCommand(p), switchCommand(p, "enable", true), switchCommand(p, "disable", false), migrateCommand(p))
 	for _, c := range root.Commands() {
 		check := c.Args
 		c.Args = func(c *cobra.Command, args []string) error {

@@ -1,0 +1,622 @@
+package azure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
+)
+
+// Node is a node of a pool.
+type Node struct {
+	Name            string
+	Ready, Cordoned bool
+}
+
+// Nodes is the cluster whose pool migrates.
+type Nodes interface {
+	// Of are the nodes of a pool.
+	Of(ctx context.Context, pool string) ([]Node, error)
+	// Blockers name each pod of a pool that cannot move, and why. Whether it can run on a node of the new pool is
+	// told if that has one.
+	Blockers(ctx context.Context, pool, to string) ([]string, error)
+	Cordon(ctx context.Context, node string, on bool) error
+	// Drain evicts all pods of a node that can be evicted, and returns when they are gone.
+	Drain(ctx context.Context, node string) error
+	Uses(ctx context.Context) (map[string]Use, error)
+}
+
+// Proof is what a comparison of two pools showed.
+type Proof struct {
+	Good bool   `json:"good"`
+	Text string `json:"text"`
+}
+
+// Migration says what is to migrate, and how.
+type Migration struct {
+	Group, Cluster, Pool string // of AKS
+	New, Size            string // name and size of the new pool; empty for the old one's with "an", and its size
+	// Anyway drains although the new pool is not proven faster.
+	Anyway bool
+	// Delete the old pool in the end.
+	Delete bool
+	// Until is the step after which to stop, or "".
+	Until string
+	// Pace is a pause between two nodes.
+	Pace time.Duration
+	// Timeout of the wait for new nodes; 0 is 30 minutes.
+	Timeout time.Duration
+	Dir     string // of the journals
+	Nodes   Nodes
+	// Prove measures the old pool against the new one.
+	Prove func(ctx context.Context, old, fresh []Node) (Proof, error)
+	Note  func(string)
+}
+
+// Steps of a migration, in order.
+var Steps = []string{"create", "ready", "verify", "measure", "check", "freeze", "cordon", "drain", "scale", "delete"}
+
+// migration is the journal of one: what was found, and what cannot be seen.
+type migration struct {
+	Cluster  string          `json:"cluster"`
+	Pool     string          `json:"pool"`
+	New      string          `json:"new"`
+	Size     string          `json:"size"`
+	Count    int32           `json:"count"`
+	Scaled   bool            `json:"scaled"` // the old pool had its autoscaler on
+	Min      int32           `json:"min,omitempty"`
+	Max      int32           `json:"max,omitempty"`
+	Proof    *Proof          `json:"proof,omitempty"`
+	Cordoned map[string]bool `json:"cordoned,omitempty"` // nodes of the old pool, and whether they were cordoned before
+	Drained  bool            `json:"drained,omitempty"`
+	// Deleting: the old pool may be gone, and there is no way back.
+	Deleting   bool `json:"deleting,omitempty"`
+	BackingOut bool `json:"backingOut,omitempty"`
+}
+
+// Migrator migrates one pool.
+type Migrator struct {
+	Migration
+	// Warnings and Blockers are for a person to read. With a blocker no pod is touched.
+	Warnings, Blockers []string
+
+	clients *clients
+	cloud   *Cloud
+	journal journal
+	at      *migration
+	old     *armcontainerservice.AgentPool // nil once it is deleted
+}
+
+// fromTag is on a pool that a migration created: only such a pool is ever deleted by a way back.
+const fromTag = "slipstream-migrated-from"
+
+// PlanMigration reads what is there, and refuses what must not migrate. It changes nothing.
+func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, error) {
+	if len(c.order) != 1 {
+		return nil, errors.New("a cluster is in one subscription: name one with --subscription")
+	}
+	if o.Until != "" && !slices.Contains(Steps, o.Until) {
+		return nil, fmt.Errorf("there is no step %q: choose one of %s", o.Until, strings.Join(Steps, ", "))
+	}
+	m := &Migrator{Migration: o, cloud: c, clients: c.of[strings.ToLower(c.order[0])], at: new(migration)}
+	cluster, err := m.clients.clusters.Get(ctx, o.Group, o.Cluster, nil)
+	if err != nil {
+		return nil, failed("read cluster "+o.Group+"/"+o.Cluster, err)
+	}
+	m.journal = journalOf(o.Dir, "migrate", value(cluster.ID)+"/agentPools/"+o.Pool)
+	known, err := m.journal.read(m.at)
+	if err != nil {
+		return nil, err
+	}
+	if m.old, err = m.pool(ctx, o.Pool); err != nil {
+		return nil, err
+	}
+	if m.old == nil && !m.at.Deleting {
+		return nil, fmt.Errorf("cluster %s has no node pool %s", o.Cluster, o.Pool)
+	}
+	for what, tags := range map[string]map[string]*string{"cluster": cluster.Tags, "pool": m.tags()} {
+		for _, tool := range Owners(tags) {
+			m.Warnings = append(m.Warnings, "tags of the "+what+" say that "+tool+" owns it: change its source too, or it will undo the migration")
+		}
+	}
+	if known {
+		if (o.New != "" && o.New != m.at.New) || (o.Size != "" && o.Size != m.at.Size) {
+			return nil, fmt.Errorf("a migration of %s to pool %s of size %s is under way: go on with it, or back out", o.Pool, m.at.New, m.at.Size)
+		}
+	} else if err := m.begin(ctx, value(cluster.Location), value(cluster.ID)); err != nil {
+		return nil, err
+	}
+	if m.old != nil && o.Nodes != nil {
+		m.Blockers, err = o.Nodes.Blockers(ctx, o.Pool, m.at.New)
+	}
+	return m, err
+}
+
+func (m *Migrator) tags() map[string]*string {
+	if m.old == nil || m.old.Properties == nil {
+		return nil
+	}
+	return m.old.Properties.Tags
+}
+
+// pool reads a pool; it is nil if there is none.
+func (m *Migrator) pool(ctx context.Context, name string) (*armcontainerservice.AgentPool, error) {
+	p, err := m.clients.pools.Get(ctx, m.Group, m.Cluster, name, nil)
+	switch {
+	case missing(err):
+		return nil, nil
+	case err != nil:
+		return nil, failed("read node pool "+name, err)
+	case p.Properties == nil:
+		return nil, fmt.Errorf("read node pool %s: it has no properties", name)
+	}
+	return &p.AgentPool, nil
+}
+
+var poolName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
+
+// begin decides what the new pool will be, and checks that it may be.
+func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
+	p := m.old.Properties
+	if t := value(p.Type); t != armcontainerservice.AgentPoolTypeVirtualMachineScaleSets {
+		return fmt.Errorf("%s is a pool of type %s, whose settings this program cannot copy: it migrates pools of scale sets", m.Pool, t)
+	}
+	if p.PowerState != nil && value(p.PowerState.Code) == armcontainerservice.CodeStopped {
+		return fmt.Errorf("%s is stopped: start it first, there is nothing to measure", m.Pool)
+	}
+	longest := 12
+	if value(p.OSType) == armcontainerservice.OSTypeWindows {
+		longest = 6
+	}
+	name := m.New
+	if name == "" {
+		name = m.Pool[:min(len(m.Pool), longest-2)] + "an"
+	}
+	if !poolName.MatchString(name) || len(name) > longest {
+		return fmt.Errorf("%q is no name of a node pool: a lower-case letter, then letters and digits, %d in all; choose one with --name", name, longest)
+	}
+	*m.at = migration{Cluster: cluster, Pool: m.Pool, New: name, Size: cmp.Or(m.Size, value(p.VMSize)), Count: value(p.Count),
+		Scaled: value(p.EnableAutoScaling), Min: value(p.MinCount), Max: value(p.MaxCount)}
+	pools, err := all(ctx, m.clients.pools.NewListPager(m.Group, m.Cluster, nil),
+		func(r armcontainerservice.AgentPoolsClientListResponse) []*armcontainerservice.AgentPool {
+			return r.Value
+		})
+	if err != nil {
+		return failed("list node pools", err)
+	}
+	system := 0
+	for _, other := range pools {
+		if value(other.Name) == name {
+			return fmt.Errorf("there is a node pool %s already: choose another name with --name", name)
+		}
+		if other.Properties != nil && value(other.Properties.Mode) == armcontainerservice.AgentPoolModeSystem {
+			system++
+		}
+	}
+	if value(p.Mode) == armcontainerservice.AgentPoolModeSystem && system < 2 {
+		return fmt.Errorf("%s is the only system pool, which a cluster cannot be without: add another one first (az aks nodepool add --mode System)", m.Pool)
+	}
+	return m.fits(ctx, location)
+}
+
+// fits checks the new size: that it can have Accelerated Networking, and that the quota allows it.
+func (m *Migrator) fits(ctx context.Context, location string) error {
+	sizes, err := m.clients.sizes(ctx, location)
+	if err != nil {
+		return failed("list sizes of "+location, err)
+	}
+	k := sizes[strings.ToLower(location+"/"+m.at.Size)]
+	switch {
+	case k == nil:
+		return fmt.Errorf("location %s has no size %s", location, m.at.Size)
+	case k.accelerated != Yes:
+		return fmt.Errorf("size %s cannot have Accelerated Networking: choose another one with --size", m.at.Size)
+	case k.restricted:
+		return fmt.Errorf("this subscription may not use size %s in %s", m.at.Size, location)
+	}
+	cpus, err := strconv.ParseInt(k.vcpus, 10, 64)
+	if err != nil {
+		m.Warnings = append(m.Warnings, "the quota was not checked: the number of vCPUs of "+m.at.Size+" is unknown")
+		return nil
+	}
+	usage, err := all(ctx, m.clients.usage.NewListPager(location, nil), func(r armcompute.UsageClientListResponse) []*armcompute.Usage { return r.Value })
+	if err != nil {
+		return failed("read the quota of "+location, err)
+	}
+	needs := int64(m.at.Count) * cpus
+	for _, u := range usage {
+		if u.Name == nil || !strings.EqualFold(value(u.Name.Value), "cores") && !strings.EqualFold(value(u.Name.Value), k.family) {
+			continue
+		}
+		if left := value(u.Limit) - int64(value(u.CurrentValue)); left < needs {
+			return fmt.Errorf("the quota of %s in %s has %d vCPUs left, and %d nodes of %s need %d", value(u.Name.Value), location, left, m.at.Count, m.at.Size, needs)
+		}
+	}
+	return nil
+}
+
+// NewName is the new pool's.
+func (m *Migrator) NewName() string { return m.at.New }
+
+// Plan tells what will be done.
+func (m *Migrator) Plan() []string {
+	lines := []string{
+		fmt.Sprintf("create:  node pool %s, %d nodes of %s, with the settings of %s", m.at.New, m.at.Count, m.at.Size, m.Pool),
+		"ready:   wait until all its nodes are Ready",
+		"verify:  Accelerated Networking is wanted by each of their NICs, and used where an agent tells",
+		"measure: " + m.Pool + " against " + m.at.New + "; go on only if that is proven faster",
+		"check:   every pod of " + m.Pool + " can move",
+		"freeze:  the autoscaler of " + m.Pool + ", if it is on",
+		"cordon:  all nodes of " + m.Pool,
+		"drain:   one node after the other",
+		"scale:   give " + m.at.New + " the autoscaler of " + m.Pool + ", if that had one",
+	}
+	if m.Delete {
+		return append(lines, "delete:  node pool "+m.Pool+"; from then on there is no way back")
+	}
+	return append(lines, "         node pool "+m.Pool+" stays, empty and cordoned, until --delete-old")
+}
+
+// Run migrates. After an error, or a stop, the same migration goes on from what is there.
+func (m *Migrator) Run(ctx context.Context) error {
+	if m.at.BackingOut {
+		return errors.New("this migration is being backed out of: finish that first (--back-out)")
+	}
+	if err := m.journal.write(m.at); err != nil {
+		return err
+	}
+	do := map[string]func(context.Context) error{"create": m.create, "ready": m.ready, "verify": m.verify, "measure": m.measure, "check": m.check,
+		"freeze": m.freeze, "cordon": m.cordon, "drain": m.drain, "scale": m.scale, "delete": m.delete}
+	for _, step := range Steps {
+		if step == "delete" && !m.Delete {
+			break
+		}
+		if m.at.Deleting && step != "delete" {
+			continue // the old pool may be gone
+		}
+		// What was proven and drained stays so; after a drain the rest would measure an empty pool.
+		if m.at.Drained && slices.Contains([]string{"measure", "check"}, step) {
+			continue
+		}
+		m.Note(step)
+		if err := do[step](ctx); err != nil {
+			var request *requestError
+			if errors.As(err, &request) || ctx.Err() != nil {
+				return fmt.Errorf("%s: %w", step, err)
+			}
+			return fmt.Errorf("%s: %s", step, plain(err))
+		}
+		if step == m.Until {
+			return nil
+		}
+	}
+	if m.Delete {
+		return m.journal.remove()
+	}
+	return nil
+}
+
+// settings are those of the new pool: the old one's, without what the service alone sets.
+func (m *Migrator) settings() armcontainerservice.AgentPool {
+	p := *m.old.Properties
+	p.CurrentOrchestratorVersion, p.ETag, p.NodeImageVersion, p.ProvisioningState, p.PowerState = nil, nil, nil, nil, nil
+	p.OrchestratorVersion = cmp.Or(m.old.Properties.CurrentOrchestratorVersion, p.OrchestratorVersion)
+	p.VMSize, p.Count = &m.at.Size, &m.at.Count
+	// Both autoscalers stand still until all pods have moved.
+	p.EnableAutoScaling, p.MinCount, p.MaxCount = to.Ptr(false), nil, nil
+	p.Tags = maps.Clone(p.Tags)
+	if p.Tags == nil {
+		p.Tags = make(map[string]*string)
+	}
+	p.Tags[fromTag] = &m.Pool
+	p.NodeLabels = maps.Clone(p.NodeLabels)
+	maps.DeleteFunc(p.NodeLabels, func(key string, _ *string) bool {
+		domain, _, _ := strings.Cut(key, "/")
+		return key == "agentpool" || domain == "kubernetes.azure.com" || strings.HasSuffix(domain, ".kubernetes.azure.com")
+	})
+	return armcontainerservice.AgentPool{Properties: &p}
+}
+
+func (m *Migrator) create(ctx context.Context) error {
+	fresh, err := m.pool(ctx, m.at.New)
+	if err != nil {
+		return err
+	}
+	if fresh != nil {
+		if value(fresh.Properties.Tags[fromTag]) != m.Pool {
+			return fmt.Errorf("node pool %s is not of this migration", m.at.New)
+		}
+		return m.settled(ctx, m.at.New)
+	}
+	p, err := m.clients.pools.BeginCreateOrUpdate(ctx, m.Group, m.Cluster, m.at.New, m.settings(), &armcontainerservice.AgentPoolsClientBeginCreateOrUpdateOptions{IfNoneMatch: to.Ptr("*")})
+	if err := wait(ctx, m.cloud, p, err); err != nil {
+		return failed("create node pool "+m.at.New, err)
+	}
+	return nil
+}
+
+// settled waits until an operation on a pool has ended, which may have begun before this process.
+func (m *Migrator) settled(ctx context.Context, name string) error {
+	return m.until(ctx, "node pool "+name+" to settle", func() (bool, error) {
+		p, err := m.pool(ctx, name)
+		if err != nil || p == nil {
+			return false, cmp.Or(err, fmt.Errorf("node pool %s is gone", name))
+		}
+		switch state := value(p.Properties.ProvisioningState); state {
+		case "Succeeded":
+			return true, nil
+		case "Failed", "Canceled":
+			return false, fmt.Errorf("the last operation on node pool %s %s: az aks nodepool show tells why; then back out, or mend it and go on", name, strings.ToLower(state))
+		}
+		return false, nil
+	})
+}
+
+// until asks again and again until it is so.
+func (m *Migrator) until(ctx context.Context, what string, is func() (bool, error)) error {
+	timeout := m.Timeout
+	if timeout == 0 {
+		timeout = 30 * time.Minute
+	}
+	deadline := time.NewTimer(timeout)
+	defer deadline.Stop()
+	for {
+		if ok, err := is(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
+			return fmt.Errorf("waited %v for %s", timeout, what)
+		case <-time.After(m.cloud.poll):
+		}
+	}
+}
+
+func (m *Migrator) ready(ctx context.Context) error {
+	return m.until(ctx, fmt.Sprintf("%d nodes of %s to be Ready", m.at.Count, m.at.New), func() (bool, error) {
+		nodes, err := m.Nodes.Of(ctx, m.at.New)
+		ready := 0
+		for _, n := range nodes {
+			if n.Ready {
+				ready++
+			}
+		}
+		return ready >= int(m.at.Count), err
+	})
+}
+
+// verify looks at the machines of the new pool: what was created, not what was asked for.
+func (m *Migrator) verify(ctx context.Context) error {
+	uses, err := m.Nodes.Uses(ctx)
+	if err != nil {
+		return err
+	}
+	a, err := m.cloud.Inventory(ctx, Scope{Groups: []string{m.Group}, Uses: uses})
+	if err != nil {
+		return err
+	}
+	machines := 0
+	for _, x := range a.Machines {
+		if x.Pool != m.at.New || !strings.EqualFold(x.Cluster, m.Cluster) {
+			continue
+		}
+		machines++
+		if x.Wanted != Yes {
+			return fmt.Errorf("Accelerated Networking of %s is wanted: %s", x.Name, x.Wanted)
+		}
+		if x.Used == No && !m.Anyway {
+			return fmt.Errorf("packets of %s do not take the virtual function (%s); --anyway goes on", x.Name, x.UsedReason)
+		}
+	}
+	if machines < int(m.at.Count) {
+		return fmt.Errorf("%d machines of %s were found, not %d: %v", machines, m.at.New, m.at.Count, a.NotRead)
+	}
+	return nil
+}
+
+// measure is before the first cordon: until then nothing of the old pool was touched.
+func (m *Migrator) measure(ctx context.Context) error {
+	if m.Anyway && (m.at.Proof == nil || !m.at.Proof.Good) {
+		m.Note("not proven faster, going on anyway")
+		return nil
+	}
+	if m.at.Proof == nil {
+		old, err := m.Nodes.Of(ctx, m.Pool)
+		if err != nil {
+			return err
+		}
+		fresh, err := m.Nodes.Of(ctx, m.at.New)
+		if err != nil {
+			return err
+		}
+		proof, err := m.Prove(ctx, old, fresh)
+		if err != nil {
+			return err
+		}
+		m.at.Proof = &proof
+		if err := m.journal.write(m.at); err != nil {
+			return err
+		}
+	}
+	m.Note(m.at.Proof.Text)
+	if !m.at.Proof.Good {
+		return fmt.Errorf("%s is not proven faster than %s, and nothing of that was touched: --back-out deletes %s, --anyway goes on", m.at.New, m.Pool, m.at.New)
+	}
+	return nil
+}
+
+func (m *Migrator) check(ctx context.Context) error {
+	blockers, err := m.Nodes.Blockers(ctx, m.Pool, m.at.New)
+	if err == nil && len(blockers) > 0 {
+		err = fmt.Errorf("not every pod can move: %s", strings.Join(blockers, "; "))
+	}
+	return err
+}
+
+// autoscale sets the autoscaler of a pool, as it is now otherwise.
+func (m *Migrator) autoscale(ctx context.Context, name string, on bool) error {
+	p, err := m.pool(ctx, name)
+	if err != nil || p == nil || value(p.Properties.EnableAutoScaling) == on {
+		return err
+	}
+	p.Properties.EnableAutoScaling, p.Properties.MinCount, p.Properties.MaxCount = &on, nil, nil
+	if on {
+		p.Properties.MinCount, p.Properties.MaxCount = &m.at.Min, &m.at.Max
+	}
+	poller, err := m.clients.pools.BeginCreateOrUpdate(ctx, m.Group, m.Cluster, name, *p, &armcontainerservice.AgentPoolsClientBeginCreateOrUpdateOptions{IfMatch: p.Properties.ETag})
+	if err := wait(ctx, m.cloud, poller, err); err != nil {
+		return failed("turn the autoscaler of "+name+" "+onOff(on), err)
+	}
+	return nil
+}
+
+func (m *Migrator) freeze(ctx context.Context) error {
+	return m.autoscale(ctx, m.Pool, false)
+}
+
+func (m *Migrator) scale(ctx context.Context) error {
+	if !m.at.Scaled {
+		return nil
+	}
+	return m.autoscale(ctx, m.at.New, true)
+}
+
+func (m *Migrator) cordon(ctx context.Context) error {
+	nodes, err := m.Nodes.Of(ctx, m.Pool)
+	if err != nil {
+		return err
+	}
+	if m.at.Cordoned == nil {
+		m.at.Cordoned = make(map[string]bool)
+	}
+	for _, n := range nodes {
+		if _, ok := m.at.Cordoned[n.Name]; !ok {
+			m.at.Cordoned[n.Name] = n.Cordoned
+		}
+	}
+	if err := m.journal.write(m.at); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := m.Nodes.Cordon(ctx, n.Name, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Migrator) drain(ctx context.Context) error {
+	if err := m.drainPool(ctx, m.Pool); err != nil {
+		return err
+	}
+	m.at.Drained = true
+	return m.journal.write(m.at)
+}
+
+func (m *Migrator) drainPool(ctx context.Context, pool string) error {
+	nodes, err := m.Nodes.Of(ctx, pool)
+	if err != nil {
+		return err
+	}
+	for i, n := range nodes {
+		if i > 0 && m.Pace > 0 {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(m.Pace):
+			}
+		}
+		m.Note("drain " + n.Name)
+		if err := m.Nodes.Drain(ctx, n.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Migrator) delete(ctx context.Context) error {
+	if !m.at.Drained {
+		return errors.New("the old pool is not drained")
+	}
+	m.at.Deleting = true
+	if err := m.journal.write(m.at); err != nil {
+		return err
+	}
+	return m.deletePool(ctx, m.Pool)
+}
+
+func (m *Migrator) deletePool(ctx context.Context, name string) error {
+	p, err := m.clients.pools.BeginDelete(ctx, m.Group, m.Cluster, name, nil)
+	if err := wait(ctx, m.cloud, p, err); err != nil && !missing(err) {
+		return failed("delete node pool "+name, err)
+	}
+	return nil
+}
+
+// BackOut puts back what was found, from any step until the delete: pods may run on the old nodes again, the new
+// ones are drained, and the new pool is deleted. After an error it goes on where it ended.
+func (m *Migrator) BackOut(ctx context.Context) error {
+	if m.at.Deleting {
+		return fmt.Errorf("node pool %s was to be deleted: there is no way back from that", m.Pool)
+	}
+	m.at.BackingOut = true
+	if err := m.journal.write(m.at); err != nil {
+		return err
+	}
+	for _, node := range slices.Sorted(maps.Keys(m.at.Cordoned)) {
+		if !m.at.Cordoned[node] {
+			if err := m.Nodes.Cordon(ctx, node, false); err != nil {
+				return err
+			}
+		}
+	}
+	if m.at.Scaled {
+		m.Note("turn the autoscaler of " + m.Pool + " on")
+		if err := m.autoscale(ctx, m.Pool, true); err != nil {
+			return err
+		}
+	}
+	fresh, err := m.pool(ctx, m.at.New)
+	if err != nil {
+		return err
+	}
+	if fresh != nil && value(fresh.Properties.Tags[fromTag]) == m.Pool {
+		if err := m.leave(ctx); err != nil {
+			return err
+		}
+	}
+	return m.journal.remove()
+}
+
+// leave empties the new pool and deletes it.
+func (m *Migrator) leave(ctx context.Context) error {
+	if err := m.autoscale(ctx, m.at.New, false); err != nil {
+		return err
+	}
+	nodes, err := m.Nodes.Of(ctx, m.at.New)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := m.Nodes.Cordon(ctx, n.Name, true); err != nil {
+			return err
+		}
+	}
+	if err := m.drainPool(ctx, m.at.New); err != nil {
+		return err
+	}
+	m.Note("delete node pool " + m.at.New)
+	return m.deletePool(ctx, m.at.New)
+}
