@@ -336,11 +336,11 @@ func (c *Cloud) poolServer(s *aksfake.AgentPoolsServer) {
 			notFound(&e)
 			return resp, e
 		}
-		return ended(armcontainerservice.AgentPoolsClientDeleteResponse{}, func() {
-			delete(c.Pools, key(group, cluster, name))
-			if c.OnPool != nil {
-				c.OnPool(name, nil)
-			}
-		}), e
+		delete(c.Pools, key(group, cluster, name))
+		if c.OnPool != nil {
+			c.OnPool(name, nil)
+		}
+		resp.SetTerminalResponse(http.StatusNoContent, armcontainerservice.AgentPoolsClientDeleteResponse{}, nil)
+		return resp, e
 	}
 }

@@ -112,6 +112,11 @@ func TestAuditGateOfDrift(t *testing.T) {
 func TestErrorsNameWhatWasWritten(t *testing.T) {
 	c := azuretest.New()
 	for args, want := range map[string]string{
+		"enable":      "slipstream azure enable TARGET",
+		"migrate":     "slipstream azure migrate POOL",
+		"migrate net": `--cluster "": name the cluster as GROUP/NAME`,
+		"migrate net --cluster rg/prod --accept all": "--accept all: choose bare-pods or local-storage",
+		"migrate net --cluster rg/prod --blocks 2":   "--blocks: must be at least 3",
 		"audits":  `there is no command "audits"`,
 		"audit x": "see slipstream azure audit --help",
 	} {
@@ -127,4 +132,28 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		t.Errorf("without a subscription: exit code %d", code)
 	}
 	has(t, log.String(), "name a subscription: --subscription ID")
+}
+
+// Without --yes a switch prints its plan only; with it, it is done, and undone once.
+func TestEnablePrintsThenDoesThenUndoes(t *testing.T) {
+	c := azuretest.New()
+	c.AddVM("rg", "vm", can, false)
+	wanted := func() bool { return *c.NICs["rg/vm-nic0"].Properties.EnableAcceleratedNetworking }
+	state := t.TempDir()
+	for _, step := range []struct {
+		args, says string
+		wanted     bool
+	}{
+		{"enable rg/vm", "this would be done (--yes does it):\n  deallocate vm, which is running", false},
+		{"enable rg/vm --yes", "rg/vm is done", true},
+		{"enable rg/vm --yes", "rg/vm: nothing to do", true},
+		{"enable rg/vm --undo --yes", "start vm", false},
+		{"enable rg/vm --undo --yes", "nothing to undo", false},
+	} {
+		code, out, stderr := slipstream(t, c, append(strings.Fields(step.args), "--state", state)...)
+		if code != 0 || wanted() != step.wanted {
+			t.Errorf("%s: exit code %d, wanted %v: %s", step.args, code, wanted(), stderr)
+		}
+		has(t, out, step.says)
+	}
 }

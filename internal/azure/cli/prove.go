@@ -150,7 +150,7 @@ func read(out string) ([]record.Trial, error) {
 // judge compares the pools: the new one must be faster in something, and slower in nothing.
 func judge(trials []record.Trial, blocks int) (azure.Proof, error) {
 	text := bytes.Replace(poolExperiment, []byte("baseline: pool"), []byte("baseline: "+oldPool), 1)
-	text = bytes.Replace(text, []byte("{name: pool}"), []byte("{name: "+oldPool+"}\n  - {name: "+newPool+"}"), 1)
+	text = bytes.Replace(text, []byte("- {name: pool}"), []byte("- {name: "+oldPool+"}\n  - {name: "+newPool+"}"), 1)
 	exp, err := v1alpha1.Parse("pool.yaml", text, []string{fmt.Sprintf("spec.runs=%d", blocks)})
 	if err != nil {
 		return azure.Proof{}, err

@@ -1,0 +1,439 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
+	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/azure/azuretest"
+	"slipstream.dev/internal/azure/cluster"
+)
+
+const (
+	can    = "Standard_D4s_v5"
+	cannot = "Standard_B2s"
+	group  = "v1"
+)
+
+// world is a subscription joined to a cluster: a pool that is created brings nodes, and one that is deleted takes them
+// along. A pod that is evicted is created again on the first node that takes it, as a ReplicaSet and a scheduler do.
+type world struct {
+	*azuretest.Cloud
+	client *fake.Clientset
+	pods   cluster.Pool
+	dir    string
+
+	mu       sync.Mutex
+	made     int
+	violated []string
+	proof    azure.Proof
+	proofs   int
+	touched  string // what of the old pool was touched before the proof
+}
+
+const healthy = 5 // of six pods, as their budget demands
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{Cloud: azuretest.New(), client: fake.NewClientset(), dir: t.TempDir(), proof: azure.Proof{Good: true, Text: "twice as fast"}}
+	w.client.Resources = []*metav1.APIResourceList{{GroupVersion: group, APIResources: []metav1.APIResource{{Name: "pods/eviction", Kind: "Eviction", Group: "policy", Version: group}}},
+		{GroupVersion: "policy/v1", APIResources: []metav1.APIResource{{Name: "poddisruptionbudgets"}}}}
+	w.client.PrependReactor("list", "pods", w.listPods)
+	w.client.PrependReactor("create", "pods", w.evict)
+	w.pods = cluster.Pool{Cluster: cluster.New(w.client, func(context.Context) ([]byte, error) { return []byte(`{"items": []}`), nil }, time.Millisecond)}
+	id := azuretest.ID("rg", azuretest.TypeCluster, "prod")
+	w.Clusters["rg/prod"] = &armcontainerservice.ManagedCluster{ID: &id, Name: to.Ptr("prod"), Location: to.Ptr(azuretest.Location), Tags: map[string]*string{"by": to.Ptr("terraform planted-tag")},
+		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr("MC")}}
+	w.OnPool = w.onPool
+	w.addPool("sys", armcontainerservice.AgentPoolModeSystem, can)
+	w.addPool("net", armcontainerservice.AgentPoolModeUser, cannot)
+	for i := range 6 {
+		w.addPod(fmt.Sprintf("web-%d", i), fmt.Sprintf("net-%d", i%2))
+	}
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: healthy, ExpectedPods: 6, DisruptionsAllowed: 1}}
+	w.add(budget)
+	return w
+}
+
+func (w *world) add(o runtime.Object) {
+	if err := w.client.Tracker().Add(o); err != nil {
+		panic(err)
+	}
+}
+
+func (w *world) addPool(name string, mode armcontainerservice.AgentPoolMode, size string) {
+	p := &armcontainerservice.AgentPool{Name: &name, Properties: &armcontainerservice.ManagedClusterAgentPoolProfileProperties{
+		Mode: &mode, VMSize: &size, Count: to.Ptr(int32(2)), Type: to.Ptr(armcontainerservice.AgentPoolTypeVirtualMachineScaleSets), EnableAutoScaling: to.Ptr(name == "net"), MaxPods: to.Ptr(int32(60)),
+		AvailabilityZones: []*string{to.Ptr("1")}, NodeTaints: []*string{to.Ptr("net=yes:PreferNoSchedule")}, NodeLabels: map[string]*string{"team": to.Ptr("net"), "kubernetes.azure.com/mode": to.Ptr("user")},
+		OrchestratorVersion: to.Ptr("1.33"), CurrentOrchestratorVersion: to.Ptr("1.33.2"), ProvisioningState: to.Ptr("Succeeded"), Tags: map[string]*string{"note": to.Ptr("planted-tag")}}}
+	if name == "net" {
+		p.Properties.MinCount, p.Properties.MaxCount = to.Ptr(int32(1)), to.Ptr(int32(5))
+	}
+	w.Pools["rg/prod/"+name] = p
+	w.onPool(name, p)
+}
+
+// onPool starts and stops the nodes of a pool.
+func (w *world) onPool(name string, p *armcontainerservice.AgentPool) {
+	if p == nil {
+		delete(w.Sets, "mc/aks-"+name)
+		for i := range 2 {
+			_ = w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", fmt.Sprintf("%s-%d", name, i))
+		}
+		return
+	}
+	set := w.AddSet("MC", "aks-"+name, *p.Properties.VMSize, w.Sizes[*p.Properties.VMSize], armcompute.UpgradeModeManual, int(*p.Properties.Count))
+	set.Tags["aks-managed-poolName"] = to.Ptr(name)
+	for i := range int(*p.Properties.Count) {
+		w.add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{cluster.PoolLabel: name, "team": "net"}},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
+	}
+}
+
+func (w *world) addPod(name, node string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", Controller: to.Ptr(true)}}},
+		Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	w.add(pod)
+	return pod
+}
+
+func (w *world) allPods() []corev1.Pod {
+	o, err := w.client.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "")
+	if err != nil {
+		panic(err)
+	}
+	return o.(*corev1.PodList).Items
+}
+
+// listPods selects by field, which client-go's fake does not.
+func (w *world) listPods(a ktesting.Action) (bool, runtime.Object, error) {
+	list := new(corev1.PodList)
+	by := a.(ktesting.ListAction).GetListRestrictions().Fields
+	for _, p := range w.allPods() {
+		if by == nil || by.Matches(fields.Set{"spec.nodeName": p.Spec.NodeName}) {
+			list.Items = append(list.Items, p)
+		}
+	}
+	return true, list, nil
+}
+
+func (w *world) evict(a ktesting.Action) (bool, runtime.Object, error) {
+	if a.GetSubresource() != "eviction" {
+		return false, nil, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	name := a.(ktesting.CreateAction).GetObject().(*policyv1.Eviction).Name
+	if running := w.running(); running-1 < healthy {
+		w.violated = append(w.violated, fmt.Sprintf("%s with %d running", name, running))
+	}
+	if err := w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", name); err != nil {
+		return true, nil, err
+	}
+	w.made++
+	w.addPod(fmt.Sprintf("web-again-%d", w.made), w.schedule())
+	return true, nil, nil
+}
+
+func (w *world) running() (n int) {
+	for _, p := range w.allPods() {
+		if p.Spec.NodeName != "" {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) nodes() []corev1.Node {
+	o, err := w.client.Tracker().List(corev1.SchemeGroupVersion.WithResource("nodes"), corev1.SchemeGroupVersion.WithKind("Node"), "")
+	if err != nil {
+		panic(err)
+	}
+	list := o.(*corev1.NodeList).Items
+	slices.SortFunc(list, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func (w *world) schedule() string {
+	for _, n := range w.nodes() {
+		if !n.Spec.Unschedulable && !strings.HasPrefix(n.Name, "sys") {
+			return n.Name
+		}
+	}
+	return ""
+}
+
+// state is what a way back must restore: pools, autoscalers, cordons, and the pools that pods are on.
+func (w *world) state() string {
+	w.Lock()
+	defer w.Unlock()
+	var lines []string
+	for name, p := range w.Pools {
+		lines = append(lines, fmt.Sprint(name, " ", *p.Properties.VMSize, " ", *p.Properties.EnableAutoScaling))
+	}
+	for _, n := range w.nodes() {
+		lines = append(lines, fmt.Sprint(n.Name, " ", n.Spec.Unschedulable))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\npods on " + w.podsOn()
+}
+
+func (w *world) podsOn() string {
+	var pools []string
+	for _, p := range w.allPods() {
+		pool, _, _ := strings.Cut(p.Spec.NodeName, "-")
+		pools = append(pools, pool)
+	}
+	slices.Sort(pools)
+	return strings.Join(slices.Compact(pools), ", ")
+}
+
+func (w *world) migration() azure.Migration {
+	return azure.Migration{Group: "rg", Cluster: "prod", Pool: "net", Size: can, Dir: w.dir, Nodes: w.pods, Timeout: 5 * time.Second, Note: func(string) {},
+		Prove: func(context.Context, []azure.Node, []azure.Node) (azure.Proof, error) {
+			w.proofs++
+			for _, n := range w.nodes() {
+				if n.Spec.Unschedulable {
+					w.touched = n.Name
+				}
+			}
+			return w.proof, nil
+		}}
+}
+
+func (w *world) plan(o azure.Migration) (*azure.Migrator, error) {
+	c, err := azure.Open(w.Options())
+	if err != nil {
+		return nil, err
+	}
+	return c.PlanMigration(context.Background(), o)
+}
+
+func (w *world) run(o azure.Migration) error {
+	m, err := w.plan(o)
+	if err != nil {
+		return err
+	}
+	return m.Run(context.Background())
+}
+
+func (w *world) backOut(o azure.Migration) error {
+	m, err := w.plan(o)
+	if err != nil {
+		return err
+	}
+	return m.BackOut(context.Background())
+}
+
+// migrated checks a world whose old pool is empty and still there.
+func (w *world) migrated(t *testing.T, when string) {
+	t.Helper()
+	if got := w.podsOn(); got != "netan" || w.running() != 6 {
+		t.Fatalf("%s: %d pods on %s", when, w.running(), got)
+	}
+	if len(w.violated) > 0 || w.touched != "" {
+		t.Fatalf("%s: budget violated by %v; before the proof %q was cordoned", when, w.violated, w.touched)
+	}
+	old, fresh := w.Pools["rg/prod/net"], w.Pools["rg/prod/netan"]
+	if old == nil || fresh == nil || *old.Properties.VMSize != cannot || !*fresh.Properties.EnableAutoScaling || *fresh.Properties.MaxCount != 5 {
+		t.Fatalf("%s: %+v, %+v", when, old, fresh)
+	}
+}
+
+func TestMigrateCopiesSettings(t *testing.T) {
+	w := newWorld(t)
+	if err := w.run(w.migration()); err != nil {
+		t.Fatal(err)
+	}
+	w.migrated(t, "uninterrupted")
+	p := w.Pools["rg/prod/netan"].Properties
+	if *p.MaxPods != 60 || *p.AvailabilityZones[0] != "1" || *p.NodeTaints[0] != "net=yes:PreferNoSchedule" || *p.OrchestratorVersion != "1.33.2" || *p.Mode != armcontainerservice.AgentPoolModeUser || *p.Count != 2 || *p.MinCount != 1 {
+		t.Errorf("%+v", p)
+	}
+	if len(p.NodeLabels) != 1 || *p.NodeLabels["team"] != "net" {
+		t.Errorf("labels %v", p.NodeLabels)
+	}
+	o := w.migration()
+	o.Delete = true
+	if err := w.run(o); err != nil {
+		t.Fatal(err)
+	}
+	if w.Pools["rg/prod/net"] != nil || w.podsOn() != "netan" || w.proofs != 1 {
+		t.Errorf("deleted: %s, %d proofs", w.state(), w.proofs)
+	}
+}
+
+// At whatever request a migration is stopped, and in whatever way, the same command ends it; or another one puts back
+// what was found. The budget of the pods holds throughout.
+func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
+	for name, fault := range map[string]azuretest.Fault{"403": azuretest.Forbidden, "409": azuretest.Conflict, "429": azuretest.Throttled,
+		"failed operation": azuretest.Failing, "lost": azuretest.Lost, "lost after": azuretest.LostAfter} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for at, hit := 1, true; hit; at++ {
+				hit = false
+				interrupt := func(w *world) {
+					base := w.Requests()
+					w.Fault = func(n int, _ *http.Request) azuretest.Fault {
+						switch n -= base; {
+						case n == at:
+							hit = true
+							return fault
+						case n > at && (fault == azuretest.Lost || fault == azuretest.LostAfter):
+							return azuretest.Lost // for good
+						}
+						return azuretest.None
+					}
+				}
+				on, back := newWorld(t), newWorld(t)
+				before := back.state()
+				interrupt(on)
+				_ = on.run(on.migration())
+				on.Fault = nil
+				if err := on.run(on.migration()); err != nil {
+					t.Fatalf("stopped at request %d, the second run: %v", at, err)
+				}
+				on.migrated(t, fmt.Sprintf("stopped at request %d", at))
+
+				interrupt(back)
+				_ = back.run(back.migration())
+				interrupt(back)
+				_ = back.backOut(back.migration())
+				back.Fault = nil
+				if err := back.backOut(back.migration()); err != nil {
+					t.Fatalf("stopped at request %d, back: %v", at, err)
+				}
+				if got := back.state(); got != before {
+					t.Fatalf("backed out of at request %d:\n%s\nnot\n%s", at, got, before)
+				}
+				if len(back.violated) > 0 {
+					t.Fatalf("backed out of at request %d: budget violated by %v", at, back.violated)
+				}
+			}
+		})
+	}
+}
+
+// The same for each change of the cluster.
+func TestMigrateGoesOnAfterEveryRefusalOfTheCluster(t *testing.T) {
+	for at, hit := 1, true; hit; at++ {
+		hit = false
+		again := false
+		w := newWorld(t)
+		n := 0
+		refuse := func(ktesting.Action) (bool, runtime.Object, error) {
+			if n++; n == at && !again {
+				hit = true
+				return true, nil, errors.New("connection refused")
+			}
+			return false, nil, nil
+		}
+		w.client.PrependReactor("patch", "nodes", refuse)
+		w.client.PrependReactor("create", "pods", refuse)
+		if err := w.run(w.migration()); (err != nil) != hit {
+			t.Fatalf("refused change %d: %v", at, err)
+		}
+		again = true
+		if err := w.run(w.migration()); err != nil {
+			t.Fatal(err)
+		}
+		w.migrated(t, fmt.Sprintf("change %d refused", at))
+	}
+}
+
+func TestMigrateStopsBeforeTheCordonUnlessFaster(t *testing.T) {
+	w := newWorld(t)
+	before := w.podsOn()
+	w.proof = azure.Proof{Text: "half as fast"}
+	if err := w.run(w.migration()); err == nil || !strings.Contains(err.Error(), "not proven faster") {
+		t.Fatalf("%v", err)
+	}
+	if w.podsOn() != before || slices.ContainsFunc(w.nodes(), func(n corev1.Node) bool { return n.Spec.Unschedulable }) || !*w.Pools["rg/prod/net"].Properties.EnableAutoScaling {
+		t.Errorf("touched: %s", w.state())
+	}
+	o := w.migration()
+	o.Anyway = true
+	if err := w.run(o); err != nil {
+		t.Fatal(err)
+	}
+	w.migrated(t, "anyway")
+}
+
+func TestMigrateRefuses(t *testing.T) {
+	for want, change := range map[string]func(*world, *azure.Migration){
+		"the only system pool":               func(_ *world, o *azure.Migration) { o.Pool = "sys" },
+		"cannot have Accelerated Networking": func(_ *world, o *azure.Migration) { o.Size = "" },
+		"has no size":                        func(_ *world, o *azure.Migration) { o.Size = "Standard_X" },
+		"has 7 vCPUs left, and 2 nodes of Standard_D4s_v5 need 8": func(w *world, _ *azure.Migration) { w.Limit, w.InUse = 100, 93 },
+		"there is a node pool sys already":                        func(_ *world, o *azure.Migration) { o.New = "sys" },
+		"is no name of a node pool":                               func(_ *world, o *azure.Migration) { o.New = "Net-2" },
+		"has no node pool none":                                   func(_ *world, o *azure.Migration) { o.Pool = "none" },
+		"of type VirtualMachines": func(w *world, _ *azure.Migration) {
+			w.Pools["rg/prod/net"].Properties.Type = to.Ptr(armcontainerservice.AgentPoolType("VirtualMachines"))
+		},
+		`there is no step "x"`: func(_ *world, o *azure.Migration) { o.Until = "x" },
+	} {
+		w := newWorld(t)
+		o := w.migration()
+		before := w.state()
+		change(w, &o)
+		if err := w.run(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+		if w.state() != before {
+			t.Errorf("%s: changed", want)
+		}
+	}
+}
+
+// Each pod that cannot move is named, with the reason.
+func TestMigrateNamesBlockers(t *testing.T) {
+	for want, change := range map[string]func(*world, *corev1.Pod){
+		"nothing would create it again": func(_ *world, p *corev1.Pod) { p.OwnerReferences = nil },
+		"volume cache is on the node": func(_ *world, p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "cache", VolumeSource: corev1.VolumeSource{EmptyDir: new(corev1.EmptyDirVolumeSource)}}}
+		},
+		"no new node has what its node selector": func(_ *world, p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"kubernetes.azure.com/agentpool": "net"}
+		},
+		"PodDisruptionBudget strict never allows": func(w *world, p *corev1.Pod) {
+			p.Labels["strict"] = "yes"
+			w.add(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "strict"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"strict": "yes"}}},
+				Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: 1, ExpectedPods: 1}})
+		},
+	} {
+		w := newWorld(t)
+		pod := w.allPods()[0]
+		change(w, &pod)
+		if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), &pod, "default"); err != nil {
+			t.Fatal(err)
+		}
+		err := w.run(w.migration())
+		if err == nil || !strings.Contains(err.Error(), "pod default/"+pod.Name) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+		if strings.Contains(w.podsOn(), "netan") {
+			t.Errorf("%s: a pod was moved", want)
+		}
+	}
+}
