@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -272,6 +274,19 @@ func TestMigrateCopiesSettings(t *testing.T) {
 	}
 	if len(p.NodeLabels) != 1 || *p.NodeLabels["team"] != "net" {
 		t.Errorf("labels %v", p.NodeLabels)
+	}
+	journals, err := filepath.Glob(filepath.Join(w.dir, "*"))
+	if err != nil || len(journals) != 1 {
+		t.Fatalf("journals %v, %v", journals, err)
+	}
+	journal, err := os.ReadFile(journals[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range azuretest.Secrets {
+		if strings.Contains(string(journal), secret) {
+			t.Errorf("the journal has %s", secret)
+		}
 	}
 	o := w.migration()
 	o.Delete = true
