@@ -69,7 +69,12 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo; fi
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo && \
+		$(MAKE) --no-print-directory apps-deps; fi
+
+.PHONY: apps-deps
+apps-deps: ## Install the programs of the preset applications that are missing (root, apt)
+	@.ci/deps redis-server redis-benchmark=redis-tools nginx wrk
 
 .PHONY: generate-deps
 generate-deps:

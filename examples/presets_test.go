@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -67,7 +67,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute,
+		"applications": 14 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -116,7 +116,8 @@ func TestComparisons(t *testing.T) {
 			"1/full": "", "2/full": "1/full", "4/full": "1/full", "8/full": "1/full",
 			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
 		},
-		"an-linux": {"as-found": ""}, "an-vms": {"off": "", "on": "off"},
+		"applications": {"native": "", "vxlan": "native", "rps": "native", "rfs": "native", "fastpath": "native"},
+		"an-linux":     {"as-found": ""}, "an-vms": {"off": "", "on": "off"},
 		"zones": {"within": "", "between": "within"}, "instances-hosts": {"small": "", "large": "small"},
 		"page":      {"direct": "", "balancer": "direct"},
 		"instances": {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},

@@ -557,7 +557,11 @@ const (
 	ToolQperf    = "qperf"
 	ToolAB       = "ab"
 	ToolLatte    = "latte"
-	ToolIperf2   = "iperf2"
+	// ToolRedis is redis-server, asked by redis-benchmark.
+	ToolRedis = "redis"
+	// ToolNginx is nginx, asked by wrk.
+	ToolNginx  = "nginx"
+	ToolIperf2 = "iperf2"
 )
 
 // How programs read and write.
@@ -567,6 +571,12 @@ const (
 	IOBlocking = "blocking"
 	// IOEpoll has an event loop for all connections of an end: one thread waits for all of them.
 	IOEpoll = "epoll"
+)
+
+// Operations of applications.
+const (
+	OperationGet = "get"
+	OperationSet = "set"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
@@ -584,17 +594,19 @@ type Workload struct {
 	Connect *Traffic `json:"connect,omitempty"`
 	// HTTP asks for an object over and over, or loads a page for each of its users.
 	HTTP *Traffic `json:"http,omitempty"`
+	// Application has an application's own client ask its server, both of which are other programs.
+	Application *Traffic `json:"application,omitempty"`
 	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
 }
 
 // Traffic are the settings of a workload, the same for every kind.
 type Traffic struct {
-	// Protocol of the traffic; connect and http have tcp alone.
+	// Protocol of the traffic; connect, http and applications have tcp alone.
 	Protocol string `json:"protocol,omitempty"`
 	// IP is the version.
 	IP int `json:"ip,omitempty"`
-	// Size of a message; of http, of the object, or of a page's script. Left out it is
+	// Size of a message; of an application, of a value; of http, of the object, or of a page's script. Left out it is
 	// 128KiB for a stream (1400 over UDP), 200k for a page, and else 64. The tool and the
 	// protocol may allow less than the range.
 	Size Bytes `json:"size,omitempty"`
@@ -625,6 +637,11 @@ type Traffic struct {
 	// http, else blocking. Another tool has its own way, and connect and the users of a page
 	// have one each.
 	IO string `json:"io,omitempty"`
+	// Operation that an application is asked for: of redis get or set.
+	Operation string `json:"operation,omitempty"`
+	// Pipeline is how many requests an application's client has under way on a connection at a time; left
+	// out it is 1.
+	Pipeline int `json:"pipeline,omitempty"`
 	// Warmup runs before the measured window: 1s for a stream, else 500ms.
 	Warmup Duration `json:"warmup,omitempty"`
 	// Duration is the length of the measured window.

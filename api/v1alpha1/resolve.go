@@ -228,7 +228,7 @@ func (e *Experiment) PairsOf(w Workload) []int {
 // WorkloadFor is a workload as a variant runs it, which is with the variant's
 // tool and the times that the tool can keep. It shares nothing with w that a caller could change by mistake.
 func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
-	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect, &w.HTTP} {
+	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect, &w.HTTP, &w.Application} {
 		if *t == nil {
 			continue
 		}
@@ -248,6 +248,10 @@ func (t *Traffic) settle() {
 	switch t.Tool {
 	case ToolQperf, ToolAB: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)
+	case ToolNginx: // wrk takes whole seconds; another run of it warms up
+		t.Duration = wholeSeconds(t.Duration)
+	case ToolRedis: // says every 250 ms how fast it is, which the number of requests follows from
+		t.Warmup = max(t.Warmup, Duration(time.Second))
 	case ToolIperf3, ToolIperf2: // take whole seconds
 		t.Warmup, t.Duration = wholeSeconds(t.Warmup), wholeSeconds(t.Duration)
 	case ToolSockperf: // sleeps 2 s and leaves 400 ms out, whatever it is told
@@ -260,7 +264,10 @@ func wholeSeconds(d Duration) Duration {
 	return (d + second - 1) / second * second
 }
 
-// Kind is "stream", "pingpong", "underload", "connect" or "http".
+// Counted tells whether the window ends when a number of requests is done, and not by the clock.
+func (t *Traffic) Counted() bool { return t.Requests > 0 || t.Tool == ToolRedis }
+
+// Kind is "stream", "pingpong", "underload", "connect", "http" or "application".
 func (w Workload) Kind() string {
 	switch {
 	case w.Stream != nil:
@@ -273,6 +280,8 @@ func (w Workload) Kind() string {
 		return "connect"
 	case w.HTTP != nil:
 		return "http"
+	case w.Application != nil:
+		return "application"
 	}
 	return ""
 }
@@ -288,6 +297,8 @@ func (w Workload) Traffic() *Traffic {
 		return w.UnderLoad
 	case w.HTTP != nil:
 		return w.HTTP
+	case w.Application != nil:
+		return w.Application
 	}
 	return w.Connect
 }

@@ -670,7 +670,9 @@ func toolsOf(kind string) []string {
 	case "underload":
 		return []string{ToolNative, ToolSockperf}
 	case "http":
-		return []string{ToolNative, ToolAB}
+		return []string{ToolNative, ToolAB, ToolNginx}
+	case "application":
+		return []string{ToolRedis}
 	}
 	return []string{ToolNative}
 }
@@ -700,14 +702,16 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 func (r *reader) workload(path string, on Target, w *Workload) {
 	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil},
 		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
-		choice{"http", w.HTTP != nil})
+		choice{"http", w.HTTP != nil}, choice{"application", w.Application != nil})
 	r.pairs(path+".pairs", w.Pairs)
 	for _, of := range []struct {
 		kind string
 		*Traffic
-	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}} {
+	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}, {"application", w.Application}} {
 		switch {
 		case of.Traffic == nil:
+		case on.Imported != nil && of.kind == "application":
+			r.fail(path+".application", "is not imported: results of applications' clients are not read")
 		case on.Imported != nil:
 			r.importedTraffic(path+"."+of.kind, of.kind, of.Traffic)
 		default:
@@ -720,7 +724,12 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	fill(r, path+".protocol", &t.Protocol, "tcp")
 	fill(r, path+".ip", &t.IP, 4)
 	fill(r, path+".connections", &t.Connections, 1)
-	fill(r, path+".tool", &t.Tool, toolsOf(kind)[0])
+	if kind == "application" {
+		r.given(path + ".tool")
+		fill(r, path+".pipeline", &t.Pipeline, 1)
+	} else {
+		fill(r, path+".tool", &t.Tool, toolsOf(kind)[0])
+	}
 	size, warmup := Bytes(64), Duration(500e6)
 	if kind == "stream" {
 		size, warmup = 128<<10, Duration(1e9)
@@ -735,7 +744,7 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	fill(r, path+".warmup", &t.Warmup, warmup)
 
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
-	if (kind == "connect" || kind == "http") && t.Protocol == "udp" {
+	if (kind == "connect" || kind == "http" || kind == "application") && t.Protocol == "udp" {
 		r.fail(path+".protocol", "must be tcp, is udp, which has no connections")
 	}
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
@@ -755,6 +764,7 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 	r.http(path, kind, t)
 	r.io(path, kind, t)
+	r.application(path, kind, t)
 	if t.Busy && (kind != "underload" || t.Rate == 0) {
 		r.fail(path+".busy", "is for underload at a set rate only: nothing else waits for a clock")
 	}
@@ -804,6 +814,24 @@ func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 	}
 	if r.given(path + ".duration") {
 		r.positive(path+".duration", t.Duration)
+	}
+}
+
+// application checks what only applications have.
+func (r *reader) application(path, kind string, t *Traffic) {
+	if kind != "application" {
+		for field, set := range map[string]bool{"operation": t.Operation != "", "pipeline": t.Pipeline != 0} {
+			if set {
+				r.fail(path+"."+field, "is for application only")
+			}
+		}
+		return
+	}
+	if r.given(path + ".operation") {
+		r.oneOf(path+".operation", t.Operation, OperationGet, OperationSet)
+	}
+	if r.set(path + ".pipeline") {
+		r.between(path+".pipeline", t.Pipeline, 1, 1024)
 	}
 }
 
@@ -1077,6 +1105,10 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 		r.fail(path, "latte is for nodes that run Windows, and those of a lab and hosts run Linux; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab asks for one object, and loads no page")
+	case tool == ToolNginx && t.Page:
+		r.fail(path, "wrk asks nginx for one object, and loads no page")
+	case tool == ToolNginx && t.Requests > 0:
+		r.fail(path, "wrk asks nginx for a time, not for a number of requests; choose native or ab")
 	}
 }
 

@@ -204,7 +204,11 @@ func traffic(w v1alpha1.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {
-		return text + fmt.Sprintf("%d B, %s", t.Size, connections(t.Connections))
+		text += fmt.Sprintf("%d B, %s", t.Size, connections(t.Connections))
+		if w.Application != nil {
+			text += fmt.Sprintf(", %s, pipeline %d", t.Operation, t.Pipeline)
+		}
+		return text
 	}
 	text += fmt.Sprintf("page with script %d B", t.Size)
 	if t.Image > 0 {

@@ -184,7 +184,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	}
 	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
 	// A number of requests is done when it is done: then the window ends.
-	if m.spec.Requests > 0 {
+	if m.spec.Counted() {
 		m.early = make(chan struct{})
 	}
 	m.driving.Store(int64(c.Pairs))
@@ -390,7 +390,7 @@ func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 // served is a workload as each server of a pair sees it: connections that last are
 // divided among backends, those that come and go are not.
 func served(w v1alpha1.Workload, p target.Pair) v1alpha1.Workload {
-	if !p.Backends || w.Connect != nil || w.HTTP != nil {
+	if !p.Backends || w.Connect != nil || w.HTTP != nil || w.Application != nil {
 		return w
 	}
 	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {

@@ -55,6 +55,8 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			kind, t = "HTTP page", w.HTTP
 		case w.HTTP != nil:
 			kind, t = "HTTP", w.HTTP
+		case w.Application != nil:
+			kind, t = "application", w.Application
 		}
 		if t == nil {
 			t = &v1alpha1.Traffic{}
@@ -75,11 +77,16 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 			}
 		case w.HTTP != nil:
 			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
+		case w.Application != nil:
+			parts = append(parts, fmt.Sprintf("%s of values of %s", t.Operation, size(t.Size)))
 		default:
 			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
 		}
 		if t.Connections != 0 {
 			parts = append(parts, plural(t.Connections, "connection")+" per pair")
+		}
+		if t.Pipeline > 1 {
+			parts = append(parts, fmt.Sprintf("%d requests pipelined", t.Pipeline))
 		}
 		switch {
 		case t.Page:

@@ -46,7 +46,7 @@ func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
 		return []string{record.LatencyP50, record.LatencyP99}
 	case w.HTTP != nil && w.HTTP.Requests > 0:
 		return []string{record.Completion, record.LatencyP50, record.LatencyP99}
-	case w.HTTP != nil:
+	case w.HTTP != nil, w.Application != nil:
 		return []string{record.Rate, record.LatencyP50, record.LatencyP99}
 	}
 	return []string{record.Throughput}

@@ -11,9 +11,12 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -35,9 +38,10 @@ type toolEnd struct {
 	tool     tools.Tool
 	workload v1alpha1.Workload
 	argv     []string
-	port     uint16        // of a server
-	to       uint16        // port of a client's server
-	patience time.Duration // toolPatience, but in tests
+	port     uint16         // of a server
+	at       netip.AddrPort // of a client's server
+	home     *home          // of an application's server
+	patience time.Duration  // toolPatience, but in tests
 	stop     context.CancelFunc
 	wait     func() error
 	output   *capture
@@ -74,7 +78,14 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 			once.Do(func() { close(listening) })
 		}
 	}}
+	if app, ok := tool.(tools.Application); ok {
+		var err error
+		if t.home, err = newHome(os.TempDir(), app.Files(w, addr, port)); err != nil {
+			return nil, err
+		}
+	}
 	if err := t.start(ctx); err != nil {
+		t.leave()
 		return nil, err
 	}
 	exited := make(chan error, 1)
@@ -88,6 +99,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 		return t, nil
 	case err := <-exited:
 		t.stop()
+		t.leave()
 		return nil, fmt.Errorf("%s: exited before it listened: %w", t.name(), t.explain(err))
 	case <-timer.C:
 		t.Close()
@@ -102,7 +114,7 @@ func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path s
 		return nil, err
 	}
 	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl, path)
-	return &toolEnd{tool: tool, workload: w, argv: argv, to: to.Port(), output: new(capture), patience: patience}, nil
+	return &toolEnd{tool: tool, workload: w, argv: argv, at: to, output: new(capture), patience: patience}, nil
 }
 
 // Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
@@ -120,18 +132,26 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 	defer cancel()
 	// A tool has its own warm-up. It is started early enough for its window to be this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))
+	if _, ok := t.tool.(tools.Application); ok { // another run of it warms up
+		begin = window.Start
+	}
 	if begin < window.Start {
 		return record.Endpoint{}, fmt.Errorf("%s needs a warm-up of %s at least", t.argv[0], t.tool.Lead(t.workload))
 	}
 	if err := traffic.SleepUntil(ctx, begin); err != nil {
 		return record.Endpoint{}, err
 	}
+	if app, ok := t.tool.(tools.Application); ok {
+		if err := t.warmUp(ctx, app, window); err != nil {
+			return record.Endpoint{}, err
+		}
+	}
 	if err := t.start(ctx); err != nil {
 		return record.Endpoint{}, err
 	}
 	look, looked := context.WithCancel(ctx)
 	seen := make(chan string, 1)
-	go func() { seen <- t.congestionControl(look, t.to, true) }()
+	go func() { seen <- t.congestionControl(look, t.at.Port(), true) }()
 	exit := t.wait()
 	looked()
 	cc := <-seen
@@ -182,22 +202,87 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 	}
 }
 
+// warmUp runs an application's client until the window begins, and learns what is to be measured.
+func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traffic.Window) error {
+	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture)}
+	if err := before.start(ctx); err != nil {
+		return err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- before.wait() }()
+	until, cancel := context.WithCancel(ctx)
+	defer cancel()
+	due := make(chan error, 1)
+	go func() { due <- traffic.SleepUntil(until, window.From) }()
+	select {
+	case exit := <-exited:
+		before.stop()
+		return fmt.Errorf("%s: ended within the warm-up: %w", before.name(), before.explain(exit))
+	case err := <-due:
+		before.stop()
+		<-exited
+		if err != nil {
+			return err
+		}
+	}
+	var err error
+	t.argv, err = app.MeasuredArgv(t.workload, t.at.Addr(), t.at.Port(), before.output.Bytes())
+	return err
+}
+
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
 
+// start starts the process. It goes with this one, however that ends.
 func (t *toolEnd) start(ctx context.Context) error {
 	ctx, t.stop = context.WithCancel(ctx)
-	cmd := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
-	cmd.Stdout, cmd.Stderr = t.output, t.output
-	cmd.WaitDelay = time.Second // a grandchild may hold the pipe
-	if err := cmd.Start(); err != nil {
+	started, exited := make(chan error), make(chan error, 1)
+	go func() {
+		// The signal at the parent's death is at that of the thread.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd, err := t.spawn(ctx)
+		if started <- err; err == nil {
+			exited <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		t.stop()
 		if errors.Is(err, exec.ErrNotFound) {
-			return fmt.Errorf("tool %s is not installed: install it, or use another tool: %w", t.argv[0], err)
+			return fmt.Errorf("%s is not installed: install it (Debian's package %s), or use another tool: %w", t.argv[0], tools.Package(t.argv[0]), err)
 		}
 		return fmt.Errorf("start %s: %w", t.argv[0], err)
 	}
-	t.wait = cmd.Wait
+	t.wait = func() error { return <-exited }
 	return nil
+}
+
+// spawn starts the process. An application's server may fork: it gets a PID namespace, all of whose
+// processes end with the first, and runs as nobody, where this process may do so.
+func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
+	command := func() *exec.Cmd {
+		cmd := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
+		cmd.Stdout, cmd.Stderr = t.output, t.output
+		cmd.WaitDelay = time.Second // a grandchild may hold the pipe
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if t.home != nil {
+			cmd.Dir = t.home.path()
+			cmd.SysProcAttr.Setpgid = true
+			cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		}
+		return cmd
+	}
+	cmd := command()
+	if t.home == nil || os.Geteuid() != 0 {
+		return cmd, cmd.Start()
+	}
+	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	err := cmd.Start()
+	if errors.Is(err, syscall.EPERM) { // root of a container
+		cmd = command()
+		err = cmd.Start()
+	}
+	return cmd, err
 }
 
 func (t *toolEnd) explain(exit error) error {
@@ -207,7 +292,7 @@ func (t *toolEnd) explain(exit error) error {
 	return fmt.Errorf("%w: %s", exit, t.output.excerpt())
 }
 
-// Close ends the process and waits for it.
+// Close ends the process, waits for it, and removes what it had.
 func (t *toolEnd) Close() {
 	if t.stop == nil {
 		return
@@ -215,6 +300,15 @@ func (t *toolEnd) Close() {
 	t.stop()
 	if t.port != 0 {
 		_ = t.wait() // it was killed on purpose
+	}
+	t.leave()
+}
+
+// leave removes the folder of an application's server.
+func (t *toolEnd) leave() {
+	if t.home != nil {
+		t.home.remove()
+		t.home = nil
 	}
 }
 

@@ -58,6 +58,8 @@ func Lookup(name string) (Tool, bool) {
 		v1alpha1.ToolQperf:    qperf{},
 		v1alpha1.ToolAB:       ab{},
 		v1alpha1.ToolLatte:    latte{},
+		v1alpha1.ToolRedis:    redis{},
+		v1alpha1.ToolNginx:    nginx{},
 	}[name]
 	return t, ok
 }
@@ -70,6 +72,8 @@ func VersionArgv() map[string][]string {
 		v1alpha1.ToolSockperf: {"sockperf", "--version"},
 		v1alpha1.ToolQperf:    {"qperf", "--version"},
 		v1alpha1.ToolAB:       {"ab", "-V"},
+		v1alpha1.ToolRedis:    {"redis-server", "--version"},
+		v1alpha1.ToolNginx:    {"nginx", "-v"},
 	}
 }
 
@@ -82,6 +86,8 @@ func ParseVersion(name string, output []byte) string {
 		v1alpha1.ToolSockperf: "sockperf, version ",
 		v1alpha1.ToolQperf:    "qperf ",
 		v1alpha1.ToolAB:       "This is ApacheBench, Version ",
+		v1alpha1.ToolRedis:    "Redis server v=",
+		v1alpha1.ToolNginx:    "nginx version: nginx/",
 	}[name]
 	if !ok {
 		return ""

@@ -32,6 +32,9 @@ func workload(kind string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
 		return v1alpha1.Workload{Name: kind, Stream: t}
 	case "pingpong":
 		return v1alpha1.Workload{Name: kind, PingPong: t}
+	case "application":
+		t.Operation, t.Pipeline = v1alpha1.OperationGet, 1
+		return v1alpha1.Workload{Name: kind, Application: t}
 	case "http":
 		return v1alpha1.Workload{Name: kind, HTTP: t}
 	}
@@ -494,6 +497,8 @@ func FuzzIperf3(f *testing.F)   { fuzz(f, "iperf3") }
 func FuzzSockperf(f *testing.F) { fuzz(f, "sockperf") }
 func FuzzQperf(f *testing.F)    { fuzz(f, "qperf") }
 func FuzzAB(f *testing.F)       { fuzz(f, "ab") }
+func FuzzRedis(f *testing.F)    { fuzz(f, "redis") }
+func FuzzNginx(f *testing.F)    { fuzz(f, "nginx") }
 func FuzzLatte(f *testing.F)    { fuzz(f, "latte") }
 
 // fuzz holds a parser to this: it never panics, and what it returns is finite
@@ -517,6 +522,10 @@ func fuzz(f *testing.F, name string) {
 		workloads = append(workloads, workload("stream", udp), workload("pingpong", nil))
 	case "ab":
 		workloads = []v1alpha1.Workload{workload("http", nil), workload("http", func(t *v1alpha1.Traffic) { t.Requests = 10 })}
+	case "redis":
+		workloads = []v1alpha1.Workload{workload("application", nil)}
+	case "nginx":
+		workloads = []v1alpha1.Workload{workload("http", nil)}
 	case "latte":
 		workloads = []v1alpha1.Workload{workload("pingpong", nil)}
 	}

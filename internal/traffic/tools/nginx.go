@@ -1,0 +1,192 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// nginx serves one object from a file, and wrk asks for it. Checked against nginx 1.22 and
+// wrk 4.1.
+type nginx struct{}
+
+func (nginx) Check(w v1alpha1.Workload) error {
+	switch {
+	case w.HTTP == nil:
+		return fmt.Errorf("nginx makes http workloads only, not %s", w.Kind())
+	case w.HTTP.Page:
+		return errors.New("wrk asks nginx for one object, and loads no page")
+	case w.HTTP.Requests > 0:
+		return errors.New("wrk asks nginx for a time, not for a number of requests")
+	}
+	return nil
+}
+
+// nginxObject is what is asked for.
+const nginxObject = "object"
+
+// Files are the configuration and the object. Log and temporary files are in the same folder, and one
+// process a CPU serves, as a distribution has it.
+func (nginx) Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte {
+	config := fmt.Sprintf(`daemon off;
+worker_processes auto;
+error_log stderr notice;
+pid nginx.pid;
+events { worker_connections 4096; }
+http {
+	access_log off;
+	sendfile on;
+	tcp_nopush on;
+	keepalive_requests 1000000000;
+	client_body_temp_path body;
+	proxy_temp_path proxy;
+	fastcgi_temp_path fastcgi;
+	uwsgi_temp_path uwsgi;
+	scgi_temp_path scgi;
+	server { listen %s; root .; }
+}
+`, netip.AddrPortFrom(addr, port))
+	return map[string][]byte{"nginx.conf": []byte(config), nginxObject: bytes.Repeat([]byte("x"), int(w.HTTP.Size))}
+}
+
+func (nginx) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string {
+	return []string{"nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"}
+}
+
+// ServerReady has the sockets listen before it starts the first process that serves.
+func (nginx) ServerReady(line []byte) bool {
+	return bytes.Contains(line, []byte("start worker process "))
+}
+
+func (n nginx) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	return n.argv(w, addr, port, 3600)
+}
+
+func (n nginx) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ []byte) ([]string, error) {
+	return n.ClientArgv(w, addr, port, "", ""), nil
+}
+
+func (n nginx) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+	return n.argv(w, addr, port, wholeSeconds(time.Duration(w.HTTP.Duration)))
+}
+
+func (nginx) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64) []string {
+	t := w.HTTP
+	argv := []string{
+		"wrk", "--latency", "-t", strconv.Itoa(min(2, t.Connections)), "-c", strconv.Itoa(t.Connections),
+		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "5s",
+	}
+	if !t.KeepAlive {
+		argv = append(argv, "-H", "Connection: close")
+	}
+	return append(argv, fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(addr, port), nginxObject))
+}
+
+func (nginx) Lead(v1alpha1.Workload) time.Duration { return 0 }
+
+var (
+	// wrkDone is "  29112 requests in 1.10s, 35.09MB read".
+	wrkDone = regexp.MustCompile(`(?m)^ +(\d+) requests in [0-9.]+(?:us|ms|s|m|h), `)
+	// wrkRate is "Requests/sec:  26468.68".
+	wrkRate = regexp.MustCompile(`(?m)^Requests/sec: +([0-9.]+)$`)
+	// wrkPercentile is "     50%  233.00us".
+	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)% +([0-9.]+)(us|ms|s|m|h)$`)
+	// wrkErrors is "  Socket errors: connect 0, read 3, write 0, timeout 0".
+	wrkErrors = regexp.MustCompile(`(?m)^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
+	wrkStatus = regexp.MustCompile(`(?m)^ +Non-2xx or 3xx responses: (\d+)$`)
+	wrkFailed = regexp.MustCompile(`(?m)^unable to [^\n]*`)
+)
+
+// wrkUnits are seconds.
+var wrkUnits = map[string]float64{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+
+func (nginx) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := parseWrk(w, output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("wrk: %w", err)
+	}
+	return e, nil
+}
+
+func parseWrk(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e := record.Endpoint{Percentiles: make(map[string]float64)}
+	if m := wrkFailed.Find(output); m != nil {
+		return e, fmt.Errorf("%.200s", m)
+	}
+	done, second := wrkDone.FindSubmatch(output), wrkRate.FindSubmatch(output)
+	if done == nil || second == nil {
+		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 4.1")
+	}
+	n, err := strconv.ParseUint(string(done[1]), 10, 62)
+	if err != nil {
+		return e, fmt.Errorf("%q requests", done[1])
+	}
+	rate, err := strconv.ParseFloat(string(second[1]), 64)
+	if err != nil {
+		return e, fmt.Errorf("%q requests per second", second[1])
+	}
+	if e.Errors, err = wrkFailures(output); err != nil {
+		return e, err
+	}
+	status := e.Errors[record.ErrStatus]
+	if status >= n || rate <= 0 {
+		return e, fmt.Errorf("no request was answered: status %d, errors %v", status, e.Errors)
+	}
+	for _, m := range wrkPercentile.FindAllSubmatch(output, -1) {
+		v, err := strconv.ParseFloat(string(m[2]), 64)
+		if err != nil {
+			return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
+		}
+		e.Percentiles[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99}[string(m[1])]] = v * wrkUnits[string(m[3])]
+	}
+	if len(e.Percentiles) != 2 {
+		return e, errors.New("its output has no percentiles")
+	}
+	e.Messages, e.Seconds = n-status, float64(n)/rate
+	e.Bytes = payload(e.Messages, int(w.HTTP.Size))
+	return e, plausible(e)
+}
+
+// wrkFailures are wrk's kinds of errors in the terms of a record. Responses without success are
+// among the requests, the others are not.
+func wrkFailures(output []byte) (map[string]uint64, error) {
+	var kinds [5]uint64
+	var found [][]byte
+	if m := wrkErrors.FindSubmatch(output); m != nil {
+		found = m[1:]
+	} else {
+		found = make([][]byte, 4)
+	}
+	if m := wrkStatus.FindSubmatch(output); m != nil {
+		found = append(found, m[1])
+	}
+	for i, text := range found {
+		if text == nil {
+			continue
+		}
+		n, err := strconv.ParseUint(string(text), 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("%q errors", text)
+		}
+		kinds[i] = n
+	}
+	errs := make(map[string]uint64)
+	for kind, n := range map[string]uint64{
+		record.ErrRefused: kinds[0], record.ErrReset: kinds[1] + kinds[2], record.ErrTimeout: kinds[3], record.ErrStatus: kinds[4],
+	} {
+		if n > 0 {
+			errs[kind] = n
+		}
+	}
+	if len(errs) == 0 {
+		return nil, nil
+	}
+	return errs, nil
+}

@@ -1,0 +1,178 @@
+//go:build linux
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
+)
+
+func application(tool string) v1alpha1.Workload {
+	t := &v1alpha1.Traffic{
+		Protocol: "tcp", IP: 4, Size: 64, Connections: 4, Tool: tool,
+		Warmup: v1alpha1.Duration(time.Second), Duration: v1alpha1.Duration(time.Second),
+	}
+	if tool == v1alpha1.ToolNginx {
+		return v1alpha1.Workload{Name: tool, HTTP: t}
+	}
+	t.Operation, t.Pipeline = v1alpha1.OperationGet, 1
+	return v1alpha1.Workload{Name: tool, Application: t}
+}
+
+// programs of each application: the server's and the client's.
+var programs = map[string][]string{
+	v1alpha1.ToolRedis: {"redis-server", "redis-benchmark"},
+	v1alpha1.ToolNginx: {"nginx", "wrk"},
+}
+
+// needApplication skips a test where a program is missing, and has temporary files in a folder of its own.
+func needApplication(t *testing.T, tool string) (tmp string) {
+	t.Helper()
+	for _, program := range programs[tool] {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip(err)
+		}
+	}
+	tmp, err := os.MkdirTemp("", "apps") // below t.TempDir nobody gets through
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(tmp) })
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", tmp)
+	return tmp
+}
+
+// workingIn are the processes whose folder is below dir: an application's server and what it forks.
+func workingIn(t *testing.T, dir string) (pids []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cwd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if cwd, err := os.Readlink(file); err == nil && strings.HasPrefix(cwd, dir) {
+			pids = append(pids, file)
+		}
+	}
+	return pids
+}
+
+// An application's server and client give a rate and latencies, and nothing of them is left.
+func TestApplications(t *testing.T) {
+	for tool := range programs {
+		t.Run(tool, func(t *testing.T) {
+			tmp := needApplication(t, tool)
+			server, _ := connect(t)
+			driver, _ := connect(t)
+			ends, errs := run(t, server, driver, application(tool), func() {
+				if len(workingIn(t, tmp)) == 0 {
+					t.Error("no server runs in a folder of its own")
+				}
+			})
+			if errs[1] != nil {
+				t.Fatal(errs)
+			}
+			e := ends[1]
+			if e.Messages < 100 || e.Seconds < 0.2 || e.Percentiles[record.LatencyP50] <= 0 || e.Percentiles[record.LatencyP99] < e.Percentiles[record.LatencyP50] {
+				t.Errorf("%+v", e)
+			}
+			if e.Errors != nil {
+				t.Errorf("errors %v", e.Errors)
+			}
+			if e.CongestionControl == "" || ends[0].CongestionControl != e.CongestionControl {
+				t.Errorf("congestion control of the client %q, of the server %q", e.CongestionControl, ends[0].CongestionControl)
+			}
+			testenv.Eventually(t, 10*time.Second, "an end without remnants", func() string {
+				left, _ := filepath.Glob(filepath.Join(tmp, homePrefix+"*"))
+				return strings.Join(append(left, workingIn(t, tmp)...), " ")
+			})
+		})
+	}
+}
+
+// A worker that is killed takes the processes of an application's server with it, those that it forked
+// too, and the next server removes what is left of the folder.
+func TestApplicationKilled(t *testing.T) {
+	testenv.NeedRoot(t) // of a PID namespace
+	tmp := needApplication(t, v1alpha1.ToolNginx)
+	w := application(v1alpha1.ToolNginx)
+	var process *os.Process
+	c, err := Spawn(t.Context(), func(cmd *exec.Cmd) error {
+		err := cmd.Start()
+		process = cmd.Process
+		return err
+	}, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = c.Serve(t.Context(), target.Traffic{Workload: w, Address: netip.AddrPortFrom(loopback, 0)}, func(uint16) (time.Time, error) {
+		if n := len(workingIn(t, tmp)); n < 2 {
+			t.Errorf("%d processes serve, want a master and workers", n)
+		}
+		return time.Time{}, errors.Join(process.Signal(syscall.SIGKILL), context.Canceled)
+	})
+	if err == nil {
+		t.Error("a killed worker serves")
+	}
+	testenv.Eventually(t, 10*time.Second, "an end of the server", func() string { return strings.Join(workingIn(t, tmp), " ") })
+	left, _ := filepath.Glob(filepath.Join(tmp, homePrefix+"*"))
+	if len(left) != 1 {
+		t.Fatalf("folders %q, want one that is left", left)
+	}
+	if h, err := newHome(tmp, nil); err != nil {
+		t.Error(err)
+	} else if h.remove(); !exists(left[0]) {
+		t.Error("a young folder is removed, whose owner may not have its lock yet")
+	}
+	old := time.Now().Add(-2 * homeYoung)
+	if err := os.Chtimes(left[0], old, old); err != nil {
+		t.Fatal(err)
+	}
+	h, err := newHome(tmp, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.remove()
+	if exists(left[0]) {
+		t.Error("the folder of a killed worker is left")
+	}
+	if err := os.Chtimes(h.root, old, old); err != nil {
+		t.Fatal(err)
+	}
+	if sweepHomes(tmp); !exists(h.path()) {
+		t.Error("the folder of a worker that lives is removed")
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// A program that is not there is named, with Debian's package of it.
+func TestApplicationMissing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	server, _ := connect(t)
+	driver, _ := connect(t)
+	_, errs := run(t, server, driver, application(v1alpha1.ToolRedis), func() {})
+	if err := errors.Join(errs[:]...); err == nil || !strings.Contains(err.Error(), "redis-server is not installed: install it (Debian's package redis-server)") {
+		t.Errorf("got %v", err)
+	}
+}
