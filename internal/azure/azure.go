@@ -185,9 +185,6 @@ func plain(err error) string {
 	return line
 }
 
-// refused tells whether the service does not allow a request.
-func refused(err error) bool { return status(err) == http.StatusForbidden }
-
 // missing tells whether the service has no such resource.
 func missing(err error) bool { return status(err) == http.StatusNotFound }
 

@@ -167,7 +167,7 @@ func (o doctorOptions) misplaced(args []string) error {
 	case at != "kubernetes" && o.kube.access != (kube.Access{}):
 		return errors.New("--kubeconfig, --context and --namespace are for doctor kubernetes")
 	case !strings.HasPrefix(at, "hosts:") && len(o.hosts.binaries) > 0:
-		return errors.New("--host-binary is for doctor hosts:HOST,...")
+		return errors.New("--host-binary is for doctor hosts:HOST,... alone")
 	}
 	return nil
 }

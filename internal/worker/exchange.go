@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// ErrServe: the server cannot receive traffic.
+// ErrServe is that the server cannot receive traffic.
 var ErrServe = errors.New("no traffic can be received there")
 
 // The messages of Exchange go for exchangeTime, as the end of a trial is at a time. One has to come back by then:

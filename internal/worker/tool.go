@@ -220,7 +220,7 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 		return fmt.Errorf("%s: ended within the warm-up: %w", before.name(), before.explain(exit))
 	case err := <-due:
 		before.stop()
-		<-exited
+		_ = <-exited // it was killed
 		if err != nil {
 			return err
 		}

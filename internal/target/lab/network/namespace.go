@@ -16,9 +16,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Dir is where `ip netns` looks for namespaces by name. `ip netns` also bind-mounts the folder onto
-// itself, so that names propagate to other mount namespaces; this package does not, as removing a name
-// has not needed it since Linux 3.19 (unlink detaches what is mounted on the name anywhere).
+// Dir is where `ip netns` looks for namespaces by name.
 const Dir = "/run/netns"
 
 // Path returns the path of a namespace.
@@ -44,8 +42,25 @@ func (ns *Namespace) FD() netlink.NsFd { return netlink.NsFd(ns.Handle) }
 // Do runs f in the namespace.
 func (ns *Namespace) Do(f func() error) error { return netns.Do(ns.Handle, f) }
 
+// propagate makes a folder a mount whose names propagate to other mount namespaces, unless it is one. `ip netns
+// add` does the same. It has to happen before a name is bound: it would cover the name with a copy of
+// itself, and a name that something covered is mounted on cannot be removed.
+func propagate(dir string) error {
+	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+}
+
 // Create creates a named namespace, and runs setup in it.
 func Create(name string, setup func() error) (*Namespace, error) {
+	if err := propagate(Dir); err != nil {
+		return nil, fmt.Errorf("share the names in %s: %w", Dir, err)
+	}
 	path := Path(name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
