@@ -220,9 +220,8 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 		return fmt.Errorf("%s: ended within the warm-up: %w", before.name(), before.explain(exit))
 	case err := <-due:
 		before.stop()
-		_ = <-exited // it was killed
-		if err != nil {
-			return err
+		if killed := <-exited; err != nil {
+			return errors.Join(err, killed)
 		}
 	}
 	var err error
