@@ -22,6 +22,7 @@ import (
 	"slipstream.dev/internal/agent"
 
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
@@ -29,6 +30,13 @@ import (
 
 // Tests of what the agents of a thousand nodes ask of an API server. They run in bubbles of testing/synctest,
 // so an hour passes in seconds.
+
+// TestMain keeps client-go from spacing its error messages by the time of the last one in the process: a bubble
+// begins in the year 2000, so after another test it would sleep for decades, and the watch with it.
+func TestMain(m *testing.M) {
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	os.Exit(m.Run())
+}
 
 // latency is how long a request, an answer or an event takes.
 const latency = 25 * time.Millisecond
@@ -574,9 +582,16 @@ func TestTokenExpires(t *testing.T) {
 			t.Errorf("with an expired token settings are %s, and %d requests were refused, want some", got, refused)
 		}
 		renew("second")
-		time.Sleep(time.Minute)
+		time.Sleep(2 * time.Minute) // client-go reads the file once a minute
 		if got := settings(); got != "2" {
 			t.Errorf("with the new token settings are %s, want 2", got)
+		}
+		// Watches that the old token began end, and others begin.
+		time.Sleep(20 * time.Minute)
+		s.put(policyPath+"late", everywhere("late", object{}))
+		time.Sleep(time.Minute)
+		if p := c.policies(); len(p) != 1 {
+			t.Errorf("%d policies are known, want 1", len(p))
 		}
 	})
 }
