@@ -53,8 +53,8 @@ func TestBalancerErrors(t *testing.T) {
 		{"client: {", "clients: {", four + `.nics.clients: unknown field; did you mean client?`},
 		{"backend: {rate: 400Mbit}", "backend: {mtu: 1500}", four + ".nics.backend.mtu: unknown field"},
 		{"connections: 8", "connections: 6", stream + ".connections: must be a multiple of 4, the backends of four, so that each has as many; is 6"},
-		{"connections: 8", "connections: 8, protocol: udp", stream + ".protocol: must be tcp where a variant has the path balancer, which takes turns with connections"},
-		{"connections: 8", "connections: 8, tool: iperf3", stream + ": iperf3 would be led to several servers by the balancer of one, and its connections belong to one; choose native or ab"},
+		{"connections: 8", "connections: 8, protocol: udp", stream + ".protocol: must be tcp if a variant has the path balancer, which distributes connections"},
+		{"connections: 8", "connections: 8, tool: iperf3", stream + ": iperf3 needs a single server, and the balancer of one has several; choose native or ab"},
 		{"{name: one, ", "{name: one, accelerate: [{rps: {devices: [nic, overlay], cpus: all}}], ", "spec.variants[0].accelerate[0].rps.devices[1]: must be nic, is overlay, which the path balancer does not have"},
 		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.balancer: is for a lab; a cluster has a network of its own"},
 	} {

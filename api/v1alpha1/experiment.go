@@ -1,5 +1,5 @@
-// Package v1alpha1 is the experiment file: its types, defaults and validation.
-// It reads and checks; it plans and runs nothing (see internal/experiment).
+// Package v1alpha1 defines the experiment file and the policies: types, defaults and validation.
+// It reads and checks; internal/experiment plans and runs.
 package v1alpha1
 
 import "cmp"
@@ -11,7 +11,7 @@ const (
 )
 
 // Experiment is one comparison: variants × workloads × pairs, run in
-// randomised complete blocks, or in periods where variants have a switch.
+// randomised complete blocks, or in periods if variants have a switch.
 type Experiment struct {
 	APIVersion string   `json:"apiVersion"` // version of this file's format
 	Kind       string   `json:"kind"`       // what the file is
@@ -19,12 +19,11 @@ type Experiment struct {
 	Spec       Spec     `json:"spec"`       // says what is compared
 }
 
-// Metadata names the experiment; the name starts that of the results folder
-// and is a DNS label.
+// Metadata names the experiment.
 type Metadata struct {
-	// Name of the experiment.
+	// Name of the experiment. The name of the results folder begins with it.
 	Name string `json:"name"`
-	// Description is for people; run --list shows the first line of a preset's.
+	// Description is a text for people; run --list shows the first line of a preset's.
 	Description string `json:"description,omitempty"`
 }
 
@@ -32,35 +31,35 @@ type Metadata struct {
 type Spec struct {
 	// Target is where the experiment runs.
 	Target Target `json:"target"`
-	// Path is the path of every variant that names none. Left out it is VXLAN in a lab, the
+	// Path is the path of every variant that names none. The default is VXLAN in a lab, the
 	// cluster's pod network in a cluster, and native between hosts.
 	Path Path `json:"path,omitzero"`
-	// Baseline is the variant the others are compared with.
+	// Baseline is the variant that the others are compared with.
 	Baseline string `json:"baseline"`
-	// Variants are what is compared.
+	// Variants are the combinations to compare.
 	Variants []Variant `json:"variants"`
-	// Workloads are the traffic that each variant is measured with.
+	// Workloads are the kinds of traffic that each variant is measured with.
 	Workloads []Workload `json:"workloads"`
-	// Pairs are the numbers of client-server pairs; a workload may have its own.
+	// Pairs are the numbers of client-server pairs to measure with; a workload may have its own.
 	Pairs []int `json:"pairs"`
-	// Runs is the number of blocks, in each of which every variant runs once. auto adds
-	// blocks until the 95 % interval of every ratio is no wider than ± width, at most max
-	// of them. Where variants have a switch, a block is a period of each variant, the number
-	// is even, and 6 if left out: every second block has the periods of the one before in
+	// Runs is the number of blocks; each runs every variant once. auto adds
+	// blocks until the 95 % interval of every ratio is at most ± width wide, up to max
+	// blocks. If variants have a switch, a block is one period of each variant, the number must
+	// be even, and the default is 6: every second block has the periods of the one before in
 	// reverse order.
 	Runs Runs `json:"runs"`
-	// TrialsPerPeriod is how often each workload and number of pairs runs in a period. It is
-	// for experiments whose variants have a switch.
+	// TrialsPerPeriod is how often each workload and number of pairs runs in a period. Only for
+	// experiments whose variants have a switch.
 	TrialsPerPeriod int `json:"trialsPerPeriod,omitempty"`
-	// Margin is the equivalence margin of the ratio: 0.02 calls 0.98–1.02 the same.
+	// Margin is the equivalence margin of the ratio: with 0.02, ratios from 0.98 to 1.02 are the same.
 	Margin float64 `json:"margin,omitempty"`
-	// Seed orders the trials within each block. 0 draws one, which is recorded.
+	// Seed is the seed of the random order of trials. With 0 the run draws one, and records it.
 	Seed uint64 `json:"seed,omitempty"`
-	// Expect is what has to come out, or the run fails.
+	// Expect are claims that the result must meet, or the run fails.
 	Expect []Expectation `json:"expect,omitempty"`
-	// Published are figures that others have published. The report shows them beside ours.
+	// Published are published figures. The report compares them with the measured ones.
 	Published []Published `json:"published,omitempty"`
-	// Series are what the report draws as lines over an axis, such as the number of backends.
+	// Series are lines that the report draws over an axis, such as the number of backends.
 	Series []Series `json:"series,omitempty"`
 }
 
@@ -74,38 +73,37 @@ const (
 	AxisPairs       = "pairs"
 )
 
-// Series is a line of the report's figures over an axis: what was measured at several values
-// of it. The values are those that the experiment has; none is written again.
+// Series is a line in the report's figures: measurements at several values of an axis. The values come
+// from the variants and workloads.
 type Series struct {
 	// Name of the series in results.
 	Name string `json:"name"`
-	// Axis is what differs along the series: the backends of a service or balancer, the rate of
-	// the NIC, or the price of all nodes, each from variant to variant; or the size of a message
-	// or the connections, from workload to workload; or the pairs.
+	// Axis is the quantity that differs along the series. backends (of a service or balancer),
+	// rate (of the NIC) and price (of all nodes) differ between variants; size (of a message) and
+	// connections between workloads; pairs is the number of pairs.
 	Axis string `json:"axis"`
-	// Of are the variants of the series, in any order. It is one variant if workloads or pairs
+	// Of are the variants of the series, in any order: a single one if workloads or pairs
 	// differ along the axis.
 	Of []string `json:"of"`
-	// Versus is a series over the same axis to compare with, value by value: the report says from
+	// Versus is a series over the same axis to compare with, value by value. The report says from
 	// which value on this series is faster or slower than that one.
 	Versus string `json:"versus,omitempty"`
 }
 
-// Expectation is a claim about one variant and another: exactly one of faster, notSlower
-// and same is set, to the name of the other. It holds for every number of pairs.
+// Expectation is a claim that compares a variant with another one. Exactly one of faster, notSlower
+// and same is set, to the name of the other variant. The claim is about every number of pairs.
 type Expectation struct {
-	// Variant is the one that the claim is about.
+	// Variant is the variant that the claim is about.
 	Variant string `json:"variant"`
-	// Faster than that variant, beyond doubt and by more than the margin allows to be the
-	// same.
+	// Faster is the variant than which it must be proven faster.
 	Faster string `json:"faster,omitempty"`
-	// NotSlower by more than the margin.
+	// NotSlower is the variant than which it must be proven not slower by more than the margin.
 	NotSlower string `json:"notSlower,omitempty"`
-	// Same within the margin.
+	// Same is the variant from which it must differ by less than the margin.
 	Same string `json:"same,omitempty"`
-	// Metric is the name of one; left out it is each workload's primary one.
+	// Metric is the metric to compare. The default is each workload's primary metric.
 	Metric string `json:"metric,omitempty"`
-	// Workload, left out, is every one that gives the metric.
+	// Workload is the workload to compare. The default is every workload that has the metric.
 	Workload string `json:"workload,omitempty"`
 }
 
@@ -132,30 +130,31 @@ func (x Expectation) String() string {
 	return text
 }
 
-// Published is a figure that somebody else has published of one variant, workload and number
-// of pairs: a value, a ratio, or a range of ratios, which is an interval alone.
+// Published is a published figure for one variant, workload and number of pairs: a value, a ratio,
+// or a range of ratios (an interval without a ratio).
 type Published struct {
 	// Source is who published it, and where.
 	Source string `json:"source"`
-	// Figure is where in the source it stands.
+	// Figure is where in the source to find it.
 	Figure string `json:"figure"`
-	// Variant that was measured.
+	// Variant is the variant that was measured.
 	Variant string `json:"variant"`
-	// Workload that it was measured with.
+	// Workload is the workload that it was measured with.
 	Workload string `json:"workload"`
-	// Pairs is the number that it was measured at. The experiment need not have it.
+	// Pairs is the number of pairs. The experiment need not measure with the same number.
 	Pairs int `json:"pairs"`
-	// Metric is the name of one that the workload gives.
+	// Metric is a metric of the workload.
 	Metric string `json:"metric"`
-	// Value and its unit, as in the source. With a unit that no metric has it is shown, and not compared.
+	// Value is the value with its unit, as in the source. If no metric has the unit, the report shows the value
+	// without comparing it.
 	Value Measure `json:"value,omitempty"`
-	// Ratio of the variant to another one.
+	// Ratio is the ratio of the variant to versus.
 	Ratio float64 `json:"ratio,omitempty"`
-	// Versus is the variant that the ratio is to; a value has none.
+	// Versus is the variant that the ratio is relative to. Not with a value.
 	Versus string `json:"versus,omitempty"`
-	// Interval of the value, in its unit, or of the ratio: the lower end and the upper one.
+	// Interval of the value, in its unit, or of the ratio: the lower end, then the upper.
 	Interval []float64 `json:"interval,omitempty"`
-	// Note is what a reader has to know of it.
+	// Note is a remark for the reader of the report.
 	Note string `json:"note,omitempty"`
 }
 
@@ -164,34 +163,34 @@ func (p Published) IsRatio() bool { return p.Value == "" }
 
 // Target is where the experiment runs: exactly one field is set.
 type Target struct {
-	// Lab is nodes made of network namespaces on this machine.
+	// Lab is a set of nodes made of network namespaces on this machine.
 	Lab *Lab `json:"lab,omitempty"`
-	// Kubernetes is two nodes of a cluster.
+	// Kubernetes is a cluster; the experiment runs on two of its nodes.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
-	// Hosts are Linux machines that slipstream reaches by SSH. The first has the clients and the second
-	// the servers, unless a variant names its own.
+	// Hosts are Linux machines that slipstream reaches by SSH. The clients run on the first and the servers on
+	// the second, unless a variant selects its own.
 	Hosts []Host `json:"hosts,omitempty"`
-	// Imported is where other programs measured: slipstream import writes it, and nothing
-	// can be run there.
+	// Imported marks results of other programs. slipstream import writes it; such an experiment
+	// cannot be run.
 	Imported *Imported `json:"imported,omitempty"`
 }
 
-// Imported says how the results of other programs came about. What they do not tell of
-// their traffic and paths is left out, and has no defaults.
+// Imported says how other programs measured. What their output does not say about traffic and paths
+// is left out, and has no defaults.
 type Imported struct {
-	// Interleaved tells that each block has every variant, measured close in time. Else the
-	// blocks are runs of each variant by itself, which have nothing in common.
+	// Interleaved is true if each block has every variant, measured close in time. Otherwise each
+	// variant was measured by itself.
 	Interleaved bool `json:"interleaved,omitempty"`
 }
 
 // Lab is a set of nodes made of network namespaces on this machine.
 type Lab struct {
-	// Nodes that the lab has.
+	// Nodes is the number of nodes.
 	Nodes int `json:"nodes,omitempty"`
 	// NIC is the profile of every node's network interface.
 	NIC NIC `json:"nic,omitzero"`
-	// CongestionControl of TCP. A tool that has no option for it gets it from its namespace, or from the
-	// routes where the kernel does not let a namespace choose it.
+	// CongestionControl is the congestion control of TCP. For a tool without an option for it, slipstream sets it in the network
+	// namespace, or, if the kernel does not allow that, on the routes.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
@@ -207,35 +206,34 @@ const (
 
 // NIC is the profile of a lab node's network interface.
 type NIC struct {
-	// Offload is full if large packets cross the wire whole, as TSO, GRO and tunnel offload
-	// of a good NIC let them; none if they are segmented before.
+	// Offload says how large packets cross the wire: full, whole, as with TSO, GRO and tunnel
+	// offload of a good NIC; none, segmented.
 	Offload string `json:"offload,omitempty"`
 	// MTU of the NIC.
 	MTU int `json:"mtu,omitempty" unit:"bytes"`
-	// Rate caps both directions, as an instance type does; empty is uncapped.
+	// Rate limits each direction, as an instance type does. The default is no limit.
 	Rate BitRate `json:"rate,omitempty"`
-	// Price of a node with this NIC for an hour, where the profile stands for an
-	// instance type. All of an experiment are in one currency.
+	// Price of a node with this NIC per hour, if the profile stands for an
+	// instance type. All prices of an experiment must be in one currency.
 	Price Price `json:"price,omitempty"`
 }
 
 // Kubernetes is a cluster: pods on two of its nodes, in namespaces of their own.
 type Kubernetes struct {
-	// ClientNode is the node of the clients. If it is left out, it is chosen among the nodes
-	// that are ready and free of taints.
+	// ClientNode is the node of the clients. By default slipstream chooses a node that is
+	// Ready and has no taints.
 	ClientNode string `json:"clientNode,omitempty"`
-	// ServerNode is the node of the servers, chosen likewise.
+	// ServerNode is the node of the servers. By default slipstream chooses another such node.
 	ServerNode string `json:"serverNode,omitempty"`
 	// NodeSelector are labels that a node must have to be chosen.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// Image of every pod, with this program at /slipstream. Without one the nodes
-	// must have the release's image already: nothing is pulled from a place that
-	// nobody named.
+	// Image is the image of every pod, with this program at /slipstream. By default it is
+	// the release's image, which the nodes must have already: they do not pull it.
 	Image string `json:"image,omitempty"`
-	// Resources of every pod that makes traffic; without limits unless set.
+	// Resources of every pod that generates traffic. The default is no limits.
 	Resources Resources `json:"resources,omitzero"`
-	// Unprivileged makes no pod with privileges: the nodes' CPUs are not sampled,
-	// and neither accelerators nor the host network can be had.
+	// Unprivileged creates no privileged pods: then there are no samples of the nodes' CPUs,
+	// no accelerators and no host network.
 	Unprivileged bool `json:"unprivileged,omitempty"`
 }
 
@@ -244,8 +242,8 @@ const AddressNative = "native"
 
 // Host is a Linux machine that slipstream reaches by SSH.
 type Host struct {
-	// Name of the host in results, and in the SSH configuration (~/.ssh/config), which has
-	// what the fields below leave out.
+	// Name of the host in results, and in the SSH configuration (~/.ssh/config), from which
+	// slipstream takes the fields below that are left out.
 	Name string `json:"name"`
 	// Address that SSH connects to, a name or an IP address.
 	Address string `json:"address,omitempty"`
@@ -253,25 +251,24 @@ type Host struct {
 	User string `json:"user,omitempty"`
 	// Port of the SSH server.
 	Port int `json:"port,omitempty"`
-	// IdentityFile is the private key to log in with. Those of the SSH agent are tried too.
+	// IdentityFile is the private key to log in with. slipstream also tries those of the SSH agent.
 	IdentityFile string `json:"identityFile,omitempty"`
 	// Labels by which a variant selects its hosts.
 	Labels map[string]string `json:"labels,omitempty"`
-	// Price of the host for an hour. All of an experiment are in one currency.
+	// Price of the host per hour. All prices of an experiment must be in one currency.
 	Price Price `json:"price,omitempty"`
-	// Addresses are IP addresses of the host by name, such as that of an overlay that the host is
-	// in already; the path address uses them. The one named native is that of the path native;
-	// left out it is the address at which SSH reaches the host, as the host sees it.
+	// Addresses are named IP addresses of the host, for example in an existing overlay. The path
+	// address refers to them by name. The path native uses the one named native; by default that is
+	// the address at which SSH reaches the host, as the host sees it.
 	Addresses map[string]string `json:"addresses,omitempty"`
 }
 
-// Ends select the hosts of a variant's pairs by labels. The client is the first host that has its
-// labels and leaves one for the server; the server is the first other host that has its own.
-// Without labels any host will do.
+// Ends select the hosts of a variant's pairs by labels: the first two hosts that have the labels of
+// the client and of the server. Without labels any host matches.
 type Ends struct {
-	// Client are labels of the host of the clients.
+	// Client are labels of the clients' host.
 	Client map[string]string `json:"client,omitempty"`
-	// Server are labels of the host of the servers, another one.
+	// Server are labels of the servers' host, which must be another one.
 	Server map[string]string `json:"server,omitempty"`
 }
 
@@ -279,7 +276,7 @@ type Ends struct {
 type Resources struct {
 	// CPU as Kubernetes writes it: "2", "1.5", "500m".
 	CPU string `json:"cpu,omitempty"`
-	// Memory: "256Mi".
+	// Memory as Kubernetes writes it: "256Mi".
 	Memory string `json:"memory,omitempty"`
 }
 
@@ -287,56 +284,54 @@ type Resources struct {
 type Path struct {
 	// Native is the host network: the traffic runs on the nodes themselves, or on the hosts.
 	Native *Plain `json:"native,omitempty"`
-	// VXLAN is the lab's overlay.
+	// VXLAN is a VXLAN overlay of the lab.
 	VXLAN *VXLAN `json:"vxlan,omitempty"`
-	// VXLANFlow has the tunnel's keys set for each packet by eBPF, as Open vSwitch
-	// and Cilium's overlay do.
+	// VXLANFlow is VXLAN whose tunnel key eBPF sets for each packet, as in Open vSwitch
+	// and Cilium's overlay.
 	VXLANFlow *Plain `json:"vxlan-flow,omitempty"`
 	// UDP is an overlay in user space: a TUN device and a process that forwards.
 	UDP *Plain `json:"udp,omitempty"`
-	// Routed has no encapsulation, but routes by the other nodes' addresses.
+	// Routed is a network without encapsulation: nodes have routes via each other's addresses.
 	Routed *Plain `json:"routed,omitempty"`
-	// EBPF is routed without the node's stack: packets are redirected.
+	// EBPF is routed, but eBPF redirects packets past the node's stack.
 	EBPF *Plain `json:"ebpf,omitempty"`
-	// Bridge has both pods of a pair on one node, on its bridge: what pods cost
+	// Bridge has both pods of a pair on one node, connected by its bridge: what pods cost
 	// without a wire between them.
 	Bridge *Plain `json:"bridge,omitempty"`
-	// Pod is the network that a cluster gives its pods, by the server pod's IP.
+	// Pod is the pod network of a cluster: clients connect to the server pod's IP.
 	Pod *Plain `json:"pod,omitempty"`
-	// Service is the way by a ClusterIP: of a cluster's own services, one a server
-	// pod, or of those that a lab makes behind its VXLAN in the shape of flannel.
+	// Service is a path through a ClusterIP. In a cluster each server pod gets a service of the
+	// cluster; in a lab slipstream implements services over VXLAN as flannel configures it.
 	Service *Service `json:"service,omitempty"`
-	// Balancer is the way by a load balancer of a lab: from the clients' node by the
+	// Balancer is a path through a load balancer of a lab: from the clients' node via the
 	// proxy's to those of the backends.
 	Balancer *Balancer `json:"balancer,omitempty"`
-	// Address is the path between further addresses of the hosts: their name in addresses.
+	// Address is a path between named addresses of the hosts: a name in their addresses.
 	Address string `json:"address,omitempty"`
 }
 
-// Modes of a lab's services: who leads a connection to one of the backends.
+// Modes of a lab's services: what chooses the backend of a connection.
 const (
-	// ServiceIPTables is the rules of kube-proxy's mode of that name: they are gone
-	// through one by one until one of them, by chance, takes the connection.
+	// ServiceIPTables is the rules of kube-proxy's mode of that name: netfilter tries them
+	// one by one until one of them matches at random.
 	ServiceIPTables = "iptables"
-	// ServiceNFTables is those of its mode nftables: one look-up in a map.
+	// ServiceNFTables is those of its mode nftables: one lookup in a map.
 	ServiceNFTables = "nftables"
-	// ServiceEBPF is eBPF programs where a socket connects, as Cilium has them: the
-	// packets carry the backend's address from the first on.
+	// ServiceEBPF is eBPF programs at connect, as in Cilium: packets have the backend's address
+	// from the first on.
 	ServiceEBPF = "ebpf"
 )
 
-// Service is a way by services. In a cluster they are the cluster's, and all of this
-// is empty.
+// Service is a path through services. In a cluster it has no fields: the services are the cluster's.
 type Service struct {
-	// Mode is who leads a connection to a backend; a lab needs one.
+	// Mode is what chooses the backend of a connection. A lab needs one.
 	Mode string `json:"mode,omitempty"`
-	// Backends of each service that a client connects to. Each has an
-	// address of its own, and the pair's server answers at all of them. They are not
-	// divided: with 4 pairs there are four times as many.
+	// Backends is the number of backends of each service that a client connects to. Each backend has
+	// an address of its own, and the pair's server answers at all of them. Pairs do not share
+	// backends: 4 pairs have four times as many.
 	Backends int `json:"backends,omitempty"`
-	// Services that there are in all: one a pair, however few are asked
-	// for, and as many more as it takes, with one backend each, to which nobody
-	// connects.
+	// Services is the total number of services. There is at least one per pair; the others
+	// have one backend each, and no client connects to them.
 	Services int `json:"services,omitempty"`
 }
 
@@ -344,7 +339,7 @@ type Service struct {
 const (
 	// ProxyHAProxy is HAProxy in its TCP mode.
 	ProxyHAProxy = "haproxy"
-	// ProxyBuiltin is one in this program, which has the kernel move the bytes
+	// ProxyBuiltin is a proxy in this program, which lets the kernel move the bytes
 	// (splice).
 	ProxyBuiltin = "builtin"
 )
@@ -353,16 +348,16 @@ const (
 // have one each.
 const MaxBackends = 14
 
-// Balancer is a load balancer and what is at its sides, a node each: the client, the
-// proxy, and the backends, among which the proxy takes turns with connections. The
-// traffic runs on the nodes themselves, as on the path native.
+// Balancer is a client, a proxy and backends, each on a node of its own. The proxy distributes
+// connections over the backends round-robin. The traffic runs on the nodes themselves, as on the path
+// native.
 type Balancer struct {
-	// Backends that the proxy takes turns with.
+	// Backends is the number of backends.
 	Backends int `json:"backends,omitempty"`
-	// Proxy is HAProxy or one in this program. Left out it is HAProxy where that is installed,
-	// and else the built-in one; the environment of a result says which it was.
+	// Proxy is HAProxy or the proxy in this program. The default is HAProxy if it is installed,
+	// otherwise the built-in one; the environment of a result says which it was.
 	Proxy string `json:"proxy,omitempty"`
-	// NICs of the nodes, where they differ from the variant's profile.
+	// NICs of the nodes, if they differ from the variant's profile.
 	NICs RoleNICs `json:"nics,omitzero"`
 }
 
@@ -373,21 +368,21 @@ const (
 	RoleBackend = "backend"
 )
 
-// RoleNICs are what the NICs of a balancer's nodes have of their own, by role.
+// RoleNICs override the NIC profile of a balancer's nodes by role.
 type RoleNICs struct {
-	// Client is the node of the clients.
+	// Client is for the node of the clients.
 	Client RoleNIC `json:"client,omitzero"`
-	// Proxy is the node of the load balancer.
+	// Proxy is for the node of the proxy.
 	Proxy RoleNIC `json:"proxy,omitzero"`
-	// Backend is every node of a backend.
+	// Backend is for each node of a backend.
 	Backend RoleNIC `json:"backend,omitzero"`
 }
 
-// RoleNIC is what the NICs of nodes in one role have of their own.
+// RoleNIC overrides the NIC profile of nodes with one role.
 type RoleNIC struct {
-	// Rate in place of the NIC profile's.
+	// Rate replaces the rate of the NIC profile.
 	Rate BitRate `json:"rate,omitempty"`
-	// Price of each of the nodes for an hour, in place of the NIC profile's.
+	// Price of each of the nodes per hour; replaces that of the NIC profile.
 	Price Price `json:"price,omitempty"`
 }
 
@@ -396,15 +391,15 @@ type Plain struct{}
 
 // Shapes of a VXLAN overlay.
 const (
-	// ShapeFlannel is a bridge cni0 and one device flannel.1 a node.
+	// ShapeFlannel is a bridge cni0 and one device flannel.1 per node.
 	ShapeFlannel = "flannel"
-	// ShapeCalico has no bridge: a /32 route a pod, proxy ARP, vxlan.calico.
+	// ShapeCalico has no bridge: a /32 route per pod, proxy ARP, vxlan.calico.
 	ShapeCalico = "calico"
 )
 
-// VXLAN is an overlay in the shape of a product.
+// VXLAN is an overlay as a CNI configures it.
 type VXLAN struct {
-	// Shape is flannel for a bridge on each node, calico for routes and no bridge.
+	// Shape selects the CNI: flannel has a bridge on each node, calico has routes and no bridge.
 	Shape string `json:"shape,omitempty"`
 }
 
@@ -414,40 +409,40 @@ type Variant struct {
 	Name string `json:"name"`
 	// Path replaces spec.path.
 	Path *Path `json:"path,omitempty"`
-	// NIC replaces the lab's NIC profile; what it leaves out stays, and has no default.
+	// NIC overrides fields of the lab's NIC profile.
 	NIC *NIC `json:"nic,omitempty"`
-	// Hosts are the ends of the variant's pairs; left out they are the first two hosts.
+	// Hosts selects the hosts of the variant's pairs. The default is the first two hosts.
 	Hosts *Ends `json:"hosts,omitempty"`
-	// Accelerate is what is applied to nodes and pods while the variant runs.
+	// Accelerate are accelerators to apply to nodes and pods while the variant runs.
 	Accelerate []Accelerator `json:"accelerate,omitempty"`
-	// On is the side whose nodes and pods are accelerated; left out it is both, and the node of a
-	// proxy too.
+	// On limits the accelerators to the nodes and pods of one side. The default is both sides, and the
+	// node of a proxy.
 	On string `json:"on,omitempty"`
-	// Tools gives workloads, by name, a tool other than their own, so that a
-	// tool can be compared with another as a variant.
+	// Tools replace the tools of workloads, by their names, so that tools can be compared as
+	// variants.
 	Tools map[string]string `json:"tools,omitempty"`
 	// Versus is the variant to compare with in place of spec.baseline.
 	Versus string `json:"versus,omitempty"`
-	// Switch has commands that change what the variant runs on. Variants without it run on
-	// what was found; those with the same switch share its periods.
+	// Switch has commands that change the machines for the variant. A variant without it runs in the
+	// original state; variants with the same switch share its periods.
 	Switch *Switch `json:"switch,omitempty"`
 }
 
-// Switch is a change that is too expensive to be made for every trial, such as another
-// instance type. A command is a program and its arguments, as a list; it runs where
-// slipstream runs, as the same user and without a shell, and has succeeded if it exits
+// Switch is a change that takes too long to be made for every trial, such as another
+// instance type. Each command is a program and its arguments, as a list. It runs on the machine
+// where slipstream runs, as the same user and without a shell, and has succeeded if it exits
 // with 0.
 type Switch struct {
-	// To is the command that changes what was found into what the variant needs. A
-	// period begins with it, or with the command back of the variant before.
+	// To is the command that makes the change. A period begins with it, or with back of
+	// another variant.
 	To []string `json:"to"`
 	// Back is the command that undoes the change. After a crash it runs even if the change
 	// was made in part, or not at all.
 	Back []string `json:"back"`
 	// Verify is a command that checks whether the change is in force: it exits with 0 if it
-	// is, with 1 if it is not. Without one slipstream trusts the exit codes of the others.
+	// is, with 1 if it is not. Without it slipstream trusts the exit codes of the others.
 	Verify []string `json:"verify,omitempty"`
-	// Settle is how long to wait before a period's first trial, until a machine is up, say.
+	// Settle is how long to wait before a period's first trial, for example until a machine is up.
 	Settle Duration `json:"settle,omitempty"`
 	// Timeout of each command, after which it is killed.
 	Timeout Duration `json:"timeout,omitempty"`
@@ -459,9 +454,9 @@ type Switch struct {
 type Accelerator struct {
 	// RPS spreads received packets over CPUs.
 	RPS *RPS `json:"rps,omitempty"`
-	// RFS takes received packets to the CPU of the application.
+	// RFS moves received packets to the CPU of the application.
 	RFS *RFS `json:"rfs,omitempty"`
-	// Fastpath is the eBPF fast path of VXLAN. It acts on nodes.
+	// Fastpath is the eBPF fast path for VXLAN. It acts on nodes.
 	Fastpath *Fastpath `json:"fastpath,omitempty"`
 }
 
@@ -473,7 +468,7 @@ const (
 
 // Classes of devices that an accelerator acts on.
 const (
-	// DeviceNIC is the device that the overlay's packets leave a node by.
+	// DeviceNIC is the device through which the overlay's packets leave a node.
 	DeviceNIC = "nic"
 	// DeviceOverlay is the VXLAN device.
 	DeviceOverlay = "overlay"
@@ -487,7 +482,7 @@ const (
 const (
 	// CPUsAll is every CPU of the node that is online and not isolated.
 	CPUsAll = "all"
-	// CPUsAllButIRQ leaves out those that take the NIC's interrupts: the
+	// CPUsAllButIRQ leaves out those that handle the NIC's interrupts: the
 	// RPS-7 of the paper, which had four CPUs.
 	CPUsAllButIRQ = "all-but-irq"
 )
@@ -499,32 +494,32 @@ const (
 type RPS struct {
 	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
-	// CPUs that packets are spread over: all, all-but-irq (those that do not take the NIC's
+	// CPUs that packets are spread over: all, all-but-irq (those that do not handle the NIC's
 	// interrupts) or a list such as 0-3,8.
 	CPUs string `json:"cpus"`
 }
 
-// RFS is Receive Flow Steering: the kernel takes a flow's packets to the CPU
+// RFS is Receive Flow Steering: the kernel moves a flow's packets to the CPU
 // that last read from its socket.
 //
 // +kubebuilder:object:generate=true
 type RFS struct {
 	// Devices are the classes of devices whose receive queues are steered.
 	Devices []string `json:"devices"`
-	// CPUs of an RPS mask beside it, for flows that RFS does not know yet.
-	// Empty sets no mask: such flows stay where the interrupt put them.
+	// CPUs of an additional RPS mask, for flows that RFS does not know yet. By default there is
+	// no mask, and such flows stay on the CPU of the interrupt.
 	CPUs string `json:"cpus,omitempty"`
 	// Entries of the machine's socket flow table, a power of two.
 	Entries int `json:"entries,omitempty"`
 }
 
-// Fastpath lets packets of established connections over a VXLAN overlay past the
-// node's bridge, routing and netfilter by eBPF.
+// Fastpath forwards packets of established connections over VXLAN by eBPF, past the
+// node's bridge, routing and netfilter.
 //
 // +kubebuilder:object:generate=true
 type Fastpath struct {
 	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
-	// The fast path skips devices that have one of another kind.
+	// By default the fast path skips devices that have one.
 	//
 	// +optional
 	// +listType=set
@@ -533,7 +528,7 @@ type Fastpath struct {
 	UnseenBy []string `json:"unseenBy,omitempty"`
 }
 
-// What packets of the fast path may be unseen by.
+// Kinds of observers that packets of the fast path may bypass.
 const (
 	// UnseenByTCX are eBPF programs of tcx, at a VXLAN device, a bridge or the egress of a
 	// node's end of a veth.
@@ -569,7 +564,7 @@ const (
 	// IOBlocking has a thread for each connection, which blocks until there is something to read,
 	// or room to write.
 	IOBlocking = "blocking"
-	// IOEpoll has an event loop for all connections of an end: one thread waits for all of them.
+	// IOEpoll has an event loop at each end: one thread waits for all connections.
 	IOEpoll = "epoll"
 )
 
@@ -583,18 +578,18 @@ const (
 type Workload struct {
 	// Name of the workload in results.
 	Name string `json:"name"`
-	// Stream sends as much as it can one way.
+	// Stream sends in one direction, as fast as it can.
 	Stream *Traffic `json:"stream,omitempty"`
-	// PingPong sends one message and waits for it to come back.
+	// PingPong sends one message and waits for the reply, over and over.
 	PingPong *Traffic `json:"pingpong,omitempty"`
-	// UnderLoad sends at a set rate, whatever comes back, and takes the latency of
-	// the replies from when their messages were due.
+	// UnderLoad sends at a fixed rate without waiting for replies. It counts latency from the time
+	// at which a message was due.
 	UnderLoad *Traffic `json:"underload,omitempty"`
-	// Connect opens a connection, exchanges one message each way, and closes.
+	// Connect opens a connection, exchanges one message each way, and closes it.
 	Connect *Traffic `json:"connect,omitempty"`
-	// HTTP asks for an object over and over, or loads a page for each of its users.
+	// HTTP requests an object over and over, or has users that load a page.
 	HTTP *Traffic `json:"http,omitempty"`
-	// Application has an application's own client ask its server, both of which are other programs.
+	// Application runs a real server, such as Redis, and its own benchmark client.
 	Application *Traffic `json:"application,omitempty"`
 	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
@@ -602,50 +597,48 @@ type Workload struct {
 
 // Traffic are the settings of a workload, the same for every kind.
 type Traffic struct {
-	// Protocol of the traffic; connect, http and applications have tcp alone.
+	// Protocol of the traffic. connect, http and application support tcp only.
 	Protocol string `json:"protocol,omitempty"`
-	// IP is the version.
+	// IP is the IP version.
 	IP int `json:"ip,omitempty"`
-	// Size of a message; of an application, of a value; of http, of the object, or of a page's script. Left out it is
-	// 128KiB for a stream (1400 over UDP), 200k for a page, and else 64. The tool and the
+	// Size of a message; for application, of a value; for http, of the object or of a page's script. The default is
+	// 128KiB for a stream (1400 over UDP), 200k for a page, and 64 otherwise. The tool and the
 	// protocol may allow less than the range.
 	Size Bytes `json:"size,omitempty"`
-	// Connections a pair; of connect and http, at a time.
+	// Connections per pair; for connect and http, the number that are open at a time.
 	Connections int `json:"connections,omitempty"`
-	// Rate in messages a second and connection, for underload; 0 is as fast
-	// as it goes. For a page, users a second and pair.
+	// Rate of underload, in messages per second and connection; 0 is as fast as possible. For a
+	// page, the users per second and pair.
 	Rate int `json:"rate,omitempty" unit:"1/s"`
-	// KeepAlive has http ask over the same connection again; else each request makes
-	// one of its own.
+	// KeepAlive reuses connections for http requests. By default each request opens its own.
 	KeepAlive bool `json:"keepAlive,omitempty"`
-	// Requests of http, a pair: the window ends when they are done, and duration is the
-	// longest it may take. 0 is as many as there are in the window.
+	// Requests is the number of http requests per pair: the window ends when they are done, after
+	// duration at the latest. With 0 the window lasts for duration.
 	Requests int `json:"requests,omitempty"`
-	// Page has users load a page, index, script and styles, compressed, over a
-	// connection each. They arrive at the rate, whatever becomes of those before them.
+	// Page makes users load a page (index, script and styles, compressed), each over a
+	// connection of its own. They arrive at the rate, whether or not earlier users are done.
 	Page bool `json:"page,omitempty"`
-	// Image is the size of an image in the page, which is sent uncompressed; left out there is none.
+	// Image is the size of an image in the page, which is sent uncompressed. The default is no image.
 	Image Bytes `json:"image,omitempty"`
-	// Busy has the sender of underload poll the clock between messages, as sockperf
-	// does, where it would sleep else: its CPU is always awake, and has no time for
-	// anybody else.
+	// Busy makes the sender of underload poll the clock between messages, as sockperf
+	// does, instead of sleeping. Its CPU never idles, and no other process can use it.
 	Busy bool `json:"busy,omitempty"`
 	// IO is how the traffic engine reads and writes, at both ends. blocking: a thread for each
-	// connection waits in recv and send, as in iperf 2, Apache or PostgreSQL. epoll: one thread
-	// waits for all connections of an end and never blocks in a call, as in iperf3 before 3.16,
-	// Redis or, with such a thread for each CPU, nginx and this http. Left out it is epoll for
-	// http, else blocking. Another tool has its own way, and connect and the users of a page
-	// have one each.
+	// connection blocks in recv and send, as in iperf 2, Apache and PostgreSQL. epoll: one thread
+	// waits for all connections of an end and never blocks in another call, as in iperf3 before 3.16
+	// and Redis; http has such a thread for each CPU, like nginx. The default is epoll for
+	// http and blocking for the others. Not for other tools, connect and pages, which have one
+	// way each.
 	IO string `json:"io,omitempty"`
-	// Operation that an application is asked for: of redis get or set.
+	// Operation of an application: for redis, get or set.
 	Operation string `json:"operation,omitempty"`
-	// Pipeline is how many requests an application's client has under way on a connection at a time; left
-	// out it is 1.
+	// Pipeline is how many requests an application's client sends on a connection before it waits for
+	// replies.
 	Pipeline int `json:"pipeline,omitempty"`
-	// Warmup runs before the measured window: 1s for a stream, else 500ms.
+	// Warmup is the time before the measured window. The default is 1s for a stream and 500ms otherwise.
 	Warmup Duration `json:"warmup,omitempty"`
 	// Duration is the length of the measured window.
 	Duration Duration `json:"duration"`
-	// Tool that makes the traffic. Not every one can make every kind.
+	// Tool is the program that generates the traffic. Not every tool supports every kind.
 	Tool string `json:"tool,omitempty"`
 }

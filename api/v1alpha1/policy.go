@@ -31,8 +31,8 @@ func AddToScheme(s *runtime.Scheme) error {
 	return nil
 }
 
-// AccelerationPolicy keeps accelerators on, on the nodes that it selects. In a
-// cluster it is an object, on a host without one a file.
+// AccelerationPolicy says which accelerators the agents apply, and to which nodes. In a
+// cluster it is an object, on a host without Kubernetes a file.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -50,7 +50,7 @@ type AccelerationPolicy struct {
 	Status AccelerationPolicyStatus `json:"status,omitzero"`
 }
 
-// AccelerationPolicySpec says what is kept on, and where.
+// AccelerationPolicySpec says which accelerators to apply, and where.
 //
 // +kubebuilder:object:generate=true
 // +kubebuilder:validation:XValidation:rule="(has(self.nodeSelector) && self.nodeSelector.size() > 0) != (has(self.all) && self.all)",message="say which nodes: either nodeSelector with labels that they have, or all: true for every node"
@@ -59,13 +59,13 @@ type AccelerationPolicySpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// All is true for a policy of every node, in place of NodeSelector.
+	// All selects every node, in place of nodeSelector.
 	// +optional
 	All bool `json:"all,omitempty"`
-	// Rollout is how fast the policy, and every change of it, comes to its nodes.
+	// Rollout is how fast the agents roll out the policy, and every change of it.
 	// +optional
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// Accelerate are accelerators as an experiment's variant has them, and vf.
+	// Accelerate are accelerators as in a variant of an experiment, and vf.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
@@ -76,8 +76,8 @@ type AccelerationPolicySpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 536870912))",message="rfs.entries is a power of two up to 536870912"
 	Accelerate []PolicyAccelerator `json:"accelerate"`
-	// Pods select, by their labels and in every namespace, those whose own
-	// interfaces get what accelerate says of the class pod; all of them if absent.
+	// Pods selects, by labels and in every namespace, the pods to whose own interfaces the
+	// accelerators of the device class pod apply. The default is every pod.
 	// +optional
 	Pods *metav1.LabelSelector `json:"pods,omitempty"`
 }
@@ -87,7 +87,7 @@ type AccelerationPolicySpec struct {
 // +kubebuilder:object:generate=true
 type PolicyAccelerator struct {
 	Accelerator `json:",inline"`
-	// VF verifies that packets of the node's NICs take their virtual functions (SR-IOV,
+	// VF verifies that packets use the virtual functions of the node's NICs (SR-IOV,
 	// Accelerated Networking). It changes nothing.
 	VF *VF `json:"vf,omitempty"`
 }
@@ -109,8 +109,8 @@ func (s *AccelerationPolicySpec) Accelerators() (set []Accelerator, vf bool) {
 	return set, vf
 }
 
-// Nodes are those that the policy selects. A policy that does not say which, as one
-// may that a schema without this check let pass, is an error and no node's.
+// Nodes returns a selector of the policy's nodes. It is an error if the policy does not say which
+// nodes, as one that an older schema admitted; such a policy selects none.
 func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
 	switch {
 	case s.All && len(s.NodeSelector) > 0:
@@ -121,8 +121,8 @@ func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
 	return labels.SelectorFromSet(s.NodeSelector), nil
 }
 
-// SelectsNode reports whether the policy selects a node with these labels. It allocates nothing: each agent
-// asks it of every policy, again and again.
+// SelectsNode reports whether the policy selects a node with these labels. It allocates nothing, because each
+// agent often calls it for every policy.
 func (s *AccelerationPolicySpec) SelectsNode(labels map[string]string) bool {
 	if s.All == (len(s.NodeSelector) > 0) {
 		return false
@@ -135,19 +135,19 @@ func (s *AccelerationPolicySpec) SelectsNode(labels map[string]string) bool {
 	return true
 }
 
-// Rollout is how a policy comes to its nodes: to one of them first, then, after each
-// pause without trouble, to as many more as a step has.
+// Rollout is how the agents roll out a policy: to one node first, then, after each pause in which no
+// node fails a health check, to as many more as a step has.
 //
 // +kubebuilder:object:generate=true
 type Rollout struct {
-	// StepPercent is how many of the nodes a step has, in percent, 10 if absent; 100 is
-	// every node at once, with no first one.
+	// StepPercent is the percentage of the nodes that each step adds. The default is 10; with 100 all
+	// nodes get the policy at once.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	StepPercent int `json:"stepPercent,omitempty"`
-	// PauseSeconds is how long the nodes that have it are watched before the next
-	// step, 60 if absent.
+	// PauseSeconds is how long the nodes that have the policy are checked before the next
+	// step. The default is 60.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=86400
@@ -165,7 +165,7 @@ func (s *AccelerationPolicySpec) Steps() (percent int, pause time.Duration) {
 
 // Conditions of an AccelerationPolicy, and their reasons.
 const (
-	// ConditionSelected tells whether the policy is any node's.
+	// ConditionSelected tells whether the policy selects any node.
 	ConditionSelected = "Selected"
 	// ReasonNodes: at least one node is selected and has an agent.
 	ReasonNodes = "Nodes"
@@ -174,25 +174,25 @@ const (
 	// ReasonNoSelector: it has neither nodeSelector nor all: true, or both.
 	ReasonNoSelector = "NoSelector"
 
-	// ConditionRolledOut tells whether the policy's generation is on all its nodes.
+	// ConditionRolledOut tells whether all nodes have the policy's generation.
 	ConditionRolledOut = "RolledOut"
-	// ReasonProgressing: it is on some, and goes on.
+	// ReasonProgressing: some nodes have it, and the rollout continues.
 	ReasonProgressing = "Progressing"
-	// ReasonHalted: it goes to no further node, as one had trouble.
+	// ReasonHalted: no further node gets it, because one failed a health check.
 	ReasonHalted = "Halted"
-	// ReasonComplete: the last of them were watched for a pause as well.
+	// ReasonComplete: all nodes have it, and passed the checks for a pause.
 	ReasonComplete = "Complete"
 )
 
-// AccelerationPolicyStatus is what can be said of a policy without counting
-// nodes: how it fares on each is in the NodeAccelerations.
+// AccelerationPolicyStatus is the state of a policy as far as it takes no count of nodes. The
+// NodeAccelerations have the state on each node.
 //
 // +kubebuilder:object:generate=true
 type AccelerationPolicyStatus struct {
-	// Rollout is how far the policy has come.
+	// Rollout is the progress of the rollout.
 	// +optional
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
-	// Conditions tell whether the policy is any node's, and whether it is on all of them.
+	// Conditions are Selected (whether the policy selects any node) and RolledOut (whether all of them have it).
 	//
 	// +optional
 	// +listType=map
@@ -203,32 +203,32 @@ type AccelerationPolicyStatus struct {
 // MaxFailedNodes bounds RolloutStatus.FailedNodes.
 const MaxFailedNodes = 64
 
-// RolloutStatus is how far one generation of a policy has come. No field is left out when
-// it is written: a patch that merges has to take back what an earlier generation set.
+// RolloutStatus is the progress of the rollout of one generation of a policy. Every field is always
+// written: a merge patch has to overwrite what an earlier generation set.
 //
 // +kubebuilder:object:generate=true
 type RolloutStatus struct {
-	// Generation is that of the policy that this is about.
+	// Generation is the generation of the policy that is being rolled out.
 	Generation int64 `json:"generation"`
 	// Started is when the first node got it, by the clock of the API server.
 	Started metav1.Time `json:"started"`
 	// First is the node that got it before the others; empty if all got it at once.
 	// +optional
 	First string `json:"first"`
-	// Percent of the nodes that have it now, besides the first.
+	// Percent is the percentage of the nodes that have it now, besides the first.
 	Percent int `json:"percent"`
-	// FailedNodes had trouble after they got it, and gave it up. If there is any, the
-	// rollout is halted.
+	// FailedNodes are nodes that failed a health check after they got it, and reverted it. If there is
+	// any, the rollout is halted.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	FailedNodes []string `json:"failedNodes"`
-	// Complete: the last of the nodes were watched for a pause as well.
+	// Complete is true if all nodes have it, and passed the health checks for a pause.
 	// +optional
 	Complete bool `json:"complete"`
 }
 
-// AccelerationPolicyList is a list of them.
+// AccelerationPolicyList is a list of policies.
 //
 // +kubebuilder:object:root=true
 type AccelerationPolicyList struct {
@@ -237,8 +237,8 @@ type AccelerationPolicyList struct {
 	Items           []AccelerationPolicy `json:"items"`
 }
 
-// NodeAcceleration is what an agent has made of the policies on its node, whose
-// name it bears.
+// NodeAcceleration is the state of the policies on one node, as the node's agent reports it. It has the
+// name of the node.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -257,7 +257,7 @@ type NodeAcceleration struct {
 	Status NodeAccelerationStatus `json:"status,omitzero"`
 }
 
-// NodeAccelerationStatus is what the node's agent last saw.
+// NodeAccelerationStatus is the latest report of the node's agent.
 //
 // +kubebuilder:object:generate=true
 type NodeAccelerationStatus struct {
@@ -266,9 +266,9 @@ type NodeAccelerationStatus struct {
 	// +listType=map
 	// +listMapKey=policy
 	Observed []ObservedPolicy `json:"observed,omitempty"`
-	// Settings that are held on the node and in its pods.
+	// Settings is the number of settings that the agent keeps on the node and in its pods.
 	Settings int `json:"settings"`
-	// Verified is how many of the settings read back what was wanted.
+	// Verified is how many of the settings have the value that the agent wrote.
 	Verified int `json:"verified"`
 	// Conditions tell whether the node is as its policies want it.
 	//
@@ -282,10 +282,10 @@ type NodeAccelerationStatus struct {
 const (
 	// ConditionReady tells whether a node is as its policies want it.
 	ConditionReady = "Ready"
-	// ConditionFastpath tells whether a node has the fast path, where a policy wants it.
+	// ConditionFastpath tells whether the fast path runs on a node, if a policy wants it.
 	ConditionFastpath = "Fastpath"
-	// ConditionVF tells whether packets take the virtual functions of a node's NICs, where a
-	// policy verifies that. It is Unknown while nothing tells.
+	// ConditionVF tells whether packets use the virtual functions of a node's NICs, if a
+	// policy verifies that.
 	ConditionVF = "VF"
 )
 
@@ -295,37 +295,37 @@ type State string
 
 // States of a policy on one node.
 const (
-	// StateApplied: all that it wants here reads back.
+	// StateApplied: every setting has the value that the policy wants.
 	StateApplied State = "applied"
-	// StatePending: nothing is wrong, and nothing is there to be set.
+	// StatePending: nothing is wrong, but there is nothing to set yet.
 	StatePending State = "pending"
-	// StateFailed: it was refused, or not all of it reads back.
+	// StateFailed: the agent refused the policy, or some settings have other values.
 	StateFailed State = "failed"
 )
 
 // Reasons of a policy's state on a node, and of the node's condition Ready.
 const (
-	// ReasonApplied: all that is wanted reads back.
+	// ReasonApplied: every setting has the value that the policies want.
 	ReasonApplied = "Applied"
-	// ReasonNoPolicy: no policy selects the node, and it is as it was found.
+	// ReasonNoPolicy: no policy selects the node, and it has its original settings.
 	ReasonNoPolicy = "NoPolicy"
 	// ReasonNoDevice: the node has no device of the classes named, or no pod that
 	// is selected.
 	ReasonNoDevice = "NoDevice"
-	// ReasonWaiting: the policy's rollout has not come to the node.
+	// ReasonWaiting: the policy's rollout has not reached the node.
 	ReasonWaiting = "Waiting"
-	// ReasonRolledBack: the node had trouble after it got the policy, and gave it up.
+	// ReasonRolledBack: the node failed a health check after it got the policy, and reverted it.
 	ReasonRolledBack = "RolledBack"
 	// ReasonConflict: an earlier policy wants the same setting at another value.
 	ReasonConflict = "Conflict"
 	// ReasonInvalid: the policy contradicts itself.
 	ReasonInvalid = "Invalid"
-	// ReasonImpossible: this machine cannot do it, as with CPUs that it lacks.
+	// ReasonImpossible: this machine cannot do it, for example because it lacks a CPU that is named.
 	ReasonImpossible = "Impossible"
-	// ReasonHeld: somebody else, such as an experiment, holds a setting at
+	// ReasonHeld: another process, such as an experiment, holds a setting at
 	// another value.
 	ReasonHeld = "Held"
-	// ReasonNotVerified: the kernel made something else of what was written.
+	// ReasonNotVerified: a setting has another value than the agent wrote.
 	ReasonNotVerified = "NotVerified"
 	// ReasonError: something on the node failed.
 	ReasonError = "Error"
@@ -334,40 +334,40 @@ const (
 	ReasonAttached = "Attached"
 	// ReasonSkipped: the fast path skips some devices that it does not support.
 	ReasonSkipped = "Skipped"
-	// ReasonVFUsed: packets take the virtual functions (VFs) of all NICs that may have one.
+	// ReasonVFUsed: packets use the virtual functions (VFs) of all NICs that can have one.
 	ReasonVFUsed = "VFUsed"
-	// ReasonVFPresent: a VF is up, and no window has told yet whether packets take it.
+	// ReasonVFPresent: a VF is up, and it is not known yet whether packets use it.
 	ReasonVFPresent = "VFPresent"
-	// ReasonVFIdle: a VF is up, and packets do not take it.
+	// ReasonVFIdle: a VF is up, and packets do not use it.
 	ReasonVFIdle = "VFIdle"
-	// ReasonVFAbsent: a NIC has no VF that packets can take.
+	// ReasonVFAbsent: a NIC has no VF that packets can use.
 	ReasonVFAbsent = "VFAbsent"
 	// ReasonVFWithdrawn: a NIC has lost a VF that was up.
 	ReasonVFWithdrawn = "VFWithdrawn"
 )
 
-// ObservedPolicy is one policy on one node.
+// ObservedPolicy is the state of one policy on one node.
 //
 // +kubebuilder:object:generate=true
 type ObservedPolicy struct {
 	// Policy is the name of the policy.
 	Policy string `json:"policy"`
-	// Generation of the policy that this is about.
+	// Generation of the policy that the state is about.
 	Generation int64 `json:"generation"`
 	State      State `json:"state"`
-	// Reason is why it is in the state.
+	// Reason is why the policy is in this state.
 	Reason string `json:"reason"`
-	// Message is the same in a sentence.
+	// Message explains the reason in a sentence.
 	//
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Settings that the policy accounts for.
+	// Settings is the number of settings that the policy wants.
 	Settings int `json:"settings"`
-	// Verified is how many of the settings read back what was wanted.
+	// Verified is how many of the settings have the value that the agent wrote.
 	Verified int `json:"verified"`
 }
 
-// NodeAccelerationList is a list of them.
+// NodeAccelerationList is a list of NodeAccelerations.
 //
 // +kubebuilder:object:root=true
 type NodeAccelerationList struct {

@@ -123,7 +123,7 @@ func (r *reader) policy(f *policyFile) {
 			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
 		}
 		if a.VF != nil && vf {
-			r.fail(at+".vf", "is there already")
+			r.fail(at+".vf", "is listed twice")
 		}
 		vf = vf || a.VF != nil
 		list[i] = a.Accelerator

@@ -66,7 +66,7 @@ func TestPriceErrors(t *testing.T) {
 		{"0.5 EUR", "EUR 0.5", `spec.target.lab.nic.price: must be an amount and its currency such as 0.085 USD, is "EUR 0.5"`},
 		{"2.25 EUR", "-1 EUR", `spec.variants[1].nic.price: must be an amount and its currency such as 0.085 USD, is "-1 EUR"`},
 		{"2.25 EUR", "0.0 EUR", "spec.variants[1].nic.price: must be above 0; what has no price is left out of the comparison"},
-		{"2.25 EUR", "2.25 USD", "spec.variants[1].nic.price: must be in EUR, as spec.target.lab.nic.price is, is in USD: prices are compared as they stand"},
+		{"2.25 EUR", "2.25 USD", "spec.variants[1].nic.price: must be in EUR, as spec.target.lab.nic.price is, is in USD: slipstream does not convert currencies"},
 		{"0.125 EUR", "0.125 CHF", "spec.variants[2].path.balancer.nics.backend.price: must be in EUR, as spec.target.lab.nic.price is, is in CHF"},
 	} {
 		text := strings.Replace(priced, c.old, c.new, 1)

@@ -32,7 +32,7 @@ func TestPublished(t *testing.T) {
 		"{" + cell + ", versus: vxlan, interval: [0.81, 0.92]}":                  "",
 
 		"{" + cell + "}": "spec.published[0]: must have a value, a ratio or, for a range of ratios, an interval, has none",
-		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: must not stand beside a value: a figure is one or the other",
+		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: must not be set with a value: a figure is one or the other",
 		"{" + strings.Replace(cell, "Table 1", "' '", 1) + ", ratio: 1, versus: vxlan}":        "spec.published[0].figure: must not be empty",
 		"{" + cell + ", value: 4118}":                                                          `spec.published[0].value: must be a number and its unit such as 4118 Mb/s or 72.9 µs, is "4118"`,
 		"{" + cell + ", ratio: 1.08}":                                                          "spec.published[0].versus: is missing",

@@ -112,7 +112,7 @@ spec:
 	}
 	for _, c := range []struct{ old, new, want string }{
 		{", labels: {type: large}", "", "spec.variants[1].hosts: needs one host with the labels of client and another with those of server; one with type=large is missing"},
-		{", {name: b, price: 0.1 USD}, {name: c, labels: {type: large}, price: 0.3 USD}", "", "spec.target.hosts: must have two hosts at least, one for clients and one for servers, has one"},
+		{", {name: b, price: 0.1 USD}, {name: c, labels: {type: large}, price: 0.3 USD}", "", "spec.target.hosts: must have at least two hosts, one for clients and one for servers, has one"},
 		{"0.3 USD", "'0.3'", `spec.target.hosts[2].price: must be an amount and its currency such as 0.085 USD, is "0.3"`},
 	} {
 		_, err := Parse("test.yaml", []byte(strings.Replace(onHosts, c.old, c.new, 1)), nil)

@@ -82,7 +82,7 @@ func TestSwitchErrors(t *testing.T) {
 	const on = "switch: {to: [on], back: [off]}"
 	for variants, want := range map[string]string{
 		"[{name: a}, {name: b}]":                         "spec.trialsPerPeriod: is 2, but no variant has a switch, so there are no periods: spec.runs says how often each trial runs",
-		"[{name: a, " + on + "}, {name: b, " + on + "}]": "spec.variants: must have one without a switch or with another one: all have the same switch, so nothing is compared across it",
+		"[{name: a, " + on + "}, {name: b, " + on + "}]": "spec.variants: must have one without a switch or with another one: all have the same switch, so the experiment does not compare it with anything",
 	} {
 		_, err := Parse("experiment.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
 kind: Experiment

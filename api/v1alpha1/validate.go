@@ -332,7 +332,7 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	switch {
 	case r.malformedNear(path):
 	case r.has(path+".value") && r.has(path+".ratio"):
-		r.fail(path+".ratio", "must not stand beside a value: a figure is one or the other")
+		r.fail(path+".ratio", "must not be set with a value: a figure is one or the other")
 	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
 		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
 	}
@@ -447,7 +447,7 @@ func (r *reader) price(path string, p Price) {
 	case r.currency == "":
 		r.currency, r.currencyOf = currency, path
 	case currency != r.currency:
-		r.fail(path, "must be in %s, as %s is, is in %s: prices are compared as they stand", r.currency, r.currencyOf, currency)
+		r.fail(path, "must be in %s, as %s is, is in %s: slipstream does not convert currencies", r.currency, r.currencyOf, currency)
 	}
 }
 
@@ -458,11 +458,11 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 		}
 	}
 	if at := path + ".serverNode"; r.set(at) && k.ServerNode == k.ClientNode {
-		r.fail(at, "must be another node than clientNode, is the same: traffic within a node meets no overlay")
+		r.fail(at, "must be another node than clientNode, is the same: traffic within a node does not cross an overlay")
 	}
 	for key, value := range k.NodeSelector {
 		if at := join(path+".nodeSelector", key); len(validation.IsQualifiedName(key)) > 0 {
-			r.fail(at, "must have a label of nodes for its name, is %q", key)
+			r.fail(at, "must have the name of a node label as key, is %q", key)
 		} else {
 			r.valid(at, value, validation.IsValidLabelValue, "the value of a label")
 		}
@@ -480,7 +480,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 
 func (r *reader) hosts(path string, hosts []Host) {
 	if len(hosts) < 2 {
-		r.fail(path, "must have two hosts at least, one for clients and one for servers, has one")
+		r.fail(path, "must have at least two hosts, one for clients and one for servers, has one")
 	}
 	seen := map[string]string{}
 	for i, h := range hosts {
@@ -491,7 +491,7 @@ func (r *reader) hosts(path string, hosts []Host) {
 		}
 		for field, text := range map[string]string{"address": h.Address, "user": h.User} {
 			if r.set(at + "." + field) {
-				r.matches(at+"."+field, text, loginName, "without spaces, and not begin with -")
+				r.matches(at+"."+field, text, loginName, "without spaces or a leading -")
 			}
 		}
 		if r.set(at + ".port") {
@@ -548,7 +548,7 @@ func (r *reader) path(path string, on Target, p *Path) {
 	switch {
 	case len(chosen(on.choices())) > 1: // that is the problem, and noted
 	case p.Address != "" && on.Hosts == nil:
-		r.fail(path+".address", "is for hosts, by the addresses that each is given")
+		r.fail(path+".address", "is for the target hosts: it names one of each host's addresses")
 	case p.Native == nil && p.Address == "" && on.Hosts != nil:
 		name, _, _ := strings.Cut(p.String(), "/")
 		r.fail(path+"."+name, "hosts have no such path; they have native, and address for their further addresses")
@@ -560,7 +560,7 @@ func (r *reader) path(path string, on Target, p *Path) {
 	case p.Pod != nil && on.Lab != nil:
 		r.fail(path+".pod", "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed, ebpf, bridge, service and balancer")
 	case p.Native != nil && on.Kubernetes != nil && on.Kubernetes.Unprivileged:
-		r.fail(path+".native", "needs the host network, which unprivileged pods do not get")
+		r.fail(path+".native", "needs the host network, which unprivileged pods cannot use")
 	}
 	if p.VXLAN != nil {
 		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
@@ -597,9 +597,9 @@ func (r *reader) balanced(e *Experiment) {
 			lasting := w.Connect == nil && w.HTTP == nil
 			switch {
 			case t.Protocol == "udp":
-				r.fail(at+".protocol", "must be tcp where a variant has the path balancer, which takes turns with connections")
+				r.fail(at+".protocol", "must be tcp if a variant has the path balancer, which distributes connections")
 			case t.Tool != ToolNative && t.Tool != ToolAB:
-				r.fail(at, "%s would be led to several servers by the balancer of %s, and its connections belong to one; choose native or ab", t.Tool, v.Name)
+				r.fail(at, "%s needs a single server, and the balancer of %s has several; choose native or ab", t.Tool, v.Name)
 			case lasting && b.Backends > 0 && t.Connections%b.Backends != 0:
 				r.fail(at+".connections", "must be a multiple of %d, the backends of %s, so that each has as many; is %d", b.Backends, v.Name, t.Connections)
 			default:
@@ -654,7 +654,7 @@ func (r *reader) runs(path string, n Runs) {
 		}
 	default:
 		if n.Max < AutoFirstBlocks {
-			r.fail(path+".auto.max", "must be at least %d, the blocks before the first look, is %d", AutoFirstBlocks, n.Max)
+			r.fail(path+".auto.max", "must be at least %d, the blocks of the pilot, is %d", AutoFirstBlocks, n.Max)
 		}
 		r.share(path+".auto.width", n.Width)
 	}
@@ -766,7 +766,7 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	r.io(path, kind, t)
 	r.application(path, kind, t)
 	if t.Busy && (kind != "underload" || t.Rate == 0) {
-		r.fail(path+".busy", "is for underload at a set rate only: nothing else waits for a clock")
+		r.fail(path+".busy", "is only for underload with a rate: no other workload waits for the clock")
 	}
 	if r.given(path + ".duration") {
 		r.positive(path+".duration", t.Duration)
@@ -781,11 +781,11 @@ func (r *reader) io(path, kind string, t *Traffic) {
 	why := ""
 	switch {
 	case kind == "connect":
-		why = "is not for connect, which has a thread for each connection"
+		why = "is not for connect, which always has a thread for each connection"
 	case t.Page:
-		why = "is not for a page: its users have a connection each, and its server an event loop"
+		why = "is not for a page: each user has a connection, and the server an event loop"
 	case t.Tool != ToolNative && t.Tool != ToolAB: // the engine answers ab
-		why = fmt.Sprintf("is for the traffic engine: %s has a way of its own", t.Tool)
+		why = fmt.Sprintf("is only for the traffic engine: %s reads and writes in its own way", t.Tool)
 	}
 	if why != "" {
 		if r.set(path + ".io") {
@@ -865,7 +865,7 @@ func (r *reader) http(path, kind string, t *Traffic) {
 		"connections": t.Connections > 1,
 	} {
 		if set {
-			r.fail(path+"."+field, "is not for a page: its users have a connection each, and keep it for all of the page")
+			r.fail(path+"."+field, "is not for a page: each user loads it over one connection")
 		}
 	}
 }
@@ -885,14 +885,14 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		r.nic(path+".nic", *v.NIC)
 		switch {
 		case target.Kubernetes != nil:
-			r.fail(path+".nic", "is for a lab; the NICs of a cluster are what they are")
+			r.fail(path+".nic", "is for a lab; slipstream cannot change the NICs of a cluster")
 		case target.Hosts != nil:
-			r.fail(path+".nic", "is for a lab; the NICs of hosts are what they are")
+			r.fail(path+".nic", "is for a lab; slipstream cannot change the NICs of hosts")
 		}
 	}
 	r.ends(path, e, v)
 	if len(v.Accelerate) > 0 && target.Kubernetes != nil && target.Kubernetes.Unprivileged {
-		r.fail(path+".accelerate", "needs a privileged pod a node, which unprivileged rules out")
+		r.fail(path+".accelerate", "needs a privileged pod on each node, which unprivileged excludes")
 	}
 	for i := range v.Accelerate {
 		a := &v.Accelerate[i]
@@ -959,7 +959,7 @@ func (r *reader) switched(e *Experiment) {
 		}
 		return
 	case len(e.States()) == 1 && len(s.Variants) > 0:
-		r.fail("spec.variants", "must have one without a switch or with another one: all have the same switch, so nothing is compared across it")
+		r.fail("spec.variants", "must have one without a switch or with another one: all have the same switch, so the experiment does not compare it with anything")
 	}
 	switch {
 	case !r.set("spec.runs"):
@@ -1021,14 +1021,14 @@ func (r *reader) rfs(path string, on Path, a *RFS, taken *settings) {
 		r.cpus(path+".cpus", a.CPUs)
 		for i, d := range a.Devices {
 			if first, ok := taken.masks[d]; ok {
-				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s has its mask from %s already", d, first)
+				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s already has a mask from %s", d, first)
 			}
 			taken.masks[d] = path
 		}
 	}
 	r.entries(path+".entries", a.Entries)
 	if taken.entries != 0 && a.Entries != taken.entries {
-		r.fail(path+".entries", "must be %d, as the variant has set it: the machine has one table", taken.entries)
+		r.fail(path+".entries", "must be %d, as set before in this variant: the machine has only one table", taken.entries)
 	}
 	taken.entries = a.Entries
 }
@@ -1039,7 +1039,7 @@ func (r *reader) fastpath(path string, f *Fastpath, on Path, before []Accelerato
 		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
 	}
 	if slices.ContainsFunc(before, func(a Accelerator) bool { return a.Fastpath != nil }) {
-		r.fail(path, "is there already")
+		r.fail(path, "is listed twice")
 	}
 	seen := make(map[string]string)
 	for i, kind := range f.UnseenBy {
@@ -1104,11 +1104,11 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	case tool == ToolLatte && (e.Spec.Target.Lab != nil || e.Spec.Target.Hosts != nil):
 		r.fail(path, "latte is for nodes that run Windows, and those of a lab and hosts run Linux; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
-		r.fail(path, "ab asks for one object, and loads no page")
+		r.fail(path, "ab requests a single object, not a page; choose native")
 	case tool == ToolNginx && t.Page:
-		r.fail(path, "wrk asks nginx for one object, and loads no page")
+		r.fail(path, "wrk requests a single object from nginx, not a page; choose native")
 	case tool == ToolNginx && t.Requests > 0:
-		r.fail(path, "wrk asks nginx for a time, not for a number of requests; choose native or ab")
+		r.fail(path, "wrk runs for a time, not for a number of requests; choose native or ab")
 	}
 }
 
@@ -1117,7 +1117,7 @@ func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffi
 	switch {
 	case on.Service == nil:
 	case tool == ToolQperf:
-		r.fail(path, "qperf opens a second port on its server, where a service does not lead to; choose another tool")
+		r.fail(path, "qperf opens a second port on its server, which a service does not forward; choose another tool")
 	case e.Spec.Target.Lab != nil && t.Protocol == "udp" && tool != ToolNative:
 		r.fail(path, "%s answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose %s", tool, ToolNative)
 	}

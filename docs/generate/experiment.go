@@ -45,9 +45,9 @@ func experimentPage(b *bytes.Buffer) error {
 	if err != nil {
 		return err
 	}
-	head(b, "The experiment file", "api/v1alpha1", `What `+"`slipstream run`"+` reads and `+"`slipstream validate`"+` checks. The presets are examples: [demo](../../examples/demo.yaml).
-Editors check and complete the file by its [JSON Schema](experiment.schema.json) if the first line names that, by its path
-from the file:
+	head(b, "The experiment file", "api/v1alpha1", "`slipstream run` runs the experiment in such a file, and `slipstream validate` checks it."+` The presets are examples: [demo](../../examples/demo.yaml).
+Editors check and complete the file by its [JSON Schema](experiment.schema.json) if its first line has the path of the schema,
+relative to the file:
 
     # yaml-language-server: $schema=../docs/reference/experiment.schema.json`)
 	return newPage(b, defaults).tables("", s)

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command generate writes docs/reference from the source: the JSON Schema of the experiment
-// file, and the fields, commands and metrics that the documents need not repeat. It is run
-// by make generate, in the root of the repository, and needs Linux because some commands do.
+// Command generate writes the generated pages of docs/reference: the JSON Schema of the experiment
+// file, and tables of fields, commands and metrics. make generate runs it, in the root of the repository.
+// It needs Linux because some commands do.
 package main
 
 import (
@@ -22,8 +22,8 @@ func main() {
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"experiment.schema.json": experimentSchema,
 		"experiment.md":          experimentPage,
-		"accelerationpolicy.md":  resourcePage("accelerationpolicies.yaml", "What the agents of a cluster keep applied. The file of an agent on a host without Kubernetes has the same fields, except those that\nselect nodes and pods."),
-		"nodeacceleration.md":    resourcePage("nodeaccelerations.yaml", "What the agent of a node reports, in an object that has the node's name."),
+		"accelerationpolicy.md":  resourcePage("accelerationpolicies.yaml", "A policy says which accelerators the agents of a cluster apply, and to which nodes. On a host without Kubernetes the agent's policy file\nhas the same fields, except those that select nodes and pods."),
+		"nodeacceleration.md":    resourcePage("nodeaccelerations.yaml", "The agent of each node reports the state of the policies on its node, in an object with the node's name."),
 		"results.md":             resultsPage,
 		"commands.md":            commandsPage,
 		"metrics.md":             metricsPage,

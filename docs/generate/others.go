@@ -76,19 +76,19 @@ func running(s *jsonschema.Schema, name string) {
 }
 
 func resultsPage(b *bytes.Buffer) error {
-	head(b, "The results folder", "internal/record and internal/stats", fmt.Sprintf(`A run, or an import, leaves a folder NAME-TIMESTAMP below `+"`results`"+`:
+	head(b, "The results folder", "internal/record and internal/stats", fmt.Sprintf(`A run or an import creates a folder NAME-TIMESTAMP in `+"`results`"+`:
 
 | file | content |
 |---|---|
 | `+"`experiment.yaml`"+` | [the experiment file](experiment.md) with every default |
-| `+"`environment.json`"+` | what the run ran on: [fields](#environmentjson) |
-| `+"`trials.jsonl`"+` | a line for each trial: [fields](#trialsjsonl) |
-| `+"`switched.json`"+` | the variant whose [switch](../how-to/switch.md) is made, while one is |
+| `+"`environment.json`"+` | the machines and versions: [fields](#environmentjson) |
+| `+"`trials.jsonl`"+` | one line for each trial: [fields](#trialsjsonl) |
+| `+"`switched.json`"+` | the variant whose [switch](../how-to/switch.md) is in force, while one is |
 | `+"`summary.json`"+` | every comparison and its verdict: [fields](#summaryjson) |
 | `+"`summary.csv`, `report.html`"+` | the comparisons as a table, and the report as one page |
 
-This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Metrics](#metrics), [warnings](#warnings) and
-[errors of HTTP](#errors-of-http) are explained at the end of this page.`, record.SchemaVersion))
+This is version %d of the format (`+"`schemaVersion`"+` in environment.json). The end of this page explains the
+[metrics](#metrics), the [warnings](#warnings) and the [errors of HTTP](#errors-of-http).`, record.SchemaVersion))
 	p := newPage(b, always)
 	for _, file := range []struct {
 		name string
@@ -108,14 +108,14 @@ This is version %d of the format, `+"`schemaVersion`"+` in environment.json. [Me
 	b.WriteString(`
 ## Time series
 
-` + "`series`" + ` of a trial is, for each node, a text: base64 of a raw DEFLATE stream (RFC 1951) of unsigned varints, which
+A trial has a ` + "`series`" + ` for each node. It is base64 of a raw DEFLATE stream (RFC 1951) of unsigned varints, which
 have seven bits in each byte, the lowest first, and the eighth bit set in all bytes but the last. They are:
 
-1. the number of readings, and for each the µs since the one before, for the first since the window was to begin;
-2. the number of NICs, and for each the length of its name, the name, and the bytes that were received and those that
-   were sent in each interval between two readings;
+1. the number of readings, and for each the µs since the previous one, for the first since the scheduled start of the window;
+2. the number of NICs, and for each the length of its name, the name, and the bytes that it received and those that it
+   sent in each interval between two readings;
 3. the number of CPUs, and for each its number, and its idle time and its softirq time in each interval, in units of
-   10 ms. A node that shares a machine with one that comes before it has none.
+   10 ms. If several nodes share a machine, only the first has CPUs.
 `)
 	return constants(b, "internal/record/record.go")
 }
@@ -193,7 +193,7 @@ func commandTree(b *bytes.Buffer, c *cobra.Command) error {
 }
 
 func metricsPage(b *bytes.Buffer) error {
-	head(b, "Metrics of the agent", "internal/agent", "What the agent serves at `/metrics`, besides the metrics of its Go runtime and process.")
+	head(b, "Metrics of the agent", "internal/agent", "The agent serves these at `/metrics`, in addition to the metrics of its Go runtime and process.")
 	fmt.Fprint(b, "\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, m := range agent.MetricsReference() {
 		labels := strings.Join(m.Labels, "`, `")

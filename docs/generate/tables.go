@@ -62,16 +62,29 @@ func annotate(s *jsonschema.Schema, defs jsonschema.Definitions, t reflect.Type)
 // marker is a line of a comment that is for a tool.
 var marker = regexp.MustCompile(`(?m)^\+.*\n?`)
 
-// prose is a Go comment as running text. If it begins with Go's name of a field, it has the
-// written one instead.
+// prose is a Go comment as running text, for a field of that name. Go's comments begin with the name
+// of what they describe, which the table has in another column: "Name is" is left out.
 func prose(comment, name string) string {
 	text := strings.Join(strings.Fields(marker.ReplaceAllString(comment, "")), " ")
 	first := word.FindString(text)
-	if name != "" && strings.EqualFold(first, strings.NewReplacer("-", "", "_", "").Replace(name)) {
-		return "`" + name + "`" + text[len(first):]
+	if name == "" || !strings.EqualFold(first, strings.NewReplacer("-", "", "_", "").Replace(name)) {
+		return text
 	}
-	return text
+	rest := text[len(first):]
+	if m := copula.FindString(rest); m != "" {
+		return strings.ToUpper(rest[len(m):len(m)+1]) + rest[len(m)+1:]
+	}
+	if strings.ToLower(name) == name && !strings.ContainsAny(name, "_-") && noun.MatchString(rest) {
+		return first + rest
+	}
+	return "`" + name + "`" + rest
 }
+
+var (
+	copula = regexp.MustCompile(`^ (is|are) `)
+	// noun matches what follows a name that is not the subject of a verb.
+	noun = regexp.MustCompile(`^( (of|that|to|by|in|on|per|who|where) |[.,:])`)
+)
 
 var word = regexp.MustCompile(`^\w+`)
 

@@ -399,8 +399,8 @@ func TestVerificationGivesWay(t *testing.T) {
 	}
 }
 
-// An agent that ends leaves everything; the next adopts what is still wanted and
-// puts back what is not.
+// An agent that ends leaves its settings; the next one adopts those that are still wanted and
+// restores the others.
 func TestAdopt(t *testing.T) {
 	p := newPlace(t)
 	p.nic()

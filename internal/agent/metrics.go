@@ -32,20 +32,20 @@ func newMetrics() *metrics {
 	}
 	return &metrics{
 		set:       counter("settings_set", "Settings that were written because a policy wants them."),
-		repaired:  counter("settings_repaired", "Settings that somebody else had changed and that were written again."),
-		reverted:  counter("settings_reverted", "Settings that were put back to what was found."),
-		errors:    counter("errors", "Passes over the node, and visits to pods, that failed."),
-		messages:  counter("link_messages", "Messages of the kernel about the node's links."),
-		overruns:  counter("link_overruns", "Times that messages were lost, and everything was listed anew."),
+		repaired:  counter("settings_repaired", "Settings that something else had changed, and that the agent wrote again."),
+		reverted:  counter("settings_reverted", "Settings that the agent restored to their original values."),
+		errors:    counter("errors", "Failed passes over the node, and failed changes in pods."),
+		messages:  counter("link_messages", "Netlink messages about the node's links."),
+		overruns:  counter("link_overruns", "Times that netlink messages were lost, and the agent listed all links again."),
 		missed:    counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
 		withdrawn: counter("vf_withdrawals", "Times that a NIC lost a virtual function that was up, also if it came back. Counted while a policy has vf."),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "slipstream_last_verified_timestamp_seconds", Help: "When all that the node's own devices are to have was last read back."}),
+			Name: "slipstream_last_verified_timestamp_seconds", Help: "When the settings of the node's own devices were last verified."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "slipstream_pod_latency_seconds", Help: "From the first message about a pod's veth to its interface being accelerated.",
+			Name: "slipstream_pod_latency_seconds", Help: "Time from the first netlink message about a pod's veth until its interface is accelerated.",
 			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 5, 30}}),
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "slipstream_pass_duration_seconds", Help: "How long a pass took, over the whole node or over new devices and pods only.",
+			Name: "slipstream_pass_duration_seconds", Help: "Duration of a pass, over the whole node or over new devices and pods only.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1}}, []string{"kind"}),
 	}
 }
@@ -65,18 +65,18 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	policySettings = newDesc("slipstream_policy_settings", "Settings that a policy accounts for.", "policy")
-	policyVerified = newDesc("slipstream_policy_settings_verified", "Settings of a policy that read back what was wanted.", "policy")
-	policyState    = newDesc("slipstream_policy_state", "1 for the state that a policy is in on this node.", "policy", "state")
-	nodeDevices    = newDesc("slipstream_devices", "Devices of the node that are of a class.", "class")
-	nodePods       = newDesc("slipstream_pods", "Network namespaces of pods that are followed.")
+	policySettings = newDesc("slipstream_policy_settings", "Settings that a policy wants.", "policy")
+	policyVerified = newDesc("slipstream_policy_settings_verified", "Settings of a policy that have the value that the agent wrote.", "policy")
+	policyState    = newDesc("slipstream_policy_state", "1 for the current state of a policy on this node, 0 for the others.", "policy", "state")
+	nodeDevices    = newDesc("slipstream_devices", "Devices of the node by class.", "class")
+	nodePods       = newDesc("slipstream_pods", "Pods whose network namespaces the agent knows.")
 	fastUp         = newDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.")
 	fastHooks      = newDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.")
 	fastSkipped    = newDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.")
-	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by the path that they take now: fast or slow.", "path")
+	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by their current path: fast or slow.", "path")
 	fastPackets    = newDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", "reason")
-	vfState        = newDesc("slipstream_vf_state", "1 for the current state of a NIC's virtual function, 0 for the others: used, present, idle, absent or withdrawn. There while a policy has vf.", "nic", "state")
-	podsMissing    = newDesc("slipstream_pods_missing", "Those of them that could not be found.")
+	vfState        = newDesc("slipstream_vf_state", "1 for the current state of a NIC's virtual function, 0 for the others: used, present, idle, absent or withdrawn. Present while a policy has vf.", "nic", "state")
+	podsMissing    = newDesc("slipstream_pods_missing", "Pods whose network namespaces the agent could not find.")
 )
 
 // Describe makes an agent a prometheus.Collector.

@@ -2,18 +2,18 @@ package record
 
 import "fmt"
 
-// NIC is what a guest knows of one of its network cards: what it is, what drives it, and,
-// where it may have one, its virtual function.
+// NIC is what a guest can see of one of its network cards: its type, its driver and, if it can have
+// one, its virtual function.
 type NIC struct {
-	// Type is synthetic (of Hyper-V), failover (virtio with a virtual function), paravirtual,
+	// Type of the card: synthetic (of Hyper-V), failover (virtio with a virtual function), paravirtual,
 	// vf or device.
 	Type     string `json:"type"`
 	Driver   string `json:"driver"`             // driver of the device
-	Firmware string `json:"firmware,omitempty"` // firmware, where the driver tells it
+	Firmware string `json:"firmware,omitempty"` // version of the firmware, if the driver reports it
 	PCI      string `json:"pci,omitempty"`      // vendor and device of the PCI function
 	RxQueues int    `json:"rx_queues"`          // receive queues in use
 	TxQueues int    `json:"tx_queues"`          // transmit queues in use
-	// VF of a synthetic or failover device; such a device has one or could have one.
+	// VF is the virtual function that a synthetic or failover device has or could have.
 	VF *VF `json:"vf,omitempty"`
 }
 
@@ -33,13 +33,13 @@ type VF struct {
 	Function string `json:"function,omitempty"`
 	// Driver of the function; empty if it is missing.
 	Driver string `json:"driver,omitempty"`
-	Needs  string `json:"needs,omitempty"`  // driver that the function needs, where it is known
+	Needs  string `json:"needs,omitempty"`  // driver that the function needs, if it is known
 	Device string `json:"device,omitempty"` // network device of the function
-	Bonded bool   `json:"bonded"`           // whether the NIC has the device below it
+	Bonded bool   `json:"bonded"`           // whether the device is bonded to the NIC
 	Up     bool   `json:"up"`               // whether the device is up and has a carrier
 }
 
-// Present tells whether packets can take the virtual function.
+// Present reports whether packets can use the virtual function.
 func (v VF) Present() bool { return v.Bonded && v.Up }
 
 func (v VF) String() string {
@@ -60,22 +60,22 @@ func (v VF) String() string {
 	return fmt.Sprintf("VF %s (%s) up", v.Device, v.Driver)
 }
 
-// VFUse is which way the packets of a synthetic or failover device took over the measured
-// window.
+// VFUse counts the packets of a synthetic or failover device over the measured window, and those that
+// used its virtual function.
 type VFUse struct {
 	Place string `json:"place"`        // namespace of the device
 	NIC   string `json:"nic"`          // name of the device
 	VF    string `json:"vf,omitempty"` // device of the virtual function, if there was one at an edge of the window
-	// RxPackets are those that the NIC received on either way. This and the next three are
-	// 0 where unknown is set.
+	// RxPackets is the number of all received packets. This and the next three are
+	// 0 if unknown is set.
 	RxPackets   uint64 `json:"rx_packets"`
-	TxPackets   uint64 `json:"tx_packets"`    // packets sent on either way
+	TxPackets   uint64 `json:"tx_packets"`    // all sent packets
 	VFRxPackets uint64 `json:"vf_rx_packets"` // packets received through the virtual function
 	VFTxPackets uint64 `json:"vf_tx_packets"` // packets sent through the virtual function
-	// Unknown says why nothing is known of the packets; empty if it is.
+	// Unknown is the reason if the packets could not be counted; otherwise empty.
 	Unknown string `json:"unknown,omitempty"`
-	// Change of the virtual function in the window: withdrawn, interrupted (it went and came
-	// back) or added; empty if there was none.
+	// Change of the virtual function in the window: withdrawn, interrupted (withdrawn and back
+	// again) or added; empty if there was none.
 	Change string `json:"change,omitempty"`
 	Up     bool   `json:"up"` // whether the virtual function was up at both edges of the window
 }
@@ -87,7 +87,7 @@ const (
 	VFAdded       = "added"
 )
 
-// Packets in both directions, and how many of them took the virtual function.
+// Packets returns the packets in both directions, and how many of them used the virtual function.
 func (u VFUse) Packets() (all, vf uint64) {
 	return u.RxPackets + u.TxPackets, u.VFRxPackets + u.VFTxPackets
 }
@@ -99,8 +99,8 @@ const (
 	TookBoth        = "both ways"              // anything between
 )
 
-// Took is the way that packets of NICs took, and the share of them that took a virtual
-// function; "" if there were none, or nothing is known of them.
+// Took returns which way the packets of NICs took, and the share of them that used a virtual
+// function; "" if there were none, or they could not be counted.
 func Took(nics []VFUse) (way string, share float64) {
 	var all, vf uint64
 	for _, u := range nics {

@@ -7,47 +7,47 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Agreement of a published figure with ours.
+// Agreement of a published figure with the measured one.
 type Agreement string
 
-// A published figure agrees with ours if it, or its interval, overlaps our interval widened
-// by the margin. It differs if it does not. The two are not comparable if the experiment did
-// not measure the same thing, or gives it no interval.
+// A published figure agrees with the measured one if it, or its interval, overlaps the measured interval,
+// widened by the margin. Otherwise it differs. The two are not comparable if the experiment did
+// not measure the same thing, or has no interval for it.
 const (
 	Agrees        Agreement = "agrees"
 	Differs       Agreement = "differs"
 	NotComparable Agreement = "not comparable"
 )
 
-// Published is a published figure and ours.
+// Published is a published figure, compared with the measured one.
 type Published struct {
 	Source   string `json:"source"`   // who published it, and where
-	Figure   string `json:"figure"`   // where in the source it stands
+	Figure   string `json:"figure"`   // where in the source to find it
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
 	Pairs    int    `json:"pairs"`    // number of pairs
 	Metric   string `json:"metric"`   // name of the metric
-	// Versus is the variant that both ratios are to, absent where both are values.
+	// Versus is the variant that both ratios are relative to, absent if they are values.
 	Versus string `json:"versus,omitempty"`
-	// Unit of both, 1 of a ratio. Where theirs is in one that the metric is not in, it is that.
+	// Unit of both; 1 for a ratio. If the published figure has another unit than the metric, it is that unit.
 	Unit   string `json:"unit"`
-	Theirs Figure `json:"theirs"` // as published
-	// Ours is absent if it was not measured.
+	Theirs Figure `json:"theirs"` // the published figure
+	// Ours is the measured figure, absent if there is none.
 	Ours *Figure `json:"ours,omitempty"`
-	// Times is ours divided by theirs, or by the nearer end of a range; absent if they
-	// are not comparable.
+	// Times is the measured figure divided by the published one, or by the nearer end of a range;
+	// absent if they are not comparable.
 	Times   float64   `json:"times,omitempty"`
 	Verdict Agreement `json:"verdict"` // agrees, differs or not comparable
-	// Why they are not comparable.
+	// Why is the reason if they are not comparable.
 	Why  string `json:"why,omitempty"`
-	Note string `json:"note,omitempty"` // what a reader has to know of theirs
+	Note string `json:"note,omitempty"` // remark on the published figure
 }
 
-// Figure is one figure as it is set beside another.
+// Figure is a published or measured figure.
 type Figure struct {
-	// Value is absent from a range, which is an interval alone.
+	// Value is the value or ratio, absent for a range, which is an interval alone.
 	Value float64 `json:"value,omitempty"`
-	// Interval has a lower end and an upper one; it is absent where none is known.
+	// Interval has a lower and an upper end; it is absent if none is known.
 	Interval []float64 `json:"interval,omitempty"`
 }
 

@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// Crossover is where the verdict of one series against another changes along the axis. It is
-// interpolated between the values that were measured.
+// Crossover is the value on the axis at which the verdict of one series against another changes. It is
+// interpolated between two measured values.
 type Crossover struct {
 	From Verdict `json:"from"` // verdict below it: faster, slower or same
 	To   Verdict `json:"to"`   // verdict above it
-	// Value on the axis, where the ratio crosses 1, or, to or from same, the margin.
+	// Value on the axis at which the ratio crosses 1, or, to or from same, the margin.
 	Value float64    `json:"value"`
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the value
 }
 
 // crossovers of a series: one between two points with different verdicts, if all between them are
-// inconclusive. Where nothing pairs the runs of two variants there are none.
+// inconclusive. There are none if the runs of two variants are not paired.
 func (t *table) crossovers(s *Series) []Crossover {
 	if !t.paired() {
 		return nil
@@ -151,7 +151,7 @@ func (r relation) crossing(level float64) (c Crossover, ok bool) {
 	return c, true
 }
 
-// change is the first place, on the way from one to another, where a condition changes.
+// change is the first place between two where a condition changes.
 func change(from, to float64, condition func(float64) bool) (float64, bool) {
 	const steps, halvings = 64, 24
 	first, before := condition(from), from

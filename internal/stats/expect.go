@@ -20,15 +20,15 @@ const (
 	OutcomeInconclusive Outcome = "inconclusive"
 )
 
-// Expected is what became of one expectation.
+// Expected is the outcome of one expectation.
 type Expected struct {
 	// Claim is the expectation in words.
 	Claim   string  `json:"claim"`
 	Outcome Outcome `json:"outcome"` // met, failed or inconclusive
-	// Rows are the comparisons that it asks for: of the variant with the one that it names.
+	// Rows are the comparisons of the two variants that the claim is about.
 	Rows []Row `json:"rows"`
-	// Decided are those of Rows that gave it its outcome, the farthest from the claim first;
-	// Missing are comparisons that it asks for and no data gave, in words.
+	// Decided are those of Rows that decided the outcome, the farthest from the claim first;
+	// Missing are comparisons for which there are no data, in words.
 	Decided []*Row   `json:"-"`
 	Missing []string `json:"-"`
 }

@@ -8,17 +8,17 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Limit is what held a cell back, as far as the NICs and cores of its nodes tell. There
-// are limits where a NIC's rate is capped or nodes have roles.
+// Limit says which NICs or cores limited a combination of variant, workload and pairs. It exists only if a
+// NIC has a rate limit or nodes have roles.
 type Limit struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
 	Pairs    int    `json:"pairs"`    // number of pairs
-	N        int    `json:"n"`        // trials
-	// Reached tells that the resources were used to nine tenths or more, the fullest
-	// first. If not, they are the one that was fullest.
+	N        int    `json:"n"`        // number of trials
+	// Reached is true if a resource was used to nine tenths or more. Resources then are all such
+	// resources, the busiest first; otherwise it is the busiest one.
 	Reached   bool       `json:"reached"`
-	Resources []Resource `json:"resources"` // what was used most
+	Resources []Resource `json:"resources"` // the busiest NICs and cores
 }
 
 // Kinds of resources.
@@ -27,17 +27,17 @@ const (
 	ResourceCore = "core"
 )
 
-// Resource is a NIC or a core, or several that are alike.
+// Resource is a NIC or a core, or several equal ones.
 type Resource struct {
 	Kind string `json:"kind"` // nic or core
-	// Nodes that have it, each once.
+	// Nodes that have the resource, each once.
 	Nodes []string `json:"nodes"`
 	Roles []string `json:"roles,omitempty"` // their roles in a load balancer
-	// Share of a NIC's rate, or of a core's time, that was used: mean of the trials.
+	// Share is the used share of a NIC's rate, or of a core's time: mean of the trials.
 	Share float64 `json:"share"`
-	Rate  float64 `json:"rate,omitempty"`  // cap of a NIC
-	Sends bool    `json:"sends,omitempty"` // whether what fills a NIC is sent, or received
-	// Cores are the numbers of a core in the trials.
+	Rate  float64 `json:"rate,omitempty"`  // rate limit of a NIC
+	Sends bool    `json:"sends,omitempty"` // true if the share of a NIC is that of sending, false if of receiving
+	// Cores are the numbers of the core; they may differ between trials.
 	Cores  []int `json:"cores,omitempty"`
 	Shared bool  `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }

@@ -8,22 +8,22 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Price is what a variant costs, and what one gets for it.
+// Price is what a variant costs, and what it achieves for that.
 type Price struct {
 	Variant string `json:"variant"` // name of the variant
-	// Price of all its nodes for an hour.
+	// Price of all its nodes per hour.
 	Price    float64 `json:"price"`
-	Currency string  `json:"currency"` // code of ISO 4217
-	// Values are what the workloads are run for, per price.
+	Currency string  `json:"currency"` // ISO 4217 code
+	// Values are the leading metrics of the workloads per price.
 	Values []PerPrice `json:"values"`
-	// DominatedBy are variants that cost no more, and than which this one is shown to
-	// be better in nothing: at most by the margin.
+	// DominatedBy are variants that cost no more, and than which this one is proven better in no metric
+	// (by more than the margin).
 	DominatedBy []string `json:"dominated_by,omitempty"`
-	MaybeBy     []string `json:"maybe_dominated_by,omitempty"` // variants of which the same is to be seen, but not shown: more blocks would tell
+	MaybeBy     []string `json:"maybe_dominated_by,omitempty"` // variants that seem to dominate this one, which more blocks might prove
 }
 
-// PerPrice is a metric per price: divided by the price, or, where lower is better,
-// multiplied by it. Half the latency for twice the price is then as good.
+// PerPrice is a metric per price: divided by the price, or, if lower is better,
+// multiplied by it. Half the latency for twice the price is then equally good.
 type PerPrice struct {
 	Workload string     `json:"workload"` // name of the workload
 	Pairs    int        `json:"pairs"`    // number of pairs

@@ -8,35 +8,35 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Series is one series of the experiment under one traffic: what it measured along its axis.
+// Series is one series of the experiment, for one workload and number of pairs.
 type Series struct {
 	Name string `json:"name"` // name of the series
-	// Axis that it runs over: backends, rate, price, size, connections or pairs.
+	// Axis of the series: backends, rate, price, size, connections or pairs.
 	Axis string `json:"axis"`
-	// Workload is the name of the workload; of several that differ along the axis, what their
-	// names have in common.
+	// Workload is the name of the workload; if workloads differ along the axis, the common part of their
+	// names.
 	Workload string `json:"workload"`
-	Pairs    int    `json:"pairs,omitempty"` // number of pairs, absent where they are the axis
-	Metric   string `json:"metric"`          // name of the metric, which is what the workload is run for
+	Pairs    int    `json:"pairs,omitempty"` // number of pairs, absent if pairs are the axis
+	Metric   string `json:"metric"`          // name of the workload's leading metric
 	// Versus is the series that it is compared with.
 	Versus string  `json:"versus,omitempty"`
 	Points []Point `json:"points"` // in the order of their values
-	// Crossovers are where its verdict against the other series changes, in their order.
+	// Crossovers are the values at which the verdict against the other series changes, in ascending order.
 	Crossovers []Crossover `json:"crossovers,omitempty"`
 }
 
-// Point is what a series measured at one value of its axis. Its figures are in the row of its variant,
+// Point is one value on the axis of a series. The figures are in the row of its variant,
 // workload and pairs.
 type Point struct {
-	// Value on the axis: a number, bit/s of a rate, the price of all nodes for an hour, or bytes.
+	// Value on the axis: a number, bit/s for a rate, the hourly price of all nodes, or bytes.
 	Value    float64 `json:"value"`
 	Variant  string  `json:"variant"`  // name of the variant
 	Workload string  `json:"workload"` // name of the workload
 	Pairs    int     `json:"pairs"`    // number of pairs
-	// Versus is the ratio to the other series at the same value, absent where that has none. Its P is
-	// adjusted by Holm over the points of the series.
+	// Versus is the ratio to the other series at the same value, absent if that has no such value. p is
+	// adjusted by Holm's procedure over the points of the series.
 	Versus *Versus `json:"versus,omitempty"`
-	// Step is the ratio to the point before, adjusted likewise.
+	// Step is the ratio to the previous point, with p adjusted likewise.
 	Step *Versus `json:"step,omitempty"`
 
 	cell   *cell

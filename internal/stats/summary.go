@@ -17,29 +17,30 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Summary is summary.json: every cell of the experiment, judged.
+// Summary has the estimates and verdicts of every combination of variant, workload and pairs:
+// summary.json.
 type Summary struct {
 	Experiment string `json:"experiment"` // name of the experiment
-	// Unfinished says what the run still lacks, empty for one that is done.
+	// Unfinished says which trials the run still lacks; empty if it is complete.
 	Unfinished string `json:"unfinished,omitempty"`
 	Baseline   string `json:"baseline"` // name of its baseline
-	// Rows stand in the experiment's order of variants, workloads and pairs,
+	// Rows are the results, in the experiment's order of variants, workloads and pairs,
 	// then in record's order of metrics.
 	Rows []Row `json:"rows"`
-	// Expected is what became of the experiment's expectations, in its order.
+	// Expected are the outcomes of the experiment's expectations, in its order.
 	Expected []Expected `json:"expected,omitempty"`
-	// Series are the experiment's, in its order, each under every traffic.
+	// Series are the experiment's series, in its order, once for each workload and number of pairs.
 	Series []Series `json:"series,omitempty"`
-	// Limits say what held cells back, in the experiment's order; there are none if
-	// nothing is capped and no node has a role.
+	// Limits are the NICs and cores that limited a result, in the experiment's order; absent if
+	// no NIC has a rate limit and no node has a role.
 	Limits []Limit `json:"limits,omitempty"`
-	Prices []Price `json:"prices,omitempty"` // what one gets for the price of each variant
-	// Published are the experiment's published figures beside ours, in its order.
+	Prices []Price `json:"prices,omitempty"` // what each variant achieves for its price
+	// Published are the experiment's published figures, compared with the measured ones, in its order.
 	Published []Published `json:"published,omitempty"`
 }
 
-// Row is one metric of one variant × workload × pairs. A cell whose trials all
-// failed has one row, of its primary metric, with N 0.
+// Row is one metric of one combination of variant, workload and pairs. If all its trials
+// failed, there is one row, for its primary metric, with n 0.
 type Row struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
@@ -47,14 +48,14 @@ type Row struct {
 	Metric   string `json:"metric"`   // name of the metric
 	Unit     string `json:"unit"`     // its unit
 	N        int    `json:"n"`        // blocks with a trial that succeeded
-	// Mean is the arithmetic mean of the trials. Fewer than two blocks have no
-	// interval: both its ends are the mean then, and the warnings say few-blocks.
+	// Mean is the arithmetic mean of the trials. With fewer than two blocks there is no
+	// interval: both its ends are the mean, and there is a warning few-blocks.
 	Mean float64    `json:"mean"`
 	CI95 [2]float64 `json:"ci95"` // 95 % interval of the mean
-	// Versus is absent on the baseline's own rows, for loss, and where there is
-	// no ratio (the warnings say no-ratio).
+	// Versus is the comparison with the baseline; absent in the baseline's own rows, for loss, and if
+	// there is no ratio (warning no-ratio).
 	Versus   *Versus          `json:"versus,omitempty"`
-	Warnings []record.Warning `json:"warnings"` // what to keep in mind with its figures
+	Warnings []record.Warning `json:"warnings"` // what may make its figures wrong or uncertain
 	// Blocks are what Mean and Ratio rest on, in order; trials.jsonl has them.
 	Blocks []Block `json:"-"`
 }
@@ -69,26 +70,25 @@ type Block struct {
 // Versus is a row's comparison with its baseline: the ratio variant / baseline.
 type Versus struct {
 	Baseline string `json:"baseline"` // name of the variant that it is compared with
-	// N is the number of blocks in which both succeeded; 1 where they give no interval.
+	// N is the number of blocks in which both succeeded; 1 if they give no interval.
 	N int `json:"n"`
 	// Ratio is the geometric mean of the blocks' ratios. Its interval is not adjusted
 	// for the number of comparisons. With n 1 both its ends are the ratio, and the
 	// verdict is inconclusive.
 	Ratio float64    `json:"ratio"`
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio
-	// P is that of "the ratio is 1", adjusted by Holm over the variants that are
-	// compared with one baseline under one workload, pairs and metric.
+	// P is the p-value of "the ratio is 1", adjusted by Holm's procedure over the variants that are
+	// compared with the same baseline, under the same workload, pairs and metric.
 	P       float64 `json:"p"`
 	Verdict Verdict `json:"verdict"` // faster, slower, same or inconclusive
 }
 
-// Verdict of a comparison. Faster and Slower speak of performance, whichever
-// way the metric runs: half the latency is faster.
+// Verdict of a comparison. Faster and Slower are about performance: half the latency is faster.
 type Verdict string
 
-// Same means that the whole interval lies within the margin, so it goes before
-// the others: a difference can be beyond doubt and too small to matter. Faster
-// and Slower need an adjusted p of at most 0.05. Inconclusive is all else.
+// Same means that the whole interval lies within the margin. It takes precedence, because
+// a difference can be significant and too small to matter. Faster
+// and Slower need an adjusted p of at most 0.05. Inconclusive is everything else.
 const (
 	Faster       Verdict = "faster"
 	Slower       Verdict = "slower"
