@@ -45,7 +45,7 @@ spec:
 	return path
 }
 
-// TestSwitch kills a run while something is switched, puts it back, and resumes it: the
+// TestSwitch kills a run while something is switched, undoes the switch, and resumes the run: the
 // summary has the true ratio in its interval.
 func TestSwitch(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -67,10 +67,10 @@ func TestSwitch(t *testing.T) {
 		t.Fatalf("left switched: %v\n%s", left, p.stderr())
 	}
 
-	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "put it back with slipstream cleanup "+left[0]) {
+	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "undo the switch with slipstream cleanup "+left[0]) {
 		t.Errorf("another run: exit code %d\n%s", code, stderr)
 	}
-	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "put back: ") {
+	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "undone: ") {
 		t.Errorf("cleanup: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := finish(t, "run", "--resume", left[0])

@@ -4,8 +4,8 @@
 
 #include <linux/types.h>
 
-/* When its lease expires (CLOCK_MONOTONIC, ns), the generation of what is valid, the least MTU on
- * the way, and the range of source ports. */
+/* When its lease expires (CLOCK_MONOTONIC, ns), the generation of valid flows, the smallest MTU
+ * of the path, and the range of source ports. */
 volatile __u64 lease_expires = 0;
 volatile __u32 generation = 0;
 /* Incremented when programs that count sequence numbers were detached. */

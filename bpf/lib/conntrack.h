@@ -6,10 +6,10 @@
 #include "kernel.h"
 #include "seq.h"
 
-/* is_open tells whether a TCP connection that conntrack takes for closed is still open. A liberal
- * conntrack believes any FIN; a true one would have deleted the flow, if it was known
+/* is_open tells whether a TCP connection that conntrack holds as closed is still open. A liberal
+ * conntrack accepts any FIN; a genuine one would have deleted the flow, if it was known
  * (handle_flags). A connection that a killed agent left liberal, and whose flow became known since,
- * is open if both sides have sent more: nothing follows a FIN. */
+ * is open if both sides have sent more data: none follows a FIN. */
 static __always_inline int is_open(struct flow *f)
 {
 	if (!f->seq_state)
@@ -25,9 +25,9 @@ static __always_inline int is_open(struct flow *f)
  * Conntrack follows the sequence numbers of TCP, and calls packets outside the window that it knows
  * invalid: most of them, once it does not see them all. So the agent makes the entry liberal, by
  * netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets outside
- * the window change nothing but the time-out. The entry must not go on to believe that data is
- * unacknowledged because it has not seen the acknowledgement: its time-out would be five minutes,
- * not days. Resets are judged by the sequence numbers that conntrack knows. The agent
+ * the window change nothing but the timeout. The entry must not keep the flag of unacknowledged
+ * data because conntrack has not seen the acknowledgement: its timeout would be five minutes,
+ * not days. Conntrack judges resets by the sequence numbers that it knows. The agent
  * resynchronises them before they are half the number space behind, and when the connection is idle
  * or leaves the fast path (see conntrack.go). */
 static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
@@ -109,16 +109,16 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
 			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
 			/* Until encap has seen a packet of the pod, it may not be attached to its link yet.
-			 * Then nobody would know whether the pod has acknowledged all, and the entry could
-			 * not be resynchronised. */
+			 * Then it is not known whether the pod has acknowledged all data, and the entry
+			 * could not be resynchronised. */
 			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL)) {
 				if (out || f->seq_state >= SEQ_FROM_POD)
 					emit(k, f, EVENT_LIBERAL);
 			} else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
 				 (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))
 				emit(k, f, EVENT_ACKED);
-			/* Conntrack is behind, or believes for good that the connection retransmits
-			 * or has a zero window, which a forged packet may have told it. */
+			/* Conntrack is behind, or will always take the connection for one that retransmits
+			 * or has a zero window, which a forged packet may have caused. */
 			if (!reason && f->seq_state &&
 			    (f->pod.snd_nxt - pod->td_end >= RESYNC_BYTES || f->peer.snd_nxt - peer->td_end >= RESYNC_BYTES ||
 			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the programs ask of the agent. */
+/* Events: requests of the programs to the agent. */
 #pragma once
 
 #include "flow.h"

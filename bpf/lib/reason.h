@@ -14,7 +14,7 @@ enum reason {
 	REASON_FRAGMENT,        /* an IP fragment */
 	REASON_TTL,             /* TTL or hop limit is 1 */
 	REASON_MALFORMED,       /* inconsistent lengths, or a wrong IPv4 header checksum */
-	REASON_CSUM_UNVERIFIED, /* neither the sender's stack nor the NIC vouches for the checksum */
+	REASON_CSUM_UNVERIFIED, /* no device has verified the checksum, and none will compute it */
 	REASON_SKB_MARK,        /* skb->mark is set */
 	REASON_FLOW_EXPIRED,    /* the slow path forwarded none of its packets within FLOW_TTL */
 	REASON_INVALIDATED,     /* a netlink notification invalidated the flow */
@@ -25,7 +25,7 @@ enum reason {
 	REASON_UNTRACKED,       /* conntrack has no entry, or one in another zone */
 	REASON_UNREPLIED,       /* the conntrack entry is not established */
 	REASON_NAT,             /* NAT other than of the peer of the pod that opened the connection; any NAT of IPv6 */
-	REASON_CT_HELPER,       /* a conntrack helper follows the connection */
+	REASON_CT_HELPER,       /* a conntrack helper handles the connection */
 	REASON_TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
 	REASON_REWRITTEN,       /* the slow path writes other headers than the fast path would */
 	REASON_TABLE_FULL,      /* a map is full */

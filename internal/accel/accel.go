@@ -1,8 +1,8 @@
 // Package accel applies accelerators to the place it runs in, and takes them
 // back: rps, rfs and fastpath. It finds the devices, works out what each receive
 // queue should read, has internal/accel/journal write that down and then to the
-// kernel, and reads it back. Whatever ends the process, Recover puts back what was
-// there before.
+// kernel, and reads it back. However the process ends, Recover restores the
+// original settings.
 //
 // An Applier applies for a time, all or nothing, and reverts: for an experiment, and
 // for a person. A Keeper is told again and again what is wanted, and makes it so: for

@@ -16,13 +16,13 @@ type Finding string
 
 // Findings.
 const (
-	// NotWanted: the size can have Accelerated Networking, and a NIC does not ask for it.
+	// NotWanted: the size supports Accelerated Networking, and a NIC does not have it enabled.
 	NotWanted Finding = "not-wanted"
-	// NotPossible: a NIC asks for it, and the size cannot have it.
+	// NotPossible: a NIC has it enabled, and the size does not support it.
 	NotPossible Finding = "not-possible"
-	// NotUsed: every NIC asks for it, and packets do not take the virtual function.
+	// NotUsed: every NIC has it enabled, and packets do not use the virtual function.
 	NotUsed Finding = "not-used"
-	// UsedUnwanted: packets take the virtual function, and no NIC asks for it: the machine was not
+	// UsedUnwanted: packets use the virtual function, and no NIC has it enabled: the machine has not been
 	// deallocated since that was changed.
 	UsedUnwanted Finding = "used-unwanted"
 	// BehindModel: an instance differs from the model of its scale set.
@@ -83,10 +83,10 @@ func ReadAudit(path string) (*Audit, error) {
 	}
 	a := new(Audit)
 	if err := json.Unmarshal(data, a); err != nil {
-		return nil, fmt.Errorf("%s is no audit as JSON (slipstream azure audit -o json): %w", path, err)
+		return nil, fmt.Errorf("%s is not a file of slipstream azure audit -o json: %w", path, err)
 	}
 	if a.Version != AuditVersion {
-		return nil, fmt.Errorf("%s is of version %d of the format, and this program reads version %d", path, a.Version, AuditVersion)
+		return nil, fmt.Errorf("%s has version %d of the format, and this program reads version %d", path, a.Version, AuditVersion)
 	}
 	return a, nil
 }
@@ -235,10 +235,10 @@ func writeText(w io.Writer, a *Audit, drift []Drift) error {
 		return err
 	}
 	if same > 0 {
-		fmt.Fprintf(w, "%d instances of scale sets are as their models, without a finding (-o csv lists them)\n", same)
+		fmt.Fprintf(w, "%d instances of scale sets match their models and have no finding (-o csv lists them)\n", same)
 	}
 	if len(a.NotRead) > 0 {
-		fmt.Fprintln(w, "\nNot read, so nothing is said of it:")
+		fmt.Fprintln(w, "\nCould not be read:")
 		for _, n := range a.NotRead {
 			fmt.Fprintf(w, "  %s\n", n)
 		}

@@ -124,7 +124,7 @@ func newClients(subscription string, credential azcore.TokenCredential, o *arm.C
 func (c *Cloud) in(id *arm.ResourceID) (*clients, error) {
 	of := c.of[strings.ToLower(id.SubscriptionID)]
 	if of == nil {
-		return nil, fmt.Errorf("%s is of subscription %s: name it with --subscription", id.Name, id.SubscriptionID)
+		return nil, fmt.Errorf("%s is in subscription %s: name that with --subscription", id.Name, id.SubscriptionID)
 	}
 	return of, nil
 }
@@ -169,11 +169,11 @@ func plain(err error) string {
 			text = fmt.Sprintf("%d %s", answer.StatusCode, answer.ErrorCode)
 		}
 		if m := action.FindStringSubmatch(err.Error()); m != nil {
-			text += ": no permission for " + m[1]
+			text += ": you lack the permission for " + m[1]
 		}
 		return text
 	case errors.As(err, &credential):
-		return "no token: Azure refused the credentials (try az login)"
+		return "Azure refused the credentials (try az login)"
 	case errors.As(err, &address):
 		host := address.URL
 		if u, err := url.Parse(address.URL); err == nil {

@@ -192,7 +192,7 @@ func TestInventoryNamesWhatItMayNotRead(t *testing.T) {
 	for _, n := range a.NotRead {
 		got = append(got, n.String())
 	}
-	why := ": 403 AuthorizationFailed: no permission for Microsoft.Test/things/get"
+	why := ": 403 AuthorizationFailed: you lack the permission for Microsoft.Test/things/get"
 	if diff := cmp.Diff([]string{"AKS clusters of resource group theirs" + why, "network interfaces of resource group theirs" + why,
 		"network interfaces of scale set mine/set" + why, "scale sets of resource group theirs" + why, "virtual machines of resource group theirs" + why}, got); diff != "" {
 		t.Error(diff)
@@ -348,7 +348,7 @@ func TestFormatsHaveNoSecret(t *testing.T) {
 				t.Error("a name is a formula")
 			}
 		case "text":
-			for _, line := range []string{"rg/two", "2 instances of scale sets are as their models", "AKS clusters of subscription " + azuretest.Subscription + ": 403 AuthorizationFailed"} {
+			for _, line := range []string{"rg/two", "2 instances of scale sets match their models", "AKS clusters of subscription " + azuretest.Subscription + ": 403 AuthorizationFailed"} {
 				if !strings.Contains(b.String(), line) {
 					t.Errorf("no %q in:\n%s", line, b.String())
 				}

@@ -79,7 +79,7 @@ type migration struct {
 	Proof    *Proof          `json:"proof,omitempty"`
 	Cordoned map[string]bool `json:"cordoned,omitempty"` // nodes of the old pool, and whether they were cordoned before
 	Drained  bool            `json:"drained,omitempty"`
-	// Deleting: the old pool may be gone, and there is no way back.
+	// Deleting: the old pool may be deleted already, and BackOut is impossible.
 	Deleting   bool `json:"deleting,omitempty"`
 	BackingOut bool `json:"backingOut,omitempty"`
 }
@@ -106,7 +106,7 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 		return nil, errors.New("a cluster is in one subscription: name one with --subscription")
 	}
 	if o.Until != "" && !slices.Contains(Steps, o.Until) {
-		return nil, fmt.Errorf("there is no step %q: choose one of %s", o.Until, strings.Join(Steps, ", "))
+		return nil, fmt.Errorf("--until %s: there is no such step; choose one of %s", o.Until, strings.Join(Steps, ", "))
 	}
 	m := &Migrator{Migration: o, cloud: c, clients: c.of[strings.ToLower(c.order[0])], at: new(migration)}
 	cluster, err := m.clients.clusters.Get(ctx, o.Group, o.Cluster, nil)
@@ -126,12 +126,12 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	}
 	for what, tags := range map[string]map[string]*string{"cluster": cluster.Tags, "pool": m.tags()} {
 		for _, tool := range Owners(tags) {
-			m.Warnings = append(m.Warnings, "tags of the "+what+" say that "+tool+" owns it: change its source too, or it will undo the migration")
+			m.Warnings = append(m.Warnings, "tags of the "+what+" say that "+tool+" manages it: change its configuration too, or it will undo the migration")
 		}
 	}
 	if known {
 		if (o.New != "" && o.New != m.at.New) || (o.Size != "" && o.Size != m.at.Size) {
-			return nil, fmt.Errorf("a migration of %s to pool %s of size %s is under way: go on with it, or back out", o.Pool, m.at.New, m.at.Size)
+			return nil, fmt.Errorf("a migration of %s to pool %s of size %s is in progress: continue it without other values of --name and --size, or give --back-out", o.Pool, m.at.New, m.at.Size)
 		}
 	} else if err := m.begin(ctx, value(cluster.Location), value(cluster.ID)); err != nil {
 		return nil, err
@@ -169,10 +169,10 @@ var poolName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
 func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 	p := m.old.Properties
 	if t := value(p.Type); t != armcontainerservice.AgentPoolTypeVirtualMachineScaleSets {
-		return fmt.Errorf("%s is a pool of type %s, whose settings this program cannot copy: it migrates pools of scale sets", m.Pool, t)
+		return fmt.Errorf("%s is a pool of type %s, whose settings slipstream cannot copy: it migrates pools of scale sets only", m.Pool, t)
 	}
 	if p.PowerState != nil && value(p.PowerState.Code) == armcontainerservice.CodeStopped {
-		return fmt.Errorf("%s is stopped: start it first, there is nothing to measure", m.Pool)
+		return fmt.Errorf("%s is stopped, so it cannot be measured: start it first", m.Pool)
 	}
 	longest := 12
 	if value(p.OSType) == armcontainerservice.OSTypeWindows {
@@ -183,7 +183,7 @@ func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 		name = m.Pool[:min(len(m.Pool), longest-2)] + "an"
 	}
 	if !poolName.MatchString(name) || len(name) > longest {
-		return fmt.Errorf("%q is no name of a node pool: a lower-case letter, then letters and digits, %d in all; choose one with --name", name, longest)
+		return fmt.Errorf("%q is not a valid name of a node pool: it must be a lower-case letter, then lower-case letters and digits, %d characters at most; choose another with --name", name, longest)
 	}
 	*m.at = migration{Cluster: cluster, Pool: m.Pool, New: name, Size: cmp.Or(m.Size, value(p.VMSize)), Count: value(p.Count),
 		Scaled: value(p.EnableAutoScaling), Min: value(p.MinCount), Max: value(p.MaxCount)}
@@ -204,7 +204,7 @@ func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 		}
 	}
 	if value(p.Mode) == armcontainerservice.AgentPoolModeSystem && system < 2 {
-		return fmt.Errorf("%s is the only system pool, which a cluster cannot be without: add another one first (az aks nodepool add --mode System)", m.Pool)
+		return fmt.Errorf("%s is the only system pool, and a cluster needs one: add another first (az aks nodepool add --mode System)", m.Pool)
 	}
 	return m.fits(ctx, location)
 }
@@ -220,7 +220,7 @@ func (m *Migrator) fits(ctx context.Context, location string) error {
 	case k == nil:
 		return fmt.Errorf("location %s has no size %s", location, m.at.Size)
 	case k.accelerated != Yes:
-		return fmt.Errorf("size %s cannot have Accelerated Networking: choose another one with --size", m.at.Size)
+		return fmt.Errorf("size %s does not support Accelerated Networking: choose another with --size", m.at.Size)
 	case k.restricted:
 		return fmt.Errorf("this subscription may not use size %s in %s", m.at.Size, location)
 	}
@@ -253,24 +253,24 @@ func (m *Migrator) Plan() []string {
 	lines := []string{
 		fmt.Sprintf("create:  node pool %s, %d nodes of %s, with the settings of %s", m.at.New, m.at.Count, m.at.Size, m.Pool),
 		"ready:   wait until all its nodes are Ready",
-		"verify:  Accelerated Networking is wanted by each of their NICs, and used where an agent tells",
-		"measure: " + m.Pool + " against " + m.at.New + "; go on only if that is proven faster",
+		"verify:  Accelerated Networking is enabled on each of their NICs, and no agent reports it unused",
+		"measure: " + m.Pool + " and " + m.at.New + "; continue only if the latter is proven faster",
 		"check:   every pod of " + m.Pool + " can move",
-		"freeze:  the autoscaler of " + m.Pool + ", if it is on",
+		"freeze:  turn the autoscaler of " + m.Pool + " off, if it is on",
 		"cordon:  all nodes of " + m.Pool,
 		"drain:   one node after the other",
 		"scale:   give " + m.at.New + " the autoscaler of " + m.Pool + ", if that had one",
 	}
 	if m.Delete {
-		return append(lines, "delete:  node pool "+m.Pool+"; from then on there is no way back")
+		return append(lines, "delete:  node pool "+m.Pool+"; after that, --back-out is impossible")
 	}
 	return append(lines, "         node pool "+m.Pool+" stays, empty and cordoned, until --delete-old")
 }
 
-// Run migrates. After an error, or a stop, the same migration goes on from what is there.
+// Run migrates. After an error or an interruption it continues from the current state.
 func (m *Migrator) Run(ctx context.Context) error {
 	if m.at.BackingOut {
-		return errors.New("this migration is being backed out of: finish that first (--back-out)")
+		return errors.New("this migration is being undone: finish that first (--back-out)")
 	}
 	if err := m.journal.write(m.at); err != nil {
 		return err
@@ -334,7 +334,7 @@ func (m *Migrator) create(ctx context.Context) error {
 	}
 	if fresh != nil {
 		if value(fresh.Properties.Tags[fromTag]) != m.Pool {
-			return fmt.Errorf("node pool %s is not of this migration", m.at.New)
+			return fmt.Errorf("node pool %s exists and does not belong to this migration", m.at.New)
 		}
 		return m.settled(ctx, m.at.New)
 	}
@@ -356,7 +356,7 @@ func (m *Migrator) settled(ctx context.Context, name string) error {
 		case "Succeeded":
 			return true, nil
 		case "Failed", "Canceled":
-			return false, fmt.Errorf("the last operation on node pool %s %s: az aks nodepool show tells why; then back out, or mend it and go on", name, strings.ToLower(state))
+			return false, fmt.Errorf("the last operation on node pool %s %s: see az aks nodepool show; then correct it and continue, or give --back-out", name, strings.ToLower(state))
 		}
 		return false, nil
 	})
@@ -414,10 +414,10 @@ func (m *Migrator) verify(ctx context.Context) error {
 		}
 		machines++
 		if x.Wanted != Yes {
-			return fmt.Errorf("Accelerated Networking of %s is wanted: %s", x.Name, x.Wanted)
+			return fmt.Errorf("%s does not have Accelerated Networking enabled on every NIC (wanted: %s)", x.Name, x.Wanted)
 		}
 		if x.Used == No && !m.Anyway {
-			return fmt.Errorf("packets of %s do not take the virtual function (%s); --anyway goes on", x.Name, x.UsedReason)
+			return fmt.Errorf("packets of %s do not use the virtual function (%s); to continue nevertheless: --anyway", x.Name, x.UsedReason)
 		}
 	}
 	if machines < int(m.at.Count) {
@@ -429,7 +429,7 @@ func (m *Migrator) verify(ctx context.Context) error {
 // measure is before the first cordon: until then nothing of the old pool was touched.
 func (m *Migrator) measure(ctx context.Context) error {
 	if m.Anyway && (m.at.Proof == nil || !m.at.Proof.Good) {
-		m.Note("not proven faster, going on anyway")
+		m.Note("not proven faster; continuing because of --anyway")
 		return nil
 	}
 	if m.at.Proof == nil {
@@ -452,7 +452,7 @@ func (m *Migrator) measure(ctx context.Context) error {
 	}
 	m.Note(m.at.Proof.Text)
 	if !m.at.Proof.Good {
-		return fmt.Errorf("%s is not proven faster than %s, and nothing of that was touched: --back-out deletes %s, --anyway goes on", m.at.New, m.Pool, m.at.New)
+		return fmt.Errorf("%s is not proven faster than %s, which is unchanged: give --back-out to delete %s, or --anyway to continue", m.at.New, m.Pool, m.at.New)
 	}
 	return nil
 }
@@ -565,11 +565,11 @@ func (m *Migrator) deletePool(ctx context.Context, name string) error {
 	return nil
 }
 
-// BackOut puts back what was found, from any step until the delete: pods may run on the old nodes again, the new
-// ones are drained, and the new pool is deleted. After an error it goes on where it ended.
+// BackOut undoes the migration, from any step before the delete: it uncordons the old nodes, drains the new
+// ones and deletes the new pool. After an error it continues where it ended.
 func (m *Migrator) BackOut(ctx context.Context) error {
 	if m.at.Deleting {
-		return fmt.Errorf("node pool %s was to be deleted: there is no way back from that", m.Pool)
+		return fmt.Errorf("node pool %s has been deleted or is being deleted, so the migration cannot be undone", m.Pool)
 	}
 	m.at.BackingOut = true
 	if err := m.journal.write(m.at); err != nil {

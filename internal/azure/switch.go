@@ -22,7 +22,7 @@ type SwitchOptions struct {
 	Target string
 	// Want Accelerated Networking, or do not.
 	Want bool
-	// Undo puts back what was found before the first switch, instead.
+	// Undo restores the state before the first switch, instead.
 	Undo bool
 	// Live changes a NIC while its machine runs. The service may refuse that, or not make it effective.
 	Live bool
@@ -87,7 +87,7 @@ func (s *Switch) find(ctx context.Context) error {
 	if strings.HasPrefix(s.o.Target, "/") {
 		id, err := arm.ParseResourceID(s.o.Target)
 		if err != nil {
-			return fmt.Errorf("%s is no resource ID of Azure: %w", s.o.Target, err)
+			return fmt.Errorf("%s is not a resource ID of Azure: %w", s.o.Target, err)
 		}
 		if t := id.ResourceType.String(); !strings.EqualFold(t, typeVM) && !strings.EqualFold(t, typeSet) {
 			return fmt.Errorf("%s is a %s: name a virtual machine or a scale set", s.o.Target, t)
@@ -101,7 +101,7 @@ func (s *Switch) find(ctx context.Context) error {
 		return fmt.Errorf("%q: name a virtual machine or scale set as GROUP/NAME, or by its resource ID", s.o.Target)
 	}
 	if len(s.cloud.order) != 1 {
-		return errors.New("GROUP/NAME is of one subscription: name one with --subscription, or the target by its resource ID")
+		return errors.New("GROUP/NAME is ambiguous with several subscriptions: give one --subscription, or name the target by its resource ID")
 	}
 	s.clients = s.cloud.of[strings.ToLower(s.cloud.order[0])]
 	vm, err := s.clients.vms.Get(ctx, group, name, nil)
@@ -142,7 +142,7 @@ func (s *Switch) check(ctx context.Context) error {
 			hardware = string(value(h.VMSize))
 		}
 		if vm.Properties.AvailabilitySet != nil && s.o.Want {
-			s.Warnings = append(s.Warnings, "it is in an availability set, whose hardware may have no Accelerated Networking: if it cannot start, --undo puts it back, or deallocate all machines of the set first")
+			s.Warnings = append(s.Warnings, "it is in an availability set, whose hardware may not support Accelerated Networking: if it cannot start, give --undo, or deallocate all machines of the set first")
 		}
 	} else {
 		set, err := s.clients.sets.Get(ctx, s.id.ResourceGroupName, s.id.Name, nil)
@@ -151,7 +151,7 @@ func (s *Switch) check(ctx context.Context) error {
 		}
 		tags, location, hardware = set.Tags, value(set.Location), sizeOf(&set.VirtualMachineScaleSet)
 		if flexible(&set.VirtualMachineScaleSet) {
-			return fmt.Errorf("%s is a flexible scale set: its instances are virtual machines, name each of them", s.id.Name)
+			return fmt.Errorf("%s is a flexible scale set, whose instances are virtual machines: name each of them instead", s.id.Name)
 		}
 		members, err := s.members(ctx)
 		if err != nil {
@@ -159,15 +159,15 @@ func (s *Switch) check(ctx context.Context) error {
 		}
 		for _, m := range members {
 			if !value(m.Properties.LatestModelApplied) {
-				return fmt.Errorf("instance %s of %s is behind its model: bringing it up to date would change more than Accelerated Networking; do that first (az vmss update-instances)", value(m.InstanceID), s.id.Name)
+				return fmt.Errorf("instance %s of %s differs from its model, so updating it would change more than Accelerated Networking: update it first (az vmss update-instances)", value(m.InstanceID), s.id.Name)
 			}
 		}
 	}
 	if pool := value(tags[poolTag]); pool != "" {
-		return fmt.Errorf("%s is of node pool %s of AKS, which undoes such changes: see slipstream azure migrate %s", s.id.Name, pool, pool)
+		return fmt.Errorf("%s belongs to node pool %s of AKS, which undoes such changes: use slipstream azure migrate %s", s.id.Name, pool, pool)
 	}
 	for _, tool := range Owners(tags) {
-		s.Warnings = append(s.Warnings, "its tags say that "+tool+" owns it, and may undo the change: change its source too")
+		s.Warnings = append(s.Warnings, "its tags say that "+tool+" manages it, which may undo the change: change its configuration too")
 	}
 	if !s.o.Want {
 		return nil
@@ -175,9 +175,9 @@ func (s *Switch) check(ctx context.Context) error {
 	sizes, err := s.clients.sizes(ctx, location)
 	switch k := sizes[strings.ToLower(location+"/"+hardware)]; {
 	case err != nil || k == nil:
-		s.Warnings = append(s.Warnings, "whether size "+hardware+" can have Accelerated Networking is unknown")
+		s.Warnings = append(s.Warnings, "whether size "+hardware+" supports Accelerated Networking is unknown")
 	case k.accelerated == No:
-		return fmt.Errorf("%s is of size %s, which cannot have Accelerated Networking: choose another size (az vm list-skus --size NAME shows the capability AcceleratedNetworkingEnabled)", s.id.Name, hardware)
+		return fmt.Errorf("%s has size %s, which does not support Accelerated Networking: choose another size (az vm list-skus --size NAME shows the capability AcceleratedNetworkingEnabled)", s.id.Name, hardware)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (s *Switch) Run(ctx context.Context, note func(string)) error {
 		}
 	}
 	if left, err := s.Plan(ctx); err != nil || len(left) > 0 {
-		return errors.Join(err, errorIf(len(left) > 0, "the service accepted each step, and this is still to be done: "+strings.Join(left, "; ")))
+		return errors.Join(err, errorIf(len(left) > 0, "Azure accepted each step, but these had no effect: "+strings.Join(left, "; ")))
 	}
 	if s.o.Undo {
 		return s.journal.remove()

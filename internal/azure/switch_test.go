@@ -192,9 +192,9 @@ func TestSwitchRefuses(t *testing.T) {
 	c.AddSet("rg", "behind", can, false, armcompute.UpgradeModeManual, 2)
 	c.Members["rg/behind"][1].Properties.LatestModelApplied = to.Ptr(false)
 	for target, want := range map[string]string{
-		"rg/small": "size Standard_B2s, which cannot have Accelerated Networking", "MC/aks": "slipstream azure migrate net", "rg/flex": "flexible scale set",
-		"rg/behind": "instance 1 of behind is behind its model", "rg/none": "no virtual machine or scale set rg/none", "vm": "as GROUP/NAME",
-		"/subscriptions/other/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/vm": "name it with --subscription",
+		"rg/small": "size Standard_B2s, which does not support Accelerated Networking", "MC/aks": "slipstream azure migrate net", "rg/flex": "flexible scale set",
+		"rg/behind": "instance 1 of behind differs from its model", "rg/none": "no virtual machine or scale set rg/none", "vm": "as GROUP/NAME",
+		"/subscriptions/other/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/vm": "name that with --subscription",
 		azuretest.ID("rg", azuretest.TypeNIC, "nic"):                                            "name a virtual machine or a scale set",
 	} {
 		before := state(c)
@@ -219,7 +219,7 @@ func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 		return azuretest.None
 	}
 	err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: dir})
-	if err == nil || !strings.Contains(err.Error(), "403 AuthorizationFailed: no permission for Microsoft.Test/things/put") {
+	if err == nil || !strings.Contains(err.Error(), "403 AuthorizationFailed: you lack the permission for Microsoft.Test/things/put") {
 		t.Errorf("%v", err)
 	}
 	files, _ := filepath.Glob(filepath.Join(dir, "*"))

@@ -26,9 +26,9 @@ func accelCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "accel",
 		Short: "Plan, apply, show and revert accelerators on this machine",
-		Long: `Plan, apply, show and revert accelerators in this network namespace. They are
-those of a variant of an experiment: what was measured is what is applied. apply
-journals each setting before it writes it, and reads it back; revert restores it.
+		Long: `Plan, apply, show and revert accelerators in this network namespace: those of a
+variant of an experiment, so that you apply exactly what you measured. apply
+records each setting in a journal before it writes it, and reads it back; revert restores it.
 The fast path ends with the process that runs it, so apply rejects it: use
 slipstream agent. status shows settings and fast paths.`,
 		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
@@ -80,7 +80,7 @@ slipstream agent. status shows settings and fast paths.`,
 		},
 		&cobra.Command{
 			Use: "revert", Args: cobra.NoArgs,
-			Short: "Restore what apply changed here, and what dead processes left on this machine",
+			Short: "Restore what apply changed here, and what killed processes changed on this machine",
 			RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p.Out, options()) },
 		},
 	)

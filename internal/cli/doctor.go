@@ -62,38 +62,43 @@ func doctorCommand(p Process) *cobra.Command {
 	var o doctorOptions
 	c := &cobra.Command{
 		Use:   "doctor [lab|kubernetes|hosts:HOST,...]",
-		Short: "Look for what makes the network of containers slow or lossy",
-		Long: `Check what makes the network of containers slow or lossy: receive steering, MTUs,
-drops, offloads, conntrack, virtual functions, CPU limits, and what slipstream itself
-needs. Each finding has its evidence, what it costs, and the command that corrects it,
-or the experiment that tells whether correcting it helps.
+		Short: "Check what makes a container network slow or lossy",
+		Long: `Check what makes a container network slow or lossy: receive steering, MTUs, drops,
+offloads, conntrack, virtual functions, CPU limits, and what slipstream itself needs.
+Each finding has its evidence, its cost, and the command that corrects it, or the
+experiment that shows whether correcting it helps.
 
-Without an argument, doctor looks at this machine, in the network namespace that it
-runs in. hosts:HOST,... looks at hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and
-at the way from each to each other: whether traffic gets through to the ports that a
-run uses and those of VXLAN, and which packets are too large. kubernetes asks the API
-server what a run would lack, what nodes differ in, and what agents report. With --probe
-it also starts pods on two nodes, as a run does, looks from them at both nodes and the
-ways between them and between pods, and removes them. lab tries what a lab needs of this
-machine, in network namespaces that it removes at once. With --probe it also makes a lab
-of two nodes, looks at them and the ways between them, and removes it.
+Without an argument, doctor checks this machine, in the network namespace that it
+runs in.
 
-With --probe, doctor proves whether offloads of encapsulated traffic work between hosts,
-or the nodes of a lab, as root: by transfers through a VXLAN tunnel between network
-namespaces that it removes at once.
+hosts:HOST,... checks hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and the path
+from each to each other: whether traffic reaches the ports that a run uses and those of
+VXLAN, and which packets are too large.
 
-doctor changes nothing. On this machine it sends no packets, and between hosts a few
-small datagrams. It reads counters twice, and sees only what happens in between: run it
-under load, with a longer --for.
+lab checks whether this machine can make a lab, in network namespaces that doctor
+removes at once.
 
-Findings are serious (traffic is lost, or a run would fail), warning (something works
-less well than it could) or note (worth an experiment; it may be right as it is).
-The exit code is 3 if there is a serious finding, and 0 otherwise.`,
+kubernetes asks the API server whether a run would fail, how the nodes differ, and what
+agents report.
+
+With --probe, doctor also tries the fast path. For hosts it checks offloads as well, by
+transfers through a VXLAN tunnel between network namespaces that it removes at once (as
+root). For lab it makes a lab of two nodes, checks it like two hosts, and removes it. For
+kubernetes it starts pods on two nodes, as a run does, checks the nodes and the paths
+between nodes and pods, and removes the pods.
+
+doctor changes no settings. It sends no packets on this machine, and a few small
+datagrams between hosts. It reads counters twice, and sees only what happens in between:
+run it under load, with a longer --for.
+
+Findings are serious (traffic is lost, or a run would fail), warning (something is slower
+than it could be) or note (worth an experiment; the setting may be right as it is). The
+exit code is 3 if there is a serious finding, and 0 otherwise.`,
 		Example: `  sudo slipstream doctor
   sudo slipstream doctor --for 1m              while the applications run
-  sudo slipstream doctor --probe               whether the fast path runs here, too
-  slipstream doctor hosts:a,me@b               two machines, and the ways between them
-  sudo slipstream doctor lab                   what this machine lacks for a lab
+  sudo slipstream doctor --probe               also whether the fast path runs here
+  slipstream doctor hosts:a,me@b               two machines, and the paths between them
+  sudo slipstream doctor lab                   whether this machine can make a lab
   slipstream doctor kubernetes --probe         two nodes and two pods of a cluster
   slipstream doctor --format json | jq '.findings[].what'`,
 		Args:      cobra.MaximumNArgs(1),
@@ -123,13 +128,13 @@ The exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	f := c.Flags()
 	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
 	f.StringVar(&o.format, "format", "text", "text or json")
-	f.BoolVar(&o.probe, "probe", false, "try the fast path too, in network namespaces of its own that it removes at once (root); with kubernetes, look from pods on two nodes; with hosts and lab, by transfers through VXLAN too")
+	f.BoolVar(&o.probe, "probe", false, "also try the fast path, and offloads between hosts (root, in temporary network namespaces); for lab, in a lab; for kubernetes, from pods on two nodes")
 	o.hosts.addFlags(f)
 	o.kube.addFlags(f)
 	return c
 }
 
-// diagnose looks at what the argument names.
+// diagnose checks the target that the argument names.
 func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (diagnosis, error) {
 	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // not null in JSON
 	if err := o.misplaced(args); err != nil {
@@ -207,7 +212,7 @@ func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 // reach has a message go from one machine to another.
 type reach func(ctx context.Context, client, server *machine, by target.Transport) error
 
-// explore finds out about the way from one machine to another.
+// explore explores the path from one machine to another.
 func explore(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
 	p := doctor.Path{Client: client.name, Server: server.name, To: server.address}
 	for _, protocol := range []string{"tcp", "udp"} {
@@ -229,7 +234,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 	return p, p.Explore(ctx, client.worker, server.worker.Catch, server.facts, ports)
 }
 
-// examineMachines looks at machines, and at the way from each to each other.
+// examineMachines checks machines, and the path from each to each other.
 func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []*machine, reach reach) error {
 	if err := o.look(ctx, all); err != nil {
 		return err

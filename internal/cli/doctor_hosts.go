@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/target/hosts"
 )
 
-// examineHosts looks at hosts, and at the ways between them.
+// examineHosts checks hosts, and the paths between them.
 func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis, names string) (err error) {
 	home, err := os.UserHomeDir()
 	if err != nil {

@@ -79,7 +79,7 @@ func labWorks(c lab.Config) error {
 	return lab.Lacks(c)
 }
 
-// probeLab looks at the nodes of a lab, and at the ways between them.
+// probeLab checks the nodes of a lab, and the paths between them.
 func (o doctorOptions) probeLab(ctx context.Context, d *diagnosis, l *lab.Lab) error {
 	var all []*machine
 	for _, place := range l.Places() {

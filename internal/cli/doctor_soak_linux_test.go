@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestSoakHealthyLooks looks 100 times at a lab that nothing is wrong with, and at the ways between its nodes,
+// TestSoakHealthyLooks checks a healthy lab, and the paths between its nodes, 100 times,
 // and finds nothing. What is of the whole machine, such as a CPU that other programs keep busy, it only logs.
 func TestSoakHealthyLooks(t *testing.T) {
 	testenv.NeedRoot(t)

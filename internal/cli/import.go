@@ -20,18 +20,18 @@ func importCommand(p Process) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use:   "import FILE|DIR...",
-		Short: "Make a result of what other programs have measured",
-		Long: `Make a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
-latte and mpstat. A file's content tells which program wrote it; --pattern says what
-stands where in its name: {variant} and {block} or {run}, and if needed {workload},
+		Short: "Turn the output of iperf3, sockperf and other programs into a result",
+		Long: `Create a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
+latte and mpstat. import recognises each file's format by its content. --pattern
+describes the file names: {variant} and {block} or {run}, and if needed {workload},
 {pairs}, {pair} and {node}. * matches anything but /.
 
 Use {block} if the variants took turns: runs with the same number are compared with
 each other. Use {run} if each variant was measured on its own: a difference may then
 come from the time of the measurement, and the report warns of that.
 
-import lists and skips files whose names do not match. If it cannot read any other
-file, it lists each of those with the reason, and writes nothing.`,
+import lists and skips files whose names do not match. If it cannot read another file,
+it lists all such files with the reasons, and writes nothing.`,
 		Example: `  slipstream import --pattern '{variant}-{block}.json' --baseline vxlan measured/
   slipstream import --pattern '{variant}/{workload}-{pairs}-{run}.*' --baseline off measured/
   slipstream import --pattern '{variant}-{pairs}.txt' --baseline baseline --duration 30s published-rps-rfs/`,
@@ -44,10 +44,10 @@ file, it lists each of those with the reason, and writes nothing.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Pattern, "pattern", "", "what stands where in the names of the files, such as '{variant}-{block}.json'")
+	f.StringVar(&o.Pattern, "pattern", "", "pattern of the file names, such as '{variant}-{block}.json'")
 	f.StringVar(&o.Baseline, "baseline", "", "variant that the others are compared with")
 	f.StringVar(&o.Name, "name", "", "name of the result (default imported)")
-	f.DurationVar(&o.Window, "duration", 0, "how long each run took, for files that do not say it")
+	f.DurationVar(&o.Window, "duration", 0, "how long each run took, for files that do not say so")
 	f.StringVar(&out, "out", "results", "folder in which to create the results folder")
 	return c
 }

@@ -243,19 +243,19 @@ func cleanupCommand(p Process) *cobra.Command {
 	var all, dryRun bool
 	c := &cobra.Command{
 		Use:   "cleanup [RESULT...]",
-		Short: "Remove what dead runs have left in a cluster, or put back what they have switched",
-		Long: `Remove what dead runs have left in a cluster: namespaces, pods, services and
-leases. When a pod of a run ends, it restores the settings of its node. cleanup
-skips runs that are in progress: those that have renewed their lease within the
+		Short: "Clean up after killed runs: in a cluster, or what they have switched",
+		Long: `Remove the namespaces, pods, services and leases of killed runs from a cluster.
+When a pod of a run ends, it restores the settings of its node. cleanup
+skips runs in progress: those that have renewed their lease within the
 last minute, by this machine's clock. It also skips, and lists, objects that have
 slipstream's labels but that no run can have created.
 
-With results folders, cleanup puts back what the run in each of them has switched,
-by the switch.back command of its experiment, and does nothing in a cluster.`,
+With results folders, cleanup undoes the switch of the run in each of them, with
+the switch.back command of its experiment, and does nothing in a cluster.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        list what would be removed
   slipstream cleanup --all            remove runs in progress too
-  slipstream cleanup results/my-20260102T150405Z     put back what that run has switched`,
+  slipstream cleanup results/my-20260102T150405Z     undo the switch of that run`,
 		RunE: func(c *cobra.Command, dirs []string) error {
 			if len(dirs) > 0 {
 				if err := notOfCluster(c.Flags()); err != nil {

@@ -22,7 +22,7 @@ func linuxCommands(Process) []*cobra.Command {
 		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
 		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
-		{"capture", "Print what the guest knows of its NICs and their virtual functions", "sysfs and ethtool"},
+		{"capture", "Print what this machine can see of its NICs and their virtual functions", "sysfs and ethtool"},
 	} {
 		all = append(all, &cobra.Command{
 			Use: c.use, Short: c.short + " (Linux)", DisableFlagParsing: true,

@@ -27,7 +27,7 @@ func policyCommand(p Process) *cobra.Command {
 	var o policyOptions
 	c := &cobra.Command{
 		Use:   "policy RESULT VARIANT",
-		Short: "Write the policy that applies what a result has proven",
+		Short: "Write a policy that applies a variant proven faster",
 		Long: `Write the AccelerationPolicy that applies the accelerators of a variant, with the
 proof in its annotations. Choose where it applies: --host for a host without
 Kubernetes (slipstream agent --policy FILE), --node-selector or --all for a

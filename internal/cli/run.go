@@ -228,7 +228,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
 	if left := record.LeftSwitched(o.out); len(left) > 0 {
-		return fmt.Errorf("the run in %s has not put back what it switched: if that run is in progress, wait for it; else continue it with slipstream run --resume %[1]s, or put it back with slipstream cleanup %[1]s", left[0])
+		return fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", left[0])
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -331,7 +331,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	return measure(ctx, p, at, exp, plan, trials, progress, same)
 }
 
-// putBack puts back what a run that was killed has left switched.
+// putBack undoes the switch of a run that was killed.
 func putBack(ctx context.Context, dir *record.Dir, exp *v1alpha1.Experiment, note func(string)) error {
 	variant, err := dir.SwitchedFor()
 	if err != nil || variant == "" {
@@ -391,7 +391,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	progress.end()
 	if dir != nil {
 		if variant, _ := dir.SwitchedFor(); variant != "" {
-			err = errors.Join(err, fmt.Errorf("what was switched for %s could not be put back; to try again: slipstream cleanup %s", variant, dir.Path))
+			err = errors.Join(err, fmt.Errorf("the switch of %s could not be undone; to try again: slipstream cleanup %s", variant, dir.Path))
 		}
 	}
 	// The journal has what a dead worker had set for the whole machine.

@@ -90,7 +90,7 @@ func TestOn(t *testing.T) {
 		{name: file, on: "kubernetes"},
 		{name: "kubernetes", on: "lab", want: "spec.path.pod: is for kubernetes; a lab has the paths native"},
 		{name: "demo", on: "hosts:a,b", want: "spec.path.vxlan: hosts have no such path; they have native"},
-		{name: file, on: "hosts:a", want: "--on hosts:a: must have two hosts at least, one for clients and one for servers, has one"},
+		{name: file, on: "hosts:a", want: "--on hosts:a: must have at least two hosts, one for clients and one for servers, has one"},
 		{name: file, on: "hosts:a,-oProxyCommand=x", want: "must be of letters, digits"},
 		{name: file, on: "vm", want: "--on vm: must be lab, kubernetes or hosts:CLIENT,SERVER"},
 	} {

@@ -8,7 +8,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// cleanupSwitched puts back what the runs in results folders have left switched.
+// cleanupSwitched undoes the switches of killed runs in results folders.
 func cleanupSwitched(ctx context.Context, p Process, dirs []string, dryRun bool) error {
 	var errs []error
 	for _, path := range dirs {
@@ -37,12 +37,12 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun bool) error 
 		fmt.Fprintf(p.Out, "%s: nothing is switched\n", path)
 		return nil
 	case dryRun:
-		fmt.Fprintf(p.Out, "would put back: %s: what was switched for %s\n", path, variant)
+		fmt.Fprintf(p.Out, "would undo: %s: the switch of %s\n", path, variant)
 		return nil
 	}
 	if err := putBack(ctx, dir, exp, newProgress(p).note); err != nil {
 		return err
 	}
-	fmt.Fprintf(p.Out, "put back: %s: what was switched for %s\n", path, variant)
+	fmt.Fprintf(p.Out, "undone: %s: the switch of %s\n", path, variant)
 	return nil
 }

@@ -27,15 +27,15 @@ func leftSwitched(t *testing.T, back string) (folder, state string) {
 	return folder, state
 }
 
-// TestCleanupSwitched: cleanup puts back what the run of a folder has left, once.
+// TestCleanupSwitched: cleanup undoes the switch of a folder's run, once.
 func TestCleanupSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"cleanup", "--dry-run", folder}, "would put back: " + folder + ": what was switched for native\n"},
-		{[]string{"cleanup", folder}, "put back: " + folder + ": what was switched for native\n"},
+		{[]string{"cleanup", "--dry-run", folder}, "would undo: " + folder + ": the switch of native\n"},
+		{[]string{"cleanup", folder}, "undone: " + folder + ": the switch of native\n"},
 		{[]string{"cleanup", folder}, folder + ": nothing is switched\n"},
 	} {
 		if code, out, errs := slipstream(t, c.args...); code != exitGood || out != c.want {
@@ -64,12 +64,12 @@ func TestCleanupFolderInCluster(t *testing.T) {
 	}
 }
 
-// TestCleanupSwitchedFails: what cannot be put back stays noted.
+// TestCleanupSwitchedFails: a switch that cannot be undone stays recorded.
 func TestCleanupSwitchedFails(t *testing.T) {
 	folder, _ := leftSwitched(t, "echo no quota >&2; exit 7")
 	for range 2 {
 		code, _, errs := slipstream(t, "cleanup", folder)
-		if code != exitFailed || !strings.Contains(errs, "put back what was switched for native: variant native: switch.back: ") || !strings.Contains(errs, "exit status 7: no quota") {
+		if code != exitFailed || !strings.Contains(errs, "undo the switch of native: variant native: switch.back: ") || !strings.Contains(errs, "exit status 7: no quota") {
 			t.Errorf("exit code %d, %q", code, errs)
 		}
 	}
@@ -79,7 +79,7 @@ func TestCleanupSwitchedFails(t *testing.T) {
 func TestRunBesideSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	code, _, errs := slipstream(t, "run", "demo", "--out", filepath.Dir(folder))
-	if want := "put it back with slipstream cleanup " + folder; code != exitFailed || !strings.Contains(errs, want) {
+	if want := "undo the switch with slipstream cleanup " + folder; code != exitFailed || !strings.Contains(errs, want) {
 		t.Errorf("exit code %d, %q, want %q", code, errs, want)
 	}
 	if _, err := os.Stat(state); err == nil {

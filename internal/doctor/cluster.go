@@ -57,7 +57,7 @@ func permission(c Cluster) []Finding {
 		Severity: Serious,
 		What:     "You lack permissions that a run needs.",
 		Cost:     "A run fails before it creates anything.",
-		Do:       "Ask for a role that grants them, or use another --kubeconfig, --context or namespace (-n).",
+		Do:       "Get a role that grants them, or use another --kubeconfig, --context or namespace (-n).",
 	}
 	for _, p := range c.Denied {
 		f.Evidence = append(f.Evidence, evidence("SelfSubjectAccessReview", "may not %s", p))
@@ -72,7 +72,7 @@ func runLacks(c Cluster) (found []Finding) {
 			What:     "A run in this cluster would fail.",
 			Evidence: []Evidence{evidence("slipstream run kubernetes --dry-run", "%s", lack)},
 			Cost:     "A run fails before its first block.",
-			Do:       "What the line above says; then slipstream run kubernetes --dry-run",
+			Do:       "Correct what the evidence names; then slipstream run kubernetes --dry-run",
 		})
 	}
 	return found
@@ -96,7 +96,7 @@ func nodesDiffer(c Cluster) (found []Finding) {
 		f := Finding{
 			Severity: Note,
 			What:     fmt.Sprintf("The nodes differ in their %s.", what),
-			Cost:     "A result speaks for the two nodes that were measured. On others the same setting may cost or gain something else.",
+			Cost:     "A result holds for the two measured nodes. On other kinds of nodes the same setting may have another effect.",
 			Do:       "slipstream run kubernetes --selector KEY=VALUE   # or --client-node and --server-node, for each kind of node; and a policy for each: spec.nodeSelector",
 		}
 		for _, value := range slices.Sorted(maps.Keys(by[what])) {
@@ -124,7 +124,7 @@ func agent(c Cluster) (found []Finding) {
 			Where:    a.Node,
 			What:     fmt.Sprintf("The agent reports that its condition %s is not met.", a.Type),
 			Evidence: []Evidence{evidence("NodeAcceleration "+a.Node+", condition "+a.Type, "%s: %s", a.Reason, a.Message)},
-			Cost:     "This node runs without what a policy gives the others.",
+			Cost:     "The node lacks accelerators that its policies want.",
 			Do:       "kubectl describe nodeacceleration " + a.Node,
 		})
 	}

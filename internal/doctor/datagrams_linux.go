@@ -166,7 +166,7 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 func listenRaw(at netip.Addr) (net.PacketConn, error) {
 	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
 	if errors.Is(err, os.ErrPermission) {
-		return nil, errors.New("the port is taken, and to look at what arrives there needs root")
+		return nil, errors.New("a process or device has the port, and without root nobody else can see what arrives there")
 	}
 	return conn, err
 }

@@ -1,8 +1,8 @@
-// Package doctor looks at machines, and at the ways between them, for what makes the network of their
-// containers slow or lossy, and changes nothing. Look reads the facts of one machine, by internal/collect and
-// internal/accel; Path.Explore those of a way, by datagrams. Examine and ExaminePath judge them, by one pure
-// function for each rule. What a fault costs on a machine, only an experiment tells: the finding names it.
-// How another machine is reached is up to internal/worker and internal/target.
+// Package doctor checks machines, and the paths between them, for faults that make a container network
+// slow or lossy, and changes nothing. Look reads the facts of one machine, by internal/collect and
+// internal/accel; Path.Explore those of a path, by datagrams. Examine and ExaminePath judge them, by one pure
+// function for each rule. Only an experiment shows what a fault costs on a machine: the finding names it.
+// internal/worker and internal/target reach other machines.
 package doctor
 
 import (

@@ -121,7 +121,7 @@ func TestRules(t *testing.T) {
 		{"full ring", func(f *Facts) { f.Devices[1].Window.Missed = 5000 }, "serious device-drops: eth0 loses packets because its receive ring is full"},
 		{"damage", func(f *Facts) { f.Devices[1].Window.Damaged = 20 }, "warning device-drops: eth0 receives damaged packets"},
 		{"sending", func(f *Facts) { f.Devices[2].Window.TxDropped = 50 }, "warning device-drops: flannel.1 drops packets"},
-		{"one queue", func(f *Facts) { one(f) }, "note one-cpu-receives: One CPU receives all packets of eth0: it"},
+		{"one queue", func(f *Facts) { one(f) }, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
 		{"one busy CPU", func(f *Facts) {
 			one(f)
 			for i := range f.CPUs {
@@ -135,7 +135,7 @@ func TestRules(t *testing.T) {
 				f.CPUs[i].Softirq = 0.02
 			}
 			f.CPUs[1].Softirq = 0.8
-		}, "note one-cpu-receives: One CPU receives all packets of eth0: it"},
+		}, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
 		{"RPS to itself", func(f *Facts) { one(f).RPS = []string{"4"} }, "warning rps-useless: RPS steers the packets of eth0 to CPU 2"},
 		{"RPS and queues", func(f *Facts) { f.Devices[1].RPS[0] = "f" }, "note rps-useless: RPS is on for eth0, though"},
 		{"RFS", func(f *Facts) { f.Devices[2].RFS[0] = "4096" }, "warning rfs-off: RFS is configured for flannel.1, but off"},
@@ -156,7 +156,7 @@ func TestRules(t *testing.T) {
 		{"rp_filter", func(f *Facts) { f.Devices[2].RPFilter, f.RPFiltered = 1, 50 }, "warning rp-filter: "},
 		{"limit", func(f *Facts) {
 			f.Throttled = []Throttled{{"/a", 3, 90 * time.Millisecond}, {"/b", 1, time.Millisecond}}
-		}, "warning throttled: CPU limits throttle cgroups: 1."},
+		}, "warning throttled: Cgroups throttled by CPU limits: 1."},
 		{"ring", func(f *Facts) {
 			f.Devices[1].Window.Missed, f.Devices[1].Ring, f.Devices[1].RingMax = 5000, 512, 4096
 		}, "serious ring-small: eth0 loses packets because its receive ring is full, and"},
@@ -165,11 +165,11 @@ func TestRules(t *testing.T) {
 		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
 		{"full link", func(f *Facts) {
 			f.Devices[1].Speed, f.Devices[1].Window.TxBytes = 1e9, 118_000_000
-		}, "warning nic-cap: eth0 is at the speed of its link"},
+		}, "warning nic-cap: eth0 sends or receives at the speed of its link"},
 		{"allowance", func(f *Facts) {
 			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
 		}, "warning nic-cap: The cloud's limit for eth0"},
-		{"host's ring", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{stopQueue: 10} }, "note nic-cap: The host's ring of eth0"},
+		{"host's ring", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{stopQueue: 10} }, "note nic-cap: eth0 stopped sending because the host's ring"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := server()
@@ -201,8 +201,8 @@ func TestEveryRuleIsDescribed(t *testing.T) {
 // TestVirtualFunctions of the machines in fixtures.
 func TestVirtualFunctions(t *testing.T) {
 	want := map[string]string{
-		"netvsc":            "note: The host gives eth0 no virtual function",
-		"netvsc-no-driver":  "warning: eth0 has a virtual function, and no driver",
+		"netvsc":            "note: The host provides no virtual function",
+		"netvsc-no-driver":  "warning: eth0 has a virtual function without a driver",
 		"netvsc-not-bonded": "warning: eth0 has a virtual function that is not bonded",
 		"netvsc-vf-down":    "warning: The virtual function of eth0 is down",
 		"netvsc-vfio":       "warning: eth0 has a virtual function, and its driver vfio-pci creates",

@@ -178,7 +178,7 @@ func TestReversePathFilter(t *testing.T) {
 	}
 	defer conn.Close()
 	found := lookWhile(t, func() { _, _ = conn.Write([]byte("x")) })
-	if len(found) != 1 || !strings.HasPrefix(summary(found)[0], "serious rp-filter: Reverse path filtering drops packets") && !strings.HasPrefix(summary(found)[0], "warning rp-filter: ") {
+	if len(found) != 1 || !strings.HasPrefix(summary(found)[0], "serious rp-filter: Strict reverse path filtering drops packets") && !strings.HasPrefix(summary(found)[0], "warning rp-filter: ") {
 		t.Fatalf("found %q", summary(found))
 	}
 	run(t, found[0].Do, "ip route add 203.0.113.0/24 dev lo") // loose: any route will do

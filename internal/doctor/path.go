@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// Path is what was found out about the way from one machine to another.
+// Path has the facts about the path from one machine to another.
 type Path struct {
 	Client, Server string
 	// To is the server's address.
@@ -194,7 +194,7 @@ func (p *Path) measureMTU(ctx context.Context, c crossing, catch Catch) error {
 			return err
 		}
 		if !taken.Complete {
-			return errors.New("they arrive only now and then")
+			return errors.New("datagrams arrive only sometimes")
 		}
 		for _, size := range between(low, high) {
 			if !slices.Contains(taken.Sizes, size) {
@@ -241,7 +241,7 @@ var pathRules = []struct {
 	{"offload-fault", offloadFault},
 }
 
-// Pair is how findings call the way from one place to another.
+// Pair is the name of the path from one place to another in findings.
 func Pair(client, server string) string { return client + " to " + server }
 
 // ExaminePath applies all rules for paths.
@@ -259,10 +259,10 @@ func portBlocked(p Path) (found []Finding) {
 	for _, c := range p.Closed {
 		found = append(found, Finding{
 			Severity: Serious,
-			What:     fmt.Sprintf("No traffic gets through to %s by %s.", p.To, c.Protocol),
-			Evidence: []Evidence{evidence("a message there and back, as in a trial", "%v", c.Why)},
+			What:     fmt.Sprintf("No traffic reaches %s by %s.", p.To, c.Protocol),
+			Evidence: []Evidence{evidence("a message and its reply, as in a trial", "%v", c.Why)},
 			Cost:     "A run between the two fails before its first block.",
-			Do:       "Let the ports of net.ipv4.ip_local_port_range (32768 to 60999) through every firewall between them, by TCP and UDP; to see those of the machines: nft list ruleset; iptables-save",
+			Do:       "Let the ports of net.ipv4.ip_local_port_range (32768 to 60999) through every firewall between them, for TCP and UDP; to see the machines' own rules: nft list ruleset; iptables-save",
 		})
 	}
 	if !p.Datagrams && len(p.Closed) == 0 {
@@ -270,8 +270,8 @@ func portBlocked(p Path) (found []Finding) {
 			Severity: Serious,
 			What:     fmt.Sprintf("No datagram arrives at %s.", p.To),
 			Evidence: append([]Evidence{evidence("UDP datagrams of less than 100 bytes", "%d sent, none arrived", tries)}, p.refused()...),
-			Cost:     "Workloads of UDP fail, and so does an overlay by VXLAN between the two.",
-			Do:       "Let UDP through every firewall between them; to see those of the machines: nft list ruleset; iptables-save",
+			Cost:     "Workloads over UDP fail, and so does a VXLAN overlay between the two.",
+			Do:       "Let UDP through every firewall between them; to see the machines' own rules: nft list ruleset; iptables-save",
 		})
 	}
 	return found
@@ -298,14 +298,14 @@ func pathMTU(p Path) []Finding {
 			evidence("/sys/class/net/"+t.Device+"/mtu of "+p.Client, "%d", t.DeviceMTU),
 			evidence("path MTU that the kernel of "+p.Client+" knows", "%d", t.ToldMTU),
 		},
-		Cost: "Nobody tells the sender (ICMP \"fragmentation needed\" does not arrive): connections open, and hang at the first large transfer, unless both ends announce a smaller MSS. Packets of an overlay are lost.",
-		Do: fmt.Sprintf("ip link set %s mtu %d   # on %s, and the devices of overlays smaller by what they add; or a larger MTU on every switch and router between the two",
+		Cost: "The sender does not learn of it (ICMP \"fragmentation needed\" does not arrive): connections open, and hang at the first large transfer, unless both ends announce a smaller MSS. Packets of an overlay are lost.",
+		Do: fmt.Sprintf("ip link set %s mtu %d   # on %s, and smaller MTUs for its overlay devices, by the headers that they add; or a larger MTU on every switch and router between the two",
 			t.Device, p.MTU, p.Client),
 	}
 	if told {
 		finding.Severity = Warning
-		finding.What = fmt.Sprintf("The way carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU)
-		finding.Cost = "The sender is told so by ICMP and sends smaller packets; packets of an overlay are fragmented, which costs CPU time at both ends, or dropped."
+		finding.What = fmt.Sprintf("The path carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU)
+		finding.Cost = "ICMP tells the sender, which then sends smaller packets. Packets of an overlay are fragmented, which costs CPU time at both ends, or dropped."
 	}
 	return []Finding{finding}
 }
@@ -317,15 +317,15 @@ func vxlanBlocked(p Path) (found []Finding) {
 		}
 		finding := Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("UDP port %d, which overlays by VXLAN take, is blocked.", v.Port),
-			Evidence: append([]Evidence{evidence(fmt.Sprintf("datagrams to UDP port %d", v.Port), "%d sent, none arrived; to another port they arrive", tries)}, p.refused()...),
-			Cost:     "Neither machine has an overlay of that port now. One that is created delivers nothing from node to node.",
-			Do:       fmt.Sprintf("Let UDP port %d through every firewall between them, if an overlay is to take it.", v.Port),
+			What:     fmt.Sprintf("UDP port %d, which VXLAN overlays use, is blocked.", v.Port),
+			Evidence: append([]Evidence{evidence(fmt.Sprintf("datagrams to UDP port %d", v.Port), "%d sent, none arrived; datagrams to another port arrive", tries)}, p.refused()...),
+			Cost:     "The receiving host has no overlay on that port now. A new one would deliver nothing from node to node.",
+			Do:       fmt.Sprintf("Let UDP port %d through every firewall between them, if an overlay is to use it.", v.Port),
 		}
 		if v.Used {
 			finding.Severity = Serious
-			finding.Cost = "Pods on the two do not reach each other by the overlay."
-			finding.Do = fmt.Sprintf("Let UDP port %d through every firewall between them; to see those of the machines: nft list ruleset; iptables-save", v.Port)
+			finding.Cost = "Pods on the two do not reach each other through the overlay."
+			finding.Do = fmt.Sprintf("Let UDP port %d through every firewall between them; to see the machines' own rules: nft list ruleset; iptables-save", v.Port)
 		}
 		found = append(found, finding)
 	}

@@ -69,7 +69,7 @@ func TestExplore(t *testing.T) {
 		{"black hole", way{device: 1500, carries: 1400, told: 1500}, overlay, []string{"serious path-mtu: Packets of more than 1400 bytes vanish, and eth0 sends up to 1500."}},
 		{"black hole by 1", way{device: 9000, carries: 8999, told: 9000}, overlay, []string{"serious path-mtu: Packets of more than 8999 bytes vanish"}},
 		{"the least", way{device: 1500, carries: 576, told: 1500}, overlay, []string{"serious path-mtu: Packets of more than 576 bytes vanish"}},
-		{"told by ICMP", way{device: 9001, carries: 1500, told: 1500}, overlay, []string{"warning path-mtu: The way carries packets of up to 1500 bytes, and eth0 sends up to 9001."}},
+		{"told by ICMP", way{device: 9001, carries: 1500, told: 1500}, overlay, []string{"warning path-mtu: The path carries packets of up to 1500 bytes, and eth0 sends up to 9001."}},
 		{"overlay blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8472}}, overlay, []string{"serious vxlan-blocked: UDP port 8472"}},
 		{"another port blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{4789}}, overlay, []string{"note vxlan-blocked: UDP port 4789"}},
 		{"port taken", way{device: 1500, carries: 1500, told: 1500, taken: []uint16{4789, 8472}}, overlay, nil},
@@ -139,8 +139,8 @@ func TestOffloadFault(t *testing.T) {
 		tries   int
 	}{
 		"healthy":       {carrier{failsUpTo: -1}, false, "", 1},
-		"segmentation":  {carrier{failsUpTo: OffloadAll}, false, "serious : Segmentation of packets that a sends", 3},
-		"checksum":      {carrier{failsUpTo: OffloadChecksum}, false, "serious : The checksum of packets that a sends", 4},
+		"segmentation":  {carrier{failsUpTo: OffloadAll}, false, "serious : Segmentation of VXLAN packets that a sends", 3},
+		"checksum":      {carrier{failsUpTo: OffloadChecksum}, false, "serious : The checksum of VXLAN packets that a sends", 4},
 		"a loss":        {carrier{failsUpTo: OffloadAll, once: true}, false, "", 3},
 		"another fault": {carrier{failsUpTo: OffloadNothing}, false, "", 3},
 		"blocked":       {carrier{failsUpTo: OffloadNothing}, true, "", 0},

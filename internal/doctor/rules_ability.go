@@ -17,7 +17,7 @@ func notPermitted(f Facts) []Finding {
 		What:     "This process lacks capabilities: it cannot apply accelerators, and some facts may be missing.",
 		Evidence: []Evidence{evidence("/proc/self/status, CapEff", "lacks %s", strings.Join(f.Lacks, ", "))},
 		Cost:     "Runs in a lab, slipstream accel and the agent fail. Runs in a cluster do not need the capabilities here.",
-		Do:       "sudo slipstream doctor   # of a host, give its user sudo without a password (NOPASSWD), or log in as root",
+		Do:       "sudo slipstream doctor   # for a host, allow its user sudo without a password (NOPASSWD), or log in as root",
 	}}
 }
 
@@ -27,10 +27,10 @@ const hostUnfit = "host-unfit"
 func HostUnfit(host string, why error) Finding {
 	return Finding{
 		Rule: hostUnfit, Severity: Serious, Where: host,
-		What:     "No worker can be started on this host.",
+		What:     "slipstream cannot start a worker on this host.",
 		Evidence: []Evidence{evidence("a login by SSH", "%v", why)},
-		Cost:     "A run that has this host fails before its first block. Nothing else was looked at here.",
-		Do:       "What the line above says; then slipstream doctor hosts:" + host,
+		Cost:     "A run on this host fails before its first block. Nothing else was checked here.",
+		Do:       "Correct what the evidence names; then slipstream doctor hosts:" + host,
 	}
 }
 
@@ -43,7 +43,7 @@ func noBTF(f Facts) []Finding {
 		What:     "The kernel has no BTF (its types), which the eBPF programs need.",
 		Evidence: []Evidence{evidence("/sys/kernel/btf/vmlinux", "missing"), evidence("/proc/sys/kernel/osrelease", "%s", f.Node.Kernel)},
 		Cost:     "The fast path cannot run, and softirq time is measured by clock ticks, which miss most of it on idle CPUs. RPS and RFS work.",
-		Do:       "Boot a kernel with CONFIG_DEBUG_INFO_BTF, as those of the distributions are.",
+		Do:       "Boot a kernel with CONFIG_DEBUG_INFO_BTF, such as a distribution's.",
 	}}
 }
 
@@ -56,7 +56,7 @@ func fastPath(f Facts) []Finding {
 		Severity: Warning,
 		What:     "The fast path cannot run here.",
 		Evidence: []Evidence{evidence("the probe, in network namespaces of its own", "%s", f.FastPath)},
-		Cost:     "Runs leave out variants with fastpath. What it gains where it runs: docs/results/fastpath.md.",
+		Cost:     "Runs leave out variants with fastpath. What it would gain: docs/results/fastpath.md.",
 		Do:       "See docs/explanation/fastpath.md, \"What it needs\".",
 	}}
 }
@@ -69,8 +69,8 @@ func throttled(f Facts) []Finding {
 	}
 	found := Finding{
 		Severity: Warning,
-		What:     fmt.Sprintf("CPU limits throttle cgroups: %d.", len(worst)),
-		Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency, and in a trial as the warning \"throttled\". To measure it for one's own workload: the same run with and without the limit, slipstream compare BEFORE AFTER.",
+		What:     fmt.Sprintf("Cgroups throttled by CPU limits: %d.", len(worst)),
+		Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency, and in a trial as the warning \"throttled\". To measure the cost for your workload: the same run with and without the limit, then slipstream compare BEFORE AFTER.",
 		Do:       "Raise the limit, or remove it: cpu.max of the cgroup, resources.limits.cpu of the pod.",
 	}
 	const most = 5
@@ -88,10 +88,10 @@ func LabLacks(what string, optional bool, why error) Finding {
 		What:     fmt.Sprintf("This machine cannot make %s.", what),
 		Evidence: []Evidence{evidence("the probe of a lab, in a network namespace of its own", "%v", why)},
 		Cost:     "Every run in a lab fails before its first block.",
-		Do:       "What the line above says; then slipstream doctor lab",
+		Do:       "Correct what the evidence names; then slipstream doctor lab",
 	}
 	if optional {
-		f.Severity, f.Cost = Warning, "Runs that have it fail before their first block; others do not need it."
+		f.Severity, f.Cost = Warning, "Runs that need it fail before their first block."
 	}
 	return f
 }

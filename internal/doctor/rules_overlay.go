@@ -69,9 +69,9 @@ var offloads = []struct {
 	overlay bool   // of the overlay's own device, not of the NIC
 	without string // what the kernel does if it is off
 }{
-	{"rx-gro", "gro", false, "each packet takes the whole receive path alone, instead of merged with others (GRO)"},
-	{"rx-gro", "gro", true, "each packet that VXLAN delivers takes the rest of the path alone, instead of merged with others (GRO)"},
-	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large packets of VXLAN, which the NIC could do"},
+	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
+	{"rx-gro", "gro", true, "each packet that VXLAN delivers crosses the rest of the path on its own, instead of merged with others (GRO)"},
+	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large VXLAN packets, which the NIC could do"},
 	{"tx-checksum-ipv4", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx-checksum-ip-generic", true, "the CPU computes the inner checksums and segments before it encapsulates"},
@@ -96,7 +96,7 @@ func offloadOff(f Facts) (found []Finding) {
 				Severity: Warning,
 				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
 				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
-				Cost: "Not known for this one alone. In a lab without any offload of the NIC, a stream over VXLAN had about a quarter of the throughput that it had with them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
+				Cost: "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
 					workaround(o.name, o.overlay),
 				Do: fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
 			})
@@ -115,7 +115,7 @@ func (d Device) checksums(name string) bool {
 // workaround names the reason for which an offload is often switched off.
 func workaround(name string, overlay bool) string {
 	if overlay && name == "tx-checksum-ip-generic" {
-		return " It is often off on purpose: faulty kernels and NICs send wrong checksums through NAT with it. After you switch it on, call a service whose backend is on another node, from a pod."
+		return " It is often off on purpose: with it, faulty kernels and NICs send wrong checksums through NAT. After you turn it on, connect from a pod to a service whose backend is on another node."
 	}
 	return ""
 }
@@ -138,7 +138,7 @@ func rpFilter(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: severity,
-		What:     "Reverse path filtering drops packets, and is strict.",
+		What:     "Strict reverse path filtering drops packets.",
 		Evidence: []Evidence{
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
@@ -157,7 +157,7 @@ func vf(f Facts) (found []Finding) {
 		finding := Finding{
 			Severity: Warning,
 			Evidence: []Evidence{evidence("/sys/class/net/"+d.Name, "%s", d.NIC)},
-			Cost:     "Packets take the paravirtual device. To measure what that costs here, run an experiment before and after the change: slipstream compare BEFORE AFTER.",
+			Cost:     "Packets use the paravirtual device. To measure what that costs here, run an experiment before and after the change: slipstream compare BEFORE AFTER.",
 		}
 		var took string
 		if d.VF != nil {
@@ -167,10 +167,10 @@ func vf(f Facts) (found []Finding) {
 		switch {
 		case v.Function == "" && v.Device == "":
 			finding.Severity = Note
-			finding.What = fmt.Sprintf("The host gives %s no virtual function (SR-IOV, Accelerated Networking).", d.Name)
-			finding.Do = "Switch it on where the machine is configured, if its type has it; on Azure: az network nic update --accelerated-networking true"
+			finding.What = fmt.Sprintf("The host provides no virtual function (SR-IOV, Accelerated Networking) for %s.", d.Name)
+			finding.Do = "Enable it in the configuration of the virtual machine, if its type supports it; on Azure: az network nic update --accelerated-networking true"
 		case v.Driver == "":
-			finding.What = fmt.Sprintf("%s has a virtual function, and no driver for it.", d.Name)
+			finding.What = fmt.Sprintf("%s has a virtual function without a driver.", d.Name)
 			finding.Do = "modprobe " + cmp.Or(v.Needs, "DRIVER")
 		case v.Device == "":
 			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s creates no network device for it.", d.Name, v.Driver)
@@ -182,7 +182,7 @@ func vf(f Facts) (found []Finding) {
 			finding.What = fmt.Sprintf("The virtual function of %s is down.", d.Name)
 			finding.Do = "ip link set " + v.Device + " up"
 		case took == record.TookParavirtual && d.Window.Rx+d.Window.Tx >= 100:
-			finding.What = fmt.Sprintf("The virtual function of %s is up, and packets do not take it.", d.Name)
+			finding.What = fmt.Sprintf("The virtual function of %s is up, and packets do not use it.", d.Name)
 			finding.Evidence = append(finding.Evidence, evidence("packets of the VF, in "+f.window(), "%d of %d received, %d of %d sent",
 				d.VF.VFRxPackets, d.VF.RxPackets, d.VF.VFTxPackets, d.VF.TxPackets))
 			finding.Do = "ethtool -S " + d.Name + "   # vf_rx_packets and vf_tx_packets; docs/reference/nics.md"

@@ -11,7 +11,7 @@ import (
 
 func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).String() }
 
-const lostPackets = "TCP retransmits the packet and slows down; UDP loses it. Not measured on its own: trials.jsonl has the retransmits of each trial of an experiment."
+const lostPackets = "TCP retransmits the packet and slows down; UDP loses it. How much that costs was not measured; trials.jsonl has the retransmits of each trial of an experiment."
 
 // loss judges packets lost in the window, out of all. Any machine loses fewer than 10 now and then, or fewer
 // than 1 in 10,000.
@@ -66,7 +66,7 @@ func flowLimit(f Facts) []Finding {
 		Severity: severity,
 		What:     "The flow limit drops packets of large flows.",
 		Evidence: []Evidence{evidence("/proc/net/softnet_stat, flow_limit_count, in "+f.window(), "%d of %d packets", f.FlowLimited, all)},
-		Cost:     "The flow limit protects small flows from large ones on an overloaded CPU. It may take all VXLAN packets between two nodes for a few large flows.",
+		Cost:     "The flow limit protects small flows from large ones on an overloaded CPU. It may treat all VXLAN packets between two nodes as a few large flows.",
 		Do:       "sysctl -w net.core.flow_limit_cpu_bitmap=0   # unless somebody switched it on for a reason",
 	}}
 }
@@ -81,12 +81,12 @@ func squeezed(f Facts) []Finding {
 	s := f.Node.Sysctls
 	return []Finding{{
 		Severity: Note,
-		What:     "CPUs often stop receiving before their queues are empty, because a poll used up its budget.",
+		What:     "CPUs often stop receiving before their queues are empty, because a NAPI poll used up its budget.",
 		Evidence: []Evidence{
 			evidence("/proc/net/softnet_stat, time_squeeze, in "+f.window(), "%d for %d packets", squeezed, all),
 			evidence("/proc/sys/net/core/netdev_budget, netdev_budget_usecs", "%s, %s", s["net.core.netdev_budget"], s["net.core.netdev_budget_usecs"]),
 		},
-		Cost: "Packets wait longer while the CPU runs other softirqs and programs. Without drops, that costs latency and no packets.",
+		Cost: "Packets wait while the CPU runs other softirqs and programs. That costs latency; packets are lost only if a queue overflows.",
 		Do:   fmt.Sprintf("sysctl -w net.core.netdev_budget=%s   # and compare two runs: slipstream compare BEFORE AFTER", quadruple(s["net.core.netdev_budget"])),
 	}}
 }
@@ -110,7 +110,7 @@ func ringSmall(f Facts) (found []Finding) {
 				evidence("ethtool -g "+d.Name, "%d receive descriptors of at most %d", d.Ring, d.RingMax),
 			},
 			Cost: lostPackets,
-			Do:   fmt.Sprintf("ethtool -G %s rx %d   # it resets the link on some NICs, and a larger ring takes more cache", d.Name, d.RingMax),
+			Do:   fmt.Sprintf("ethtool -G %s rx %d   # some NICs reset their link, and a larger ring uses more cache", d.Name, d.RingMax),
 		})
 	}
 	return found
@@ -134,13 +134,13 @@ func nicCap(f Facts) (found []Finding) {
 		if d.Speed > 0 && max(rx, tx) >= full*d.Speed {
 			found = append(found, Finding{
 				Severity: Warning,
-				What:     fmt.Sprintf("%s is at the speed of its link.", d.Name),
+				What:     fmt.Sprintf("%s sends or receives at the speed of its link.", d.Name),
 				Evidence: []Evidence{
-					evidence("/sys/class/net/"+d.Name+"/statistics, in "+f.window(), "%.2f Gbit/s received, %.2f Gbit/s sent, with what the wire adds", rx/1e9, tx/1e9),
+					evidence("/sys/class/net/"+d.Name+"/statistics, in "+f.window(), "%.2f Gbit/s received, %.2f Gbit/s sent, with preamble, checksum and gap", rx/1e9, tx/1e9),
 					evidence("/sys/class/net/"+d.Name+"/speed", "%.0f Mbit/s", d.Speed/1e6),
 				},
-				Cost: "No accelerator makes it faster: they save CPU time, and the wire is the limit.",
-				Do:   "A faster NIC or more of them; to see what the CPU time is worth: slipstream report RESULT, metric cpu_per_gb",
+				Cost: "Accelerators save CPU time, and the link is the limit: none makes it faster.",
+				Do:   "Use a faster NIC, or more of them. To see how much CPU time an accelerator saves: slipstream report RESULT, metric cpu_per_gb",
 			})
 		}
 		for _, name := range slices.Sorted(maps.Keys(d.Caps)) {
@@ -158,15 +158,15 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 	n := d.Caps[name]
 	finding := Finding{
 		Severity: Warning,
-		What:     fmt.Sprintf("The cloud's limit for %s held packets up or dropped them.", d.Name),
+		What:     fmt.Sprintf("The cloud's limit for %s delayed or dropped packets.", d.Name),
 		Evidence: []Evidence{evidence("ethtool -S "+d.Name+", "+name+", in "+f.window(), "%d", n)},
-		Cost:     "The limit is the instance type's, for bandwidth, packets per second or connections: no accelerator lifts it.",
+		Cost:     "The instance type limits bandwidth, packets per second or connections: no accelerator changes that.",
 		Do:       "slipstream run instances   # instance types by price",
 	}
 	if name == stopQueue {
 		finding.Severity = Note
-		finding.What = fmt.Sprintf("The host's ring of %s was full, and sending stopped.", d.Name)
-		finding.Cost = "Packets wait until the host takes them: it is busy, or the virtual machine is at its limit."
+		finding.What = fmt.Sprintf("%s stopped sending because the host's ring was full.", d.Name)
+		finding.Cost = "Packets wait until the host takes them, because it is busy or the virtual machine is at its limit."
 		finding.Do = "slipstream run an-vms   # Accelerated Networking on and off; or a larger machine"
 	}
 	return finding, n >= few
@@ -223,7 +223,7 @@ func conntrackFull(f Facts) []Finding {
 			evidence("/proc/sys/net/netfilter/nf_conntrack_count", "%d", f.Conntrack),
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),
 		},
-		Cost: "Once it is full, new connections are dropped; the kernel's log says \"nf_conntrack: table full, dropping packet\".",
+		Cost: "If it is full, the kernel drops new connections, and logs \"nf_conntrack: table full, dropping packet\".",
 		Do:   fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d   # kube-proxy sets it by --conntrack-max-per-core", f.ConntrackMax*2),
 	}}
 }

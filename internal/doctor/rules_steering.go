@@ -24,19 +24,19 @@ func oneCPUReceives(f Facts) (found []Finding) {
 		}
 		finding := Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("One CPU receives all packets of %s: it has one receive queue, and neither RPS nor RFS is on.", d.Name),
+			What:     fmt.Sprintf("One CPU receives all packets of %s: the NIC has one receive queue, and neither RPS nor RFS is on.", d.Name),
 			Evidence: []Evidence{
 				evidence("/sys/class/net/"+d.Name+"/queues", "1 receive queue, rps_cpus %s", strings.Join(d.RPS, " ")),
 				evidence("/proc/irq/*/effective_affinity_list", "its interrupts go to CPU %s", cmp.Or(d.IRQ, "(unknown)")),
 			},
-			Cost: "Not known without an experiment. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+			Cost: "Only an experiment shows it. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 			Do:   proveSteering,
 		}
 		full, alone := f.alone()
 		switch {
 		case alone && (d.IRQ == "" || d.takes(full)):
 			finding.Severity = Warning
-			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with that: it has one receive queue, and neither RPS nor RFS is on.", d.Name)
+			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with them: the NIC has one receive queue, and neither RPS nor RFS is on.", d.Name)
 			finding.Evidence = append(finding.Evidence,
 				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, f.softirq(full)*100, idle*100))
 		case len(f.CPUs) < 3:
@@ -83,9 +83,9 @@ func rpsUseless(f Facts) (found []Finding) {
 		case d.NIC.RxQueues == 1 && irqErr == nil && maskErr == nil && len(mask.CPUs()) == 1 && mask.Equal(irq):
 			found = append(found, Finding{
 				Severity: Warning,
-				What:     fmt.Sprintf("RPS steers the packets of %s to CPU %s, which takes its interrupts anyway.", d.Name, d.IRQ),
+				What:     fmt.Sprintf("RPS steers the packets of %s to CPU %s, which already handles its interrupts.", d.Name, d.IRQ),
 				Evidence: []Evidence{queues, evidence("/proc/irq/*/effective_affinity_list", "CPU %s", d.IRQ)},
-				Cost:     "Every packet goes through that CPU's backlog once more, and no other CPU takes any.",
+				Cost:     "Every packet also passes that CPU's backlog, and no other CPU receives any.",
 				Do:       fmt.Sprintf("echo 0 > /sys/class/net/%s/queues/rx-0/rps_cpus   # or choose another CPU; %s", d.Name, proveSteering),
 			})
 		case d.NIC.RxQueues >= len(f.CPUs) && len(f.CPUs) > 1:
@@ -93,7 +93,7 @@ func rpsUseless(f Facts) (found []Finding) {
 				Severity: Note,
 				What:     fmt.Sprintf("RPS is on for %s, though it has a receive queue for each CPU.", d.Name),
 				Evidence: []Evidence{queues, evidence("/sys/devices/system/cpu/online", "%s", f.Node.CPUs)},
-				Cost:     "The NIC spreads flows already; RPS adds an interrupt from CPU to CPU for each batch it moves (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
+				Cost:     "The NIC spreads flows already; RPS adds an interrupt to another CPU for each batch that it moves (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 				Do:       proveSteering,
 			})
 		}
@@ -125,7 +125,7 @@ func rfsOff(f Facts) []Finding {
 		Severity: Warning,
 		What:     fmt.Sprintf("RFS is configured for %s, but off: the machine's flow table has no entries.", strings.Join(with, ", ")),
 		Evidence: append(queues, evidence("/proc/sys/net/core/rps_sock_flow_entries", "%s", entries)),
-		Cost:     "Packets are not steered to the CPU of their application. An experiment tells whether that would help here.",
+		Cost:     "The kernel does not steer packets to the CPU of their application. An experiment shows whether that would help here.",
 		Do:       proveSteering + "; then slipstream policy",
 	}}
 }
@@ -140,12 +140,12 @@ func irqbalance(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("irqbalance may move the interrupts of %s to other CPUs, and does not change its RPS mask.", d.Name),
+			What:     fmt.Sprintf("irqbalance may move the interrupts of %s to other CPUs, without changing its RPS mask.", d.Name),
 			Evidence: []Evidence{
 				evidence("/proc/*/comm", "irqbalance"),
 				evidence("/sys/class/net/"+d.Name+"/queues/rx-*/rps_cpus", "%s", strings.Join(d.RPS, " ")),
 			},
-			Cost: "A mask chosen to leave out the CPU of the interrupts is wrong once they move, and runs before and after differ.",
+			Cost: "A mask that leaves out the CPU of the interrupts is wrong once they move, and runs before and after that differ.",
 			Do:   "IRQBALANCE_BANNED_CPULIST, or --banirq with the device's interrupts, in the configuration of irqbalance",
 		})
 	}

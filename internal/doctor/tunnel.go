@@ -131,8 +131,8 @@ func offloadFault(p Path) []Finding {
 	device := p.Thrown.Device
 	f := Finding{
 		Severity: Serious,
-		What:     fmt.Sprintf("%s of packets that %s sends by VXLAN is wrong if it is offloaded to %s.", name, p.Client, device),
-		Cost:     "Pods on the two reach each other, and transfers hang or crawl: what is segmented or has a checksum below the overlay's device does not arrive.",
+		What:     fmt.Sprintf("%s of VXLAN packets that %s sends is wrong if it is offloaded to %s.", name, p.Client, device),
+		Cost:     "Pods on the two reach each other, but transfers hang or are very slow: packets that a device below the overlay's segments or gives a checksum do not arrive.",
 		Do:       fmt.Sprintf("ethtool -K %s %s   # on %s; or on the overlay's own device: ethtool -K flannel.1 tx-checksum-ip-generic off. Then a newer driver, firmware or hypervisor", device, set, p.Client),
 	}
 	for _, t := range p.Tries {

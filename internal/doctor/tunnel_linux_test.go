@@ -136,7 +136,7 @@ func TestProbeOffload(t *testing.T) {
 		{"segmentation", asm.Instructions{
 			asm.LoadMem(asm.R0, asm.R6, gsoSize, asm.Word),
 			asm.JNE.Imm(asm.R0, 0, "drop"),
-		}, "serious : Segmentation of packets that a sends by VXLAN is wrong if it is offloaded to eth0."},
+		}, "serious : Segmentation of VXLAN packets that a sends is wrong if it is offloaded to eth0."},
 		// Where the checksum is left to the device, its field has the sum of the pseudo-header.
 		{"checksum", asm.Instructions{
 			asm.LoadAbs(inner+2, asm.Half), // the total length
@@ -146,7 +146,7 @@ func TestProbeOffload(t *testing.T) {
 			asm.Mov.Reg(asm.R8, asm.R7), asm.RSh.Imm(asm.R8, 16), asm.And.Imm(asm.R7, 0xffff), asm.Add.Reg(asm.R7, asm.R8),
 			asm.LoadAbs(inner+20+16, asm.Half),
 			asm.JEq.Reg(asm.R0, asm.R7, "drop"),
-		}, "serious : The checksum of packets that a sends by VXLAN is wrong if it is offloaded to eth0."},
+		}, "serious : The checksum of VXLAN packets that a sends is wrong if it is offloaded to eth0."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

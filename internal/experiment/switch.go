@@ -271,7 +271,7 @@ func (s *switcher) verify(ctx context.Context, v v1alpha1.Variant) (bool, error)
 	return false, fmt.Errorf("variant %s: switch.verify: %w (0 says that the change is in force, 1 that it is not)", v.Name, err)
 }
 
-// restore puts back what is switched.
+// restore undoes the current switch.
 func (s *switcher) restore(ctx context.Context) error {
 	last := step{*s.now, true}
 	err := s.make(ctx, last)
@@ -282,13 +282,13 @@ func (s *switcher) restore(ctx context.Context) error {
 		err = s.verified(ctx, last)
 	}
 	if err != nil {
-		return fmt.Errorf("put back what was switched for %s: %w", last.variant.Name, err)
+		return fmt.Errorf("undo the switch of %s: %w", last.variant.Name, err)
 	}
 	return nil
 }
 
-// PutBack puts back what a run that was killed has left switched for a variant. How far that run
-// came is unknown, so the variant's command back runs whatever is in force.
+// PutBack undoes the switch of a killed run for a variant. It is not known how far that run got, so
+// the variant's command back runs in any case.
 func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
 	for _, v := range exp.Spec.Variants {
 		if v.Name == variant && v.Switch != nil {
@@ -296,5 +296,5 @@ func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run 
 			return s.restore(ctx)
 		}
 	}
-	return fmt.Errorf("put back what was switched for %s: the experiment has no such variant with a switch", variant)
+	return fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)
 }

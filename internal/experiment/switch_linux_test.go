@@ -39,8 +39,8 @@ esac
 `
 
 // TestSwitchKilled kills the controller, by a signal that it cannot handle, at every step of a
-// switch. The command under way dies with it, and the next start puts back what was found,
-// and goes on.
+// switch. The running command dies with it, and the next start restores the original state
+// and continues.
 func TestSwitchKilled(t *testing.T) {
 	overrides := []string{
 		"spec.variants=[{name: small}, {name: large, switch: {to: [sh, script, to, large], back: [sh, script, back, small], verify: [sh, script, is, large], settle: 1ms}}]",
@@ -143,7 +143,7 @@ func nobodyReads(t *testing.T, pipe string) {
 	t.Fatal("a command of the dead controller goes on")
 }
 
-// finish puts back what is left in a folder, and runs the experiment to its end.
+// finish undoes the switch that a folder records, and runs the experiment to its end.
 func finish(t *testing.T, exp *v1alpha1.Experiment, folder string) {
 	left := record.LeftSwitched(folder)
 	if len(left) != 1 {

@@ -146,7 +146,7 @@ func TestSteps(t *testing.T) {
 
 // TestSwitch runs to the end: every trial runs on what its variant needs, no worker is there
 // while something is switched, every period but the first has a switch before it, and in the
-// end what was found is back.
+// end the original state is restored.
 func TestSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, out := &machine{size: "small"}, new(memory)
@@ -241,7 +241,7 @@ func TestMoved(t *testing.T) {
 }
 
 // TestSwitchFails has commands fail, hang and lie. The run ends with an error that says which
-// and how, and what was found is back unless that is what failed.
+// and how, and the original state is restored unless the command that does so failed.
 func TestSwitchFails(t *testing.T) {
 	fail := errors.New("quota exceeded")
 	for _, c := range []struct {
@@ -286,13 +286,13 @@ func TestSwitchFails(t *testing.T) {
 				return fail
 			}
 			return nil
-		}, "put back what was switched for large: variant large: switch.back: quota exceeded", "large"},
+		}, "undo the switch of large: variant large: switch.back: quota exceeded", "large"},
 		{"back lies", func(m *machine, _ context.Context, command string) error {
 			if command == "is large" && slices.Contains(m.log, "resize large") {
 				m.size = "large"
 			}
 			return nil
-		}, "put back what was switched for large: variant large: switch.back (resize small) has succeeded, but verify (is large) says that the change still is in force", "large"},
+		}, "undo the switch of large: variant large: switch.back (resize small) has succeeded, but verify (is large) says that the change still is in force", "large"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -316,7 +316,7 @@ func TestSwitchFails(t *testing.T) {
 }
 
 // TestSwitchInterrupted stops a run in the middle of a period, after a command began: the
-// command ends, what was found is put back, and the resumed run has the whole period again.
+// command ends, the original state is restored, and the resumed run repeats the whole period.
 func TestSwitchInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, out := &machine{size: "small"}, new(memory)
@@ -427,7 +427,7 @@ func TestSwitchInterruptedTwice(t *testing.T) {
 
 func TestPutBackUnknown(t *testing.T) {
 	err := PutBack(t.Context(), parseSwitching(t), "small", nil, new(memory), func(string) {})
-	if want := "put back what was switched for small: the experiment has no such variant with a switch"; err == nil || err.Error() != want {
+	if want := "undo the switch of small: the experiment has no such variant with a switch"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -86,7 +86,7 @@ func TestPattern(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"":                      "say what stands where in the names of the files",
+		"":                      "describe the file names",
 		"{block}.json":          "it has no {variant}",
 		"{variant}-{trial}":     "there is no placeholder {trial}",
 		"{variant}-{variant}":   "it has {variant} twice",

@@ -41,7 +41,7 @@ var placeholder = regexp.MustCompile(`\{([^{}]*)\}|\*`)
 
 func parsePattern(text string) (*pattern, error) {
 	if text == "" {
-		return nil, errors.New("--pattern: say what stands where in the names of the files, such as '{variant}-{block}.json'")
+		return nil, errors.New("--pattern: describe the file names, such as '{variant}-{block}.json'")
 	}
 	if !utf8.ValidString(text) {
 		return nil, fmt.Errorf("--pattern %q: it is not UTF-8", text)

@@ -71,7 +71,7 @@ func (m *Model) programSentences() []string {
 		}
 	}
 	if len(parts) > 0 {
-		out = append(out, fmt.Sprintf("Traffic was of %s; of programs that read and write in another way the ratios may differ.", list(parts)))
+		out = append(out, fmt.Sprintf("The traffic came from %s; ratios may differ for programs that read and write in another way.", list(parts)))
 	}
 	return out
 }
@@ -122,7 +122,7 @@ func (m *Model) dependences(alike []v1alpha1.Workload) []string {
 	slices.SortStableFunc(all, func(a, b dependence) int { return cmp.Compare(b.gap, a.gap) })
 	var out []string
 	for _, d := range all[:min(len(all), few)] {
-		out = append(out, "It depends on the program, "+d.text+".")
+		out = append(out, "The ratio depends on the program: "+d.text+".")
 	}
 	if more := len(all) - few; more > 0 {
 		out = append(out, fmt.Sprintf("So do %s.", plural(more, "more comparison")))

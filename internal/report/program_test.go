@@ -43,7 +43,7 @@ func TestProgramSentences(t *testing.T) {
 	add("fastpath", "b", 1.6, 1.5, 1.7)
 	add("fastpath", "c", 1.5, 1.3, 1.7)
 	want := []string{
-		"It depends on the program, vxlan / native throughput at 1 pair: 0.50 (0.48–0.53) for blocking programs, 0.25 (0.24–0.26) for event loops, 0.24 (0.23–0.26) for iperf3.",
+		"The ratio depends on the program: vxlan / native throughput at 1 pair: 0.50 (0.48–0.53) for blocking programs, 0.25 (0.24–0.26) for event loops, 0.24 (0.23–0.26) for iperf3.",
 	}
 	got := New(exp, summary, nil, record.Environment{}).programSentences()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -57,7 +57,7 @@ func TestProgramSentences(t *testing.T) {
 		{Name: "p", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Tool: "sockperf"}},
 	}
 	m := New(exp, summary, nil, record.Environment{})
-	want = []string{"Traffic was of blocking programs (a) and event loops (h); of programs that read and write in another way the ratios may differ."}
+	want = []string{"The traffic came from blocking programs (a) and event loops (h); ratios may differ for programs that read and write in another way."}
 	if diff := cmp.Diff(want, m.programSentences()); diff != "" {
 		t.Errorf("one program each (-want +got):\n%s", diff)
 	}

@@ -30,7 +30,7 @@ const (
 	patience = 30 * time.Second
 	// ackDelay is longer than TCP delays an acknowledgement.
 	ackDelay = 300 * time.Millisecond
-	// ruleDelay is how long it may take until the fast path heeds a rule that the kernel notifies of,
+	// ruleDelay is how long it may take until the fast path obeys a rule that the kernel announces,
 	// as in testRules.
 	ruleDelay = 200 * time.Millisecond
 

@@ -26,6 +26,16 @@ var replaced = []struct{ was, is string }{
 	{`\bscouts?\b`, "detector, sampling"},
 	{`\bsent to see\b`, "revalidates the flow"},
 	{`\bTestBeside\b`, "TestDifferential"},
+	// Idioms of our own.
+	{`\bare what they are\b`, "say what cannot be changed"},
+	{`\b(had|has|have) trouble\b`, "failed a health check"},
+	{`\bputs? back what\b|\bwhat was found is (put )?back\b`, "restore the original state"},
+	{`\b(goes|go) on from (here|there|where|what)\b`, "continue; run the same command again"},
+	{`\bkernel (does not |does )?notif(y|ies) (it|them|that|of|rules)\b`, "the kernel announces it"},
+	{`\bthe ways? (between|from) (them|each|one|hosts|machines|its|nodes)\b`, "the path"},
+	{`\bkeep an acceleration on\b`, "keep an acceleration applied"},
+	{`\bwhat the line above says\b`, "name what to do"},
+	{`\b(NIC|machine)s? (asks?|ask) for it\b`, "it is enabled on the NIC"},
 }
 
 // TestGlossary fails for each line of code or text that has a word which the glossary replaces.

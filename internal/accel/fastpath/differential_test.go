@@ -665,8 +665,8 @@ func begin(t *testing.T, sides [2]*isolatedNode, all []grammar.Connection) {
 	nothing := func(int, []byte) {}
 	for _, a := range sides {
 		a.in("n0", func() error {
-			// The kernel does not notify that conntrack entries are deleted, so flows would stay
-			// valid for a second. It does notify that a route is added and deleted.
+			// The kernel does not announce deleted conntrack entries, so flows would stay
+			// valid for a second. It announces routes that are added and deleted.
 			nowhere := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE}
 			return errors.Join(netlink.ConntrackTableFlush(netlink.ConntrackTable), netlink.RouteAdd(nowhere), netlink.RouteDel(nowhere))
 		})

@@ -405,7 +405,7 @@ func TestChainedCilium(t *testing.T) {
 				defer attach(second, !egress)()
 				limit := soon
 				if by == "tcx" {
-					limit = within // the kernel does not notify it
+					limit = within // the kernel does not announce it
 				}
 				w.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(came) > limit })
 				if is := c.established(); is != silence {

@@ -254,7 +254,7 @@ func TestRolloutAtOnce(t *testing.T) {
 	s.wantRollout(t, all, "True Complete", 1, 1, 1)
 }
 
-// A node that has trouble gives the policy up, and no further one gets it, whatever the
+// A node that fails a health check reverts the policy, and no further one gets it, whatever the
 // trouble is.
 func TestRolloutHalts(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -26,14 +26,14 @@ func auditCommand(p Process) *cobra.Command {
 	var o auditOptions
 	c := &cobra.Command{
 		Use:   "audit",
-		Short: "Tell where Accelerated Networking is possible, wanted and used",
-		Long: `Tell for each virtual machine, scale set and node of AKS three facts: whether
-Accelerated Networking is possible (its size has the capability), wanted (its
-NICs, or the scale set's model) and used (packets take the virtual function, as
-slipstream's agent on the node says). It changes nothing.
+		Short: "Show where Accelerated Networking is possible, wanted and used",
+		Long: `Show three facts about each virtual machine, scale set and node of AKS: whether
+Accelerated Networking is possible (the size supports it), wanted (enabled on the
+NICs, or in the scale set's model) and used (packets use the virtual function, as
+slipstream's agent on the node reports). audit changes nothing.
 
-The exit code is 4 if something could not be read; the output names it. With
---gate it is 3 if there is a finding, or with --since if something changed.`,
+The exit code is 4 if something could not be read; the output names it. With --gate
+it is 3 if there is a finding, and with --gate and --since if something changed.`,
 		Example: `  slipstream azure audit --subscription 00000000-0000-0000-0000-000000000000
   slipstream azure audit --resource-group net --kubeconfig ~/.kube/config
   slipstream azure audit -o json > audit.json
@@ -46,9 +46,9 @@ The exit code is 4 if something could not be read; the output names it. With
 	}
 	o.subscriptions.add(c)
 	f := c.Flags()
-	f.StringSliceVarP(&o.groups, "resource-group", "g", nil, "look only at this resource group, and at that of the nodes of its AKS clusters; more than once for several")
+	f.StringSliceVarP(&o.groups, "resource-group", "g", nil, "audit only this resource group, and that of the nodes of its AKS clusters; repeat for several")
 	f.StringVarP(&o.format, "output", "o", "text", "text, json or csv (a line for each NIC)")
-	f.StringVar(&o.since, "since", "", "tell what changed since this audit, a file of -o json")
+	f.StringVar(&o.since, "since", "", "show what changed since an earlier audit, a file written with -o json")
 	f.BoolVar(&o.gate, "gate", false, "exit with 3 if there is a finding, or with --since if something changed")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "ask the agents of this cluster whether the virtual functions are used")
 	f.StringVar(&o.kubecontext, "context", "", "context of the kubeconfig (default its current one)")
@@ -99,7 +99,7 @@ func (o auditOptions) run(ctx context.Context, p Process) error {
 	case o.gate && before == nil && audit.Found():
 		return exitError{code: exitFound, err: errors.New("gate: there are findings")}
 	case !audit.Complete():
-		return exitError{code: exitIncomplete, err: errors.New("the audit is incomplete: the output names what could not be read, or is unknown")}
+		return exitError{code: exitIncomplete, err: errors.New("the audit is incomplete: the output names what could not be read or is unknown")}
 	}
 	return nil
 }

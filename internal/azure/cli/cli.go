@@ -75,12 +75,12 @@ func rootCommand(p Process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "azure",
 		Short: "Audit Accelerated Networking in Azure, and switch it",
-		Long: `Ask Azure's control plane where Accelerated Networking is possible and wanted,
-and switch it.
+		Long: `Read from Azure's control plane where Accelerated Networking is possible and
+wanted, and switch it.
 
-These commands are a program of their own, slipstream-azure, which slipstream
-finds beside itself or in PATH. Credentials are those of the environment, of a
-managed identity or of the Azure CLI (az login).`,
+These commands are in a separate program, slipstream-azure: install it in the folder of
+slipstream or in PATH. It takes credentials from the environment, a managed identity or
+the Azure CLI (az login).`,
 		Version:       p.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -118,7 +118,7 @@ managed identity or of the Azure CLI (az login).`,
 type subscriptionFlag struct{ ids []string }
 
 func (f *subscriptionFlag) add(c *cobra.Command) {
-	c.Flags().StringSliceVar(&f.ids, "subscription", nil, "subscription ID, more than once for several (default $AZURE_SUBSCRIPTION_ID)")
+	c.Flags().StringSliceVar(&f.ids, "subscription", nil, "subscription ID; repeat for several (default $AZURE_SUBSCRIPTION_ID)")
 }
 
 func (f *subscriptionFlag) open(p Process) (*azure.Cloud, error) {

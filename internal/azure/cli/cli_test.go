@@ -144,7 +144,7 @@ func TestEnablePrintsThenDoesThenUndoes(t *testing.T) {
 		args, says string
 		wanted     bool
 	}{
-		{"enable rg/vm", "this would be done (--yes does it):\n  deallocate vm, which is running", false},
+		{"enable rg/vm", "plan (--yes carries it out):\n  deallocate vm, which is running", false},
 		{"enable rg/vm --yes", "rg/vm is done", true},
 		{"enable rg/vm --yes", "rg/vm: nothing to do", true},
 		{"enable rg/vm --undo --yes", "start vm", false},

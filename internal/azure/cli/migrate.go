@@ -30,13 +30,13 @@ func migrateCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate POOL",
 		Short: "Move a node pool of AKS to one with Accelerated Networking, if that is proven faster",
-		Long: `Print what would be done, or with --yes do it: create a node pool with the settings
-of the old one, verify Accelerated Networking on its nodes, and measure the old
-pool against the new one. Only if that is proven faster, cordon the old nodes and
-drain them one after the other. The old pool is deleted with --delete-old only.
+		Long: `Print the plan, or with --yes carry it out: create a node pool with the settings of the
+old one, verify Accelerated Networking on its nodes, and measure both pools. Only if the
+new pool is proven faster, cordon the old nodes and drain them one after the other. The
+old pool stays, unless you give --delete-old.
 
-Ctrl-C stops it, and the same command goes on. Until the old pool is deleted,
---back-out puts back what was found.`,
+Ctrl-C stops the migration; run the command again to continue. Until the old pool is
+deleted, --back-out restores the original state.`,
 		Example: `  slipstream azure migrate net --cluster rg/prod --size Standard_D4s_v5
   slipstream azure migrate net --cluster rg/prod --size Standard_D4s_v5 --image registry.example/slipstream:v1 --yes
   slipstream azure migrate net --cluster rg/prod --yes --delete-old
@@ -52,18 +52,18 @@ Ctrl-C stops it, and the same command goes on. Until the old pool is deleted,
 	f.StringVar(&o.in, "cluster", "", "AKS cluster, as GROUP/NAME")
 	f.StringVar(&o.m.Size, "size", "", "size of the new nodes (default that of the old ones)")
 	f.StringVar(&o.m.New, "name", "", "name of the new pool (default the old one's and \"an\")")
-	f.BoolVar(&o.yes, "yes", false, "do it; without it the plan is printed, and nothing is changed")
-	f.BoolVar(&o.back, "back-out", false, "put back what was found, and delete the new pool")
+	f.BoolVar(&o.yes, "yes", false, "carry out the plan (default: print it, and change nothing)")
+	f.BoolVar(&o.back, "back-out", false, "restore the original state, and delete the new pool")
 	f.BoolVar(&o.m.Anyway, "anyway", false, "drain although the new pool is not proven faster; without a result, do not measure")
-	f.BoolVar(&o.m.Delete, "delete-old", false, "delete the old pool in the end")
+	f.BoolVar(&o.m.Delete, "delete-old", false, "delete the old pool when it is drained")
 	f.StringVar(&o.m.Until, "until", "", "stop after this step: "+strings.Join(azure.Steps, ", "))
 	f.DurationVar(&o.m.Pace, "pace", 0, "pause between the drains of two nodes")
-	f.StringSliceVar(&o.accept, "accept", nil, "what may be lost: "+cluster.BarePods+", "+cluster.LocalStorage)
+	f.StringSliceVar(&o.accept, "accept", nil, "accept that these are lost: "+cluster.BarePods+", "+cluster.LocalStorage)
 	f.StringVar(&o.m.Dir, "state", "", "folder of the journals and measurements (default $XDG_STATE_HOME/slipstream/azure, or ~/.local/state/slipstream/azure)")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file (default $KUBECONFIG, or ~/.kube/config)")
 	f.StringVar(&o.kubecontext, "context", "", "context of the kubeconfig (default its current one)")
 	f.IntVar(&o.prove.blocks, "blocks", 8, "how many times to measure each pool")
-	f.StringVar(&o.prove.image, "image", "", "image of the pods that measure, as of slipstream run")
+	f.StringVar(&o.prove.image, "image", "", "image of the pods that measure, as for slipstream run")
 	return c
 }
 
@@ -109,12 +109,12 @@ func (o migrateOptions) run(ctx context.Context, p Process) (err error) {
 	}
 	switch {
 	case o.back && !o.yes:
-		fmt.Fprintf(p.Out, "%s would be uncordoned, with its autoscaler as it was; %s would be drained and deleted (--yes does it)\n", o.m.Pool, m.NewName())
+		fmt.Fprintf(p.Out, "plan (--yes carries it out): uncordon %s, restore its autoscaler, drain %s and delete it\n", o.m.Pool, m.NewName())
 		return nil
 	case o.back:
 		err = m.BackOut(ctx)
 	case !o.yes:
-		fmt.Fprintf(p.Out, "this would be done (--yes does it):\n  %s\n", strings.Join(m.Plan(), "\n  "))
+		fmt.Fprintf(p.Out, "plan (--yes carries it out):\n  %s\n", strings.Join(m.Plan(), "\n  "))
 		for _, b := range m.Blockers {
 			fmt.Fprintln(p.Out, "cannot move:", b)
 		}
@@ -123,7 +123,7 @@ func (o migrateOptions) run(ctx context.Context, p Process) (err error) {
 		err = m.Run(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nthe same command goes on from here", err)
+		return fmt.Errorf("%w\nrun the same command again to continue", err)
 	}
 	o.m.Note("done")
 	return nil

@@ -42,12 +42,12 @@ func (p prover) run(ctx context.Context, old, fresh []azure.Node) (azure.Proof, 
 	pairs := map[string][][2]string{oldPool: mesh(old), newPool: mesh(fresh)}
 	for variant, all := range pairs {
 		if len(all) == 0 {
-			return azure.Proof{}, fmt.Errorf("the %s pool has fewer than two nodes that are Ready, which cannot be measured; --anyway goes on", variant)
+			return azure.Proof{}, fmt.Errorf("the %s pool has fewer than two Ready nodes, so it cannot be measured; to continue without measuring: --anyway", variant)
 		}
 	}
 	program, err := command.Find("slipstream")
 	if err != nil && p.exec == nil {
-		return azure.Proof{}, errors.New("there is no program slipstream beside this one or in PATH, which measures")
+		return azure.Proof{}, errors.New("the program slipstream, which measures, is neither in this program's folder nor in PATH: install it")
 	}
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return azure.Proof{}, err

@@ -89,7 +89,7 @@ func TestProofGoesOn(t *testing.T) {
 		t.Errorf("%d runs, not 8", runs)
 	}
 	p.dir = t.TempDir()
-	if _, err := p.run(t.Context(), pools[0], pools[1][:1]); err == nil || !strings.Contains(err.Error(), "new pool has fewer than two nodes") {
+	if _, err := p.run(t.Context(), pools[0], pools[1][:1]); err == nil || !strings.Contains(err.Error(), "new pool has fewer than two Ready nodes") {
 		t.Errorf("one node: %v", err)
 	}
 }

@@ -22,12 +22,12 @@ func switchCommand(p Process, verb string, want bool) *cobra.Command {
 	c := &cobra.Command{
 		Use:   verb + " TARGET",
 		Short: "Turn Accelerated Networking of a virtual machine or scale set " + map[bool]string{true: "on", false: "off"}[want],
-		Long: `Print what would be done, or with --yes do it: deallocate the machine, change each
-of its NICs, and start it if it ran. Of a scale set the model is changed, and then
-one instance after the other. TARGET is GROUP/NAME or a resource ID.
+		Long: `Print the plan, or with --yes carry it out: deallocate the machine, change each of its
+NICs, and start it if it ran. For a scale set, change the model, and then one instance
+after the other. TARGET is GROUP/NAME or a resource ID.
 
-What was found is noted first. After an interruption the same command goes on, and
-with --undo it puts back what was found.`,
+The command records the current state before it changes anything. After an interruption,
+run it again to continue, or with --undo to restore the original state.`,
 		Example: fmt.Sprintf(`  slipstream azure %[1]s net/vm1
   slipstream azure %[1]s net/vm1 --yes
   slipstream azure %[1]s net/vm1 --undo --yes`, verb),
@@ -36,9 +36,9 @@ with --undo it puts back what was found.`,
 	}
 	o.subscriptions.add(c)
 	f := c.Flags()
-	f.BoolVar(&o.yes, "yes", false, "do it; without it the plan is printed, and nothing is changed")
-	f.BoolVar(&o.undo, "undo", false, "put back what was found before the first switch")
-	f.BoolVar(&o.live, "live", false, "change NICs without deallocating their machines, if Azure lets you")
+	f.BoolVar(&o.yes, "yes", false, "carry out the plan (default: print it, and change nothing)")
+	f.BoolVar(&o.undo, "undo", false, "restore the state before the first switch")
+	f.BoolVar(&o.live, "live", false, "change NICs without deallocating their machines, if Azure accepts that")
 	f.StringVar(&o.state, "state", "", "folder of the journals (default $XDG_STATE_HOME/slipstream/azure, or ~/.local/state/slipstream/azure)")
 	return c
 }
@@ -73,12 +73,12 @@ func (o switchOptions) run(ctx context.Context, p Process, target string) error 
 	}
 	switch {
 	case o.undo && s.Found().IsZero():
-		fmt.Fprintf(p.Out, "%s: nothing to undo, no switch of it is noted in %s\n", s.Name(), dir)
+		fmt.Fprintf(p.Out, "%s: nothing to undo: there is no journal of it in %s\n", s.Name(), dir)
 		return nil
 	case len(plan) == 0:
 		fmt.Fprintf(p.Out, "%s: nothing to do\n", s.Name())
 	case !o.yes:
-		fmt.Fprintf(p.Out, "%s: this would be done (--yes does it):\n", s.Name())
+		fmt.Fprintf(p.Out, "%s: plan (--yes carries it out):\n", s.Name())
 		for _, line := range plan {
 			fmt.Fprintln(p.Out, " ", line)
 		}
@@ -88,7 +88,7 @@ func (o switchOptions) run(ctx context.Context, p Process, target string) error 
 	}
 	start := time.Now()
 	if err := s.Run(ctx, func(step string) { fmt.Fprintf(p.Out, "%6.0f s  %s\n", time.Since(start).Seconds(), step) }); err != nil {
-		return fmt.Errorf("%w\nthe same command goes on from here; with --undo it puts back what was found", err)
+		return fmt.Errorf("%w\nrun the same command again to continue, or with --undo to restore the original state", err)
 	}
 	fmt.Fprintf(p.Out, "%6.0f s  %s is done\n", time.Since(start).Seconds(), s.Name())
 	return nil

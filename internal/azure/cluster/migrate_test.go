@@ -396,17 +396,17 @@ func TestMigrateStopsBeforeTheCordonUnlessFaster(t *testing.T) {
 
 func TestMigrateRefuses(t *testing.T) {
 	for want, change := range map[string]func(*world, *azure.Migration){
-		"the only system pool":               func(_ *world, o *azure.Migration) { o.Pool = "sys" },
-		"cannot have Accelerated Networking": func(_ *world, o *azure.Migration) { o.Size = "" },
-		"has no size":                        func(_ *world, o *azure.Migration) { o.Size = "Standard_X" },
+		"the only system pool":                    func(_ *world, o *azure.Migration) { o.Pool = "sys" },
+		"does not support Accelerated Networking": func(_ *world, o *azure.Migration) { o.Size = "" },
+		"has no size":                             func(_ *world, o *azure.Migration) { o.Size = "Standard_X" },
 		"has 7 vCPUs left, and 2 nodes of Standard_D4s_v5 need 8": func(w *world, _ *azure.Migration) { w.Limit, w.InUse = 100, 93 },
 		"there is a node pool sys already":                        func(_ *world, o *azure.Migration) { o.New = "sys" },
-		"is no name of a node pool":                               func(_ *world, o *azure.Migration) { o.New = "Net-2" },
+		"is not a valid name of a node pool":                      func(_ *world, o *azure.Migration) { o.New = "Net-2" },
 		"has no node pool none":                                   func(_ *world, o *azure.Migration) { o.Pool = "none" },
 		"of type VirtualMachines": func(w *world, _ *azure.Migration) {
 			w.Pools["rg/prod/net"].Properties.Type = to.Ptr(armcontainerservice.AgentPoolType("VirtualMachines"))
 		},
-		`there is no step "x"`: func(_ *world, o *azure.Migration) { o.Until = "x" },
+		"--until x: there is no such step": func(_ *world, o *azure.Migration) { o.Until = "x" },
 	} {
 		w := newWorld(t)
 		o := w.migration()
@@ -424,11 +424,11 @@ func TestMigrateRefuses(t *testing.T) {
 // Each pod that cannot move is named, with the reason.
 func TestMigrateNamesBlockers(t *testing.T) {
 	for want, change := range map[string]func(*world, *corev1.Pod){
-		"nothing would create it again": func(_ *world, p *corev1.Pod) { p.OwnerReferences = nil },
+		"no controller would create it again": func(_ *world, p *corev1.Pod) { p.OwnerReferences = nil },
 		"volume cache is on the node": func(_ *world, p *corev1.Pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "cache", VolumeSource: corev1.VolumeSource{EmptyDir: new(corev1.EmptyDirVolumeSource)}}}
 		},
-		"no new node has what its node selector": func(_ *world, p *corev1.Pod) {
+		"no new node matches its node selector": func(_ *world, p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"kubernetes.azure.com/agentpool": "net"}
 		},
 		"PodDisruptionBudget strict never allows": func(w *world, p *corev1.Pod) {

@@ -95,7 +95,7 @@ func (p Pool) Drain(ctx context.Context, node string) error {
 		return fmt.Errorf("drain %s: %w", node, err)
 	}
 	if list, errs = h.GetPodsForDeletion(node); len(errs) > 0 || len(list.Pods()) > 0 {
-		return fmt.Errorf("drain %s: %d pods are left, or have come since: %w", node, len(list.Pods()), errors.Join(errs...))
+		return fmt.Errorf("drain %s: %d pods are left, or were created meanwhile: %w", node, len(list.Pods()), errors.Join(errs...))
 	}
 	return nil
 }
@@ -140,11 +140,11 @@ func moves(pod *corev1.Pod) bool {
 
 func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.PodDisruptionBudget) (why []string) {
 	if metav1.GetControllerOf(pod) == nil && !slices.Contains(p.Accept, BarePods) {
-		why = append(why, "nothing would create it again (--accept "+BarePods+" deletes it)")
+		why = append(why, "no controller would create it again (--accept "+BarePods+" deletes it)")
 	}
 	for _, v := range pod.Spec.Volumes {
 		if v.EmptyDir != nil && !slices.Contains(p.Accept, LocalStorage) {
-			why = append(why, "volume "+v.Name+" is on the node, and would be lost (--accept "+LocalStorage+")")
+			why = append(why, "its volume "+v.Name+" is on the node, and would be lost (accept that with --accept "+LocalStorage+")")
 		}
 	}
 	for _, b := range budgets {
@@ -157,7 +157,7 @@ func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.Pod
 		return why // what the new nodes will be is not known yet
 	}
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
-	reason := "no new node has what its node selector or affinity asks for"
+	reason := "no new node matches its node selector or affinity"
 	for _, n := range fresh {
 		if ok, err := affinity.Match(&n); !ok || err != nil {
 			continue
