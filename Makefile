@@ -84,11 +84,13 @@ generate-deps:
 deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
 
 # Packages whose tests make network namespaces, or measure, run one after another; all others run
-# before, at once. Of WAITING, tests that are marked as parallel run four at a time.
+# before, at once. In WAITING, tests that are marked as parallel run six at a time: they wait for
+# the kernel, agents and containers more than they compute.
 WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/hosts ./test/cluster
 MEASURING := ./internal/accel/fastpath/datapath ./internal/collect ./internal/doctor ./internal/target/lab/... ./internal/testenv ./internal/traffic/... \
 	./internal/worker ./test
-GOTEST  := gotest -count=1 -timeout=30m $(if $(RUN),-run '$(RUN)')
+# make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
+GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=30m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 .PHONY: test
@@ -96,7 +98,7 @@ test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of th
 	go test -C tools -count=1 ./gotest ./image
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(WAITING) $(MEASURING) | sort) | xargs -r $(GOTEST)
 	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) | sort) | xargs -r $(GOTEST) -p=1
-	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=1 -parallel=4
+	@comm -12 <(go list $(PACKAGES) | sort) <(go list $(WAITING) | sort) | xargs -r $(GOTEST) -p=1 -parallel=6
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
@@ -110,8 +112,9 @@ scale: ## Measure what the agents of NODES nodes ask of a real API server, in ab
 
 SOAK ?= 1h
 .PHONY: soak
-soak: cluster-deps $(HELM) ## Simulate the statistics in full, then compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+soak: cluster-deps $(HELM) ## Simulate the statistics and compare random packets at length, then compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
 	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
+	go test -count=1 -run '^TestDifferential$$' ./internal/accel/fastpath -packets 100000
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels

@@ -340,8 +340,10 @@ func (w *world) restart(i int) {
 // TestChurn deletes pods that receive traffic, and creates others with their addresses, on the same
 // node or the other. No pod may receive packets for another. -replaced 10000 takes some minutes.
 func TestChurn(t *testing.T) {
+	t.Parallel()
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, shape, offloads[i])
 			w.start()
 			c := w.churn(shape)
@@ -363,7 +365,7 @@ func TestChurn(t *testing.T) {
 			for range present {
 				add()
 			}
-			w.eventually("packets take the fast path", func() { time.Sleep(time.Millisecond) }, func() bool {
+			w.eventually("packets take the fast path", nil, func() bool {
 				return w.counts(0)["fast-in"] > 100 && w.counts(1)["fast-in"] > 100
 			})
 			var accelerated uint64 // of fast paths that were closed
@@ -373,7 +375,7 @@ func TestChurn(t *testing.T) {
 				r.Shuffle(len(c.pods), func(i, j int) { c.pods[i], c.pods[j] = c.pods[j], c.pods[i] })
 				gone := slices.Clone(c.pods[:batch])
 				for _, p := range gone {
-					w.eventually(fmt.Sprintf("pod %d receives messages", p.id), func() { time.Sleep(time.Millisecond) }, func() bool {
+					w.eventually(fmt.Sprintf("pod %d receives messages", p.id), nil, func() bool {
 						return p.received.Load() > 20
 					})
 				}

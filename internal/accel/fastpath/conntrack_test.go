@@ -66,8 +66,7 @@ func (w *world) trip(e echo, n int) {
 // they were before acceleration: the timeout at any time, state and flags once the connection is
 // idle or the fast path has stopped.
 func TestConntrackMatchesReference(t *testing.T) {
-	before := fastpath.ForgetAfter(4)
-	t.Cleanup(func() { fastpath.ForgetAfter(before) })
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		front front
@@ -133,7 +132,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			}
 			time.Sleep(settled)
 			checkTimeout("accelerated", last)
-			w.eventually("conntrack checks windows", func() {}, func() bool {
+			w.eventually("conntrack checks windows", nil, func() bool {
 				return w.conntrack("n0", e).Flags == was["n0"].Flags && w.conntrack("n1", e).Flags == was["n1"].Flags
 			})
 			same("idle")
@@ -158,6 +157,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 // short timeout of a closed window to an accelerated connection: conntrack does not see the
 // packets that would end it.
 func TestResyncWithClosedWindow(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	e.noKeepalive(t)
 	w.trip(e, 100)
@@ -178,8 +178,7 @@ func TestResyncWithClosedWindow(t *testing.T) {
 // TestEventAfterRelease checks that an event from before a connection left the fast path does not make
 // its conntrack entry liberal again, for good.
 func TestEventAfterRelease(t *testing.T) {
-	before := fastpath.ForgetAfter(4)
-	t.Cleanup(func() { fastpath.ForgetAfter(before) })
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	e.noKeepalive(t)
 	f, flow := w.paths[0], flowOf(e.Conn)
@@ -193,8 +192,8 @@ func TestEventAfterRelease(t *testing.T) {
 			t.Errorf("%s: conntrack does not check windows", when)
 		}
 	}
-	w.eventually("conntrack checks windows", func() {}, strict)
-	w.eventually("the flow is deleted", func() {}, func() bool {
+	w.eventually("conntrack checks windows", nil, strict)
+	w.eventually("the flow is deleted", nil, func() bool {
 		known, _, err := f.Connections()
 		return err == nil && known == 0
 	})
@@ -241,13 +240,14 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 // TestIdleConnectionSurvivesAgentKill checks that the entry of a connection to a Service does not
 // expire after the agent is killed, although entries with unacknowledged data expire early here.
 func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		w.sysctl(node, sysctlUnacknowledged, "2")
 	}
 	agent := w.startAgent("n0")
 	e := w.connectBy(byService).back()
-	w.eventually("the connection is accelerated", func() {}, func() bool {
+	w.eventually("the connection is accelerated", nil, func() bool {
 		before := w.forwarded("n0")
 		w.trip(e, 100)
 		return w.forwarded("n0")-before < 20
@@ -274,6 +274,7 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 // has forged a FIN between the death of one agent and the start of the next. A connection that its
 // pod has really closed, so that only the peer still sends, stays closed.
 func TestForgedFINBetweenAgents(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	agent := w.startAgent("n0")
 	accelerated := func(e echo) func() bool {
@@ -285,12 +286,12 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	}
 	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
 	for _, e := range forged {
-		w.eventually("the connection is accelerated", func() {}, accelerated(e))
+		w.eventually("the connection is accelerated", nil, accelerated(e))
 	}
 	ended := w.connect()
 	go func() { _, _ = io.Copy(ended.far, zeros{}) }()
 	go func() { _, _ = io.Copy(io.Discard, ended) }()
-	w.eventually("the stream is accelerated", func() {}, func() bool {
+	w.eventually("the stream is accelerated", nil, func() bool {
 		is := w.conntrack("n0", ended)
 		return (is.Flags[0]&is.Flags[1])&flagLiberal != 0
 	})
@@ -307,13 +308,13 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	if err := ended.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("conntrack sees the FIN", func() {}, func() bool {
+	w.eventually("conntrack sees the FIN", nil, func() bool {
 		return w.conntrack("n0", ended).State != stateEstablished
 	})
 
 	w.startAgent("n0")
 	for _, e := range forged {
-		w.eventually("the connection is accelerated again", func() {}, accelerated(e))
+		w.eventually("the connection is accelerated again", nil, accelerated(e))
 		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
 			t.Errorf("conntrack has %+v", is)
 		}
@@ -345,6 +346,7 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 // which knows its ports but not its sequence numbers, forges FINs or RSTs: however much data has
 // been accelerated, and also in a pause. No programs are attached to the other pod's link.
 func TestForgedFINAndRST(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		flags []byte
@@ -375,7 +377,7 @@ func TestForgedFINAndRST(t *testing.T) {
 						forge(wrong, flags)
 					}
 				}
-				w.eventually("the forged packets are counted", func() {}, func() bool {
+				w.eventually("the forged packets are counted", nil, func() bool {
 					return int(w.counts(n)["forged"]-before) == times*len(tt.flags)
 				})
 			}
@@ -434,6 +436,7 @@ func TestForgedRSTInPages(t *testing.T) {
 // TestForgedPackets checks that a connection stays accelerated, and ESTABLISHED in conntrack, while
 // another pod forges a SYN, FIN, RST or other packets fifty times a second.
 func TestForgedPackets(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		flags byte
@@ -476,6 +479,7 @@ func TestForgedPackets(t *testing.T) {
 // TestRouteMTU checks that packets which the kernel would fragment do not take the fast path: the
 // route to the other node has its own MTU, configured, or learned from ICMP.
 func TestRouteMTU(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		narrow func(*netlink.Route) error

@@ -29,7 +29,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-var packets = flag.Int("packets", 16_000, "how many packets TestDifferential makes")
+var packets = flag.Int("packets", 8_000, "how many packets TestDifferential makes")
 
 const (
 	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP

@@ -14,12 +14,8 @@ import (
 // IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
 func IdleAfter(renewals int) { idleAfter = renewals }
 
-// ForgetAfter sets after how many lease renewals an idle flow is deleted, and returns the previous
-// value.
-func ForgetAfter(renewals int) (before int) {
-	before, forgetAfter = forgetAfter, renewals
-	return before
-}
+// ForgetAfter sets after how many lease renewals an idle flow is deleted.
+func ForgetAfter(renewals int) { forgetAfter = renewals }
 
 // SweepInterval is the interval between two sweeps over all flows.
 const SweepInterval = sweepEvery * leaseRenewal

@@ -174,6 +174,7 @@ func (w *world) fill(node, table string) (n int) {
 // counted as table-full, while a known one stays accelerated, and that it is accelerated once idle
 // flows have been deleted.
 func TestFullFlowTable(t *testing.T) {
+	t.Parallel()
 	w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	filled := w.fill("n0", "flows")
 	t.Logf("%d flows fill the table", filled)
@@ -206,6 +207,7 @@ func TestFullFlowTable(t *testing.T) {
 // TestFullTables checks that when a map is full, a connection that is already in it stays
 // accelerated, and a new one takes the slow path.
 func TestFullTables(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		table string
 		// front and pod: how the new connection is made.
@@ -241,6 +243,7 @@ func TestFullTables(t *testing.T) {
 // TestManyVXLANDevices checks that connections stay accelerated, and other VXLAN devices are
 // skipped, on a node with more VXLAN devices than the fast path supports.
 func TestManyVXLANDevices(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	nic := w.device("n0", "eth0").Attrs().Index
 	w.in("n0", func() (err error) {

@@ -134,7 +134,7 @@ func TestSpoofedMACs(t *testing.T) {
 	hostile := w.tap("n0p1", "eth0")
 	agent := w.startAgent("n0")
 	e := w.connect().back()
-	w.eventually("fast path", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
+	w.eventually("fast path", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 	cpu, memory := usage(t, agent.Process.Pid)
 	var over atomic.Bool
 	began := time.Now()
@@ -315,7 +315,7 @@ func TestMACMoves(t *testing.T) {
 	}
 	w.accelerate(e)
 	began := time.Now()
-	w.eventually("the links have owners again", func() { time.Sleep(10 * time.Millisecond) }, func() bool { return !restless() })
+	w.eventually("the links have owners again", nil, func() bool { return !restless() })
 	if took := time.Since(began); took > restful+fastpath.SweepInterval+time.Second {
 		t.Errorf("the links had owners again after %v", took)
 	}
@@ -381,7 +381,7 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 	}
 	agent := w.startAgent("n0")
 	e := w.connect().back()
-	w.eventually("fast path", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
+	w.eventually("fast path", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 	cpu, _ := usage(t, agent.Process.Pid)
 	var over atomic.Bool
 	var sent int
@@ -406,7 +406,7 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 	if slow > 2*trips/3 {
 		t.Errorf("%d of %d packets took the slow path", slow, 2*trips)
 	}
-	w.eventually("fast path again", func() {}, func() bool { return w.slowPackets(e, 100) < 20 })
+	w.eventually("fast path again", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 }
 
 // TestResyncRateLimited checks that a fast path reads its devices again at once when notified, and

@@ -87,7 +87,7 @@ func TestIdle(t *testing.T) {
 	w.start()
 	want := func(programs string) {
 		t.Helper()
-		w.eventually("programs "+programs, func() {}, func() bool { return w.programs(0) == programs && w.programs(1) == programs })
+		w.eventually("programs "+programs, nil, func() bool { return w.programs(0) == programs && w.programs(1) == programs })
 	}
 	want(idle)
 	seen := map[string]int{}
@@ -126,6 +126,7 @@ func TestIdle(t *testing.T) {
 // TestTCXChainFull checks that a full tcx chain at the VXLAN device is reported once, not with each
 // attempt to attach.
 func TestTCXChainFull(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
@@ -357,7 +358,7 @@ func TestIneligibleConnectionKeepsPrograms(t *testing.T) {
 		t.Errorf("packets took the fast path: %v", c)
 	}
 	e.Close()
-	w.eventually("the pod's link has no programs", func() {}, func() bool { return len(w.devicesWith(0, "observe_pod")) == 0 })
+	w.eventually("the pod's link has no programs", nil, func() bool { return len(w.devicesWith(0, "observe_pod")) == 0 })
 }
 
 // TestLocalConnections checks that connections which do not use the overlay do not attach programs.
@@ -403,7 +404,7 @@ func TestLeaseRenewedDuringAttach(t *testing.T) {
 	e := w.connect().back()
 	w.accelerate(e)
 	hooks := func() int { return len(w.paths[0].Hooks()) } // blocks while programs are being attached
-	for pods, more := 0, 300; ; more = pods {
+	for pods, more := 0, 150; ; more = pods {
 		w.in("n0", func() error {
 			for range more {
 				attrs := netlink.NewLinkAttrs()
@@ -416,7 +417,7 @@ func TestLeaseRenewedDuringAttach(t *testing.T) {
 			return nil
 		})
 		w.paths[0].GoIdle()
-		w.eventually("all programs are detached", func() {}, func() bool { return hooks() == 0 })
+		w.eventually("all programs are detached", nil, func() bool { return hooks() == 0 })
 		before := w.counts(0)["lease-expired"]
 		ended := make(chan error, 1)
 		var stop atomic.Bool

@@ -44,7 +44,8 @@ const agentEnv = "SLIPSTREAM_TEST_FASTPATH"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(agentEnv) == "" {
-		fastpath.IdleAfter(8) // 4 s: many tests wait for it
+		fastpath.IdleAfter(8)   // 4 s: many tests wait for it
+		fastpath.ForgetAfter(5) // 2.5 s, after TestConntrackTimeouts' entries have expired
 		os.Exit(m.Run())
 	}
 	var f *fastpath.Fastpath
@@ -166,9 +167,12 @@ func (w *world) counts(node int) map[string]uint64 {
 	return counts
 }
 
-// eventually calls step until a condition holds.
+// eventually calls step until a condition holds; without a step it pauses instead.
 func (w *world) eventually(what string, step func(), holds func() bool) {
 	w.Helper()
+	if step == nil {
+		step = func() { time.Sleep(5 * time.Millisecond) }
+	}
 	for begin := time.Now(); !holds(); {
 		if time.Since(begin) > patience {
 			for i, p := range w.paths {
@@ -459,6 +463,7 @@ var (
 // TestFastPath checks that a connection takes the fast path of both nodes, both ways, in each shape
 // and with each NIC, and that its data arrives.
 func TestFastPath(t *testing.T) {
+	t.Parallel()
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for version, six := range versions {
@@ -487,6 +492,7 @@ func TestFastPath(t *testing.T) {
 // TestService checks that connections to a Service take the fast path both ways while node0
 // translates their peer, and that they follow when the Service gets another backend.
 func TestService(t *testing.T) {
+	t.Parallel()
 	for _, offload := range offloads {
 		t.Run("TCP "+offload, func(t *testing.T) {
 			t.Parallel()
@@ -566,6 +572,7 @@ func TestService(t *testing.T) {
 		}
 	})
 	t.Run("UDP not connected", func(t *testing.T) {
+		t.Parallel()
 		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 		w.start()
 		w.datagramsBy(byService) // starts the server
@@ -601,6 +608,7 @@ func TestService(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			w.start()
 			w.accelerate(w.connectFrom(0, 1, direct).back()) // attaches programs to the pod's link
@@ -648,6 +656,7 @@ func anotherPod(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 // translation, do not validate the flow of a connection whose other datagrams are translated: the
 // fast path would deliver them to another pod.
 func TestUntranslatedDatagrams(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		six   bool
 		front front
@@ -706,6 +715,7 @@ func (w *world) decappedByKernel(node string) (n uint64) {
 // TestNICDecap checks that single packets are decapsulated at the NIC, in each shape and with each
 // NIC, unless that would bypass a tc filter.
 func TestNICDecap(t *testing.T) {
+	t.Parallel()
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for version, six := range versions {
@@ -724,12 +734,12 @@ func TestNICDecap(t *testing.T) {
 						}
 						return w.decappedByKernel("n1") - before
 					}
-					w.eventually("nic_decap decapsulates", func() {}, func() bool { return byKernel() < 20 })
+					w.eventually("nic_decap decapsulates", nil, func() bool { return byKernel() < 20 })
 					if shape != v1alpha1.ShapeFlannel || six {
 						return
 					}
 					w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
-					w.eventually("the kernel decapsulates", func() {}, func() bool { return byKernel() >= 100 })
+					w.eventually("the kernel decapsulates", nil, func() bool { return byKernel() >= 100 })
 					w.accelerate(e)
 				})
 			}
@@ -824,12 +834,12 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 			return func() { w.in("n1p0", func() error { return netlink.LinkDel(above) }) }
 		}},
 	} {
-		w.eventually("nic_decap decapsulates", func() {}, func() bool { return byKernel() < 0.1 })
+		w.eventually("nic_decap decapsulates", nil, func() bool { return byKernel() < 0.1 })
 		if now := segmentOf(t, e.far); now != segment {
 			t.Errorf("the receiver's MSS estimate is %d bytes, on the slow path %d", now, segment)
 		}
 		end := tt.begin()
-		w.eventually("the kernel decapsulates: "+tt.name, func() {}, func() bool { return byKernel() > 0.9 })
+		w.eventually("the kernel decapsulates: "+tt.name, nil, func() bool { return byKernel() > 0.9 })
 		end()
 	}
 
@@ -841,7 +851,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 		}
 		return err
 	})
-	w.eventually("no packet takes the fast path", func() {}, func() bool {
+	w.eventually("no packet takes the fast path", nil, func() bool {
 		before := w.counts(1)["fast-in"]
 		w.stream(e)
 		return w.counts(1)["fast-in"] == before
@@ -851,6 +861,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 // TestPodForwards checks that packets to a pod which forwards them take the fast path, but that
 // large ones are decapsulated by the kernel: otherwise they would keep their tunnel GSO type.
 func TestPodForwards(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
 	// node1/pod1 is reached through node1/pod0, which answers ARP for its address.
@@ -905,7 +916,7 @@ func TestPodForwards(t *testing.T) {
 	}
 	t.Cleanup(func() { e.Close(); e.far.Close() })
 	var fast, kernel uint64
-	w.eventually("packets take the fast path", func() {}, func() bool {
+	w.eventually("packets take the fast path", nil, func() bool {
 		before, taken := w.counts(1)["fast-in"], w.decappedByKernel("n1")
 		w.stream(e)
 		fast, kernel = w.counts(1)["fast-in"]-before, w.decappedByKernel("n1")-taken
@@ -988,6 +999,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 // TestVXLANFlooding checks that a VXLAN device which floods frames to unknown MAC addresses, by a
 // default FDB entry, is skipped: the fast path would send one copy only.
 func TestVXLANFlooding(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
@@ -1050,6 +1062,7 @@ func (w *world) drop(node string) {
 // once if the kernel notifies, within a second if not. Datagrams are sent at a fixed rate without
 // waiting: those that revalidate the flow are dropped.
 func TestDrop(t *testing.T) {
+	t.Parallel()
 	for _, node := range []string{"n0", "n1"} {
 		for _, tt := range []struct {
 			name        string
@@ -1112,6 +1125,7 @@ func TestDrop(t *testing.T) {
 // and not before: netfilter rules see each of them as NEW until then. A drop rule stops them at
 // once.
 func TestOneWayDatagrams(t *testing.T) {
+	t.Parallel()
 	for i, shape := range slices.Concat(shapes, shapes, shapes) {
 		answered, routed := i < 2*len(shapes), i < len(shapes)
 		t.Run(fmt.Sprintf("%s answered %t routed %t", shape, answered, routed), func(t *testing.T) {
@@ -1201,6 +1215,7 @@ func (w *world) route(node string, address, pod netip.Addr) {
 // TestRevalidation checks that an unrelated route change invalidates a flow, and that the
 // connection is accelerated again.
 func TestRevalidation(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	before := w.counts(0)["invalidated"]
 	w.in("n0", func() error {
@@ -1276,20 +1291,20 @@ func TestAgentKilled(t *testing.T) {
 		return w.forwarded("n0") - before
 	}
 	fast := func() bool { return trips(100) < 20 }
-	w.eventually("fast path", func() {}, fast)
+	w.eventually("fast path", nil, fast)
 
 	if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	stopped := time.Now()
-	w.eventually("slow path", func() {}, func() bool { return trips(10) >= 20 })
+	w.eventually("slow path", nil, func() bool { return trips(10) >= 20 })
 	if took := time.Since(stopped); took > fastpath.LeaseTime+100*time.Millisecond {
 		t.Errorf("the fast path was in use %s after the agent had stopped", took)
 	}
 	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("fast path again", func() {}, fast)
+	w.eventually("fast path again", nil, fast)
 
 	if err := agent.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -1302,7 +1317,7 @@ func TestAgentKilled(t *testing.T) {
 		t.Errorf("programs are still attached to %v", left)
 	}
 	w.startAgent("n0")
-	w.eventually("fast path with another agent", func() {}, fast)
+	w.eventually("fast path with another agent", nil, fast)
 }
 
 // hooks returns the devices of a node that have tcx programs.
@@ -1369,6 +1384,7 @@ func (w *world) state(node string) (lines []string) {
 
 // TestClose checks that closing the fast path restores the node and breaks no connection.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadNone)
 	before := w.state("n0")
 	w.start()
@@ -1390,6 +1406,7 @@ func TestClose(t *testing.T) {
 
 // TestReset checks that an RST is delivered however many packets conntrack has missed.
 func TestReset(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int64{1 << 20, 3 << 30, 5 << 30} {
 		for _, closed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other over IPv6
@@ -1438,7 +1455,7 @@ func TestReset(t *testing.T) {
 				case <-time.After(patience):
 					t.Error("the RST did not arrive")
 				}
-				w.eventually("conntrack is in CLOSE", func() {}, func() bool {
+				w.eventually("conntrack is in CLOSE", nil, func() bool {
 					a, b := w.conntrack("n0", e), w.conntrack("n1", e)
 					return a.State == stateClose && b.State == stateClose && a.Timeout <= closeTimeout && b.Timeout <= closeTimeout
 				})
@@ -1449,6 +1466,7 @@ func TestReset(t *testing.T) {
 
 // TestProbe checks that the self-test passes here and leaves nothing behind.
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	begin := time.Now()
 	if err := fastpath.Probe(t.Context()); err != nil {

@@ -74,10 +74,12 @@ func (w *world) forgedAt(place string) (seen func() map[string]int) {
 // decapsulate and to pods, that look like what a node would encapsulate for an accelerated
 // connection. The pods must receive the same of them as without the fast path.
 func TestNestedVXLAN(t *testing.T) {
+	t.Parallel()
 	vnis := map[string]int{v1alpha1.ShapeFlannel: 1, v1alpha1.ShapeCalico: 4096}
 	vxlanDevices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, shape, v1alpha1.OffloadFull)
 			c := w.dialogue()
 			e := w.connect().back()
@@ -127,7 +129,7 @@ func TestNestedVXLAN(t *testing.T) {
 					}
 				}
 				all, last := make(map[string]int), time.Now()
-				w.eventually("no more datagrams arrive", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
+				w.eventually("no more datagrams arrive", nil, func() bool {
 					for _, seen := range captures {
 						for what, n := range seen() {
 							all[what] += n

@@ -93,6 +93,7 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 // accepts them, as kube-network-policies has it; otherwise they end when the program denies them,
 // within a second, as there is no notification.
 func TestNFQueue(t *testing.T) {
+	t.Parallel()
 	const accept = "-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
 	for _, tt := range []struct {
 		name, accept, established string
@@ -102,6 +103,7 @@ func TestNFQueue(t *testing.T) {
 	} {
 		for _, with := range []string{"without", "with"} {
 			t.Run(tt.name+" "+with, func(t *testing.T) {
+				t.Parallel()
 				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 				j := w.handleQueue("n1", 100)
 				w.restore("n1", "iptables-nft", "*mangle\n"+tt.accept+"-A POSTROUTING -d 10.244.1.2 -j NFQUEUE --queue-num 100 --queue-bypass\nCOMMIT\n")
@@ -129,12 +131,12 @@ func TestNFQueue(t *testing.T) {
 				if fresh := c.fresh(); fresh != silence {
 					t.Errorf("a denied connection sees %s", fresh)
 				}
-				c.eventually("the limit has passed", func() { time.Sleep(time.Millisecond) }, func() bool { return time.Since(set) > limit })
+				c.eventually("the limit has passed", nil, func() bool { return time.Since(set) > limit })
 				if established := c.established(); established != tt.established {
 					t.Errorf("the established connection sees %s, want %s", established, tt.established)
 				}
 				j.denies.Store(false)
-				c.eventually("all connections get through", func() { time.Sleep(time.Millisecond) }, func() bool { return c.established() == through && c.fresh() == through })
+				c.eventually("all connections get through", nil, func() bool { return c.established() == through && c.fresh() == through })
 			})
 		}
 	}

@@ -195,6 +195,7 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 // it is attached to a device while a connection is accelerated. The device is skipped, with a
 // reason, as long as the observer is there.
 func TestObservers(t *testing.T) {
+	t.Parallel()
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
@@ -263,6 +264,7 @@ func TestObservers(t *testing.T) {
 // TestNICObservers checks that the kernel decapsulates where the NIC's ingress has an observer that
 // nic_decap would bypass.
 func TestNICObservers(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, p := range []struct {
 		observe
@@ -289,6 +291,7 @@ func TestNICObservers(t *testing.T) {
 // TestNodeWideObservers checks that no packet takes the fast path on a node with a setting that
 // needs to see all packets.
 func TestNodeWideObservers(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	sysctl := func(key string) (begin, end func()) {
 		set := func(value string) func() {
@@ -328,6 +331,7 @@ func TestNodeWideObservers(t *testing.T) {
 
 // TestUnseenBy checks that packets may bypass the kinds of observers in unseenBy, and no others.
 func TestUnseenBy(t *testing.T) {
+	t.Parallel()
 	type kind struct {
 		name, why string
 		begin     func(w *world)
@@ -365,12 +369,13 @@ func TestUnseenBy(t *testing.T) {
 // TestTCXProgramAttachedBehind checks that a tcx program which is attached behind one of ours soon
 // sees all packets, where programs ahead of ours would.
 func TestTCXProgramAttachedBehind(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, at := range []struct{ node, device string }{{"n0", "pod"}, {"n1", "eth0"}} {
 		node := int(at.node[1] - '0')
 		count, _ := tcxIn(w, at.node, w.device(at.node, at.device))
 		came := time.Now()
-		w.eventually("the program sees all packets", func() {}, func() bool {
+		w.eventually("the program sees all packets", nil, func() bool {
 			before := count()
 			return w.roundTrips(e, node, 50) > 90 && count()-before >= 50
 		})
@@ -386,6 +391,7 @@ func TestTCXProgramAttachedBehind(t *testing.T) {
 // TestObserversNotBypassed checks that observers in a pod, and at the hooks of a node that the fast
 // path does not bypass, see all packets of an accelerated connection.
 func TestObserversNotBypassed(t *testing.T) {
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, tt := range []struct {
 		place, device, name string
@@ -577,6 +583,7 @@ func recreate(name string, change func(*netlink.Vxlan)) error {
 // NIC, and that one is skipped that sends by a lower device of another, whose hooks would be
 // bypassed.
 func TestLowerDevices(t *testing.T) {
+	t.Parallel()
 	attrs := func(nic netlink.Link) netlink.LinkAttrs {
 		a := netlink.NewLinkAttrs()
 		a.Name, a.MTU = "above", nic.Attrs().MTU
@@ -603,6 +610,7 @@ func TestLowerDevices(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			if !w.onUpperDevice(above) {
 				t.Logf("this kernel has no %s; make kernels boots some that have", name)
@@ -631,7 +639,7 @@ func TestLowerDevices(t *testing.T) {
 				}
 				return err
 			})
-			w.eventually("the device is skipped", func() { time.Sleep(10 * time.Millisecond) }, func() bool {
+			w.eventually("the device is skipped", nil, func() bool {
 				return w.skips(0, "flannel.1: its NIC eth0 has the master above, which the fast path would bypass")
 			})
 		})

@@ -375,8 +375,10 @@ func (w *world) has(program string) (has bool) {
 // TestPolicy adds and deletes rules on either node while connections are accelerated: no packet may
 // be delivered later than allowed. -changes 1000 takes about four minutes.
 func TestPolicy(t *testing.T) {
+	t.Parallel()
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, shape, offloads[i])
 			w.start()
 			all := kinds()

@@ -55,6 +55,7 @@ func (w *world) tripsUntil(near *net.UDPConn, what string, holds func() bool) {
 // and arrive, if they have a destination options header, and are dropped by the node if their hop
 // limit expires.
 func TestIPv6OptionsAndHopLimit(t *testing.T) {
+	t.Parallel()
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
 	w.start()
 	near := w.datagrams()
@@ -109,6 +110,7 @@ func collidingAddress(a netip.Addr, n uint64) netip.Addr {
 // the same ports on both, each must receive its own datagrams, and only one of the two connections
 // may be accelerated.
 func TestIPv6AddressHashCollision(t *testing.T) {
+	t.Parallel()
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
 	w.start()
 	const port = 5000
@@ -195,6 +197,7 @@ func TestIPv6AddressHashCollision(t *testing.T) {
 
 // TestIPv6DeviceMTU checks that packets larger than a device's IPv6 MTU take the slow path.
 func TestIPv6DeviceMTU(t *testing.T) {
+	t.Parallel()
 	w := newWorldOf(t, v1alpha1.ShapeCalico, v1alpha1.OffloadNone, true)
 	w.start()
 	near := w.datagrams()
@@ -213,8 +216,10 @@ func TestIPv6DeviceMTU(t *testing.T) {
 // TestSKBPriority checks that accelerated packets have the same priority for qdiscs as others: by
 // their TOS, where the kernel derives it from that.
 func TestSKBPriority(t *testing.T) {
+	t.Parallel()
 	for version, six := range versions {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
 			near := w.datagrams()
 			size := int32(grammar.Head + 28 + 777)

@@ -50,8 +50,7 @@ func (w *world) isTracked(c net.Conn) (known bool) {
 // although conntrack misses most packets; that an expired entry does not come back by itself; and
 // that the connection continues when it is used again.
 func TestConntrackTimeouts(t *testing.T) {
-	// By then the entries have expired, before the agent updates those of idle connections.
-	defer fastpath.ForgetAfter(fastpath.ForgetAfter(5))
+	t.Parallel()
 	var known [2]map[string]time.Duration
 	t.Run("reference", func(t *testing.T) {
 		for i, name := range []string{"without", "with"} {
@@ -132,7 +131,7 @@ func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
 // conntrack entry as it was, and that its server may be the next to send: if the programs had missed
 // acknowledgements, conntrack would call that packet invalid.
 func TestIdleAfterFewPackets(t *testing.T) {
-	defer fastpath.ForgetAfter(fastpath.ForgetAfter(4))
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.dropInvalid("n0")
 	w.dropInvalid("n1")
@@ -159,7 +158,7 @@ func TestIdleAfterFewPackets(t *testing.T) {
 		}
 	}
 	for _, e := range all {
-		w.eventually("conntrack checks windows", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+		w.eventually("conntrack checks windows", nil, func() bool {
 			return (w.conntrack("n0", e).Flags[0]|w.conntrack("n1", e).Flags[0])&flagLiberal == 0
 		})
 		send(e.far, e)
@@ -169,6 +168,7 @@ func TestIdleAfterFewPackets(t *testing.T) {
 // TestStopAfterFewPackets checks that conntrack checks the windows of a connection after the fast path has
 // stopped, although the connection had become accelerated by one of its last packets.
 func TestStopAfterFewPackets(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()
 	for _, front := range []front{direct, byService} {
@@ -190,7 +190,7 @@ func TestStopAfterFewPackets(t *testing.T) {
 // data unacknowledged, expires as soon as it would without the fast path: not after the five days
 // of an idle connection.
 func TestUnackedEntryExpires(t *testing.T) {
-	defer fastpath.ForgetAfter(fastpath.ForgetAfter(4))
+	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.in("n1p0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
@@ -198,10 +198,10 @@ func TestUnackedEntryExpires(t *testing.T) {
 	if _, err := e.Write(make([]byte, 64)); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("the timeouts are of unacknowledged data", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+	w.eventually("the timeouts are of unacknowledged data", nil, func() bool {
 		return w.conntrack("n0", e).Timeout <= unacknowledgedTimeout && w.conntrack("n1", e).Timeout <= unacknowledgedTimeout
 	})
-	w.eventually("conntrack checks windows", func() { time.Sleep(50 * time.Millisecond) }, func() bool {
+	w.eventually("conntrack checks windows", nil, func() bool {
 		return (w.conntrack("n0", e).Flags[0]|w.conntrack("n1", e).Flags[0])&flagLiberal == 0
 	})
 }
@@ -211,6 +211,7 @@ const zoneRules = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 
 // TestConntrackZone checks that connections in a conntrack zone take the slow path.
 func TestConntrackZone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.restore("n0", "iptables-nft", zoneRules)
 	w.start()
@@ -225,8 +226,10 @@ func TestConntrackZone(t *testing.T) {
 // its packets to another conntrack zone. Conntrack then has an entry in each zone, and the programs
 // look up the one that no longer sees the packets.
 func TestConntrackZoneAdded(t *testing.T) {
+	t.Parallel()
 	for _, program := range []string{"iptables-nft", "iptables-legacy"} {
 		t.Run(program, func(t *testing.T) {
+			t.Parallel()
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			if !w.has(program) {
 				return

@@ -118,6 +118,7 @@ func (w *world) moveNodeAddress(node int, away bool) {
 // must go where the kernel sends them, and those that leave by another NIC than that of the VXLAN
 // device must take the slow path.
 func TestRouteChanges(t *testing.T) {
+	t.Parallel()
 	tw := newComparison(t, v1alpha1.ShapeFlannel)
 	for _, w := range []*world{tw.fast, tw.reference} {
 		w.addSecondLink()
@@ -155,7 +156,7 @@ func TestRouteChanges(t *testing.T) {
 				if !want {
 					continue
 				}
-				w.eventually("packets take the fast path", func() {}, func() bool {
+				w.eventually("packets take the fast path", nil, func() bool {
 					before := w.counts(i)["fast-out"]
 					w.trip(e, trips)
 					return w.counts(i)["fast-out"]-before >= trips*3/4
@@ -247,6 +248,7 @@ func TestRouteChanges(t *testing.T) {
 // TestStreamPMTU checks that a stream continues after ICMP has reported a smaller path MTU: the
 // kernel fragments its packets, as without the fast path, and small packets stay accelerated.
 func TestStreamPMTU(t *testing.T) {
+	t.Parallel()
 	const size = 4 << 20
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.transfer(e, size)
@@ -264,6 +266,7 @@ func TestStreamPMTU(t *testing.T) {
 // TestBridgeVLANFiltering checks that pods on VLAN-filtering bridges are accelerated, and that a
 // pod which is removed from its VLAN receives nothing.
 func TestBridgeVLANFiltering(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		has := true

@@ -181,6 +181,7 @@ func headersOf(frames []frame) []string {
 // TestDatagramsOnTheWire compares what node0 sends on the slow path and on the fast path, from the
 // same sockets: equal except identifications.
 func TestDatagramsOnTheWire(t *testing.T) {
+	t.Parallel()
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
@@ -243,7 +244,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 						send(4)
 						return w.counts(0)["fast-out"] >= before+uint64(4*len(sizes))
 					}
-					w.eventually("fast path", func() {}, fast)
+					w.eventually("fast path", nil, fast)
 					before := w.counts(0)
 					stop = w.capture(unix.IPPROTO_UDP, server)
 					send(10)
@@ -267,6 +268,7 @@ func TestDatagramsOnTheWire(t *testing.T) {
 
 // TestStreamOnTheWire compares the headers and sizes of a TCP stream.
 func TestStreamOnTheWire(t *testing.T) {
+	t.Parallel()
 	for i, offload := range slices.Concat(offloads, offloads) {
 		six := i >= len(offloads)
 		t.Run(fmt.Sprintf("%s IPv6 %t", offload, six), func(t *testing.T) {
