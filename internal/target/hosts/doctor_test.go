@@ -38,6 +38,7 @@ func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string
 // TestDoctor: nothing is found on two healthy hosts and between them, and each fault is, alone, by its name.
 // Nothing is left.
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	both := "hosts:root@10.9.0.1,root@10.9.0.2"
 	b := nodes[1]

@@ -48,6 +48,7 @@ func fromAToB(address string, t target.Transport) []hosts.Path {
 
 // TestUp: what hosts may lack, and a run gets by without, or says what to do. Nothing is left either way.
 func TestUp(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		node  nodeOptions
@@ -319,6 +320,7 @@ func (c cutConn) Write(b []byte) (int, error) {
 
 // TestCut: whenever the connection breaks, nothing is left.
 func TestCut(t *testing.T) {
+	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	self, err := os.Stat("/proc/self/exe")
@@ -369,6 +371,7 @@ func TestCut(t *testing.T) {
 
 // TestClaim: a second run on a host is told who is there.
 func TestClaim(t *testing.T) {
+	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	up, err := hosts.Up(t.Context(), config)
@@ -452,6 +455,7 @@ func (w *world) trials(t *testing.T) (all []record.Trial) {
 
 // TestExperiment: every variant gives figures, by a user who becomes root where a variant needs it.
 func TestExperiment(t *testing.T) {
+	t.Parallel()
 	with := nodeOptions{config: "MaxSessions 1\n", sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
 	w, nodes := newWorld(t, with, with)
 	dry, err := w.run(t, "user", 1, "--dry-run").end()
@@ -496,6 +500,7 @@ func (w *world) recorded() int {
 // TestResume: a run whose controller was killed, in a trial with accelerators too, leaves nothing on the
 // hosts, and goes on: no trial is lost, none is run twice.
 func TestResume(t *testing.T) {
+	t.Parallel()
 	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
 	w, nodes := newWorld(t, with, with)
 	found := nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus")
@@ -548,6 +553,7 @@ func TestResume(t *testing.T) {
 // TestAnotherAddress: a host that comes back at another address ends the run, as its trials would go to
 // nobody, or to somebody else.
 func TestAnotherAddress(t *testing.T) {
+	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	b := nodes[1]
 	known := knownhosts.Line([]string{nodes[0].address}, nodes[0].hostKey.PublicKey()) + "\n" + knownhosts.Line([]string{"b.example"}, b.hostKey.PublicKey()) + "\n"
@@ -574,6 +580,7 @@ func TestAnotherAddress(t *testing.T) {
 
 // TestDropOff: a host that is cut from power in a trial costs that trial.
 func TestDropOff(t *testing.T) {
+	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	p := w.run(t, "root", 3)
 	testenv.Await(t, 60*time.Second, "three trials", func() bool { return w.recorded() >= 3 })
@@ -603,6 +610,7 @@ func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
 // TestTakeover: a worker whose connection has broken without a word, so that its input stays open, gives way
 // to another of its run, and to no other: nor to one of another user, who has seen what the run is called.
 func TestTakeover(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	ns := namespace(t)
 	start := func(user uint32, claim string) *exec.Cmd {
