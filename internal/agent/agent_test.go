@@ -277,6 +277,7 @@ var targetNode = target.Place{Name: "node0", Kind: target.Node}
 var plus = Policy{Name: "plus", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic", "overlay", "host-veth", "pod")}}
 
 func TestPodsComeAndLeave(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	p.pod("a")
@@ -402,6 +403,7 @@ func TestVerificationGivesWay(t *testing.T) {
 // An agent that ends leaves its settings; the next one adopts those that are still wanted and
 // restores the others.
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	p.pod("a")
@@ -503,6 +505,7 @@ func TestConflictAndNonsense(t *testing.T) {
 
 // Policies that select pods wait to know which pod a namespace is.
 func TestSelector(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	for i, name := range []string{"web", "db", "both"} {
 		p.pod(name)
@@ -550,6 +553,7 @@ func TestSelector(t *testing.T) {
 // What somebody changes is set again, and told of; what an experiment holds is left
 // to it.
 func TestDriftAndHeld(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	p.pod("a")
@@ -606,6 +610,7 @@ func TestDriftAndHeld(t *testing.T) {
 // A bridge tells of its ports in the same group of messages: that one left a bridge is
 // not that it is gone.
 func TestNoteOfBridge(t *testing.T) {
+	t.Parallel()
 	a := &Agent{metrics: newMetrics()}
 	known := link{name: "veth0", kind: "veth", class: v1alpha1.DeviceHostVeth, number: 1, peer: 2, told: true}
 	a.links = map[int]link{5: known}

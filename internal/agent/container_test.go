@@ -111,6 +111,7 @@ func (c *child) says(t testing.TB, want string) {
 // The chart's capabilities are enough for an agent that is not privileged, and none of them
 // can be left out: the agent says which is missing, and what to do.
 func TestContainerCapabilities(t *testing.T) {
+	t.Parallel()
 	all := chartCapabilities(t)
 	policy := []v1alpha1.Accelerator{rps("0", "nic", "host-veth", "pod")}
 	const todo = ": run it as root and give it that"
@@ -126,6 +127,7 @@ func TestContainerCapabilities(t *testing.T) {
 		"pods with user namespaces": {"DAC_OVERRIDE", `^6 6 Error .*permission denied: this process lacks CAP_DAC_OVERRIDE` + todo},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := newPlace(t)
 			p.nic()
 			p.pod("pinned")
@@ -154,6 +156,7 @@ func TestContainerCapabilities(t *testing.T) {
 
 // The machine's flow table is written, and put back, past a /proc/sys that is read-only.
 func TestContainerFlowTable(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	run := func(want string, accelerate ...v1alpha1.Accelerator) {
@@ -170,6 +173,7 @@ func TestContainerFlowTable(t *testing.T) {
 
 // So they are for the fast path, which says why where it is not to be had.
 func TestContainerFastpath(t *testing.T) {
+	t.Parallel()
 	all := chartCapabilities(t)
 	for name, tt := range map[string]struct {
 		without string
@@ -182,6 +186,7 @@ func TestContainerFastpath(t *testing.T) {
 		"seccomp":     {"", []uint32{unix.SYS_BPF}, `try the fast path: .*operation not permitted.*: this process has the capabilities for it.*a seccomp filter is on it, which has to permit bpf`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := newOverlay(t)
 			set := slices.DeleteFunc(slices.Clone(all), func(c string) bool { return c == tt.without })
 			p.childWith(childOptions{Verify: time.Hour, Accelerate: fastPolicy.Accelerate, Deny: tt.deny}, contained(t, set...)...).says(t, tt.want)

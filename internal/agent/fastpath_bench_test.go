@@ -176,6 +176,7 @@ func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 }
 
 func TestFastpathKilled(t *testing.T) {
+	t.Parallel()
 	longest, free := killed(t, newOverlay(t), 3)
 	t.Logf("longest round trip %s, nothing attached after %s", longest, free)
 }

@@ -227,6 +227,7 @@ func recreate(t testing.TB) {
 // anew, an agent that does, somebody who takes programs off, another who wants it
 // too, off.
 func TestFastpath(t *testing.T) {
+	t.Parallel()
 	p := newOverlay(t)
 	before := programs(t)
 	o := p.options()
@@ -443,6 +444,7 @@ func (r *running) detachOne() {
 
 // A node without an overlay, and one whose only overlay is of another kind.
 func TestFastpathCannot(t *testing.T) {
+	t.Parallel()
 	p := newOverlay(t)
 	a := p.start(p.options()) // which looks at nothing unless it is told of it
 	a.Set(one(fastPolicy))
@@ -474,6 +476,7 @@ func TestFastpathCannot(t *testing.T) {
 // The unit for systemd has the capabilities that the fast path takes, besides those of
 // other settings.
 func TestFastpathOfTheUnit(t *testing.T) {
+	t.Parallel()
 	p := newOverlay(t)
 	unit, err := os.ReadFile(filepath.Join("..", "..", "packaging", "slipstream-agent.service"))
 	must(t, err)

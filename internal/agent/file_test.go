@@ -42,6 +42,7 @@ func (r *running) follow(file string) chan os.Signal {
 }
 
 func TestPolicyFile(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	p.pod("a")
@@ -139,6 +140,7 @@ func TestSystemd(t *testing.T) {
 // TestHealth has a loop that is stuck, as behind a journal's lock that is never let go
 // of, and one that no messages reach.
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	a := p.start(p.options())
 	get := func(h http.Handler, path string) (int, string) {
@@ -210,6 +212,7 @@ func TestRest(t *testing.T) {
 
 // A stream of messages that dies without a word is noticed by what it does not tell.
 func TestDeaf(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	o := p.options()
 	o.Verify = 20 * time.Millisecond

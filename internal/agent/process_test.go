@@ -150,6 +150,7 @@ const kills = 20
 // that neither the policy nor the snapshot explains, and what it was is what it is
 // when the policy has gone.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	for i := range 4 {
@@ -472,6 +473,7 @@ func BenchmarkNewPod(b *testing.B) {
 // TestHostile has what a pod, or whoever can write where runtimes do, might put in
 // the agent's way.
 func TestHostile(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	target := filepath.Join(t.TempDir(), "target")
 	must(t, os.WriteFile(target, []byte("mine"), 0o666))

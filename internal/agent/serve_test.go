@@ -124,6 +124,7 @@ var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.
 // A client that sends its request a byte at a time, one that sends none after its first, and
 // one that does not read what it asked for are all cut.
 func TestServeSlowClients(t *testing.T) {
+	t.Parallel()
 	endless := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for block := make([]byte, 1<<16); ; {
 			if _, err := w.Write(block); err != nil {

@@ -167,6 +167,7 @@ func (r *running) vfState() (states []string) {
 
 // TestAgentVerifiesVFs: a policy with vf alone fails where the VF is not used, and changes nothing.
 func TestAgentVerifiesVFs(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	before := p.snapshot()
@@ -240,6 +241,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 
 // TestAgentWithoutVF: that no NIC of a node may have a VF is no failure.
 func TestAgentWithoutVF(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	p.nic()
 	a := p.start(p.options())
