@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -302,10 +303,10 @@ type child struct {
 }
 
 // startUp has another process make a lab, and keep it until it is killed.
-func startUp(t *testing.T, dir, name string) child {
+func startUp(t *testing.T, dir, name string, env ...string) child {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childUp+"="+name, childDir+"="+dir)
+	cmd.Env = append(os.Environ(), append(env, childUp+"="+name, childDir+"="+dir)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -355,31 +356,33 @@ func TestSweepForked(t *testing.T) {
 // Whenever a process is killed that makes a lab, a sweep finds all that it made.
 func TestKilled(t *testing.T) {
 	testenv.NeedRoot(t)
-	partly := 0
-	for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, overlay.ShapeUDP: 15, overlay.ShapeVXLANFlow: 10, overlay.ShapeEBPF: 10} {
-		t.Run(shape, func(t *testing.T) { partly += killed(t, shape, kills) })
-	}
-	for mode, kills := range map[string]int{v1alpha1.ServiceIPTables: 10, v1alpha1.ServiceEBPF: 10} {
-		t.Run("services by "+mode, func(t *testing.T) {
-			t.Setenv(childMode, mode)
-			partly += killed(t, v1alpha1.ShapeFlannel, kills)
+	var partly atomic.Int64
+	run := func(t *testing.T, name, shape string, kills int, env ...string) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			partly.Add(int64(killed(t, kills, append(env, childShape+"="+shape)...)))
 		})
 	}
-	for _, proxy := range proxies {
-		t.Run("balancer by "+proxy, func(t *testing.T) {
-			t.Setenv(childProxy, proxy)
-			partly += killed(t, v1alpha1.ShapeFlannel, 10)
-		})
-	}
-	if partly == 0 {
+	t.Run("labs", func(t *testing.T) {
+		for shape, kills := range map[string]int{v1alpha1.ShapeFlannel: 30, overlay.ShapeUDP: 15, overlay.ShapeVXLANFlow: 10, overlay.ShapeEBPF: 10} {
+			run(t, shape, shape, kills)
+		}
+		for _, mode := range []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceEBPF} {
+			run(t, "services by "+mode, v1alpha1.ShapeFlannel, 10, childMode+"="+mode)
+		}
+		for _, proxy := range proxies {
+			run(t, "balancer by "+proxy, v1alpha1.ShapeFlannel, 10, childProxy+"="+proxy)
+		}
+	})
+	if partly.Load() == 0 {
 		t.Error("no kill hit a lab in the making")
 	}
 }
 
-// killed sweeps so many labs whose process was killed, and tells how many of them
-// were in the making.
-func killed(t *testing.T, shape string, kills int) (partly int) {
-	t.Setenv(childShape, shape)
+// killed sweeps so many labs whose process, in an environment of its own, was killed, and tells how
+// many of them were in the making.
+func killed(t *testing.T, kills int, env ...string) (partly int) {
+	t.Helper()
 	dir, name := t.TempDir(), labName(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -388,14 +391,14 @@ func killed(t *testing.T, shape string, kills int) (partly int) {
 
 	// How long it takes to come up says when to kill.
 	begin := time.Now()
-	c := startUp(t, dir, name)
+	c := startUp(t, dir, name, env...)
 	if line, err := bufio.NewReader(c.out).ReadString('\n'); err != nil || line != "up\n" {
 		t.Fatalf("child says %q, %v", line, err)
 	}
 	whole := time.Since(begin)
 	for i := range kills {
 		if i > 0 {
-			c = startUp(t, dir, name)
+			c = startUp(t, dir, name, env...)
 			time.Sleep(time.Duration(random.Int64N(int64(whole)))) // a random point, not a signal
 		}
 		if err := c.cmd.Process.Kill(); err != nil {
