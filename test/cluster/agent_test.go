@@ -208,7 +208,8 @@ func startAgent(t testing.TB, c *Cluster) {
 }
 
 func TestAgent(t *testing.T) {
-	c := shared(t)
+	t.Parallel()
+	c := own(t, Config{})
 	before, programs := map[string]string{}, map[string][]string{}
 	for _, n := range []string{"node0", "node1"} {
 		before[n], programs[n] = steering(t, c.Node(n)), programsOn(t, c.Node(n))

@@ -40,7 +40,7 @@ func TestChart(t *testing.T) {
 	kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 	t.Cleanup(func() { kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s") })
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
-	before, programs := steering(t, c.Node("node0")), programsOn(t, c.Node("node0"))
+	before, table, programs := steering(t, c.Node("node0")), read(t, flowTable), programsOn(t, c.Node("node0"))
 	kubectl(t, c, nil, "create", "namespace", chartNamespace)
 	t.Cleanup(func() {
 		kubectl(t, c, nil, "delete", "namespace", chartNamespace)
@@ -74,7 +74,7 @@ func TestChart(t *testing.T) {
 
 	uninstall()
 	testenv.Eventually(t, time.Minute, "as before", func() string {
-		return cmp.Diff(before, steering(t, c.Node("node0"))) + cmp.Diff(programs, programsOn(t, c.Node("node0")))
+		return cmp.Diff(before, steering(t, c.Node("node0"))) + cmp.Diff(table, read(t, flowTable)) + cmp.Diff(programs, programsOn(t, c.Node("node0")))
 	})
 }
 
