@@ -16,6 +16,7 @@ import (
 	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/accel/kernel"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/record"
 )
 
 // Device is a network device of one place.
@@ -48,6 +49,22 @@ func Devices(pod bool) ([]Device, error) {
 	}
 	defer h.Close()
 	return listDevices(h, sys, pod)
+}
+
+// Classify sets the classes of links that were read of the calling thread's network namespace.
+func Classify(links []record.Link, pod bool) error {
+	devices, err := Devices(pod)
+	if err != nil {
+		return err
+	}
+	for i := range links {
+		for _, d := range devices {
+			if d.Name == links[i].Name {
+				links[i].Class = d.Class
+			}
+		}
+	}
+	return nil
 }
 
 func listDevices(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {

@@ -110,6 +110,9 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	if f.Node, err = collect.Describe(ctx, l.proc, l.sys.FS()); err != nil {
 		return f, err
 	}
+	if err := accel.Classify(f.Node.Links, false); err != nil {
+		return f, err
+	}
 	_, err = fs.Stat(l.sys.FS(), "kernel/btf/vmlinux")
 	f.BTF = err == nil
 	f.Lacks = accel.Lacks(l.line("thread-self/status"))
@@ -217,21 +220,12 @@ func throttledSince(before, after map[string]collect.Throttling) (all []Throttle
 
 // devices joins what is known of each device.
 func (l looker) devices(links []record.Link, before, after counts) (all []Device, err error) {
-	classes := make(map[string]string)
-	listed, err := accel.Devices(false)
-	if err != nil {
-		return nil, err
-	}
-	for _, d := range listed {
-		classes[d.Name] = d.Class
-	}
 	for _, link := range links {
 		was, is := before.links[link.Name], after.links[link.Name]
 		if was == nil || is == nil || was.Attrs().Index != is.Attrs().Index {
 			continue // came or went
 		}
 		d := Device{Link: link, Up: is.Attrs().Flags&net.FlagUp != 0}
-		d.Class = classes[d.Name]
 		d.Under, d.Overhead = encapsulation(is, after.links)
 		if vxlan, ok := is.(*netlink.Vxlan); ok {
 			d.VXLANPort = uint16(vxlan.Port)

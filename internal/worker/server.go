@@ -129,7 +129,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 		s.options.Log.WarnContext(ctx, "cannot measure the time of an interrupt", "place", place.Name, "error", err)
 	}
 	node.InterruptSeconds = interrupt.Seconds()
-	if err := classify(node.Links, place.Kind == target.Pod); err != nil {
+	if err := accel.Classify(node.Links, place.Kind == target.Pod); err != nil {
 		return nil, err
 	}
 	if place.Kind == target.Node {
@@ -143,22 +143,6 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 		return nil, fmt.Errorf("encode %s: %w", place.Name, err)
 	}
 	return &pb.DescribeResponse{Node: b}, nil
-}
-
-// classify sets the classes of links.
-func classify(links []record.Link, pod bool) error {
-	devices, err := accel.Devices(pod)
-	if err != nil {
-		return err
-	}
-	for _, d := range devices {
-		for i := range links {
-			if links[i].Name == d.Name {
-				links[i].Class = d.Class
-			}
-		}
-	}
-	return nil
 }
 
 func placeOf(p *pb.Place) target.Place {
