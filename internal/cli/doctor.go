@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -215,16 +216,23 @@ type reach func(ctx context.Context, client, server *machine, by target.Transpor
 // explore explores the path from one machine to another.
 func explore(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
 	p := doctor.Path{Client: client.name, Server: server.name, To: server.address}
-	for _, protocol := range []string{"tcp", "udp"} {
-		ip := 6
-		if server.address.Is4() {
-			ip = 4
-		}
-		if err := reach(ctx, client, server, target.Transport{IP: ip, Protocol: protocol}); err != nil {
-			p.Closed = append(p.Closed, doctor.Closed{Protocol: protocol, Why: err})
-		}
-		if ctx.Err() != nil {
-			return p, context.Cause(ctx)
+	ip := 6
+	if server.address.Is4() {
+		ip = 4
+	}
+	protocols := []string{"tcp", "udp"}
+	closed := make([]error, len(protocols))
+	var both sync.WaitGroup // what is blocked takes its time
+	for i, protocol := range protocols {
+		both.Go(func() { closed[i] = reach(ctx, client, server, target.Transport{IP: ip, Protocol: protocol}) })
+	}
+	both.Wait()
+	if ctx.Err() != nil {
+		return p, context.Cause(ctx)
+	}
+	for i, err := range closed {
+		if err != nil {
+			p.Closed = append(p.Closed, doctor.Closed{Protocol: protocols[i], Why: err})
 		}
 	}
 	var ports []uint16

@@ -25,14 +25,16 @@ const (
 // Exchange has a message go from one place to an address of another, and back, as in a trial. It returns the
 // server's port; lead is how long workers take at most to hear when traffic is to start.
 func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration) (uint16, error) {
-	port, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
-	if err != nil && ctx.Err() == nil {
-		port, err = exchange(ctx, client, server, to, by, lead, exchangeLong)
+	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
+	if err != nil && connected && ctx.Err() == nil {
+		port, _, err = exchange(ctx, client, server, to, by, lead, exchangeLong)
 	}
 	return port, err
 }
 
-func exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration, long v1alpha1.Duration) (uint16, error) {
+// exchange has messages go for a time. It tells whether the client had a connection for them, which it tries to get
+// several times.
+func exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration, long v1alpha1.Duration) (port uint16, connected bool, err error) {
 	t := target.Traffic{Place: "server", Workload: v1alpha1.Workload{Name: "reach", PingPong: &v1alpha1.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: v1alpha1.ToolNative,
 	}}}
@@ -61,27 +63,27 @@ func exchange(ctx context.Context, client, server *Client, to netip.Addr, by tar
 		}
 	}()
 	select {
-	case port := <-ports:
+	case port = <-ports:
 		t.Address = netip.AddrPortFrom(to, port)
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return 0, false, context.Cause(ctx)
 	}
-	port := t.Address.Port()
 	t.Place = "client"
-	_, err := client.Drive(ctx, t, func(uint16) (time.Time, error) {
+	_, err = client.Drive(ctx, t, func(uint16) (time.Time, error) {
+		connected = true
 		at := time.Now().Add(lead)
 		begin <- at
 		return at, nil
 	}, nil)
 	if err == nil {
 		<-served
-		return port, serveErr
+		return port, connected, serveErr
 	}
 	// The server's error is the reason where it came first; a client that was not let in is not one of its.
 	if cause := context.Cause(ctx); cause != nil {
-		return port, cause
+		return port, connected, cause
 	}
 	cancel(errors.New("the client has no connection"))
 	<-served
-	return port, err
+	return port, connected, err
 }
