@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/report"
@@ -66,7 +69,7 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 }
 
 // probePods looks at both nodes, and at the ways between the nodes, between the pods, and from a node to the
-// pod of the other.
+// pod of the other. Services are tried if all ways are open: a way that is not closes them too.
 func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pods) error {
 	var nodes, pods []*machine
 	for _, place := range up.Places() {
@@ -95,14 +98,32 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, kubeLead)
 		return err
 	}
+	var ways [][2]*machine
 	for i := range nodes {
-		for _, pair := range [][2]*machine{{nodes[i], nodes[1-i]}, {pods[i], pods[1-i]}, {nodes[i], pods[1-i]}} {
-			path, err := explore(ctx, pair[0], pair[1], reach)
-			if err != nil {
-				return err
-			}
-			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
-		}
+		ways = append(ways, [2]*machine{nodes[i], nodes[1-i]}, [2]*machine{pods[i], pods[1-i]}, [2]*machine{nodes[i], pods[1-i]})
 	}
-	return nil
+	paths := make([]doctor.Path, len(ways))
+	g, together := errgroup.WithContext(ctx)
+	for i, way := range ways {
+		g.Go(func() (err error) {
+			paths[i], err = explore(together, way[0], way[1], reach)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	open := true
+	for _, path := range paths {
+		found := doctor.ExaminePath(path)
+		open = open && !slices.ContainsFunc(found, doctor.IsSerious)
+		d.Findings = append(d.Findings, found...)
+	}
+	if !open {
+		return nil
+	}
+	if err := up.ReachServices(ctx); err != nil {
+		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+	}
+	return ctx.Err()
 }

@@ -172,6 +172,9 @@ func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Networ
 	if err != nil {
 		return nil, err
 	}
+	if err := up.ReachServices(ctx); err != nil {
+		return nil, errors.Join(err, up.Close(context.WithoutCancel(ctx)))
+	}
 	return &kubeNetwork{Pods: up, Seating: t.topology.Seat(fabric, up.Places())}, nil
 }
 

@@ -31,7 +31,7 @@ func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []str
 }
 
 // TestDoctorInCluster: nothing is found in a healthy cluster, its nodes and pods, and nothing is left; a run that
-// would fail is.
+// would fail is, and a blocked overlay.
 func TestDoctorInCluster(t *testing.T) {
 	c := shared(t)
 	before := snapshotOf(t, c)
@@ -40,6 +40,22 @@ func TestDoctorInCluster(t *testing.T) {
 	}
 	if code, found := doctorSays(t, c, "--selector", "pool=none"); code != 3 || len(found) != 1 || !strings.HasPrefix(found[0], "serious run-lacks : ") {
 		t.Errorf("no nodes: exit code %d, found %q", code, found)
+	}
+	node := c.Node("node1")
+	rule := func(how string) {
+		t.Helper()
+		if _, err := output(node.Command(t.Context(), "iptables", how, "INPUT", "-p", "udp", "--dport", "8472", "-j", "DROP")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rule("-I")
+	defer rule("-D")
+	code, found := doctorSays(t, c, "--probe")
+	blocked := func(line string) bool {
+		return strings.HasPrefix(line, "serious vxlan-blocked node0 to node1: UDP port 8472")
+	}
+	if code != 3 || !slices.ContainsFunc(found, blocked) {
+		t.Errorf("a blocked overlay: exit code %d, found %q", code, found)
 	}
 	unchanged(t, c, before)
 }

@@ -66,8 +66,8 @@ type Pods struct {
 // upTime is how long pods may take to start: an image may have to be pulled.
 const upTime = 3 * time.Minute
 
-// Up creates the pods of a run and returns when all are running. If it fails, or ctx ends, it leaves
-// nothing behind.
+// Up creates the pods of a run, with services in front of the servers if the run has them, and returns when all pods
+// are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
 func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	p := &Pods{
 		cluster: c, config: config, silent: make(map[string]time.Time), systems: make(map[string]string),
@@ -184,13 +184,7 @@ func (p *Pods) up(ctx context.Context) error {
 	if err := p.start(ctx, traffic); err != nil {
 		return err
 	}
-	if err := p.makePlaces(ctx); err != nil {
-		return err
-	}
-	if p.config.Service {
-		return p.reachServices(ctx)
-	}
-	return nil
+	return p.makePlaces(ctx)
 }
 
 func (p *Pods) makeNamespaces(ctx context.Context) error {
@@ -396,9 +390,11 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 	return nil
 }
 
-// reachServices waits until every client reaches its server through the service. Whatever implements
-// services programs them with a delay, and only traffic shows when it has.
-func (p *Pods) reachServices(ctx context.Context) error {
+// ReachServices waits until every client reaches its server through the service, or its worker gives up (--reach). Whatever
+// implements services programs them with a delay, and only traffic shows when it has.
+func (p *Pods) ReachServices(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("no answer after %s", upTime))
+	defer cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
