@@ -69,7 +69,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo && \
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool && \
 		$(MAKE) --no-print-directory apps-deps; fi
 
 .PHONY: apps-deps
@@ -112,9 +112,10 @@ scale: ## Measure what the agents of NODES nodes ask of a real API server, in ab
 
 SOAK ?= 1h
 .PHONY: soak
-soak: cluster-deps $(HELM) ## Simulate the statistics and compare random packets at length, then compare connections with those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
 	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
 	go test -count=1 -run '^TestDifferential$$' ./internal/accel/fastpath -packets 100000
+	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak' ./internal/cli
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels

@@ -35,7 +35,7 @@ func mtuTooLarge(f Facts) (found []Finding) {
 			Severity: Serious,
 			What:     fmt.Sprintf("The MTU of %s is too large by %d for %s, which sends its packets.", overlay.Name, overlay.MTU-most, under.Name),
 			Evidence: mtuEvidence(overlay, under),
-			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
+			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented, which left a stream about a quarter of its throughput in a lab (docs/results/doctor.md), or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
 				most, overlay.MTU-28), // IPv4 and ICMP headers
 			Do: fmt.Sprintf("ip link set %s mtu %d   # and in the configuration of the CNI, which sets it again", overlay.Name, most),
 		})
@@ -143,7 +143,7 @@ func rpFilter(f Facts) []Finding {
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
-		Cost: lostPackets + " Encapsulated packets may arrive on one device while the route back to their sender uses another.",
+		Cost: "Nothing arrives from addresses to which the route back takes another device, as it may with encapsulation: connections with them do not open (docs/results/doctor.md).",
 		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the greater value of all and of the device counts",
 	}}
 }

@@ -91,7 +91,11 @@ func squeezed(f Facts) []Finding {
 	}}
 }
 
-const missed = "rx_missed_errors"
+// Counters of a device, by sysfs' names.
+const (
+	missed    = "rx_missed_errors"
+	txDropped = "tx_dropped"
+)
 
 // smallRing tells whether the receive ring could be larger.
 func (d Device) smallRing() bool { return d.Ring > 0 && d.Ring < d.RingMax }
@@ -188,12 +192,15 @@ func deviceDrops(f Facts) (found []Finding) {
 				"ethtool -g " + d.Name + "; ethtool -G " + d.Name + " rx N   # a larger ring, up to the maximum that -g shows"},
 			{"rx_errors", d.Window.Damaged, d.Window.Rx, d.Boot.Damaged, "%s receives damaged packets.",
 				"ethtool -S " + d.Name + "   # which errors; then the cable, the port of the switch, or the host"},
-			{"tx_dropped", d.Window.TxDropped, d.Window.Tx, d.Boot.TxDropped, "%s drops packets instead of sending them.",
+			{txDropped, d.Window.TxDropped, d.Window.Tx, d.Boot.TxDropped, "%s drops packets instead of sending them.",
 				"ip -s -d link show " + d.Name + "; tc -s qdisc show dev " + d.Name},
 		} {
 			severity, lost := loss(c.lost, c.lost+c.all)
 			if !lost || c.file == missed && d.smallRing() { // ringSmall has more to say of it
 				continue
+			}
+			if c.file == txDropped && d.Under != "" {
+				c.do += fmt.Sprintf("; bridge fdb show dev %s; ip neigh show dev %[1]s   # an address without an entry gets no packets", d.Name)
 			}
 			file := "/sys/class/net/" + d.Name + "/statistics/" + c.file
 			found = append(found, Finding{

@@ -125,14 +125,16 @@ func offloadFault(p Path) []Finding {
 		return nil
 	}
 	name, set := "Segmentation", "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off"
+	cost := "Connections between pods on the two open, and transfers hang or crawl: what is segmented below the overlay's device does not arrive."
 	if without == OffloadNothing {
 		name, set = "The checksum", "tx-checksum-ip-generic off"
+		cost = "Pods on the two can ping each other, and no TCP connection between them opens: what has its checksum computed below the overlay's device does not arrive."
 	}
 	device := p.Thrown.Device
 	f := Finding{
 		Severity: Serious,
 		What:     fmt.Sprintf("%s of VXLAN packets that %s sends is wrong if it is offloaded to %s.", name, p.Client, device),
-		Cost:     "Pods on the two reach each other, but transfers hang or are very slow: packets that a device below the overlay's segments or gives a checksum do not arrive.",
+		Cost:     cost,
 		Do:       fmt.Sprintf("ethtool -K %s %s   # on %s; or on the overlay's own device: ethtool -K flannel.1 tx-checksum-ip-generic off. Then a newer driver, firmware or hypervisor", device, set, p.Client),
 	}
 	for _, t := range p.Tries {

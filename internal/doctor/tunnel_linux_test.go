@@ -131,12 +131,14 @@ func TestProbeOffload(t *testing.T) {
 		name  string
 		fault asm.Instructions
 		want  string
+		why   string // of the first transfer
+		costs string // as that shows
 	}{
-		{"healthy", nil, ""},
+		{"healthy", nil, "", "", ""},
 		{"segmentation", asm.Instructions{
 			asm.LoadMem(asm.R0, asm.R6, gsoSize, asm.Word),
 			asm.JNE.Imm(asm.R0, 0, "drop"),
-		}, "serious : Segmentation of VXLAN packets that a sends is wrong if it is offloaded to eth0."},
+		}, "serious : Segmentation of VXLAN packets that a sends is wrong if it is offloaded to eth0.", "the transfer stalled", "Connections between pods on the two open"},
 		// Where the checksum is left to the device, its field has the sum of the pseudo-header.
 		{"checksum", asm.Instructions{
 			asm.LoadAbs(inner+2, asm.Half), // the total length
@@ -146,7 +148,7 @@ func TestProbeOffload(t *testing.T) {
 			asm.Mov.Reg(asm.R8, asm.R7), asm.RSh.Imm(asm.R8, 16), asm.And.Imm(asm.R7, 0xffff), asm.Add.Reg(asm.R7, asm.R8),
 			asm.LoadAbs(inner+20+16, asm.Half),
 			asm.JEq.Reg(asm.R0, asm.R7, "drop"),
-		}, "serious : The checksum of VXLAN packets that a sends is wrong if it is offloaded to eth0."},
+		}, "serious : The checksum of VXLAN packets that a sends is wrong if it is offloaded to eth0.", "no connection was made", "no TCP connection between them opens"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -161,8 +163,17 @@ func TestProbeOffload(t *testing.T) {
 			for _, try := range p.Tries {
 				t.Logf("%s: %s, %q", try.Offload, try.Took, try.Why)
 			}
-			if found := strings.Join(summary(offloadFault(p)), "\n"); found != c.want {
+			if why := p.Tries[0].Why; why != c.why {
+				t.Errorf("the first transfer: %q, want %q", why, c.why)
+			}
+			faults := offloadFault(p)
+			if found := strings.Join(summary(faults), "\n"); found != c.want {
 				t.Errorf("found %q, want %q", found, c.want)
+			}
+			for _, f := range faults {
+				if !strings.Contains(f.Cost, c.costs) {
+					t.Errorf("it costs %q, want %q in it", f.Cost, c.costs)
+				}
 			}
 		})
 	}
