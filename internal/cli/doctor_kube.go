@@ -68,8 +68,8 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	d.Findings = append(d.Findings, doctor.ExamineCluster(found)...)
 }
 
-// probePods looks at both nodes, and at the ways between the nodes, between the pods, and from a node to the
-// pod of the other. Services are tried if all ways are open: a way that is not closes them too.
+// probePods checks both nodes, and the paths between the nodes, between the pods, and from a node to the
+// pod of the other. It tries services if all paths are open: a path that is not closes them too.
 func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pods) error {
 	var nodes, pods []*machine
 	for _, place := range up.Places() {
@@ -98,15 +98,15 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, kubeLead)
 		return err
 	}
-	var ways [][2]*machine
+	var ends [][2]*machine
 	for i := range nodes {
-		ways = append(ways, [2]*machine{nodes[i], nodes[1-i]}, [2]*machine{pods[i], pods[1-i]}, [2]*machine{nodes[i], pods[1-i]})
+		ends = append(ends, [2]*machine{nodes[i], nodes[1-i]}, [2]*machine{pods[i], pods[1-i]}, [2]*machine{nodes[i], pods[1-i]})
 	}
-	paths := make([]doctor.Path, len(ways))
+	paths := make([]doctor.Path, len(ends))
 	g, together := errgroup.WithContext(ctx)
-	for i, way := range ways {
+	for i, pair := range ends {
 		g.Go(func() (err error) {
-			paths[i], err = explore(together, way[0], way[1], reach)
+			paths[i], err = explore(together, pair[0], pair[1], reach)
 			return err
 		})
 	}

@@ -73,7 +73,7 @@ func rulesFound(ctx context.Context, t *testing.T, l *lab.Lab, o doctorOptions, 
 	return slices.Compact(rules), nil
 }
 
-// TestSoakHealthyLooks looks at a lab that nothing is wrong with, and at the ways between its nodes, and finds
+// TestSoakHealthyLooks looks at a lab that nothing is wrong with, and at the paths between its nodes, and finds
 // nothing. With a time-out it looks as often as it can.
 func TestSoakHealthyLooks(t *testing.T) {
 	l := upLab(t, "looks", v1alpha1.OffloadFull)
@@ -91,7 +91,7 @@ func TestSoakHealthyLooks(t *testing.T) {
 			found++
 		}
 	}
-	t.Logf("%d looks at 2 nodes and 2 ways: %d findings", n, found)
+	t.Logf("%d looks at 2 nodes and 2 paths: %d findings", n, found)
 }
 
 // in runs a script in a place of a lab, or on the machine if the place is empty.
@@ -305,11 +305,11 @@ func (n *faultyNetwork) Worker(ctx context.Context, p target.Place, use target.U
 // namespaceOf is the file of a network namespace of a lab.
 func namespaceOf(name, place string) string { return "/run/netns/slip-" + name + "-" + place }
 
-// limitedGroup makes a cgroup that has 0.3 CPUs.
+// limitedGroup makes a cgroup that has 0.1 CPUs.
 func limitedGroup(t *testing.T) string {
-	group, file, limit := "/sys/fs/cgroup/cpu/slipstream-doctor-soak", "cpu.cfs_quota_us", "30000"
+	group, file, limit := "/sys/fs/cgroup/cpu/slipstream-doctor-soak", "cpu.cfs_quota_us", "10000"
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
-		group, file, limit = "/sys/fs/cgroup/slipstream-doctor-soak", "cpu.max", "30000 100000"
+		group, file, limit = "/sys/fs/cgroup/slipstream-doctor-soak", "cpu.max", "10000 100000"
 		if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+cpu"), 0); err != nil {
 			t.Fatal(err)
 		}

@@ -70,7 +70,7 @@ var offloads = []struct {
 	without string // what the kernel does if it is off
 }{
 	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
-	{"rx-gro", "gro", true, "each packet that VXLAN delivers crosses the rest of the path on its own, instead of merged with others (GRO)"},
+	{"rx-gro", "gro", true, "each packet that VXLAN delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
 	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large VXLAN packets, which the NIC could do"},
 	{"tx-checksum-ipv4", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
