@@ -150,7 +150,7 @@ func TestRules(t *testing.T) {
 			second.Name = "vxlan.calico"
 			f.Devices = append(f.Devices, second)
 		}, "warning offload-off: The offload rx-gro of eth0 is off"},
-		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of flannel.1 is off"},
+		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "note offload-off: The offload rx-gro of flannel.1 is off"},
 		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "warning offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "warning offload-off: The offload tx-checksum-ip-generic of flannel.1"},
 		{"rp_filter", func(f *Facts) { f.Devices[2].RPFilter, f.RPFiltered = 1, 50 }, "warning rp-filter: "},
