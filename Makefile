@@ -74,7 +74,7 @@ test-deps:
 
 .PHONY: apps-deps
 apps-deps: ## Install the programs of the preset applications that are missing (root, apt)
-	@.ci/deps redis-server redis-benchmark=redis-tools nginx wrk
+	@.ci/deps redis-server redis-benchmark=redis-tools nginx wrk memcached memcaslap=libmemcached-tools /usr/share/postgresql-common/pg_wrapper=postgresql
 
 .PHONY: generate-deps
 generate-deps:

@@ -555,7 +555,13 @@ const (
 	// ToolRedis is redis-server, asked by redis-benchmark.
 	ToolRedis = "redis"
 	// ToolNginx is nginx, asked by wrk.
-	ToolNginx  = "nginx"
+	ToolNginx = "nginx"
+	// ToolPostgres is a PostgreSQL server, asked by pgbench.
+	ToolPostgres = "postgres"
+	// ToolMemcached is memcached, asked by memcaslap.
+	ToolMemcached = "memcached"
+	// ToolGRPC is a service of the traffic engine on grpc-go, asked by its own client.
+	ToolGRPC   = "grpc"
 	ToolIperf2 = "iperf2"
 )
 
@@ -572,6 +578,12 @@ const (
 const (
 	OperationGet = "get"
 	OperationSet = "set"
+	// OperationSelect reads one row, OperationTPCB changes some within a transaction: pgbench's select-only
+	// and tpcb-like.
+	OperationSelect = "select"
+	OperationTPCB   = "tpcb"
+	// OperationUnary is a call with one message each way.
+	OperationUnary = "unary"
 )
 
 // Workload is the traffic: exactly one of its kinds is set.
@@ -589,7 +601,7 @@ type Workload struct {
 	Connect *Traffic `json:"connect,omitempty"`
 	// HTTP requests an object over and over, or has users that load a page.
 	HTTP *Traffic `json:"http,omitempty"`
-	// Application runs a real server, such as Redis, and its own benchmark client.
+	// Application runs a real server and its own benchmark client, or a gRPC service of slipstream.
 	Application *Traffic `json:"application,omitempty"`
 	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
@@ -601,8 +613,8 @@ type Traffic struct {
 	Protocol string `json:"protocol,omitempty"`
 	// IP is the IP version.
 	IP int `json:"ip,omitempty"`
-	// Size of a message; for application, of a value; for http, of the object or of a page's script. The default is
-	// 128KiB for a stream (1400 over UDP), 200k for a page, and 64 otherwise. The tool and the
+	// Size of a message; for redis and memcached, of a value; postgres has none; for http, of the object or of a
+	// page's script. The default is 128KiB for a stream (1400 over UDP), 200k for a page, and 64 otherwise. The tool and the
 	// protocol may allow less than the range.
 	Size Bytes `json:"size,omitempty"`
 	// Connections per pair; for connect and http, the number that are open at a time.
@@ -630,9 +642,10 @@ type Traffic struct {
 	// http and blocking for the others. Not for other tools, connect and pages, which have one
 	// way each.
 	IO string `json:"io,omitempty"`
-	// Operation of an application: for redis, get or set.
+	// Operation of an application: for redis and memcached, get or set; for postgres, select or tpcb;
+	// for grpc, unary.
 	Operation string `json:"operation,omitempty"`
-	// Pipeline is how many requests an application's client sends on a connection before it waits for
+	// Pipeline is how many requests the client of redis or grpc sends on a connection before it waits for
 	// replies.
 	Pipeline int `json:"pipeline,omitempty"`
 	// Warmup is the time before the measured window. The default is 1s for a stream and 500ms otherwise.

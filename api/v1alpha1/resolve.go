@@ -248,7 +248,7 @@ func (t *Traffic) settle() {
 	switch t.Tool {
 	case ToolQperf, ToolAB: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)
-	case ToolNginx: // wrk takes whole seconds; another run of it warms up
+	case ToolNginx, ToolPostgres, ToolMemcached: // their clients take whole seconds; another run of them warms up
 		t.Duration = wholeSeconds(t.Duration)
 	case ToolRedis: // says every 250 ms how fast it is, which the number of requests follows from
 		t.Warmup = max(t.Warmup, Duration(time.Second))
@@ -262,6 +262,15 @@ func (t *Traffic) settle() {
 func wholeSeconds(d Duration) Duration {
 	const second = Duration(time.Second)
 	return (d + second - 1) / second * second
+}
+
+// InstalledApplication tells whether a tool is an application whose server and client are installed programs.
+func InstalledApplication(tool string) bool {
+	switch tool {
+	case ToolRedis, ToolNginx, ToolPostgres, ToolMemcached:
+		return true
+	}
+	return false
 }
 
 // Counted tells whether the window ends when a number of requests is done, and not by the clock.

@@ -672,7 +672,7 @@ func toolsOf(kind string) []string {
 	case "http":
 		return []string{ToolNative, ToolAB, ToolNginx}
 	case "application":
-		return []string{ToolRedis}
+		return []string{ToolRedis, ToolPostgres, ToolMemcached, ToolGRPC}
 	}
 	return []string{ToolNative}
 }
@@ -689,6 +689,8 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	switch {
 	case tool == ToolLatte:
 		low, high = 4, 4 // its own choice
+	case tool == ToolPostgres:
+		low, high = 0, 0 // that of a row
 	case tool == ToolSockperf:
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
@@ -740,7 +742,9 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	if t.Page {
 		size = 200e3
 	}
-	fill(r, path+".size", &t.Size, size)
+	if t.Tool != ToolPostgres {
+		fill(r, path+".size", &t.Size, size)
+	}
 	fill(r, path+".warmup", &t.Warmup, warmup)
 
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
@@ -827,12 +831,42 @@ func (r *reader) application(path, kind string, t *Traffic) {
 		}
 		return
 	}
-	if r.given(path + ".operation") {
-		r.oneOf(path+".operation", t.Operation, OperationGet, OperationSet)
+	if r.given(path+".operation") && operationsOf(t.Tool) != nil {
+		r.oneOf(path+".operation", t.Operation, operationsOf(t.Tool)...)
 	}
 	if r.set(path + ".pipeline") {
 		r.between(path+".pipeline", t.Pipeline, 1, 1024)
 	}
+	switch t.Tool {
+	case ToolPostgres, ToolMemcached:
+		if t.Pipeline > 1 {
+			r.fail(path+".pipeline", "must be 1, is %d: the client of %s waits for each answer", t.Pipeline, t.Tool)
+		}
+	}
+	if t.Tool == ToolMemcached {
+		if t.IP == 6 {
+			r.fail(path+".ip", "must be 4, is 6, which memcached's client memcaslap does not know")
+		}
+		if n := t.Connections * int(t.Size); n > memcachedMost {
+			r.fail(path+".size", "must be at most %d for %d connections, is %d: memcaslap sets 1024 keys a connection first", memcachedMost/max(t.Connections, 1), t.Connections, t.Size)
+		}
+	}
+}
+
+// memcachedMost is the product of size and connections that keeps what is set first within 64 MiB.
+const memcachedMost = 64 << 10
+
+// operationsOf are what an application can be asked for, nil for another tool.
+func operationsOf(tool string) []string {
+	switch tool {
+	case ToolRedis, ToolMemcached:
+		return []string{OperationGet, OperationSet}
+	case ToolPostgres:
+		return []string{OperationSelect, OperationTPCB}
+	case ToolGRPC:
+		return []string{OperationUnary}
+	}
+	return nil
 }
 
 // http checks what only http has.

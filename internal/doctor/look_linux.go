@@ -127,15 +127,11 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 // installed tells which of the tools that an experiment may name are in the folders of a path, and which
 // are not.
 func installed(path string) (there, missing []string) {
-	for name, argv := range tools.VersionArgv() {
-		in := func(dir string) bool {
-			info, err := os.Stat(filepath.Join(dir, argv[0]))
-			return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-		}
-		if slices.ContainsFunc(filepath.SplitList(path), in) {
-			there = append(there, name)
-		} else {
+	for name, programs := range tools.Programs() {
+		if slices.ContainsFunc(programs, func(p string) bool { return tools.Find(path, p) == "" }) {
 			missing = append(missing, name)
+		} else {
+			there = append(there, name)
 		}
 	}
 	slices.Sort(there)

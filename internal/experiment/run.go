@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/target"
@@ -372,6 +373,9 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 	if err == nil {
 		err = n.describe(ctx)
 	}
+	if err == nil {
+		err = n.equipped(p, fabric)
+	}
 	if err != nil {
 		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
 	}
@@ -438,6 +442,31 @@ func (n *network) describe(ctx context.Context) error {
 			n.sampleCPUs[node.Name] = true
 		}
 		n.facts = append(n.facts, facts)
+	}
+	return nil
+}
+
+// equipped checks that the nodes at the ends of a plan's pairs have the applications that its workloads
+// are made with: a run that lacks one would fail at its first trial of it.
+func (n *network) equipped(p *Plan, fabric int) error {
+	for _, c := range p.Cells {
+		tool := c.Workload.Traffic().Tool
+		if c.Fabric != fabric || !v1alpha1.InstalledApplication(tool) {
+			continue
+		}
+		pairs, err := n.pairs(c)
+		if err != nil {
+			return err
+		}
+		for _, pair := range pairs {
+			for _, end := range append(pair.servers, pair.client) {
+				i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == end.place.Node })
+				if i >= 0 && n.facts[i].Tools[tool] == "" {
+					return fmt.Errorf("workload %s: %s lacks programs of %s: install them there (make apps-deps; packages are in docs/reference/workloads.md), "+
+						"for pods into their image, or leave the workload out", c.Workload.Name, end.place.Node, tool)
+				}
+			}
+		}
 	}
 	return nil
 }

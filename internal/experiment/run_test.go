@@ -41,6 +41,7 @@ type fakeTarget struct {
 	// unprivileged kinds of places, as a cluster has them, and what workers were
 	// started for.
 	unprivileged map[target.Kind]bool
+	tools        map[string]string // of every node
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
@@ -128,7 +129,7 @@ func (w *fakeWorker) call(name string) error {
 }
 
 func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error) {
-	return record.Node{Name: w.place, Boot: "one"}, w.call("describe")
+	return record.Node{Name: w.place, Boot: "one", Tools: w.tools}, w.call("describe")
 }
 
 func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
@@ -633,6 +634,32 @@ func TestOneSide(t *testing.T) {
 			if n != 0 {
 				t.Errorf("on %q: %s is still accelerated", side, place)
 			}
+		}
+	}
+}
+
+// A workload whose programs a node lacks is refused before anything is measured.
+func TestNotEquipped(t *testing.T) {
+	exp := parse(t)
+	exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: "cache", Application: &v1alpha1.Traffic{
+		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
+	}})
+	for _, tools := range []map[string]string{nil, {v1alpha1.ToolMemcached: "1.6"}} {
+		f := newFake(2)
+		f.tools = tools
+		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
+		if err == nil {
+			err = r.Close()
+		}
+		if tools == nil {
+			if err == nil || !strings.Contains(err.Error(), "workload cache: node") || !strings.Contains(err.Error(), "lacks programs of memcached: install them") {
+				t.Errorf("without the programs: %v", err)
+			}
+		} else if err != nil {
+			t.Errorf("with the programs: %v", err)
+		}
+		if f.open != 0 || f.workers != 0 {
+			t.Errorf("%d networks and %d workers are left", f.open, f.workers)
 		}
 	}
 }

@@ -145,6 +145,8 @@ type Endpoint struct {
 	// CongestionControl is that of another tool's TCP sockets, as the kernel reports it; several
 	// are separated by spaces. Absent if no connection was seen.
 	CongestionControl string `json:"congestion_control,omitempty"`
+	// Command is what another tool was started with at this end: the program and its arguments.
+	Command string `json:"command,omitempty"`
 	// Latency is this end's histogram, encoded as that of the trial.
 	Latency string `json:"latency,omitempty"`
 	// BitsPerSecond is the throughput that a tool reports, if it reports no bytes.

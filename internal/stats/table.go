@@ -41,8 +41,9 @@ func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 // meanAlone tells whether the mean is all that variants have in common: the tool of one tells the mean of
 // its latencies and no percentiles.
 func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
-	return w.PingPong != nil && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
-		return exp.WorkloadFor(v, w).PingPong.Tool == v1alpha1.ToolQperf
+	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
+		tool := exp.WorkloadFor(v, w).Traffic().Tool
+		return tool == v1alpha1.ToolQperf || tool == v1alpha1.ToolMemcached
 	})
 }
 

@@ -64,6 +64,8 @@ type Spec struct {
 	Requests  int
 	Page      bool // on an event loop
 	Image     int
+	// Pipeline is how many calls of GRPC are under way on a connection at a time.
+	Pipeline int
 	// Secret of the trial, by which a server knows its clients.
 	Secret Secret
 	// CongestionControl of TCP; empty leaves the kernel's default.
@@ -247,8 +249,8 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 // Progress is what an end has moved since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
-	// CongestionControl of another tool's server, empty of the engine's ends.
-	CongestionControl string
+	// CongestionControl of another tool's server, and its Command; empty of the engine's ends.
+	CongestionControl, Command string
 }
 
 // Run makes the traffic of this end and returns what the window saw. It calls

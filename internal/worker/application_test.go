@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -18,6 +19,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/testenv"
+	"slipstream.dev/internal/traffic/tools"
 )
 
 func application(tool string) v1alpha1.Workload {
@@ -28,22 +30,21 @@ func application(tool string) v1alpha1.Workload {
 	if tool == v1alpha1.ToolNginx {
 		return v1alpha1.Workload{Name: tool, HTTP: t}
 	}
-	t.Operation, t.Pipeline = v1alpha1.OperationGet, 1
+	t.Operation, t.Pipeline = map[string]string{
+		v1alpha1.ToolPostgres: v1alpha1.OperationTPCB, v1alpha1.ToolGRPC: v1alpha1.OperationUnary,
+	}[tool], 1
+	if t.Operation == "" {
+		t.Operation = v1alpha1.OperationGet
+	}
 	return v1alpha1.Workload{Name: tool, Application: t}
-}
-
-// programs of each application: the server's and the client's.
-var programs = map[string][]string{
-	v1alpha1.ToolRedis: {"redis-server", "redis-benchmark"},
-	v1alpha1.ToolNginx: {"nginx", "wrk"},
 }
 
 // needApplication skips a test where a program is missing, and has temporary files in a folder of its own.
 func needApplication(t *testing.T, tool string) (tmp string) {
 	t.Helper()
-	for _, program := range programs[tool] {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skip(err)
+	for _, program := range tools.Programs()[tool] {
+		if tools.Find(os.Getenv("PATH"), program) == "" {
+			t.Skipf("%s is not installed", program)
 		}
 	}
 	tmp, err := os.MkdirTemp("", "apps") // below t.TempDir nobody gets through
@@ -75,7 +76,7 @@ func workingIn(t *testing.T, dir string) (pids []string) {
 
 // An application's server and client give a rate and latencies, and nothing of them is left.
 func TestApplications(t *testing.T) {
-	for tool := range programs {
+	for _, tool := range []string{v1alpha1.ToolRedis, v1alpha1.ToolNginx, v1alpha1.ToolPostgres, v1alpha1.ToolMemcached} {
 		t.Run(tool, func(t *testing.T) {
 			tmp := needApplication(t, tool)
 			server, _ := connect(t)
@@ -85,12 +86,16 @@ func TestApplications(t *testing.T) {
 					t.Error("no server runs in a folder of its own")
 				}
 			})
-			if errs[1] != nil {
+			if errs[1] != nil || ends[1].Place == "" { // the server failed before there was a client
 				t.Fatal(errs)
 			}
 			e := ends[1]
-			if e.Messages < 100 || e.Seconds < 0.2 || e.Percentiles[record.LatencyP50] <= 0 || e.Percentiles[record.LatencyP99] < e.Percentiles[record.LatencyP50] {
+			latency, longest := latencies(t, e)
+			if e.Messages < 100 || e.Seconds < 0.2 || latency <= 0 || longest < latency {
 				t.Errorf("%+v", e)
+			}
+			if programs := tools.Programs()[tool]; !strings.HasPrefix(ends[0].Command, programs[0]+" ") || !strings.HasPrefix(e.Command, programs[len(programs)-1]+" ") {
+				t.Errorf("commands %q and %q, want those of %q", ends[0].Command, e.Command, programs)
 			}
 			if e.Errors != nil {
 				t.Errorf("errors %v", e.Errors)
@@ -103,6 +108,40 @@ func TestApplications(t *testing.T) {
 				return strings.Join(append(left, workingIn(t, tmp)...), " ")
 			})
 		})
+	}
+}
+
+// latencies are a usual one and a long one of an end, as its tool tells them.
+func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
+	t.Helper()
+	if e.Latency == "" {
+		p := e.Percentiles
+		return cmp.Or(p[record.LatencyP50], p[record.LatencyMean]), cmp.Or(p[record.LatencyP99], p[record.LatencyMax])
+	}
+	h, err := record.DecodeHistogram(e.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return float64(h.ValueAtQuantile(50)), float64(h.ValueAtQuantile(99))
+}
+
+// gRPC's calls are counted within the window, at both ends, and come with their latencies.
+func TestGRPC(t *testing.T) {
+	server, _ := connect(t)
+	driver, _ := connect(t)
+	w := application(v1alpha1.ToolGRPC)
+	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(200*time.Millisecond), 3
+	w.Application.Size = 1000
+	ends, errs := run(t, server, driver, w, func() {})
+	if errs[1] != nil {
+		t.Fatal(errs)
+	}
+	e := ends[1]
+	if usual, long := latencies(t, e); usual <= 0 || long < usual {
+		t.Errorf("latencies of %g and %g ns", usual, long)
+	}
+	if e.Messages < 100 || e.Bytes != 1000*e.Messages || e.Seconds != 0.2 {
+		t.Errorf("%+v", e)
 	}
 }
 

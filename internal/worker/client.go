@@ -239,6 +239,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 			}
 		case event.GetProgress().GetCongestionControl() != "":
 			end.Place, end.CongestionControl = t.Place, event.GetProgress().GetCongestionControl()
+		case event.GetProgress().GetCommand() != "":
+			end.Place, end.Command = t.Place, event.GetProgress().GetCommand()
 		case event.GetProgress() != nil:
 			if progress != nil {
 				progress(event.GetProgress().GetBytes(), event.GetProgress().GetMessages())

@@ -168,7 +168,11 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			return nil, err
 		}
 		var grace time.Duration
-		if w.Traffic().Tool != v1alpha1.ToolNative {
+		switch w.Traffic().Tool {
+		case v1alpha1.ToolNative:
+		case v1alpha1.ToolGRPC:
+			return opened(traffic.ListenGRPC(ctx, engineSpec(w, t), at))
+		default:
 			if tool, err := lookupTool(w); err != nil {
 				return nil, err
 			} else if argv := tool.ServerArgv(w, at.Addr(), at.Port()); argv != nil {
@@ -191,7 +195,11 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 		if err != nil {
 			return nil, err
 		}
-		if w.Traffic().Tool != v1alpha1.ToolNative {
+		switch w.Traffic().Tool {
+		case v1alpha1.ToolNative:
+		case v1alpha1.ToolGRPC:
+			return opened(traffic.DialGRPC(ctx, engineSpec(w, t), to))
+		default:
 			return driveTool(w, to, t.GetCongestionControl(), secretOf(t).Path(), s.options.patience)
 		}
 		client, err := traffic.Dial(ctx, engineSpec(w, t), to)
@@ -202,12 +210,20 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 	})
 }
 
+// opened is an end, or none beside an error.
+func opened[E end](e E, err error) (end, error) {
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
 func engineSpec(w v1alpha1.Workload, c *pb.Traffic) traffic.Spec {
 	t := w.Traffic()
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
 		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
-		EventLoop: t.IO == v1alpha1.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image),
+		EventLoop: t.IO == v1alpha1.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image), Pipeline: t.Pipeline,
 	}
 }
 
@@ -284,7 +300,7 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 	result, err := e.Run(ctx, window, func(p traffic.Progress) {
 		// A closed stream ends ctx, and so the run.
 		_ = stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Progress{Progress: &pb.Progress{
-			Bytes: p.Bytes, Messages: p.Messages, CongestionControl: p.CongestionControl,
+			Bytes: p.Bytes, Messages: p.Messages, CongestionControl: p.CongestionControl, Command: p.Command,
 		}}})
 	})
 	if err != nil {

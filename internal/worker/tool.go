@@ -5,6 +5,7 @@ package worker
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,9 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,6 +32,11 @@ import (
 const (
 	// toolPatience is how long a tool's server may take to listen, and a client to end after its time.
 	toolPatience = 10 * time.Second
+	// preparePatience is how long a command that prepares a server may take: a database of 1024
+	// connections' branches is 15 GB.
+	preparePatience = 5 * time.Minute
+	// acceptEvery is how often a server that does not say when it listens is asked.
+	acceptEvery = 10 * time.Millisecond
 	// toolOutput bounds the part of a tool's output that is kept, in bytes.
 	toolOutput = 16 << 20
 )
@@ -40,7 +48,7 @@ type toolEnd struct {
 	argv     []string
 	port     uint16         // of a server
 	at       netip.AddrPort // of a client's server
-	home     *home          // of an application's server
+	home     *home          // of an application's end
 	patience time.Duration  // toolPatience, but in tests
 	stop     context.CancelFunc
 	wait     func() error
@@ -78,15 +86,30 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 			once.Do(func() { close(listening) })
 		}
 	}}
+	var prepare tools.Preparation
 	if app, ok := tool.(tools.Application); ok {
 		var err error
 		if t.home, err = newHome(os.TempDir(), app.Files(w, addr, port)); err != nil {
 			return nil, err
 		}
+		prepare = app.Prepare(w, addr, port)
+	}
+	if err := t.prepare(ctx, prepare.Before); err != nil {
+		t.leave()
+		return nil, err
 	}
 	if err := t.start(ctx); err != nil {
 		t.leave()
 		return nil, err
+	}
+	if prepare.Silent {
+		dialing, dialed := context.WithCancel(ctx)
+		defer dialed()
+		go func() {
+			if accepts(dialing, netip.AddrPortFrom(addr, port)) {
+				once.Do(func() { close(listening) })
+			}
+		}()
 	}
 	exited := make(chan error, 1)
 	wait := t.wait
@@ -96,6 +119,10 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 	defer timer.Stop()
 	select {
 	case <-listening:
+		if err := t.prepare(ctx, prepare.After); err != nil {
+			t.Close()
+			return nil, err
+		}
 		return t, nil
 	case err := <-exited:
 		t.stop()
@@ -107,6 +134,45 @@ func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at net
 	}
 }
 
+// prepare runs commands in the folder of an application's server, one after another.
+func (t *toolEnd) prepare(ctx context.Context, commands [][]string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, preparePatience, fmt.Errorf("still running after %s", preparePatience))
+	defer cancel()
+	for _, argv := range commands {
+		c := &toolEnd{argv: argv, home: t.home, output: new(capture)}
+		if err := c.start(ctx); err != nil {
+			return err
+		}
+		err := c.wait()
+		c.stop()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name(), c.explain(err))
+		}
+	}
+	return nil
+}
+
+// accepts waits until a server accepts a connection, or ctx ends.
+func accepts(ctx context.Context, at netip.AddrPort) bool {
+	tick := time.NewTicker(acceptEvery)
+	defer tick.Stop()
+	for {
+		var d net.Dialer
+		if c, err := d.DialContext(ctx, "tcp", at.String()); err == nil {
+			c.Close()
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+}
+
 // driveTool prepares a tool's client; the process starts with the traffic.
 func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path string, patience time.Duration) (end, error) {
 	tool, err := lookupTool(w)
@@ -114,12 +180,19 @@ func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path s
 		return nil, err
 	}
 	argv := tool.ClientArgv(w, to.Addr(), to.Port(), congestionControl, path)
-	return &toolEnd{tool: tool, workload: w, argv: argv, at: to, output: new(capture), patience: patience}, nil
+	t := &toolEnd{tool: tool, workload: w, argv: argv, at: to, output: new(capture), patience: patience}
+	if app, ok := tool.(tools.Application); ok {
+		if t.home, err = newHome(os.TempDir(), app.Files(w, to.Addr(), to.Port())); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 // Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
 func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(traffic.Progress)) (record.Endpoint, error) {
 	if t.port != 0 {
+		progress(traffic.Progress{Command: t.name()})
 		if cc := t.congestionControl(ctx, t.port, false); cc != "" {
 			progress(traffic.Progress{CongestionControl: cc})
 		}
@@ -158,12 +231,15 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 	if err := context.Cause(ctx); err != nil {
 		return record.Endpoint{}, fmt.Errorf("%w: %s", err, t.output.excerpt())
 	}
+	if err := t.readLogs(); err != nil {
+		return record.Endpoint{}, err
+	}
 	// A tool's output says more than its exit status.
 	result, err := t.tool.Parse(t.workload, t.output.Bytes())
 	if err != nil || exit != nil {
 		return record.Endpoint{}, fmt.Errorf("%s: %w", t.name(), errors.Join(err, t.explain(exit)))
 	}
-	result.CongestionControl = cc
+	result.CongestionControl, result.Command = cc, t.name()
 	return result, nil
 }
 
@@ -204,7 +280,7 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 
 // warmUp runs an application's client until the window begins, and learns what is to be measured.
 func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traffic.Window) error {
-	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture)}
+	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture), home: t.home}
 	if err := before.start(ctx); err != nil {
 		return err
 	}
@@ -227,6 +303,26 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 	var err error
 	t.argv, err = app.MeasuredArgv(t.workload, t.at.Addr(), t.at.Port(), before.output.Bytes())
 	return err
+}
+
+// readLogs adds the logs that an application's client left in its folder to what it printed.
+func (t *toolEnd) readLogs() error {
+	if t.home == nil {
+		return nil
+	}
+	logs, _ := filepath.Glob(filepath.Join(t.home.path(), tools.LogPrefix+"*"))
+	for _, log := range logs {
+		f, err := os.Open(log)
+		if err != nil {
+			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
+		}
+		_, err = io.Copy(t.output, io.LimitReader(f, toolOutput/int64(len(logs))))
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
+		}
+	}
+	return nil
 }
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
@@ -255,11 +351,16 @@ func (t *toolEnd) start(ctx context.Context) error {
 	return nil
 }
 
-// spawn starts the process. An application's server may fork: it gets a PID namespace, all of whose
-// processes end with the first, and runs as nobody, where this process may do so.
+// spawn starts the process. That of an application may fork: it gets a PID namespace, all of whose
+// processes end with the first, and one of IPC, which takes what is left of its shared memory along.
+// It runs as nobody, where this process may do so.
 func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
-	command := func() *exec.Cmd {
-		cmd := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
+	program := tools.Find(os.Getenv("PATH"), t.argv[0])
+	if program == "" {
+		return nil, exec.ErrNotFound
+	}
+	start := func(change func(*syscall.SysProcAttr)) (*exec.Cmd, error) {
+		cmd := exec.CommandContext(ctx, program, t.argv[1:]...)
 		cmd.Stdout, cmd.Stderr = t.output, t.output
 		cmd.WaitDelay = time.Second // a grandchild may hold the pipe
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -268,18 +369,23 @@ func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 			cmd.SysProcAttr.Setpgid = true
 			cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		}
-		return cmd
-	}
-	cmd := command()
-	if t.home == nil || os.Geteuid() != 0 {
+		change(cmd.SysProcAttr)
 		return cmd, cmd.Start()
 	}
-	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
-	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-	err := cmd.Start()
-	if errors.Is(err, syscall.EPERM) { // root of a container
-		cmd = command()
-		err = cmd.Start()
+	asThis := func(*syscall.SysProcAttr) {}
+	if t.home == nil || os.Geteuid() != 0 {
+		return start(asThis)
+	}
+	asNobody := func(a *syscall.SysProcAttr) { a.Credential = &syscall.Credential{Uid: nobody, Gid: nobody} }
+	cmd, err := start(func(a *syscall.SysProcAttr) {
+		asNobody(a)
+		a.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC
+	})
+	for _, less := range []func(*syscall.SysProcAttr){asNobody, asThis} { // root of a container
+		if !errors.Is(err, syscall.EPERM) {
+			break
+		}
+		cmd, err = start(less)
 	}
 	return cmd, err
 }
@@ -293,17 +399,16 @@ func (t *toolEnd) explain(exit error) error {
 
 // Close ends the process, waits for it, and removes what it had.
 func (t *toolEnd) Close() {
-	if t.stop == nil {
-		return
-	}
-	t.stop()
-	if t.port != 0 {
-		_ = t.wait() // it was killed on purpose
+	if t.stop != nil {
+		t.stop()
+		if t.port != 0 {
+			_ = t.wait() // it was killed on purpose
+		}
 	}
 	t.leave()
 }
 
-// leave removes the folder of an application's server.
+// leave removes the folder of an application's end.
 func (t *toolEnd) leave() {
 	if t.home != nil {
 		t.home.remove()
@@ -382,15 +487,16 @@ func (c *capture) excerpt() string {
 	return fmt.Sprintf("it printed %q … %q", b[:part], b[len(b)-part:])
 }
 
-// toolVersions returns the versions of the installed tools.
+// toolVersions returns the versions of the tools all of whose programs are installed.
 func toolVersions(ctx context.Context) map[string]string {
-	versions := make(map[string]string)
-	for name, argv := range tools.VersionArgv() {
-		// Exit statuses differ, so only the output counts.
-		out, _ := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
-		if v := tools.ParseVersion(name, out); v != "" {
-			versions[name] = v
+	versions, path := make(map[string]string), os.Getenv("PATH")
+	for name, programs := range tools.Programs() {
+		if slices.ContainsFunc(programs, func(p string) bool { return tools.Find(path, p) == "" }) {
+			continue
 		}
+		// Exit statuses differ, so only the output counts.
+		out, _ := exec.CommandContext(ctx, tools.Find(path, programs[0]), tools.VersionArg(name)).CombinedOutput()
+		versions[name] = cmp.Or(tools.ParseVersion(name, out), "of an unknown version")
 	}
 	return versions
 }

@@ -2,22 +2,56 @@ package tools
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 
 	"slipstream.dev/api/v1alpha1"
 )
 
 // Application is a Tool whose server is a program that people run. Its client has no warm-up of its
-// own: another run of it goes before.
+// own: another run of it goes before. Each end has a temporary folder of its own, which its processes
+// are started in. What the client leaves there in files whose names begin with LogPrefix is given to
+// Parse, after what it printed.
 type Application interface {
 	Tool
-	// Files are what the server finds in the folder that it is started in, by name: its
-	// configuration, and what it serves. The folder is its own, and goes with it.
+	// Files are what either end finds in its folder, by name: the configuration, and what is served.
 	Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte
+	// Prepare is what the server needs beside its process.
+	Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Preparation
 	// WarmupArgv makes traffic until it is killed, and leaves the server as the measured run needs it.
 	WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
 	// MeasuredArgv makes the measured traffic. A client that takes a number of requests, and no time,
 	// computes that from what the warm-up printed.
 	MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
+}
+
+// Preparation is what an application's server needs beside its process.
+type Preparation struct {
+	// Before are commands that run before the server, After those once it listens.
+	Before, After [][]string
+	// Silent: the server does not print that it listens. It does once it accepts a connection.
+	Silent bool
+}
+
+// LogPrefix begins the names of the files that a client keeps a log of its requests in.
+const LogPrefix = "log"
+
+// Programs are what each tool, by name, consists of: the server's, and the client's. ParseVersion
+// reads what the first prints when asked for its version.
+func Programs() map[string][]string {
+	return map[string][]string{
+		v1alpha1.ToolIperf3:    {"iperf3"},
+		v1alpha1.ToolIperf2:    {"iperf"},
+		v1alpha1.ToolSockperf:  {"sockperf"},
+		v1alpha1.ToolQperf:     {"qperf"},
+		v1alpha1.ToolAB:        {"ab"},
+		v1alpha1.ToolRedis:     {"redis-server", "redis-benchmark"},
+		v1alpha1.ToolNginx:     {"nginx", "wrk"},
+		v1alpha1.ToolPostgres:  {"postgres", "initdb", "pgbench"},
+		v1alpha1.ToolMemcached: {"memcached", "memcaslap"},
+	}
 }
 
 // Package is Debian's package of a tool's program; others have similar names.
@@ -27,6 +61,36 @@ func Package(program string) string {
 		return "apache2-utils"
 	case "redis-benchmark":
 		return "redis-tools"
+	case "postgres", "initdb", "pgbench":
+		return "postgresql"
+	case "memcaslap":
+		return "libmemcached-tools"
 	}
 	return program
+}
+
+// Find returns where a program is: in Debian's folder of the newest PostgreSQL, or in one of the
+// folders of a PATH. It is empty for a program that is in none of them. PATH has none of PostgreSQL's
+// servers, and only a wrapper of its clients.
+func Find(path, program string) string {
+	folders, _ := filepath.Glob(postgresFolders)
+	slices.SortFunc(folders, func(a, b string) int { return postgresVersion(b) - postgresVersion(a) })
+	if Package(program) != "postgresql" {
+		folders = nil
+	}
+	for _, dir := range append(folders, filepath.SplitList(path)...) {
+		file := filepath.Join(dir, program)
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return file
+		}
+	}
+	return ""
+}
+
+// postgresFolders is where Debian has PostgreSQL's programs, by version.
+const postgresFolders = "/usr/lib/postgresql/*/bin"
+
+func postgresVersion(folder string) int {
+	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(folder)))
+	return n
 }

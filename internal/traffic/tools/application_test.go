@@ -1,7 +1,10 @@
 package tools
 
 import (
+	"bytes"
+	"math"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,6 +36,14 @@ func TestParseApplications(t *testing.T) {
 			Messages: 9149, Seconds: 9149 / 8297.44, Bytes: 9149 * 64,
 			Percentiles: map[string]float64{record.LatencyP50: 413e-6, record.LatencyP99: 6.95e-3},
 		}},
+		{"memcached", "application", "memcached-1.6.18-get.txt", record.Endpoint{
+			Messages: 109130, Seconds: 113230.0 / 113222, Bytes: 109130 * 64,
+			Percentiles: map[string]float64{record.LatencyMean: 36e-6, record.LatencyMax: 3900e-6},
+		}},
+		{"memcached", "application", "memcached-1.6.18-set.txt", record.Endpoint{
+			Messages: 135072, Seconds: 135076.0 / 132855, Bytes: 135072 * 64,
+			Percentiles: map[string]float64{record.LatencyMean: 29e-6, record.LatencyMax: 146369e-6},
+		}},
 	} {
 		got, err := lookup(t, tt.tool).Parse(workload(tt.kind, nil), golden(t, tt.file))
 		if err != nil {
@@ -45,11 +56,17 @@ func TestParseApplications(t *testing.T) {
 	for file, want := range map[string]string{
 		"nginx-wrk-4.1.0-404.txt":     "no request was answered: status 26247",
 		"nginx-wrk-4.1.0-refused.txt": "unable to connect to 127.0.0.1:17003 Connection refused",
+		"postgres-15.18-refused.txt":  `connection to server at "127.0.0.1", port 21439 failed: Connection refused`,
+		"memcached-1.6.18-miss.txt":   "memcached had lost 223091 keys that were asked for",
+		"memcached-1.6.18-early.txt":  "no summary",
 		"redis-7.0.15-warmup.txt":     "no summary",
 		"redis-7.0.15-refused.txt":    "Could not connect to Redis at 127.0.0.1:17002: Connection refused",
 	} {
 		tool, _, _ := strings.Cut(file, "-")
-		kind := map[string]string{"redis": "application", "nginx": "http"}[tool]
+		kind := "application"
+		if tool == "nginx" {
+			kind = "http"
+		}
 		if _, err := lookup(t, tool).Parse(workload(kind, nil), golden(t, file)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", file, err, want)
 		}
@@ -72,5 +89,59 @@ func TestRedisRequests(t *testing.T) {
 	argv, err = redis{}.MeasuredArgv(w, addr, 5001, []byte("(overall: 99999999999999999999.0) avg_msec"))
 	if err != nil || !slices.Contains(argv, "1000000000") {
 		t.Errorf("%q, %v, want no more requests than redis-benchmark takes", argv, err)
+	}
+}
+
+// What pgbench printed, with its log, on a run whose log has one of a hundred transactions.
+func TestParsePgbench(t *testing.T) {
+	text := golden(t, "postgres-15.18-tpcb.txt")
+	e, err := postgres{}.Parse(workload("application", nil), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := record.DecodeHistogram(e.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Messages != 6625 || e.Bytes != 0 || math.Abs(float64(e.Messages)/e.Seconds-6618.467573) > 1e-6 || e.Errors != nil {
+		t.Errorf("%+v", e)
+	}
+	if n := int64(bytes.Count(text[bytes.Index(text, []byte("connection time)\n")):], []byte("\n")) - 1); h.TotalCount() != n {
+		t.Errorf("%d latencies of %d in the log", h.TotalCount(), n)
+	}
+	if p50 := float64(h.ValueAtQuantile(50)) / 1e9; p50 < 200e-6 || p50 > 800e-6 {
+		t.Errorf("a median of %g s, where the mean is 604 µs", p50)
+	}
+	summary, _, _ := bytes.Cut(text, []byte("\n0 "))
+	if _, err := (postgres{}).Parse(workload("application", nil), summary); err == nil || !strings.Contains(err.Error(), "its log has no transaction") {
+		t.Errorf("without a log: %v", err)
+	}
+	failed := bytes.Replace(text, []byte("failed transactions: 0 "), []byte("failed transactions: 3 "), 1)
+	if e, err := (postgres{}).Parse(workload("application", nil), failed); err != nil || e.Errors[record.ErrOther] != 3 {
+		t.Errorf("%v, %v, want 3 errors", e.Errors, err)
+	}
+}
+
+// A long run logs a part of its transactions, as many as a short one in all.
+func TestPgbenchSample(t *testing.T) {
+	for seconds, want := range map[int]string{2: "", 5: "", 50: "--sampling-rate 0.1"} {
+		w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(time.Duration(seconds) * time.Second) })
+		argv := strings.Join(postgres{}.ClientArgv(w, netip.MustParseAddr("10.0.0.2"), 5001, "", ""), " ")
+		if strings.Contains(argv, "--sampling-rate") != (want != "") || !strings.Contains(argv, want) {
+			t.Errorf("%d s: %s, want %q", seconds, argv, want)
+		}
+	}
+}
+
+// PostgreSQL's superuser is let in by no network; PATH's wrapper of pgbench is passed over.
+func TestPostgresAccess(t *testing.T) {
+	access := string(postgres{}.Files(workload("application", nil), netip.Addr{}, 0)[postgresAccess])
+	for line := range strings.Lines(access) {
+		if strings.HasPrefix(line, "host") && !strings.HasPrefix(line, "host postgres pgbench ") {
+			t.Errorf("%q lets others in than pgbench", line)
+		}
+	}
+	if file := Find("/usr/bin", "pgbench"); file != "" && filepath.Dir(file) == "/usr/bin" {
+		t.Errorf("pgbench is %s", file)
 	}
 }

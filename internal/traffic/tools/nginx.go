@@ -56,6 +56,8 @@ http {
 	return map[string][]byte{"nginx.conf": []byte(config), nginxObject: bytes.Repeat([]byte("x"), int(w.HTTP.Size))}
 }
 
+func (nginx) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
+
 func (nginx) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string {
 	return []string{"nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"}
 }

@@ -39,6 +39,8 @@ func (redis) Check(w v1alpha1.Workload) error {
 // Files are none: all is said on the command line.
 func (redis) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte { return nil }
 
+func (redis) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
+
 // ServerArgv keeps nothing on disk: it is the network that is measured.
 func (redis) ServerArgv(_ v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	return []string{

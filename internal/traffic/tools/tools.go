@@ -52,42 +52,44 @@ type Tool interface {
 // Lookup finds a tool by its name in an experiment.
 func Lookup(name string) (Tool, bool) {
 	t, ok := map[string]Tool{
-		v1alpha1.ToolIperf3:   iperf3{},
-		v1alpha1.ToolIperf2:   iperf2{},
-		v1alpha1.ToolSockperf: sockperf{},
-		v1alpha1.ToolQperf:    qperf{},
-		v1alpha1.ToolAB:       ab{},
-		v1alpha1.ToolLatte:    latte{},
-		v1alpha1.ToolRedis:    redis{},
-		v1alpha1.ToolNginx:    nginx{},
+		v1alpha1.ToolIperf3:    iperf3{},
+		v1alpha1.ToolIperf2:    iperf2{},
+		v1alpha1.ToolSockperf:  sockperf{},
+		v1alpha1.ToolQperf:     qperf{},
+		v1alpha1.ToolAB:        ab{},
+		v1alpha1.ToolLatte:     latte{},
+		v1alpha1.ToolRedis:     redis{},
+		v1alpha1.ToolNginx:     nginx{},
+		v1alpha1.ToolPostgres:  postgres{},
+		v1alpha1.ToolMemcached: memcached{},
 	}[name]
 	return t, ok
 }
 
-// VersionArgv is what makes each tool, by name, print its version.
-func VersionArgv() map[string][]string {
-	return map[string][]string{
-		v1alpha1.ToolIperf3:   {"iperf3", "--version"},
-		v1alpha1.ToolIperf2:   {"iperf", "--version"},
-		v1alpha1.ToolSockperf: {"sockperf", "--version"},
-		v1alpha1.ToolQperf:    {"qperf", "--version"},
-		v1alpha1.ToolAB:       {"ab", "-V"},
-		v1alpha1.ToolRedis:    {"redis-server", "--version"},
-		v1alpha1.ToolNginx:    {"nginx", "-v"},
+// VersionArg makes a tool's first program print its version.
+func VersionArg(tool string) string {
+	switch tool {
+	case v1alpha1.ToolAB, v1alpha1.ToolMemcached:
+		return "-V"
+	case v1alpha1.ToolNginx:
+		return "-v"
 	}
+	return "--version"
 }
 
-// ParseVersion finds a tool's version ("3.12") in what its VersionArgv printed,
-// and is empty where there is none.
+// ParseVersion finds a tool's version ("3.12") in what its first
+// program printed after VersionArg, and is empty where there is none.
 func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
-		v1alpha1.ToolIperf3:   "iperf ",
-		v1alpha1.ToolIperf2:   "iperf version ",
-		v1alpha1.ToolSockperf: "sockperf, version ",
-		v1alpha1.ToolQperf:    "qperf ",
-		v1alpha1.ToolAB:       "This is ApacheBench, Version ",
-		v1alpha1.ToolRedis:    "Redis server v=",
-		v1alpha1.ToolNginx:    "nginx version: nginx/",
+		v1alpha1.ToolIperf3:    "iperf ",
+		v1alpha1.ToolIperf2:    "iperf version ",
+		v1alpha1.ToolSockperf:  "sockperf, version ",
+		v1alpha1.ToolQperf:     "qperf ",
+		v1alpha1.ToolAB:        "This is ApacheBench, Version ",
+		v1alpha1.ToolRedis:     "Redis server v=",
+		v1alpha1.ToolNginx:     "nginx version: nginx/",
+		v1alpha1.ToolPostgres:  "postgres (PostgreSQL) ",
+		v1alpha1.ToolMemcached: "memcached ",
 	}[name]
 	if !ok {
 		return ""
@@ -112,7 +114,7 @@ func plausible(e record.Endpoint) error {
 	if !(e.Seconds > 0) || math.IsInf(e.Seconds, 0) {
 		return fmt.Errorf("a window of %g s", e.Seconds)
 	}
-	if e.Bytes == 0 {
+	if e.Bytes == 0 && e.Messages == 0 {
 		return fmt.Errorf("nothing arrived within the window")
 	}
 	figures := map[string]float64{"bits per second": e.BitsPerSecond, "CPU seconds": e.CPUSeconds, "jitter": e.Jitter}

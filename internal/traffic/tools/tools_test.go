@@ -64,7 +64,7 @@ func TestLookup(t *testing.T) {
 	if _, ok := Lookup(v1alpha1.ToolNative); ok {
 		t.Error("the native engine is no tool")
 	}
-	for name := range VersionArgv() {
+	for name := range Programs() {
 		lookup(t, name)
 	}
 }
@@ -83,6 +83,14 @@ func TestArgv(t *testing.T) {
 		server, client string
 		lead           time.Duration
 	}{{
+		name: "odd connections", tool: "memcached", addr: v4,
+		workload: workload("application", func(t *v1alpha1.Traffic) {
+			seconds(2, 0.5)(t)
+			t.Connections = 3
+		}),
+		server: "memcached -l 10.0.0.2 -p 5001 -U 0 -m 512 -c 1030",
+		client: "memcaslap -s 10.0.0.2:5001 -T 1 -c 3 -w 1k -F memcaslap.conf -S 100d -t 2s",
+	}, {
 		name: "tcp", tool: "iperf3", addr: v4, cc: "cubic",
 		workload: workload("stream", func(t *v1alpha1.Traffic) {
 			seconds(10, 1)(t)
@@ -485,6 +493,8 @@ func TestParseVersion(t *testing.T) {
 		{"sockperf", string(golden(t, "sockperf-3.7-version.txt")), "3.7-no.git"},
 		{"qperf", string(golden(t, "qperf-0.4.11-version.txt")), "0.4.11"},
 		{"ab", string(golden(t, "ab-2.3-version.txt")), "2.3"},
+		{"postgres", "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n", "15.18"},
+		{"memcached", "memcached 1.6.18\n", "1.6.18"},
 		{"netperf", "iperf 3.9", ""},
 	} {
 		if got := ParseVersion(tt.tool, []byte(tt.output)); got != tt.want {
@@ -500,6 +510,9 @@ func FuzzAB(f *testing.F)       { fuzz(f, "ab") }
 func FuzzRedis(f *testing.F)    { fuzz(f, "redis") }
 func FuzzNginx(f *testing.F)    { fuzz(f, "nginx") }
 func FuzzLatte(f *testing.F)    { fuzz(f, "latte") }
+
+func FuzzPostgres(f *testing.F)  { fuzz(f, "postgres") }
+func FuzzMemcached(f *testing.F) { fuzz(f, "memcached") }
 
 // fuzz holds a parser to this: it never panics, and what it returns is finite
 // and not empty, or it is an error.
@@ -522,7 +535,7 @@ func fuzz(f *testing.F, name string) {
 		workloads = append(workloads, workload("stream", udp), workload("pingpong", nil))
 	case "ab":
 		workloads = []v1alpha1.Workload{workload("http", nil), workload("http", func(t *v1alpha1.Traffic) { t.Requests = 10 })}
-	case "redis":
+	case "redis", "postgres", "memcached":
 		workloads = []v1alpha1.Workload{workload("application", nil)}
 	case "nginx":
 		workloads = []v1alpha1.Workload{workload("http", nil)}
@@ -547,7 +560,7 @@ func fuzz(f *testing.F, name string) {
 					t.Errorf("figure %g in %+v", v, e)
 				}
 			}
-			if e.Seconds == 0 || e.Bytes == 0 {
+			if e.Seconds == 0 || e.Bytes == 0 && e.Messages == 0 {
 				t.Errorf("no error and no figures: %+v", e)
 			}
 			_ = ParseVersion(name, output)

@@ -645,8 +645,9 @@ type Progress struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Bytes    uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Messages uint64                 `protobuf:"varint,2,opt,name=messages,proto3" json:"messages,omitempty"`
-	// Of a tool's server, which is ended and has no result: what its sockets had.
+	// Of a tool's server, which is ended and has no result: what its sockets had, and what it was started with.
 	CongestionControl string `protobuf:"bytes,3,opt,name=congestion_control,json=congestionControl,proto3" json:"congestion_control,omitempty"`
+	Command           string `protobuf:"bytes,4,opt,name=command,proto3" json:"command,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -698,6 +699,13 @@ func (x *Progress) GetMessages() uint64 {
 func (x *Progress) GetCongestionControl() string {
 	if x != nil {
 		return x.CongestionControl
+	}
+	return ""
+}
+
+func (x *Progress) GetCommand() string {
+	if x != nil {
+		return x.Command
 	}
 	return ""
 }
@@ -1902,11 +1910,12 @@ const file_worker_proto_rawDesc = "" +
 	"\x06result\x18\x03 \x01(\v2\x1c.slipstream.worker.v1.ResultH\x00R\x06resultB\a\n" +
 	"\x05event\"\x1b\n" +
 	"\x05Ready\x12\x12\n" +
-	"\x04port\x18\x01 \x01(\rR\x04port\"k\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\"\x85\x01\n" +
 	"\bProgress\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\x12-\n" +
-	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\"$\n" +
+	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\x12\x18\n" +
+	"\acommand\x18\x04 \x01(\tR\acommand\"$\n" +
 	"\x06Result\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"9\n" +
 	"\rSampleRequest\x12\x14\n" +

@@ -1,0 +1,123 @@
+package tools
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// memcached is asked by memcaslap, which others than Debian call memaslap. Checked against memcached
+// 1.6 and memaslap 1.0.
+//
+// memcaslap takes whole seconds. It tells the mean and the longest latency, and for percentiles only how
+// many were between powers of two of a µs, which is too coarse to compare: there are none. It sets 1024
+// keys a connection first, at the beginning of the window, and counts that apart.
+type memcached struct{}
+
+// memcachedConfig is memcaslap's, which says what it asks for.
+const memcachedConfig = "memcaslap.conf"
+
+func (memcached) Check(w v1alpha1.Workload) error {
+	if w.Application == nil {
+		return fmt.Errorf("memcached makes application workloads only, not %s", w.Kind())
+	}
+	return nil
+}
+
+// Files has keys of 16 bytes. A command of 0 is set, one of 1 is get.
+func (memcached) Files(w v1alpha1.Workload, _ netip.Addr, _ uint16) map[string][]byte {
+	t := w.Application
+	set := 0
+	if t.Operation == v1alpha1.OperationSet {
+		set = 1
+	}
+	return map[string][]byte{memcachedConfig: fmt.Appendf(nil, "key\n16 16 1\nvalue\n%d %d 1\ncmd\n0 %d\n1 %d\n", t.Size, t.Size, set, 1-set)}
+}
+
+func (memcached) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation {
+	return Preparation{Silent: true}
+}
+
+// ServerArgv has room for all keys, and for more connections than its default of 1024: those of a warm-up
+// may still be there.
+func (memcached) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	return []string{
+		"memcached", "-l", addr.String(), "-p", strconv.Itoa(int(port)), "-U", "0", "-m", "512", "-c", strconv.Itoa(2*w.Application.Connections + 1024),
+	}
+}
+
+func (memcached) ServerReady([]byte) bool { return false }
+
+func (m memcached) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+	return m.argv(w, addr, port, 3600)
+}
+
+func (m memcached) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ []byte) ([]string, error) {
+	return m.ClientArgv(w, addr, port, "", ""), nil
+}
+
+func (m memcached) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+	return m.argv(w, addr, port, wholeSeconds(time.Duration(w.Application.Duration)))
+}
+
+// argv has a number of threads that divides that of connections. Statistics are printed at the end if
+// they are asked for at intervals; these are longer than any run.
+func (memcached) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64) []string {
+	n := w.Application.Connections
+	return []string{
+		"memcaslap", "-s", netip.AddrPortFrom(addr, port).String(), "-T", strconv.Itoa(2 - n%2), "-c", strconv.Itoa(n), "-w", "1k",
+		"-F", memcachedConfig, "-S", "100d", "-t", fmt.Sprintf("%ds", seconds),
+	}
+}
+
+func (memcached) Lead(v1alpha1.Workload) time.Duration { return 0 }
+
+var (
+	// memcaslapTotal is "Total Statistics (546034 events)", whose mean and longest follow, in µs.
+	memcaslapTotal = regexp.MustCompile(`(?m)^Total Statistics \((\d+) events\)\n +Min: +\d+\n +Max: +(\d+)\n +Avg: +(\d+)$`)
+	memcaslapMiss  = regexp.MustCompile(`(?m)^get_misses: (\d+)$`)
+	// memcaslapTime is "Run time: 3.0s Ops: 627962 TPS: 209297 Net_rate: 23.9M/s". The operations
+	// before the run are among those.
+	memcaslapTime = regexp.MustCompile(`(?m)^Run time: ([0-9.]+)s Ops: (\d+) TPS: (\d+) `)
+)
+
+func (memcached) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+	e, err := parseMemcaslap(w, output)
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("memcaslap: %w", err)
+	}
+	return e, nil
+}
+
+func parseMemcaslap(w v1alpha1.Workload, output []byte) (e record.Endpoint, err error) {
+	total, miss, took := memcaslapTotal.FindSubmatch(output), memcaslapMiss.FindSubmatch(output), memcaslapTime.FindSubmatch(output)
+	if total == nil || miss == nil || took == nil {
+		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 1.0")
+	}
+	if string(miss[1]) != "0" {
+		return e, fmt.Errorf("memcached had lost %s keys that were asked for", miss[1])
+	}
+	numbers := make([]float64, 0, 5)
+	for _, text := range [][]byte{total[1], total[2], total[3], took[2], took[3]} {
+		n, err := strconv.ParseUint(string(text), 10, 53)
+		if err != nil {
+			return e, fmt.Errorf("a figure of %q", text)
+		}
+		numbers = append(numbers, float64(n))
+	}
+	events, longest, mean, ops, rate := numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+	if events == 0 || rate == 0 {
+		return e, errors.New("no request was answered")
+	}
+	// The time is that of all operations, and is printed in tenths of seconds: it follows from the rate.
+	e.Messages, e.Seconds = uint64(events), ops/rate
+	e.Bytes = payload(e.Messages, int(w.Application.Size))
+	e.Percentiles = map[string]float64{record.LatencyMean: mean / 1e6, record.LatencyMax: longest / 1e6}
+	return e, plausible(e)
+}
