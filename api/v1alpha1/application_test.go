@@ -26,7 +26,7 @@ spec:
 		{"tool: postgres, operation: get", "operation: must be select or tpcb"},
 		{"tool: redis, operation: tpcb", "operation: must be get or set"},
 		{"tool: grpc, operation: get", "operation: must be unary"},
-		{"tool: postgres, operation: select, size: 64", "size: must be"},
+		{"tool: postgres, operation: select, size: 64", "size: is not for postgres"},
 		{"tool: postgres, operation: select, pipeline: 2", "the client of postgres waits for each answer"},
 		{"tool: memcached, operation: get, pipeline: 2", "the client of memcached waits for each answer"},
 		{"tool: memcached, operation: get, ip: 6", "ip: must be 4, is 6"},

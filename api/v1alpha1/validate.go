@@ -689,8 +689,6 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	switch {
 	case tool == ToolLatte:
 		low, high = 4, 4 // its own choice
-	case tool == ToolPostgres:
-		low, high = 0, 0 // that of a row
 	case tool == ToolSockperf:
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
@@ -753,7 +751,9 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
 	r.oneOf(path+".tool", t.Tool, toolsOf(kind)...)
-	if !r.malformedNear(path + ".size") {
+	if t.Tool == ToolPostgres && r.set(path+".size") {
+		r.fail(path+".size", "is not for postgres, whose rows have the sizes of pgbench")
+	} else if t.Tool != ToolPostgres && !r.malformedNear(path+".size") {
 		low, high := sizesOf(kind, t.Tool, t)
 		r.between(path+".size", int(t.Size), low, high)
 	}
