@@ -66,6 +66,7 @@ func ListenGRPC(ctx context.Context, spec Spec, addr netip.AddrPort) (*GRPCServe
 	return s, nil
 }
 
+//nolint:revive // the signature is grpc-go's
 func (s *GRPCServer) echo(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	message := new(wrapperspb.BytesValue)
 	if err := decode(message); err != nil {
@@ -115,7 +116,7 @@ func (s Spec) grpcResult(calls uint64, window int64) record.Endpoint {
 // Close ends the server.
 func (s *GRPCServer) Close() {
 	s.server.Stop()
-	<-s.served
+	s.served <- <-s.served // it was stopped on purpose
 }
 
 // grpcListener counts the connections that are open.
