@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -67,7 +67,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"applications": 14 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute,
+		"applications": 14 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute, "policies": 22 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -125,6 +125,12 @@ func TestComparisons(t *testing.T) {
 			"vxlan/full": "", "native/full": "vxlan/full", "rfs+/full": "vxlan/full", "fastpath/full": "vxlan/full", "fastpath-rfs/full": "vxlan/full",
 			"vxlan/none": "", "native/none": "vxlan/none", "rfs+/none": "vxlan/none", "fastpath/none": "vxlan/none", "fastpath-rfs/none": "vxlan/none",
 			"calico/full": "", "calico-fast/full": "calico/full",
+		},
+		"policies": {
+			"vxlan/0": "", "vxlan/iptables/200": "vxlan/0", "vxlan/iptables/2000": "vxlan/0", "vxlan/ipset/200": "vxlan/0", "vxlan/ipset/2000": "vxlan/0",
+			"vxlan/nftables/200": "vxlan/0", "vxlan/nftables/2000": "vxlan/0", "vxlan/ebpf/200": "vxlan/0", "vxlan/ebpf/2000": "vxlan/0",
+			"routed/0": "vxlan/0", "routed/ipset/200": "vxlan/0", "routed/ipset/2000": "vxlan/0", "ebpf/0": "vxlan/0", "ebpf/200": "vxlan/0", "ebpf/2000": "vxlan/0",
+			"fastpath/0": "vxlan/0", "fastpath/200": "vxlan/0", "fastpath/2000": "vxlan/0",
 		},
 		"message-sizes":    {"native": "", "vxlan": "native"},
 		"fastpath-tools":   {"native": "", "vxlan": "native", "fastpath": "native"},

@@ -66,6 +66,7 @@ type Spec struct {
 // Axes that a series can run over.
 const (
 	AxisBackends    = "backends"
+	AxisPolicies    = "policies"
 	AxisRate        = "rate"
 	AxisPrice       = "price"
 	AxisSize        = "size"
@@ -79,7 +80,7 @@ type Series struct {
 	// Name of the series in results.
 	Name string `json:"name"`
 	// Axis is the quantity that differs along the series. backends (of a service or balancer),
-	// rate (of the NIC) and price (of all nodes) differ between variants; size (of a message) and
+	// policies, rate (of the NIC) and price (of all nodes) differ between variants; size (of a message) and
 	// connections between workloads; pairs is the number of pairs.
 	Axis string `json:"axis"`
 	// Of are the variants of the series, in any order: a single one if workloads or pairs
@@ -280,7 +281,7 @@ type Resources struct {
 	Memory string `json:"memory,omitempty"`
 }
 
-// Path is how packets get from pod to pod: exactly one field is set.
+// Path is how packets get from pod to pod: exactly one field is set beside policies.
 type Path struct {
 	// Native is the host network: the traffic runs on the nodes themselves, or on the hosts.
 	Native *Plain `json:"native,omitempty"`
@@ -308,6 +309,34 @@ type Path struct {
 	Balancer *Balancer `json:"balancer,omitempty"`
 	// Address is a path between named addresses of the hosts: a name in their addresses.
 	Address string `json:"address,omitempty"`
+	// Policies are network policies of a lab's pods, on the paths vxlan, routed, ebpf and service.
+	Policies *Policies `json:"policies,omitempty"`
+}
+
+// Modes of network policies: what has the rules, and what the addresses that each policy allows.
+const (
+	// PolicyIPTables has a chain for each pod and policy, as Calico's iptables data plane, and in it a
+	// rule for each address.
+	PolicyIPTables = "iptables"
+	// PolicyIPSet has a set of addresses for each policy in place of these rules, as Calico and kube-router.
+	PolicyIPSet = "ipset"
+	// PolicyNFTables has the same chains and sets of nftables, and a map from addresses to the chains of
+	// pods, as Calico's nftables data plane.
+	PolicyNFTables = "nftables"
+	// PolicyEBPF has eBPF programs that look up the identity of an address and then its entry in one map of
+	// all policies, as Cilium.
+	PolicyEBPF = "ebpf"
+)
+
+// Policies are network policies for packets to the pods of a lab. Each selects every pod. The last one
+// allows all pods of the lab; the others allow ten addresses each, which nobody has. So a new
+// connection between pods meets all policies, and one from anybody else is dropped. Packets of
+// established connections are accepted before the policies.
+type Policies struct {
+	// Count of the policies.
+	Count int `json:"count"`
+	// Mode is what has the rules. The path ebpf, whose packets bypass netfilter, needs ebpf.
+	Mode string `json:"mode"`
 }
 
 // Modes of a lab's services: what chooses the backend of a connection.
@@ -330,9 +359,14 @@ type Service struct {
 	// an address of its own, and the pair's server answers at all of them. Pairs do not share
 	// backends: 4 pairs have four times as many.
 	Backends int `json:"backends,omitempty"`
-	// Services is the total number of services. There is at least one per pair; the others
-	// have one backend each, and no client connects to them.
+	// Services is the total number of services. There is at least one per pair; no client
+	// connects to the others.
 	Services int `json:"services,omitempty"`
+	// OtherBackends is the number of backends of each service that no client connects to.
+	OtherBackends int `json:"otherBackends,omitempty"`
+	// EndpointChanges is how many backends are replaced while traffic flows, of all services in
+	// turn.
+	EndpointChanges int `json:"endpointChanges,omitempty" unit:"1/s"`
 }
 
 // Proxies of a balancer.

@@ -355,6 +355,18 @@ func (p Path) String() string {
 	return ""
 }
 
+// Settings are what a path has beside its name, in words: "2000 policies by ipset", "10 endpoint
+// changes/s".
+func (p Path) Settings() (all []string) {
+	if p.Policies != nil {
+		all = append(all, p.Policies.String())
+	}
+	if p.Service != nil && p.Service.EndpointChanges > 0 {
+		all = append(all, fmt.Sprintf("%d endpoint changes/s", p.Service.EndpointChanges))
+	}
+	return all
+}
+
 // String is "balancer/4" of 4 backends, "balancer/haproxy/4" where the proxy is named.
 func (b Balancer) String() string {
 	if b.Proxy == "" {
@@ -400,4 +412,12 @@ func (s Service) String() string {
 		return fmt.Sprintf("service/%s/%d of %d", s.Mode, s.Backends, s.Services)
 	}
 	return fmt.Sprintf("service/%s/%d", s.Mode, s.Backends)
+}
+
+// String is "2000 policies by ipset".
+func (p Policies) String() string {
+	if p.Count == 1 {
+		return "1 policy by " + p.Mode
+	}
+	return fmt.Sprintf("%d policies by %s", p.Count, p.Mode)
 }

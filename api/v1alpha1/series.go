@@ -9,12 +9,12 @@ import (
 
 // axes are those that a series can run over.
 func axes() []string {
-	return []string{AxisBackends, AxisRate, AxisPrice, AxisSize, AxisConnections, AxisPairs}
+	return []string{AxisBackends, AxisPolicies, AxisRate, AxisPrice, AxisSize, AxisConnections, AxisPairs}
 }
 
 // OfVariants tells an axis whose values differ from variant to variant.
 func OfVariants(axis string) bool {
-	return axis == AxisBackends || axis == AxisRate || axis == AxisPrice
+	return axis == AxisBackends || axis == AxisPolicies || axis == AxisRate || axis == AxisPrice
 }
 
 // ValueOn is where a variant's trials of a workload and a number of pairs stand on an axis, 0 if
@@ -27,6 +27,10 @@ func (e *Experiment) ValueOn(axis string, v Variant, w Workload, pairs int) floa
 			return float64(p.Balancer.Backends)
 		case p.Service != nil:
 			return float64(p.Service.Backends)
+		}
+	case AxisPolicies:
+		if p := e.PathOf(v).Policies; p != nil {
+			return float64(p.Count)
 		}
 	case AxisRate:
 		rate, _ := e.NICOf(v).Rate.BitsPerSecond() // checked by Parse
@@ -157,7 +161,7 @@ func (r *reader) values(path string, e *Experiment, line Series) {
 		switch first, taken := at[x]; {
 		case x == 0:
 			r.fail(field, "variant %s has no %s%s", name, line.Axis, map[string]string{
-				AxisBackends: ": its path is " + e.PathOf(*v).String(), AxisRate: " of its NIC",
+				AxisBackends: ": its path is " + e.PathOf(*v).String(), AxisPolicies: " on its path", AxisRate: " of its NIC",
 			}[line.Axis])
 		case taken:
 			r.fail(field, "variant %s has the same %s as %s: %s", name, line.Axis, first, strconv.FormatFloat(x, 'f', -1, 64))

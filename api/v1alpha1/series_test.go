@@ -34,7 +34,7 @@ func TestSeries(t *testing.T) {
 		"[{name: A b, axis: pairs, of: [vxlan]}]":                                                `spec.series[0].name: must be of a-z, 0-9 and + / . _ -, the first a letter or digit, is "A b"`,
 		"[{name: a, axis: pairs, of: [vxlan]}, {name: a, axis: pairs, of: [lb]}]":                `spec.series[1].name: must be unique, "a" is spec.series[0].name too`,
 		"[{name: a, of: [vxlan]}]":                                                               "spec.series[0].axis: is missing",
-		"[{name: a, axis: pods, of: [vxlan]}]":                                                   `spec.series[0].axis: must be backends, rate, price, size, connections or pairs, is "pods"`,
+		"[{name: a, axis: pods, of: [vxlan]}]":                                                   `spec.series[0].axis: must be backends, policies, rate, price, size, connections or pairs, is "pods"`,
 		"[{name: a, axis: backends}]":                                                            "spec.series[0].of: is missing",
 		"[{name: a, axis: backends, of: []}]":                                                    "spec.series[0].of: must have at least one variant, is empty",
 		"[{name: a, axis: backends, of: {i/1: 1}}]":                                              "spec.series[0].of: must be a list, is a mapping",

@@ -30,7 +30,7 @@ func TestServices(t *testing.T) {
 		got, paths, shapes = append(got, *p.Service), append(paths, p.String()), append(shapes, p.Shape())
 	}
 	if diff := cmp.Diff([]Service{
-		{Mode: ServiceIPTables, Backends: 1, Services: 1}, {Mode: ServiceEBPF, Backends: 16000, Services: 100},
+		{Mode: ServiceIPTables, Backends: 1, Services: 1, OtherBackends: 1}, {Mode: ServiceEBPF, Backends: 16000, Services: 100, OtherBackends: 1},
 	}, got); diff != "" {
 		t.Errorf("services (-want +got):\n%s", diff)
 	}
@@ -51,6 +51,8 @@ func TestServiceErrors(t *testing.T) {
 		{"16000", "0", "spec.variants[1].path.service.backends: must be at least 1, is 0"},
 		{"services: 100}", "services: 0}", "spec.variants[1].path.service.services: must be at least 1, is 0"},
 		{"services: 100}", "services: 10001}", "spec.variants[1].path.service.services: must be at most 10000, is 10001"},
+		{"services: 100}", "services: 100, otherBackends: 251}", "spec.variants[1].path.service.otherBackends: must be at most 250, is 251"},
+		{"services: 100}", "services: 100, endpointChanges: 101}", "spec.variants[1].path.service.endpointChanges: must be at most 100, is 101"},
 		{"udp, ip: 6", "udp, tool: qperf", "spec.variants[0]: qperf opens a second port on its server"},
 		{"connect: {", "stream: {protocol: udp, tool: iperf3, ", "spec.variants[0]: iperf3 answers datagrams from its pod's first address"},
 		{
@@ -65,6 +67,36 @@ func TestServiceErrors(t *testing.T) {
 		}
 		if _, err := Parse("experiment.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.new, err, c.want)
+		}
+	}
+}
+
+// TestPolicies: network policies are for paths whose packets meet them.
+func TestPolicies(t *testing.T) {
+	with := func(path string) error {
+		_, err := Parse("experiment.yaml", []byte(strings.Replace(services, "{service: {mode: iptables}}", path, 1)), nil)
+		return err
+	}
+	for _, path := range []string{
+		"{vxlan: {}, policies: {count: 2000, mode: ipset}}", "{routed: {}, policies: {count: 1, mode: iptables}}",
+		"{ebpf: {}, policies: {count: 1, mode: ebpf}}", "{service: {mode: nftables}, policies: {count: 10000, mode: nftables}}",
+	} {
+		if err := with(path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for path, want := range map[string]string{
+		"{policies: {count: 1, mode: ipset}}":                "spec.variants[0].path: must have one of native",
+		"{vxlan: {}, policies: {count: 0, mode: ipset}}":     "path.policies.count: must be at least 1, is 0",
+		"{vxlan: {}, policies: {mode: ipset}}":               "path.policies.count: is missing",
+		"{vxlan: {}, policies: {count: 10001, mode: ipset}}": "path.policies.count: must be at most 10000, is 10001",
+		"{vxlan: {}, policies: {count: 1, mode: ipvs}}":      `path.policies.mode: must be iptables, ipset, nftables or ebpf, is "ipvs"`,
+		"{vxlan: {}, policies: {count: 1}}":                  "path.policies.mode: is missing",
+		"{native: {}, policies: {count: 1, mode: ipset}}":    "path.policies: are for pods of a lab on the paths vxlan, routed, ebpf and service",
+		"{ebpf: {}, policies: {count: 1, mode: ipset}}":      "path.policies.mode: must be ebpf on the path ebpf, whose packets bypass netfilter",
+	} {
+		if err := with(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}
 }

@@ -569,6 +569,27 @@ func (r *reader) path(path string, on Target, p *Path) {
 	if p.Balancer != nil {
 		r.balancer(path+".balancer", p.Balancer)
 	}
+	if p.Policies != nil {
+		r.policies(path+".policies", on, *p)
+	}
+}
+
+// policies checks those of a path, and that its packets meet them.
+func (r *reader) policies(path string, on Target, of Path) {
+	if r.given(path + ".count") {
+		r.between(path+".count", of.Policies.Count, 1, 10000)
+	}
+	if r.given(path + ".mode") {
+		r.oneOf(path+".mode", of.Policies.Mode, PolicyIPTables, PolicyIPSet, PolicyNFTables, PolicyEBPF)
+	}
+	switch {
+	case on.Kubernetes != nil:
+		r.fail(path, "are for a lab; a cluster has network policies of its own")
+	case on.Hosts != nil || of.VXLAN == nil && of.Routed == nil && of.EBPF == nil && of.Service == nil:
+		r.fail(path, "are for pods of a lab on the paths vxlan, routed, ebpf and service")
+	case of.EBPF != nil && of.Policies.Mode != PolicyEBPF && r.set(path+".mode"):
+		r.fail(path+".mode", "must be %s on the path ebpf, whose packets bypass netfilter", PolicyEBPF)
+	}
 }
 
 func (r *reader) balancer(path string, b *Balancer) {
@@ -612,7 +633,7 @@ func (r *reader) balanced(e *Experiment) {
 
 func (r *reader) service(path string, on Target, s *Service) {
 	if on.Kubernetes != nil {
-		for _, field := range []string{"mode", "backends", "services"} {
+		for _, field := range []string{"mode", "backends", "services", "otherBackends", "endpointChanges"} {
 			if r.set(path + "." + field) {
 				r.fail(path+"."+field, "is for a lab; a cluster has services of its own, with one backend for each pair")
 			}
@@ -629,6 +650,13 @@ func (r *reader) service(path string, on Target, s *Service) {
 	}
 	if r.set(path + ".services") {
 		r.between(path+".services", s.Services, 1, 10000)
+	}
+	fill(r, path+".otherBackends", &s.OtherBackends, 1)
+	if r.set(path + ".otherBackends") {
+		r.between(path+".otherBackends", s.OtherBackends, 1, 250)
+	}
+	if r.set(path + ".endpointChanges") {
+		r.between(path+".endpointChanges", s.EndpointChanges, 1, 100)
 	}
 }
 

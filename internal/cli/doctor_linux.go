@@ -13,6 +13,7 @@ import (
 	"slipstream.dev/internal/target/lab"
 	"slipstream.dev/internal/target/lab/balancer"
 	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/policies"
 	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/worker"
 )
@@ -34,6 +35,9 @@ func labParts() map[string]lab.Config {
 	}
 	for _, mode := range []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF} {
 		parts["services in mode "+mode] = lab.Config{Services: &services.Config{Mode: mode, Transports: []target.Transport{{IP: 4, Protocol: "tcp"}}}}
+	}
+	for _, mode := range []string{v1alpha1.PolicyIPTables, v1alpha1.PolicyIPSet, v1alpha1.PolicyNFTables, v1alpha1.PolicyEBPF} {
+		parts["network policies in mode "+mode] = lab.Config{Shape: v1alpha1.ShapeFlannel, Policies: &policies.Config{Mode: mode}}
 	}
 	return parts
 }

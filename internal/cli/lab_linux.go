@@ -25,6 +25,7 @@ import (
 	"slipstream.dev/internal/target/lab"
 	"slipstream.dev/internal/target/lab/balancer"
 	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/policies"
 	"slipstream.dev/internal/target/lab/services"
 	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/worker"
@@ -79,11 +80,28 @@ func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, e
 		return nil, err
 	}
 	return &site{
-		target:  newLabTarget(exp, p),
-		probe:   accel.Probe,
-		restore: func(ctx context.Context) error { return recoverMachine(ctx, p) },
-		release: release,
+		target:    newLabTarget(exp, p),
+		probe:     accel.Probe,
+		probePath: probePolicies(),
+		restore:   func(ctx context.Context) error { return recoverMachine(ctx, p) },
+		release:   release,
 	}, nil
+}
+
+// probePolicies returns a function that says why this machine cannot have the network policies of a path. It
+// tries each mode once.
+func probePolicies() func(v1alpha1.Path) error {
+	known := make(map[string]error)
+	return func(p v1alpha1.Path) error {
+		if p.Policies == nil {
+			return nil
+		}
+		mode := p.Policies.Mode
+		if _, tried := known[mode]; !tried {
+			known[mode] = lab.Lacks(lab.Config{Shape: v1alpha1.ShapeFlannel, Policies: &policies.Config{Mode: mode}})
+		}
+		return known[mode]
+	}
 }
 
 func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
@@ -96,8 +114,12 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 	}
 	if s := f.Service; s.Mode != "" {
 		config.Services = &services.Config{
-			Mode: s.Mode, Servers: served.Seats, Backends: s.Backends, Total: max(s.Services, len(served.Seats)), Transports: served.Transports,
+			Mode: s.Mode, Servers: served.Seats, Backends: s.Backends, Total: max(s.Services, len(served.Seats)), OtherBackends: s.OtherBackends,
+			Transports: served.Transports,
 		}
+	}
+	if p := f.Policies; p.Mode != "" {
+		config.Policies = &policies.Config{Mode: p.Mode, Count: p.Count}
 	}
 	if b := f.Balancer; b.Backends > 0 {
 		config.Balancer = &balancer.Config{Backends: b.Backends, Proxy: b.Proxy, NICs: b.NICs, Pairs: f.Pairs}
@@ -106,15 +128,15 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, Seating: layout.Seat(fabric, l.Places()), process: t.process, services: config.Services, congestionControl: spec.CongestionControl}, nil
+	return &labNetwork{Lab: l, Seating: layout.Seat(fabric, l.Places()), process: t.process, config: config, exp: t.exp}, nil
 }
 
 type labNetwork struct {
 	*lab.Lab
 	*topology.Seating
-	process           Process
-	services          *services.Config
-	congestionControl string
+	process Process
+	config  lab.Config
+	exp     *v1alpha1.Experiment
 }
 
 // labLead is how long a lab's workers take at most to hear when traffic is to start.
@@ -124,7 +146,7 @@ const labLead = 15 * time.Millisecond
 func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
 
 func (n *labNetwork) Setup() target.Setup {
-	return target.Setup{Placement: n.Placement(), CongestionControl: n.congestionControl, Lead: labLead}
+	return target.Setup{Placement: n.Placement(), CongestionControl: n.config.CongestionControl, Lead: labLead}
 }
 
 func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {
@@ -152,20 +174,39 @@ func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, 
 			return node, err
 		}
 	}
-	s := w.network.services
-	if s == nil {
-		return node, nil
+	loaded, policed := w.network.Loaded(p.Node)
+	tools := maps.Clone(node.Tools)
+	if tools == nil {
+		tools = make(map[string]string)
 	}
-	took, version := w.network.Loaded(p.Node)
-	node.Services = &record.Services{
-		Mode: s.Mode, Servers: len(s.Servers), Backends: s.Backends, Total: s.Total, LoadSeconds: took.Seconds(),
+	if s := w.network.config.Services; s != nil {
+		node.Services = &record.Services{
+			Mode: s.Mode, Servers: len(s.Servers), Backends: s.Backends, Total: s.Total, OtherBackends: s.OtherBackends, LoadSeconds: loaded.Took.Seconds(),
+		}
+		if loaded.Version != "" {
+			tools[s.Mode] = loaded.Version // the mode's name is the tool's
+		}
 	}
-	if version != "" {
-		tools := map[string]string{s.Mode: version} // the mode's name is the tool's
-		maps.Copy(tools, node.Tools)
+	if c := w.network.config.Policies; c != nil {
+		node.Policies = &record.Policies{Mode: c.Mode, Count: c.Count, LoadSeconds: policed.Took.Seconds()}
+		if policed.Version != "" {
+			tools[c.Tool()] = policed.Version
+		}
+	}
+	if len(tools) > 0 {
 		node.Tools = tools
 	}
 	return node, nil
+}
+
+// Change replaces endpoints of services while trials of a variant run that asks for it.
+func (n *labNetwork) Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error) {
+	s := n.exp.PathOf(v).Service
+	if s == nil || s.EndpointChanges == 0 {
+		return 0, func() (int, error) { return 0, nil }, nil
+	}
+	stop, err = n.ChangeEndpoints(ctx, s.EndpointChanges)
+	return s.EndpointChanges, stop, err
 }
 
 func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }

@@ -264,7 +264,7 @@ func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []str
 	if at.probe == nil {
 		return nil, nil
 	}
-	leftOut, err := experiment.LeaveOut(exp, namedBy(set, exp), at.probe(ctx))
+	leftOut, err := experiment.LeaveOut(exp, namedBy(set, exp), at.probe(ctx), at.probePath)
 	if ctx.Err() != nil { // which may be why a probe failed
 		return nil, ctx.Err()
 	}
@@ -346,6 +346,8 @@ type site struct {
 	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster and
 	// hosts, where a trial tells.
 	probe func(context.Context) func(v1alpha1.Accelerator) error
+	// probePath says why the site cannot make a path; nil if it can make all, or a trial tells.
+	probePath func(v1alpha1.Path) error
 	// restore reverts what dead workers have left.
 	restore func(context.Context) error
 	release func()

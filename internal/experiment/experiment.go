@@ -44,6 +44,12 @@ type Returning interface {
 	Await(ctx context.Context) error
 }
 
+// Changing is a network whose services change while trials of some variants run.
+type Changing interface {
+	// Change replaces so many endpoints a second as the variant asks for, until stop, which returns how many were.
+	Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error)
+}
+
 // Worker acts in one place. Its methods but Close may be called side by side.
 type Worker interface {
 	Describe(ctx context.Context, p target.Place) (record.Node, error)

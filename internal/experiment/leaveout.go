@@ -11,13 +11,19 @@ import (
 )
 
 // LeaveOut removes from an experiment the variants that its target cannot apply, so that the rest can
-// be measured, and returns them. probe says why the target cannot apply an accelerator.
+// be measured, and returns them. probe says why the target cannot apply an accelerator, and path why it cannot
+// make a path; path is nil if it can make all.
 //
 // It is an error if nothing is left to compare, or if a removed variant is wanted by name: in named,
 // which maps variants to where a person named them, or in an expectation.
-func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1alpha1.Accelerator) error) ([]record.LeftOut, error) {
+func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1alpha1.Accelerator) error, path func(v1alpha1.Path) error) ([]record.LeftOut, error) {
 	why := map[string]string{}
 	for _, v := range exp.Spec.Variants {
+		if path != nil {
+			if err := path(exp.PathOf(v)); err != nil {
+				why[v.Name] = err.Error()
+			}
+		}
 		for _, a := range v.Accelerate {
 			if err := probe(a); err != nil && why[v.Name] == "" {
 				why[v.Name] = err.Error()

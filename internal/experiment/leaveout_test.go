@@ -60,7 +60,7 @@ func TestLeaveOut(t *testing.T) {
 		}},
 	} {
 		exp := preset(t, c.preset)
-		out, err := LeaveOut(exp, nil, lacking(c.lacks...))
+		out, err := LeaveOut(exp, nil, lacking(c.lacks...), nil)
 		if err != nil {
 			t.Errorf("%s without %v: %v", c.preset, c.lacks, err)
 		}
@@ -80,7 +80,7 @@ func TestLeaveOutKeepsComparisons(t *testing.T) {
 		for _, lacks := range []string{"rps", "rfs", "fastpath"} {
 			exp := preset(t, name)
 			all := *exp
-			out, err := LeaveOut(exp, nil, lacking(lacks))
+			out, err := LeaveOut(exp, nil, lacking(lacks), nil)
 			if err != nil || len(out) == 0 {
 				continue // it has nothing left to compare, or nothing to leave out
 			}
@@ -107,7 +107,7 @@ func TestLeaveOutFollowsComparisons(t *testing.T) {
 	exp := preset(t, "demo", `spec.variants=[{name: vxlan}, {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]},
 		{name: rfs, accelerate: [{rfs: {devices: [nic]}}]}, {name: rfs+, versus: rfs, accelerate: [{rps: {devices: [nic], cpus: all}}]},
 		{name: calico, path: {vxlan: {shape: calico}}}, {name: calico-rfs, versus: calico, path: {vxlan: {shape: calico}}, accelerate: [{rfs: {devices: [nic]}}]}]`)
-	out, err := LeaveOut(exp, nil, lacking("rfs"))
+	out, err := LeaveOut(exp, nil, lacking("rfs"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestLeaveOutFails(t *testing.T) {
 	} {
 		exp := preset(t, "demo", c.set...)
 		before := variantNames(exp)
-		if _, err := LeaveOut(exp, c.named, lacking("fastpath")); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := LeaveOut(exp, c.named, lacking("fastpath"), nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.what, err, c.want)
 		}
 		if got := variantNames(exp); got != before {
@@ -156,7 +156,7 @@ func TestLeaveOutFails(t *testing.T) {
 // left is a valid experiment.
 func TestLeaveOutPublished(t *testing.T) {
 	exp := preset(t, "rps-rfs")
-	if _, err := LeaveOut(exp, nil, lacking("rfs")); err != nil {
+	if _, err := LeaveOut(exp, nil, lacking("rfs"), nil); err != nil {
 		t.Fatal(err)
 	}
 	text, err := v1alpha1.Marshal(exp)
@@ -173,5 +173,29 @@ func TestLeaveOutPublished(t *testing.T) {
 	}
 	if got := len(again.Spec.Series); got != 5 {
 		t.Errorf("%d series are left, want 5", got)
+	}
+}
+
+// TestLeaveOutPaths: variants with a path that the target cannot make are left out, and their series are shorter.
+func TestLeaveOutPaths(t *testing.T) {
+	exp := preset(t, "policies")
+	out, err := LeaveOut(exp, nil, lacking(), func(p v1alpha1.Path) error {
+		if p.Policies != nil && p.Policies.Mode == v1alpha1.PolicyIPSet {
+			return errors.New("this kernel lacks ipset")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := variantNames(exp), "vxlan/0 vxlan/iptables/200 vxlan/iptables/2000 vxlan/nftables/200 vxlan/nftables/2000 vxlan/ebpf/200 vxlan/ebpf/2000 "+
+		"routed/0 ebpf/0 ebpf/200 ebpf/2000 fastpath/0"; got != want {
+		t.Errorf("left are %s, want %s", got, want)
+	}
+	if len(out) != 6 || out[0] != (record.LeftOut{Variant: "vxlan/ipset/200", Why: "this kernel lacks ipset"}) {
+		t.Errorf("left out are %v", out)
+	}
+	if n := len(exp.Spec.Series); n != 4 {
+		t.Errorf("%d series, want iptables, nftables, ebpf and ebpf-routed: %v", n, exp.Spec.Series)
 	}
 }

@@ -172,7 +172,8 @@ func (p *Plan) Print(w io.Writer) error {
 	fmt.Fprintln(tw)
 	fmt.Fprintf(tw, "VARIANT\tPATH\tSETTINGS\tVERSUS\n")
 	for _, v := range s.Variants {
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, p.exp.PathOf(v), orDash(strings.Join(v.Settings(), "; ")), orDash(p.exp.BaselineOf(v)))
+		path := p.exp.PathOf(v)
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, path, orDash(strings.Join(append(path.Settings(), v.Settings()...), "; ")), orDash(p.exp.BaselineOf(v)))
 	}
 	p.printSwitches(tw)
 	fmt.Fprintln(tw)

@@ -31,7 +31,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	}
 	settings, err := n.apply(ctx, owner, c, pairs)
 	if err == nil {
-		err = n.measure(ctx, c, pairs, out, moved)
+		err = n.changing(ctx, c, out, func() error { return n.measure(ctx, c, pairs, out, moved) })
 	}
 	// What was applied goes, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
@@ -51,6 +51,35 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
 	}
 	return nil
+}
+
+// changing measures while the network makes the changes of a variant, and records how many it made.
+func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measure func() error) error {
+	changes, ok := n.Network.(Changing)
+	if !ok {
+		return measure()
+	}
+	begin := time.Now()
+	perSecond, stop, err := changes.Change(ctx, c.Variant)
+	if err != nil {
+		return err
+	}
+	err = measure()
+	made, changeErr := stop()
+	seconds := time.Since(begin).Seconds()
+	out.EndpointChanges = float64(made) / seconds
+	out.Warnings = append(out.Warnings, changeWarnings(perSecond, made, seconds)...)
+	return errors.Join(err, changeErr)
+}
+
+// changeWarnings tell that there were fewer changes of endpoints than the variant asks for: by a tenth, and by one
+// more, as the first is not made at once.
+func changeWarnings(perSecond, made int, seconds float64) []record.Warning {
+	if float64(made) >= 0.9*float64(perSecond)*seconds-1 {
+		return nil
+	}
+	return []record.Warning{record.Warnf(record.WarnChanges,
+		"%.1f endpoints a second were replaced, in place of %d: this machine takes longer to load the rules", float64(made)/seconds, perSecond)}
 }
 
 // heldWarnings tell what others keep accelerated.

@@ -27,6 +27,19 @@ func TestHeldWarnings(t *testing.T) {
 	}
 }
 
+func TestChangeWarnings(t *testing.T) {
+	for _, c := range []struct {
+		perSecond, made int
+		seconds         float64
+		warns           bool
+	}{{0, 0, 2, false}, {10, 20, 2, false}, {10, 17, 2, false}, {10, 16, 2, true}, {1, 0, 1, false}, {1, 1, 3, true}} {
+		got := changeWarnings(c.perSecond, c.made, c.seconds)
+		if (len(got) > 0) != c.warns {
+			t.Errorf("%d in %g s of %d a second: %v", c.made, c.seconds, c.perSecond, got)
+		}
+	}
+}
+
 // TestVFWarnings: a virtual function that went in a trial, or that was up and carried nothing,
 // is told of; one that carries all, is absent, or belongs to a NIC without the traffic is not.
 func TestVFWarnings(t *testing.T) {

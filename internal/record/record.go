@@ -97,6 +97,8 @@ type Trial struct {
 	// Settings are the settings that the accelerators changed, as read back.
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []Warning `json:"warnings,omitempty"` // what may make its figures wrong or uncertain
+	// EndpointChanges is how many backends of services were replaced while traffic ran.
+	EndpointChanges float64 `json:"endpoint_changes,omitempty" unit:"1/s"`
 	// Files are the paths of the files from which an imported trial was read.
 	Files []string `json:"files,omitempty"`
 }
@@ -320,6 +322,7 @@ const (
 	WarnSlowPath       = "slow-path"           // the fast path forwarded less than half of the packets
 	WarnVFWithdrawn    = "vf-withdrawn"        // the virtual function of a NIC was withdrawn, interrupted or added
 	WarnCongestion     = "congestion-control"  // a tool ran with another congestion control than the experiment's
+	WarnChanges        = "few-changes"         // fewer endpoints were replaced than the variant asks for
 	WarnVFIdle         = "vf-idle"             // packets did not use the virtual function, which was up
 )
 
@@ -406,15 +409,27 @@ type Node struct {
 	NICRate float64 `json:"nic_rate,omitempty" unit:"bit/s"`
 	// Services are the services of a lab; absent if there are none.
 	Services *Services `json:"services,omitempty"`
+	// Policies are the network policies of a lab's pods on the node; nil if none.
+	Policies *Policies `json:"policies,omitempty"`
+}
+
+// Policies are the network policies of a node's pods.
+type Policies struct {
+	Mode  string `json:"mode"`  // what has the rules: iptables, ipset, nftables or ebpf
+	Count int    `json:"count"` // policies, each of which selects every pod
+	// LoadSeconds is how long it took to load all rules of the node.
+	LoadSeconds float64 `json:"load_seconds" unit:"s"`
 }
 
 // Services describes how a node of a lab implements services.
 type Services struct {
 	Mode string `json:"mode"` // what chooses the backend of a connection: iptables, nftables or ebpf
-	// Servers is the number of services that clients connect to. The others have one backend.
+	// Servers is the number of services that clients connect to.
 	Servers  int `json:"servers"`
 	Backends int `json:"backends"` // backends of each of those services
 	Total    int `json:"total"`    // number of all services
+	// OtherBackends is the number of backends of each of the other services.
+	OtherBackends int `json:"other_backends,omitempty"`
 	// LoadSeconds is how long it took to load all rules of the node, or, in mode ebpf,
 	// the programs and maps of all nodes.
 	LoadSeconds float64 `json:"load_seconds" unit:"s"`

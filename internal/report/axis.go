@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"math"
 
 	"slipstream.dev/api/v1alpha1"
@@ -10,9 +11,9 @@ import (
 type axis struct {
 	// title stands below a chart; it is empty where the marks say it.
 	title string
-	// one is a value's noun, counted, or unit its unit.
-	one, unit string
-	scale     float64
+	// one is a value's noun, counted, and many its plural where that is not one with an s, or unit its unit.
+	one, many, unit string
+	scale           float64
 }
 
 func (m *Model) axis(name string) axis {
@@ -21,6 +22,8 @@ func (m *Model) axis(name string) axis {
 		return axis{one: "pair", scale: 1}
 	case v1alpha1.AxisBackends:
 		return axis{title: "backends", one: "backend", scale: 1}
+	case v1alpha1.AxisPolicies:
+		return axis{title: "network policies", one: "policy", many: "policies", scale: 1}
 	case v1alpha1.AxisConnections:
 		return axis{title: "connections of a pair", one: "connection", scale: 1}
 	case v1alpha1.AxisSize:
@@ -71,7 +74,7 @@ func (a axis) with(number string) string {
 	case number == "1":
 		return "1 " + a.one
 	}
-	return number + " " + a.one + "s"
+	return number + " " + cmp.Or(a.many, a.one+"s")
 }
 
 // list is several values: "1, 4 and 16 pairs".

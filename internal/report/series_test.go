@@ -173,6 +173,7 @@ func TestAxis(t *testing.T) {
 	}{
 		{v1alpha1.AxisPairs, 1, "1 pair", "1 pair"}, {v1alpha1.AxisPairs, 16, "16 pairs", "16 pairs"},
 		{v1alpha1.AxisBackends, 16000, "16000", "16000 backends"}, {v1alpha1.AxisSize, 1, "1", "1 byte"},
+		{v1alpha1.AxisPolicies, 1, "1", "1 policy"}, {v1alpha1.AxisPolicies, 2000, "2000", "2000 policies"},
 		{v1alpha1.AxisRate, 4.7e6, "4.7", "4.7 Mb/s"}, {v1alpha1.AxisRate, 1e9, "1000", "1000 Mb/s"},
 		{v1alpha1.AxisPrice, 0.085, "0.085", "0.085 USD/h"}, {v1alpha1.AxisPrice, 1, "1", "1 USD/h"},
 	} {

@@ -29,7 +29,8 @@ type Devices struct {
 
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
-		parts := append([]string{pathName(exp.PathOf(v))}, v.Settings()...)
+		path := exp.PathOf(v)
+		parts := slices.Concat([]string{pathName(path)}, path.Settings(), v.Settings())
 		if hosts := exp.Spec.Target.Hosts; hosts != nil {
 			client, server := exp.HostsOf(v)
 			parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))

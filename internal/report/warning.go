@@ -63,6 +63,8 @@ func newWarning(code string) Warning {
 		w.Severity, w.Effect = Serious, "The result shows the NIC without its virtual function."
 	case record.WarnCongestion:
 		w.Severity, w.Effect = Serious, "The tool's figures are those of another congestion control, and do not compare with the engine's."
+	case record.WarnChanges:
+		w.Severity, w.Effect = Serious, "The services changed less often than the variant says, so the cost of changes is understated."
 	case record.WarnErrors:
 		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
 	case record.WarnUnexpected:

@@ -32,6 +32,7 @@ import (
 	"slipstream.dev/internal/target/lab/balancer"
 	"slipstream.dev/internal/target/lab/network"
 	"slipstream.dev/internal/target/lab/overlay"
+	"slipstream.dev/internal/target/lab/policies"
 	"slipstream.dev/internal/target/lab/services"
 )
 
@@ -59,6 +60,8 @@ type Config struct {
 	Shape string `json:"shape"`
 	// Services in front of pods; none if nil.
 	Services *services.Config `json:"services,omitempty"`
+	// Policies for the pods; none if nil.
+	Policies *policies.Config `json:"policies,omitempty"`
 	// Balancer between nodes; none if nil.
 	Balancer *balancer.Config `json:"balancer,omitempty"`
 	// CongestionControl of every program in the namespaces that does not set one itself; empty for the machine's.
@@ -99,6 +102,11 @@ func (c Config) validate() error {
 			return fmt.Errorf("lab %s: services: %w", c.Name, err)
 		}
 	}
+	if c.Policies != nil {
+		if err := c.Policies.Validate(c.Shape, overlay.Bypasses(c.Shape)); err != nil {
+			return fmt.Errorf("lab %s: network policies: %w", c.Name, err)
+		}
+	}
 	return nil
 }
 
@@ -124,9 +132,15 @@ type Lab struct {
 	// lock is held if this process owns the lab.
 	lock      *lock
 	processes processes
-	// loads are how long loading the services of each node took; loader names what loaded them.
-	loads  []time.Duration
-	loader string
+	// services and policies are how those of each node were loaded.
+	services, policies []Load
+}
+
+// Load is how the rules of a node were loaded.
+type Load struct {
+	Took time.Duration
+	// Version of the program that loaded them; empty for eBPF programs.
+	Version string
 }
 
 // Up creates a lab. It fails before it changes anything if the kernel lacks something, if a name is
@@ -176,10 +190,11 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 		return nil, errors.Join(err, lock.remove())
 	}
 	l := &Lab{
-		state: &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
-		dir:   o.Dir,
-		lock:  lock,
-		loads: make([]time.Duration, c.Nodes),
+		state:    &state{Config: c, PID: os.Getpid(), Keep: o.Keep, Created: time.Now().UTC(), CPUs: divide(cpus, c.Nodes)},
+		dir:      o.Dir,
+		lock:     lock,
+		services: make([]Load, c.Nodes),
+		policies: make([]Load, c.Nodes),
 	}
 	l.processes.lab = l
 	if err := l.state.write(o.Dir); err != nil {
@@ -335,6 +350,15 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 			return fmt.Errorf("services: %w", err)
 		}
 	}
+	if c.Policies != nil {
+		if err := parallel(ctx, len(spaces), func(i int) error {
+			took, version, err := c.Policies.Load(ctx, spaces[i], nodes, i, overlay.Bypasses(c.Shape))
+			l.policies[i] = Load{took, version}
+			return err
+		}); err != nil {
+			return fmt.Errorf("network policies: %w", err)
+		}
+	}
 	if c.Balancer != nil {
 		if err := c.Balancer.Start(ctx, spaces[balancer.Node], nodes, o.Balancer, &l.processes, o.Log); err != nil {
 			return fmt.Errorf("balancer: %w", err)
@@ -348,8 +372,8 @@ func (l *Lab) makeServices(ctx context.Context, spaces []*network.Namespace, nod
 	c := l.state.Config
 	if c.translated() {
 		took, err := c.Services.Attach(c.Name, nodes)
-		for i := range l.loads {
-			l.loads[i] = took
+		for i := range l.services {
+			l.services[i].Took = took
 		}
 		return err
 	}
@@ -358,13 +382,12 @@ func (l *Lab) makeServices(ctx context.Context, spaces []*network.Namespace, nod
 	if err != nil {
 		return err
 	}
-	l.loader = version
 	return parallel(ctx, len(spaces), func(i int) error {
 		took, err := rules.Load(ctx, spaces[i])
 		if err != nil {
 			return fmt.Errorf("rules of %s: %w", nodes[i].Place.Name, err)
 		}
-		l.loads[i] = took
+		l.services[i] = Load{took, version}
 		return nil
 	})
 }
@@ -499,15 +522,67 @@ func (l *Lab) Proxy(ctx context.Context) (string, error) {
 	return b.Version(ctx)
 }
 
-// Loaded returns how long loading the services of a node took, and the version of the program that loaded
-// their rules. In mode ebpf there is no version, and the time is that of all nodes.
-func (l *Lab) Loaded(node string) (took time.Duration, version string) {
+// Loaded returns how the services and the network policies of a node were loaded. In mode ebpf the time of
+// services is that of all nodes.
+func (l *Lab) Loaded(node string) (services, policies Load) {
 	for i, n := range layout(l.state.Config) {
-		if n.Place.Name == node && i < len(l.loads) {
-			took = l.loads[i]
+		if n.Place.Name == node && i < len(l.services) {
+			return l.services[i], l.policies[i]
 		}
 	}
-	return took, l.loader
+	return Load{}, Load{}
+}
+
+// ChangeEndpoints replaces so many backends of the lab's services a second, until stop, which returns how many were:
+// fewer if a change takes longer.
+func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (made int, err error), err error) {
+	c := l.state.Config
+	var spaces []*network.Namespace
+	closeAll := func() {
+		for _, ns := range spaces {
+			ns.Close()
+		}
+	}
+	nodes := layout(c)
+	for _, n := range nodes {
+		ns, err := network.Open(n.NS)
+		if err != nil {
+			closeAll()
+			return nil, err
+		}
+		spaces = append(spaces, ns)
+	}
+	changer, err := c.Services.Changer(c.Name, nodes, spaces)
+	if err != nil {
+		closeAll()
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done, made := make(chan error, 1), 0
+	go func() {
+		tick := time.NewTicker(time.Second / time.Duration(perSecond))
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				done <- nil
+				return
+			case <-tick.C:
+			}
+			// A change that has begun is completed on all nodes.
+			if err := changer.Change(context.WithoutCancel(ctx)); err != nil {
+				done <- err
+				return
+			}
+			made++
+		}
+	}()
+	return func() (int, error) {
+		cancel()
+		err := errors.Join(<-done, changer.Close())
+		closeAll()
+		return made, err
+	}, nil
 }
 
 // Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.

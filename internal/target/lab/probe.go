@@ -42,6 +42,11 @@ func probe(c Config) error {
 		if err := probeKernel(ns); err != nil {
 			return err
 		}
+		if c.Policies != nil {
+			if err := c.Policies.Probe(ns); err != nil {
+				return err
+			}
+		}
 		if c.Services != nil {
 			return c.Services.Probe(ns)
 		}

@@ -32,6 +32,8 @@ type Fabric struct {
 	Nodes int
 	// Service is of no mode where there are none.
 	Service v1alpha1.Service
+	// Policies have no mode where there are none.
+	Policies v1alpha1.Policies
 	// Balancer has no backends where there is none; so many Pairs use it at a time.
 	Balancer v1alpha1.Balancer
 	Pairs    int
@@ -96,6 +98,12 @@ func (t *Topology) describe(i int) string {
 	if s := f.Service; s.Mode != "" {
 		servers := len(t.Served(i).Seats)
 		text += fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", s.Mode, servers, s.Backends, max(servers, s.Services))
+		if s.OtherBackends > 1 {
+			text += fmt.Sprintf(", the others with %d", s.OtherBackends)
+		}
+	}
+	if f.Policies.Mode != "" {
+		text += ", " + f.Policies.String()
 	}
 	return text
 }
@@ -122,6 +130,10 @@ func (t *Topology) fabricFor(v v1alpha1.Variant) Fabric {
 	f := Fabric{Shape: t.shapeFor(v), NIC: t.nicFor(v), Nodes: t.exp.Nodes()}
 	if s := t.exp.PathOf(v).Service; s != nil {
 		f.Service = *s
+		f.Service.EndpointChanges = 0 // they are made while a variant's trials run
+	}
+	if p := t.exp.PathOf(v).Policies; p != nil {
+		f.Policies = *p
 	}
 	if b := t.exp.PathOf(v).Balancer; b != nil {
 		f.Shape, f.Balancer = v1alpha1.ShapeFlannel, *b
@@ -211,6 +223,12 @@ func (f Fabric) name() string {
 	}
 	if s := f.Service; s.Mode != "" {
 		name += fmt.Sprintf("-%s-%d-%d", s.Mode, s.Backends, s.Services)
+		if s.OtherBackends > 1 {
+			name += fmt.Sprintf("-%d", s.OtherBackends)
+		}
+	}
+	if p := f.Policies; p.Mode != "" {
+		name += fmt.Sprintf("-policies-%s-%d", p.Mode, p.Count)
 	}
 	if b := f.Balancer; b.Backends > 0 {
 		name = strings.Join(slices.DeleteFunc([]string{

@@ -46,6 +46,9 @@ func Shapes() []string {
 	return []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP}
 }
 
+// Bypasses reports whether eBPF programs of a shape redirect packets past netfilter and the veths of pods.
+func Bypasses(shape string) bool { return shape == ShapeEBPF || shape == ShapeVXLANFlow }
+
 // MinMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
 const MinMTU = 1280 + overhead6
 

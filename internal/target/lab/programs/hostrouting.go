@@ -64,15 +64,21 @@ func (p *HostRouting) AddPod(a netip.Addr, veth int, mac, vethMAC net.HardwareAd
 // AddNode adds the range of pod addresses of a node, which is given by its IPv4
 // address; 0.0.0.0 is this node.
 func (p *HostRouting) AddNode(addresses netip.Prefix, node netip.Addr) error {
-	key := struct {
-		Bits    uint32
-		Address [16]byte
-	}{uint32(128 - addresses.Addr().BitLen() + addresses.Bits()), addresses.Addr().As16()}
 	raw := node.As4()
-	if err := p.objects.Nodes.Put(key, binary.BigEndian.Uint32(raw[:])); err != nil {
+	if err := p.objects.Nodes.Put(prefixOf(addresses), binary.BigEndian.Uint32(raw[:])); err != nil {
 		return fmt.Errorf("add addresses %s of node %s: %w", addresses, node, err)
 	}
 	return nil
+}
+
+// prefix is a range of addresses as the programs have it, IPv4 mapped into IPv6.
+type prefix struct {
+	Bits    uint32
+	Address [16]byte
+}
+
+func prefixOf(p netip.Prefix) prefix {
+	return prefix{uint32(128 - p.Addr().BitLen() + p.Bits()), p.Addr().As16()}
 }
 
 // Close closes programs and maps.

@@ -1,9 +1,9 @@
 //go:build linux
 
 // Package programs loads the eBPF programs of the lab: the one that makes a veth treat flow hashes
-// as a wire does, those by which pods' packets bypass routing and netfilter as with Cilium, and
-// those of socket-level Services. target/lab attaches them, and fills their maps through this
-// package. The C is in bpf/.
+// as a wire does, those by which pods' packets bypass routing and netfilter as with Cilium,
+// those of socket-level Services, and those of network policies. target/lab attaches them, and
+// fills their maps through this package. The C is in bpf/.
 package programs
 
 import (
@@ -14,6 +14,7 @@ import (
 
 //go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/hostrouting.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/policy.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 
 // LoadRehash loads the program that replaces the sender's flow hash of a packet by

@@ -67,6 +67,62 @@ func (s *Services) Add(b Backends) error {
 	return nil
 }
 
+// ServiceBackends is the map of backends of the programs that are attached to a cgroup.
+type ServiceBackends struct {
+	backends *ebpf.Map
+}
+
+// OpenServiceBackends opens the map of the programs of a cgroup, given as for Attach.
+func OpenServiceBackends(cgroup int) (*ServiceBackends, error) {
+	attached, err := link.QueryPrograms(link.QueryOptions{Target: cgroup, Attach: ebpf.AttachCGroupInet4Connect})
+	if err != nil {
+		return nil, fmt.Errorf("list programs of the cgroup: %w", err)
+	}
+	for _, p := range attached.Programs {
+		m, err := mapOf(p.ID, serviceMapBackends)
+		if err != nil || m != nil {
+			return &ServiceBackends{m}, err
+		}
+	}
+	return nil, errors.New("the cgroup has no programs of services")
+}
+
+// mapOf opens the map of that name that a program uses; nil if it uses none.
+func mapOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, fmt.Errorf("open program %d: %w", id, err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("read about program %d: %w", id, err)
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, fmt.Errorf("open map %d: %w", id, err)
+		}
+		if info, err := m.Info(); err == nil && info.Name == name {
+			return m, nil
+		}
+		m.Close()
+	}
+	return nil, nil
+}
+
+// Replace replaces the nth backend of a Service, which is given by its number in the order of Add.
+func (s *ServiceBackends) Replace(service, n int, to netip.AddrPort, protocol uint8) error {
+	if err := s.backends.Update(serviceSlot{Service: uint32(service), Number: uint32(n)}, serviceAddressOf(to, protocol), ebpf.UpdateExist); err != nil {
+		return fmt.Errorf("replace backend %d of service %d: %w", n, service, err)
+	}
+	return nil
+}
+
+// Close closes the map.
+func (s *ServiceBackends) Close() error { return s.backends.Close() }
+
 // Attach attaches the programs to a cgroup, given by a descriptor of its cgroup v2
 // directory. They stay as long as the cgroup does, and outlive Close.
 func (s *Services) Attach(cgroup int) error {

@@ -53,6 +53,8 @@ func (s *Config) Attach(lab string, nodes []network.Node) (took time.Duration, e
 	return time.Since(begin), err
 }
 
+var protocolNumbers = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+
 func makeTranslation(lab string, services []service) error {
 	path, err := CgroupPath(lab)
 	if err != nil {
@@ -75,9 +77,8 @@ func makeTranslation(lab string, services []service) error {
 		return err
 	}
 	defer loaded.Close() // the cgroup holds them from then on
-	numbers := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 	for _, s := range services {
-		if err := loaded.Add(programs.Backends{Service: s.address, Protocol: numbers[s.transport.Protocol], Backends: s.backends}); err != nil {
+		if err := loaded.Add(programs.Backends{Service: s.address, Protocol: protocolNumbers[s.transport.Protocol], Backends: s.backends}); err != nil {
 			return err
 		}
 	}

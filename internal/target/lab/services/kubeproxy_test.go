@@ -48,7 +48,7 @@ func TestKubeProxyRules(t *testing.T) {
 		for i, got := range kubeProxy(mode, services) {
 			file := filepath.Join("testdata", fmt.Sprintf("%s%d.txt", mode, 4+2*i))
 			if *update {
-				if err := os.WriteFile(file, got.text, 0o644); err != nil {
+				if err := os.WriteFile(file, got.Text, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -56,7 +56,7 @@ func TestKubeProxyRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(string(want), string(got.text)); diff != "" {
+			if diff := cmp.Diff(string(want), string(got.Text)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", file, diff)
 			}
 		}

@@ -13,12 +13,10 @@
 package services
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -35,9 +33,10 @@ type Config struct {
 	// Servers are the pods that have a service in front of them, each with so many Backends.
 	Servers  []target.Seat `json:"servers"`
 	Backends int           `json:"backends"`
-	// Total is the number of all services, those of the servers included. The others have one backend
-	// each, the address of the first server.
-	Total int `json:"total"`
+	// Total is the number of all services, those of the servers included. The others have OtherBackends
+	// each, 1 if that is 0, at addresses of the first server.
+	Total         int `json:"total"`
+	OtherBackends int `json:"otherBackends,omitempty"`
 	// Transports of each service. There are rules only for these.
 	Transports []target.Transport `json:"transports"`
 }
@@ -72,6 +71,8 @@ func (s *Config) Validate(shape string, nodes, pods int) error {
 		return errors.New("no pod has a service in front of it")
 	case s.Backends < 1:
 		return fmt.Errorf("backends must be at least 1, are %d", s.Backends)
+	case s.OtherBackends < 0 || s.OtherBackends >= leastBlock:
+		return fmt.Errorf("those of no server must have fewer than %d backends each, have %d", leastBlock, s.OtherBackends)
 	case len(s.Transports) == 0:
 		return errors.New("none is for a transport")
 	case s.Total < len(s.Servers) || s.Total > 1<<16:
@@ -122,9 +123,10 @@ func (s *Config) versions() (all []int) {
 	return all
 }
 
-// block returns how many addresses are reserved for a server: a power of two, as they form a prefix.
+// block returns how many addresses are reserved for a server: a power of two, as they form a prefix, and one
+// more than it has backends, by which one of them can be replaced.
 func block(backends int) int {
-	return max(leastBlock, 1<<bits.Len(uint(backends-1)))
+	return max(leastBlock, 1<<bits.Len(uint(backends)))
 }
 
 // Prefixes returns the IPv4 prefixes of the pods and backends of node i and of all nodes, in place of those of
@@ -167,24 +169,22 @@ type service struct {
 	transport target.Transport
 	address   netip.AddrPort
 	backends  []netip.AddrPort
+	// first is the address of the first backend, which those of the others follow.
+	first netip.Addr
 }
 
 // services returns all services of a lab for each transport, those of its servers first.
 func (s *Config) services(nodes []network.Node) (all []service) {
 	for _, t := range s.Transports {
 		for i := range s.Total {
-			at := s.Servers[0]
 			one := service{name: fmt.Sprintf("other-%d", i), transport: t, address: netip.AddrPortFrom(clusterIP(t.IP, i), servicePort)}
-			if i >= len(s.Servers) {
-				one.backends = []netip.AddrPort{netip.AddrPortFrom(nodes[at.Node].Pods[at.Pod].Place.IP(t.IP), servicePort)}
-				all = append(all, one)
-				continue
+			at, backends := s.Servers[0], max(1, s.OtherBackends)
+			if i < len(s.Servers) {
+				at, backends, one.name = s.Servers[i], s.Backends, fmt.Sprintf("server-%d", i)
 			}
-			at = s.Servers[i]
-			one.name = fmt.Sprintf("server-%d", i)
-			first := nodes[at.Node].Pods[at.Pod].Backends[t.IP].Addr()
-			for j := range s.Backends {
-				one.backends = append(one.backends, netip.AddrPortFrom(network.Plus(first, j), servicePort))
+			one.first = nodes[at.Node].Pods[at.Pod].Backends[t.IP].Addr()
+			for j := range backends {
+				one.backends = append(one.backends, netip.AddrPortFrom(network.Plus(one.first, j), servicePort))
 			}
 			all = append(all, one)
 		}
@@ -213,14 +213,7 @@ func (s *Config) Probe(ns *network.Namespace) error {
 		}
 		some = append(some, one)
 	}
-	for _, c := range kubeProxy(mode, some) {
-		if _, err := exec.LookPath(c.argv[0]); err != nil {
-			pack := map[string]string{v1alpha1.ServiceIPTables: "iptables", v1alpha1.ServiceNFTables: "nftables"}[mode]
-			return fmt.Errorf("services in mode %s need %s, which is not installed: install it (apt install %s), or use another mode", mode, c.argv[0], pack)
-		}
-		if err := c.run(context.Background(), ns); err != nil {
-			return fmt.Errorf("services in mode %s: this kernel or %s does not accept kube-proxy's rules: %w", mode, c.argv[0], err)
-		}
-	}
-	return nil
+	return kubeProxy(mode, some).Probe(ns, "services in mode "+mode, map[string]string{
+		"iptables-restore": "iptables", "ip6tables-restore": "iptables", "nft": "nftables",
+	})
 }

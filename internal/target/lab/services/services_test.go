@@ -145,6 +145,36 @@ func TestBackendChanges(t *testing.T) {
 	}
 }
 
+// While endpoints change, of all services in turn, connections come to those that are there.
+func TestEndpointChanges(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			c := config(t, mode, 1, 3, tcp4)
+			c.Services.Total, c.Services.OtherBackends = 2, 2
+			l := up(t, c)
+			at := answer(t, l, "node1/pod0", tcp4)
+			s := l.Services.All(1)[0]
+			spare := network.Plus(s.Backends()[0].Addr(), 3)
+			stop, err := l.ChangeEndpoints(t.Context(), 20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			testenv.Await(t, 20*time.Second, "connections come to an endpoint that was not there", func() bool {
+				const n = 20
+				ask(t, l, "node0/pod0", tcp4, s.Address(), n)
+				came := false
+				for range n {
+					came = (<-at).Addr() == spare || came
+				}
+				return came
+			})
+			if made, err := stop(); err != nil || made == 0 {
+				t.Errorf("%d changes: %v", made, err)
+			}
+		})
+	}
+}
+
 // Rules are in the lab's namespaces alone, and they and the cgroup go with it.
 func TestServicesGo(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -1,0 +1,84 @@
+//go:build linux
+
+package network
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// Rules are netfilter rules of a node, as the commands that load them one after the other.
+type Rules []Command
+
+// Command is a command that loads rules, and its input.
+type Command struct {
+	Argv []string
+	Text []byte
+}
+
+// NFT returns the command that makes the changes of a text for nft -f.
+func NFT(text []byte) Command { return Command{[]string{"nft", "-f", "-"}, text} }
+
+// Restore returns the command that makes the changes of a text for iptables-restore or
+// ip6tables-restore. Legacy iptables has one lock for the whole machine, and waits for it.
+func Restore(program string, text []byte) Command {
+	return Command{[]string{program, "-w", "5", "--noflush"}, text}
+}
+
+// Version returns the version of the program that loads the rules: "1.8.9 (nf_tables)" is an iptables on top of
+// nftables.
+func (r Rules) Version(ctx context.Context) (string, error) {
+	said, err := exec.CommandContext(ctx, r[0].Argv[0], "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("get the version of %s: %w", r[0].Argv[0], err)
+	}
+	_, version, _ := strings.Cut(strings.TrimSpace(string(said)), " v")
+	return version, nil
+}
+
+// Load loads the rules in the namespace of a node, and returns how long it took.
+func (r Rules) Load(ctx context.Context, ns *Namespace) (took time.Duration, err error) {
+	begin := time.Now()
+	for _, c := range r {
+		if err := c.Run(ctx, ns); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(begin), nil
+}
+
+// Probe tries to load rules in a temporary namespace. The error, of what they are for, says what is missing and
+// what to do. packages maps programs to what has them.
+func (r Rules) Probe(ns *Namespace, what string, packages map[string]string) error {
+	for _, c := range r {
+		name := c.Argv[0]
+		if _, err := exec.LookPath(name); err != nil {
+			return fmt.Errorf("%s need %s, which is not installed: install it (apt install %s), or use another mode", what, name, packages[name])
+		}
+		if err := c.Run(context.Background(), ns); err != nil {
+			return fmt.Errorf("%s: this kernel or %s does not accept their rules: %w", what, name, err)
+		}
+	}
+	return nil
+}
+
+// Run runs the command in the namespace of a node.
+func (c Command) Run(ctx context.Context, ns *Namespace) error {
+	cmd := exec.CommandContext(ctx, c.Argv[0], c.Argv[1:]...)
+	cmd.Stdin = bytes.NewReader(c.Text)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.Discard, &said
+	if err := ns.Do(cmd.Start); err != nil {
+		return fmt.Errorf("start %s: %w", c.Argv[0], err)
+	}
+	if err := cmd.Wait(); err != nil {
+		first, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
+		return fmt.Errorf("%s: %w: %s", c.Argv[0], err, first)
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+//go:build linux
+
+package programs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Policies has the programs that apply network policies to a node's pods, and their maps:
+// see policy.c. Attached programs outlive Close, until their device is removed.
+type Policies struct {
+	objects policyObjects
+}
+
+// LoadPolicies loads the programs, with room for so many ranges of addresses that have an
+// identity, and for so many pairs of a pod and an identity that it allows.
+func LoadPolicies(addresses, allowed int) (*Policies, error) {
+	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
+	spec, err := loadPolicy()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[policyMapIdentities].MaxEntries = uint32(addresses)
+	spec.Maps[policyMapAllowed].MaxEntries = uint32(allowed)
+	p := new(Policies)
+	if err := spec.LoadAndAssign(&p.objects, nil); err != nil {
+		return nil, fmt.Errorf("load programs of network policies: %w", errors.Join(err, limitErr))
+	}
+	return p, nil
+}
+
+// AddPod gives a pod of the node, by a range of its addresses, the number by which Allow knows
+// it. From then on packets to it are dropped unless they are allowed.
+func (p *Policies) AddPod(pod uint32, addresses netip.Prefix) error {
+	if err := p.objects.Pods.Put(prefixOf(addresses), pod); err != nil {
+		return fmt.Errorf("add pod %s: %w", addresses, err)
+	}
+	return nil
+}
+
+// Identify gives a range of addresses an identity.
+func (p *Policies) Identify(addresses netip.Prefix, identity uint32) error {
+	if err := p.objects.Identities.Put(prefixOf(addresses), identity); err != nil {
+		return fmt.Errorf("add identity %d of %s: %w", identity, addresses, err)
+	}
+	return nil
+}
+
+// Allow lets packets from all who have an identity reach a pod.
+func (p *Policies) Allow(pod, identity uint32) error {
+	if err := p.objects.Allowed.Put(policyEntry{Pod: pod, Identity: identity}, uint8(1)); err != nil {
+		return fmt.Errorf("allow identity %d at pod %d: %w", identity, pod, err)
+	}
+	return nil
+}
+
+// AttachFromPod attaches the program for packets from a pod to the ingress of its veth on the
+// node, by its index in the thread's network namespace. It runs before tc filters there.
+func (p *Policies) AttachFromPod(veth int) error {
+	return attachTCX(veth, p.objects.PolicyFromPod, ebpf.AttachTCXIngress)
+}
+
+// AttachToPod attaches the program for packets to pods: to the egress of a pod's veth, or to the
+// ingress of a NIC.
+func (p *Policies) AttachToPod(device int, at ebpf.AttachType) error {
+	return attachTCX(device, p.objects.PolicyToPod, at)
+}
+
+// attachTCX attaches a program for as long as the device exists.
+func attachTCX(device int, program *ebpf.Program, at ebpf.AttachType) error {
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: device, Program: program, Attach: at}); err != nil {
+		return fmt.Errorf("attach eBPF program to device %d (tcx, Linux 6.6 or later): %w", device, err)
+	}
+	return nil
+}
+
+// Close closes programs and maps.
+func (p *Policies) Close() error { return p.objects.Close() }
