@@ -48,6 +48,12 @@ const (
 	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
+// tcpStates are the states of enum tcp_conntrack, as the sysctls of their timeouts name them.
+var tcpStates = [...]string{
+	1: "syn_sent", 2: "syn_recv", tcpEstablished: "established", 4: "fin_wait", 5: "close_wait", 6: "last_ack", 7: "time_wait",
+	tcpClose: "close", 9: "syn_sent", // SYN_SENT2, which has SYN_SENT's
+}
+
 // ctEntry is the conntrack entry of a TCP connection.
 type ctEntry struct {
 	// original and reply are the tuples of the two directions; the client's is the original one.
@@ -101,14 +107,35 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
 		return err
 	}
-	timeout, err := timeoutOf("established", idle)
-	if err != nil {
+	// The timeout has a message of its own: the kernel would apply it before the state, and an RST between
+	// the two would leave its own short timeout to the ESTABLISHED entry.
+	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
+	if err := change(f, tcpInfo(state...)); err != nil {
 		return err
 	}
-	// Set the state first, in a message of its own: the kernel applies a message's timeout before its
-	// state, and an RST between the two would leave its own short timeout to the ESTABLISHED entry.
-	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
-	return errors.Join(change(f, tcpInfo(state...)), change(f, timeoutAttr(timeout)))
+	return renew(f, idle)
+}
+
+// renew gives an ESTABLISHED entry the timeout that is left to it after its connection has been idle for so
+// long. If the connection closes meanwhile, the entry gets the timeout of the state that it is in then:
+// with that of ESTABLISHED it would outlive the connection by days.
+func renew(f datapath.Flow, idle time.Duration) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || is.state != tcpEstablished {
+		return err
+	}
+	for state := is.state; ; state, idle = is.state, 0 {
+		timeout, err := timeoutOf(tcpStates[state], idle)
+		if err != nil {
+			return err
+		}
+		if err := change(f, timeoutAttr(timeout)); err != nil {
+			return err
+		}
+		if is, err = lookUp(f); err != nil || is == nil || is.state == state || int(is.state) >= len(tcpStates) {
+			return err
+		}
+	}
 }
 
 // timeoutOf returns the timeout that is left to a connection in a state, as sysctls name it, that

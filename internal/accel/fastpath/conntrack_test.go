@@ -24,6 +24,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/accel/fastpath/datapath"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -175,6 +176,35 @@ func TestResyncWithClosedWindow(t *testing.T) {
 	}
 }
 
+// TestAckedEntryKeepsTimeout checks that the agent undoes both things that a packet leaves behind whose
+// acknowledgement takes the fast path: the flag, and a short timeout, for the connection may pause then. A
+// connection that closes meanwhile keeps the timeout of its state.
+func TestAckedEntryKeepsTimeout(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	flow := flowOf(e.Conn)
+	shorten := func() {
+		w.in("n0", func() error { return fastpath.SetTimeout(flow, 5) })
+	}
+	shorten()
+	if err := w.paths[0].Handle(datapath.EventAcked, flow); err != nil {
+		t.Fatal(err)
+	}
+	if is := w.conntrack("n0", e); is.Timeout < establishedTimeout-10 || is.Timeout > establishedTimeout {
+		t.Errorf("conntrack has %+v", is)
+	}
+	if err := e.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the connection is closing", nil, func() bool { return w.conntrack("n0", e).State != stateEstablished })
+	shorten()
+	w.in("n0", func() error { return fastpath.Renew(flow) })
+	if is := w.conntrack("n0", e); is.Timeout > closeTimeout {
+		t.Errorf("closing: conntrack has %+v", is)
+	}
+}
+
 // TestEventAfterRelease checks that an event from before a connection left the fast path does not make
 // its conntrack entry liberal again, for good.
 func TestEventAfterRelease(t *testing.T) {
@@ -185,7 +215,7 @@ func TestEventAfterRelease(t *testing.T) {
 	strict := func() bool { is := w.conntrack("n0", e); return (is.Flags[0]|is.Flags[1])&flagLiberal == 0 }
 	handle := func(when string) {
 		t.Helper()
-		if err := f.MakeLiberal(flow); err != nil {
+		if err := f.Handle(datapath.EventLiberal, flow); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 		if !strict() {

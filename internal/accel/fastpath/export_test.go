@@ -52,10 +52,16 @@ func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) er
 	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
 }
 
-// MakeLiberal handles the event that asks to make the conntrack entry of a connection liberal.
-func (f *Fastpath) MakeLiberal(flow datapath.Flow) error {
-	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: datapath.EventLiberal, Flow: flow}) })
+// Handle handles an event that asks for an update of the conntrack entry of a connection.
+func (f *Fastpath) Handle(kind datapath.EventKind, flow datapath.Flow) error {
+	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: kind, Flow: flow}) })
 }
+
+// SetTimeout sets the timeout of a connection's conntrack entry in the calling thread's network namespace.
+func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
+
+// Renew gives the entry the timeout of an established connection that has not been idle.
+func Renew(f datapath.Flow) error { return renew(f, 0) }
 
 // Generation returns the generation: how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {

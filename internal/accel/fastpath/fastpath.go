@@ -604,13 +604,14 @@ func (f *Fastpath) ensureDropForged() {
 	}
 }
 
-// reopen moves the conntrack entry of a connection that has not ended back to ESTABLISHED.
-func (f *Fastpath) reopen(flow datapath.Flow) error {
+// update applies an update to the conntrack entry of a connection whose sequence numbers are known, and
+// tells it for how long the connection has been idle.
+func (f *Fastpath) update(flow datapath.Flow, do func(datapath.Flow, time.Duration) error) error {
 	n, now, err := f.sequence(flow)
 	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
-	return reopen(flow, now-n.Last)
+	return do(flow, now-n.Last)
 }
 
 // handleEvents handles the events of the programs until they are closed.
@@ -655,9 +656,10 @@ func (f *Fastpath) handle(event datapath.Event) error {
 		}
 		return liberal(flow)
 	case datapath.EventReopen:
-		return f.reopen(flow)
+		return f.update(flow, reopen)
 	case datapath.EventAcked:
-		return acked(flow)
+		// The packet that set the flag also shortened the timeout, and may be the last that conntrack saw.
+		return errors.Join(acked(flow), f.update(flow, renew))
 	case datapath.EventReset:
 		return reset(flow)
 	}
