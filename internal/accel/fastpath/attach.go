@@ -205,7 +205,7 @@ const inspectMax = 256
 
 // inspect polls for changes of which netlink sends no notification (sysctls, XDP and tcx programs),
 // and requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of
-// pods that have programs of the fast path.
+// pods that have programs of the fast path, or tcx programs of others.
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,6 +225,11 @@ func (f *Fastpath) inspect() error {
 			if !ours[s] {
 				sides = append(sides, s)
 			}
+		}
+	}
+	for s, foreign := range f.node.observers.programs {
+		if len(foreign) > 0 && !ours[s] && !slices.Contains(f.node.monitored, s.device) {
+			sides = append(sides, s) // such as of a pod's link that is skipped
 		}
 	}
 	slices.SortFunc(sides, func(a, b side) int {

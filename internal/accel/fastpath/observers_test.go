@@ -254,7 +254,15 @@ func TestObservers(t *testing.T) {
 				if count != nil && count()-before < 100 {
 					t.Errorf("%s: of 100 packets the observer saw %d", p.name, count()-before)
 				}
+				// By then the connection has been sampled, and the agent asked to attach programs again.
+				sampled := time.Now().Add(300 * time.Millisecond)
+				w.eventually("the connection is sampled", func() { _ = e.trip(patience) }, func() bool { return time.Now().After(sampled) })
 				end()
+				went := time.Now()
+				w.eventually(p.name+": the device is no longer skipped", func() { _ = e.trip(patience) }, func() bool { return !w.skips(0, p.why) })
+				if took := time.Since(went); took > noticed {
+					t.Errorf("%s: the device was skipped for %s after the observer had gone", p.name, took)
+				}
 				w.accelerate(e)
 			}
 		})
