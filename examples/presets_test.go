@@ -67,7 +67,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"applications": 14 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute, "policies": 22 * time.Minute,
+		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute, "policies": 22 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration

@@ -3,9 +3,9 @@
 package fastpath_test
 
 import (
-	"encoding/binary"
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
