@@ -40,8 +40,12 @@ type Spec struct {
 	Variants []Variant `json:"variants"`
 	// Workloads are the kinds of traffic that each variant is measured with.
 	Workloads []Workload `json:"workloads"`
-	// Pairs are the numbers of client-server pairs to measure with; a workload may have its own.
+	// Pairs are the numbers of client-server pairs to measure with; a workload may have its own. With a
+	// mesh there are none.
 	Pairs []int `json:"pairs"`
+	// Mesh has every node measured against every other one, in both directions, in place of pairs. It
+	// goes by rounds, each of which is a trial: no node is in two pairs of a round.
+	Mesh *Mesh `json:"mesh,omitempty"`
 	// Runs is the number of blocks; each runs every variant once. auto adds
 	// blocks until the 95 % interval of every ratio is at most ± width wide, up to max
 	// blocks. If variants have a switch, a block is one period of each variant, the number must
@@ -61,6 +65,12 @@ type Spec struct {
 	Published []Published `json:"published,omitempty"`
 	// Series are lines that the report draws over an axis, such as the number of backends.
 	Series []Series `json:"series,omitempty"`
+}
+
+// Mesh is every node against every other one.
+type Mesh struct {
+	// Margin is how much worse than the others a node or link must be to be named: 0.1 is 10 %.
+	Margin float64 `json:"margin,omitempty"`
 }
 
 // Axes that a series can run over.

@@ -24,10 +24,23 @@ func (e *Experiment) PathOf(v Variant) Path {
 
 // Nodes is how many nodes the experiment runs on.
 func (e *Experiment) Nodes() int {
-	if lab := e.Spec.Target.Lab; lab != nil {
-		return lab.Nodes
+	switch t := e.Spec.Target; {
+	case t.Lab != nil:
+		return t.Lab.Nodes
+	case t.Hosts != nil && e.Spec.Mesh != nil:
+		return len(t.Hosts)
 	}
 	return 2
+}
+
+// Rounds is how many trials a mesh takes to have every node as client and every other one as its server
+// once; 1 without a mesh.
+func (e *Experiment) Rounds() int {
+	if e.Spec.Mesh == nil {
+		return 1
+	}
+	n := e.Nodes()
+	return 2 * (n - 1 + n%2)
 }
 
 // Settings are what a variant sets beside its path and baseline, in words: its NIC profile, its
@@ -209,7 +222,7 @@ func (e *Experiment) Switches() bool {
 	return slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Switch != nil })
 }
 
-// Repeats is how many trials a cell has in a block: one, or those of a period.
+// Repeats is how often a trial runs in a block: once, or as often as a period says.
 func (e *Experiment) Repeats() int {
 	if e.Switches() {
 		return max(1, e.Spec.TrialsPerPeriod)
@@ -217,8 +230,11 @@ func (e *Experiment) Repeats() int {
 	return 1
 }
 
-// PairsOf are the numbers of pairs that a workload runs with.
+// PairsOf are the numbers of pairs that a workload runs with; in a mesh that of a round.
 func (e *Experiment) PairsOf(w Workload) []int {
+	if e.Spec.Mesh != nil {
+		return []int{e.Nodes() / 2}
+	}
 	if len(w.Pairs) > 0 {
 		return w.Pairs
 	}

@@ -181,7 +181,9 @@ func (r *reader) experiment(e *Experiment) {
 	default:
 		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
 	}
-	fill(r, "spec.pairs", &s.Pairs, []int{1})
+	if s.Mesh == nil {
+		fill(r, "spec.pairs", &s.Pairs, []int{1})
+	}
 	if e.Switches() {
 		fill(r, "spec.runs", &s.Runs, Runs{N: periods})
 		fill(r, "spec.trialsPerPeriod", &s.TrialsPerPeriod, 3)
@@ -204,6 +206,7 @@ func (r *reader) experiment(e *Experiment) {
 		r.path("spec.path", s.Target, &s.Path)
 	}
 	r.pairs("spec.pairs", s.Pairs)
+	r.mesh("spec.mesh", e)
 	r.runs("spec.runs", s.Runs)
 	if r.set("spec.margin") {
 		r.share("spec.margin", s.Margin)
@@ -534,7 +537,11 @@ func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	if v.Path == nil {
 		at = "spec.path.address"
 	}
-	for _, h := range []Host{hosts[client], hosts[server]} {
+	ends := []Host{hosts[client], hosts[server]}
+	if e.Spec.Mesh != nil {
+		ends = hosts
+	}
+	for _, h := range ends {
 		if h.Addresses[name] == "" {
 			r.fail(at, "host %s must have %q among its addresses, has %s", h.Name, name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(h.Addresses)), ", "), "none"))
 		}
@@ -669,6 +676,43 @@ func (r *reader) pairs(path string, pairs []int) {
 		if at := fmt.Sprintf("%s[%d]", path, i); r.set(at) {
 			r.between(at, n, 1, MaxPairs)
 			r.unique(at, strconv.Itoa(n), seen)
+		}
+	}
+}
+
+// mesh checks that an experiment with a mesh has what goes by nodes alone.
+func (r *reader) mesh(path string, e *Experiment) {
+	m := e.Spec.Mesh
+	if m == nil {
+		return
+	}
+	fill(r, path+".margin", &m.Margin, 0.1)
+	if r.set(path + ".margin") {
+		r.share(path+".margin", m.Margin)
+	}
+	const instead = "must not stand beside spec.mesh, which has its own pairs: every node with every other one"
+	if r.set("spec.pairs") {
+		r.fail("spec.pairs", instead)
+	}
+	for i := range e.Spec.Workloads {
+		if at := fmt.Sprintf("spec.workloads[%d].pairs", i); r.set(at) {
+			r.fail(at, instead)
+		}
+	}
+	if r.set("spec.series") {
+		r.fail("spec.series", "must not stand beside spec.mesh, which nothing differs along")
+	}
+	if e.Spec.Target.Imported != nil {
+		r.fail(path, "is for a run; results of other programs are not imported as a mesh")
+	}
+	for i, v := range e.Spec.Variants {
+		at := fmt.Sprintf("spec.variants[%d]", i)
+		if p := e.PathOf(v); p.Bridge != nil || p.Balancer != nil || p.Service != nil {
+			name, _, _ := strings.Cut(p.String(), "/")
+			r.fail(path, "is for paths from node to node; variant %s has the path %s", v.Name, name)
+		}
+		if v.Hosts != nil {
+			r.fail(at+".hosts", "must not stand beside spec.mesh, which has every host")
 		}
 	}
 }

@@ -20,44 +20,66 @@ type barrier struct {
 
 	mu    sync.Mutex
 	start time.Time
-	// unready and running are names of those who take part.
-	unready, running map[string]bool
+	// unready and running are those who take part, by name, each with what ends it.
+	unready, running map[string]func(error)
 }
 
 func newBarrier(ctx context.Context, lead time.Duration) *barrier {
-	return &barrier{ctx: ctx, lead: lead, open: make(chan struct{}), unready: make(map[string]bool), running: make(map[string]bool)}
+	return &barrier{ctx: ctx, lead: lead, open: make(chan struct{}), unready: make(map[string]func(error)), running: make(map[string]func(error))}
 }
 
-// expect adds one who takes part. All are there before the first is ready.
-func (b *barrier) expect(who string) { b.unready[who] = true }
+// expect adds one who takes part, and what ends it. All are there before the first is ready.
+func (b *barrier) expect(who string, end func(error)) { b.unready[who] = end }
 
-// ready says that one more is ready, waits for the rest, and returns the start.
-func (b *barrier) ready(who string) (time.Time, error) {
-	if b.ctx.Err() != nil {
-		return time.Time{}, context.Cause(b.ctx)
+// ready says that one more is ready, waits for the rest until ctx ends, and returns the start.
+func (b *barrier) ready(ctx context.Context, who string) (time.Time, error) {
+	if ctx.Err() != nil {
+		return time.Time{}, context.Cause(ctx)
 	}
 	b.mu.Lock()
-	delete(b.unready, who)
-	b.running[who] = true
-	if len(b.unready) == 0 {
-		b.start = time.Now().Add(b.lead)
-		close(b.open)
-	}
+	b.running[who] = b.unready[who]
+	b.arrived(who)
 	b.mu.Unlock()
 	select {
 	case <-b.open:
 		return b.start, nil
-	case <-b.ctx.Done():
-		return time.Time{}, context.Cause(b.ctx)
+	case <-ctx.Done():
+		return time.Time{}, context.Cause(ctx)
 	}
 }
 
-// done says that one has ended. Those whom the end of the context ends stay.
+// arrived takes one from those who are awaited, and starts the others if it was the last.
+func (b *barrier) arrived(who string) {
+	if _, awaited := b.unready[who]; !awaited {
+		return
+	}
+	delete(b.unready, who)
+	if len(b.unready) == 0 {
+		b.start = time.Now().Add(b.lead)
+		close(b.open)
+	}
+}
+
+// done says that one has ended, so nobody waits for it. Those whom the end of the context ends stay.
 func (b *barrier) done(who string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx.Err() == nil {
 		delete(b.running, who)
+		b.arrived(who)
+	}
+}
+
+// giveUp ends those who are not ready, or once nobody is, those who still run.
+func (b *barrier) giveUp(why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	late := b.unready
+	if len(late) == 0 {
+		late = b.running
+	}
+	for who, end := range late {
+		end(fmt.Errorf("%s %s", who, why))
 	}
 }
 
@@ -72,7 +94,7 @@ func (b *barrier) awaited() string {
 }
 
 // some names the first few, and counts the rest.
-func some(all map[string]bool) string {
+func some[T any](all map[string]T) string {
 	names := slices.Sorted(maps.Keys(all))
 	shown := names[:min(4, len(names))]
 	text := strings.Join(shown, ", ")

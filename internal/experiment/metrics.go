@@ -55,9 +55,8 @@ func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 	for i := range t.PerPair {
 		// The receiver tells what arrived; of other tools the client tells all.
 		p := &t.PerPair[i]
-		e := &p.Client
-		if spec.Tool == v1alpha1.ToolNative {
-			e = &p.Server
+		e := p.Teller(spec.Tool == v1alpha1.ToolNative)
+		if e == &p.Server {
 			if udp && p.Client.Messages > e.Arrived {
 				e.Lost = p.Client.Messages - e.Arrived
 			}

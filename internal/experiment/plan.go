@@ -35,12 +35,17 @@ type Cell struct {
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
 	Fabric   int // of the plan's
-	// Period and Repeat are those of a trial (record.Trial), 0 where nothing is switched.
-	Period, Repeat int
+	// Period and Repeat are those of a trial (record.Trial), 0 where nothing is switched. Round is 0 without
+	// a mesh.
+	Period, Repeat, Round int
 }
 
 func (c Cell) String() string {
-	return c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
+	text := c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
+	if c.Round > 0 {
+		text += fmt.Sprintf(", round %d", c.Round)
+	}
+	return text
 }
 
 // deadTime is what a trial takes beside warm-up and window, for the estimate.
@@ -60,8 +65,13 @@ func New(exp *v1alpha1.Experiment, t Topology) *Plan {
 	}
 	for _, w := range exp.Spec.Workloads {
 		for _, pairs := range exp.PairsOf(w) {
-			for _, v := range exp.Spec.Variants {
-				p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Fabric: t.FabricOf(v)})
+			for round := range exp.Rounds() {
+				if exp.Spec.Mesh != nil {
+					round++
+				}
+				for _, v := range exp.Spec.Variants {
+					p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Round: round, Fabric: t.FabricOf(v)})
+				}
 			}
 		}
 	}
@@ -88,7 +98,7 @@ func (p *Plan) Periods(b int) []Period {
 	return periods
 }
 
-// shuffled has the workloads and pair counts in random order, the variants of each, so
+// shuffled has the workloads, pair counts and rounds in random order, the variants of each, so
 // many, side by side, also in random order, so that what is compared is close in time.
 func shuffled(rng *rand.Rand, cells []Cell, variants int) []Cell {
 	var groups [][]Cell
@@ -161,6 +171,9 @@ func (p *Plan) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*p.trials(), upTo, p.Blocks, p.trials())
 	} else {
 		fmt.Fprintf(tw, "trials\t%d in %d periods of a switch-back design\n", p.Blocks*p.trials(), p.Blocks*len(p.states))
+	}
+	if p.exp.Spec.Mesh != nil {
+		fmt.Fprintf(tw, "mesh\t%d nodes, each with every other one in both directions: %d rounds of %d pairs\n", p.exp.Nodes(), p.exp.Rounds(), p.exp.Nodes()/2)
 	}
 	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
 	for _, f := range p.Fabrics {

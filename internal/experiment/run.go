@@ -237,7 +237,7 @@ func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 // recorded tells how often a cell of a block was tried, by the trials that count, and whether with success.
 func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 	for _, t := range trials {
-		if t.Block == b && t.Repeat == c.Repeat && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
+		if t.Block == b && t.Repeat == c.Repeat && t.Round == c.Round && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
 			attempts++
 			ok = ok || t.Status == record.StatusOK
 		}
@@ -247,13 +247,13 @@ func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 
 // attempt runs one trial and records it. An error ends the run.
 func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bool, error) {
-	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
+	if n, ok := r.networks[c.Fabric].Network.(Returning); ok && c.Round == 0 { // a mesh goes on with the others
 		if err := n.Await(ctx); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	trial := record.Trial{
-		Block: b, Period: c.Period, Entry: entry, Repeat: c.Repeat, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
+		Block: b, Period: c.Period, Entry: entry, Repeat: c.Repeat, Round: c.Round, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
 		Pairs: c.Pairs, Attempt: c.attempt, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
 	r.event(Event{Kind: Begins, Trial: trial})
@@ -371,7 +371,7 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 	}
 	err = n.start(ctx, p, fabric)
 	if err == nil {
-		err = n.describe(ctx)
+		err = n.describe(ctx, p)
 	}
 	if err == nil {
 		err = n.equipped(p, fabric)
@@ -416,11 +416,14 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 			return err
 		})
 	}
-	return inParallel(tasks)
+	if err := inParallel(tasks); p.exp.Spec.Mesh == nil || ctx.Err() != nil {
+		return err
+	}
+	return nil // a node of a mesh without a worker costs its pairs, which say so
 }
 
 // describe has the nodes described, and says which of them sample the CPUs of their machine.
-func (n *network) describe(ctx context.Context) error {
+func (n *network) describe(ctx context.Context, p *Plan) error {
 	for _, node := range n.nodes {
 		at, as := seated{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of what there is to tell
@@ -428,11 +431,11 @@ func (n *network) describe(ctx context.Context) error {
 			pod := all[slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name })]
 			at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
 		}
-		w, err := n.worker(ctx, at.key, at.place)
-		if err != nil {
-			return err
+		facts, err := n.factsOf(ctx, at, as)
+		if err != nil && p.exp.Spec.Mesh != nil && ctx.Err() == nil {
+			n.facts = append(n.facts, record.Node{Name: node.Name})
+			continue
 		}
-		facts, err := w.Describe(ctx, as)
 		if err != nil {
 			return fmt.Errorf("describe %s: %w", node.Name, err)
 		}
@@ -471,6 +474,14 @@ func (n *network) equipped(p *Plan, fabric int) error {
 	return nil
 }
 
+func (n *network) factsOf(ctx context.Context, at seated, as target.Place) (record.Node, error) {
+	w, err := n.worker(ctx, at.key, at.place)
+	if err != nil {
+		return record.Node{}, err
+	}
+	return w.Describe(ctx, as)
+}
+
 // seated is one end of a pair in its place.
 type seated struct {
 	place target.Place
@@ -488,7 +499,11 @@ type seatedPair struct {
 func (n *network) pairs(c Cell) ([]seatedPair, error) {
 	all := make([]seatedPair, c.Pairs)
 	for i := range all {
-		p, err := n.Pair(c.Variant, i, c.Workload.Traffic().IP)
+		number, slot := i, i
+		if c.Round > 0 { // no node has two pairs at a time
+			number, slot = (c.Round-1)*c.Pairs+i, 0
+		}
+		p, err := n.Pair(c.Variant, number, c.Workload.Traffic().IP)
 		if err != nil {
 			return nil, fmt.Errorf("workload %s: %w", c.Workload.Name, err)
 		}
@@ -498,9 +513,9 @@ func (n *network) pairs(c Cell) ([]seatedPair, error) {
 			}
 			return seated{p, workerKey{p.Name, slot}}
 		}
-		all[i] = seatedPair{Pair: p, client: seat(p.Client, 2*i)}
+		all[i] = seatedPair{Pair: p, client: seat(p.Client, 2*slot)}
 		for _, server := range p.Servers {
-			all[i].servers = append(all[i].servers, seat(server, 2*i+1))
+			all[i].servers = append(all[i].servers, seat(server, 2*slot+1))
 		}
 	}
 	return all, nil

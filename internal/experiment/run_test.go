@@ -37,7 +37,9 @@ type fakeTarget struct {
 	// before it is ready.
 	fail func(call, place string) error
 	hang func(call string) bool
-	all  []*fakeWorker
+	// hangAt is hang in one place; nil for none.
+	hangAt func(call, place string) bool
+	all    []*fakeWorker
 	// unprivileged kinds of places, as a cluster has them, and what workers were
 	// started for.
 	unprivileged map[target.Kind]bool
@@ -136,10 +138,13 @@ func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.R
 	if err := w.call("serve"); err != nil {
 		return record.Endpoint{}, err
 	}
-	if w.hang("serve") {
+	if w.hang("serve") || w.hangAt != nil && w.hangAt("serve", w.place) {
 		<-ctx.Done()
 	}
 	_, err := ready(4242)
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10}, err
 }
 
@@ -152,7 +157,7 @@ func (w *fakeWorker) Drive(ctx context.Context, t target.Traffic, ready target.R
 	}
 	progress(1, 1)
 	_, err := ready(0)
-	if w.hang("drive") {
+	if w.hang("drive") || w.hangAt != nil && w.hangAt("drive", w.place) {
 		<-ctx.Done()
 		err = ctx.Err()
 	}

@@ -208,7 +208,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	defer cancel(nil)
 	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
 	m := &measurement{
-		network: n, ctx: ctx, cancel: cancel, cell: c, spec: c.Workload.Traffic(), out: out,
+		network: n, whole: &part{ctx: ctx, cancel: cancel}, cell: c, spec: c.Workload.Traffic(), out: out,
 		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
 	}
 	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
@@ -224,13 +224,22 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	for _, node := range sampled {
 		m.addSampler(node)
 	}
-	if err := inParallel(m.tasks); err != nil {
+	if c.Round > 0 {
+		defer m.hurry()()
+	}
+	if err := inParallel(m.tasks); err != nil && ctx.Err() != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return fmt.Errorf("%w; %s", context.Cause(ctx), m.gate.awaited())
 		}
 		return cmp.Or(context.Cause(ctx), err)
 	}
+	if err := m.noteFailures(pairs); err != nil {
+		return err
+	}
 	for i, of := range m.servers {
+		if out.PerPair[i].Error != "" {
+			continue
+		}
 		out.PerPair[i].Server = of[0]
 		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
@@ -249,8 +258,9 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 // when the last of them is ready.
 type measurement struct {
 	*network
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
+	// whole is all of the trial. In a mesh it has parts: the pairs, then what samples the nodes.
+	whole    *part
+	parts    []*part
 	cell     Cell
 	spec     *v1alpha1.Traffic
 	gate     *barrier
@@ -267,20 +277,21 @@ type measurement struct {
 	out *record.Trial
 }
 
-// add adds a task of a worker. The first that fails is the trial's failure, and stops the others.
-func (m *measurement) add(s seated, role string, do func(w Worker, ready target.Ready) error) {
+// add adds a task of a worker to a part. The first that fails is the part's failure, and stops the others of
+// it.
+func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready target.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
-	m.gate.expect(who)
+	m.gate.expect(who, p.cancel)
 	m.tasks = append(m.tasks, func() error {
-		w, err := m.worker(m.ctx, s.key, s.place)
+		w, err := m.worker(p.ctx, s.key, s.place)
 		if err == nil {
-			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(who) })
+			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(p.ctx, who) })
 		}
-		m.gate.done(who)
-		if err != nil && m.ctx.Err() == nil {
-			m.cancel(fmt.Errorf("%s: %w", s.place.Name, err))
+		if err != nil && p.ctx.Err() == nil {
+			p.cancel(fmt.Errorf("%s: %w", s.place.Name, err))
 			m.drop(s.key)
 		}
+		m.gate.done(who)
 		return err
 	})
 }
@@ -294,25 +305,26 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 	m.servers[i] = make([]record.Endpoint, len(pair.servers))
 	// Another tool's server has nothing to tell, and goes with its client; one of a
 	// number of requests does not know which one is the last.
-	serveCtx, clientDone := m.ctx, func() {}
+	part := m.part()
+	serveCtx, clientDone := part.ctx, func() {}
 	if m.spec.Tool != v1alpha1.ToolNative || m.early != nil {
-		serveCtx, clientDone = context.WithCancel(m.ctx)
+		serveCtx, clientDone = context.WithCancel(part.ctx)
 	}
 	for j, server := range pair.servers {
-		m.add(server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
+		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
 			t := traffic(server, served(m.cell.Workload, pair.Pair))
 			t.Address = pair.Listen(server.place, m.spec.IP)
 			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
 				return ready(p)
 			})
-			if serveCtx.Err() != nil && m.ctx.Err() == nil {
+			if serveCtx.Err() != nil && part.ctx.Err() == nil {
 				return nil
 			}
 			return err
 		})
 	}
-	m.add(pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
+	m.add(part, pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
 		defer func() {
 			clientDone()
 			if m.driving.Add(-1) == 0 && m.early != nil {
@@ -324,19 +336,20 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 			select {
 			case p := <-ports:
 				t.Address = netip.AddrPortFrom(pair.To.Addr(), p)
-			case <-m.ctx.Done():
-				return context.Cause(m.ctx)
+			case <-part.ctx.Done():
+				return context.Cause(part.ctx)
 			}
 		}
-		m.out.PerPair[i].Client, err = w.Drive(m.ctx, t, ready, m.progress.of(i))
+		m.out.PerPair[i].Client, err = w.Drive(part.ctx, t, ready, m.progress.of(i))
 		return err
 	})
 }
 
 // addSampler adds what samples a node.
 func (m *measurement) addSampler(node target.Place) {
-	m.add(seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
-		sample, err := w.Sample(m.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
+	part := m.part()
+	m.add(part, seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
+		sample, err := w.Sample(part.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if sample.Host != nil {

@@ -68,6 +68,8 @@ type Trial struct {
 	// interrupted period from its first trial, after another switch. Only trials of the last entry count.
 	Entry  int `json:"entry,omitempty"`
 	Repeat int `json:"repeat,omitempty"` // number of the trial among those of its variant, workload and pairs within the period, from 1
+	// Round of a mesh counts from 1: a block has a trial of each. Its pairs have no node in common.
+	Round int `json:"round,omitempty"`
 	// Attempt counts from 1. A failed trial is repeated at the end of its block.
 	Attempt int       `json:"attempt"`
 	Started time.Time `json:"started"` // when it began, by the controller's clock
@@ -118,6 +120,17 @@ type Pair struct {
 	// Server is the server's end; behind a load balancer, all backends together.
 	Server   Endpoint   `json:"server"`
 	Backends []Endpoint `json:"backends,omitempty"` // each backend behind a load balancer
+	// Error says why a pair of a mesh gave no numbers. Those of the other pairs hold.
+	Error string `json:"error,omitempty"`
+}
+
+// Teller is the end that says what arrived: with the native tool the server, with any other one the client,
+// which tells all.
+func (p *Pair) Teller(native bool) *Endpoint {
+	if native {
+		return &p.Server
+	}
+	return &p.Client
 }
 
 // Endpoint is one end of a pair over the measured window.
@@ -314,6 +327,7 @@ const (
 	WarnSkew           = "window-skew"         // the windows of client and server do not match
 	WarnSharedCPUs     = "shared-cpus"         // nodes of the lab share CPUs
 	WarnFailedTrials   = "failed-trials"       // trials failed and were repeated, or are missing
+	WarnFailedPairs    = "failed-pairs"        // pairs of a mesh, or the sampling of a node of it, failed
 	WarnNoEBPF         = "softirq-ticks"       // softirq time is that of clock ticks
 	WarnNoCPUs         = "cpus-not-sampled"    // the CPUs of the nodes were not sampled
 	WarnInterrupts     = "slow-interrupts"     // an interrupt to another CPU costs more than steering could gain

@@ -43,6 +43,8 @@ type Model struct {
 	Limits []LimitLine
 	Bounds []string
 	Prices *PriceTable
+	// Meshes are matrices of every node with every other one.
+	Meshes []Mesh
 	// Expected is what became of the experiment's expectations.
 	Expected []Expected
 	// Published are the published figures beside ours, by their sources, and PublishedCount
@@ -175,6 +177,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	m.Advice = m.advice()
 	m.Crossovers = m.crossovers()
 	m.Limits, m.Bounds, m.Prices = m.limits(), m.bounds(), m.prices()
+	m.Meshes = m.meshes()
 	m.Expected = expectations(summary.Expected)
 	m.Published, m.PublishedCount = publishedFigures(summary.Published)
 	m.Unfinished = unfinished(summary.Unfinished, m.Imported())
@@ -182,6 +185,15 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
 	}
 	costs, rest := m.conclude()
+	var worse []string
+	for _, mesh := range m.Meshes {
+		worse = append(worse, mesh.Said...)
+	}
+	if len(worse) > 0 && len(m.exp.Spec.Variants) == 1 { // the mesh is what was asked for
+		costs, rest = worse, nil
+	} else {
+		rest = append(rest, worse...)
+	}
 	m.conclusion = slices.Concat(costs, rest)
 	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]
 	if len(rest) > 0 { // what to do is asked for first

@@ -89,6 +89,8 @@ func newWarning(code string) Warning {
 		w.Effect = "The new host may be faster or slower, so values may differ from those before."
 	case record.WarnSkew:
 		w.Effect = "Client and server measured windows of different lengths, so values may be off by the same percentage."
+	case record.WarnFailedPairs:
+		w.Severity, w.Effect = Serious, "The sums of all pairs are without those that failed; the matrix and its outliers are not affected."
 	case record.WarnFailedTrials:
 		w.Effect = "Blocks without the trial are left out of its comparison."
 	case record.WarnInterrupts:

@@ -128,7 +128,8 @@ func JSON(w io.Writer, m *Model) error {
 
 // CSV writes the rows of the summary flat, in its units and full precision.
 // Columns of a comparison are empty on a baseline's rows; warnings are codes,
-// separated by spaces; unfinished is empty for a run that is done.
+// separated by spaces; unfinished is empty for a run that is done. In a mesh each link has a row
+// too, and the last two columns are its nodes.
 func CSV(w io.Writer, m *Model) error {
 	var b strings.Builder
 	c := csv.NewWriter(&b)
@@ -136,7 +137,6 @@ func CSV(w io.Writer, m *Model) error {
 		"variant", "workload", "pairs", "metric", "unit", "n", "mean", "ci95_lo", "ci95_hi",
 		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings", "unfinished",
 	}}
-	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	for _, r := range m.summary.Rows {
 		row := []string{
 			plainCell(r.Variant), plainCell(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
@@ -155,10 +155,36 @@ func CSV(w io.Writer, m *Model) error {
 		}
 		records = append(records, append(row, plainCell(strings.Join(codes, " ")), m.summary.Unfinished))
 	}
+	if len(m.summary.Meshes) > 0 {
+		records = withLinks(records, m.summary)
+	}
 	if err := c.WriteAll(records); err != nil {
 		return fmt.Errorf("report as csv: %w", err)
 	}
 	return put(w, b.String(), "csv")
+}
+
+func number(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// withLinks adds columns for the nodes of links, and the rows of links.
+func withLinks(records [][]string, s *stats.Summary) [][]string {
+	for i := range records {
+		nodes := []string{"", ""}
+		if i == 0 {
+			nodes = []string{"client", "server"}
+		}
+		records[i] = append(records[i], nodes...)
+	}
+	for _, t := range s.Meshes {
+		for _, l := range t.Links {
+			records = append(records, []string{
+				plainCell(t.Variant), plainCell(t.Workload), "1", t.Metric, t.Unit, strconv.Itoa(l.N),
+				number(l.Mean), number(l.CI95[0]), number(l.CI95[1]), "", "", "", "", "", "", "", s.Unfinished,
+				plainCell(l.Client), plainCell(l.Server),
+			})
+		}
+	}
+	return records
 }
 
 // Terminal writes the verdicts as plain text, 80 columns wide where names allow: a table
@@ -173,6 +199,9 @@ func Terminal(w io.Writer, m *Model) error {
 		if t.Judged && t.Metric == m.judgedTables(t.Workload)[0].Metric {
 			terminalTable(&b, t)
 		}
+	}
+	for _, t := range m.Meshes {
+		terminalMesh(&b, t)
 	}
 	if len(m.Warnings) > 0 {
 		b.WriteByte('\n')

@@ -31,6 +31,8 @@ type Summary struct {
 	Expected []Expected `json:"expected,omitempty"`
 	// Series are the experiment's series, in its order, once for each workload and number of pairs.
 	Series []Series `json:"series,omitempty"`
+	// Meshes are the links of the mesh, once for each variant, workload and metric; absent without a mesh.
+	Meshes []Mesh `json:"meshes,omitempty"`
 	// Limits are the NICs and cores that limited a result, in the experiment's order; absent if
 	// no NIC has a rate limit and no node has a role.
 	Limits []Limit `json:"limits,omitempty"`
@@ -133,6 +135,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	s.Expected = t.expected(s)
 	s.Series, s.Limits, s.Prices = t.series(), t.limits(), t.prices(s.Rows)
 	s.Published = t.published(s)
+	s.Meshes = t.meshes()
 	return s, nil
 }
 

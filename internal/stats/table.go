@@ -74,7 +74,8 @@ type cell struct {
 	workload v1alpha1.Workload
 	pairs    int
 	primary  string // metric that the workload is run for
-	// trials that count, by block - 1: one, or those of a period; none where none succeeded.
+	// trials that count, by block - 1: one, or those of a period or the rounds of a mesh; none where none
+	// succeeded.
 	trials [][]*record.Trial
 	failed int // attempts
 }
@@ -97,7 +98,7 @@ func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error)
 			t.byKey[k] = c
 		}
 		counts := &c.trials[tr.Block-1]
-		i := slices.IndexFunc(*counts, func(other *record.Trial) bool { return other.Repeat == tr.Repeat })
+		i := slices.IndexFunc(*counts, func(other *record.Trial) bool { return other.Repeat == tr.Repeat && other.Round == tr.Round })
 		failed := tr.Status != record.StatusOK
 		if failed {
 			c.failed++
@@ -192,7 +193,7 @@ func (c *cell) series(metric string) (blocks []int, values []float64) {
 	return blocks, values
 }
 
-// value is what a block says of a metric: its trial, or the mean of its period's.
+// value is what a block says of a metric: its trial, or the mean of its period's trials or of its rounds.
 func (c *cell) value(block int, metric string) (x float64, ok bool) {
 	n := 0.0
 	for _, tr := range c.trials[block-1] {

@@ -16,15 +16,15 @@ func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error)
 	}
 	cells := 0
 	for _, w := range exp.Spec.Workloads {
-		cells += len(exp.PairsOf(w)) * len(exp.Spec.Variants) * exp.Repeats()
+		cells += len(exp.PairsOf(w)) * exp.Rounds() * len(exp.Spec.Variants) * exp.Repeats()
 	}
 	type trial struct {
 		key
-		block, repeat int
+		block, repeat, round int
 	}
 	attempts, done, whole := map[trial]int{}, map[trial]bool{}, map[int]int{}
 	for _, tr := range record.LastEntries(trials) {
-		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block, tr.Repeat}
+		t := trial{key{tr.Variant, tr.Workload, tr.Pairs}, tr.Block, tr.Repeat, tr.Round}
 		attempts[t]++
 		if over := tr.Status == record.StatusOK || attempts[t] > 1; over && !done[t] {
 			done[t] = true

@@ -50,6 +50,9 @@ func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 	switch {
 	case s.topology.exp.Spec.Target.Hosts != nil:
 		client, server := s.topology.exp.HostsOf(v)
+		if s.topology.exp.Spec.Mesh != nil {
+			client, server = meshPair(i, s.topology.exp.Nodes())
+		}
 		p.Client, p.Servers = s.host(client, path), []target.Place{s.host(server, path)}
 		by = p.Servers[0]
 	case path.Balancer != nil:
@@ -57,7 +60,7 @@ func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 		by = s.nodes[1]
 		by.Service.Port += uint16(i)
 	default:
-		from, to := seats(path, i, len(s.nodes))
+		from, to := s.topology.ends(path, i)
 		p.Client, p.Servers = s.at(from, path), []target.Place{s.at(to, path)}
 		by = p.Servers[0]
 	}
@@ -111,6 +114,15 @@ func name(p v1alpha1.Path) string {
 		return "balancer"
 	}
 	return "from pod to pod"
+}
+
+// ends seats pair i of the experiment. Those of a mesh are in the first pod of each node.
+func (t *Topology) ends(path v1alpha1.Path, i int) (client, server target.Seat) {
+	if t.exp.Spec.Mesh == nil {
+		return seats(path, i, t.exp.Nodes())
+	}
+	client.Node, server.Node = meshPair(i, t.exp.Nodes())
+	return client, server
 }
 
 // seats seats pair i: clients on even turns, servers on the node after, round the nodes, so that

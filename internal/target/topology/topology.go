@@ -53,7 +53,7 @@ func Of(exp *v1alpha1.Experiment) *Topology {
 				if exp.PathOf(v).Balancer != nil {
 					continue // its ends are on nodes, each in a place of its own
 				}
-				client, server := seats(exp.PathOf(v), i, exp.Nodes())
+				client, server := t.ends(exp.PathOf(v), i)
 				t.pods = max(t.pods, client.Pod+1, server.Pod+1)
 			}
 		}
@@ -110,6 +110,9 @@ func (t *Topology) describe(i int) string {
 
 // Hosts are those that variants run on, in the order of the experiment.
 func (t *Topology) Hosts() (all []v1alpha1.Host) {
+	if t.exp.Spec.Mesh != nil {
+		return t.exp.Spec.Target.Hosts
+	}
 	used := make(map[int]bool)
 	for _, v := range t.exp.Spec.Variants {
 		client, server := t.exp.HostsOf(v)
@@ -204,7 +207,7 @@ func (t *Topology) Served(fabric int) (all target.Served) {
 			all.Transports = append(all.Transports, by)
 		}
 		for i := range slices.Max(t.exp.PairsOf(w)) {
-			if _, server := seats(path, i, t.exp.Nodes()); !slices.Contains(all.Seats, server) {
+			if _, server := t.ends(path, i); !slices.Contains(all.Seats, server) {
 				all.Seats = append(all.Seats, server)
 			}
 		}

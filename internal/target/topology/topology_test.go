@@ -44,7 +44,7 @@ func TestServices(t *testing.T) {
 
 // A server behind a service that leads to other addresses than its own listens at all.
 func TestListen(t *testing.T) {
-	own, service := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	service := netip.MustParseAddr("192.0.2.2")
 	exp := parse(t, `
   target: {lab: {nodes: 2}}
   baseline: direct

@@ -1,0 +1,75 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+)
+
+// In a mesh every trial has traffic on every node, so a node that fails would cost all of them. Each pair is
+// a part of the trial that fails by itself, and so is what samples each node.
+
+// part is what of a trial fails together.
+type part struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+}
+
+// part is that of the next pair or sampler.
+func (m *measurement) part() *part {
+	if m.cell.Round == 0 {
+		return m.whole
+	}
+	p := new(part)
+	p.ctx, p.cancel = context.WithCancelCause(m.whole.ctx)
+	m.parts = append(m.parts, p)
+	return p
+}
+
+// How long a pair of a mesh may take to get ready, and to end after its traffic.
+const (
+	readyTime = 10 * time.Second
+	endTime   = 5 * time.Second
+)
+
+// hurry gives up pairs that keep the others waiting, until stop.
+func (m *measurement) hurry() (stop func()) {
+	start := time.AfterFunc(readyTime, func() { m.gate.giveUp(fmt.Sprintf("was not ready after %s", readyTime)) })
+	end := time.AfterFunc(readyTime+endTime+m.cell.time(), func() { m.gate.giveUp(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
+	return func() { start.Stop(); end.Stop() }
+}
+
+// noteFailures records which parts of a mesh's trial failed, and why. It is an error if no pair is left.
+func (m *measurement) noteFailures(pairs []seatedPair) error {
+	lost := 0
+	var last error
+	for i, p := range m.parts {
+		err := context.Cause(p.ctx)
+		if err == nil {
+			continue
+		}
+		if i >= len(pairs) {
+			m.out.Warnings = append(m.out.Warnings, record.Warnf(record.WarnFailedPairs, "a node was not sampled: %v", err))
+			continue
+		}
+		client, server := pairs[i].client.place, pairs[i].servers[0].place
+		m.out.PerPair[i] = record.Pair{Client: record.Endpoint{Place: client.Name}, Server: record.Endpoint{Place: server.Name}, Error: err.Error()}
+		m.out.Warnings = append(m.out.Warnings, record.Warnf(record.WarnFailedPairs, "the pair %s → %s failed: %v", client.Node, server.Node, err))
+		if errors.Is(err, target.ErrLost) {
+			lost++
+		}
+		last = err
+	}
+	if slices.ContainsFunc(m.out.PerPair, func(p record.Pair) bool { return p.Error == "" }) {
+		return nil
+	}
+	if lost < len(pairs) { // then it is not the target that is
+		last = errors.New(last.Error())
+	}
+	return fmt.Errorf("every pair failed, the last one: %w", last)
+}

@@ -1,0 +1,159 @@
+package experiment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+func meshOf(t *testing.T, nodes int) *v1alpha1.Experiment {
+	t.Helper()
+	exp, err := v1alpha1.Parse("test.yaml", fmt.Appendf(nil, `
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  target: {lab: {nodes: %d}}
+  baseline: nodes
+  mesh: {}
+  variants:
+  - {name: nodes, path: {native: {}}}
+  - {name: pods}
+  workloads:
+  - {name: stream, stream: {warmup: 1ms, duration: 1s}}
+  runs: 2
+  seed: 7
+`, nodes), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exp
+}
+
+// links are the pairs of trials, "node0 → node1", those that gave numbers and those that did not.
+func links(trials []record.Trial) (good, bad map[string]int) {
+	good, bad = make(map[string]int), make(map[string]int)
+	for _, tr := range trials {
+		for _, p := range tr.PerPair {
+			client, _, _ := strings.Cut(p.Client.Place, "/")
+			server, _, _ := strings.Cut(p.Server.Place, "/")
+			if of := client + " → " + server; p.Error == "" {
+				good[of]++
+			} else {
+				bad[of]++
+			}
+		}
+	}
+	return good, bad
+}
+
+func TestMeshMeasuresEveryLinkOfEveryBlockOnce(t *testing.T) {
+	f, out := newFake(5), new(memory)
+	trials, err := measure(t, t.Context(), f, meshOf(t, 5), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 2 * 2 * 10; len(trials) != want { // blocks, variants, rounds
+		t.Errorf("%d trials, want %d", len(trials), want)
+	}
+	good, bad := links(trials)
+	if len(good) != 5*4 || len(bad) != 0 {
+		t.Errorf("%d links good and %d bad, want 20 and 0", len(good), len(bad))
+	}
+	for link, n := range good {
+		if n != 4 {
+			t.Errorf("%s: %d times, want 4", link, n)
+		}
+	}
+	// A node has a worker for control, one as client and one as server, and its pod has one.
+	if want := 5 * 4; f.started != want {
+		t.Errorf("%d workers were started, want %d", f.started, want)
+	}
+	// Two trials of a round, one of each variant, come one after the other.
+	for i := 0; i < len(trials); i += 2 {
+		if trials[i].Round != trials[i+1].Round || trials[i].Variant == trials[i+1].Variant {
+			t.Errorf("trials %d and %d: rounds %d and %d of %s and %s", i+1, i+2, trials[i].Round, trials[i+1].Round, trials[i].Variant, trials[i+1].Variant)
+		}
+	}
+	// A run that is resumed has the rounds that are missing.
+	f, resumed := newFake(5), &memory{trials: slices.Clone(trials[:13])}
+	if trials, err = measure(t, t.Context(), f, meshOf(t, 5), resumed, nil); err != nil || len(trials) != 40 {
+		t.Errorf("%d trials after a resumption, want 40: %v", len(trials), err)
+	}
+}
+
+// A node that fails, or hangs, costs its pairs and no others.
+func TestMeshWithABadNode(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		set  func(f *fakeTarget)
+	}{
+		{"fails", func(f *fakeTarget) {
+			f.fail = func(call, place string) error {
+				if strings.HasPrefix(place, "node2") {
+					return errors.New("no " + call)
+				}
+				return nil
+			}
+		}},
+		{"hangs", func(f *fakeTarget) {
+			f.hangAt = func(_, place string) bool { return strings.HasPrefix(place, "node2") }
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, out := newFake(4), new(memory)
+				c.set(f)
+				trials, err := measure(t, t.Context(), f, meshOf(t, 4), out, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				good, bad := links(trials)
+				for link := range good {
+					if strings.Contains(link, "node2") {
+						t.Errorf("%s gave numbers", link)
+					}
+				}
+				if len(good) != 3*2 || len(bad) != 3*2 {
+					t.Errorf("%d links good and %d bad, want 6 and 6", len(good), len(bad))
+				}
+				for _, tr := range trials {
+					if tr.Status != record.StatusOK || tr.Metrics[record.Throughput] != 8e9 {
+						t.Errorf("trial %d is %s, has %v: want the one pair that is left", tr.Order, tr.Status, tr.Metrics)
+					}
+					if !slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool {
+						return w.Code == record.WarnFailedPairs && strings.Contains(w.Message, "node2")
+					}) {
+						t.Errorf("trial %d does not warn of node2: %v", tr.Order, tr.Warnings)
+					}
+				}
+			})
+		})
+	}
+}
+
+// If nothing works, the run ends, as any other does.
+func TestMeshWithoutAGoodNode(t *testing.T) {
+	f, out := newFake(4), new(memory)
+	f.fail = func(call, _ string) error {
+		if call == "drive" {
+			return errors.New("broken")
+		}
+		return nil
+	}
+	r, err := Start(context.Background(), f.plan(meshOf(t, 4)), f, nil, "test", nil, func(Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := r.Measure(t.Context(), out); err == nil || !strings.Contains(err.Error(), "every pair failed") {
+		t.Errorf("the run ends with %v", err)
+	}
+}

@@ -1,0 +1,287 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// Mesh is the links of one variant and workload as a matrix: a row for each client, a column for each server.
+type Mesh struct {
+	ID, Title, Unit, Better string
+	Nodes                   []string
+	Rows                    []MeshRow
+	// Said are its outliers in sentences, or that there are none.
+	Said []string
+}
+
+// MeshRow is one client with every server, in the order of the nodes.
+type MeshRow struct {
+	Client string
+	Cells  []MeshCell
+}
+
+// MeshCell is one link.
+type MeshCell struct {
+	// Value is empty for a node with itself, Percent is the share of the median link's value.
+	Value, Percent string
+	// Tip has the interval and the number of blocks.
+	Tip string
+	// Shade is 0 for a link as good as the median one, up to 4 for one that is far worse.
+	Shade int
+	// Named: the link is an outlier, or one of its nodes is.
+	Named bool
+}
+
+func (m *Model) meshes() []Mesh {
+	var all []Mesh
+	for _, s := range m.summary.Meshes {
+		q := quantityOf(s.Metric)
+		t := Mesh{
+			ID: slug("mesh", s.Variant, s.Workload), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
+			Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
+		}
+		if record.HigherIsBetter(s.Metric) {
+			t.Better = "higher"
+		}
+		middle := medianLink(s.Links)
+		for _, client := range s.Nodes {
+			row := MeshRow{Client: client}
+			for _, server := range s.Nodes {
+				row.Cells = append(row.Cells, meshCell(s, q, client, server, middle))
+			}
+			t.Rows = append(t.Rows, row)
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+func medianLink(links []stats.Link) float64 {
+	var means []float64
+	for _, l := range links {
+		if l.N > 0 {
+			means = append(means, l.Mean)
+		}
+	}
+	if len(means) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(means)
+	return means[len(means)/2]
+}
+
+func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) MeshCell {
+	i := slices.IndexFunc(s.Links, func(l stats.Link) bool { return l.Client == client && l.Server == server })
+	if i < 0 {
+		return MeshCell{}
+	}
+	l := s.Links[i]
+	c := MeshCell{Named: slices.ContainsFunc(s.Outliers, func(o stats.Outlier) bool {
+		return (o.Client == "" || o.Client == client) && (o.Server == "" || o.Server == server)
+	})}
+	if l.N == 0 {
+		c.Value, c.Percent, c.Shade, c.Tip = "failed", "failed", shades, fmt.Sprintf("%s → %s failed in %s", client, server, plural(l.Failed, "block"))
+		return c
+	}
+	mean := l.Mean * q.scale
+	c.Value, c.Percent = significant(mean), fixed(100*l.Mean/middle, 0)
+	c.Tip = fmt.Sprintf("%s → %s: %s, %s %% of the median link, n %d", client, server,
+		estimate(mean, of(l.CI95, l.N).mapped(func(x float64) float64 { return x * q.scale }), decimalsFor(mean)).with(q.unit), c.Percent, l.N)
+	worse := middle / l.Mean
+	if !record.HigherIsBetter(s.Metric) {
+		worse = 1 / worse
+	}
+	// A step is a tenth, so that the fourth is 1.5 times worse.
+	c.Shade = min(max(int(math.Log(worse)/math.Log(1.1)), 0), shades)
+	return c
+}
+
+// shades of cells that are worse than the median one.
+const shades = 4
+
+// meshSentences name what is worse than the others, a node in one sentence.
+func (m *Model) meshSentences(s stats.Mesh) []string {
+	in := ""
+	if len(m.summary.Meshes) > 1 {
+		in = fmt.Sprintf(" (%s, %s)", s.Variant, s.Workload)
+	}
+	var out []string
+	told := make(map[string]bool)
+	for i, o := range s.Outliers {
+		node := o.Client + o.Server
+		if o.Kind == stats.OutlierLink {
+			out = append(out, m.linkSentence(s, o)+in+".")
+			continue
+		}
+		if told[node] {
+			continue
+		}
+		told[node] = true
+		says := []string{nodeSays(s, o)}
+		signs := o.Signs
+		for _, other := range s.Outliers[i+1:] {
+			if other.Kind != stats.OutlierLink && other.Client+other.Server == node {
+				says = append(says, nodeSays(s, other))
+				signs = append(slices.Clone(signs), other.Signs...)
+			}
+		}
+		text := node + " " + list(says) + " of the others"
+		if o.N == 0 {
+			text = node + " gave no result in any pair: " + m.whyFailed(node, "")
+		}
+		for _, about := range append(signTexts(signs), m.oddNICs(node)...) {
+			text += "; " + about
+		}
+		out = append(out, text+in+".")
+	}
+	switch {
+	case len(out) > 0:
+	case s.Untested != "":
+		out = []string{fmt.Sprintf("Nothing is named among %s%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
+	default:
+		out = []string{fmt.Sprintf("None of %s and %s is worse than the others by %.0f %% or more%s.",
+			plural(len(s.Nodes), "node"), plural(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
+	}
+	return out
+}
+
+// nodeSays is what a node does: "receives at 0.62 (0.55–0.70)".
+func nodeSays(s stats.Mesh, o stats.Outlier) string {
+	ratio := estimate(o.Ratio, of(o.CI95, o.N), 2).String()
+	client := o.Kind == stats.OutlierClient
+	switch {
+	case s.Metric == record.Throughput && client:
+		return "sends at " + ratio
+	case s.Metric == record.Throughput:
+		return "receives at " + ratio
+	case client:
+		return fmt.Sprintf("as a client has %s times the %s", ratio, quantityOf(s.Metric).name)
+	}
+	return fmt.Sprintf("as a server has %s times the %s", ratio, quantityOf(s.Metric).name)
+}
+
+func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
+	if o.N == 0 {
+		return fmt.Sprintf("%s → %s gave no result: %s", o.Client, o.Server, m.whyFailed(o.Client, o.Server))
+	}
+	text := fmt.Sprintf("%s → %s has %s of the %s that the two have with others", o.Client, o.Server,
+		estimate(o.Ratio, of(o.CI95, o.N), 2), quantityOf(s.Metric).name)
+	for _, about := range signTexts(o.Signs) {
+		text += "; " + about
+	}
+	return text
+}
+
+// whyFailed is the first error of a node's pairs, or of its link to a server.
+func (m *Model) whyFailed(node, server string) string {
+	at := func(place, name string) bool { return place == name || strings.HasPrefix(place, name+"/") }
+	for _, t := range m.trials {
+		for _, p := range t.PerPair {
+			if p.Error == "" {
+				continue
+			}
+			if at(p.Client.Place, node) && (server == "" || at(p.Server.Place, server)) || server == "" && at(p.Server.Place, node) {
+				return p.Error
+			}
+		}
+	}
+	return "it is not known why"
+}
+
+func signTexts(signs []stats.Sign) []string {
+	var out []string
+	for _, s := range signs {
+		text := ""
+		switch s.Kind {
+		case stats.SignVFIdle:
+			text = "its VF is idle"
+		case stats.SignRetransmits:
+			text = fmt.Sprintf("TCP sends %s %% of its segments again, elsewhere %s %%", significant(100*s.Value), significant(100*s.Others))
+		case stats.SignDrops:
+			text = fmt.Sprintf("its %s dropped %.0f packets, those of others %.0f", s.Device, s.Value, s.Others)
+		}
+		if !slices.Contains(out, text) {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// oddNICs say in what the NICs of a node differ from those that most others have.
+func (m *Model) oddNICs(name string) []string {
+	var own *record.Node
+	offloads, mtus, nodes := make(map[string]int), make(map[int]int), 0
+	for i := range m.Environment.Nodes {
+		n := &m.Environment.Nodes[i]
+		if n.Name == name || strings.HasSuffix(n.Name, "/"+name) {
+			own = n
+			continue
+		}
+		for _, l := range n.Links {
+			if l.Class != v1alpha1.DeviceNIC {
+				continue
+			}
+			nodes++
+			mtus[l.MTU]++
+			for _, o := range l.Offloads {
+				offloads[o]++
+			}
+		}
+	}
+	if own == nil {
+		return nil
+	}
+	var out []string
+	for _, l := range own.Links {
+		if l.Class != v1alpha1.DeviceNIC {
+			continue
+		}
+		var lacks []string
+		for offload, n := range offloads {
+			if 2*n > nodes && !slices.Contains(l.Offloads, offload) {
+				lacks = append(lacks, offload)
+			}
+		}
+		slices.Sort(lacks)
+		if len(lacks) > 0 {
+			out = append(out, fmt.Sprintf("its %s lacks %s, which others have", l.Name, list(lacks)))
+		}
+		for mtu, n := range mtus {
+			if 2*n > nodes && l.MTU != mtu {
+				out = append(out, fmt.Sprintf("its %s has an MTU of %d, those of others %d", l.Name, l.MTU, mtu))
+			}
+		}
+	}
+	return out
+}
+
+// terminalMesh is a matrix in percent of the median link, with its columns numbered, as names are long.
+func terminalMesh(b *strings.Builder, t Mesh) {
+	names, width := 0, 4
+	for i, node := range t.Nodes {
+		names = max(names, len([]rune(node))+len(fmt.Sprint(i))+1)
+	}
+	fmt.Fprintf(b, "\n%s, %% of the median link; a row is a client, a column a server\n", t.Title)
+	line := "  " + pad("", names)
+	for i := range t.Nodes {
+		line += fmt.Sprintf("%*d", width, i)
+	}
+	b.WriteString(line + "\n")
+	for i, row := range t.Rows {
+		line := "  " + pad(fmt.Sprintf("%d %s", i, row.Client), names)
+		for _, c := range row.Cells {
+			text := map[string]string{"": "–", "failed": "✗"}[c.Percent]
+			if text == "" {
+				text = c.Percent
+			}
+			line += strings.Repeat(" ", max(1, width-len([]rune(text)))) + text
+		}
+		b.WriteString(line + "\n")
+	}
+}

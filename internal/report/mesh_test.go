@@ -1,0 +1,101 @@
+package report
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+)
+
+// meshResult is a mesh of six nodes: node2 receives slowly, its virtual function is idle and its NIC lacks an
+// offload, node3 → node4 loses packets, and node5 is dead.
+func meshResult(t *testing.T) *Model {
+	t.Helper()
+	const nodes = 6
+	exp := &v1alpha1.Experiment{
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment, Metadata: v1alpha1.Metadata{Name: "mesh"},
+		Spec: v1alpha1.Spec{
+			Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: nodes}}, Path: v1alpha1.Path{Native: &v1alpha1.Plain{}}, Baseline: "nodes", Margin: 0.02,
+			Runs: v1alpha1.Runs{N: 5}, Mesh: &v1alpha1.Mesh{Margin: 0.1}, Variants: []v1alpha1.Variant{{Name: "nodes"}},
+			Workloads: []v1alpha1.Workload{{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Connections: 1, Duration: v1alpha1.Duration(time.Second)}}},
+		},
+	}
+	env := record.Environment{Version: "v1"}
+	for i := range nodes {
+		link := record.Link{Name: "eth0", Kind: "device", Class: v1alpha1.DeviceNIC, MTU: 1500, Offloads: []string{"rx-gro", "tx-tcp-segmentation"}}
+		if i == 2 {
+			link.Offloads = link.Offloads[1:]
+		}
+		env.Nodes = append(env.Nodes, record.Node{Name: fmt.Sprintf("node%d", i), Boot: fmt.Sprint(i), Links: []record.Link{link}})
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	var trials []record.Trial
+	for block := range 5 {
+		for round := range 2 * (nodes - 1) { // two with each distance from client to server
+			tr := record.Trial{Block: block + 1, Round: round + 1, Order: len(trials) + 1, Attempt: 1, Variant: "nodes", Workload: "stream", Pairs: nodes / 2, Window: 1, Status: record.StatusOK, Metrics: map[string]float64{record.Throughput: 1e9}}
+			for i := range nodes / 2 {
+				from := round%2*nodes/2 + i
+				to := (from + round/2 + 1) % nodes
+				p := record.Pair{Client: record.Endpoint{Place: fmt.Sprintf("node%d", from), Bytes: 12e7}, Server: record.Endpoint{Place: fmt.Sprintf("node%d", to)}}
+				p.Server.BitsPerSecond = 1e9 * (1 + 0.01*r.NormFloat64())
+				switch {
+				case from == 5 || to == 5:
+					p.Server.BitsPerSecond, p.Error = 0, "node5 (sample) was not ready after 10s"
+				case to == 2:
+					p.Server.BitsPerSecond *= 0.62
+				case from == 3 && to == 4:
+					p.Server.BitsPerSecond *= 0.4
+					p.Client.Retransmits = 1000
+				}
+				tr.PerPair = append(tr.PerPair, p)
+			}
+			for i := range nodes {
+				u := record.VFUse{Place: fmt.Sprintf("node%d", i), NIC: "eth0", VF: "eth1", Up: true, RxPackets: 1000, TxPackets: 1000, VFRxPackets: 1000, VFTxPackets: 1000}
+				if i == 2 {
+					u.VFRxPackets, u.VFTxPackets = 0, 0
+				}
+				tr.VFs = append(tr.VFs, u)
+			}
+			trials = append(trials, tr)
+		}
+	}
+	summary, err := stats.Analyze(exp, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(exp, summary, trials, env)
+}
+
+func TestMesh(t *testing.T) {
+	m := meshResult(t)
+	said := strings.Join(m.conclusion, "\n")
+	for _, want := range []string{
+		"node2 receives at 0.6", ") of the others; its VF is idle; its eth0 lacks rx-gro, which others have.",
+		"node3 → node4 has 0.4", "TCP sends 1.21 % of its segments again, elsewhere 0 %.",
+		"node5 gave no result in any pair: node5 (sample) was not ready after 10s.",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("the report does not say %q:\n%s", want, said)
+		}
+	}
+	if m.Headline != m.Meshes[0].Said[0] {
+		t.Errorf("the headline is %q", m.Headline)
+	}
+	for ending, write := range writers() {
+		if ending == "html" || ending == "json" {
+			continue // as in the other golden files
+		}
+		t.Run(ending, func(t *testing.T) { golden(t, "mesh."+ending, render(t, write, m)) })
+	}
+	page := render(t, HTML, m)
+	for _, want := range []string{`<a href="#mesh">`, `class="num shade4 named" title="node3 → node2: 0.6`, `>failed</td>`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %s", want)
+		}
+	}
+}

@@ -1,0 +1,490 @@
+package stats
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Mesh is what the links of a mesh gave with one variant and workload, and which nodes and links are worse
+// than the others.
+type Mesh struct {
+	Variant  string `json:"variant"`  // name of the variant
+	Workload string `json:"workload"` // name of the workload
+	Metric   string `json:"metric"`   // name of the metric, which is what the workload is run for
+	Unit     string `json:"unit"`     // its unit
+	// Nodes in order, by name.
+	Nodes []string `json:"nodes"`
+	// Links have those that gave numbers and those that failed, in the order of their clients, then servers.
+	Links []Link `json:"links"`
+	// Outliers are worse than the others, beyond doubt and by more than the mesh's margin: nodes, then links,
+	// the worst first.
+	Outliers []Outlier `json:"outliers"`
+	// Untested says why no node or link was tested; empty if they were.
+	Untested string `json:"untested,omitempty"`
+}
+
+// Link is the way from one node to another.
+type Link struct {
+	Client string     `json:"client"`           // node of the client
+	Server string     `json:"server"`           // node of the server
+	N      int        `json:"n"`                // blocks in which it gave a number
+	Failed int        `json:"failed,omitempty"` // blocks in which it failed
+	Mean   float64    `json:"mean"`             // mean of the blocks
+	CI95   [2]float64 `json:"ci95"`             // 95 % interval of the mean; one block has none
+}
+
+// What an outlier is: a node as client or as server, or a link.
+const (
+	OutlierClient = "client"
+	OutlierServer = "server"
+	OutlierLink   = "link"
+)
+
+// Outlier is a node or link that is worse than the others.
+type Outlier struct {
+	// Kind is client or server for a node, link for a link.
+	Kind   string `json:"kind"`
+	Client string `json:"client,omitempty"` // node of the client, of a link or as which it is worse
+	Server string `json:"server,omitempty"` // node of the server, likewise
+	N      int    `json:"n"`                // blocks that tell of it; 0 if it failed in every block
+	// Ratio to the others: of a node to the median node, of a link to what its two nodes have with others.
+	Ratio float64    `json:"ratio"`
+	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio, over the blocks
+	// P is that of "no worse than the margin", adjusted by Holm over all nodes and links of the mesh.
+	P float64 `json:"p"`
+	// Signs are what else is peculiar to it.
+	Signs []Sign `json:"signs,omitempty"`
+}
+
+// Kinds of signs.
+const (
+	SignVFIdle      = "vf-idle"     // its packets did not take the virtual function, and those of others did
+	SignRetransmits = "retransmits" // TCP sent a share of its segments again
+	SignDrops       = "drops"       // a device of the node dropped packets
+)
+
+// Sign is what else is peculiar to a node or link.
+type Sign struct {
+	Kind   string `json:"kind"`             // vf-idle, retransmits or drops
+	Device string `json:"device,omitempty"` // name of the device that dropped packets
+	// Value is the share of segments, or the number of packets.
+	Value float64 `json:"value,omitempty"`
+	// Others is the same of all others: the share of their segments, or the median of their packets.
+	Others float64 `json:"others,omitempty"`
+}
+
+// fewNodes is the least number of nodes of which one can be told from the others: a median of three links
+// bears one bad one.
+const fewNodes = 4
+
+// meshes are one a variant and workload, in the experiment's order.
+func (t *table) meshes() []Mesh {
+	if t.exp.Spec.Mesh == nil {
+		return nil
+	}
+	var all []Mesh
+	for _, c := range t.cells {
+		all = append(all, newGrid(c).mesh(c, math.Log1p(t.exp.Spec.Mesh.Margin)))
+	}
+	return all
+}
+
+// grid is a cell's links by block. A value is the log of the metric, NaN where there is none.
+type grid struct {
+	nodes  []string
+	values [][][]float64 // block, client, server
+	failed map[[2]int]int
+}
+
+// nodeOf is the node of a place: "node1" of "node1/pod0".
+func nodeOf(place string) string {
+	name, _, _ := strings.Cut(place, "/")
+	return name
+}
+
+func newGrid(c *cell) *grid {
+	g := &grid{failed: make(map[[2]int]int)}
+	for _, tr := range c.all() {
+		for _, p := range tr.PerPair {
+			g.nodes = with(with(g.nodes, nodeOf(p.Client.Place)), nodeOf(p.Server.Place))
+		}
+	}
+	slices.SortFunc(g.nodes, natural)
+	for _, trials := range c.trials {
+		block := make([][]float64, len(g.nodes))
+		for i := range block {
+			block[i] = slices.Repeat([]float64{math.NaN()}, len(g.nodes))
+		}
+		for _, tr := range trials {
+			for i := range tr.PerPair {
+				p := &tr.PerPair[i]
+				from, to := slices.Index(g.nodes, nodeOf(p.Client.Place)), slices.Index(g.nodes, nodeOf(p.Server.Place))
+				x, ok := pairValue(c, tr, p)
+				if !ok {
+					g.failed[[2]int{from, to}]++
+					continue
+				}
+				block[from][to] = math.Log(x)
+			}
+		}
+		g.values = append(g.values, block)
+	}
+	return g
+}
+
+// pairValue is the primary metric of one pair.
+func pairValue(c *cell, tr *record.Trial, p *record.Pair) (x float64, ok bool) {
+	switch {
+	case p.Error != "":
+		return 0, false
+	case c.primary == record.Throughput:
+		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
+	case len(tr.PerPair) == 1: // then the trial has what the pair has
+		x = tr.Metrics[c.primary]
+	case p.Client.Latency == "":
+		x = p.Client.Percentiles[c.primary]
+	default:
+		h, err := record.DecodeHistogram(p.Client.Latency)
+		if err != nil {
+			return 0, false
+		}
+		x = float64(h.ValueAtQuantile(50)) / 1e9
+	}
+	return x, x > 0
+}
+
+// natural has node2 before node10.
+func natural(a, b string) int {
+	digits := func(s string) (head, number string) {
+		head = strings.TrimRight(s, "0123456789")
+		return head, strings.TrimLeft(s[len(head):], "0")
+	}
+	headA, a1 := digits(a)
+	headB, b1 := digits(b)
+	return cmp.Or(cmp.Compare(headA, headB), cmp.Compare(len(a1), len(b1)), cmp.Compare(a1, b1), cmp.Compare(a, b))
+}
+
+func (g *grid) mesh(c *cell, margin float64) Mesh {
+	m := Mesh{
+		Variant: c.variant.Name, Workload: c.workload.Name, Metric: c.primary, Unit: record.Units[c.primary],
+		Nodes: g.nodes, Links: []Link{}, Outliers: g.dead(),
+	}
+	for i, client := range g.nodes {
+		for j, server := range g.nodes {
+			var values []float64
+			for _, block := range g.values {
+				if x := block[i][j]; !math.IsNaN(x) {
+					values = append(values, math.Exp(x))
+				}
+			}
+			l := Link{Client: client, Server: server, N: len(values), Failed: g.failed[[2]int{i, j}]}
+			if l.N > 0 {
+				l.Mean, l.CI95 = Mean(values)
+			}
+			if l.N+l.Failed > 0 {
+				m.Links = append(m.Links, l)
+			}
+		}
+	}
+	switch {
+	case len(g.nodes) < fewNodes:
+		m.Untested = "with fewer than four nodes a bad one cannot be told from the others"
+	case len(g.values) < 2:
+		m.Untested = "one block has no scatter to judge by"
+	default:
+		m.Outliers = append(m.Outliers, g.outliers(record.HigherIsBetter(c.primary), margin)...)
+	}
+	for i := range m.Outliers {
+		m.Outliers[i].Signs = c.signs(m.Outliers[i])
+	}
+	return m
+}
+
+// dead are the nodes, and links between other nodes, that failed in every block.
+func (g *grid) dead() []Outlier {
+	out := []Outlier{}
+	works := func(i, j int) bool {
+		return slices.ContainsFunc(g.values, func(block [][]float64) bool { return !math.IsNaN(block[i][j]) })
+	}
+	down := make([]bool, len(g.nodes))
+	for i, name := range g.nodes {
+		down[i] = true
+		for j := range g.nodes {
+			down[i] = down[i] && !works(i, j) && !works(j, i)
+		}
+		if down[i] {
+			out = append(out, Outlier{Kind: OutlierClient, Client: name}, Outlier{Kind: OutlierServer, Server: name})
+		}
+	}
+	for i, client := range g.nodes {
+		for j, server := range g.nodes {
+			if g.failed[[2]int{i, j}] > 0 && !works(i, j) && !down[i] && !down[j] {
+				out = append(out, Outlier{Kind: OutlierLink, Client: client, Server: server})
+			}
+		}
+	}
+	return out
+}
+
+// effect is what a node or link adds to the log of the metric, by blocks.
+type effect struct {
+	Outlier
+	values []float64
+	estimate
+}
+
+// outliers tests the effects of nodes as clients, as servers, and of links, which are what the nodes leave
+// unexplained. Each block gives one value of each effect, by a median polish of its links (Tukey, Exploratory
+// Data Analysis, 1977, chapter 11), so a few bad links do not move the effects of nodes.
+func (g *grid) outliers(higher bool, margin float64) []Outlier {
+	sign := 1.0 // of what is worse
+	if higher {
+		sign = -1
+	}
+	var clients, servers, links []*effect
+	for _, name := range g.nodes {
+		clients = append(clients, &effect{Outlier: Outlier{Kind: OutlierClient, Client: name}})
+		servers = append(servers, &effect{Outlier: Outlier{Kind: OutlierServer, Server: name}})
+	}
+	for _, client := range g.nodes {
+		for _, server := range g.nodes {
+			links = append(links, &effect{Outlier: Outlier{Kind: OutlierLink, Client: client, Server: server}})
+		}
+	}
+	add := func(e *effect, x float64) {
+		if !math.IsNaN(x) {
+			e.values = append(e.values, sign*x)
+		}
+	}
+	for _, block := range g.values {
+		byClient, byServer, rest := polish(block)
+		for i := range g.nodes {
+			add(clients[i], byClient[i])
+			add(servers[i], byServer[i])
+			for j := range g.nodes {
+				add(links[i*len(g.nodes)+j], rest[i][j])
+			}
+		}
+	}
+	var all []*effect
+	var ps []float64
+	for _, family := range [][]*effect{clients, servers, links} {
+		family = slices.DeleteFunc(family, func(e *effect) bool { return len(e.values) < 2 })
+		all, ps = append(all, family...), append(ps, testFamily(family, margin)...)
+	}
+	var out []Outlier
+	for i, p := range holm(ps) {
+		if p > alpha {
+			continue
+		}
+		e := all[i]
+		ci := e.interval()
+		e.N, e.P = e.n, p
+		e.Ratio, e.CI95 = math.Exp(sign*e.mean), [2]float64{math.Exp(sign * ci[0]), math.Exp(sign * ci[1])}
+		slices.Sort(e.CI95[:])
+		out = append(out, e.Outlier)
+	}
+	slices.SortStableFunc(out, func(a, b Outlier) int {
+		link := func(o Outlier) int { return map[bool]int{true: 1}[o.Kind == OutlierLink] }
+		return cmp.Or(link(a)-link(b), cmp.Compare(math.Abs(math.Log(b.Ratio)), math.Abs(math.Log(a.Ratio))))
+	})
+	return out
+}
+
+// testFamily returns the p-values of effects, which are positive where they are worse. An effect must be
+// larger than the margin by the scatter of all, which has many degrees of freedom however few the blocks.
+// Two conditions beside that are for what is not normal, and p is 1 unless both hold. By its own scatter
+// alone the effect is above 0, so that one block of several that went wrong is none. And it stands out from
+// the others, so that where nodes differ by nature no one is named.
+func testFamily(family []*effect, margin float64) []float64 {
+	if len(family) == 0 {
+		return nil
+	}
+	var means []float64
+	var squares, df float64
+	for _, e := range family {
+		e.estimate = mean(e.values, 0)
+		means = append(means, e.mean)
+		squares += sumOfSquares(e.values)
+		df += e.df
+	}
+	middle := median(means)
+	var apart []float64
+	for _, x := range means {
+		apart = append(apart, math.Abs(x-middle))
+	}
+	// The median of distances is 0.6745 standard deviations of a normal distribution, and about as precise as
+	// the standard deviation of half as many values.
+	n := float64(len(family))
+	reach := student((n-1)/2).Quantile(1-alpha/2/n) * median(apart) / distuv.UnitNormal.Quantile(0.75)
+	ps := make([]float64, len(family))
+	for i, e := range family {
+		ps[i] = 1
+		if own := e.interval(); own[0] <= 0 || e.mean-middle <= reach || e.mean <= margin {
+			continue
+		}
+		se := math.Sqrt(squares / df / float64(e.n))
+		if ps[i] = 0; se > 0 {
+			ps[i] = student(df).Survival((e.mean - margin) / se)
+		}
+	}
+	return ps
+}
+
+// polish takes the links of a block apart: value = typical + client + server + rest. Medians of the clients'
+// and of the servers' effects are 0. What has no value is NaN.
+func polish(block [][]float64) (clients, servers []float64, rest [][]float64) {
+	n := len(block)
+	clients, servers = make([]float64, n), make([]float64, n)
+	for _, row := range block {
+		rest = append(rest, slices.Clone(row))
+	}
+	const rounds, still = 50, 1e-9
+	for range rounds {
+		moved := 0.0
+		for i := range n {
+			by := median(rest[i])
+			clients[i] += by
+			for j := range n {
+				rest[i][j] -= by
+			}
+			if math.Abs(by) > moved { // not of NaN, where there is no link
+				moved = math.Abs(by)
+			}
+		}
+		for j := range n {
+			column := make([]float64, n)
+			for i := range n {
+				column[i] = rest[i][j]
+			}
+			by := median(column)
+			servers[j] += by
+			for i := range n {
+				rest[i][j] -= by
+			}
+			if math.Abs(by) > moved {
+				moved = math.Abs(by)
+			}
+		}
+		if moved < still {
+			break
+		}
+	}
+	for _, effects := range [][]float64{clients, servers} {
+		middle := median(effects)
+		for i := range effects {
+			effects[i] -= middle
+		}
+	}
+	return clients, servers, rest
+}
+
+// median of what is a number, NaN if nothing is.
+func median(xs []float64) float64 {
+	xs = slices.DeleteFunc(slices.Clone(xs), math.IsNaN)
+	if len(xs) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(xs)
+	return stat.Mean(xs[(len(xs)-1)/2:len(xs)/2+1], nil)
+}
+
+// Limits beyond which something is a sign.
+const (
+	signTimes  = 3     // as much as the others have
+	signShare  = 0.001 // of the segments
+	signDrops  = 10    // packets a trial
+	signLength = 1448  // bytes of a segment
+)
+
+// signs are what else the trials of a cell tell of an outlier.
+func (c *cell) signs(o Outlier) []Sign {
+	var signs []Sign
+	if s, ok := c.retransmits(o); ok {
+		signs = append(signs, s)
+	}
+	if o.Kind == OutlierLink {
+		return signs
+	}
+	node := o.Client + o.Server
+	if c.took(node) == record.TookParavirtual && c.vfUp(node) {
+		signs = append(signs, Sign{Kind: SignVFIdle})
+	}
+	return append(signs, c.drops(node)...)
+}
+
+func (c *cell) retransmits(o Outlier) (Sign, bool) {
+	var its, others struct{ again, bytes float64 }
+	for _, tr := range c.all() {
+		for _, p := range tr.PerPair {
+			to := &others
+			if (o.Client == "" || o.Client == nodeOf(p.Client.Place)) && (o.Server == "" || o.Server == nodeOf(p.Server.Place)) {
+				to = &its
+			}
+			to.again += float64(p.Client.Retransmits + p.Server.Retransmits)
+			to.bytes += float64(p.Client.Bytes)
+		}
+	}
+	share := func(again, bytes float64) float64 { return again / max(1, bytes/signLength) }
+	s := Sign{Kind: SignRetransmits, Value: share(its.again, its.bytes), Others: share(others.again, others.bytes)}
+	return s, s.Value > signShare && s.Value > signTimes*s.Others
+}
+
+// took is the way that the packets of a node's NICs took in all trials.
+func (c *cell) took(node string) string {
+	var nics []record.VFUse
+	for _, tr := range c.all() {
+		for _, u := range tr.VFs {
+			if u.Place == node {
+				nics = append(nics, u)
+			}
+		}
+	}
+	way, _ := record.Took(nics)
+	return way
+}
+
+// vfUp tells whether a node has a virtual function that was up.
+func (c *cell) vfUp(node string) bool {
+	return slices.ContainsFunc(c.all(), func(tr *record.Trial) bool {
+		return slices.ContainsFunc(tr.VFs, func(u record.VFUse) bool { return u.Place == node && u.Up })
+	})
+}
+
+// drops are the devices of a node that dropped more than those of its name on other nodes.
+func (c *cell) drops(node string) (signs []Sign) {
+	counts := make(map[string]map[string]float64) // by device, then place
+	for _, tr := range c.all() {
+		for _, d := range tr.Devices {
+			if counts[d.Name] == nil {
+				counts[d.Name] = make(map[string]float64)
+			}
+			counts[d.Name][d.Place] += float64(d.RxDropped + d.TxDropped + d.RxErrors + d.TxErrors)
+		}
+	}
+	for device, by := range counts {
+		var others []float64
+		for place, n := range by {
+			if place != node {
+				others = append(others, n)
+			}
+		}
+		s := Sign{Kind: SignDrops, Device: device, Value: by[node]}
+		if len(others) > 0 {
+			s.Others = median(others)
+		}
+		if s.Value > signDrops*float64(len(c.all())) && s.Value > signTimes*s.Others {
+			signs = append(signs, s)
+		}
+	}
+	slices.SortFunc(signs, func(a, b Sign) int { return cmp.Compare(a.Device, b.Device) })
+	return signs
+}

@@ -1,0 +1,23 @@
+package topology
+
+// meshPair is pair i of a mesh of n nodes, counted over its rounds of n/2 pairs: the nodes of the client and
+// of the server. A round is one of a round-robin tournament by the circle method: one node stays where it
+// is, and the others turn about it by one place a round. With an odd n the place of the one that stays is
+// empty, and the node opposite has a break. The second half of the rounds is the first with clients and
+// servers exchanged.
+func meshPair(i, n int) (client, server int) {
+	turning := n - 1 + n%2
+	round, k := i/(n/2), i%(n/2)
+	turn := round % turning
+	if n%2 == 1 {
+		k++ // past the node that has a break
+	}
+	client, server = (turn+k)%turning, (turn-k+turning)%turning
+	if k == 0 {
+		server = n - 1
+	}
+	if round >= turning {
+		client, server = server, client
+	}
+	return client, server
+}
