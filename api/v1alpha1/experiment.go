@@ -176,7 +176,7 @@ func (p Published) IsRatio() bool { return p.Value == "" }
 type Target struct {
 	// Lab is a set of nodes made of network namespaces on this machine.
 	Lab *Lab `json:"lab,omitempty"`
-	// Kubernetes is a cluster; the experiment runs on two of its nodes.
+	// Kubernetes is a cluster; the experiment runs on two or more of its nodes.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 	// Hosts are Linux machines that slipstream reaches by SSH. The clients run on the first and the servers on
 	// the second, unless a variant selects its own.
@@ -229,7 +229,7 @@ type NIC struct {
 	Price Price `json:"price,omitempty"`
 }
 
-// Kubernetes is a cluster: pods on two of its nodes, in namespaces of their own.
+// Kubernetes is a cluster: pods on two or more of its nodes, in namespaces of their own.
 type Kubernetes struct {
 	// ClientNode is the node of the clients. By default slipstream chooses a node that is
 	// Ready and has no taints.
@@ -238,6 +238,16 @@ type Kubernetes struct {
 	ServerNode string `json:"serverNode,omitempty"`
 	// NodeSelector are labels that a node must have to be chosen.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// ClientSelector are labels that a node of clients must also have, such as those of a zone or pool.
+	ClientSelector map[string]string `json:"clientSelector,omitempty"`
+	// ServerSelector are labels that a node of servers must also have.
+	ServerSelector map[string]string `json:"serverSelector,omitempty"`
+	// Nodes is the number of nodes to choose, half of them for clients; pairs are spread over them. The
+	// default is 2, and in a mesh all that are Ready and have no taints.
+	Nodes int `json:"nodes,omitempty"`
+	// NodeNames are the nodes, alternately for clients and for servers. By default slipstream chooses
+	// them; the results have the names of those.
+	NodeNames []string `json:"nodeNames,omitempty"`
 	// Image is the image of every pod, with this program at /slipstream. By default it is
 	// the release's image, which the nodes must have already: they do not pull it.
 	Image string `json:"image,omitempty"`

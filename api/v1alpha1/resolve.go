@@ -27,6 +27,8 @@ func (e *Experiment) Nodes() int {
 	switch t := e.Spec.Target; {
 	case t.Lab != nil:
 		return t.Lab.Nodes
+	case t.Kubernetes != nil:
+		return cmp.Or(len(t.Kubernetes.NodeNames), t.Kubernetes.Nodes, 2)
 	case t.Hosts != nil && e.Spec.Mesh != nil:
 		return len(t.Hosts)
 	}

@@ -463,13 +463,10 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if at := path + ".serverNode"; r.set(at) && k.ServerNode == k.ClientNode {
 		r.fail(at, "must be another node than clientNode, is the same: traffic within a node does not cross an overlay")
 	}
-	for key, value := range k.NodeSelector {
-		if at := join(path+".nodeSelector", key); len(validation.IsQualifiedName(key)) > 0 {
-			r.fail(at, "must have the name of a node label as key, is %q", key)
-		} else {
-			r.valid(at, value, validation.IsValidLabelValue, "the value of a label")
-		}
-	}
+	r.spread(path, k)
+	r.selector(path+".nodeSelector", k.NodeSelector)
+	r.selector(path+".clientSelector", k.ClientSelector)
+	r.selector(path+".serverSelector", k.ServerSelector)
 	if r.set(path + ".image") {
 		r.matches(path+".image", k.Image, imageName, "a reference to an image, such as registry.example/slipstream:v1")
 	}
@@ -478,6 +475,47 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	}
 	if r.set(path + ".resources.memory") {
 		r.matches(path+".resources.memory", k.Resources.Memory, memAmount, "bytes, such as 256Mi")
+	}
+}
+
+// spread checks how many nodes there are, and which.
+func (r *reader) spread(path string, k *Kubernetes) {
+	named := k.ClientNode != "" || k.ServerNode != ""
+	if at := path + ".nodes"; r.set(at) {
+		r.between(at, k.Nodes, 2, 2*MaxPairs)
+		if named && k.Nodes != 2 {
+			r.fail(at, "must be 2 beside clientNode and serverNode, is %d: name the nodes in nodeNames", k.Nodes)
+		}
+	}
+	at := path + ".nodeNames"
+	if !r.set(at) {
+		return
+	}
+	if len(k.NodeNames) < 2 || len(k.NodeNames) > 2*MaxPairs {
+		r.fail(at, "must be 2 to %d nodes, are %d", 2*MaxPairs, len(k.NodeNames))
+	}
+	if named {
+		r.fail(at, "must not stand beside clientNode and serverNode: they are the first two names")
+	}
+	if r.set(path+".nodes") && k.Nodes != len(k.NodeNames) {
+		r.fail(path+".nodes", "must be %d, as many as nodeNames, is %d", len(k.NodeNames), k.Nodes)
+	}
+	seen := map[string]string{}
+	for i, name := range k.NodeNames {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		r.valid(at, name, validation.IsDNS1123Subdomain, "the name of a node, as kubectl get nodes shows it")
+		r.unique(at, name, seen)
+	}
+}
+
+// selector checks labels of nodes.
+func (r *reader) selector(path string, labels map[string]string) {
+	for key, value := range labels {
+		if at := join(path, key); len(validation.IsQualifiedName(key)) > 0 {
+			r.fail(at, "must have the name of a node label as key, is %q", key)
+		} else {
+			r.valid(at, value, validation.IsValidLabelValue, "the value of a label")
+		}
 	}
 }
 

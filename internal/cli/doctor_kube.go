@@ -40,7 +40,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	if !o.probe || len(found.Denied)+len(found.Lacks) > 0 {
 		return nil
 	}
-	config.Spec.ClientNode, config.Spec.ServerNode = s.Client, s.Server
+	config.Spec.ClientNode, config.Spec.ServerNode = s.Nodes[0], s.Nodes[1]
 	config.Pods = 1
 	config.Note = func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) }
 	up, err := cluster.Up(ctx, config)
@@ -62,8 +62,8 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	if len(found.Nodes) > 0 {
 		add("nodes", "%d", len(found.Nodes))
 	}
-	if s.Client != "" {
-		add("a run takes", "nodes %s and %s, image %s", s.Client, s.Server, s.Image)
+	if len(s.Nodes) > 0 {
+		add("a run takes", "nodes %s and %s, image %s", s.Nodes[0], s.Nodes[1], s.Image)
 	}
 	d.Findings = append(d.Findings, doctor.ExamineCluster(found)...)
 }

@@ -83,8 +83,14 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 		return nil, err
 	}
 	spec := exp.Spec.Target.Kubernetes
-	if spec.ClientNode, spec.ServerNode, err = cluster.Choose(ctx, *spec); err != nil {
+	nodes, err := cluster.ChooseAll(ctx, *spec, exp.Spec.Mesh != nil)
+	if err != nil {
 		return nil, err
+	}
+	if len(nodes) == 2 && exp.Spec.Mesh == nil && spec.NodeNames == nil {
+		spec.ClientNode, spec.ServerNode = nodes[0], nodes[1]
+	} else {
+		spec.NodeNames, spec.Nodes, spec.ClientNode, spec.ServerNode = nodes, 0, "", ""
 	}
 	config := kubeConfig(p, exp)
 	config.Note = note
@@ -93,7 +99,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 
 // kubeConfig returns what an experiment needs of a cluster.
 func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
-	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version}
+	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0
@@ -121,8 +127,8 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experim
 	if s.User != "" {
 		row("user", "%s", s.User)
 	}
-	if s.Client != "" {
-		row("nodes", "clients on %s, servers on %s", s.Client, s.Server)
+	if len(s.Nodes) > 0 {
+		row("nodes", "%s", onNodes(s.Nodes))
 		row("image", "%s", s.Image)
 	}
 	for _, i := range s.Images {
@@ -148,6 +154,14 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experim
 	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(missing, "\n  "))
 }
 
+// onNodes says what runs on which nodes.
+func onNodes(nodes []string) string {
+	if len(nodes) == 2 {
+		return fmt.Sprintf("clients on %s, servers on %s", nodes[0], nodes[1])
+	}
+	return fmt.Sprintf("%d, %s", len(nodes), strings.Join(nodes, ", "))
+}
+
 // byResource writes a line for each resource: "pods: get, list, create (denied)".
 func byResource(permissions []kube.Permission) (lines []string) {
 	last := ""
@@ -167,7 +181,12 @@ func byResource(permissions []kube.Permission) (lines []string) {
 
 func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.config.Pods = t.topology.Pods(fabric)
-	t.config.Note(fmt.Sprintf("clients run on node %s, servers on node %s", t.config.Spec.ClientNode, t.config.Spec.ServerNode))
+	spec := t.config.Spec
+	nodes := spec.NodeNames
+	if nodes == nil {
+		nodes = []string{spec.ClientNode, spec.ServerNode}
+	}
+	t.config.Note("nodes: " + onNodes(nodes))
 	up, err := t.cluster.Up(ctx, t.config)
 	if err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ const (
 // takeLease creates the lease that says that this run is alive, and renews it until Close.
 func (p *Pods) takeLease(ctx context.Context) error {
 	api := p.cluster.api.Leases(p.namespace)
-	lease, err := api.Create(ctx, p.lease(holder(), p.spec.ClientNode, p.spec.ServerNode, int32(leaseTime.Seconds()), metav1.NowMicro()), creation)
+	lease, err := api.Create(ctx, p.lease(holder(), nodesOf(p.spec), int32(leaseTime.Seconds()), metav1.NowMicro()), creation)
 	if err != nil {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
@@ -51,7 +51,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 			}
 			_, err = api.Patch(ctx, lease.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%s}}`, now), metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
-				_ = p.lose(errors.New("its lease was deleted, as by slipstream cleanup --all"))
+				_ = p.lose(nil, errors.New("its lease was deleted, as by slipstream cleanup --all"))
 				return
 			}
 			// Other errors are not reported here: whatever needs the API server next reports them.
@@ -64,7 +64,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 // be removed.
 func (p *Pods) Close(ctx context.Context) error {
 	limit := downTime
-	if p.isLost() != nil {
+	if p.isLost(nil) != nil {
 		limit = lostTime
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -38,9 +38,6 @@ type Stream struct {
 // Open starts a worker for one use of a place, and returns the stream to it. If connecting to the
 // worker fails, Retry says whether to try again.
 func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
-	if err := p.isLost(); err != nil {
-		return nil, err
-	}
 	argv := []string{program, "worker"}
 	var pod *corev1.Pod
 	switch {
@@ -60,6 +57,9 @@ func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
 	}
 	if pod == nil {
 		return nil, fmt.Errorf("%s has no pod for %s", at.Name, use)
+	}
+	if err := p.isLost(pod); err != nil {
+		return nil, err
 	}
 	return p.exec(pod, argv), nil
 }

@@ -1,5 +1,5 @@
 // Package kube creates the places of an experiment as pods: one pod for each end of each pair, on two
-// nodes of a cluster, and on each node a privileged one that samples counters and applies accelerators.
+// nodes of a cluster or more, and on each node a privileged one that samples counters and applies accelerators.
 // It opens streams to workers in the pods (by exec) and finds out why a stream ended. What a worker
 // does is up to internal/worker, and what runs in the places to internal/experiment.
 //
@@ -29,8 +29,10 @@ import (
 
 // Config of a run's pods.
 type Config struct {
-	// Spec names both nodes (see Cluster.Choose).
+	// Spec names the nodes (see Cluster.ChooseAll).
 	Spec v1alpha1.Kubernetes
+	// Mesh: a node that is lost does not end the run.
+	Mesh bool
 	// Version of the program: the tag of the default image.
 	Version string
 	// Pods on each node.
@@ -57,8 +59,8 @@ type Pods struct {
 	renewing     sync.WaitGroup
 
 	mu sync.Mutex
-	// lost is why no trial can succeed any more.
-	lost error
+	// lost is why no trial can succeed any more, by node in a mesh; the node is "" for all.
+	lost map[string]error
 	// silent is the time since which no worker could be started in a pod.
 	silent map[string]time.Time
 }
@@ -70,7 +72,7 @@ const upTime = 3 * time.Minute
 // are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
 func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	p := &Pods{
-		cluster: c, config: config, silent: make(map[string]time.Time), systems: make(map[string]string),
+		cluster: c, config: config, silent: make(map[string]time.Time), lost: make(map[string]error), systems: make(map[string]string),
 		traffic: make(map[string]*corev1.Pod), control: make(map[string]*corev1.Pod), host: make(map[string]*corev1.Pod),
 		stopRenewing: func() {},
 	}
@@ -84,7 +86,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if err := c.check(ctx, c.permissions(config)); err != nil {
 		return nil, err
 	}
-	if err := c.busy(ctx, config.Spec.ClientNode, config.Spec.ServerNode); err != nil {
+	if err := c.busy(ctx, nodesOf(config.Spec)...); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods are not running after %s", upTime))
@@ -151,17 +153,18 @@ func (p *Pods) up(ctx context.Context) error {
 		return err
 	}
 	var traffic, control []*corev1.Pod
-	for i, node := range []string{p.spec.ClientNode, p.spec.ServerNode} {
-		role := []string{"client", "server"}[i]
+	nodes := nodesOf(p.spec)
+	for i, node := range nodes {
+		role := roleOf(nodes, i)
 		if p.nodePods() {
 			pod := p.nodePod(p.name(role, "node"), node)
 			p.control[node] = pod
 			control = append(control, pod)
 		}
 		for j := range p.config.Pods {
-			place := fmt.Sprintf("%s/%s-%d", node, role, j)
+			place := placeOf(nodes, i, j)
 			name := p.name(role, j)
-			p.traffic[place] = p.serverPod(name, node, p.config.Service && role == "server")
+			p.traffic[place] = p.serverPod(name, node, p.config.Service && turn(nodes, i, j)%2 == 1)
 			traffic = append(traffic, p.traffic[place])
 			if p.config.Native {
 				p.host[place] = p.hostPod(p.name(role, j, "host"), node)
@@ -186,6 +189,26 @@ func (p *Pods) up(ctx context.Context) error {
 	}
 	return p.makePlaces(ctx)
 }
+
+// roleOf names the pods of node i: of two nodes one has the clients and the other the servers.
+func roleOf(nodes []string, i int) string {
+	if len(nodes) == 2 {
+		return []string{"client", "server"}[i]
+	}
+	return fmt.Sprintf("n%d", i)
+}
+
+// placeOf is the name of pod j of node i.
+func placeOf(nodes []string, i, j int) string {
+	if len(nodes) == 2 {
+		return fmt.Sprintf("%s/%s-%d", nodes[i], roleOf(nodes, i), j)
+	}
+	return fmt.Sprintf("%s/pod-%d", nodes[i], j)
+}
+
+// turn is that of pod j of node i, as target/topology gives them to pairs: clients have the even ones, and
+// the servers of each the next.
+func turn(nodes []string, i, j int) int { return j*len(nodes) + i }
 
 func (p *Pods) makeNamespaces(ctx context.Context) error {
 	if p.inNamedNamespace {
@@ -356,7 +379,7 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 			services[s.Name] = s
 		}
 	}
-	nodes := []string{p.spec.ClientNode, p.spec.ServerNode}
+	nodes := nodesOf(p.spec)
 	for _, name := range nodes {
 		place := target.Place{Name: name, Kind: target.Node, Node: name, Unprivileged: p.control[name] == nil}
 		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -376,7 +399,7 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 	for i, node := range nodes {
 		for j := range p.config.Pods {
 			place := target.Place{
-				Name: fmt.Sprintf("%s/%s-%d", node, []string{"client", "server"}[i], j), Kind: target.Pod, Node: node, Unprivileged: true,
+				Name: placeOf(nodes, i, j), Kind: target.Pod, Node: node, Unprivileged: true,
 			}
 			pod := p.traffic[place.Name]
 			place.IPv4, place.IPv6 = addresses(pod)
@@ -398,11 +421,14 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
-	for _, server := range p.places {
+	nodes := nodesOf(p.spec)
+	for k, server := range p.places {
 		if server.Service.Port == 0 {
 			continue
 		}
-		client := strings.Replace(strings.Replace(server.Name, server.Node, p.spec.ClientNode, 1), "/server-", "/client-", 1)
+		k -= len(nodes) // its number among the pods
+		before := turn(nodes, k/p.config.Pods, k%p.config.Pods) - 1
+		client := placeOf(nodes, before%len(nodes), before/len(nodes))
 		argv := []string{program, "worker", "--reach", netip.AddrPortFrom(server.Service.IPv4, probePort).String()}
 		if !server.Service.IPv4.IsValid() {
 			argv[3] = netip.AddrPortFrom(server.Service.IPv6, probePort).String()
@@ -433,6 +459,9 @@ func (p *Pods) System(node string) string { return p.systems[node] }
 
 // Placement says in a sentence where the pods are.
 func (p *Pods) Placement() string {
+	if len(p.spec.NodeNames) > 0 {
+		return fmt.Sprintf("Pods run on the nodes %s, in namespace %s.", strings.Join(p.spec.NodeNames, ", "), p.namespace)
+	}
 	return fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
 }
 

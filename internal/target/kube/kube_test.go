@@ -154,7 +154,7 @@ func TestManifests(t *testing.T) {
 	now := metav1.NewMicroTime(time.Unix(1e9, 0).UTC())
 	for _, o := range []any{
 		r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
-		r.lease("host, process 1", "a", "b", 60, now),
+		r.lease("host, process 1", []string{"a", "b"}, 60, now),
 		r.trafficPod("client-0-test", "a"), r.serverPod("server-0-test", "b", true), r.service("server-0-test"),
 		r.hostPod("client-0-host-test", "a"), r.nodePod("client-node-test", "a"),
 	} {
@@ -600,7 +600,7 @@ func leave(t *testing.T, c *Cluster, id string, renewed time.Time) *run {
 		make1(t, c.api.Namespaces(), n)
 	}
 	make1(t, c.api.Pods(r.nodes), r.nodePod(r.name("client", "node"), "a"))
-	make1(t, c.api.Leases(r.namespace), r.lease(id, "a", "b", 60, metav1.NewMicroTime(renewed)))
+	make1(t, c.api.Leases(r.namespace), r.lease(id, []string{"a", "b"}, 60, metav1.NewMicroTime(renewed)))
 	return r
 }
 
@@ -664,7 +664,7 @@ func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
 		s.Namespace, s.Spec.Selector = "shop", selector
 		return s
 	}
-	lease := dead.lease("x", "a", "b", 60, metav1.NowMicro())
+	lease := dead.lease("x", []string{"a", "b"}, 60, metav1.NowMicro())
 	lease.Namespace, lease.Name = "shop", "leader"
 
 	make1(t, c.api.Namespaces(), namespace(dead, "shop"), "kubectl-create")

@@ -85,11 +85,11 @@ func (r *run) namespaceObject(name, level string) *corev1.Namespace {
 	return n
 }
 
-func (r *run) lease(holder, client, server string, seconds int32, now metav1.MicroTime) *coordinationv1.Lease {
+func (r *run) lease(holder string, nodes []string, seconds int32, now metav1.MicroTime) *coordinationv1.Lease {
 	l := &coordinationv1.Lease{ObjectMeta: r.meta(r.namespace, r.name("run")), Spec: coordinationv1.LeaseSpec{
 		HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now,
 	}}
-	l.Annotations = map[string]string{annotationNodes: client + "," + server}
+	l.Annotations = map[string]string{annotationNodes: strings.Join(nodes, ",")}
 	return l
 }
 

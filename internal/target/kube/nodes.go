@@ -18,7 +18,82 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Choose returns the nodes that an experiment runs on: those that it names, or else the first by name
+// ChooseAll returns the nodes that an experiment runs on, one for clients and one for servers in turn: those
+// that it names, or else the first by name that accept pods, in a mesh all of them. It reads and changes
+// nothing.
+func (c *Cluster) ChooseAll(ctx context.Context, spec v1alpha1.Kubernetes, mesh bool) ([]string, error) {
+	if len(spec.NodeNames) > 0 {
+		return spec.NodeNames, nil
+	}
+	if n := cmp.Or(spec.Nodes, 2); spec.ClientNode+spec.ServerNode != "" || n == 2 && (!mesh || spec.Nodes != 0) && spec.ClientSelector == nil && spec.ServerSelector == nil {
+		client, server, err := c.Choose(ctx, spec)
+		return []string{client, server}, err
+	}
+	list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", explain(err))
+	}
+	most := spec.Nodes
+	if most == 0 && !mesh {
+		most = 2
+	}
+	return chooseAll(list.Items, spec, most)
+}
+
+// chooseAll chooses nodes, so many at most unless that is 0, half of them for clients. A node that has the
+// labels of both sides is given to the side that has fewer.
+func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]string, error) {
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	selected := func(n corev1.Node, selector map[string]string) bool {
+		return labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels))
+	}
+	var clients, servers, others []string
+	for _, n := range nodes {
+		why := unfit(n, spec.NodeSelector)
+		client, server := selected(n, spec.ClientSelector), selected(n, spec.ServerSelector)
+		switch {
+		case why != "":
+			others = append(others, fmt.Sprintf("node %s %s", n.Name, why))
+		case !client && !server:
+			others = append(others, fmt.Sprintf("node %s has neither the labels of clients nor those of servers", n.Name))
+		case client && (!server || len(clients) <= len(servers)):
+			clients = append(clients, n.Name)
+		default:
+			servers = append(servers, n.Name)
+		}
+	}
+	if most == 0 {
+		most = min(len(clients)+len(servers), 2*v1alpha1.MaxPairs)
+	}
+	var chosen []string
+	for i := range max(len(clients), len(servers)) {
+		for _, side := range [][]string{clients, servers} {
+			if i < len(side) && len(chosen) < most {
+				chosen = append(chosen, side[i])
+			}
+		}
+	}
+	balanced := min(len(clients), len(servers)) >= most/2
+	if len(chosen) >= 2 && len(chosen) == most && balanced {
+		return chosen, nil
+	}
+	text := fmt.Sprintf("the run needs %d nodes, half of them for clients; pods can be scheduled to %d for clients and %d for servers", max(most, 2), len(clients), len(servers))
+	for _, o := range others {
+		text += "\n  " + o
+	}
+	return nil, errors.New(text)
+}
+
+// nodesOf are the nodes of a run, one for clients and one for servers in turn.
+func nodesOf(spec v1alpha1.Kubernetes) []string {
+	if len(spec.NodeNames) > 0 {
+		return spec.NodeNames
+	}
+	return []string{spec.ClientNode, spec.ServerNode}
+}
+
+// Choose returns two nodes that an experiment runs on: those that it names, or else the first by name
 // that accept pods. It reads and changes nothing.
 func (c *Cluster) Choose(ctx context.Context, spec v1alpha1.Kubernetes) (client, server string, err error) {
 	if spec.ClientNode != "" && spec.ServerNode != "" {

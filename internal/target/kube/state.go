@@ -86,7 +86,7 @@ const patience = 45 * time.Second
 // no trial can succeed in it any more.
 func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error {
 	name := pod.Namespace + "/" + pod.Name
-	if err := p.isLost(); err != nil {
+	if err := p.isLost(pod); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -98,20 +98,20 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error
 		case err == nil:
 			return p.judge(ctx, got, pod, broke)
 		case apierrors.IsNotFound(err):
-			return p.lose(fmt.Errorf("pod %s is gone: somebody deleted it, or its namespace", name))
+			return p.lose(pod, fmt.Errorf("pod %s is gone: somebody deleted it, or its namespace", name))
 		case !unreachable(err):
-			return p.lose(fmt.Errorf("get pod %s: %w", name, explain(err)))
+			return p.lose(pod, fmt.Errorf("get pod %s: %w", name, explain(err)))
 		}
 		if silence == nil || ctx.Err() == nil { // a request that had no time left says nothing about the server
 			silence = err
 		}
 		if pause(ctx) != nil {
 			if context.Cause(ctx) == context.DeadlineExceeded {
-				return p.lose(fmt.Errorf("the API server has not answered for %s: %w", patience, silence))
+				return p.lose(nil, fmt.Errorf("the API server has not answered for %s: %w", patience, silence))
 			}
 			return fmt.Errorf("the API server does not answer: %w", silence)
 		}
-		if err := p.isLost(); err != nil {
+		if err := p.isLost(pod); err != nil {
 			return err // another call has waited already
 		}
 	}
@@ -121,18 +121,18 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error
 func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) error {
 	name := got.Namespace + "/" + got.Name
 	if got.UID != was.UID {
-		return p.lose(fmt.Errorf("pod %s was replaced by another of that name", name))
+		return p.lose(was, fmt.Errorf("pod %s was replaced by another of that name", name))
 	}
 	node, err := p.cluster.api.Nodes().Get(ctx, got.Spec.NodeName, metav1.GetOptions{})
 	if err == nil {
 		if why := notReady(*node); why != "" {
-			return p.lose(fmt.Errorf("node %s %s", node.Name, why))
+			return p.lose(was, fmt.Errorf("node %s %s", node.Name, why))
 		}
 	}
 	state := stateOf(got)
 	switch {
 	case got.DeletionTimestamp != nil, got.Status.Phase == corev1.PodFailed:
-		return p.lose(fmt.Errorf("pod %s %s", name, state.text)) // nobody creates it again
+		return p.lose(was, fmt.Errorf("pod %s %s", name, state.text)) // nobody creates it again
 	case state.text != "":
 		return fmt.Errorf("pod %s %s", name, state.text) // it is restarted
 	}
@@ -151,21 +151,28 @@ func restarts(p *corev1.Pod) (n int32) {
 	return n
 }
 
-// lose marks the run as lost; the first reason stays.
-func (p *Pods) lose(why error) error {
+// lose marks the run as lost, or in a mesh the node of a pod; the first reason stays.
+func (p *Pods) lose(pod *corev1.Pod, why error) error {
+	node := ""
+	if p.config.Mesh && pod != nil {
+		node = nodeOf(pod)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.lost == nil {
-		p.lost = &target.LostError{Why: why}
+	if p.lost[node] == nil {
+		p.lost[node] = &target.LostError{Why: why}
 	}
-	return p.lost
+	return p.lost[node]
 }
 
-// isLost says why the run is lost, nil if it is not.
-func (p *Pods) isLost() error {
+// isLost says why a pod is lost, or the whole run, nil if neither is.
+func (p *Pods) isLost(pod *corev1.Pod) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.lost
+	if err := p.lost[""]; err != nil || pod == nil {
+		return err
+	}
+	return p.lost[nodeOf(pod)]
 }
 
 // unanswered records that no worker could be started in a pod, and loses the run once that has lasted
@@ -179,7 +186,7 @@ func (p *Pods) unanswered(pod *corev1.Pod, why error) error {
 	}
 	p.mu.Unlock()
 	if time.Since(since) > patience && !errors.Is(why, target.ErrLost) {
-		return p.lose(fmt.Errorf("no worker could be started in pod %s/%s for %s: %w", pod.Namespace, pod.Name, patience, why))
+		return p.lose(pod, fmt.Errorf("no worker could be started in pod %s/%s for %s: %w", pod.Namespace, pod.Name, patience, why))
 	}
 	return why
 }

@@ -15,9 +15,9 @@ import (
 type Survey struct {
 	// User is the authenticated user, if the API server tells.
 	User string
-	// Client and Server are the nodes that the run would use; empty if there are not two.
-	Client, Server string
-	Image          string
+	// Nodes that the run would use, one for clients and one for servers in turn; none if there are too few.
+	Nodes []string
+	Image string
 	// Images says for each node whether the image is present.
 	Images []NodeImage
 	// Permissions that the run needs, in order.
@@ -56,18 +56,18 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 			s.Missing = append(s.Missing, err.Error())
 		}
 	}
-	client, server, err := c.Choose(ctx, config.Spec)
+	nodes, err := c.ChooseAll(ctx, config.Spec, config.Mesh)
 	if err != nil {
 		s.Missing = append(s.Missing, "nodes: "+err.Error())
 		return s, nil
 	}
-	s.Client, s.Server = client, server
-	if err := c.busy(ctx, client, server); err != nil {
+	s.Nodes = nodes
+	if err := c.busy(ctx, nodes...); err != nil {
 		s.Missing = append(s.Missing, err.Error())
 	}
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	s.Image = image
-	for _, name := range []string{client, server} {
+	for _, name := range nodes {
 		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			s.Images = append(s.Images, NodeImage{name, "unknown: " + explain(err).Error()})
