@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {

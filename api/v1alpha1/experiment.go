@@ -42,7 +42,7 @@ type Spec struct {
 	Workloads []Workload `json:"workloads"`
 	// Pairs are the numbers of client-server pairs to measure with; a workload may have its own. With a
 	// mesh there are none.
-	Pairs []int `json:"pairs"`
+	Pairs []int `json:"pairs,omitempty"`
 	// Mesh has every node measured against every other one, in both directions, in place of pairs. It
 	// goes by rounds, each of which is a trial: no node is in two pairs of a round.
 	Mesh *Mesh `json:"mesh,omitempty"`

@@ -43,3 +43,24 @@ func TestMesh(t *testing.T) {
 		t.Errorf("a host without the address: %v", err)
 	}
 }
+
+func TestKubernetesNodes(t *testing.T) {
+	for set, want := range map[string]string{
+		"spec.target={kubernetes: {nodes: 1}}":                                "spec.target.kubernetes.nodes: must be at least 2",
+		"spec.target={kubernetes: {nodes: 4, clientNode: a}}":                 "spec.target.kubernetes.nodes: must be 2 beside clientNode",
+		"spec.target={kubernetes: {nodeNames: [a]}}":                          "spec.target.kubernetes.nodeNames: must be 2 to 128 nodes, are 1",
+		"spec.target={kubernetes: {nodeNames: [a, a]}}":                       "spec.target.kubernetes.nodeNames[1]: must be unique",
+		"spec.target={kubernetes: {nodeNames: [a, b], serverNode: b}}":        "spec.target.kubernetes.nodeNames: must not stand beside clientNode",
+		"spec.target={kubernetes: {nodeNames: [a, b], nodes: 3}}":             "spec.target.kubernetes.nodes: must be 2, as many as nodeNames",
+		"spec.target={kubernetes: {clientSelector: {zone: \"not a label\"}}}": "spec.target.kubernetes.clientSelector.zone: must be the value of a label",
+		"spec.target={kubernetes: {nodeNames: [a, b, c, d, e], nodes: 5}}":    "",
+	} {
+		e, err := Parse("mesh.yaml", []byte(meshFile), []string{set})
+		switch {
+		case want == "" && (err != nil || e.Nodes() != 5 || e.Rounds() != 10):
+			t.Errorf("%s: %v", set, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v, want %s", set, err, want)
+		}
+	}
+}

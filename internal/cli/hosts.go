@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,20 +74,35 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Home: home, Note: note}
 	config.Root = needRoot(exp, config.Hosts)
 	for _, v := range exp.Spec.Variants {
-		client, server := exp.HostsOf(v)
-		path := hosts.Path{Client: exp.Spec.Target.Hosts[client].Name, Server: exp.Spec.Target.Hosts[server].Name, Address: v1alpha1.AddressNative}
-		if address := exp.PathOf(v).Address; address != "" {
-			path.Address = address
-		}
-		for _, w := range exp.Spec.Workloads {
-			t := w.Traffic()
-			path.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
-			if !slices.Contains(config.Paths, path) {
-				config.Paths = append(config.Paths, path)
+		for _, ends := range hostPairs(exp, v) {
+			path := hosts.Path{Client: ends[0], Server: ends[1], Address: cmp.Or(exp.PathOf(v).Address, v1alpha1.AddressNative)}
+			for _, w := range exp.Spec.Workloads {
+				t := w.Traffic()
+				path.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
+				if !slices.Contains(config.Paths, path) {
+					config.Paths = append(config.Paths, path)
+				}
 			}
 		}
 	}
 	return config, nil
+}
+
+// hostPairs are the client and the server of a variant, or all that a mesh has.
+func hostPairs(exp *v1alpha1.Experiment, v v1alpha1.Variant) (pairs [][2]string) {
+	all := exp.Spec.Target.Hosts
+	if exp.Spec.Mesh == nil {
+		client, server := exp.HostsOf(v)
+		return [][2]string{{all[client].Name, all[server].Name}}
+	}
+	for _, client := range all {
+		for _, server := range all {
+			if client.Name != server.Name {
+				pairs = append(pairs, [2]string{client.Name, server.Name})
+			}
+		}
+	}
+	return pairs
 }
 
 // needRoot names, for each host with accelerators, the first of them. They are on all hosts, those that a
@@ -100,7 +116,7 @@ func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
 		client, server := exp.HostsOf(v)
 		side := map[string]string{v1alpha1.SideClient: exp.Spec.Target.Hosts[client].Name, v1alpha1.SideServer: exp.Spec.Target.Hosts[server].Name}[v.On]
 		for _, h := range all {
-			if (v.On == "" || h.Name == side) && root[h.Name] == "" {
+			if (v.On == "" || exp.Spec.Mesh != nil || h.Name == side) && root[h.Name] == "" {
 				root[h.Name] = fmt.Sprintf("%s of variant %s", v.Accelerate[0], v.Name)
 			}
 		}

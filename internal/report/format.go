@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
 )
 
 // quantity is how a metric is shown to people.
@@ -44,6 +45,8 @@ func quantityOf(metric string) quantity {
 		return quantity{"jitter", "µs", 1e6}
 	case record.CPUPerGB:
 		return quantity{"CPU per GB", "s/GB", 1}
+	case stats.ServerCPUPerGB:
+		return quantity{"server CPU per GB", "s/GB", 1}
 	case record.SoftirqPerGB:
 		return quantity{"softirq per GB", "s/GB", 1}
 	case record.CPUPerMessage:

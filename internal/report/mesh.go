@@ -18,6 +18,8 @@ type Mesh struct {
 	Rows                    []MeshRow
 	// Said are its outliers in sentences, or that there are none.
 	Said []string
+	// Second: it is of a second metric of the workload.
+	Second bool
 }
 
 // MeshRow is one client with every server, in the order of the nodes.
@@ -43,8 +45,8 @@ func (m *Model) meshes() []Mesh {
 	for _, s := range m.summary.Meshes {
 		q := quantityOf(s.Metric)
 		t := Mesh{
-			ID: slug("mesh", s.Variant, s.Workload), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
-			Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
+			ID: slug("mesh", s.Variant, s.Workload, s.Metric), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
+			Second: s.Metric == stats.ServerCPUPerGB, Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
 		}
 		if record.HigherIsBetter(s.Metric) {
 			t.Better = "higher"
@@ -108,7 +110,7 @@ const shades = 4
 // meshSentences name what is worse than the others, a node in one sentence.
 func (m *Model) meshSentences(s stats.Mesh) []string {
 	in := ""
-	if len(m.summary.Meshes) > 1 {
+	if len(m.exp.Spec.Variants)*len(m.exp.Spec.Workloads) > 1 {
 		in = fmt.Sprintf(" (%s, %s)", s.Variant, s.Workload)
 	}
 	var out []string
@@ -141,7 +143,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 		out = append(out, text+in+".")
 	}
 	switch {
-	case len(out) > 0:
+	case len(out) > 0 || s.Metric == stats.ServerCPUPerGB: // of which nobody asked
 	case s.Untested != "":
 		out = []string{fmt.Sprintf("Nothing is named among %s%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
 	default:
@@ -160,6 +162,10 @@ func nodeSays(s stats.Mesh, o stats.Outlier) string {
 		return "sends at " + ratio
 	case s.Metric == record.Throughput:
 		return "receives at " + ratio
+	case s.Metric == stats.ServerCPUPerGB && !client:
+		return "receives with " + ratio + " times the CPU time per GB"
+	case s.Metric == stats.ServerCPUPerGB:
+		return "makes its servers take " + ratio + " times the CPU time per GB"
 	case client:
 		return fmt.Sprintf("as a client has %s times the %s", ratio, quantityOf(s.Metric).name)
 	}
@@ -170,8 +176,12 @@ func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
 	if o.N == 0 {
 		return fmt.Sprintf("%s → %s gave no result: %s", o.Client, o.Server, m.whyFailed(o.Client, o.Server))
 	}
-	text := fmt.Sprintf("%s → %s has %s of the %s that the two have with others", o.Client, o.Server,
-		estimate(o.Ratio, of(o.CI95, o.N), 2), quantityOf(s.Metric).name)
+	times := "of"
+	if !record.HigherIsBetter(s.Metric) {
+		times = "times"
+	}
+	text := fmt.Sprintf("%s → %s has %s %s the %s that the two have with others", o.Client, o.Server,
+		estimate(o.Ratio, of(o.CI95, o.N), 2), times, quantityOf(s.Metric).name)
 	for _, about := range signTexts(o.Signs) {
 		text += "; " + about
 	}

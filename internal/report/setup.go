@@ -31,7 +31,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		parts := slices.Concat([]string{pathName(path)}, path.Settings(), v.Settings())
-		if hosts := exp.Spec.Target.Hosts; hosts != nil {
+		if hosts := exp.Spec.Target.Hosts; hosts != nil && exp.Spec.Mesh == nil {
 			client, server := exp.HostsOf(v)
 			parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
 		}

@@ -201,7 +201,9 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 	}
 	for _, t := range m.Meshes {
-		terminalMesh(&b, t)
+		if !t.Second {
+			terminalMesh(&b, t)
+		}
 	}
 	if len(m.Warnings) > 0 {
 		b.WriteByte('\n')

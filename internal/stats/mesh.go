@@ -18,8 +18,9 @@ import (
 type Mesh struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
-	Metric   string `json:"metric"`   // name of the metric, which is what the workload is run for
-	Unit     string `json:"unit"`     // its unit
+	// Metric is what the workload is run for or, of streams, server_cpu_per_gb.
+	Metric string `json:"metric"`
+	Unit   string `json:"unit"` // its unit
 	// Nodes in order, by name.
 	Nodes []string `json:"nodes"`
 	// Links have those that gave numbers and those that failed, in the order of their clients, then servers.
@@ -31,7 +32,7 @@ type Mesh struct {
 	Untested string `json:"untested,omitempty"`
 }
 
-// Link is the way from one node to another.
+// Link is an ordered pair of nodes.
 type Link struct {
 	Client string     `json:"client"`           // node of the client
 	Server string     `json:"server"`           // node of the server
@@ -85,20 +86,34 @@ type Sign struct {
 // bears one bad one.
 const fewNodes = 4
 
-// meshes are one a variant and workload, in the experiment's order.
+// ServerCPUPerGB is what a stream's server itself takes: seconds of its process per 1e9 bytes received. It tells
+// of a receiver that works harder than others for the same throughput, as one whose NIC does not merge packets.
+const ServerCPUPerGB = "server_cpu_per_gb"
+
+// meshes are one a variant and workload, in the experiment's order, and of streams a second one of
+// ServerCPUPerGB.
 func (t *table) meshes() []Mesh {
 	if t.exp.Spec.Mesh == nil {
 		return nil
 	}
 	var all []Mesh
 	for _, c := range t.cells {
-		all = append(all, newGrid(c).mesh(c, math.Log1p(t.exp.Spec.Mesh.Margin)))
+		margin := math.Log1p(t.exp.Spec.Mesh.Margin)
+		m := newGrid(c, c.primary).mesh(c, margin)
+		m.Unit = record.Units[c.primary]
+		all = append(all, m)
+		if c.workload.Stream != nil && c.workload.Stream.Tool == v1alpha1.ToolNative {
+			m := newGrid(c, ServerCPUPerGB).mesh(c, margin)
+			m.Unit = "s/GB"
+			all = append(all, m)
+		}
 	}
 	return all
 }
 
 // grid is a cell's links by block. A value is the log of the metric, NaN where there is none.
 type grid struct {
+	metric string
 	nodes  []string
 	values [][][]float64 // block, client, server
 	failed map[[2]int]int
@@ -110,8 +125,8 @@ func nodeOf(place string) string {
 	return name
 }
 
-func newGrid(c *cell) *grid {
-	g := &grid{failed: make(map[[2]int]int)}
+func newGrid(c *cell, metric string) *grid {
+	g := &grid{metric: metric, failed: make(map[[2]int]int)}
 	for _, tr := range c.all() {
 		for _, p := range tr.PerPair {
 			g.nodes = with(with(g.nodes, nodeOf(p.Client.Place)), nodeOf(p.Server.Place))
@@ -127,7 +142,7 @@ func newGrid(c *cell) *grid {
 			for i := range tr.PerPair {
 				p := &tr.PerPair[i]
 				from, to := slices.Index(g.nodes, nodeOf(p.Client.Place)), slices.Index(g.nodes, nodeOf(p.Server.Place))
-				x, ok := pairValue(c, tr, p)
+				x, ok := pairValue(c, tr, p, metric)
 				if !ok {
 					g.failed[[2]int{from, to}]++
 					continue
@@ -140,11 +155,13 @@ func newGrid(c *cell) *grid {
 	return g
 }
 
-// pairValue is the primary metric of one pair.
-func pairValue(c *cell, tr *record.Trial, p *record.Pair) (x float64, ok bool) {
+// pairValue is a mesh's metric of one pair.
+func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x float64, ok bool) {
 	switch {
 	case p.Error != "":
 		return 0, false
+	case metric == ServerCPUPerGB:
+		x = p.Server.CPUSeconds / float64(max(1, p.Server.Bytes)) * 1e9
 	case c.primary == record.Throughput:
 		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
 	case len(tr.PerPair) == 1: // then the trial has what the pair has
@@ -174,8 +191,8 @@ func natural(a, b string) int {
 
 func (g *grid) mesh(c *cell, margin float64) Mesh {
 	m := Mesh{
-		Variant: c.variant.Name, Workload: c.workload.Name, Metric: c.primary, Unit: record.Units[c.primary],
-		Nodes: g.nodes, Links: []Link{}, Outliers: g.dead(),
+		Variant: c.variant.Name, Workload: c.workload.Name, Metric: g.metric,
+		Nodes: g.nodes, Links: []Link{}, Outliers: []Outlier{},
 	}
 	for i, client := range g.nodes {
 		for j, server := range g.nodes {
@@ -194,13 +211,16 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 			}
 		}
 	}
+	if g.metric == c.primary {
+		m.Outliers = g.dead()
+	}
 	switch {
 	case len(g.nodes) < fewNodes:
 		m.Untested = "with fewer than four nodes a bad one cannot be told from the others"
 	case len(g.values) < 2:
 		m.Untested = "one block has no scatter to judge by"
 	default:
-		m.Outliers = append(m.Outliers, g.outliers(record.HigherIsBetter(c.primary), margin)...)
+		m.Outliers = append(m.Outliers, g.outliers(record.HigherIsBetter(g.metric), margin)...)
 	}
 	for i := range m.Outliers {
 		m.Outliers[i].Signs = c.signs(m.Outliers[i])

@@ -17,6 +17,8 @@ type simulatedMesh struct {
 	nodes, blocks int
 	// fault is what is left of a link; nil for all of it.
 	fault func(client, server int) float64
+	// once is what is left of a link in block 1 alone; nil for all of it.
+	once func(client, server int) float64
 	// nature is the standard deviation of the logs of nodes.
 	nature float64
 	noise  func(r *rand.Rand) float64
@@ -47,6 +49,9 @@ func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 				if s.fault != nil {
 					bits *= s.fault(from, to)
 				}
+				if s.once != nil && b == 1 {
+					bits *= s.once(from, to)
+				}
 				p := record.Pair{Client: record.Endpoint{Place: fmt.Sprintf("node%d/pod0", from)}, Server: record.Endpoint{Place: fmt.Sprintf("node%d/pod0", to), BitsPerSecond: bits}}
 				if bits == 0 {
 					p.Error = "broken"
@@ -60,7 +65,7 @@ func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s2.Meshes) != 1 {
+	if len(s2.Meshes) != 2 || len(s2.Meshes[1].Outliers) > 0 {
 		t.Fatalf("%d meshes", len(s2.Meshes))
 	}
 	return s2.Meshes[0]
@@ -143,6 +148,19 @@ func TestMeshNamesWhatIsBad(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A link that had one bad block of several is not named.
+func TestMeshForgivesOneBlock(t *testing.T) {
+	m := simulatedMesh{nodes: 8, blocks: 5, noise: gaussian(0.01), once: func(a, b int) float64 {
+		if a == 1 && b == 2 {
+			return 0.1
+		}
+		return 1
+	}}.run(t, rand.New(rand.NewPCG(1, 1)))
+	if got := names(m); got != nil {
+		t.Errorf("named %q", got)
 	}
 }
 

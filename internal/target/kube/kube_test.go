@@ -62,6 +62,50 @@ func labelled(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels[key] = value }
 }
 
+// Clients and servers are on nodes in turn, chosen by the labels of each side.
+func TestChooseAll(t *testing.T) {
+	zoned := func(name, zone string, change ...func(*corev1.Node)) corev1.Node {
+		n := node(name, change...)
+		n.Labels = map[string]string{"zone": zone}
+		return n
+	}
+	cluster := []corev1.Node{zoned("a", "1"), zoned("b", "1"), zoned("c", "2"), zoned("d", "2"), zoned("e", "2", tainted(corev1.TaintEffectNoSchedule))}
+	one, two := map[string]string{"zone": "1"}, map[string]string{"zone": "2"}
+	for _, c := range []struct {
+		name string
+		spec v1alpha1.Kubernetes
+		mesh bool
+		want string
+	}{
+		{"two, as ever", v1alpha1.Kubernetes{}, false, "a b"},
+		{"four", v1alpha1.Kubernetes{Nodes: 4}, false, "a b c d"},
+		{"from zone to zone", v1alpha1.Kubernetes{Nodes: 4, ClientSelector: two, ServerSelector: one}, false, "c a d b"},
+		{"two of them", v1alpha1.Kubernetes{ClientSelector: one, ServerSelector: two}, false, "a c"},
+		{"a side that anybody may be on", v1alpha1.Kubernetes{Nodes: 4, ServerSelector: two}, false, "a c b d"},
+		{"a mesh of all", v1alpha1.Kubernetes{}, true, "a b c d"},
+		{"a mesh of three", v1alpha1.Kubernetes{Nodes: 3}, true, "a b c"},
+		{"a mesh of two that are named", v1alpha1.Kubernetes{ClientNode: "d", ServerNode: "a"}, true, "d a"},
+		{"a mesh of a zone", v1alpha1.Kubernetes{NodeSelector: one}, true, "a b"},
+		{"named", v1alpha1.Kubernetes{NodeNames: []string{"d", "b", "a"}}, true, "d b a"},
+		{"too few", v1alpha1.Kubernetes{Nodes: 6}, false, "pods can be scheduled to 2 for clients and 2 for servers\n  node e has the taint"},
+		{"too few of a side", v1alpha1.Kubernetes{Nodes: 4, ClientSelector: one, ServerSelector: map[string]string{"zone": "3"}}, false, "2 for clients and 0 for servers"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var objects []runtime.Object
+			for i := range cluster {
+				objects = append(objects, &cluster[i])
+			}
+			got, err := (&Cluster{api: fakeAPI{Clientset: fake.NewClientset(objects...)}}).ChooseAll(t.Context(), c.spec, c.mesh)
+			if err != nil {
+				got = []string{err.Error()}
+			}
+			if text := strings.Join(got, " "); text != c.want && (err == nil || !strings.Contains(text, c.want)) {
+				t.Errorf("%s, want %s", text, c.want)
+			}
+		})
+	}
+}
+
 func TestChoose(t *testing.T) {
 	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
 	silent := func(n *corev1.Node) { n.Status.Conditions = nil }
@@ -792,5 +836,22 @@ func TestInbox(t *testing.T) {
 	}
 	if _, err := s.out.Read(buf); err == nil {
 		t.Error("read after close")
+	}
+}
+
+// In a mesh a node that is lost loses its own pods, and what concerns all loses the run.
+func TestLostNodeOfAMesh(t *testing.T) {
+	for _, mesh := range []bool{false, true} {
+		p := &Pods{config: Config{Mesh: mesh}, lost: make(map[string]error), run: *newRun("x")}
+		a, b := p.trafficPod("a", "node-a"), p.trafficPod("b", "node-b")
+		if err := p.lose(a, errors.New("gone")); !errors.Is(err, target.ErrLost) {
+			t.Errorf("mesh %t: %v", mesh, err)
+		}
+		if p.isLost(a) == nil || (p.isLost(b) == nil) != mesh || (p.isLost(nil) == nil) != mesh {
+			t.Errorf("mesh %t: lost are %v, %v, all %v", mesh, p.isLost(a), p.isLost(b), p.isLost(nil))
+		}
+		if _ = p.lose(nil, errors.New("no lease")); p.isLost(b) == nil {
+			t.Errorf("mesh %t: the run is not lost", mesh)
+		}
 	}
 }

@@ -1,0 +1,122 @@
+package test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/testenv"
+)
+
+var healthy = flag.Int("healthy", 1, "how many meshes without faults TestMesh measures; nothing is to be named in any of them")
+
+const meshExperiment = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: quick}
+spec:
+  target: {lab: {nodes: %d, nic: {offload: none, rate: 100Mbit}}}
+  mesh: {}
+  baseline: nodes
+  variants: [{name: nodes, path: {native: {}}}]
+  workloads: [{name: stream, stream: {warmup: 100ms, duration: 200ms}}]
+  runs: 3
+`
+
+// A NIC at half rate is named and, with -healthy above 1 in a mesh of 12 nodes, a link that loses packets and a
+// node without GRO; nothing is in a mesh without faults.
+func TestMesh(t *testing.T) {
+	testenv.NeedRoot(t)
+	unchanged(t)
+	for i := range *healthy {
+		if got := mesh(t, 5, nil); len(got) > 0 {
+			t.Errorf("healthy mesh %d: %q", i, got)
+		}
+	}
+	nodes, want := 6, []string{"node0 receives at", "node0 sends at"}
+	if *healthy > 1 { // of six nodes and such short windows the others cannot be told from chance
+		nodes, want = 12, append(want, "node1 → node2 CPU", "node3 receives with CPU")
+	}
+	got := mesh(t, nodes, func(ns string) {
+		for _, command := range []string{
+			ns + "-n0 tc qdisc replace dev eth0 root tbf rate 50mbit burst 128kb latency 20ms",
+			ns + "-sw tc qdisc replace dev node0 root tbf rate 50mbit burst 128kb latency 20ms",
+			ns + "-n2 nft add table ip loss",
+			ns + "-n2 nft add chain ip loss in { type filter hook prerouting priority -300 ; }",
+			ns + "-n2 nft add rule ip loss in ip saddr 198.18.0.2 numgen random mod 100 < 10 drop",
+			ns + "-n3 ethtool -K eth0 gro off",
+		} {
+			if out, err := exec.Command("ip", append([]string{"netns", "exec"}, strings.Fields(command)...)...).CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", command, err, out)
+			}
+		}
+	})
+	for _, w := range want {
+		if !slices.Contains(got, w) {
+			t.Errorf("%q is not named, but %q", w, got)
+		}
+	}
+	for _, g := range got {
+		// Of a NIC at half rate and of a link with loss, packets come one by one, which takes CPU too.
+		if !slices.Contains(want, g) && !slices.Contains([]string{"node0 receives with CPU", "node1 → node2 CPU", "node1 → node2 throughput", "node3 receives with CPU"}, g) {
+			t.Errorf("%q is named", g)
+		}
+	}
+}
+
+// mesh measures one of so many nodes, whose lab gets faults, and returns what is named.
+func mesh(t *testing.T, nodes int, fault func(ns string)) (named []string) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "mesh.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, meshExperiment, nodes), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, nil, "run", file, "--out", dir)
+	if fault != nil {
+		up := ""
+		testenv.Await(t, time.Minute, "the lab is up", func() bool {
+			labs, err := lab.List(lab.DefaultDir)
+			i := slices.IndexFunc(labs, func(l lab.Info) bool { return l.Up })
+			if err == nil && i >= 0 {
+				up = labs[i].Name
+			}
+			return up != ""
+		})
+		fault("slip-" + up)
+	}
+	if code := p.exit(t); code != 0 {
+		t.Fatalf("exit %d\n%s", code, p.stderr())
+	}
+	d := results(t, dir)
+	for _, tr := range trials(t, d) {
+		if tr.Status != record.StatusOK {
+			t.Errorf("trial %d failed: %s", tr.Order, tr.Error)
+		}
+	}
+	var summary stats.Summary
+	decode(t, filepath.Join(d.Path, "summary.json"), &summary)
+	for _, m := range summary.Meshes {
+		if len(m.Links) != nodes*(nodes-1) {
+			t.Errorf("%d links of %d nodes", len(m.Links), nodes)
+		}
+		t.Logf("%s: %+v", m.Metric, m.Outliers)
+		cpu := m.Metric == stats.ServerCPUPerGB
+		for _, o := range m.Outliers {
+			named = append(named, map[string]string{
+				stats.OutlierClient: o.Client + " sends " + map[bool]string{false: "at", true: "with CPU"}[cpu],
+				stats.OutlierServer: o.Server + " receives " + map[bool]string{false: "at", true: "with CPU"}[cpu],
+				stats.OutlierLink:   o.Client + " → " + o.Server + map[bool]string{false: " throughput", true: " CPU"}[cpu],
+			}[o.Kind])
+		}
+	}
+	return named
+}
