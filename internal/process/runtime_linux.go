@@ -1,9 +1,3 @@
-//go:build linux
-
-// Package process is about the process that this program is: what its Go runtime
-// does beside it, and the memory it holds. It knows nothing of what the process is
-// for; the worker and the agent, which share a machine with what they measure or
-// serve, call it once when they begin.
 package process
 
 import (
@@ -37,9 +31,6 @@ const (
 	// program begins. Traffic threads block in the kernel for as long as they like;
 	// signals to have them preempted would only interrupt them.
 	noPreemption = "GODEBUG=asyncpreemptoff=1"
-	// collectAt is the growth, in percent, at which garbage is collected: there may
-	// be a hundred workers on a machine, each with little to do between trials.
-	collectAt = 25
 	// processors is how many goroutines may run at once. What blocks in the kernel
 	// counts until the watching thread looks around: there are always more.
 	processors = 24
