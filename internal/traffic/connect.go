@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-
-	"golang.org/x/sys/unix"
 )
 
 // backlog of a server that many connections come to at once.
@@ -23,7 +21,7 @@ func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	buf := s.message()
 	for {
 		began := r.now()
-		err := s.exchange(to, buf)
+		err := s.exchange(to, buf, r)
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled):
@@ -31,7 +29,7 @@ func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 		case err != nil && (now >= r.To || r.stopped.Load()):
 			c.mark(r, max(now, r.To))
 			return nil
-		case errors.Is(err, unix.ECONNRESET) && c.messages.Load() > 0:
+		case errors.Is(err, errReset) && c.messages.Load() > 0:
 			c.lost++
 		case err != nil:
 			return fmt.Errorf("connection to %s: %w", to, err)
@@ -50,23 +48,19 @@ func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 }
 
 // exchange is one connection's life.
-func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
+func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 	fd, err := newSocket(s, to.Addr())
 	if err != nil {
 		return err
 	}
 	defer closeSocket(fd)
-	if err := setTimeouts(fd, dialTimeout); err != nil {
-		return err
-	}
-	if err := connectSocket(fd, to); errors.Is(err, unix.EINPROGRESS) {
-		return errStalled
-	} else if err != nil {
+	giveUp := r.now() + int64(dialTimeout)
+	if err := dialTCP(fd, to); err != nil {
 		return err
 	}
 	for b := buf; len(b) > 0; {
 		n, err := send(fd, b)
-		if err != nil {
+		if err != nil && !again(err, giveUp, r) {
 			return err
 		}
 		b = b[n:]
@@ -74,6 +68,8 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
 	for got := 0; ; {
 		n, err := receive(fd, buf[got:])
 		switch {
+		case again(err, giveUp, r):
+			continue
 		case err != nil:
 			return err
 		case n == 0 && got < len(buf):
@@ -84,13 +80,22 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte) error {
 		}
 	}
 	// The message is whole; the server's end of the connection is what is left.
-	switch n, err := receive(fd, make([]byte, 1)); {
-	case err != nil:
-		return err
-	case n > 0:
-		return fmt.Errorf("the server sent more than %d bytes", len(buf))
+	for {
+		switch n, err := receive(fd, make([]byte, 1)); {
+		case again(err, giveUp, r):
+		case err != nil:
+			return err
+		case n > 0:
+			return fmt.Errorf("the server sent more than %d bytes", len(buf))
+		default:
+			return nil
+		}
 	}
-	return nil
+}
+
+// again tells whether to try again what ended with err: it moved nothing, and there is time left.
+func again(err error, giveUp int64, r *run) bool {
+	return errors.Is(err, errStalled) && r.now() < giveUp && !r.stopped.Load()
 }
 
 // answer takes connections that come to the listening socket fd, one at a time,

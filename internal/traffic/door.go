@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"slipstream.dev/internal/record"
 )
 
@@ -102,7 +100,7 @@ func (d *door) remember(a netip.Addr) {
 type hall struct {
 	*door
 	guests []guest
-	poll   []unix.PollFd // kept, as there is no collection during a run
+	poll   []pollFD // kept, as there is no collection during a run
 }
 
 type guest struct {
@@ -117,11 +115,11 @@ func (h *hall) accept(listening int) (int, error) {
 	if len(h.guests) == 0 {
 		return h.take(listening)
 	}
-	h.poll = append(h.poll[:0], unix.PollFd{Fd: int32(listening), Events: unix.POLLIN})
+	h.poll = append(h.poll[:0], toRead(listening))
 	for _, g := range h.guests {
-		h.poll = append(h.poll, unix.PollFd{Fd: int32(g.fd), Events: unix.POLLIN}) // none where it is gone
+		h.poll = append(h.poll, toRead(g.fd)) // none where it is gone
 	}
-	if _, err := unix.Poll(h.poll, int(stallCheck.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
+	if err := wait(h.poll); err != nil && !errors.Is(err, errStalled) {
 		return -1, fmt.Errorf("wait for a connection: %w", err)
 	}
 	for i, p := range h.poll[1:] {
@@ -142,14 +140,10 @@ func (h *hall) accept(listening int) (int, error) {
 
 // take takes a connection, and has one wait that is not known.
 func (h *hall) take(listening int) (int, error) {
-	fd, from, err := unix.Accept4(listening, unix.SOCK_CLOEXEC)
-	switch {
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
-		return -1, errStalled
-	case err != nil:
+	fd, addr, err := acceptSocket(listening)
+	if err != nil {
 		return -1, err
 	}
-	addr := addrPort(from).Addr()
 	if (*h.known.Load())[addr] {
 		return fd, nil
 	}
@@ -174,9 +168,9 @@ func (h *hall) seat(fd int, from netip.Addr) {
 func (h *hall) ask(i int) int {
 	g := &h.guests[i]
 	said := make([]byte, len(h.opening))
-	n, _, err := unix.Recvfrom(g.fd, said, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	n, err := peek(g.fd, said)
 	switch {
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+	case errors.Is(err, errStalled):
 	case err != nil || n == 0: // it has gone, as a client does that only looks whether somebody is there
 		closeSocket(g.fd)
 		g.fd = -1

@@ -213,10 +213,9 @@ func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress))
 	if err := SleepUntil(ctx, w.Start); err != nil {
 		return record.Endpoint{}, fmt.Errorf("run grpc: %w", err)
 	}
-	r := &run{Window: w}
-	r.base, r.mono = Instant()
+	r := &run{Window: w, clock: newClock()}
 	// What is under way at the window's end is answered, if it is not stalled.
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(w.To-r.mono)+linger)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(w.To-r.now())+linger)
 	defer cancel()
 	var wg sync.WaitGroup
 	errs := make([]error, len(g.conns)*g.spec.Pipeline)

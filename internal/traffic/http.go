@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"syscall"
+	"time"
 
 	"slipstream.dev/internal/record"
 )
@@ -395,6 +396,9 @@ func (w *webResult) add(c *conn) {
 		w.from = c.from.at
 	}
 }
+
+// lateBy is how long after it was due a user may begin without being late.
+const lateBy = time.Millisecond
 
 // lateShare is how many users may begin late before it is the generator that is
 // measured.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package traffic
 
 import (
@@ -5,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -73,6 +76,23 @@ type httpClient struct {
 	paused   int
 }
 
+// dialHTTP lays out the threads of a client's end, which open connections as they go.
+func (e *End) dialHTTP(to netip.AddrPort) {
+	s := e.spec
+	if s.Page {
+		e.conns = unconnected(s.Connections)
+		e.each(func(c *conn, r *run) error { return s.visit(to, c, r) })
+		return
+	}
+	e.conns = unconnected(s.httpThreads())
+	left := newRequests(s.Requests)
+	e.each(func(c *conn, r *run) error {
+		thread := slices.Index(e.conns, c)
+		share := (s.Connections + thread) / len(e.conns)
+		return s.requestAll(to, share, left, c, r)
+	})
+}
+
 // requestAll asks for the one object there is until the run is over or all requests are
 // done. The time counts from before the connection is made, where there is one to
 // make, until the last byte has come; of a connection that is not kept, until its end.
@@ -121,7 +141,7 @@ func (h *httpClient) block() {
 		}
 		h.c.mark(h.r, now)
 		if b.state == idle && now < b.began { // it has failed
-			h.r.await(min(b.began, h.r.To))
+			h.r.await(min(b.began, h.r.To), sleeper{}, false)
 			now = h.r.now()
 		}
 		if now >= h.r.To || h.r.stopped.Load() {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package traffic
 
 import (
@@ -12,9 +14,6 @@ import (
 	"syscall"
 	"time"
 )
-
-// lateBy is how long after it was due a user may begin without being late.
-const lateBy = time.Millisecond
 
 // visitors are the users of a page at work. There may be any number of them, most
 // of them waiting, which is what goroutines and Go's poller are for: their page
@@ -46,14 +45,14 @@ func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 		if due >= r.To {
 			break
 		}
-		r.await(due)
+		r.await(due, sleeper{}, false)
 		if r.stopped.Load() {
 			break
 		}
 		v.working.Go(func() { v.user(due, c, r) })
 		c.mark(r, r.now())
 	}
-	r.await(r.To)
+	r.await(r.To, sleeper{}, false)
 	c.mark(r, max(r.now(), r.To))
 	v.working.Wait() // each has its limit
 	c.due, c.late = v.due, v.late

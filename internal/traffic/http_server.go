@@ -1,3 +1,5 @@
+//go:build linux
+
 package traffic
 
 import (
@@ -36,6 +38,21 @@ type httpServer struct {
 	sessions  map[int32]*session
 	ours      int // of the sessions
 	free      []*session
+}
+
+// listenHTTP prepares a server, whose connections come and go while it runs.
+func (s *Server) listenHTTP() error {
+	opening := []byte("GET " + s.spec.Secret.Path() + "/")
+	s.door = newDoor(opening, len(opening), true)
+	return unix.SetNonblock(s.fd, s.spec.EventLoop)
+}
+
+// acceptHTTP lays out the threads of a server's end.
+func (s *Server) acceptHTTP() *End {
+	end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
+	site := s.spec.site()
+	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) })
+	return end
 }
 
 // httpThreads is how many threads share an end's connections.

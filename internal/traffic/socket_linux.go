@@ -12,6 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// fits says why this system cannot make the traffic at an end; Linux can make any.
+func (Spec) fits(bool) error { return nil }
+
+// errReset is that of a connection that the other end reset.
+const errReset = unix.ECONNRESET
+
 // Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
 // is in.
 func Now() int64 {
@@ -34,6 +40,21 @@ func Instant() (at time.Time, mono int64) {
 	}
 	return at, mono
 }
+
+// clock is Now at the price of a vDSO call: Go reads CLOCK_MONOTONIC without a
+// system call, but shows it as a distance to another instant only.
+type clock struct {
+	// base and mono are the same instant.
+	base time.Time
+	mono int64
+}
+
+func newClock() (c clock) {
+	c.base, c.mono = Instant()
+	return c
+}
+
+func (c *clock) now() int64 { return c.mono + int64(time.Since(c.base)) }
 
 // threadCPU is the CPU time of the calling thread.
 func threadCPU() time.Duration {
@@ -69,6 +90,41 @@ func trySend(fd int, b []byte) (int, error) {
 
 func receive(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_READ, fd, b)
+}
+
+// peek shows what has come, and leaves it there.
+func peek(fd int, b []byte) (int, error) {
+	n, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		err = errStalled
+	}
+	return n, err
+}
+
+// acceptSocket waits for a connection for stallCheck at most.
+func acceptSocket(listening int) (int, netip.Addr, error) {
+	fd, from, err := unix.Accept4(listening, unix.SOCK_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+		return -1, netip.Addr{}, errStalled
+	case err != nil:
+		return -1, netip.Addr{}, err
+	}
+	return fd, addrPort(from).Addr(), nil
+}
+
+// pollFD is a socket that is waited for.
+type pollFD = unix.PollFd
+
+func toRead(fd int) pollFD { return pollFD{Fd: int32(fd), Events: unix.POLLIN} }
+
+// wait returns when something has come to one of the sockets, or stallCheck has passed.
+func wait(fds []pollFD) error {
+	n, err := unix.Poll(fds, int(stallCheck.Milliseconds()))
+	if n == 0 && err == nil || errors.Is(err, unix.EINTR) {
+		err = errStalled
+	}
+	return err
 }
 
 func transfer(call uintptr, fd int, b []byte) (int, error) {
@@ -190,25 +246,18 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	return fd, addrPort(bound), nil
 }
 
-// acceptAll takes the connections of a pair.
-func acceptAll(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
+// acceptFlows takes the UDP flows of a pair, and closes the socket that they begin at.
+func acceptFlows(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
+	defer closeSocket(fd)
 	peers := make(map[netip.AddrPort]bool)
-	h := &hall{door: d}
-	defer h.close()
 	var conns []*conn
 	for len(conns) < spec.Connections {
 		if stop.Load() {
 			return conns, context.Canceled
 		}
-		var got int
-		var err error
-		if spec.UDP {
-			got, err = acceptUDP(spec, fd, at, d, peers)
-		} else {
-			got, err = acceptTCP(spec, fd, h)
-		}
+		got, err := acceptUDP(spec, fd, at, d, peers)
 		switch {
-		case errors.Is(err, errStalled), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
 			return conns, err
 		default:
@@ -216,22 +265,6 @@ func acceptAll(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool)
 		}
 	}
 	return conns, nil
-}
-
-func acceptTCP(spec Spec, fd int, h *hall) (int, error) {
-	got, err := h.accept(fd)
-	if err != nil {
-		return -1, err
-	}
-	_, err = unix.Read(got, make([]byte, h.first)) // it is all there
-	if err == nil {
-		err = setOptions(got, spec)
-	}
-	if err != nil {
-		closeSocket(got)
-		return -1, err
-	}
-	return got, nil
 }
 
 func acceptUDP(spec Spec, fd int, at netip.AddrPort, d *door, peers map[netip.AddrPort]bool) (int, error) {
@@ -300,73 +333,25 @@ func askedOf(control []byte) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the kernel does not tell the address of a datagram")
 }
 
-// dialTimeout is for a handshake between two ends that are known to be up.
-const dialTimeout = 5 * time.Second
-
-func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) {
-	fd, err := newSocket(spec, to.Addr())
-	if err != nil {
-		return -1, err
-	}
-	if spec.UDP {
-		err = dialUDP(ctx, fd, to, spec.hello())
-	} else {
-		err = dialTCP(fd, to)
-	}
-	if err != nil {
-		closeSocket(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
+// dialTCP connects within dialTimeout, to which it sets the socket's time-outs. Interrupted
+// by a signal connect(2) is made again, which on Linux waits for the connection under way
+// (__inet_stream_connect in net/ipv4/af_inet.c).
 func dialTCP(fd int, to netip.AddrPort) error {
 	// SO_SNDTIMEO bounds a blocking connect as well.
 	if err := setTimeouts(fd, dialTimeout); err != nil {
 		return err
 	}
-	switch err := connectSocket(fd, to); {
-	case errors.Is(err, unix.EINPROGRESS):
-		return fmt.Errorf("no answer within %s", dialTimeout)
-	case err != nil:
-		return err
-	}
-	return setTimeouts(fd, stallCheck)
-}
-
-// connectSocket is connect(2). Interrupted by a signal it is made again, which on
-// Linux waits for the connection under way (__inet_stream_connect in net/ipv4/af_inet.c).
-func connectSocket(fd int, to netip.AddrPort) error {
 	for {
-		if err := unix.Connect(fd, sockaddr(to)); !errors.Is(err, unix.EINTR) {
+		switch err := unix.Connect(fd, sockaddr(to)); {
+		case errors.Is(err, unix.EINPROGRESS):
+			return errStalled
+		case !errors.Is(err, unix.EINTR):
 			return err
 		}
 	}
 }
 
-func dialUDP(ctx context.Context, fd int, to netip.AddrPort, hello string) error {
-	if err := unix.Connect(fd, sockaddr(to)); err != nil {
-		return err
-	}
-	buf := make([]byte, len(hello)+1)
-	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline) && ctx.Err() == nil; {
-		if _, err := unix.Write(fd, []byte(hello)); err != nil {
-			return err
-		}
-		n, err := unix.Read(fd, buf)
-		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-		case err != nil:
-			return err
-		case string(buf[:n]) == hello:
-			return nil
-		}
-	}
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
-	return fmt.Errorf("no answer within %s", dialTimeout)
-}
+func connectUDP(fd int, to netip.AddrPort) error { return unix.Connect(fd, sockaddr(to)) }
 
 // shutdownWrite tells a TCP peer that nothing more comes.
 func shutdownWrite(fd int) {

@@ -19,13 +19,11 @@ import (
 	"net/netip"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
 )
@@ -73,7 +71,7 @@ type Spec struct {
 }
 
 // Window says when traffic starts and which part of it is measured, in
-// nanoseconds of this machine's CLOCK_MONOTONIC (see Now).
+// nanoseconds of this machine's monotonic clock (see Now).
 type Window struct {
 	Start, From, To int64
 }
@@ -139,14 +137,10 @@ type run struct {
 	// ctx ends the run; it is for what waits in Go's poller.
 	ctx     context.Context
 	stopped atomic.Bool
-	// base and mono are the same instant. Go reads CLOCK_MONOTONIC without a
-	// system call, but shows it as a distance to another instant only.
-	base time.Time
-	mono int64
+	clock   clock
 }
 
-// now is Now at the price of a vDSO call.
-func (r *run) now() int64 { return r.mono + int64(time.Since(r.base)) }
+func (r *run) now() int64 { return r.clock.now() }
 
 // over tells whether a thread has nothing left to do at time now.
 func (r *run) over(now int64) bool {
@@ -267,8 +261,7 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	users := e.spec.Page && e.listening < 0 // their threads do not block
 	defer engine.begin(threads, users)()
 
-	r := &run{Window: w, ctx: ctx}
-	r.base, r.mono = Instant()
+	r := &run{Window: w, ctx: ctx, clock: newClock()}
 	defer context.AfterFunc(ctx, func() { r.stopped.Store(true) })()
 
 	errs := make([]error, len(e.threads))
@@ -400,6 +393,9 @@ type acceptance struct {
 // Listen binds addr, with port 0 one that the kernel chooses, and starts to take
 // the connections of spec.
 func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
+	if err := spec.fits(true); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
 	fd, bound, err := listenSocket(spec, addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
@@ -407,9 +403,7 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), door: newDoor(spec.Secret[:], len(spec.Secret), false)}
 	switch spec.Kind {
 	case HTTP:
-		opening := []byte("GET " + spec.Secret.Path() + "/")
-		s.door = newDoor(opening, len(opening), true)
-		if err := unix.SetNonblock(fd, spec.EventLoop); err != nil {
+		if err := s.listenHTTP(); err != nil {
 			closeSocket(fd)
 			return nil, fmt.Errorf("listen on %s: %w", addr, err)
 		}
@@ -437,12 +431,8 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		return end, nil
 	}
 	if s.spec.Kind == HTTP {
-		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
-		site := s.spec.site()
-		end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) })
-		return end, nil
+		return s.acceptHTTP(), nil
 	}
-	defer closeSocket(s.fd)
 	var a acceptance
 	select {
 	case a = <-s.accept:
@@ -499,6 +489,9 @@ func (e *End) connected(client bool) {
 // it returns.
 func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	end := &End{spec: spec, listening: -1}
+	if err := spec.fits(false); err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", to, err)
+	}
 	switch spec.Kind {
 	case Stream, PingPong, UnderLoad:
 	case Connect, HTTP:
@@ -506,7 +499,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		// server of connect the address of its client.
 		fd, err := dialSocket(ctx, spec, to)
 		if err == nil && spec.Kind == Connect {
-			if _, err = unix.Write(fd, spec.Secret[:]); err != nil {
+			if _, err = send(fd, spec.Secret[:]); err != nil {
 				closeSocket(fd)
 			}
 		}
@@ -514,19 +507,10 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
 		closeSocket(fd)
-		end.conns = unconnected(spec.Connections)
-		switch {
-		case spec.Page:
-			end.each(func(c *conn, r *run) error { return spec.visit(to, c, r) })
-		case spec.Kind == HTTP:
-			end.conns = unconnected(spec.httpThreads())
-			left := newRequests(spec.Requests)
-			end.each(func(c *conn, r *run) error {
-				thread := slices.Index(end.conns, c)
-				share := (spec.Connections + thread) / len(end.conns)
-				return spec.requestAll(to, share, left, c, r)
-			})
-		default:
+		if spec.Kind == HTTP {
+			end.dialHTTP(to)
+		} else {
+			end.conns = unconnected(spec.Connections)
 			end.each(func(c *conn, r *run) error { return spec.connect(to, c, r) })
 		}
 		for _, c := range end.conns {
@@ -544,7 +528,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		}
 		c := &conn{fd: fd}
 		if !spec.UDP { // it is a new connection's first bytes, for which there is room
-			if _, err := unix.Write(fd, spec.Secret[:]); err != nil {
+			if _, err := send(fd, spec.Secret[:]); err != nil {
 				closeSocket(fd)
 				end.Close()
 				return nil, fmt.Errorf("connect to %s: %w", to, err)

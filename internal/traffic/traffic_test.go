@@ -172,7 +172,7 @@ func TestEverywhere(t *testing.T) {
 func TestCollect(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
 	c := conn{arrivals: new(arrivals)}
-	r := &run{Window: Window{From: 1, To: 1 << 62}, base: time.Now(), mono: Now()}
+	r := &run{Window: Window{From: 1, To: 1 << 62}, clock: newClock()}
 	client, server := ends(t, spec)
 	defer client.Close()
 	defer server.Close()
@@ -280,7 +280,7 @@ func TestReset(t *testing.T) {
 				}
 				client.Close()
 				now := Now()
-				r := &run{Window: Window{From: 1, To: now - 1}, base: time.Now(), mono: now}
+				r := &run{Window: Window{From: 1, To: now - 1}, clock: clock{base: time.Now(), mono: now}}
 				if within {
 					r.To = now + int64(time.Minute)
 				}
@@ -304,7 +304,7 @@ func testClosed(t *testing.T, loop bool) {
 		defer client.Close()
 		server.Close()
 		now := Now()
-		r := &run{Window: Window{From: 1, To: now - 1}, base: time.Now(), mono: now}
+		r := &run{Window: Window{From: 1, To: now - 1}, clock: clock{base: time.Now(), mono: now}}
 		if within {
 			r.To = now + int64(time.Minute)
 		}
@@ -322,7 +322,7 @@ func testClosedEarly(t *testing.T, loop bool) {
 	defer server.Close()
 	client.Close()
 	now := Now()
-	r := &run{Window: Window{From: 1, To: now + int64(time.Minute)}, base: time.Now(), mono: now}
+	r := &run{Window: Window{From: 1, To: now + int64(time.Minute)}, clock: clock{base: time.Now(), mono: now}}
 	if err := server.threads[0](r); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v", err)
 	}

@@ -9,14 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"slipstream.dev/internal/record"
 )
-
-// spin is how long before a message is due its sender stops sleeping: a thread
-// that is woken on time is late by a wake-up.
-const spin = 60 * time.Microsecond
 
 // load sends on a schedule that waits for nothing, or as fast as the connection
 // takes it. A message carries when it was due, and the latency of its reply counts
@@ -51,21 +45,18 @@ type pace struct {
 // due in the window is sent or lostAfter has passed since.
 func (s Spec) pace(fd int, r *run, p *pace) error {
 	defer shutdownWrite(fd)
-	// The kernel may wake a sleeper so much later, which would count as latency.
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set timer slack: %w", err)
+	sleeper, err := newSleeper()
+	if err != nil {
+		return err
 	}
-	wait := r.await
-	if s.Busy {
-		wait = r.poll
-	}
+	defer sleeper.close()
 	buf := make([]byte, s.Size)
 	for seq := int64(0); ; seq++ {
 		now := r.now()
 		due := now
 		if s.Rate > 0 {
 			due = s.due(r, seq)
-			wait(due)
+			r.await(due, sleeper, s.Busy)
 			now = r.now()
 		}
 		if due >= r.To || r.stopped.Load() {
@@ -77,7 +68,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 			err = s.sendNow(fd, buf, r, p)
 		}
 		switch {
-		case errors.Is(err, errOver):
+		case errors.Is(err, errOver), err != nil && r.now() >= r.To: // after the window the other end may stop first
 			p.abandon(r, due, s.Rate)
 			return nil
 		case err != nil:
@@ -133,20 +124,13 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	return err
 }
 
-// await returns at a time of Now, or when the run is stopped.
-func (r *run) await(at int64) {
+// await returns at a time of Now, or when the run is stopped; busy never sleeps.
+func (r *run) await(at int64, s sleeper, busy bool) {
 	for now := r.now(); now < at && !r.stopped.Load(); now = r.now() {
-		if left := at - int64(spin) - now; left > 0 {
-			until := unix.NsecToTimespec(now + min(left, int64(stallCheck)))
+		if left := at - int64(spin) - now; left > 0 && !busy {
 			// Interrupted or not, the clock decides.
-			_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &until, nil)
+			_ = s.sleep(now, now+min(left, int64(stallCheck)))
 		}
-	}
-}
-
-// poll is await without sleep.
-func (r *run) poll(at int64) {
-	for r.now() < at && !r.stopped.Load() {
 	}
 }
 

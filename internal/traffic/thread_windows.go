@@ -1,0 +1,69 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+)
+
+// spin is how long before a message is due its sender stops sleeping. High-resolution timers are
+// served every 0.5 ms, others with the timer interrupt.
+const spin = time.Millisecond
+
+var (
+	createTimer = kernel.NewProc("CreateWaitableTimerExW")
+	setTimer    = kernel.NewProc("SetWaitableTimer")
+)
+
+// Of synchapi.h and winnt.h.
+const (
+	timerHighResolution = 2
+	timerAllAccess      = 0x1f0003
+)
+
+// sleeper has a thread sleep.
+type sleeper struct{ timer windows.Handle }
+
+func newSleeper() (s sleeper, err error) {
+	timer, _, errno := createTimer.Call(0, 0, timerHighResolution, timerAllAccess)
+	if timer == 0 {
+		return s, fmt.Errorf("create a high-resolution timer (Windows 10 1803 and later have them): %w", errno)
+	}
+	return sleeper{windows.Handle(timer)}, nil
+}
+
+// sleep returns at about a time of Now, which now is one of too.
+func (s sleeper) sleep(now, until int64) error {
+	due := -max(1, (until-now)/100) // in steps of 100 ns, negative: from now on
+	if ok, _, errno := setTimer.Call(uintptr(s.timer), uintptr(unsafe.Pointer(&due)), 0, 0, 0, 0); ok == 0 {
+		return fmt.Errorf("set a timer: %w", errno)
+	}
+	_, err := windows.WaitForSingleObject(s.timer, windows.INFINITE)
+	return err
+}
+
+func (s sleeper) close() { _ = windows.CloseHandle(s.timer) }
+
+// SleepUntil returns at a time of Now, or with the cause of a context's end up to
+// 50 ms after it.
+func SleepUntil(ctx context.Context, at int64) error {
+	s, err := newSleeper()
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	for now := Now(); now < at; now = Now() {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if left := at - int64(spin) - now; left > 0 {
+			if err := s.sleep(now, now+min(left, int64(stallCheck))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
