@@ -264,7 +264,7 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 // sampler measures the window that the tool measures.
 func (t *Traffic) settle() {
 	switch t.Tool {
-	case ToolQperf, ToolAB: // take whole seconds, and have no warm-up
+	case ToolQperf, ToolAB, ToolLatte: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)
 	case ToolNginx, ToolPostgres, ToolMemcached: // their clients take whole seconds; another run of them warms up
 		t.Duration = wholeSeconds(t.Duration)

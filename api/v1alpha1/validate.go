@@ -797,8 +797,6 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 		}
 	}
 	switch {
-	case tool == ToolLatte:
-		low, high = 4, 4 // its own choice
 	case tool == ToolSockperf:
 		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
@@ -1245,8 +1243,8 @@ func (r *reader) cpus(path, cpus string) {
 // toolFits checks that a tool can work on a target, and with a page.
 func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
-	case tool == ToolLatte && (e.Spec.Target.Lab != nil || e.Spec.Target.Hosts != nil):
-		r.fail(path, "latte is for nodes that run Windows, and those of a lab and hosts run Linux; choose native, sockperf or qperf")
+	case tool == ToolLatte && e.Spec.Target.Lab != nil:
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux; choose native, sockperf or qperf")
 	case tool == ToolAB && t.Page:
 		r.fail(path, "ab requests a single object, not a page; choose native")
 	case tool == ToolNginx && t.Page:

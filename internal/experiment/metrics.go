@@ -114,6 +114,7 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 	}
 	switch {
 	case len(t.Hosts) == 0: // that nothing is known is not that nothing was used
+		clientMachine(t, m)
 	case bytes > 0:
 		m[record.CPUPerGB] = busy / (bytes / 1e9)
 		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
@@ -126,6 +127,24 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 		}
 		if switches > 0 {
 			m[record.SwitchesPerMessage] = switches / messages
+		}
+	}
+}
+
+// clientMachine are the same metrics as the client's tool tells them, of its machine alone. More pairs than
+// one would count a machine more than once.
+func clientMachine(t *record.Trial, m map[string]float64) {
+	if len(t.PerPair) != 1 || t.PerPair[0].Client.Machine == nil || t.PerPair[0].Client.Messages == 0 {
+		return
+	}
+	e := t.PerPair[0].Client
+	for name, v := range map[string]float64{
+		record.CPUPerMessage:        e.Machine.Busy * float64(e.Machine.CPUs) * e.Seconds / float64(e.Messages),
+		record.InterruptsPerMessage: e.Machine.Interrupts,
+		record.SwitchesPerMessage:   e.Machine.Switches,
+	} {
+		if v > 0 {
+			m[name] = v
 		}
 	}
 }

@@ -157,6 +157,8 @@ type Endpoint struct {
 	Completion float64           `json:"completion,omitempty" unit:"s"` // time until a number of requests was done
 	// CPUSeconds is the CPU time of this end's own process over the window.
 	CPUSeconds float64 `json:"cpu_seconds,omitempty" unit:"s"`
+	// Machine is what a tool's client reports of the machine that it ran on: latte does.
+	Machine *Machine `json:"machine,omitempty"`
 	// CongestionControl is that of another tool's TCP sockets, as the kernel reports it; several
 	// are separated by spaces. Absent if no connection was seen.
 	CongestionControl string `json:"congestion_control,omitempty"`
@@ -229,6 +231,14 @@ type CPU struct {
 	ReceivedRPS uint64 `json:"received_rps"` // wake-ups by RPS
 	// Interrupts is the number of interrupts by devices, timers and other CPUs (/proc/interrupts).
 	Interrupts uint64 `json:"interrupts,omitempty"`
+}
+
+// Machine is the load of a machine over the measured window, as counted by a tool that runs on it.
+type Machine struct {
+	Busy       float64 `json:"busy"`                                   // share of the time of its CPUs, 1
+	CPUs       int     `json:"cpus,omitempty"`                         // how many it has; absent from imported files
+	Interrupts float64 `json:"interrupts_per_message,omitempty"`       // interrupts of all its CPUs per round trip
+	Switches   float64 `json:"context_switches_per_message,omitempty"` // context switches of all its CPUs per round trip
 }
 
 // Device is one network device of a node or pod over the measured window.

@@ -15,18 +15,18 @@ import (
 )
 
 // latte is Microsoft's ping-pong for Windows. Its options and its output are as
-// Microsoft's VirtualClient uses and reads them, and as others have quoted them. It
+// Microsoft's VirtualClient and scripts use and read them, and as others have quoted them. It
 // has not been run with this program: what it prints when it listens is a guess.
 //
-// It takes a number of iterations and no time, and knows of no warm-up.
+// It takes whole seconds (-t), or else a number of iterations (-i), and knows of no warm-up.
 type latte struct{}
 
 const (
-	// latteRate is how many round trips a second are taken to fill a window: it is
-	// shorter where they take less than 200 µs, and longer where they take more.
-	latteRate = 5000
 	// latteBuckets of 1 µs are what its histogram has.
 	latteBuckets = 9998
+	// latteServes is how many seconds longer than its client a server is told to run. It is
+	// killed when the client is done, and started anew for the next run.
+	latteServes = 60
 )
 
 func (latte) Check(w v1alpha1.Workload) error {
@@ -35,14 +35,12 @@ func (latte) Check(w v1alpha1.Workload) error {
 		return fmt.Errorf("latte makes pingpong workloads only, not %s", w.Kind())
 	case t.Connections != 1:
 		return fmt.Errorf("latte makes one connection a pair, not %d", t.Connections)
-	case t.Size != 4:
-		return fmt.Errorf("latte's messages have 4 bytes, not %s", t.Size)
 	}
 	return nil
 }
 
 func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
-	return l.argv(w, addr, port)
+	return l.argv(w, addr, port, latteServes)
 }
 
 // ServerReady waits for the first line that latte prints.
@@ -50,16 +48,15 @@ func (latte) ServerReady(line []byte) bool { return bytes.HasPrefix(line, []byte
 
 // ClientArgv has no use for cc: latte cannot set a congestion control.
 func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
-	return append(l.argv(w, addr, port), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
+	return append(l.argv(w, addr, port, 0), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 
-// argv is what both ends have in common: each counts the iterations for itself.
-func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+// argv is what both ends have in common, which runs for so many seconds more than the window.
+func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
-	iterations := math.Ceil(time.Duration(t.Duration).Seconds() * latteRate)
 	return []string{
 		"latte", "-" + t.Protocol, "-a", netip.AddrPortFrom(addr, port).String(),
-		"-i", strconv.FormatFloat(iterations, 'f', 0, 64),
+		"-m", strconv.FormatInt(int64(t.Size), 10), "-t", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration))+more, 10),
 	}
 }
 
@@ -75,7 +72,9 @@ func (latte) Parse(_ v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 
 var (
 	// latteFigure is "Latency(usec) 69.98".
-	latteFigure = regexp.MustCompile(`^(MsgSize\(byte\)|Iterations|Latency\(usec\))\s+([0-9.]+)\s*$`)
+	latteFigure = regexp.MustCompile(`^(MsgSize\(byte\)|Iterations|Latency\(usec\)|CPU\(%\))\s+([0-9.]+)\s*$`)
+	// latteEach is "Interrupt/sec 55164     (3.86/iteration)".
+	latteEach = regexp.MustCompile(`^(CtxSwitch/sec|Interrupt/sec)\s+[0-9.]+\s+\(([0-9.]+)/iteration\)\s*$`)
 	// latteBucket is "   103      1664".
 	latteBucket = regexp.MustCompile(`^\s*(\d+)\s+(\d+)\s*$`)
 )
@@ -115,7 +114,11 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // half a line may end in half a number
 		}
-		if m := latteFigure.FindSubmatch(line); m != nil {
+		m := latteFigure.FindSubmatch(line)
+		if m == nil {
+			m = latteEach.FindSubmatch(line)
+		}
+		if m != nil {
 			v, err := strconv.ParseFloat(string(m[2]), 64)
 			if err != nil {
 				return e, fmt.Errorf("%s of %q", m[1], m[2])
@@ -148,6 +151,9 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		return e, fmt.Errorf("messages of %g bytes", figures["MsgSize(byte)"])
 	}
 	e.Seconds = float64(e.Messages) * figures["Latency(usec)"] / 1e6
+	if err := latteMachine(&e, figures); err != nil {
+		return e, err
+	}
 	total := 0.0
 	for _, b := range buckets {
 		total += b.count
@@ -176,4 +182,18 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		}
 	}
 	return e, plausible(e)
+}
+
+// latteMachine is what latte says of the machine that it ran on, where it says all of it.
+func latteMachine(e *record.Endpoint, figures map[string]float64) error {
+	m := record.Machine{Busy: figures["CPU(%)"] / 100, Interrupts: figures["Interrupt/sec"], Switches: figures["CtxSwitch/sec"]}
+	switch {
+	case m.Busy > 1:
+		return fmt.Errorf("CPUs that are busy for %g %% of the time", 100*m.Busy)
+	case m.Interrupts > 1e9 || m.Switches > 1e9:
+		return fmt.Errorf("%g interrupts and %g context switches an iteration", m.Interrupts, m.Switches)
+	case m != record.Machine{}:
+		e.Machine = &m
+	}
+	return nil
 }
