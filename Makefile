@@ -31,6 +31,10 @@ build: ## Build bin/slipstream and bin/slipstream-azure
 		go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/$$program ./cmd/$$program; \
 	done
 
+.PHONY: windows
+windows: ## Build bin/slipstream.exe, for hosts that run Windows
+	GOOS=windows GOARCH=amd64 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream.exe ./cmd/slipstream
+
 # Of the same sources it is the same archive, byte for byte.
 .PHONY: image
 image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd64 and arm64
@@ -56,7 +60,7 @@ cluster: cluster-deps image ## Bring up a Kubernetes cluster with the image on i
 	go run ./test/cluster/play bin/slipstream-image.tar
 
 .PHONY: portable
-portable: ## Check that results can be read on other systems too
+portable: ## Check that results can be read on other systems too, and that a worker can run on Windows
 	GOOS=darwin go vet ./cmd/slipstream ./cmd/slipstream-azure
 	GOOS=windows go vet ./cmd/slipstream ./cmd/slipstream-azure
 
@@ -69,7 +73,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool && \
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool /usr/lib/wine/wine64=wine64 && \
 		$(MAKE) --no-print-directory apps-deps; fi
 
 .PHONY: apps-deps

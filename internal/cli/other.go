@@ -16,8 +16,8 @@ import (
 )
 
 // linuxCommands need namespaces, sysfs or netlink. On other systems they only say so.
-func linuxCommands(Process) []*cobra.Command {
-	var all []*cobra.Command
+func linuxCommands(p Process) []*cobra.Command {
+	all := workerCommands(p)
 	for _, c := range []struct{ use, short, needs string }{
 		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},

@@ -52,7 +52,7 @@ func (s Spec) fits(server bool) error {
 	case s.EventLoop:
 		return errors.New("io: epoll needs Linux: leave it out for a place that runs Windows, where each connection has a thread that waits")
 	case s.CongestionControl != "":
-		return fmt.Errorf("congestion control %s: it cannot be set on Windows: leave it out", s.CongestionControl)
+		return setCongestionControl(0, s)
 	case s.UDP && server && s.Connections > 1:
 		return fmt.Errorf("a server on Windows takes 1 UDP flow of a pair, not %d, as datagrams to one port reach one socket there: set connections: 1, or have the server on Linux", s.Connections)
 	}
@@ -223,6 +223,14 @@ func setOptions(fd int, spec Spec) error {
 		return fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
 	return nil
+}
+
+// setCongestionControl of a socket: there is no option for it.
+func setCongestionControl(_ int, s Spec) error {
+	if s.CongestionControl == "" {
+		return nil
+	}
+	return fmt.Errorf("congestion control %s: it cannot be set on Windows: leave it out", s.CongestionControl)
 }
 
 // setTimeouts has nothing to do: sockets do not block.

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux || windows
 
 package worker
 
@@ -19,11 +19,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/traffic/tools"
@@ -63,7 +61,7 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 	if !ok {
 		return nil, fmt.Errorf("workload %s: no such tool %q", w.Name, name)
 	}
-	if err := tool.Check(w); err != nil {
+	if err := errors.Join(runs(name), tool.Check(w)); err != nil {
 		return nil, err
 	}
 	return tool, nil
@@ -240,6 +238,9 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 		return record.Endpoint{}, fmt.Errorf("%s: %w", t.name(), errors.Join(err, t.explain(exit)))
 	}
 	result.CongestionControl, result.Command = cc, t.name()
+	if result.Machine != nil {
+		result.Machine.CPUs = runtime.NumCPU()
+	}
 	return result, nil
 }
 
@@ -268,8 +269,8 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 			return ""
 		case <-tick.C:
 		}
-		names, err := collect.CongestionControl(port, remote)
-		if err != nil { // netlink is denied, and will be
+		names, err := congestionControls(port, remote)
+		if err != nil { // netlink is denied, and will be, or this is not Linux
 			return ""
 		}
 		if len(names) > 0 {
@@ -349,45 +350,6 @@ func (t *toolEnd) start(ctx context.Context) error {
 	}
 	t.wait = func() error { return <-exited }
 	return nil
-}
-
-// spawn starts the process. That of an application may fork: it gets a PID namespace, all of whose
-// processes end with the first, and one of IPC, which takes what is left of its shared memory along.
-// It runs as nobody, where this process may do so.
-func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
-	program := tools.Find(os.Getenv("PATH"), t.argv[0])
-	if program == "" {
-		return nil, exec.ErrNotFound
-	}
-	start := func(change func(*syscall.SysProcAttr)) (*exec.Cmd, error) {
-		cmd := exec.CommandContext(ctx, program, t.argv[1:]...)
-		cmd.Stdout, cmd.Stderr = t.output, t.output
-		cmd.WaitDelay = time.Second // a grandchild may hold the pipe
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if t.home != nil {
-			cmd.Dir = t.home.path()
-			cmd.SysProcAttr.Setpgid = true
-			cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-		}
-		change(cmd.SysProcAttr)
-		return cmd, cmd.Start()
-	}
-	asThis := func(*syscall.SysProcAttr) {}
-	if t.home == nil || os.Geteuid() != 0 {
-		return start(asThis)
-	}
-	asNobody := func(a *syscall.SysProcAttr) { a.Credential = &syscall.Credential{Uid: nobody, Gid: nobody} }
-	cmd, err := start(func(a *syscall.SysProcAttr) {
-		asNobody(a)
-		a.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC
-	})
-	for _, less := range []func(*syscall.SysProcAttr){asNobody, asThis} { // root of a container
-		if !errors.Is(err, syscall.EPERM) {
-			break
-		}
-		cmd, err = start(less)
-	}
-	return cmd, err
 }
 
 func (t *toolEnd) explain(exit error) error {

@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/internal/process"
+	"slipstream.dev/internal/worker"
+)
+
+// workerCommands is the worker, which makes traffic here and no more.
+func workerCommands(p Process) []*cobra.Command {
+	var remote bool
+	var claim string
+	c := &cobra.Command{
+		Use:    "worker",
+		Short:  "Make traffic for a controller (started by targets)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			process.CollectAtRest()
+			if claim != "" {
+				run, who, _ := strings.Cut(claim, "/")
+				if err := worker.Claim(run, who, func() {
+					// It has nothing to revert, and tools' processes end with it. To close the input waits for
+					// whoever reads it.
+					fmt.Fprintln(p.Err, "slipstream: the run goes on with another worker")
+					os.Exit(exitFailed)
+				}); err != nil {
+					return err
+				}
+			}
+			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{Log: newLog(p), Remote: remote})
+		},
+	}
+	c.Flags().BoolVar(&remote, "remote", false, "end if the controller, on another machine, is silent")
+	c.Flags().StringVar(&claim, "claim", "", "be the only run on this host: RUN/WHO")
+	return []*cobra.Command{c}
+}

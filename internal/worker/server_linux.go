@@ -1,0 +1,399 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/process"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/traffic"
+	"slipstream.dev/internal/worker/pb"
+)
+
+// system is what a worker does on Linux beside traffic.
+type system struct {
+	// applied is the accelerators in force; the controller applies and reverts in turn.
+	applied *accel.Applier
+	// sampler is opened by the first Sample; its eBPF programs stay attached.
+	sampler *collect.Collector
+	// nics are the names of this place's NICs, of which the sampler takes series.
+	nics []string
+	// limits of this process, opened by the first trial.
+	limits func() (collect.Limits, error)
+	// fastpath returns why the fast path does not work on this kernel. The first call probes.
+	fastpath func() error
+}
+
+func newSystem(ctx context.Context) system {
+	return system{
+		limits:   sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) }),
+		fastpath: sync.OnceValue(func() error { return fastpath.Probe(ctx) }),
+	}
+}
+
+func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+	defer process.Collecting()()
+	place := placeOf(q.GetPlace())
+	sys, err := netns.Sysfs()
+	if err != nil {
+		return nil, err
+	}
+	defer sys.Close()
+	node, err := collect.Describe(ctx, os.DirFS("/proc"), sys.FS())
+	if err != nil {
+		return nil, err
+	}
+	node.Name, node.NodeCPUs, node.IRQCPUs = place.Name, place.CPUs, place.IRQCPUs
+	node.Tools = toolVersions(ctx)
+	interrupt, err := collect.InterruptTime()
+	if err != nil {
+		s.options.Log.WarnContext(ctx, "cannot measure the time of an interrupt", "place", place.Name, "error", err)
+	}
+	node.InterruptSeconds = interrupt.Seconds()
+	if err := accel.Classify(node.Links, place.Kind == target.Pod); err != nil {
+		return nil, err
+	}
+	if place.Kind == target.Node {
+		node.Held, err = accel.InForce(accel.Options{JournalDir: s.options.JournalDir})
+		if err != nil && !errors.Is(err, fs.ErrPermission) { // only root can read the journal, and only root can have changed anything
+			return nil, err
+		}
+	}
+	b, err := json.Marshal(node)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", place.Name, err)
+	}
+	return &pb.DescribeResponse{Node: b}, nil
+}
+
+// throttling watches the CPU limits of this process; the returned function warns as watchLimits' does.
+func (s *system) throttling(ctx context.Context, window traffic.Window) (warnings func() []record.Warning, err error) {
+	limits, err := s.limits()
+	if err != nil {
+		return nil, err
+	}
+	return watchLimits(ctx, limits, window), nil
+}
+
+// watchLimits reads the CPU limits of this process at both edges of the window. The returned function
+// warns if they throttled it in between. It ends the window if that has not ended yet: a fixed number of
+// requests may be done earlier.
+func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Window) (warnings func() []record.Warning) {
+	if len(limits) == 0 {
+		return func() []record.Warning { return nil }
+	}
+	var edges [2]collect.Snapshot
+	done := make(chan error, 1)
+	until, end := context.WithCancel(ctx)
+	go func() {
+		for i, at := range []int64{window.From, window.To} {
+			err := traffic.SleepUntil(until, at)
+			if err == nil || ctx.Err() == nil {
+				edges[i], err = limits.Snapshot()
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	return func() []record.Warning {
+		end()
+		if err := <-done; err != nil {
+			return nil // the run failed for the same reason, or its limits were removed
+		}
+		return limits.Warnings(edges[0], edges[1])
+	}
+}
+
+// openSampler opens the counters of this place, unless they are open. They stay open until the process ends.
+func (s *server) openSampler(cpus bool) error {
+	if s.sampler != nil {
+		return nil
+	}
+	defer process.Collecting()()
+	devices, err := accel.Devices(false)
+	if err != nil {
+		return err
+	}
+	s.nics = nil
+	for _, d := range devices {
+		if d.Class == v1alpha1.DeviceNIC {
+			s.nics = append(s.nics, d.Name)
+		}
+	}
+	sys, err := netns.Sysfs()
+	if err != nil {
+		return err
+	}
+	s.sampler, err = collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus})
+	return err
+}
+
+func (s *server) Sample(stream pb.Worker_SampleServer) error {
+	ctx := stream.Context()
+	command, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	request := command.GetRequest()
+	if err := s.openSampler(request.GetCpus()); err != nil {
+		return err
+	}
+	if err := stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{Ready: &pb.Ready{}}}); err != nil {
+		return err
+	}
+	if command, err = stream.Recv(); err != nil {
+		return err
+	}
+	window := windowOf(command.GetWindow())
+	// A second window is the end of the first.
+	until, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		if _, err := stream.Recv(); err == nil {
+			cancel(errEarly)
+		}
+	}()
+	edges, series, err := s.watch(until, window)
+	if err != nil {
+		return err
+	}
+	return s.sendCounters(stream, request, edges, series)
+}
+
+// errEarly is why a window ends before its time.
+var errEarly = errors.New("the window ends early")
+
+// edge is what is counted at an edge of a window.
+type edge struct {
+	collect.Snapshot
+	// packets of the fast path; nil if it is not applied.
+	packets map[string]uint64
+}
+
+// watch reads the counters at both edges of a window, and a series of some in between. All of it is done
+// by one goroutine, one after the other.
+func (s *server) watch(ctx context.Context, window traffic.Window) (edges [2]edge, series record.Series, err error) {
+	if edges[0], err = s.edgeAt(ctx, window.From); err != nil {
+		return edges, series, err
+	}
+	readings := s.sampler.Series(s.nics, window.From, window.To, edges[0].Snapshot)
+	for due := readings.Due(); due < window.To && traffic.SleepUntil(ctx, due) == nil; due = readings.Due() {
+		if err := readings.Read(); err != nil {
+			return edges, series, err
+		}
+	}
+	if edges[1], err = s.edgeAt(ctx, window.To); err != nil {
+		return edges, series, err
+	}
+	return edges, readings.End(edges[1].Snapshot), nil
+}
+
+// edgeAt reads the counters at a time, or at once if the window ends early.
+func (s *server) edgeAt(ctx context.Context, at int64) (e edge, err error) {
+	if err := traffic.SleepUntil(ctx, at); err != nil && !errors.Is(err, errEarly) {
+		return e, err
+	}
+	if e.Snapshot, err = s.sampler.Snapshot(); err != nil {
+		return e, err
+	}
+	if s.applied != nil {
+		e.packets, err = s.applied.FastpathPackets()
+	}
+	return e, err
+}
+
+// sendCounters answers a request with what was counted between two edges.
+func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleRequest, edges [2]edge, series record.Series) (err error) {
+	before, after := edges[0].Snapshot, edges[1].Snapshot
+	counters := pb.Counters{Series: record.EncodeSeries(series)}
+	devices := s.sampler.Devices(before, after)
+	for i := range devices {
+		devices[i].Place = request.GetPlace()
+	}
+	if counters.Devices, err = json.Marshal(devices); err != nil {
+		return fmt.Errorf("encode devices: %w", err)
+	}
+	vfs := s.sampler.VFs(before, after)
+	for i := range vfs {
+		vfs[i].Place = request.GetPlace()
+	}
+	if counters.Vfs, err = json.Marshal(vfs); err != nil {
+		return fmt.Errorf("encode virtual functions: %w", err)
+	}
+	if request.GetCpus() {
+		if counters.Host, err = json.Marshal(s.sampler.Host(before, after)); err != nil {
+			return fmt.Errorf("encode CPU counters: %w", err)
+		}
+	}
+	if packets := edges[1].packets; packets != nil {
+		for why, n := range edges[0].packets {
+			if packets[why] -= n; packets[why] == 0 {
+				delete(packets, why)
+			}
+		}
+		if counters.Fastpath, err = json.Marshal(record.Fastpath{Place: request.GetPlace(), Packets: packets}); err != nil {
+			return fmt.Errorf("encode packets of the fast path: %w", err)
+		}
+	}
+	return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: &counters}})
+}
+
+func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyResponse, error) {
+	defer process.Collecting()()
+	if s.applied != nil {
+		return nil, errors.New("apply accelerators: others are still applied here")
+	}
+	var accelerators []v1alpha1.Accelerator
+	if err := json.Unmarshal(q.GetAccelerators(), &accelerators); err != nil {
+		return nil, fmt.Errorf("decode accelerators: %w", err)
+	}
+	if slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
+		if err := s.fastpath(); err != nil {
+			return nil, err
+		}
+	}
+	place := placeOf(q.GetPlace())
+	applier, err := accel.OpenApplier(accel.Options{
+		Place: place, JournalDir: s.options.JournalDir, Owner: q.GetOwner(), Log: s.options.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	settings, err := applier.Apply(ctx, accelerators)
+	if err != nil {
+		return nil, errors.Join(err, applier.Close())
+	}
+	s.applied = applier
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return nil, fmt.Errorf("encode settings: %w", err)
+	}
+	return &pb.ApplyResponse{Settings: b}, nil
+}
+
+func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertResponse, error) {
+	var settings []record.Setting
+	if s.applied != nil {
+		settings = s.applied.Settings()
+	}
+	if err := s.revert(ctx); err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return nil, fmt.Errorf("encode settings: %w", err)
+	}
+	return &pb.RevertResponse{Settings: b}, nil
+}
+
+func (s *server) revert(ctx context.Context) error {
+	if s.applied == nil {
+		return nil
+	}
+	applier := s.applied
+	s.applied = nil
+	_, err := applier.Revert(ctx)
+	return errors.Join(err, applier.Close())
+}
+
+func (s *server) Look(ctx context.Context, q *pb.LookRequest) (*pb.LookResponse, error) {
+	defer process.Collecting()()
+	facts, err := doctor.Look(ctx, time.Duration(q.GetWindowNs()), q.GetProbe())
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(facts)
+	if err != nil {
+		return nil, fmt.Errorf("encode facts: %w", err)
+	}
+	return &pb.LookResponse{Facts: b}, nil
+}
+
+func (s *server) Catch(stream pb.Worker_CatchServer) error {
+	command, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	at, err := addrPort(command.GetListen())
+	if err != nil {
+		return err
+	}
+	port, err := doctor.Listen(at, command.GetListen().GetKey())
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	if err := stream.Send(&pb.CatchEvent{Event: &pb.CatchEvent_Listening{Listening: &pb.Ready{Port: uint32(port.Number())}}}); err != nil {
+		return err
+	}
+	for {
+		if command, err = stream.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		taken := port.Take(int(command.GetTake()))
+		answer := &pb.Taken{Complete: taken.Complete, Sizes: wireSizes(taken.Sizes)}
+		if err := stream.Send(&pb.CatchEvent{Event: &pb.CatchEvent_Taken{Taken: answer}}); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *server) Throw(_ context.Context, q *pb.ThrowRequest) (*pb.ThrowResponse, error) {
+	to, err := addrPort(q.GetDatagrams())
+	if err != nil {
+		return nil, err
+	}
+	thrown, err := doctor.Throw(to, q.GetDatagrams().GetKey(), int(q.GetRound()), sizesOf(q.GetSizes()))
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(thrown)
+	if err != nil {
+		return nil, fmt.Errorf("encode what was sent: %w", err)
+	}
+	return &pb.ThrowResponse{Thrown: b}, nil
+}
+
+func (s *server) Hold(q *pb.HoldRequest, stream pb.Worker_HoldServer) error {
+	var t doctor.Tunnel
+	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
+		return fmt.Errorf("decode tunnel: %w", err)
+	}
+	return doctor.HoldTunnel(stream.Context(), t, func() error { return stream.Send(&pb.Ready{}) })
+}
+
+func (s *server) Carry(ctx context.Context, q *pb.CarryRequest) (*pb.CarryResponse, error) {
+	var t doctor.Tunnel
+	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
+		return nil, fmt.Errorf("decode tunnel: %w", err)
+	}
+	carried, err := doctor.CarryThrough(ctx, t, doctor.Offload(q.GetOffload()))
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(carried)
+	if err != nil {
+		return nil, fmt.Errorf("encode what was carried: %w", err)
+	}
+	return &pb.CarryResponse{Carried: b}, nil
+}

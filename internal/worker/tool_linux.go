@@ -1,0 +1,60 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/traffic/tools"
+)
+
+// runs says why this system cannot run a tool, nil if it can.
+func runs(string) error { return nil }
+
+// congestionControls of a tool's TCP connections to or from a port.
+func congestionControls(port uint16, remote bool) ([]string, error) {
+	return collect.CongestionControl(port, remote)
+}
+
+// spawn starts the process. That of an application may fork: it gets a PID namespace, all of whose
+// processes end with the first, and one of IPC, which takes what is left of its shared memory along.
+// It runs as nobody, where this process may do so.
+func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
+	program := tools.Find(os.Getenv("PATH"), t.argv[0])
+	if program == "" {
+		return nil, exec.ErrNotFound
+	}
+	start := func(change func(*syscall.SysProcAttr)) (*exec.Cmd, error) {
+		cmd := exec.CommandContext(ctx, program, t.argv[1:]...)
+		cmd.Stdout, cmd.Stderr = t.output, t.output
+		cmd.WaitDelay = time.Second // a grandchild may hold the pipe
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if t.home != nil {
+			cmd.Dir = t.home.path()
+			cmd.SysProcAttr.Setpgid = true
+			cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		}
+		change(cmd.SysProcAttr)
+		return cmd, cmd.Start()
+	}
+	asThis := func(*syscall.SysProcAttr) {}
+	if t.home == nil || os.Geteuid() != 0 {
+		return start(asThis)
+	}
+	asNobody := func(a *syscall.SysProcAttr) { a.Credential = &syscall.Credential{Uid: nobody, Gid: nobody} }
+	cmd, err := start(func(a *syscall.SysProcAttr) {
+		asNobody(a)
+		a.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC
+	})
+	for _, less := range []func(*syscall.SysProcAttr){asNobody, asThis} { // root of a container
+		if !errors.Is(err, syscall.EPERM) {
+			break
+		}
+		cmd, err = start(less)
+	}
+	return cmd, err
+}

@@ -1,0 +1,209 @@
+//go:build linux
+
+package worker
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
+)
+
+// connectWine starts a worker for Windows, and returns its client and how the worker ends.
+func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan error) {
+	t.Helper()
+	cmd := w.Command(argv...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(t.Context(), out, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = c.Close() })
+	return c, ended
+}
+
+// workload of a kind for a window of 300 ms.
+func workloadOf(kind, protocol string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
+	t := &v1alpha1.Traffic{
+		Protocol: protocol, IP: 4, Size: 64, Connections: 1, Tool: v1alpha1.ToolNative,
+		Warmup: v1alpha1.Duration(50 * time.Millisecond), Duration: v1alpha1.Duration(300 * time.Millisecond),
+	}
+	if change != nil {
+		change(t)
+	}
+	w := v1alpha1.Workload{Name: kind}
+	switch kind {
+	case "stream":
+		t.Size = 1024
+		w.Stream = t
+	case "pingpong":
+		w.PingPong = t
+	case "underload":
+		t.Rate = 500
+		w.UnderLoad = t
+	case "connect":
+		w.Connect = t
+	case "http":
+		w.HTTP = t
+	}
+	return w
+}
+
+// TestWindows has the program for Windows, under Wine, exchange traffic with a worker on Linux: each is the
+// client once.
+func TestWindows(t *testing.T) {
+	wine := testenv.NeedWine(t)
+	program := wine.Program(t)
+	windows, ended := connectWine(t, wine, program, "worker")
+	linux, _ := connect(t)
+	t.Run("describe", func(t *testing.T) {
+		n, err := windows.Describe(t.Context(), target.Place{Name: "w", Kind: target.Node})
+		if err != nil || n.Name != "w" || n.Boot == "" || !strings.HasPrefix(n.Distribution, "Wine ") || n.MemoryByte == 0 || n.CPUs == "" || len(n.Links) == 0 || n.Arch != "x86_64" {
+			t.Errorf("%v %+v", err, n)
+		}
+	})
+	for _, w := range []v1alpha1.Workload{
+		workloadOf("pingpong", "tcp", nil), workloadOf("pingpong", "udp", nil),
+		workloadOf("stream", "tcp", nil), workloadOf("stream", "udp", nil),
+		workloadOf("underload", "tcp", nil), workloadOf("underload", "udp", nil),
+		workloadOf("connect", "tcp", nil),
+		workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) { t.Connections = 3 }),
+	} {
+		for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
+			t.Run(w.Name+" "+w.Traffic().Protocol+" client "+client, func(t *testing.T) {
+				got, errs := run(t, ends[0], ends[1], w, func() {})
+				if err := errors.Join(errs[:]...); err != nil {
+					t.Fatal(err)
+				}
+				checkTraffic(t, w, got[0], got[1])
+			})
+		}
+	}
+	for want, w := range map[string]v1alpha1.Workload{
+		"io: epoll needs Linux": workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) { t.IO = v1alpha1.IOEpoll }),
+		"takes 1 UDP flow":      workloadOf("pingpong", "udp", func(t *v1alpha1.Traffic) { t.Connections = 2 }),
+		"HTTP needs Linux":      workloadOf("http", "tcp", nil),
+		"native and latte, not iperf3": workloadOf("stream", "tcp", func(t *v1alpha1.Traffic) {
+			t.Tool = v1alpha1.ToolIperf3
+		}),
+	} {
+		if _, errs := run(t, windows, linux, w, func() {}); errs[0] == nil || !strings.Contains(errs[0].Error(), want) {
+			t.Errorf("%s: got %v", want, errs[0])
+		}
+	}
+	if _, err := windows.Sample(t.Context(), "w", false, 0, time.Millisecond, nil, nil); err == nil || !strings.Contains(err.Error(), "runs Windows") {
+		t.Errorf("sample: %v", err)
+	}
+	if _, err := windows.Apply(t.Context(), target.Steering{}); err == nil || !strings.Contains(err.Error(), "runs Windows") {
+		t.Errorf("apply: %v", err)
+	}
+	t.Run("latte", func(t *testing.T) { testLatte(t, wine, program) })
+	_ = windows.Close()
+	if err := endsSoon(t, ended); err != nil {
+		t.Errorf("the worker ended with %v", err)
+	}
+	t.Run("claim", func(t *testing.T) { testWindowsClaim(t, wine, program) })
+}
+
+func endsSoon(t *testing.T, ended <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatal("the worker goes on")
+	}
+	return nil
+}
+
+// testLatte has two workers for Windows drive a stand-in for latte, twice: its server is a new one each time.
+func testLatte(t *testing.T, wine *testenv.Wine, program string) {
+	wine.Build(t, "latte.exe", "./testdata/latte")
+	server, _ := connectWine(t, wine, program, "worker")
+	client, _ := connectWine(t, wine, program, "worker")
+	w := workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) {
+		t.Tool, t.Duration = v1alpha1.ToolLatte, v1alpha1.Duration(time.Second)
+	})
+	for i := range 2 {
+		got, errs := run(t, server, client, w, func() {})
+		e := got[1]
+		if errs[1] != nil || e.Place == "" {
+			t.Fatal(i, errs)
+		}
+		if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 1.2 || e.Percentiles[record.LatencyMean] <= 0 {
+			t.Errorf("%d: %+v", i, e)
+		}
+		if m := e.Machine; m == nil || m.Busy < 0.0279 || m.Busy > 0.0281 || m.Interrupts != 3.86 || m.Switches != 2.29 || m.CPUs == 0 {
+			t.Errorf("%d: machine %+v", i, m)
+		}
+	}
+}
+
+// testWindowsClaim: another run's claim is refused; the same run's takes over, which ends the first worker
+// while its input is open.
+func testWindowsClaim(t *testing.T, wine *testenv.Wine, program string) {
+	first, ended := connectWine(t, wine, program, "worker", "--remote", "--claim", "one/me@here")
+	other := wine.Command(program, "worker", "--claim", "two/you@there")
+	if out, err := other.CombinedOutput(); err == nil || !strings.Contains(string(out), "another run (me@here) is in progress on this host") {
+		t.Errorf("another run: %v %s", err, out)
+	}
+	if err := first.Alive(t.Context()); err != nil {
+		t.Errorf("after another run's claim: %v", err)
+	}
+	second, _ := connectWine(t, wine, program, "worker", "--remote", "--claim", "one/me@here")
+	if err := endsSoon(t, ended); err == nil {
+		t.Error("a worker whose run goes on elsewhere ends as if it were done")
+	}
+	if err := second.Alive(t.Context()); err != nil {
+		t.Errorf("after the same run's claim: %v", err)
+	}
+}
+
+func checkTraffic(t *testing.T, w v1alpha1.Workload, server, client record.Endpoint) {
+	t.Helper()
+	for _, e := range []record.Endpoint{server, client} {
+		if e.Messages == 0 || e.Seconds < 0.25 || e.Seconds > 0.6 {
+			t.Errorf("%s: %d messages in %g s", e.Place, e.Messages, e.Seconds)
+		}
+	}
+	if server.Messages > 2*client.Messages || client.Messages > 2*server.Messages && w.Traffic().Protocol == "tcp" && w.Stream == nil {
+		t.Errorf("%d messages at the server, %d at the client", server.Messages, client.Messages)
+	}
+	if w.Stream != nil {
+		if server.BitsPerSecond < 1e6 {
+			t.Errorf("%g bit/s arrived", server.BitsPerSecond)
+		}
+		return
+	}
+	h, err := record.DecodeHistogram(client.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p50 := time.Duration(h.ValueAtQuantile(50))
+	t.Logf("p50 %s of %d", p50, h.TotalCount())
+	if p50 <= 0 || p50 > 100*time.Millisecond {
+		t.Errorf("p50 %s", p50)
+	}
+	if w.UnderLoad != nil && (h.TotalCount() < 140 || h.TotalCount() > 150) { // 500 a second for 300 ms
+		t.Errorf("%d of 150 messages were answered", h.TotalCount())
+	}
+}
