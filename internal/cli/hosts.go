@@ -25,7 +25,7 @@ import (
 type hostOptions struct{ binaries []string }
 
 func (o *hostOptions) addFlags(f *pflag.FlagSet) {
-	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux, to copy to hosts of an architecture that this program is not for")
+	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux or Windows, to copy to hosts of a system or architecture that this program is not for")
 }
 
 // parseHosts are the hosts of "a,me@b".
@@ -73,6 +73,7 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 	}
 	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Home: home, Note: note}
 	config.Root = needRoot(exp, config.Hosts)
+	config.Linux, config.Windows = needSystem(exp)
 	for _, v := range exp.Spec.Variants {
 		for _, ends := range hostPairs(exp, v) {
 			path := hosts.Path{Client: ends[0], Server: ends[1], Address: cmp.Or(exp.PathOf(v).Address, v1alpha1.AddressNative)}
@@ -124,6 +125,41 @@ func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
 	return root
 }
 
+// needSystem names, for each host, the first workload whose end there needs Linux or Windows.
+func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
+	linux, windows = make(map[string]string), make(map[string]string)
+	for _, v := range exp.Spec.Variants {
+		client, server := exp.HostsOf(v)
+		for _, w := range exp.Spec.Workloads {
+			w = exp.WorkloadFor(v, w)
+			t := w.Traffic()
+			both, atServer := "", ""
+			switch {
+			case t.Tool == v1alpha1.ToolLatte:
+				for _, i := range []int{client, server} {
+					name := exp.Spec.Target.Hosts[i].Name
+					windows[name] = cmp.Or(windows[name], "latte of workload "+w.Name)
+				}
+				continue
+			case t.Tool != v1alpha1.ToolNative:
+				both = t.Tool + " of workload " + w.Name
+			case w.HTTP != nil:
+				both = "http of workload " + w.Name
+			case t.IO == v1alpha1.IOEpoll:
+				both = "io: epoll of workload " + w.Name
+			case t.Protocol == "udp" && t.Connections > 1:
+				atServer = fmt.Sprintf("a server of %d UDP flows of workload %s", t.Connections, w.Name)
+			}
+			for i, what := range map[int]string{client: both, server: cmp.Or(both, atServer)} {
+				if name := exp.Spec.Target.Hosts[i].Name; what != "" {
+					linux[name] = cmp.Or(linux[name], what)
+				}
+			}
+		}
+	}
+	return linux, windows
+}
+
 func (t *hostTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	up, err := hosts.Up(ctx, t.config)
 	if err != nil {
@@ -167,7 +203,7 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Ex
 	}
 	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "\nHOST\tLOGIN\tSYSTEM\tPROGRAM RUNS IN\tACCELERATORS")
-	var missing []string
+	var missing, limits []string
 	for _, f := range found {
 		by := "none"
 		switch {
@@ -178,6 +214,8 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Ex
 		}
 		if f.Missing != nil {
 			missing = append(missing, f.Missing.Error())
+		} else if f.Limits != "" {
+			limits = append(limits, f.Limits)
 		}
 		row := []string{f.Host, f.Login, f.System, f.Folder, by}
 		for i := range row {
@@ -187,6 +225,9 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Ex
 	}
 	if err := tw.Flush(); err != nil {
 		return err
+	}
+	for _, text := range limits {
+		fmt.Fprintf(p.Out, "\n%s.\n", report.PlainLine(text))
 	}
 	if len(missing) > 0 {
 		return errors.New("a run would fail. Missing:\n  " + strings.Join(missing, "\n  "))

@@ -428,8 +428,10 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 		at, as := seated{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of what there is to tell
 			all := n.Places()
-			pod := all[slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name })]
-			at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
+			if i := slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name }); i >= 0 {
+				pod := all[i]
+				at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
+			}
 		}
 		facts, err := n.factsOf(ctx, at, as)
 		if err != nil && p.exp.Spec.Mesh != nil && ctx.Err() == nil {

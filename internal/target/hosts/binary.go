@@ -12,12 +12,15 @@ import (
 	"strings"
 )
 
-// binary is this program, for one architecture of Linux.
+// binary is this program, for one system and architecture by Go's names.
 type binary struct {
-	file, arch string
-	size       int64
-	sum        string // SHA-256, in hexadecimal
+	file, system, arch string
+	size               int64
+	sum                string // SHA-256, in hexadecimal
 }
+
+// hostSystems are those that a worker runs on.
+var hostSystems = []string{"linux", "windows"}
 
 // mainPackage is this program in the build information of a binary.
 const mainPackage = "slipstream.dev/cmd/slipstream"
@@ -37,17 +40,17 @@ func binaries(named []string) (all []binary, err error) {
 			}
 			return ""
 		}
-		if info.Path != mainPackage || setting("GOOS") != "linux" {
-			return nil, fmt.Errorf("--host-binary %s: must be slipstream for Linux, is %s for %s", file, info.Path, setting("GOOS"))
+		if info.Path != mainPackage || !slices.Contains(hostSystems, setting("GOOS")) {
+			return nil, fmt.Errorf("--host-binary %s: must be slipstream for Linux or Windows, is %s for %s", file, info.Path, setting("GOOS"))
 		}
-		all = append(all, binary{file: file, arch: setting("GOARCH")})
+		all = append(all, binary{file: file, system: setting("GOOS"), arch: setting("GOARCH")})
 	}
-	if runtime.GOOS == "linux" {
+	if slices.Contains(hostSystems, runtime.GOOS) {
 		self, err := os.Executable()
 		if err != nil {
 			return nil, fmt.Errorf("find this program: %w", err)
 		}
-		all = append(all, binary{file: self, arch: runtime.GOARCH})
+		all = append(all, binary{file: self, system: runtime.GOOS, arch: runtime.GOARCH})
 	}
 	for i := range all {
 		if err := all[i].measure(); err != nil {
@@ -71,21 +74,26 @@ func (b *binary) measure() error {
 	return nil
 }
 
-// architectures are Go's names of those that uname -m tells.
-var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
+// architectures are Go's names of those that uname -m tells, and Windows.
+var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "AMD64": "amd64"}
 
-// fitting is the binary for a machine as uname -sm describes it: "Linux x86_64".
+// fitting is the binary for a machine as uname -sm describes it, "Linux x86_64", or lookWindows, "Windows AMD64".
 func fitting(all []binary, name, uname string) (binary, error) {
 	system, machine, _ := strings.Cut(uname, " ")
-	if system != "Linux" {
-		return binary{}, fmt.Errorf("host %s runs %s, and a worker needs Linux: name another host", name, uname)
+	system = strings.ToLower(system)
+	if !slices.Contains(hostSystems, system) {
+		return binary{}, fmt.Errorf("host %s runs %s, and a worker needs Linux or Windows: name another host", name, uname)
 	}
 	arch := architectures[machine]
 	if arch == "" {
 		return binary{}, fmt.Errorf("host %s is of the architecture %s; there are builds of this program for x86_64 and aarch64", name, machine)
 	}
-	if i := slices.IndexFunc(all, func(b binary) bool { return b.arch == arch }); i >= 0 {
+	if i := slices.IndexFunc(all, func(b binary) bool { return b.system == system && b.arch == arch }); i >= 0 {
 		return all[i], nil
 	}
-	return binary{}, fmt.Errorf("host %s needs a build of this program for linux/%s, and there is none at hand: build one (make image leaves bin/image/%s/slipstream) and name it with --host-binary", name, arch, arch)
+	how := "make image leaves bin/image/" + arch + "/slipstream"
+	if system == "windows" {
+		how = "make windows leaves bin/slipstream.exe"
+	}
+	return binary{}, fmt.Errorf("host %s needs a build of this program for %s/%s, and there is none at hand: build one (%s) and name it with --host-binary", name, system, arch, how)
 }

@@ -35,6 +35,9 @@ type Config struct {
 	// Root says what needs root on a host, by its name, such as "rps of variant rps". Nothing needs it on
 	// the others.
 	Root map[string]string
+	// Linux says what needs Linux on a host, by its name, such as "workload page": one that runs Windows is refused.
+	// Windows says what needs that.
+	Linux, Windows map[string]string
 	// Look: the run changes nothing on the hosts. Workers for control are root's where sudo -n gives that, and
 	// do without where it does not.
 	Look bool
@@ -75,7 +78,9 @@ type host struct {
 	login login
 	all   *Hosts
 
-	facts   facts
+	facts facts
+	// windows: the host runs it, as its SSH server tells.
+	windows bool
 	program program
 	// ownJournal: the run may change settings, and there was no journal when it began.
 	ownJournal bool
@@ -138,6 +143,11 @@ func (h *Hosts) up(ctx context.Context) error {
 		return err
 	}
 	for _, at := range h.hosts {
+		if at.windows {
+			h.config.Note(at.limits())
+		}
+	}
+	for _, at := range h.hosts {
 		began := time.Now()
 		if err := at.first.Alive(ctx); err != nil {
 			return fmt.Errorf("host %s: %w", at.name, err)
@@ -172,12 +182,15 @@ func (h *host) start(ctx context.Context) (err error) {
 	if h.facts, err = h.look(ctx); err != nil {
 		return err
 	}
-	b, err := h.facts.suit(h.root(), h.all.binaries)
+	b, err := h.suit()
 	if err != nil {
 		return refusedError{err}
 	}
+	if h.windows {
+		return h.startWindows(ctx, b)
+	}
 	s, err := h.open(ctx, func(mark string) string {
-		return launch(mark, h.facts.folders[0], b, "--remote --claim "+h.all.run+"/"+whoami())
+		return command(launch(mark, h.facts.folders[0], b, h.claim()))
 	})
 	if err != nil {
 		return err
@@ -191,6 +204,9 @@ func (h *host) start(ctx context.Context) (err error) {
 	}
 	return h.restore(ctx, false)
 }
+
+// claim are the arguments of the host's first worker.
+func (h *host) claim() string { return "--remote --claim " + h.all.run + "/" + whoami() }
 
 // attach connects to the worker that a session has become.
 func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
@@ -262,7 +278,10 @@ func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*wo
 	at := h.find(p.Node)
 	control := use == target.ForControl
 	s, err := at.open(ctx, func(mark string) string {
-		return again(mark, at.program, control && at.sudo(), control && at.ownJournal)
+		if at.windows {
+			return againWindows(mark, at.program.file)
+		}
+		return command(again(mark, at.program, control && at.sudo(), control && at.ownJournal))
 	})
 	if err != nil {
 		return nil, err
@@ -274,12 +293,15 @@ func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*wo
 	return at.attach(ctx, s)
 }
 
-// open runs a script in a session with a connection of its own: a server may allow no more, not even one
+// open runs a command in a session with a connection of its own: a server may allow no more, not even one
 // after the other (MaxSessions 1).
 func (h *host) open(ctx context.Context, script func(mark string) string) (*session, error) {
 	client, err := h.connect(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if windows := isWindows(client); windows != h.windows { // at the first connection, before there are several at once
+		h.windows = windows
 	}
 	ctx, stop := within(ctx, scriptTime, h.name, client)
 	defer stop()
@@ -314,7 +336,7 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	if h.root() == "" {
 		return nil
 	}
-	s, err := h.open(ctx, func(mark string) string { return revert(mark, h.program, h.sudo(), own) })
+	s, err := h.open(ctx, func(mark string) string { return command(revert(mark, h.program, h.sudo(), own)) })
 	if err != nil {
 		return err
 	}
@@ -395,7 +417,7 @@ func (h *host) comeBack(ctx context.Context) error {
 func (h *Hosts) Places() []target.Place {
 	var all []target.Place
 	for _, at := range h.hosts {
-		p := target.Place{Name: at.name, Kind: target.Node, Node: at.name, Addresses: make(map[string]netip.Addr)}
+		p := target.Place{Name: at.name, Kind: target.Node, Node: at.name, Addresses: make(map[string]netip.Addr), Unprivileged: at.windows}
 		for name := range at.spec.Addresses {
 			p.Addresses[name] = at.address(name)
 		}
@@ -444,5 +466,8 @@ func (h *host) close(ctx context.Context) error {
 		err = errors.Join(err, closeErr)
 	}
 	h.drop()
+	if h.windows {
+		err = errors.Join(err, h.remove(ctx))
+	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 // facts are what a host is.
 type facts struct {
 	name string
-	// system is what uname -sm prints, user the number of the user.
+	// system is what uname -sm prints, or the like of it of Windows; user the number of the user.
 	system, user string
 	// address is the host's own at which SSH reaches it.
 	address netip.Addr
@@ -25,7 +25,12 @@ type facts struct {
 // look asks a host for its facts.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, err := h.open(ctx, func(mark string) string { return look(mark, h.root() != "" || h.all.config.Look) })
+	s, err := h.open(ctx, func(mark string) string {
+		if h.windows {
+			return lookWindows(mark)
+		}
+		return command(look(mark, h.root() != "" || h.all.config.Look))
+	})
 	if err != nil {
 		return f, err
 	}
@@ -54,6 +59,11 @@ func (f *facts) add(word, rest string) error {
 		f.system = rest
 	case "user":
 		f.user = rest
+	case "connection": // the client's address and port, and the server's
+		parts := append(strings.Fields(rest), "", "", "")
+		return f.add("address", parts[2])
+	case "home": // of Windows; commands begin in it, and do not name it
+		f.folders = append(f.folders, rest)
 	case "address":
 		a, err := netip.ParseAddr(rest)
 		if err != nil {
@@ -79,10 +89,19 @@ func (f *facts) add(word, rest string) error {
 	return nil
 }
 
-// suit says whether a host suits a run that needs root for something, and which binary suits the host.
-func (f facts) suit(root string, all []binary) (binary, error) {
-	b, err := fitting(all, f.name, f.system)
+// suit says whether a host suits the run, and which binary suits the host.
+func (h *host) suit() (binary, error) {
+	f, root, config := h.facts, h.root(), h.all.config
+	b, err := fitting(h.all.binaries, f.name, f.system)
 	switch {
+	case h.windows && config.Look:
+		return b, fmt.Errorf("host %s runs Windows, and doctor looks at Linux machines: leave it out", f.name)
+	case h.windows && root != "":
+		return b, fmt.Errorf("host %s runs Windows, and %s needs Linux: leave that out, or select other hosts by their labels", f.name, root)
+	case h.windows && config.Linux[f.name] != "":
+		return b, fmt.Errorf("host %s runs Windows, and %s needs Linux: leave that out, or select other hosts by their labels", f.name, config.Linux[f.name])
+	case !h.windows && config.Windows[f.name] != "":
+		return b, fmt.Errorf("host %s does not run Windows, and %s needs it: leave that out, or select other hosts by their labels", f.name, config.Windows[f.name])
 	case err != nil:
 		return b, err
 	case len(f.folders) == 0:
@@ -93,6 +112,11 @@ func (f facts) suit(root string, all []binary) (binary, error) {
 	return b, nil
 }
 
+// limits says what a run does without on a host that runs Windows.
+func (h *host) limits() string {
+	return fmt.Sprintf("host %s runs Windows: the load of its CPUs, its interrupts and its devices are not sampled, TCP retransmissions not counted, and senders under load do not sleep in the last millisecond before a message is due", h.name)
+}
+
 // Finding is what a run would find on a host.
 type Finding struct {
 	Host, Login, System string
@@ -100,6 +124,8 @@ type Finding struct {
 	Folder string
 	// Root: accelerators would be applied there. Sudo: by a worker that is started by sudo -n.
 	Root, Sudo bool
+	// Limits is what the run would do without there; "" if nothing.
+	Limits string
 	// Missing is why the run would fail; nil if nothing is known to.
 	Missing error
 }
@@ -126,6 +152,9 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 	if len(h.facts.folders) > 0 {
 		found.Folder = h.facts.folders[0]
 	}
-	_, err = h.facts.suit(h.root(), h.all.binaries)
+	if h.windows {
+		found.Limits = h.limits()
+	}
+	_, err = h.suit()
 	return err
 }

@@ -32,6 +32,10 @@ func (h *Hosts) Reach(ctx context.Context, p Path) error {
 	case errors.Is(err, worker.ErrServe):
 		return fmt.Errorf("host %s cannot receive traffic at its address %s (path %s): %w", server.name, to, p.Address, err)
 	}
-	return fmt.Errorf("host %s cannot reach host %s at %s, %s port %d (path %s): %w. Is there a firewall between them? Let the ports of net.ipv4.ip_local_port_range (32768 to 60999) through it, by TCP and UDP",
-		client.name, server.name, to, p.Protocol, port, p.Address, err)
+	ports := "the ports of net.ipv4.ip_local_port_range (32768 to 60999)"
+	if server.windows {
+		ports = "the dynamic ports of Windows (49152 to 65535)"
+	}
+	return fmt.Errorf("host %s cannot reach host %s at %s, %s port %d (path %s): %w. Is there a firewall between them? Let %s through it, by TCP and UDP",
+		client.name, server.name, to, p.Protocol, port, p.Address, err, ports)
 }

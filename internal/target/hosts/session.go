@@ -44,7 +44,7 @@ func within(ctx context.Context, limit time.Duration, host string, client *ssh.C
 	}
 }
 
-// open runs a script that reports with a mark.
+// open runs a command that reports with a mark.
 func open(host string, client *ssh.Client, script func(mark string) string) (*session, error) {
 	s := &session{host: host, client: client, mark: "slipstream-" + rand.Text(), done: make(chan struct{})}
 	run, err := client.NewSession()
@@ -60,7 +60,7 @@ func open(host string, client *ssh.Client, script func(mark string) string) (*se
 		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
 	}
 	s.out = bufio.NewReader(out)
-	if err := run.Start(command(script(s.mark))); err != nil {
+	if err := run.Start(script(s.mark)); err != nil {
 		return nil, fmt.Errorf("host %s: run a command: %w", host, err)
 	}
 	go func() {
@@ -81,7 +81,7 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
 		line := string(part)
 		if text, ok := strings.CutPrefix(line, s.mark+" "); ok && err == nil {
-			word, rest, _ = strings.Cut(strings.TrimSuffix(text, "\n"), " ")
+			word, rest, _ = strings.Cut(strings.TrimRight(text, "\r\n"), " ")
 			return word, strings.TrimSpace(rest), nil
 		}
 		if len(s.printed) < 200 {

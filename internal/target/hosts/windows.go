@@ -1,0 +1,135 @@
+package hosts
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/pkg/sftp"
+	"golang.org/x/crypto/ssh"
+)
+
+// A host that runs Windows has its own SSH server, whose login shell is cmd.exe or PowerShell. Both run what
+// is here: cmd with one quoted argument. The program comes by SFTP into the user's folder, in which both SFTP
+// and commands begin, so that no path needs quotes. A program that runs cannot be removed there: the command
+// removes it once the first worker has ended. If the connection breaks, the server ends the command
+// too (its job is killed), and the next run removes the file.
+
+// isWindows tells whether a server is Windows' own.
+func isWindows(client *ssh.Client) bool {
+	return strings.Contains(string(client.ServerVersion()), "OpenSSH_for_Windows")
+}
+
+// lookWindows tells what a host is.
+func lookWindows(mark string) string {
+	return strings.ReplaceAll(`cmd /d /c "echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK end"`, "MARK", mark)
+}
+
+// launchWindows starts the first worker, and removes the program once it has ended.
+func launchWindows(mark, file, arguments string) string {
+	return strings.NewReplacer("MARK", mark, "FILE", file, "ARGUMENTS", arguments).
+		Replace(`cmd /d /v:on /c "echo MARK program& .\FILE worker ARGUMENTS& set e=!errorlevel!& del /q FILE& exit !e!"`)
+}
+
+// againWindows starts a worker of a program that runs.
+func againWindows(mark, file string) string {
+	return strings.NewReplacer("MARK", mark, "FILE", file).Replace(`cmd /d /c "echo MARK program& .\FILE worker --remote"`)
+}
+
+// programs are the names that the program has on a host.
+var programs = regexp.MustCompile(`^slipstream-[a-z2-7]{16}\.exe$`)
+
+// files does something with the files of a host that runs Windows.
+func (h *host) files(ctx context.Context, do func(*sftp.Client) error) error {
+	client, err := h.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, stop := within(ctx, copyTime, h.name, client)
+	defer stop()
+	files, err := sftp.NewClient(client)
+	if err == nil {
+		err = do(files)
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// put copies the program to a host that runs Windows.
+func (h *host) put(ctx context.Context, b binary) (file string, err error) {
+	file = "slipstream-" + strings.ToLower(rand.Text())[:16] + ".exe"
+	err = h.files(ctx, func(files *sftp.Client) error {
+		from, err := os.Open(b.file)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		to, err := files.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+		if err != nil {
+			return err
+		}
+		_, err = to.ReadFrom(from)
+		if err = errors.Join(err, to.Close()); err != nil {
+			return errors.Join(err, files.Remove(file))
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("copy the program to host %s by SFTP (which its sshd_config has to have, and room in the user's folder): %w", h.name, err)
+	}
+	return file, nil
+}
+
+// sweep removes the programs that runs have left whose connection broke. One that runs stays.
+func (h *host) sweep(ctx context.Context) error {
+	err := h.files(ctx, func(files *sftp.Client) error {
+		all, err := files.ReadDir(".")
+		for _, f := range all {
+			if programs.MatchString(f.Name()) && f.Name() != h.program.file {
+				_ = files.Remove(f.Name())
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("remove what former runs have left on host %s: %w", h.name, err)
+	}
+	return nil
+}
+
+// startWindows copies the program, and has the first worker claim the host.
+func (h *host) startWindows(ctx context.Context, b binary) error {
+	file, err := h.put(ctx, b)
+	if err != nil {
+		return err
+	}
+	h.program = program{file: file}
+	s, err := h.open(ctx, func(mark string) string { return launchWindows(mark, file, h.claim()) })
+	if err == nil {
+		if err = s.expect(ctx, "program"); err != nil {
+			s.client.Close()
+		} else {
+			h.first, err = h.attach(ctx, s)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, h.remove(context.WithoutCancel(ctx)))
+	}
+	return h.sweep(ctx)
+}
+
+// remove removes the program, if its command has not done so.
+func (h *host) remove(ctx context.Context) error {
+	err := h.files(ctx, func(files *sftp.Client) error { return files.Remove(h.program.file) })
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove %s from the user's folder on host %s: %w", h.program.file, h.name, err)
+	}
+	return nil
+}
