@@ -22,7 +22,6 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/worker/pb"
 )
@@ -87,14 +86,6 @@ type server struct {
 
 func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
 	return &pb.NowResponse{MonotonicNs: traffic.Now()}, nil
-}
-
-func placeOf(p *pb.Place) target.Place {
-	place := target.Place{Name: p.GetName(), Kind: target.Node, CPUs: p.GetCpus(), IRQCPUs: p.GetIrqCpus()}
-	if p.GetPod() {
-		place.Kind = target.Pod
-	}
-	return place
 }
 
 // end is one end of a pair, whatever makes its traffic.

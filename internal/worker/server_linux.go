@@ -81,6 +81,14 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	return &pb.DescribeResponse{Node: b}, nil
 }
 
+func placeOf(p *pb.Place) target.Place {
+	place := target.Place{Name: p.GetName(), Kind: target.Node, CPUs: p.GetCpus(), IRQCPUs: p.GetIrqCpus()}
+	if p.GetPod() {
+		place.Kind = target.Pod
+	}
+	return place
+}
+
 // throttling watches the CPU limits of this process; the returned function warns as watchLimits' does.
 func (s *system) throttling(ctx context.Context, window traffic.Window) (warnings func() []record.Warning, err error) {
 	limits, err := s.limits()

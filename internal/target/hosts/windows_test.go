@@ -252,14 +252,15 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 		if missing := fmt.Sprint(found[0].Missing, found[1].Missing); !strings.Contains(missing, name) {
 			t.Errorf("%s: found %s", name, missing)
 		}
-		if up, err := hosts.Up(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: error %v", name, err)
-			if err == nil {
-				must(t, up.Close(context.Background()))
-			}
-		}
-		testenv.Eventually(t, 10*time.Second, "the user's folder as it was", windows.programs)
 	}
+	config.Root = map[string]string{"windows": "rps of variant rps"}
+	if up, err := hosts.Up(t.Context(), config); err == nil || !strings.Contains(err.Error(), "rps of variant rps needs Linux") {
+		t.Errorf("a run with rps on Windows: %v", err)
+		if err == nil {
+			must(t, up.Close(context.Background()))
+		}
+	}
+	testenv.Eventually(t, 10*time.Second, "the user's folder as it was", windows.programs)
 }
 
 // testWindowsExperiment: the figures of a run in which clients are on Linux once, and once on Windows.
