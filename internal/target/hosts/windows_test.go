@@ -196,6 +196,7 @@ func (s *server) programs() string {
 
 // TestWindows: a run between a host that runs Windows and one that runs Linux.
 func TestWindows(t *testing.T) {
+	t.Parallel()
 	home, windows, linux, program := windowsWorld(t)
 	t.Run("up", func(t *testing.T) { testWindowsUp(t, home, windows, linux, program) })
 	t.Run("experiment", func(t *testing.T) { testWindowsExperiment(t, home, windows, linux, program) })
