@@ -77,12 +77,12 @@ type httpClient struct {
 }
 
 // dialHTTP lays out the threads of a client's end, which open connections as they go.
-func (e *End) dialHTTP(to netip.AddrPort) {
+func (e *End) dialHTTP(to netip.AddrPort) error {
 	s := e.spec
 	if s.Page {
 		e.conns = unconnected(s.Connections)
 		e.each(func(c *conn, r *run) error { return s.visit(to, c, r) })
-		return
+		return nil
 	}
 	e.conns = unconnected(s.httpThreads())
 	left := newRequests(s.Requests)
@@ -91,6 +91,7 @@ func (e *End) dialHTTP(to netip.AddrPort) {
 		share := (s.Connections + thread) / len(e.conns)
 		return s.requestAll(to, share, left, c, r)
 	})
+	return nil
 }
 
 // requestAll asks for the one object there is until the run is over or all requests are

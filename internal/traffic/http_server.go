@@ -48,11 +48,11 @@ func (s *Server) listenHTTP() error {
 }
 
 // acceptHTTP lays out the threads of a server's end.
-func (s *Server) acceptHTTP() *End {
+func (s *Server) acceptHTTP() (*End, error) {
 	end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
 	site := s.spec.site()
 	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) })
-	return end
+	return end, nil
 }
 
 // httpThreads is how many threads share an end's connections.

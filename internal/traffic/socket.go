@@ -87,7 +87,10 @@ func dialUDP(ctx context.Context, fd int, to netip.AddrPort, hello string) error
 		if _, err := send(fd, []byte(hello)); err != nil && !errors.Is(err, errStalled) {
 			return err
 		}
-		n, err := receive(fd, buf)
+		n, err := 0, wait([]pollFD{toRead(fd)}) // so that receive, which is for threads of a run, does not wait
+		if err == nil {
+			n, err = receive(fd, buf)
+		}
 		switch {
 		case errors.Is(err, errStalled):
 		case err != nil:

@@ -44,6 +44,11 @@ var (
 // errReset is that of a connection that the other end reset.
 const errReset = windows.WSAECONNRESET
 
+// hungUp tells whether a send failed because a peer that is done has closed.
+func hungUp(err error) bool {
+	return errors.Is(err, windows.WSAECONNABORTED) || errors.Is(err, windows.WSAECONNRESET)
+}
+
 // fits says why this system cannot make the traffic at an end.
 func (s Spec) fits(server bool) error {
 	switch {
@@ -381,6 +386,6 @@ func (s Spec) share([]*conn, bool) func(*run) error {
 	return func(*run) error { return errLinux }
 }
 
-func (s *Server) listenHTTP() error       { return errLinux }
-func (s *Server) acceptHTTP() *End        { return &End{spec: s.spec, listening: s.fd} }
-func (e *End) dialHTTP(to netip.AddrPort) {}
+func (s *Server) listenHTTP() error          { return errLinux }
+func (s *Server) acceptHTTP() (*End, error)  { return nil, errLinux }
+func (e *End) dialHTTP(netip.AddrPort) error { return errLinux }

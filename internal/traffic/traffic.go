@@ -431,7 +431,7 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		return end, nil
 	}
 	if s.spec.Kind == HTTP {
-		return s.acceptHTTP(), nil
+		return s.acceptHTTP()
 	}
 	var a acceptance
 	select {
@@ -508,7 +508,9 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 		}
 		closeSocket(fd)
 		if spec.Kind == HTTP {
-			end.dialHTTP(to)
+			if err := end.dialHTTP(to); err != nil {
+				return nil, fmt.Errorf("connect to %s: %w", to, err)
+			}
 		} else {
 			end.conns = unconnected(spec.Connections)
 			end.each(func(c *conn, r *run) error { return spec.connect(to, c, r) })

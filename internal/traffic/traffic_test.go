@@ -314,6 +314,22 @@ func testClosed(t *testing.T, loop bool) {
 	}
 }
 
+// TestSendFails: a sender under load whose send fails has failed, within the window and after it.
+func TestSendFails(t *testing.T) {
+	spec := Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000}
+	for _, window := range []time.Duration{-time.Millisecond, time.Minute} {
+		client, server := ends(t, spec)
+		defer client.Close()
+		defer server.Close()
+		shutdownWrite(client.conns[0].fd)
+		now := Now()
+		r := &run{Window: Window{Start: now - int64(time.Second), From: 1, To: now + int64(window)}, clock: newClock()}
+		if err := spec.pace(client.conns[0].fd, r, new(pace)); err == nil {
+			t.Errorf("a window that ends in %s: no error", window)
+		}
+	}
+}
+
 // TestClosedEarly: a stream that ends within the window has failed, however its receiver waits.
 func TestClosedEarly(t *testing.T) { bothWays(t, testClosedEarly) }
 

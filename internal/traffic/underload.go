@@ -68,7 +68,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 			err = s.sendNow(fd, buf, r, p)
 		}
 		switch {
-		case errors.Is(err, errOver), err != nil && r.now() >= r.To: // after the window the other end may stop first
+		case errors.Is(err, errOver), hungUp(err) && r.now() >= r.To: // after the window the other end may stop first
 			p.abandon(r, due, s.Rate)
 			return nil
 		case err != nil:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/windows"
 )
@@ -18,16 +19,22 @@ const claimName = `\\.\pipe\slipstream-run`
 // claimTime bounds how long a claim takes to be answered, and a process to give way.
 const claimTime = 5 * time.Second
 
+// askTime bounds how long one that asks may take. It is shorter than claimTime, as the pipe has one instance:
+// the next still gets its answer after one that is silent.
+const askTime = time.Second
+
+// claimRights are what this user, administrators and the system may do with the pipe, and nobody else.
+const claimRights = "D:P(A;;GA;;;OW)(A;;GA;;;BA)(A;;GA;;;SY)"
+
 // Claim makes a run the only one that measures on this machine, as two would measure each other. run
 // identifies it, and who describes it to the user of another run. If the controller of the same run has lost
 // its connection to this process, it starts another one, whose claim calls yield here and takes over. The
 // claim ends with the process.
-//
-// By default, a named pipe takes what its own user and administrators write, and nobody else.
 func Claim(run, who string, yield func()) error {
+	deadline := time.Now().Add(claimTime)
 	pipe, err := newClaim()
-	for deadline := time.Now().Add(claimTime); errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_PIPE_BUSY); {
-		holder, askErr := askClaim(run)
+	for errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_PIPE_BUSY) {
+		holder, askErr := askClaim(run, deadline)
 		switch {
 		case errors.Is(askErr, windows.ERROR_ACCESS_DENIED):
 			return errors.New("another user's run is in progress on this host, and each would measure the other: wait for it")
@@ -54,24 +61,31 @@ func Claim(run, who string, yield func()) error {
 	return nil
 }
 
+// newClaim makes the pipe. Another process must not have one of its name.
 func newClaim() (windows.Handle, error) {
-	name, err := windows.UTF16PtrFromString(claimName)
+	rights, err := windows.SecurityDescriptorFromString(claimRights)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("parse the rights of a pipe: %w", err)
 	}
-	return windows.CreateNamedPipe(name, windows.PIPE_ACCESS_DUPLEX|windows.FILE_FLAG_FIRST_PIPE_INSTANCE,
-		windows.PIPE_TYPE_BYTE|windows.PIPE_REJECT_REMOTE_CLIENTS, 1, 256, 256, 0, nil)
+	security := &windows.SecurityAttributes{SecurityDescriptor: rights}
+	security.Length = uint32(unsafe.Sizeof(*security))
+	return windows.CreateNamedPipe(windows.StringToUTF16Ptr(claimName),
+		windows.PIPE_ACCESS_DUPLEX|windows.FILE_FLAG_FIRST_PIPE_INSTANCE|windows.FILE_FLAG_OVERLAPPED,
+		windows.PIPE_TYPE_BYTE|windows.PIPE_REJECT_REMOTE_CLIENTS, 1, 256, 256, 0, security)
 }
 
-// askClaim returns who holds the host; "" if that is the same run, whose process ends its claim.
-func askClaim(run string) (string, error) {
-	pipe, err := os.OpenFile(claimName, os.O_RDWR, 0)
+// askClaim returns who holds the host; "" if that is the same run, whose process ends its claim. The holder may
+// be any process that took the name first: it learns who asks, and cannot act as that user.
+func askClaim(run string, deadline time.Time) (string, error) {
+	pipe, err := windows.CreateFile(windows.StringToUTF16Ptr(claimName), windows.GENERIC_READ|windows.GENERIC_WRITE, 0, nil, windows.OPEN_EXISTING,
+		windows.FILE_FLAG_OVERLAPPED|windows.SECURITY_SQOS_PRESENT|windows.SECURITY_IDENTIFICATION, 0)
 	if err != nil {
 		return "", err
 	}
-	defer pipe.Close()
-	_, sendErr := fmt.Fprintln(pipe, run)
-	who, err := bufio.NewReader(io.LimitReader(pipe, 256)).ReadString('\n')
+	defer func() { _ = windows.CloseHandle(pipe) }()
+	c := pipeEnd{pipe, deadline}
+	_, sendErr := fmt.Fprintln(c, run)
+	who, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
 	if err != nil {
 		return "", errors.Join(sendErr, err)
 	}
@@ -80,27 +94,65 @@ func askClaim(run string) (string, error) {
 
 // answerClaim answers the next who asks, and tells whether it is the same run.
 func answerClaim(pipe windows.Handle, run, who string) (same bool) {
-	if err := windows.ConnectNamedPipe(pipe, nil); err != nil && !errors.Is(err, windows.ERROR_PIPE_CONNECTED) {
+	_, err := overlapped(pipe, windows.INFINITE, func(o *windows.Overlapped) error { return windows.ConnectNamedPipe(pipe, o) })
+	if err != nil && !errors.Is(err, windows.ERROR_PIPE_CONNECTED) {
 		return false
 	}
-	asks, err := bufio.NewReader(io.LimitReader(handleReader(pipe), 256)).ReadString('\n')
+	c := pipeEnd{pipe, time.Now().Add(askTime)}
+	asks, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
 	if err != nil {
 		return false
 	}
 	if strings.TrimSpace(asks) == run {
 		same, who = true, ""
 	}
-	var n uint32
-	_ = windows.WriteFile(pipe, []byte(who+"\n"), &n, nil) // one that has hung up needs no answer
-	_ = windows.FlushFileBuffers(pipe)
+	// One that has hung up needs no answer. One that has it hangs up, and what it has not read yet would be lost
+	// with the connection.
+	_, _ = fmt.Fprintln(c, who)
+	_, _ = c.Read(make([]byte, 1))
 	return same
 }
 
-// handleReader reads a pipe that this process goes on using: an os.File would close it.
-type handleReader windows.Handle
+// pipeEnd is an end of a pipe that is used until a deadline. It does not own the handle.
+type pipeEnd struct {
+	handle   windows.Handle
+	deadline time.Time
+}
 
-func (h handleReader) Read(b []byte) (int, error) {
+func (p pipeEnd) Read(b []byte) (int, error) {
+	return p.move(func(o *windows.Overlapped) error { return windows.ReadFile(p.handle, b, nil, o) })
+}
+
+func (p pipeEnd) Write(b []byte) (int, error) {
+	return p.move(func(o *windows.Overlapped) error { return windows.WriteFile(p.handle, b, nil, o) })
+}
+
+func (p pipeEnd) move(begin func(*windows.Overlapped) error) (int, error) {
+	n, err := overlapped(p.handle, uint32(max(0, time.Until(p.deadline).Milliseconds())), begin)
+	if errors.Is(err, windows.ERROR_OPERATION_ABORTED) {
+		err = fmt.Errorf("the other end of %s: %w", claimName, os.ErrDeadlineExceeded)
+	}
+	return n, err
+}
+
+// overlapped begins an operation, waits for its end, and cancels it after a time in milliseconds.
+func overlapped(h windows.Handle, limit uint32, begin func(*windows.Overlapped) error) (int, error) {
+	event, err := windows.CreateEvent(nil, 1, 0, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = windows.CloseHandle(event) }()
+	o := &windows.Overlapped{HEvent: event}
+	if err := begin(o); err != nil && !errors.Is(err, windows.ERROR_IO_PENDING) {
+		return 0, err
+	}
+	if got, err := windows.WaitForSingleObject(event, limit); got != windows.WAIT_OBJECT_0 {
+		_ = windows.CancelIoEx(h, o) // it fails for one that has just ended
+		if err != nil {
+			return 0, err
+		}
+	}
 	var n uint32
-	err := windows.ReadFile(windows.Handle(h), b, &n, nil)
+	err = windows.GetOverlappedResult(h, o, &n, true) // the system is done with the buffer after that alone
 	return int(n), err
 }
