@@ -1,6 +1,8 @@
 package collect
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -18,7 +20,6 @@ import (
 // Keys of the registry, below HKEY_LOCAL_MACHINE.
 const (
 	keyMachine   = `SOFTWARE\Microsoft\Cryptography`
-	keyBoot      = `SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters`
 	keyVersion   = `SOFTWARE\Microsoft\Windows NT\CurrentVersion`
 	keyProcessor = `HARDWARE\DESCRIPTION\System\CentralProcessor\0`
 	// keyGuest has what Hyper-V tells its guests, Azure's among them.
@@ -35,7 +36,6 @@ var (
 func Describe() (record.Node, error) {
 	v := windows.RtlGetVersion()
 	n := record.Node{
-		Boot:         text(keyMachine, "MachineGuid"),
 		Kernel:       fmt.Sprintf("%d.%d.%d", v.MajorVersion, v.MinorVersion, v.BuildNumber),
 		Arch:         map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH],
 		Distribution: distribution(),
@@ -44,11 +44,9 @@ func Describe() (record.Node, error) {
 		Clock:        "QueryPerformanceCounter",
 		PhysicalHost: text(keyGuest, "PhysicalHostNameFullyQualified"),
 	}
-	if n.Boot == "" {
-		return n, errors.New("describe this place: the registry has no MachineGuid")
-	}
-	if boot, ok := number(keyBoot, "BootId"); ok {
-		n.Boot += "-" + strconv.FormatUint(boot, 10)
+	var err error
+	if n.Boot, err = boot(); err != nil {
+		return n, fmt.Errorf("describe this place: %w", err)
 	}
 	n.Hypervisor = n.PhysicalHost != ""
 	// MEMORYSTATUSEX: its own length, a percentage, and seven sizes, the first that of the memory.
@@ -68,6 +66,30 @@ func Describe() (record.Node, error) {
 		n.Links = append(n.Links, record.Link{Name: l.Name, MTU: l.MTU})
 	}
 	return n, nil
+}
+
+// boot is the same in all processes of a machine until it restarts, and another one elsewhere. It is a hash: the
+// parts would identify the machine and its owner. Machines that were cloned have one MachineGuid.
+func boot() (string, error) {
+	id := text(keyMachine, "MachineGuid")
+	if id == "" {
+		return "", errors.New("the registry has no MachineGuid")
+	}
+	name, err := windows.ComputerName()
+	if err != nil {
+		return "", fmt.Errorf("read the computer's name: %w", err)
+	}
+	// SYSTEM_TIMEOFDAY_INFORMATION, in 100 ns. When the clock is set, the time of the boot moves, and the bias with it.
+	var at struct {
+		boot, current, zone int64
+		zoneID, _           uint32
+		bias, sleepBias     int64
+	}
+	if err := windows.NtQuerySystemInformation(windows.SystemTimeOfDayInformation, unsafe.Pointer(&at), uint32(unsafe.Sizeof(at)), nil); err != nil {
+		return "", fmt.Errorf("read the time of the boot: %w", err)
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", id, name, at.boot-at.bias))
+	return hex.EncodeToString(sum[:16]), nil
 }
 
 // distribution is the name of the product, or Wine's, whose figures are not those of Windows.
@@ -90,14 +112,4 @@ func text(path, name string) string {
 	defer k.Close()
 	s, _, _ := k.GetStringValue(name)
 	return s
-}
-
-func number(path, name string) (n uint64, ok bool) {
-	k, err := registry.OpenKey(registry.LOCAL_MACHINE, path, registry.QUERY_VALUE)
-	if err != nil {
-		return 0, false
-	}
-	defer k.Close()
-	n, _, err = k.GetIntegerValue(name)
-	return n, err == nil
 }

@@ -146,11 +146,8 @@ func overlapped(h windows.Handle, limit uint32, begin func(*windows.Overlapped) 
 	if err := begin(o); err != nil && !errors.Is(err, windows.ERROR_IO_PENDING) {
 		return 0, err
 	}
-	if got, err := windows.WaitForSingleObject(event, limit); got != windows.WAIT_OBJECT_0 {
+	if got, _ := windows.WaitForSingleObject(event, limit); got != windows.WAIT_OBJECT_0 {
 		_ = windows.CancelIoEx(h, o) // it fails for one that has just ended
-		if err != nil {
-			return 0, err
-		}
 	}
 	var n uint32
 	err = windows.GetOverlappedResult(h, o, &n, true) // the system is done with the buffer after that alone

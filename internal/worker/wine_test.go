@@ -3,9 +3,13 @@
 package worker
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,7 +81,7 @@ func TestWindows(t *testing.T) {
 	linux, _ := connect(t)
 	t.Run("describe", func(t *testing.T) {
 		n, err := windows.Describe(t.Context(), target.Place{Name: "w", Kind: target.Node})
-		if err != nil || n.Name != "w" || n.Boot == "" || !strings.HasPrefix(n.Distribution, "Wine ") || n.MemoryByte == 0 || n.CPUs == "" || len(n.Links) == 0 || n.Arch != "x86_64" {
+		if err != nil || n.Name != "w" || len(n.Boot) != 32 || !strings.HasPrefix(n.Distribution, "Wine ") || n.MemoryByte == 0 || n.CPUs == "" || len(n.Links) == 0 || n.Arch != "x86_64" {
 			t.Errorf("%v %+v", err, n)
 		}
 	})
@@ -116,6 +120,19 @@ func TestWindows(t *testing.T) {
 	if _, err := windows.Apply(t.Context(), target.Steering{}); err == nil || !strings.Contains(err.Error(), "runs Windows") {
 		t.Errorf("apply: %v", err)
 	}
+	for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
+		t.Run("grpc client "+client, func(t *testing.T) {
+			w := application(v1alpha1.ToolGRPC)
+			w.Application.Warmup, w.Application.Duration = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(300*time.Millisecond)
+			got, errs := run(t, ends[0], ends[1], w, func() {}) // which stops an application's server
+			if errs[1] != nil {
+				t.Fatal(errs)
+			}
+			if p50, _ := latencies(t, got[1]); got[1].Messages < 20 || p50 <= 0 || p50 > 100e6 {
+				t.Errorf("%d calls, p50 %g ns", got[1].Messages, p50)
+			}
+		})
+	}
 	t.Run("latte", func(t *testing.T) { testLatte(t, wine, program) })
 	_ = windows.Close()
 	if err := endsSoon(t, ended); err != nil {
@@ -140,6 +157,12 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	wine.Build(t, "latte.exe", "./testdata/latte")
 	server, _ := connectWine(t, wine, program, "worker")
 	client, _ := connectWine(t, wine, program, "worker")
+	at := target.Place{Name: "w", Kind: target.Node}
+	if a, err := server.Describe(t.Context(), at); err != nil {
+		t.Error(err)
+	} else if b, err := client.Describe(t.Context(), at); err != nil || a.Boot != b.Boot {
+		t.Errorf("two workers on one machine are of the boots %s and %s (%v)", a.Boot, b.Boot, err)
+	}
 	w := workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) {
 		t.Tool, t.Duration = v1alpha1.ToolLatte, v1alpha1.Duration(time.Second)
 	})
@@ -159,13 +182,20 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 }
 
 // testWindowsClaim: another run's claim is refused; the same run's takes over, which ends the first worker
-// while its input is open.
+// while its input is open. Neither a holder that says nothing nor one that asks keeps others waiting for ever.
 func testWindowsClaim(t *testing.T, wine *testenv.Wine, program string) {
-	first, ended := connectWine(t, wine, program, "worker", "--remote", "--claim", "one/me@here")
-	other := wine.Command(program, "worker", "--claim", "two/you@there")
-	if out, err := other.CombinedOutput(); err == nil || !strings.Contains(string(out), "another run (me@here) is in progress on this host") {
-		t.Errorf("another run: %v %s", err, out)
+	wine.Build(t, "pipe.exe", "./testdata/pipe")
+	stop := silent(t, wine, "hold")
+	if text := refused(t, wine, program); !strings.Contains(text, "ask who holds it") || !strings.Contains(text, "i/o timeout") {
+		t.Errorf("a holder that says nothing: %s", text)
 	}
+	stop()
+	first, ended := connectWine(t, wine, program, "worker", "--remote", "--claim", "one/me@here")
+	stop = silent(t, wine, "ask")
+	if text := refused(t, wine, program); !strings.Contains(text, "another run (me@here) is in progress on this host") {
+		t.Errorf("another run, after one that asks and says nothing: %s", text)
+	}
+	stop()
 	if err := first.Alive(t.Context()); err != nil {
 		t.Errorf("after another run's claim: %v", err)
 	}
@@ -176,6 +206,54 @@ func testWindowsClaim(t *testing.T, wine *testenv.Wine, program string) {
 	if err := second.Alive(t.Context()); err != nil {
 		t.Errorf("after the same run's claim: %v", err)
 	}
+}
+
+// claimPipe is claimName of Windows.
+const claimPipe = `\\.\pipe\slipstream-run`
+
+// silent starts an end of the claim's pipe, to hold it or to ask, that says nothing until it is stopped.
+func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
+	t.Helper()
+	cmd := w.Command("pipe", end, claimPipe)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || strings.TrimSpace(line) != "ready" {
+		t.Fatalf("pipe %s: %q %v", end, line, err)
+	}
+	stop = sync.OnceFunc(func() {
+		in.Close()
+		_ = cmd.Wait() // Wine's own exit code, if it is killed
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// refused returns what a worker says whose claim fails, which it does within 10 s.
+func refused(t *testing.T, w *testenv.Wine, program string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	cmd := w.Command(program, "worker", "--claim", "two/you@there")
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
+	if err := cmd.Wait(); err == nil {
+		t.Error("a claim was not refused")
+	}
+	return output.String()
 }
 
 func checkTraffic(t *testing.T, w v1alpha1.Workload, server, client record.Endpoint) {
