@@ -86,7 +86,8 @@ func fitting(all []binary, name, uname string) (binary, error) {
 	}
 	arch := architectures[machine]
 	if arch == "" {
-		return binary{}, fmt.Errorf("host %s is of the architecture %s; there are builds of this program for x86_64 and aarch64", name, machine)
+		builds := map[string]string{"linux": "Linux on x86_64 and aarch64", "windows": "Windows on AMD64"}[system]
+		return binary{}, fmt.Errorf("host %s is of the architecture %s; there are builds of this program for %s", name, machine, builds)
 	}
 	if i := slices.IndexFunc(all, func(b binary) bool { return b.system == system && b.arch == arch }); i >= 0 {
 		return all[i], nil

@@ -143,6 +143,26 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// TestSilentFiles: the end of a run waits for a server's SFTP as long as for a script, and no longer.
+func TestSilentFiles(t *testing.T) {
+	defer func(was time.Duration) { scriptTime = was }(scriptTime)
+	scriptTime = 100 * time.Millisecond
+	h, err := prepare(hostile(t, func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for name, do := range map[string]func() error{
+		"remove": func() error { return h.hosts[0].remove(ctx) },
+		"sweep":  func() error { return h.hosts[0].sweep(ctx, "") },
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "host h has not answered within 100ms") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestSilentAgent: an SSH agent that does not answer, as one that was forwarded by a lost connection, costs
 // its keys only.
 func TestSilentAgent(t *testing.T) {

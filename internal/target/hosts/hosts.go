@@ -79,7 +79,7 @@ type host struct {
 	all   *Hosts
 
 	facts facts
-	// windows: the host runs it, as its SSH server tells.
+	// windows: the host runs it, as its SSH server has told look.
 	windows bool
 	program program
 	// ownJournal: the run may change settings, and there was no journal when it began.
@@ -300,9 +300,11 @@ func (h *host) open(ctx context.Context, script func(mark string) string) (*sess
 	if err != nil {
 		return nil, err
 	}
-	if windows := isWindows(client); windows != h.windows { // at the first connection, before there are several at once
-		h.windows = windows
-	}
+	return h.run(ctx, client, script)
+}
+
+// run runs a command in a connection, which it closes if that fails.
+func (h *host) run(ctx context.Context, client *ssh.Client, script func(mark string) string) (*session, error) {
 	ctx, stop := within(ctx, scriptTime, h.name, client)
 	defer stop()
 	s, err := open(h.name, client, script)

@@ -22,10 +22,15 @@ type facts struct {
 	folders, others []string
 }
 
-// look asks a host for its facts.
+// look asks a host for its facts. Its server tells what it runs.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, err := h.open(ctx, func(mark string) string {
+	client, err := h.connect(ctx)
+	if err != nil {
+		return f, err
+	}
+	h.windows = isWindows(client)
+	s, err := h.run(ctx, client, func(mark string) string {
 		if h.windows {
 			return lookWindows(mark)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
@@ -17,7 +18,8 @@ import (
 // is here: cmd with one quoted argument. The program comes by SFTP into the user's folder, in which both SFTP
 // and commands begin, so that no path needs quotes. A program that runs cannot be removed there: the command
 // removes it once the first worker has ended. If the connection breaks, the server ends the command
-// too (its job is killed), and the next run removes the file.
+// too (its job is killed), and the file stays until the run connects again, or a later one
+// removes it.
 
 // isWindows tells whether a server is Windows' own.
 func isWindows(client *ssh.Client) bool {
@@ -43,16 +45,16 @@ func againWindows(mark, file string) string {
 // programs are the names that the program has on a host.
 var programs = regexp.MustCompile(`^slipstream-[a-z2-7]{16}\.exe$`)
 
-// files does something with the files of a host that runs Windows.
-func (h *host) files(ctx context.Context, do func(*sftp.Client) error) error {
+// files does something with the files of a host that runs Windows, within a time.
+func (h *host) files(ctx context.Context, limit time.Duration, do func(*sftp.Client) error) error {
 	client, err := h.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	ctx, stop := within(ctx, copyTime, h.name, client)
+	ctx, stop := within(ctx, limit, h.name, client)
 	defer stop()
-	files, err := sftp.NewClient(client)
+	files, err := sftp.NewClient(client, sftp.UseConcurrentWrites(true)) // else each 32 KiB wait for an answer
 	if err == nil {
 		err = do(files)
 	}
@@ -65,7 +67,7 @@ func (h *host) files(ctx context.Context, do func(*sftp.Client) error) error {
 // put copies the program to a host that runs Windows.
 func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	file = "slipstream-" + strings.ToLower(rand.Text())[:16] + ".exe"
-	err = h.files(ctx, func(files *sftp.Client) error {
+	err = h.files(ctx, copyTime, func(files *sftp.Client) error {
 		from, err := os.Open(b.file)
 		if err != nil {
 			return err
@@ -87,12 +89,20 @@ func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	return file, nil
 }
 
-// sweep removes the programs that runs have left whose connection broke. One that runs stays.
-func (h *host) sweep(ctx context.Context) error {
-	err := h.files(ctx, func(files *sftp.Client) error {
+// staleTime is how old a program is at least that no run is about to start.
+const staleTime = 10 * time.Minute
+
+// sweep removes the programs that runs have left whose connection broke: this run's former one, and those that
+// are older than its new one by staleTime, all by the host's clock. One that runs stays.
+func (h *host) sweep(ctx context.Context, former string) error {
+	err := h.files(ctx, scriptTime, func(files *sftp.Client) error {
+		own, err := files.Stat(h.program.file)
+		if err != nil {
+			return err
+		}
 		all, err := files.ReadDir(".")
 		for _, f := range all {
-			if programs.MatchString(f.Name()) && f.Name() != h.program.file {
+			if f.Name() == former || programs.MatchString(f.Name()) && own.ModTime().Sub(f.ModTime()) > staleTime {
 				_ = files.Remove(f.Name())
 			}
 		}
@@ -110,6 +120,7 @@ func (h *host) startWindows(ctx context.Context, b binary) error {
 	if err != nil {
 		return err
 	}
+	former := h.program.file
 	h.program = program{file: file}
 	s, err := h.open(ctx, func(mark string) string { return launchWindows(mark, file, h.claim()) })
 	if err == nil {
@@ -120,14 +131,16 @@ func (h *host) startWindows(ctx context.Context, b binary) error {
 		}
 	}
 	if err != nil {
-		return errors.Join(err, h.remove(context.WithoutCancel(ctx)))
+		err = errors.Join(err, h.remove(context.WithoutCancel(ctx)))
+		h.program.file = former // for the next attempt to sweep
+		return err
 	}
-	return h.sweep(ctx)
+	return h.sweep(ctx, former)
 }
 
 // remove removes the program, if its command has not done so.
 func (h *host) remove(ctx context.Context) error {
-	err := h.files(ctx, func(files *sftp.Client) error { return files.Remove(h.program.file) })
+	err := h.files(ctx, scriptTime, func(files *sftp.Client) error { return files.Remove(h.program.file) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove %s from the user's folder on host %s: %w", h.program.file, h.name, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,7 +88,7 @@ func (s *server) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, cmd := range s.running {
-		_ = cmd.Process.Kill()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	}
 	for _, c := range s.clients {
 		c.Close()
@@ -140,6 +141,7 @@ func (s *server) run(c *ssh.ServerConn, channel ssh.Channel, command string) {
 	cmd.Env = append(cmd.Environ(), fmt.Sprintf("SSH_CONNECTION=%s %s 127.0.0.1 %d", client, port, s.port))
 	cmd.Stdout, cmd.Stderr = channel, channel.Stderr()
 	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	in, err := cmd.StdinPipe()
 	must(s.t, err)
 	if err := cmd.Start(); err != nil {
@@ -216,11 +218,30 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 	}
 	stale := filepath.Join(windows.home, "slipstream-aaaaaaaaaaaaaaaa.exe")
 	must(t, os.WriteFile(stale, []byte("of a run whose connection broke"), 0o600))
+	old := time.Now().Add(-11 * time.Minute)
+	must(t, os.Chtimes(stale, old, old))
+	fresh := filepath.Join(windows.home, "slipstream-bbbbbbbbbbbbbbbb.exe")
+	must(t, os.WriteFile(fresh, []byte("of a run that is about to start it"), 0o600))
+	recent := time.Now().Add(-9 * time.Minute)
+	must(t, os.Chtimes(fresh, recent, recent))
 	up, err := hosts.Up(t.Context(), config)
 	must(t, err)
-	if left := windows.programs(); strings.Contains(left, stale) || left == "" {
+	if left := windows.programs(); strings.Contains(left, stale) || !strings.Contains(left, fresh) || strings.Count(left, "\n") != 1 {
 		t.Errorf("in the user's folder while the run lasts: %s", left)
 	}
+	must(t, os.Remove(fresh))
+	// A run whose start fails leaves the folder as it was.
+	before := windows.programs()
+	_, err = hosts.Up(t.Context(), config)
+	if err == nil || !strings.Contains(err.Error(), "another run (") {
+		t.Errorf("a second run: %v", err)
+	}
+	testenv.Eventually(t, 5*time.Second, "the user's folder as before the second run", func() string {
+		if now := windows.programs(); now != before {
+			return now
+		}
+		return ""
+	})
 	if len(notes) != 1 || !strings.Contains(notes[0], "host windows runs Windows: the load of its CPUs") {
 		t.Errorf("notes %q", notes)
 	}
@@ -230,7 +251,6 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 		}
 	}
 	// The connection breaks: the server ends the worker, the program stays, and the next worker's start removes it.
-	before := windows.programs()
 	windows.cut()
 	must(t, up.Await(t.Context()))
 	if now := windows.programs(); now == before || strings.Contains(now, "\n") {
