@@ -141,6 +141,8 @@ func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
 					windows[name] = cmp.Or(windows[name], "latte of workload "+w.Name)
 				}
 				continue
+			case t.Tool == v1alpha1.ToolGRPC: // is in this program, as the engine is
+				continue
 			case t.Tool != v1alpha1.ToolNative:
 				both = t.Tool + " of workload " + w.Name
 			case w.HTTP != nil:

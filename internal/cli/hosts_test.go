@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/target/topology"
@@ -38,6 +39,42 @@ spec:
 		}
 		if diff := cmp.Diff(want, needRoot(exp, topology.Of(exp).Hosts())); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", variants, diff)
+		}
+	}
+}
+
+// TestNeedSystem: the engine's threads, gRPC and latte are what a host that runs Windows has.
+func TestNeedSystem(t *testing.T) {
+	type systems struct{ Linux, Windows map[string]string }
+	both := func(what string) map[string]string { return map[string]string{"a": what, "b": what} }
+	for workload, want := range map[string]systems{
+		"stream: {duration: 1s}":                                                    {},
+		"stream: {duration: 1s, protocol: udp, connections: 2}":                     {Linux: map[string]string{"b": "a server of 2 UDP flows of workload w"}},
+		"pingpong: {duration: 1s, io: epoll}":                                       {Linux: both("io: epoll of workload w")},
+		"pingpong: {duration: 1s, tool: latte}":                                     {Windows: both("latte of workload w")},
+		"stream: {duration: 1s, tool: iperf3}":                                      {Linux: both("iperf3 of workload w")},
+		"http: {duration: 1s}":                                                      {Linux: both("http of workload w")},
+		"application: {tool: grpc, operation: unary, connections: 2, duration: 1s}": {},
+		"application: {tool: redis, operation: get, connections: 2, duration: 1s}":  {Linux: both("redis of workload w")},
+	} {
+		exp, err := v1alpha1.Parse("hosts.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: system}
+spec:
+  target: {hosts: [{name: a}, {name: b}, {name: c}]}
+  baseline: native
+  variants:
+  - {name: native}
+  workloads:
+  - {name: w, `+workload+`}
+`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got systems
+		got.Linux, got.Windows = needSystem(exp)
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", workload, diff)
 		}
 	}
 }
