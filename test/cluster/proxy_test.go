@@ -85,11 +85,11 @@ items:
 - metadata: {name: other-1-4, namespace: slipstream, labels: {kubernetes.io/service-name: other-1}}
   addressType: IPv4
   ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
-  endpoints: [{addresses: [10.136.0.2]}]
+  endpoints: [{addresses: [10.136.1.0]}]
 - metadata: {name: other-1-6, namespace: slipstream, labels: {kubernetes.io/service-name: other-1}}
   addressType: IPv6
   ports: [{name: tcp, protocol: TCP, port: 7465}, {name: udp, protocol: UDP, port: 7465}]
-  endpoints: [{addresses: ["fd73:6c69:7001:1::2"]}]
+  endpoints: [{addresses: ["fd73:6c69:7001:1::100"]}]
 `,
 }
 
