@@ -57,11 +57,11 @@ func TestDoctor(t *testing.T) {
 		},
 		{
 			"TCP", "iptables -A INPUT -p tcp --dport 30000: --syn -j REJECT", "iptables -F",
-			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic gets through to 10.9.0.2 by tcp"},
+			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic reaches 10.9.0.2 by tcp"},
 		},
 		{
 			"datagrams", "iptables -A INPUT -p udp -j DROP", "iptables -F",
-			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic gets through to 10.9.0.2 by udp", "serious port-blocked 10.9.0.2 to 10.9.0.1: No traffic gets through to 10.9.0.1 by udp"},
+			[]string{"serious port-blocked 10.9.0.1 to 10.9.0.2: No traffic reaches 10.9.0.2 by udp", "serious port-blocked 10.9.0.2 to 10.9.0.1: No traffic reaches 10.9.0.1 by udp"},
 		},
 		{
 			"the way's MTU", "ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500", // of 10.9.0.1's other end
