@@ -100,7 +100,7 @@ func TestServicesRefused(t *testing.T) {
 				t.Setenv("PATH", dir)
 				c.Services = &services.Config{Mode: v1alpha1.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{tcp4}}
 			},
-			"does not accept kube-proxy's rules: nft: exit status 3: no such thing",
+			"does not accept their rules: nft: exit status 3: no such thing",
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
