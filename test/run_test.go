@@ -291,7 +291,7 @@ func TestTools(t *testing.T) {
 	file := experiment(t,
 		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}", "{name: stream, stream: {warmup: 50ms, duration: 200ms, tool: iperf3}}",
 		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: pingpong, pingpong: {warmup: 500ms, duration: 1s, tool: sockperf}, pairs: [1]}\n"+
-			"  - {name: http, http: {requests: 1000, duration: 1s, tool: ab}, pairs: [1]}",
+			"  - {name: http, http: {requests: 20000, duration: 1s, tool: ab}, pairs: [1]}",
 		"runs: 2", "runs: 1", "  - {name: native, path: {native: {}}}\n", "")
 	t.Run("good", func(t *testing.T) {
 		out := t.TempDir()
