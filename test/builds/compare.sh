@@ -1,0 +1,69 @@
+#!/bin/bash
+# Compares the fast path of two builds of slipstream, and plain VXLAN, in one lab: a switch-back
+# experiment, in whose periods the agents of one build run on both nodes, or none do.
+#
+#   compare.sh OLD NEW FOLDER [RUNS]     as root; OLD and NEW are the programs, NEW runs the experiment
+set -euo pipefail
+lab=run-1 # as a run calls its lab
+
+# stop stops the agents, whose process IDs are in the folder.
+stop() {
+	local f pid
+	for f in "$1"/*.pid; do
+		[ -e "$f" ] || continue
+		pid=$(<"$f")
+		kill "$pid" 2>/dev/null || true
+		timeout 30 tail --pid="$pid" -f /dev/null
+		rm "$f"
+	done
+}
+
+# start starts the agents of a build, and waits until both have a fast path.
+start() { # FOLDER NEW BUILD
+	local n
+	for n in 0 1; do
+		setsid "$2" lab exec $lab node$n -- "$3" agent --policy "$1/policy.yaml" --journal "$1/journal$n" </dev/null >"$1/agent$n.log" 2>&1 &
+		echo $! >"$1/$n.pid"
+	done
+	for n in 0 1; do
+		timeout 30 "$2" lab exec $lab node$n -- bash -c 'until { exec 3<>/dev/tcp/127.0.0.1/9469; } 2>/dev/null &&
+			printf "GET /metrics HTTP/1.0\r\n\r\n" >&3 && grep -q "^slipstream_fastpath_up 1" <&3; do sleep 0.1; done' ||
+			{ echo "compare.sh: the fast path of node$n does not start:" >&2; cat "$1/agent$n.log" >&2; return 1; }
+	done
+}
+
+case ${1-} in
+start) start "${@:2}" && exit ;;
+stop) stop "$2" && exit ;;
+esac
+[ $# = 3 ] || [ $# = 4 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+old=$(readlink -f "$1") new=$(readlink -f "$2") runs=${4-20}
+mkdir -p "$3"
+folder=$(readlink -f "$3") self=$(readlink -f "$0")
+cat >"$folder/policy.yaml" <<-'POLICY'
+	apiVersion: slipstream.dev/v1alpha1
+	kind: AccelerationPolicy
+	metadata: {name: fast}
+	spec: {accelerate: [{fastpath: {}}]}
+POLICY
+cat >"$folder/builds.yaml" <<-EXPERIMENT
+	apiVersion: slipstream.dev/v1alpha1
+	kind: Experiment
+	metadata: {name: builds}
+	spec:
+	  target: {lab: {nodes: 2, nic: {offload: full, mtu: 1500}}}
+	  path: {vxlan: {shape: flannel}}
+	  baseline: old
+	  variants:
+	  - {name: vxlan}
+	  - {name: old, switch: {to: [$self, start, $folder, $new, $old], back: [$self, stop, $folder], settle: 1500ms}}
+	  - {name: new, switch: {to: [$self, start, $folder, $new, $new], back: [$self, stop, $folder], settle: 1500ms}}
+	  workloads:
+	  - {name: stream, stream: {protocol: tcp, warmup: 500ms, duration: 1500ms}}
+	  - {name: pingpong, pingpong: {protocol: tcp, size: 64, warmup: 500ms, duration: 1500ms}}
+	  - {name: connect, connect: {warmup: 500ms, duration: 1500ms}}
+	  pairs: [1, 4]
+	  runs: $runs
+	  trialsPerPeriod: 1
+EXPERIMENT
+exec "$new" run "$folder/builds.yaml" --out "$folder"
