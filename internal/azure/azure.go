@@ -168,7 +168,7 @@ func plain(err error) string {
 		if answer.ErrorCode != "" {
 			text = fmt.Sprintf("%d %s", answer.StatusCode, answer.ErrorCode)
 		}
-		if m := action.FindStringSubmatch(err.Error()); m != nil {
+		if m := action.FindStringSubmatch(err.Error()); m != nil && answer.StatusCode == http.StatusForbidden {
 			text += ": you lack the permission for " + m[1]
 		}
 		return text

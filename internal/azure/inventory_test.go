@@ -212,13 +212,29 @@ func TestInventoryOfTwoThousandNICs(t *testing.T) {
 	for i := range 10 {
 		c.AddSet("sets", fmt.Sprintf("set%d", i), can, true, armcompute.UpgradeModeManual, 100)
 	}
-	for _, throttled := range []int{0, 3} {
+	for _, throttled := range []bool{false, true} {
 		before := c.Requests()
-		c.Fault = func(n int, _ *http.Request) azuretest.Fault {
-			if throttled > 0 && n%throttled == 0 {
-				return azuretest.Throttled
+		var mu sync.Mutex
+		asked := make(map[string]int)
+		refused := 0
+		// Each third page is refused twice. To refuse each third request could refuse one page at each of
+		// its attempts, as the inventory asks for several at once.
+		c.Fault = func(_ int, r *http.Request) azuretest.Fault {
+			mu.Lock()
+			defer mu.Unlock()
+			name, _ := r.Context().Value(runtime.CtxAPINameKey{}).(string)
+			page := name + " " + r.URL.String()
+			if _, again := asked[page]; !again && throttled && len(asked)%3 == 0 {
+				asked[page] = 2
+			} else if !again {
+				asked[page] = 0
 			}
-			return azuretest.None
+			if asked[page] == 0 {
+				return azuretest.None
+			}
+			asked[page]--
+			refused++
+			return azuretest.Throttled
 		}
 		start := time.Now()
 		a := inventory(t, c, azure.Scope{})
@@ -227,13 +243,13 @@ func TestInventoryOfTwoThousandNICs(t *testing.T) {
 		for _, m := range a.Machines {
 			nics += len(m.NICs)
 		}
-		t.Logf("%d NICs: %d requests in %v, one in %d throttled", nics, requests, took.Round(time.Millisecond), throttled)
+		t.Logf("%d NICs: %d requests in %v, %d refused", nics, requests, took.Round(time.Millisecond), refused)
 		if nics != 2000 || !a.Complete() {
 			t.Errorf("%d NICs, not read: %v", nics, a.NotRead)
 		}
 		// 10 pages each of machines and NICs, a page of scale sets, one of clusters and one of sizes, two of each scale set.
-		if limit := 43; throttled == 0 && requests != limit {
-			t.Errorf("%d requests, not %d", requests, limit)
+		if want := 43 + refused; requests != want || throttled != (refused == 30) {
+			t.Errorf("%d requests, not %d, and %d refused", requests, want, refused)
 		}
 	}
 }
