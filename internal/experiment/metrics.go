@@ -25,6 +25,7 @@ func fill(c Cell, t *record.Trial) error {
 	case "stream":
 		streams(spec, t, m)
 		bytes = m[record.Throughput] / 8 * t.Window
+		sleeps(t, m)
 	case "http":
 		if err := requests(c, t, m); err != nil {
 			return err
@@ -76,6 +77,21 @@ func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 	}
 }
 
+// sleeps are how often the two ends of streams waited for each other, or for the network. Where only one
+// end never slept, 0 is what it counted; where neither did, nothing counted.
+func sleeps(t *record.Trial, m map[string]float64) {
+	var sender, receiver, bytes float64
+	for _, p := range t.PerPair {
+		sender += float64(p.Client.Sleeps)
+		receiver += float64(p.Server.Sleeps)
+		bytes += float64(p.Server.Bytes)
+	}
+	if bytes > 0 && sender+receiver > 0 {
+		m[record.SenderSleepsPerGB] = sender / (bytes / 1e9)
+		m[record.ReceiverSleepsPerGB] = receiver / (bytes / 1e9)
+	}
+}
+
 // answers are the metrics of what is answered: messages, and new connections.
 func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	if err := latencies(t, m); err != nil {
@@ -118,6 +134,9 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 	case bytes > 0:
 		m[record.CPUPerGB] = busy / (bytes / 1e9)
 		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
+		if interrupts > 0 { // in a container /proc may tell nothing of them
+			m[record.InterruptsPerGB] = interrupts / (bytes / 1e9)
+		}
 	case m[record.Rate] > 0:
 		messages := m[record.Rate] * t.Window
 		m[record.CPUPerMessage] = busy / messages

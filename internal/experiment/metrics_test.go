@@ -77,6 +77,32 @@ func TestPerRoundTrip(t *testing.T) {
 	}
 }
 
+// TestSleepsOfStreams: sleeps and interrupts of a stream are divided by what arrived. An end that never slept has
+// 0, and where nobody counts there is nothing.
+func TestSleepsOfStreams(t *testing.T) {
+	c := Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolNative, Duration: 2e9}}}
+	for _, tt := range []struct {
+		sender, receiver, interrupts uint64
+		want                         map[string]float64
+	}{
+		{1000, 3000, 500, map[string]float64{record.SenderSleepsPerGB: 1000, record.ReceiverSleepsPerGB: 3000, record.InterruptsPerGB: 250}},
+		{0, 3000, 0, map[string]float64{record.SenderSleepsPerGB: 0, record.ReceiverSleepsPerGB: 3000}},
+		{0, 0, 0, map[string]float64{}},
+	} {
+		pair := record.Pair{Client: record.Endpoint{Seconds: 2, Bytes: 2e9, Sleeps: tt.sender}, Server: record.Endpoint{Seconds: 2, Bytes: 1e9, BitsPerSecond: 4e9, Sleeps: tt.receiver}}
+		trial := record.Trial{PerPair: []record.Pair{pair, pair}, Hosts: []record.Host{{Seconds: 2, CPUs: []record.CPU{{Busy: 1, Interrupts: tt.interrupts}}}}}
+		if err := fill(c, &trial); err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range []string{record.Throughput, record.CPUPerGB, record.SoftirqPerGB} {
+			delete(trial.Metrics, other)
+		}
+		if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+			t.Errorf("%d and %d sleeps, %d interrupts (-want +got):\n%s", tt.sender, tt.receiver, tt.interrupts, diff)
+		}
+	}
+}
+
 // TestLatencies: mean, percentiles and the longest, of merged histograms and of what tools tell.
 func TestLatencies(t *testing.T) {
 	histogram := func(ms ...int64) record.Endpoint {

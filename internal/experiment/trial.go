@@ -391,6 +391,7 @@ func together(backends []record.Endpoint) record.Endpoint {
 		all.Lost += e.Lost
 		all.Retransmits += e.Retransmits
 		all.CPUSeconds += e.CPUSeconds
+		all.Sleeps += e.Sleeps
 		all.Warnings = append(all.Warnings, e.Warnings...)
 	}
 	all.Place = strings.Join(names, " ")

@@ -37,6 +37,10 @@ const (
 	SoftirqPerGB  = "softirq_per_gb"  // s of softirq per 1e9 bytes; part of cpu_per_gb
 	CPUPerMessage = "cpu_per_message" // s of busy CPU on all nodes per round trip
 
+	InterruptsPerGB     = "interrupts_per_gb"      // interrupts of all CPUs per 1e9 bytes of payload
+	SenderSleepsPerGB   = "sender_sleeps_per_gb"   // how often a stream's sender slept per 1e9 bytes
+	ReceiverSleepsPerGB = "receiver_sleeps_per_gb" // how often a stream's receiver slept per 1e9 bytes
+
 	InterruptsPerMessage = "interrupts_per_message"       // interrupts of all CPUs per round trip
 	SwitchesPerMessage   = "context_switches_per_message" // context switches of all CPUs per round trip
 )
@@ -46,7 +50,7 @@ var Units = map[string]string{
 	Throughput: "bit/s", Rate: "1/s",
 	LatencyMean: "s", LatencyP50: "s", LatencyP99: "s", LatencyP999: "s", LatencyMax: "s", Completion: "s", Errors: "1",
 	Loss: "1", Reorder: "1", Jitter: "s", CPUPerGB: "s/GB", SoftirqPerGB: "s/GB", CPUPerMessage: "s",
-	InterruptsPerMessage: "1", SwitchesPerMessage: "1",
+	InterruptsPerGB: "1/GB", SenderSleepsPerGB: "1/GB", ReceiverSleepsPerGB: "1/GB", InterruptsPerMessage: "1", SwitchesPerMessage: "1",
 }
 
 // HigherIsBetter reports whether a larger value of a metric is better.
@@ -157,6 +161,9 @@ type Endpoint struct {
 	Completion float64           `json:"completion,omitempty" unit:"s"` // time until a number of requests was done
 	// CPUSeconds is the CPU time of this end's own process over the window.
 	CPUSeconds float64 `json:"cpu_seconds,omitempty" unit:"s"`
+	// Sleeps is how often the threads of this end slept in the kernel within the window: their voluntary
+	// context switches. Only the traffic engine on Linux counts them.
+	Sleeps uint64 `json:"sleeps,omitempty"`
 	// Machine is what a tool's client reports of the machine that it ran on: latte does.
 	Machine *Machine `json:"machine,omitempty"`
 	// CongestionControl is that of another tool's TCP sockets, as the kernel reports it; several

@@ -174,7 +174,7 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 		Section: SectionCPU,
 		Name:    slug(w.Name, "cpu", fmt.Sprint(n)),
 		Title:   fmt.Sprintf("CPU time per core, %s, %s", w.Name, pairs(n)),
-		Caption: cpuCaption(widest, most, sources),
+		Caption: cpuCaption(widest, most, sources) + m.sleepCaption(w, n),
 		Alt: fmt.Sprintf("Stacked CPU time of each core during %s at %s, for each variant. Busiest is %s: %s of %s in use, %s of them in softirq.",
 			w.Name, pairs(n), busiest.variant, fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), fixed(busiest.sum(partSoftirq), 1)),
 		Data:  cpuData(loads, len(loads)*shown, most),
@@ -204,6 +204,45 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 		}
 	}
 	return f, true
+}
+
+// A stream's reader that slept before most of its reads waited for the sender or the network, and a sender
+// that slept before most of its writes for room. Less than rarely is what an end does that never waits.
+const mostly, rarely = 0.5, 0.1
+
+// sleepCaption is who of the two ends of a stream waited for the other.
+func (m *Model) sleepCaption(w v1alpha1.Workload, n int) string {
+	if w.Stream == nil {
+		return ""
+	}
+	var parts []string
+	for _, v := range m.exp.Spec.Variants {
+		var reads, writes, receiver, sender float64
+		for _, t := range m.trials {
+			if !(cell{v.Name, w.Name, n, ""}).holds(t) {
+				continue
+			}
+			for _, p := range t.PerPair {
+				receiver, reads = receiver+float64(p.Server.Sleeps), reads+float64(p.Server.Messages)
+				sender, writes = sender+float64(p.Client.Sleeps), writes+float64(p.Client.Messages)
+			}
+		}
+		if receiver+sender == 0 || reads == 0 || writes == 0 {
+			continue
+		}
+		part := fmt.Sprintf("%s %s and %s", v.Name, fixed(receiver/reads, 2), fixed(sender/writes, 2))
+		switch receiver, sender := receiver/reads, sender/writes; {
+		case receiver >= mostly && sender < rarely:
+			part += " (the sender was the limit)"
+		case sender >= mostly && receiver < rarely:
+			part += " (the receiver was the limit)"
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " Sleeps per read of the receiver and per write of the sender: " + strings.Join(parts, "; ") + "."
 }
 
 func cpuCaption(widest, most int, sources map[string]bool) string {

@@ -49,6 +49,12 @@ func quantityOf(metric string) quantity {
 		return quantity{"server CPU per GB", "s/GB", 1}
 	case record.SoftirqPerGB:
 		return quantity{"softirq per GB", "s/GB", 1}
+	case record.InterruptsPerGB:
+		return quantity{"interrupts", "per MB", 1e-3}
+	case record.SenderSleepsPerGB:
+		return quantity{"sleeps of the sender", "per MB", 1e-3}
+	case record.ReceiverSleepsPerGB:
+		return quantity{"sleeps of the receiver", "per MB", 1e-3}
 	case record.CPUPerMessage:
 		return quantity{"CPU per round trip", "µs", 1e6}
 	case record.InterruptsPerMessage:

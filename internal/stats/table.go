@@ -15,13 +15,17 @@ var order = []string{
 	record.Throughput, record.Rate,
 	record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.LatencyMax, record.Completion, record.Errors,
 	record.Loss, record.Reorder, record.Jitter,
-	record.CPUPerGB, record.SoftirqPerGB, record.CPUPerMessage, record.InterruptsPerMessage, record.SwitchesPerMessage,
+	record.CPUPerGB, record.SoftirqPerGB, record.InterruptsPerGB, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB, record.CPUPerMessage, record.InterruptsPerMessage, record.SwitchesPerMessage,
 }
 
 // alone tells the metrics that are compared with nothing: that no message is lost
-// or overtaken and no request fails is the rule, and nothing has a ratio to it.
+// or overtaken, no request fails and an end never sleeps is common, and nothing has a ratio to 0.
 func alone(metric string) bool {
-	return metric == record.Loss || metric == record.Reorder || metric == record.Errors
+	switch metric {
+	case record.Loss, record.Reorder, record.Errors, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB:
+		return true
+	}
+	return false
 }
 
 // Primary is the metric that a workload of an experiment is run for: it decides how

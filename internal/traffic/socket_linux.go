@@ -59,11 +59,13 @@ func newClock() (c clock) {
 
 func (c *clock) now() int64 { return c.mono + int64(time.Since(c.base)) }
 
-// threadCPU is the CPU time of the calling thread.
-func threadCPU() time.Duration {
+// threadSpent is of the calling thread. A voluntary context switch is a sleep.
+func threadSpent() spent {
 	var ts unix.Timespec
+	var use unix.Rusage
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
-	return time.Duration(ts.Nano())
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &use)
+	return spent{time.Duration(ts.Nano()), uint64(use.Nvcsw)}
 }
 
 // retransmits is how many segments of a TCP connection were sent again; 0 for

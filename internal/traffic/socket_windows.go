@@ -80,14 +80,15 @@ func newClock() clock { return clock{} }
 
 func (clock) now() int64 { return Now() }
 
-// threadCPU is the CPU time of the calling thread, which Windows counts by the timer interrupt.
-func threadCPU() time.Duration {
+// threadSpent is the CPU time of the calling thread, which Windows counts by the timer interrupt. It does not
+// count sleeps.
+func threadSpent() spent {
 	var created, exited, system, user windows.Filetime
 	// It fails for a thread that is not there only.
 	_, _, _ = threadTimes.Call(uintptr(windows.CurrentThread()),
 		uintptr(unsafe.Pointer(&created)), uintptr(unsafe.Pointer(&exited)), uintptr(unsafe.Pointer(&system)), uintptr(unsafe.Pointer(&user)))
 	ticks := func(f windows.Filetime) int64 { return int64(f.HighDateTime)<<32 | int64(f.LowDateTime) }
-	return time.Duration(100 * (ticks(system) + ticks(user)))
+	return spent{cpu: time.Duration(100 * (ticks(system) + ticks(user)))}
 }
 
 // retransmits are not counted: Windows tells the bytes that were sent again, and no segments.

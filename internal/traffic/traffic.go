@@ -127,8 +127,14 @@ type edge struct {
 	bytes, messages uint64
 	lost            uint64
 	retransmits     uint64
-	cpu             time.Duration
+	spent           spent
 	counts          counts
+}
+
+// spent is what a thread has taken since it began: CPU time, and how often it slept in the kernel.
+type spent struct {
+	cpu    time.Duration
+	sleeps uint64
 }
 
 // run is the state that the threads of one Run share.
@@ -165,7 +171,7 @@ func (c *conn) mark(r *run, now int64) {
 		retransmits: retransmits(c.fd),
 	}
 	if !c.passenger {
-		next.cpu = threadCPU()
+		next.spent = threadSpent()
 	}
 	if c.arrivals != nil {
 		next.counts = c.arrivals.counts
@@ -175,7 +181,7 @@ func (c *conn) mark(r *run, now int64) {
 // finish takes the edges of the window that are not there yet: nothing more is to
 // come.
 func (c *conn) finish(r *run, now int64) {
-	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, cpu: threadCPU()}
+	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, spent: threadSpent()}
 	if c.from.at == 0 {
 		c.from = last
 		c.from.at = min(r.From, now-1)
@@ -328,7 +334,8 @@ func (e *End) result() (record.Endpoint, error) {
 		out.Messages += c.to.messages - c.from.messages
 		out.Lost += c.to.lost - c.from.lost
 		out.Retransmits += c.to.retransmits - c.from.retransmits
-		out.CPUSeconds += (c.to.cpu - c.from.cpu).Seconds()
+		out.CPUSeconds += (c.to.spent.cpu - c.from.spent.cpu).Seconds()
+		out.Sleeps += c.to.spent.sleeps - c.from.spent.sleeps
 		paced.add(&c.pace)
 		if c.arrivals != nil {
 			from, to := c.from.counts, c.to.counts

@@ -116,6 +116,10 @@ func testPair(t *testing.T, spec Spec, ip string) {
 		if e.CPUSeconds <= 0 {
 			t.Errorf("%s: no CPU time", name)
 		}
+		// Whoever waits for a message sleeps once, unless it is there already.
+		if spec.Kind == PingPong && (e.Sleeps == 0 || e.Sleeps > e.Messages+e.Messages/4+10) {
+			t.Errorf("%s: %d sleeps in %d round trips", name, e.Sleeps, e.Messages)
+		}
 	}
 	if spec.Kind == Stream {
 		return
