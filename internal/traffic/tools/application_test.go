@@ -77,16 +77,16 @@ func TestParseApplications(t *testing.T) {
 func TestRedisRequests(t *testing.T) {
 	w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(2 * time.Second) })
 	addr := netip.MustParseAddr("10.0.0.2")
-	argv, err := redis{}.MeasuredArgv(w, addr, 5001, golden(t, "redis-7.0.15-warmup.txt"))
+	argv, err := redis{}.CountedArgv(w, addr, 5001, golden(t, "redis-7.0.15-warmup.txt"))
 	if want := "redis-benchmark -h 10.0.0.2 -p 5001 -t get -d 64 -c 1 -P 1 -n 42247"; err != nil || strings.Join(argv, " ") != want {
 		t.Errorf("%q, %v, want %q", argv, err, want)
 	}
 	for _, warmup := range []string{"", "SET: rps=0.0 (overall: -nan) avg_msec=-nan (overall: -nan)", "(overall: 0.0) avg_msec", "(overall: 1.2.3) avg_msec"} {
-		if argv, err := (redis{}).MeasuredArgv(w, addr, 5001, []byte(warmup)); err == nil {
+		if argv, err := (redis{}).CountedArgv(w, addr, 5001, []byte(warmup)); err == nil {
 			t.Errorf("after %q: %q", warmup, argv)
 		}
 	}
-	argv, err = redis{}.MeasuredArgv(w, addr, 5001, []byte("(overall: 99999999999999999999.0) avg_msec"))
+	argv, err = redis{}.CountedArgv(w, addr, 5001, []byte("(overall: 99999999999999999999.0) avg_msec"))
 	if err != nil || !slices.Contains(argv, "1000000000") {
 		t.Errorf("%q, %v, want no more requests than redis-benchmark takes", argv, err)
 	}
