@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -109,6 +110,34 @@ func TestCollectAtRest(t *testing.T) {
 }
 
 var garbage []byte
+
+// Wishes for a pace overlap as they like. What is measured has Go's, and at the end there is the rest's.
+func TestPaces(t *testing.T) {
+	rest, eager, usual := pace{-1, restLimit}, pace{collectAt, restLimit}, pace{100, math.MaxInt64}
+	before := rest.set()
+	defer before.set()
+	end := make(map[string]func())
+	for _, step := range []struct {
+		what string
+		do   func()
+		want pace
+	}{
+		{"something eager", func() { end["eager"] = Collecting() }, eager},
+		{"a measurement beside it", func() { end["first"] = CollectingAsUsual() }, usual},
+		{"another", func() { end["second"] = CollectingAsUsual() }, usual},
+		{"the end of the first", func() { end["first"]() }, usual},
+		{"the end of the second", func() { end["second"]() }, eager},
+		{"a third", func() { end["third"] = CollectingAsUsual() }, usual},
+		{"the end of what is eager", func() { end["eager"]() }, usual},
+		{"the end of the third", func() { end["third"]() }, rest},
+	} {
+		step.do()
+		got := pace{-1, -1}.set()
+		if got.set(); got != step.want {
+			t.Errorf("%s: garbage is collected at %v, want %v", step.what, got, step.want)
+		}
+	}
+}
 
 // What is kept is not given back, not even what this process has no page of.
 func TestKeepProgram(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
 )
 
 // PriceTable is what one gets for the price of each variant.
@@ -51,27 +52,35 @@ func (m *Model) prices() *PriceTable {
 		}
 	}
 	for _, p := range m.summary.Prices {
-		row := PriceRow{Variant: p.Variant, Price: strconv.FormatFloat(p.Price, 'g', 6, 64), Dominated: len(p.DominatedBy) > 0}
-		for _, c := range t.Columns {
-			var e Estimate
-			for _, v := range p.Values {
-				r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]
-				if c.of == (cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}) && r != nil {
-					scale := quantityOf(v.Metric).scale
-					e = estimate(v.Value*scale, of(v.CI95, r.N).mapped(func(x float64) float64 { return x * scale }), decimalsFor(v.Value*scale))
-				}
-			}
-			row.Cells = append(row.Cells, e)
-		}
-		switch {
-		case row.Dominated:
-			row.Text = "dominated by " + list(p.DominatedBy)
-		case len(p.MaybeBy) > 0:
-			row.Text = "perhaps dominated by " + list(p.MaybeBy) + " (more blocks would tell)"
-		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, m.priceRow(p, t.Columns))
 	}
 	return t
+}
+
+func (m *Model) priceRow(p stats.Price, columns []PriceColumn) PriceRow {
+	row := PriceRow{Variant: p.Variant, Price: strconv.FormatFloat(p.Price, 'g', 6, 64), Dominated: len(p.DominatedBy) > 0}
+	for _, c := range columns {
+		row.Cells = append(row.Cells, m.priceCell(p, c.of))
+	}
+	switch {
+	case row.Dominated:
+		row.Text = "dominated by " + list(p.DominatedBy)
+	case len(p.MaybeBy) > 0:
+		row.Text = "perhaps dominated by " + list(p.MaybeBy) + " (more blocks would tell)"
+	}
+	return row
+}
+
+// priceCell is what a variant gives for its price, empty where that was not measured.
+func (m *Model) priceCell(p stats.Price, column cell) Estimate {
+	for _, v := range p.Values {
+		r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]
+		if r != nil && column == (cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}) {
+			scale := quantityOf(v.Metric).scale
+			return estimate(v.Value*scale, of(v.CI95, r.N).mapped(func(x float64) float64 { return x * scale }), decimalsFor(v.Value*scale))
+		}
+	}
+	return Estimate{}
 }
 
 // Dominated lists the dominated variants, each with the variants that dominate it.

@@ -129,8 +129,7 @@ func (c Cost) At(pairs int) Estimate {
 	return Estimate{}
 }
 
-// advice goes by the first metric of each workload. A variant that is slower in any other one
-// harms.
+// advice is that on each workload, baseline and number of pairs of which something is asked.
 func (m *Model) advice() []Advice {
 	var out []Advice
 	for _, w := range m.exp.Spec.Workloads {
@@ -138,40 +137,45 @@ func (m *Model) advice() []Advice {
 		for _, versus := range m.baselines() {
 			for _, p := range m.pairsOf(w) {
 				a := Advice{Workload: w.Name, Pairs: p, Versus: versus}
-				var best *stats.Row
-				found := false
-				for _, v := range m.exp.Spec.Variants {
-					for i, t := range tables {
-						r := m.rows[cell{v.Name, w.Name, p, t.Metric}]
-						if !m.asks(r, choice) || r.Versus.Baseline != versus {
-							continue
-						}
-						found = true
-						text := v.Name + ": " + quantityOf(t.Metric).name + " " + change(r)
-						switch {
-						case r.Versus.Verdict == stats.Slower:
-							a.Harms = append(a.Harms, text)
-						case i > 0:
-						case r.Versus.Verdict == stats.Faster:
-							a.Also = append(a.Also, text)
-							if best == nil || r.Gain() > best.Gain() {
-								best, a.Use = r, text
-							}
-						case r.Versus.Verdict == stats.Same:
-							a.Same = append(a.Same, v.Name)
-						default:
-							a.Inconclusive = append(a.Inconclusive, v.Name)
-						}
-					}
-				}
-				a.Also = slices.DeleteFunc(a.Also, func(s string) bool { return s == a.Use })
-				if found {
+				if m.advise(&a, tables) {
 					out = append(out, a)
 				}
 			}
 		}
 	}
 	return out
+}
+
+// advise says what to use, and whether there was anything to choose from. It goes by the first metric of
+// the workload. A variant that is slower in any other one harms.
+func (m *Model) advise(a *Advice, tables []Table) (found bool) {
+	var best *stats.Row
+	for _, v := range m.exp.Spec.Variants {
+		for i, t := range tables {
+			r := m.rows[cell{v.Name, a.Workload, a.Pairs, t.Metric}]
+			if !m.asks(r, choice) || r.Versus.Baseline != a.Versus {
+				continue
+			}
+			found = true
+			text := v.Name + ": " + quantityOf(t.Metric).name + " " + change(r)
+			switch {
+			case r.Versus.Verdict == stats.Slower:
+				a.Harms = append(a.Harms, text)
+			case i > 0:
+			case r.Versus.Verdict == stats.Faster:
+				a.Also = append(a.Also, text)
+				if best == nil || r.Gain() > best.Gain() {
+					best, a.Use = r, text
+				}
+			case r.Versus.Verdict == stats.Same:
+				a.Same = append(a.Same, v.Name)
+			default:
+				a.Inconclusive = append(a.Inconclusive, v.Name)
+			}
+		}
+	}
+	a.Also = slices.DeleteFunc(a.Also, func(s string) bool { return s == a.Use })
+	return found
 }
 
 func (m *Model) judgedTables(workload string) []Table {

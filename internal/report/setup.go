@@ -29,89 +29,106 @@ type Devices struct {
 
 func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
-		path := exp.PathOf(v)
-		parts := slices.Concat([]string{pathName(path)}, path.Settings(), v.Settings())
-		if hosts := exp.Spec.Target.Hosts; hosts != nil && exp.Spec.Mesh == nil {
-			client, server := exp.HostsOf(v)
-			parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
-		}
-		if v.Versus != "" {
-			parts = append(parts, "baseline "+v.Versus)
-		}
-		if v.Switch != nil {
-			parts = append(parts, "switched by "+strings.Join(v.Switch.To, " "))
-		}
-		variants = append(variants, Definition{v.Name, strings.Join(parts, "; ")})
+		variants = append(variants, Definition{v.Name, strings.Join(variantParts(exp, v), "; ")})
 	}
 	for _, w := range exp.Spec.Workloads {
-		kind, t := "stream", w.Stream
-		switch {
-		case w.PingPong != nil:
-			kind, t = "ping-pong", w.PingPong
-		case w.UnderLoad != nil:
-			kind, t = "under load", w.UnderLoad
-		case w.Connect != nil:
-			kind, t = "connect", w.Connect
-		case w.HTTP != nil && w.HTTP.Page:
-			kind, t = "HTTP page", w.HTTP
-		case w.HTTP != nil:
-			kind, t = "HTTP", w.HTTP
-		case w.Application != nil:
-			kind, t = "application", w.Application
-		}
-		if t == nil {
-			t = &v1alpha1.Traffic{}
-		}
-		parts := []string{kind}
-		if t.Protocol != "" {
-			parts = append(parts, strings.ToUpper(t.Protocol))
-		}
-		if t.IP != 0 {
-			parts = append(parts, fmt.Sprintf("IPv%d", t.IP))
-		}
-		switch {
-		case t.Size == 0:
-		case t.Page:
-			parts = append(parts, fmt.Sprintf("a script of %s", size(t.Size)))
-			if t.Image != 0 {
-				parts = append(parts, fmt.Sprintf("an image of %s", size(t.Image)))
-			}
-		case w.HTTP != nil:
-			parts = append(parts, fmt.Sprintf("objects of %s", size(t.Size)))
-		case w.Application != nil:
-			parts = append(parts, fmt.Sprintf("%s of values of %s", t.Operation, size(t.Size)))
-		default:
-			parts = append(parts, fmt.Sprintf("messages of %s", size(t.Size)))
-		}
-		if t.Connections != 0 {
-			parts = append(parts, plural(t.Connections, "connection")+" per pair")
-		}
-		if t.Pipeline > 1 {
-			parts = append(parts, fmt.Sprintf("%d requests pipelined", t.Pipeline))
-		}
-		switch {
-		case t.Page:
-			parts = append(parts, fmt.Sprintf("%d users/s", t.Rate))
-		case t.Rate != 0:
-			parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
-		}
-		if t.Requests != 0 {
-			parts = append(parts, plural(t.Requests, "request"))
-		}
-		if w.HTTP != nil && !t.Page {
-			parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
-		}
-		if t.Duration != 0 {
-			parts = append(parts, t.Duration.String())
-		}
-		if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
-			parts = append(parts, "measured with "+t.Tool)
-		} else if p := program(t); p != "" {
-			parts = append(parts, p)
-		}
-		workloads = append(workloads, Definition{w.Name, strings.Join(parts, ", ")})
+		workloads = append(workloads, Definition{w.Name, strings.Join(workloadParts(w), ", ")})
 	}
 	return variants, workloads
+}
+
+func variantParts(exp *v1alpha1.Experiment, v v1alpha1.Variant) []string {
+	path := exp.PathOf(v)
+	parts := slices.Concat([]string{pathName(path)}, path.Settings(), v.Settings())
+	if hosts := exp.Spec.Target.Hosts; hosts != nil && exp.Spec.Mesh == nil {
+		client, server := exp.HostsOf(v)
+		parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
+	}
+	if v.Versus != "" {
+		parts = append(parts, "baseline "+v.Versus)
+	}
+	if v.Switch != nil {
+		parts = append(parts, "switched by "+strings.Join(v.Switch.To, " "))
+	}
+	return parts
+}
+
+func workloadParts(w v1alpha1.Workload) []string {
+	kind, t := kindOf(w)
+	if t == nil {
+		t = &v1alpha1.Traffic{}
+	}
+	parts := []string{kind}
+	if t.Protocol != "" {
+		parts = append(parts, strings.ToUpper(t.Protocol))
+	}
+	if t.IP != 0 {
+		parts = append(parts, fmt.Sprintf("IPv%d", t.IP))
+	}
+	parts = append(parts, sizeParts(w, t)...)
+	if t.Connections != 0 {
+		parts = append(parts, plural(t.Connections, "connection")+" per pair")
+	}
+	if t.Pipeline > 1 {
+		parts = append(parts, fmt.Sprintf("%d requests pipelined", t.Pipeline))
+	}
+	switch {
+	case t.Page:
+		parts = append(parts, fmt.Sprintf("%d users/s", t.Rate))
+	case t.Rate != 0:
+		parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
+	}
+	if t.Requests != 0 {
+		parts = append(parts, plural(t.Requests, "request"))
+	}
+	if w.HTTP != nil && !t.Page {
+		parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
+	}
+	if t.Duration != 0 {
+		parts = append(parts, t.Duration.String())
+	}
+	if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
+		parts = append(parts, "measured with "+t.Tool)
+	} else if p := program(t); p != "" {
+		parts = append(parts, p)
+	}
+	return parts
+}
+
+// kindOf is what a workload is called, and its traffic, which is nil if it has none.
+func kindOf(w v1alpha1.Workload) (string, *v1alpha1.Traffic) {
+	switch {
+	case w.PingPong != nil:
+		return "ping-pong", w.PingPong
+	case w.UnderLoad != nil:
+		return "under load", w.UnderLoad
+	case w.Connect != nil:
+		return "connect", w.Connect
+	case w.HTTP != nil && w.HTTP.Page:
+		return "HTTP page", w.HTTP
+	case w.HTTP != nil:
+		return "HTTP", w.HTTP
+	case w.Application != nil:
+		return "application", w.Application
+	}
+	return "stream", w.Stream
+}
+
+// sizeParts are the sizes of what is sent.
+func sizeParts(w v1alpha1.Workload, t *v1alpha1.Traffic) []string {
+	switch {
+	case t.Size == 0:
+		return nil
+	case t.Page && t.Image != 0:
+		return []string{fmt.Sprintf("a script of %s", size(t.Size)), fmt.Sprintf("an image of %s", size(t.Image))}
+	case t.Page:
+		return []string{fmt.Sprintf("a script of %s", size(t.Size))}
+	case w.HTTP != nil:
+		return []string{fmt.Sprintf("objects of %s", size(t.Size))}
+	case w.Application != nil:
+		return []string{fmt.Sprintf("%s of values of %s", t.Operation, size(t.Size))}
+	}
+	return []string{fmt.Sprintf("messages of %s", size(t.Size))}
 }
 
 // took says which way the packets of a variant's trials took, where they had the choice.

@@ -5,10 +5,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
 )
 
@@ -82,7 +81,7 @@ func (s *GRPCServer) Port() uint16 { return s.listener.Addr().(*net.TCPAddr).Add
 // Run counts the calls within the window. It returns once the client's connections are closed after that,
 // or a second later.
 func (s *GRPCServer) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
-	defer collector.begin()()
+	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() { progress(Progress{Messages: s.calls.Load()}) })()
 	var calls [2]uint64
 	var at [2]int64
@@ -201,7 +200,7 @@ func (g *GRPCClient) Port() uint16 { return 0 }
 
 // Run makes calls until the window's end. A call that fails before that is the error.
 func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
-	defer collector.begin()()
+	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() {
 		var p Progress
 		for _, c := range g.conns {
@@ -292,32 +291,5 @@ func every(interval time.Duration, do func()) (end func()) {
 		tick.Stop()
 		close(done)
 		wg.Wait()
-	}
-}
-
-// collector has garbage be collected as in a program that sets nothing while there are runs of gRPC.
-var collector = &garbage{}
-
-type garbage struct {
-	mu      sync.Mutex
-	runs    int
-	percent int
-	limit   int64
-}
-
-func (g *garbage) begin() (end func()) {
-	const usual = 100
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.runs++; g.runs == 1 {
-		g.percent, g.limit = debug.SetGCPercent(usual), debug.SetMemoryLimit(math.MaxInt64)
-	}
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.runs--; g.runs == 0 {
-			debug.SetGCPercent(g.percent)
-			debug.SetMemoryLimit(g.limit)
-		}
 	}
 }

@@ -125,23 +125,38 @@ func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	return float64(h.ValueAtQuantile(50)), float64(h.ValueAtQuantile(99))
 }
 
-// gRPC's calls are counted within the window, at both ends, and come with their latencies.
+// gRPC's calls are counted within the window, at both ends, and come with their latencies. As many are
+// under way at any time as connections have calls, so their time is that many windows.
 func TestGRPC(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
 	w := application(v1alpha1.ToolGRPC)
-	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(200*time.Millisecond), 3
+	const window = 200 * time.Millisecond // and the warm-up, whose calls would count twice over
+	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = v1alpha1.Duration(window), v1alpha1.Duration(window), 3
 	w.Application.Size = 1000
 	ends, errs := run(t, server, driver, w, func() {})
-	if errs[1] != nil {
-		t.Fatal(errs)
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
 	}
 	e := ends[1]
 	if usual, long := latencies(t, e); usual <= 0 || long < usual {
 		t.Errorf("latencies of %g and %g ns", usual, long)
 	}
-	if e.Messages < 100 || e.Bytes != 1000*e.Messages || e.Seconds != 0.2 {
+	if e.Messages < 100 || e.Bytes != 1000*e.Messages || e.Seconds != window.Seconds() {
 		t.Errorf("%+v", e)
+	}
+	h, err := record.DecodeHistogram(e.Latency)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := float64(w.Application.Connections * w.Application.Pipeline)
+	if calls := float64(e.Messages) * h.Mean() / float64(window); calls < want/2 || calls > want*1.5 {
+		t.Errorf("%g calls under way, want %g", calls, want)
+	}
+	served := ends[0] // in a window that a busy machine ends late
+	share := float64(served.Messages) / served.Seconds * e.Seconds / float64(e.Messages)
+	if share < 0.7 || share > 1.5 || served.Seconds > 1.5*e.Seconds || served.Bytes != 1000*served.Messages {
+		t.Errorf("the server counted %+v, the client %d calls", served, e.Messages)
 	}
 }
 

@@ -279,7 +279,8 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 	}
 }
 
-// warmUp runs an application's client until the window begins, and learns what is to be measured.
+// warmUp runs an application's client until the window begins, and learns how many requests one that counts
+// them is to make.
 func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traffic.Window) error {
 	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture), home: t.home}
 	if err := before.start(ctx); err != nil {
@@ -301,9 +302,12 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 			return errors.Join(err, killed)
 		}
 	}
-	var err error
-	t.argv, err = app.MeasuredArgv(t.workload, t.at.Addr(), t.at.Port(), before.output.Bytes())
-	return err
+	if counted, ok := app.(tools.Counted); ok {
+		var err error
+		t.argv, err = counted.CountedArgv(t.workload, t.at.Addr(), t.at.Port(), before.output.Bytes())
+		return err
+	}
+	return nil
 }
 
 // readLogs adds the logs that an application's client left in its folder to what it printed.

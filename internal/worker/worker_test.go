@@ -84,7 +84,7 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 			started()
 			return start, nil
 		}, nil)
-		if errs[1] != nil || w.Traffic().Tool != v1alpha1.ToolNative {
+		if tool := w.Traffic().Tool; errs[1] != nil || tool != v1alpha1.ToolNative && tool != v1alpha1.ToolGRPC {
 			cancel() // a tool's server goes with its client
 		}
 	})

@@ -80,6 +80,8 @@ var (
 	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)\n$`)
 	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
 	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?\n$`)
+	// abPercentiles are the names of those in a record.
+	abPercentiles = map[string]string{"50": record.LatencyP50, "99": record.LatencyP99, "100": record.LatencyMax}
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
 	// "Document Length:        1024 bytes".
 	abTraffic = regexp.MustCompile(`(?m)^(Concurrency Level|Keep-Alive requests|Document Length|Complete requests): +(\d+)(?: bytes)?$`)
@@ -87,75 +89,35 @@ var (
 
 func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
-	served := make(map[string]float64)
-	figures := make(map[string]float64)
-	var kinds [4]float64 // of failures: connect, receive, length, exceptions
-	var unexpected string
+	o := abOutput{figures: make(map[string]float64), served: make(map[string]float64), precise: e.Percentiles}
 	for line := range bytes.Lines(output) {
-		if m := abFigure.FindSubmatch(line); m != nil {
-			v, err := strconv.ParseFloat(string(m[2]), 64)
-			if err != nil {
-				return e, fmt.Errorf("%s of %q", m[1], m[2])
-			}
-			figures[string(m[1])] = v
-		} else if m := abFailed.FindSubmatch(line); m != nil {
-			for i := range kinds {
-				kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // of digits
-			}
-		} else if m := abPercentile.FindSubmatch(line); m != nil {
-			v, err := strconv.ParseFloat(string(m[2]), 64)
-			if err != nil {
-				return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
-			}
-			switch string(m[1]) {
-			case "50":
-				e.Percentiles[record.LatencyP50] = v / 1e3
-			case "99":
-				e.Percentiles[record.LatencyP99] = v / 1e3
-			}
-		} else if m := abServed.FindSubmatch(line); m != nil {
-			ms, err := strconv.ParseFloat(string(m[2]), 64)
-			if err != nil {
-				return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
-			}
-			served[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99, "100": record.LatencyMax}[string(m[1])]] = ms / 1e3
-		} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
-			return e, fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
-		} else if text := strings.TrimSpace(string(line)); text != "" && unexpected == "" && !abSays(text) {
-			unexpected = text
+		if err := o.line(line); err != nil {
+			return e, err
 		}
 	}
-	for _, name := range []string{"Time taken for tests", "Complete requests", "Failed requests", "HTML transferred"} {
-		if _, ok := figures[name]; !ok {
-			if unexpected != "" {
-				return e, fmt.Errorf("its output is not understood at %.200q", unexpected)
-			}
-			return e, fmt.Errorf("its output has no %q: it ended too early, or is that of another version than 2.3", name)
-		}
-		if v := figures[name]; !(v >= 0 && v < math.MaxInt64) {
-			return e, fmt.Errorf("%s of %g", name, v)
-		}
+	if err := o.complete(); err != nil {
+		return e, err
 	}
-	complete := figures["Complete requests"]
-	e.Seconds = figures["Time taken for tests"]
-	e.Bytes = uint64(figures["HTML transferred"])
-	e.Errors = abErrors(kinds, figures["Non-2xx responses"])
+	complete, status := o.figures["Complete requests"], o.figures["Non-2xx responses"]
+	e.Seconds = o.figures["Time taken for tests"]
+	e.Bytes = uint64(o.figures["HTML transferred"])
+	e.Errors = abErrors(o.kinds, status)
 	failed := 0.0
 	for _, n := range e.Errors {
 		failed += float64(n)
 	}
 	e.Messages = uint64(max(0, complete-failed))
-	if figures["Failed requests"] > 0 && failed == 0 {
-		return e, fmt.Errorf("%g requests failed, and it does not say how", figures["Failed requests"])
+	if o.figures["Failed requests"] > 0 && failed == 0 {
+		return e, fmt.Errorf("%g requests failed, and it does not say how", o.figures["Failed requests"])
 	}
 	if e.Messages == 0 {
 		return e, fmt.Errorf("every request failed: connect %g, receive %g, length %g, others %g, status %g",
-			kinds[0], kinds[1], kinds[2], kinds[3], figures["Non-2xx responses"])
+			o.kinds[0], o.kinds[1], o.kinds[2], o.kinds[3], status)
 	}
 	if failed > 0 {
 		// Those that failed are among them.
 		e.Percentiles = nil
-	} else if err := abLatency(e.Percentiles, served, figures["Time per request"]/1e3); err != nil {
+	} else if err := abLatency(e.Percentiles, o.served, o.figures["Time per request"]/1e3); err != nil {
 		return e, err
 	}
 	if n := w.HTTP.Requests; n > 0 {
@@ -165,6 +127,66 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 		e.Completion = e.Seconds
 	}
 	return e, plausible(e)
+}
+
+// abOutput is what ab printed.
+type abOutput struct {
+	figures map[string]float64 // by their names
+	kinds   [4]float64         // of failures: connect, receive, length, exceptions
+	// precise are the percentiles of the CSV, and served those in whole milliseconds, both in seconds.
+	precise, served map[string]float64
+	unexpected      string // the first line that is not understood
+}
+
+func (o *abOutput) line(line []byte) (err error) {
+	if m := abFigure.FindSubmatch(line); m != nil {
+		if o.figures[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
+			return fmt.Errorf("%s of %q", m[1], m[2])
+		}
+	} else if m := abFailed.FindSubmatch(line); m != nil {
+		for i := range o.kinds {
+			o.kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // of digits
+		}
+	} else if m := abPercentile.FindSubmatch(line); m != nil {
+		err := abPercentileOf(o.precise, m)
+		delete(o.precise, record.LatencyMax) // the longest request is that of served
+		return err
+	} else if m := abServed.FindSubmatch(line); m != nil {
+		return abPercentileOf(o.served, m)
+	} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
+		return fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
+	} else if text := strings.TrimSpace(string(line)); text != "" && o.unexpected == "" && !abSays(text) {
+		o.unexpected = text
+	}
+	return nil
+}
+
+// abPercentileOf adds a percentile that a record has, of ms, to others.
+func abPercentileOf(percentiles map[string]float64, m [][]byte) error {
+	ms, err := strconv.ParseFloat(string(m[2]), 64)
+	if err != nil {
+		return fmt.Errorf("percentile %s of %q", m[1], m[2])
+	}
+	if name := abPercentiles[string(m[1])]; name != "" {
+		percentiles[name] = ms / 1e3
+	}
+	return nil
+}
+
+// complete says what is not in the output, nil if there is all.
+func (o *abOutput) complete() error {
+	for _, name := range []string{"Time taken for tests", "Complete requests", "Failed requests", "HTML transferred"} {
+		v, ok := o.figures[name]
+		switch {
+		case !ok && o.unexpected != "":
+			return fmt.Errorf("its output is not understood at %.200q", o.unexpected)
+		case !ok:
+			return fmt.Errorf("its output has no %q: it ended too early, or is that of another version than 2.3", name)
+		case !(v >= 0 && v < math.MaxInt64):
+			return fmt.Errorf("%s of %g", name, v)
+		}
+	}
+	return nil
 }
 
 // abLatency adds to the percentiles of the CSV, which there are only with -e, what ab prints in any case: the

@@ -22,10 +22,17 @@ type Application interface {
 	Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Preparation
 	// WarmupArgv makes traffic until it is killed, and leaves the server as the measured run needs it.
 	WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
-	// MeasuredArgv makes the measured traffic. A client that takes a number of requests, and no time,
-	// computes that from what the warm-up printed.
-	MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
 }
+
+// Counted is an Application whose client takes a number of requests, and no time.
+type Counted interface {
+	Application
+	// CountedArgv is ClientArgv for as many requests as fit into the window, by what the warm-up printed.
+	CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
+}
+
+// untilKilled are the seconds of a client that takes a time, and is to run for longer than any warm-up.
+const untilKilled = 3600
 
 // Preparation is what an application's server needs beside its process.
 type Preparation struct {

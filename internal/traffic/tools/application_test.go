@@ -77,16 +77,16 @@ func TestParseApplications(t *testing.T) {
 func TestRedisRequests(t *testing.T) {
 	w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(2 * time.Second) })
 	addr := netip.MustParseAddr("10.0.0.2")
-	argv, err := redis{}.MeasuredArgv(w, addr, 5001, golden(t, "redis-7.0.15-warmup.txt"))
+	argv, err := redis{}.CountedArgv(w, addr, 5001, golden(t, "redis-7.0.15-warmup.txt"))
 	if want := "redis-benchmark -h 10.0.0.2 -p 5001 -t get -d 64 -c 1 -P 1 -n 42247"; err != nil || strings.Join(argv, " ") != want {
 		t.Errorf("%q, %v, want %q", argv, err, want)
 	}
 	for _, warmup := range []string{"", "SET: rps=0.0 (overall: -nan) avg_msec=-nan (overall: -nan)", "(overall: 0.0) avg_msec", "(overall: 1.2.3) avg_msec"} {
-		if argv, err := (redis{}).MeasuredArgv(w, addr, 5001, []byte(warmup)); err == nil {
+		if argv, err := (redis{}).CountedArgv(w, addr, 5001, []byte(warmup)); err == nil {
 			t.Errorf("after %q: %q", warmup, argv)
 		}
 	}
-	argv, err = redis{}.MeasuredArgv(w, addr, 5001, []byte("(overall: 99999999999999999999.0) avg_msec"))
+	argv, err = redis{}.CountedArgv(w, addr, 5001, []byte("(overall: 99999999999999999999.0) avg_msec"))
 	if err != nil || !slices.Contains(argv, "1000000000") {
 		t.Errorf("%q, %v, want no more requests than redis-benchmark takes", argv, err)
 	}
@@ -122,26 +122,32 @@ func TestParsePgbench(t *testing.T) {
 	}
 }
 
-// A long run logs a part of its transactions, as many as a short one in all.
+// A run logs its transactions where they are looked for, and a long one a part of them, as many as a short one
+// in all.
 func TestPgbenchSample(t *testing.T) {
 	for seconds, want := range map[int]string{2: "", 5: "", 50: "--sampling-rate 0.1"} {
 		w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(time.Duration(seconds) * time.Second) })
 		argv := strings.Join(postgres{}.ClientArgv(w, netip.MustParseAddr("10.0.0.2"), 5001, "", ""), " ")
+		if !strings.Contains(argv, " --log --log-prefix "+LogPrefix+" ") {
+			t.Errorf("%d s: %s, want a log", seconds, argv)
+		}
 		if strings.Contains(argv, "--sampling-rate") != (want != "") || !strings.Contains(argv, want) {
 			t.Errorf("%d s: %s, want %q", seconds, argv, want)
 		}
 	}
 }
 
-// PostgreSQL's superuser is let in by no network; PATH's wrapper of pgbench is passed over.
+// PostgreSQL's superuser is let in by no network, and no other role by the socket; PATH's wrapper of pgbench is
+// passed over, and no other program of PATH.
 func TestPostgresAccess(t *testing.T) {
 	access := string(postgres{}.Files(workload("application", nil), netip.Addr{}, 0)[postgresAccess])
-	for line := range strings.Lines(access) {
-		if strings.HasPrefix(line, "host") && !strings.HasPrefix(line, "host postgres pgbench ") {
-			t.Errorf("%q lets others in than pgbench", line)
-		}
+	if want := "local all postgres trust\nhost postgres pgbench all trust\n"; access != want {
+		t.Errorf("%q lets in others than %q", access, want)
 	}
 	if file := Find("/usr/bin", "pgbench"); file != "" && filepath.Dir(file) == "/usr/bin" {
 		t.Errorf("pgbench is %s", file)
+	}
+	if file := Find("/usr/bin", "createdb"); file != "" && filepath.Dir(file) != "/usr/bin" {
+		t.Errorf("createdb, which is no tool of ours, is %s", file)
 	}
 }

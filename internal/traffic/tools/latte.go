@@ -99,17 +99,54 @@ func readLatte(output []byte, _ time.Duration) (Reading, error) {
 }
 
 // parseLatte takes the window to be as long as the iterations took: the latency is
-// the mean of a round trip. What the histogram does not reach is above its end.
+// the mean of a round trip.
 func parseLatte(output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
-	figures := make(map[string]float64)
-	type bucket struct{ from, count float64 }
-	var buckets []bucket
-	began := false
-	last := ""
+	o, err := latteLines(output)
+	if err != nil {
+		return e, err
+	}
+	for _, name := range []string{"MsgSize(byte)", "Iterations", "Latency(usec)"} {
+		if v, ok := o.figures[name]; !ok {
+			return e, fmt.Errorf("its output has no %s; it ends with %.200q", name, o.last)
+		} else if !(v > 0 && v < 1e15) {
+			return e, fmt.Errorf("%s of %g", name, v)
+		}
+	}
+	if len(o.histogram) == 0 {
+		return e, fmt.Errorf("its output has no histogram; it ends with %.200q", o.last)
+	}
+	e.Messages = uint64(o.figures["Iterations"])
+	e.Bytes = e.Messages * uint64(math.Ceil(o.figures["MsgSize(byte)"]))
+	if o.figures["MsgSize(byte)"] > 1<<20 {
+		return e, fmt.Errorf("messages of %g bytes", o.figures["MsgSize(byte)"])
+	}
+	e.Seconds = float64(e.Messages) * o.figures["Latency(usec)"] / 1e6
+	e.Percentiles[record.LatencyMean] = o.figures["Latency(usec)"] / 1e6
+	if err := latteMachine(&e, o.figures); err != nil {
+		return e, err
+	}
+	if err := lattePercentiles(&e, o.histogram); err != nil {
+		return e, err
+	}
+	return e, plausible(e)
+}
+
+// latteOutput is what latte printed: figures by their names, and how many round trips took how many µs.
+type latteOutput struct {
+	figures   map[string]float64
+	histogram []latteCount
+	last      string // line
+}
+
+type latteCount struct{ from, count float64 }
+
+func latteLines(output []byte) (o latteOutput, err error) {
+	o.figures = make(map[string]float64)
+	began := false // the histogram
 	for line := range bytes.Lines(output) {
 		if len(bytes.TrimSpace(line)) > 0 {
-			last = string(bytes.TrimSpace(line))
+			o.last = string(bytes.TrimSpace(line))
 		}
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // half a line may end in half a number
@@ -121,67 +158,53 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		if m != nil {
 			v, err := strconv.ParseFloat(string(m[2]), 64)
 			if err != nil {
-				return e, fmt.Errorf("%s of %q", m[1], m[2])
+				return o, fmt.Errorf("%s of %q", m[1], m[2])
 			}
-			figures[string(m[1])] = v
+			o.figures[string(m[1])] = v
 		} else if bytes.HasPrefix(line, []byte("Interval(usec)")) {
 			began = true
 		} else if m := latteBucket.FindSubmatch(line); began && m != nil {
 			from, err1 := strconv.ParseFloat(string(m[1]), 64)
 			count, err2 := strconv.ParseFloat(string(m[2]), 64)
-			if err1 != nil || err2 != nil || len(buckets) > 0 && from <= buckets[len(buckets)-1].from {
-				return e, fmt.Errorf("a histogram that is none, at %.200q", last)
+			if n := len(o.histogram); err1 != nil || err2 != nil || n > 0 && from <= o.histogram[n-1].from {
+				return o, fmt.Errorf("a histogram that is none, at %.200q", o.last)
 			}
-			buckets = append(buckets, bucket{from, count})
+			o.histogram = append(o.histogram, latteCount{from, count})
 		}
 	}
-	for _, name := range []string{"MsgSize(byte)", "Iterations", "Latency(usec)"} {
-		if v, ok := figures[name]; !ok {
-			return e, fmt.Errorf("its output has no %s; it ends with %.200q", name, last)
-		} else if !(v > 0 && v < 1e15) {
-			return e, fmt.Errorf("%s of %g", name, v)
-		}
-	}
-	if len(buckets) == 0 {
-		return e, fmt.Errorf("its output has no histogram; it ends with %.200q", last)
-	}
-	e.Messages = uint64(figures["Iterations"])
-	e.Bytes = e.Messages * uint64(math.Ceil(figures["MsgSize(byte)"]))
-	if figures["MsgSize(byte)"] > 1<<20 {
-		return e, fmt.Errorf("messages of %g bytes", figures["MsgSize(byte)"])
-	}
-	e.Seconds = float64(e.Messages) * figures["Latency(usec)"] / 1e6
-	if err := latteMachine(&e, figures); err != nil {
-		return e, err
-	}
+	return o, nil
+}
+
+// lattePercentiles are those of the histogram. What it does not reach is above its end.
+func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
 	total := 0.0
-	for _, b := range buckets {
+	for _, b := range histogram {
 		total += b.count
 	}
-	if total > float64(e.Messages) {
-		return e, fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
+	all := float64(e.Messages)
+	if total > all {
+		return fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
 	}
-	if missing := float64(e.Messages) - total; missing > 0.5*float64(e.Messages) {
-		return e, fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
+	if missing := all - total; missing > 0.5*all {
+		return fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
 	}
 	for name, share := range map[string]float64{record.LatencyP50: 0.5, record.LatencyP99: 0.99, record.LatencyP999: 0.999} {
 		seen := 0.0
-		for _, b := range buckets {
-			if seen += b.count; seen >= share*float64(e.Messages) {
+		for _, b := range histogram {
+			if seen += b.count; seen >= share*all {
 				e.Percentiles[name] = b.from / 1e6
 				break
 			}
 		}
 	}
-	e.Percentiles[record.LatencyMean] = figures["Latency(usec)"] / 1e6
-	if total == float64(e.Messages) { // none took longer than the histogram reaches
-		for _, b := range buckets {
+	if total == all { // none took longer than the histogram reaches
+		for _, b := range histogram {
 			if b.count > 0 {
 				e.Percentiles[record.LatencyMax] = b.from / 1e6
 			}
 		}
 	}
-	return e, plausible(e)
+	return nil
 }
 
 // latteMachine is what latte says of the machine that it ran on, where it says all of it.

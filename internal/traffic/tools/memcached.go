@@ -55,11 +55,7 @@ func (memcached) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) [
 func (memcached) ServerReady([]byte) bool { return false }
 
 func (m memcached) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
-	return m.argv(w, addr, port, 3600)
-}
-
-func (m memcached) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ []byte) ([]string, error) {
-	return m.ClientArgv(w, addr, port, "", ""), nil
+	return m.argv(w, addr, port, untilKilled)
 }
 
 func (m memcached) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {

@@ -68,11 +68,7 @@ func (nginx) ServerReady(line []byte) bool {
 }
 
 func (n nginx) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
-	return n.argv(w, addr, port, 3600)
-}
-
-func (n nginx) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ []byte) ([]string, error) {
-	return n.ClientArgv(w, addr, port, "", ""), nil
+	return n.argv(w, addr, port, untilKilled)
 }
 
 func (n nginx) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {

@@ -86,11 +86,7 @@ func (postgres) ServerReady(line []byte) bool {
 }
 
 func (p postgres) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
-	return p.argv(w, addr, port, 3600)
-}
-
-func (p postgres) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _ []byte) ([]string, error) {
-	return p.ClientArgv(w, addr, port, "", ""), nil
+	return p.argv(w, addr, port, untilKilled)
 }
 
 func (p postgres) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {

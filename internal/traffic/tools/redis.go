@@ -61,7 +61,7 @@ func (r redis) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []s
 // redisRate is "(overall: 38910.5)" of the progress, which comes every 250 ms.
 var redisRate = regexp.MustCompile(`\(overall: ([0-9.]+)\) avg_msec`)
 
-func (r redis) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error) {
+func (r redis) CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error) {
 	all := redisRate.FindAllSubmatch(warmup, -1)
 	if len(all) == 0 {
 		return nil, errors.New("redis-benchmark made no request within the warm-up: make that longer")
@@ -74,7 +74,7 @@ func (r redis) MeasuredArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, w
 	return r.argv(w, addr, port, w.Application.Operation, int(min(max(n, redisFewest), redisMost))), nil
 }
 
-// ClientArgv is not what makes the traffic: MeasuredArgv is.
+// ClientArgv is not what makes the traffic: CountedArgv is.
 func (r redis) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return r.argv(w, addr, port, w.Application.Operation, redisFewest)
 }

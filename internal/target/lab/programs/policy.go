@@ -3,13 +3,11 @@
 package programs
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 )
 
 // Policies has the programs that apply network policies to a node's pods, and their maps:
@@ -21,16 +19,9 @@ type Policies struct {
 // LoadPolicies loads the programs, with room for so many ranges of addresses that have an
 // identity, and for so many pairs of a pod and an identity that it allows.
 func LoadPolicies(addresses, allowed int) (*Policies, error) {
-	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
-	spec, err := loadPolicy()
-	if err != nil {
-		return nil, err
-	}
-	spec.Maps[policyMapIdentities].MaxEntries = uint32(addresses)
-	spec.Maps[policyMapAllowed].MaxEntries = uint32(allowed)
 	p := new(Policies)
-	if err := spec.LoadAndAssign(&p.objects, nil); err != nil {
-		return nil, fmt.Errorf("load programs of network policies: %w", errors.Join(err, limitErr))
+	if err := loadSized(loadPolicy, map[string]int{policyMapIdentities: addresses, policyMapAllowed: allowed}, &p.objects); err != nil {
+		return nil, fmt.Errorf("load programs of network policies: %w", err)
 	}
 	return p, nil
 }

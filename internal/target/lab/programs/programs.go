@@ -7,9 +7,11 @@
 package programs
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 )
 
 //go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
@@ -26,4 +28,21 @@ func LoadRehash() (*ebpf.Program, error) {
 		return nil, fmt.Errorf("load program of the wire: %w", err)
 	}
 	return objects.Rehash, nil
+}
+
+// loadSized loads programs into what bpf2go generated for them, with room in their maps, by name, for so
+// many entries.
+func loadSized(read func() (*ebpf.CollectionSpec, error), entries map[string]int, objects any) error {
+	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
+	spec, err := read()
+	if err != nil {
+		return err
+	}
+	for name, n := range entries {
+		spec.Maps[name].MaxEntries = uint32(n)
+	}
+	if err := spec.LoadAndAssign(objects, nil); err != nil {
+		return errors.Join(err, limitErr)
+	}
+	return nil
 }

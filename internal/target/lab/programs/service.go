@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 )
 
 // Services has the programs that translate the addresses of Services to those of
@@ -33,16 +32,9 @@ type Backends struct {
 // LoadServices loads the programs, with room for so many Services and for so many
 // backends of all of them.
 func LoadServices(services, backends int) (*Services, error) {
-	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
-	spec, err := loadService()
-	if err != nil {
-		return nil, err
-	}
-	spec.Maps[serviceMapServices].MaxEntries = uint32(services)
-	spec.Maps[serviceMapBackends].MaxEntries = uint32(backends)
 	s := new(Services)
-	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
-		return nil, fmt.Errorf("load programs of services: %w", errors.Join(err, limitErr))
+	if err := loadSized(loadService, map[string]int{serviceMapServices: services, serviceMapBackends: backends}, &s.objects); err != nil {
+		return nil, fmt.Errorf("load programs of services: %w", err)
 	}
 	return s, nil
 }
