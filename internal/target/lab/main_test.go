@@ -12,9 +12,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
-	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -63,9 +60,6 @@ func TestMain(m *testing.M) {
 	}
 	name := os.Getenv(childUp) + os.Getenv(childProbe)
 	if name == "" {
-		if os.Geteuid() == 0 {
-			sweepKilledRuns(os.TempDir())
-		}
 		os.Exit(m.Run())
 	}
 	c := config(name)
@@ -83,65 +77,6 @@ func TestMain(m *testing.M) {
 	}
 	fmt.Println("up")
 	_, _ = io.Copy(io.Discard, os.Stdin)
-}
-
-// longestRun is longer than a test may take: see -timeout in the Makefile.
-const longestRun = time.Hour
-
-// sweepKilledRuns removes the labs of tests that were killed, of whichever package: their states are still in
-// the folders that T.TempDir had made. Down waits longest where nothing is left but the switch, so that is
-// what a kill leaves as a rule, and nobody else looks for it: no two runs give labs the same names.
-//
-// A test that runs may have left a lab without an owner on purpose, so a young one stays. Whoever may write to
-// the folders could have root remove other labs, so only root's count.
-func sweepKilledRuns(tmp string) {
-	folders, _ := filepath.Glob(filepath.Join(tmp, "*", "*")) // the pattern is valid
-	for _, dir := range folders {
-		top, err := os.Lstat(filepath.Dir(dir))
-		if err != nil || !top.IsDir() || top.Sys().(*syscall.Stat_t).Uid != 0 || top.Mode().Perm()&0o022 != 0 {
-			continue
-		}
-		states, _ := filepath.Glob(filepath.Join(dir, "test-*.json"))
-		for _, state := range states {
-			info, err := os.Stat(state)
-			if err != nil || time.Since(info.ModTime()) < longestRun {
-				continue
-			}
-			if _, err := Sweep(context.Background(), dir); err != nil {
-				fmt.Fprintf(os.Stderr, "clean up after killed runs: %v\n", err)
-			}
-		}
-	}
-}
-
-// What a killed run left of a lab goes, and what is of a run that may still be under way stays.
-func TestSweepKilledRuns(t *testing.T) {
-	testenv.NeedRoot(t)
-	tmp := t.TempDir()
-	for age, left := range map[time.Duration]bool{0: true, 2 * longestRun: false} {
-		s := state{Config: config(labName(t)), CPUs: make([]nodeCPUs, 2)}
-		dir := filepath.Join(tmp, fmt.Sprintf("Test%d", age), "001")
-		if err := errors.Join(os.MkdirAll(dir, 0o755), s.write(dir)); err != nil {
-			t.Fatal(err)
-		}
-		old := time.Now().Add(-age)
-		if err := os.Chtimes(statePath(dir, s.Config.Name), old, old); err != nil {
-			t.Fatal(err)
-		}
-		sw := switchNS(s.Config.Name)
-		ns, err := network.Create(sw, func() error { return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns.Close()
-		sweepKilledRuns(tmp)
-		if got := machine(t, sw); slices.Contains(got, network.Path(sw)) != left {
-			t.Errorf("%s after a kill there is %v", age, got)
-		}
-		if err := network.Remove(sw); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 func config(name string) Config {
