@@ -1,7 +1,7 @@
 // Package process is about the process that this program is: what its Go runtime
 // does beside it, and the memory it holds. It knows nothing of what the process is
 // for; the worker and the agent, which share a machine with what they measure or
-// serve, call it when they begin, and the worker for what it does then.
+// serve, call it when they begin, and the worker around what it measures.
 package process
 
 import (
@@ -18,7 +18,7 @@ import (
 // be a hundred workers on a machine, each with little to do between trials.
 const collectAt = 25
 
-// goPercent is what Go has where nothing is set.
+// goPercent is GOGC where nothing sets it.
 const goPercent = 100
 
 // What is worth a collection at rest, and what Go's memory may grow to without one.
@@ -41,7 +41,7 @@ func CollectAtRest() {
 // Collecting has garbage be collected as it comes, until the function that it returns is called,
 // which gives back the rest of it: for what makes much of it while nothing is measured.
 func Collecting() (end func()) {
-	stop, before := paces.want(&paces.eager), allocated()
+	stop, before := collection.request(&collection.eager), allocated()
 	return func() {
 		stop()
 		if now := allocated(); now-before > restGarbage {
@@ -51,59 +51,61 @@ func Collecting() (end func()) {
 	}
 }
 
-// CollectingAsUsual has garbage be collected as in a program that sets nothing, until the function that
-// it returns is called: for what is measured and stands for such programs.
-func CollectingAsUsual() (end func()) { return paces.want(&paces.usual) }
+// CollectingAsUsual has garbage collected as in a program that sets nothing, until the function that it
+// returns is called: for measured traffic that stands for such programs.
+func CollectingAsUsual() (end func()) { return collection.request(&collection.usual) }
 
-// pace is when garbage is collected: at so many percent of growth, and at a limit of memory before that.
-type pace struct {
+// gcSettings are GOGC, in percent, and GOMEMLIMIT, in bytes.
+type gcSettings struct {
 	percent int
 	limit   int64
 }
 
-// set has garbage be collected at this pace, and returns the one before.
-func (p pace) set() pace { return pace{debug.SetGCPercent(p.percent), debug.SetMemoryLimit(p.limit)} }
+// set applies the settings, and returns those before.
+func (s gcSettings) set() gcSettings {
+	return gcSettings{debug.SetGCPercent(s.percent), debug.SetMemoryLimit(s.limit)}
+}
 
-// wishes are those for another pace than at rest. They need not end in the order in which they began.
-type wishes struct {
+// gcRequests are those for other settings than at rest. They need not end in the order in which they began.
+type gcRequests struct {
 	mu           sync.Mutex
 	eager, usual int // how many there are of each
-	rest, now    pace
+	rest, now    gcSettings
 }
 
-var paces wishes
+var collection gcRequests
 
-// want adds one of a kind of wishes, until the function that it returns is called.
-func (w *wishes) want(kind *int) (end func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.eager+w.usual == 0 {
-		w.rest = pace{-1, -1}.set() // a limit below 0 leaves it as it is
-		w.now = pace{-1, w.rest.limit}
+// request adds one of a kind, until the function that it returns is called.
+func (r *gcRequests) request(kind *int) (end func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.eager+r.usual == 0 {
+		r.rest = gcSettings{-1, -1}.set() // a limit below 0 leaves it as it is
+		r.now = gcSettings{-1, r.rest.limit}
 	}
 	*kind++
-	w.settle()
+	r.apply()
 	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		*kind--
-		w.settle()
+		r.apply()
 	}
 }
 
-// settle has the usual pace where anyone wishes for it, as what is measured does. What stays is not set
-// again: that would stop all threads.
-func (w *wishes) settle() {
-	p := w.rest
+// apply sets what the requests ask for: the usual settings before eager ones, because a measurement has asked
+// for them. It sets nothing that is set already: that would stop all threads.
+func (r *gcRequests) apply() {
+	s := r.rest
 	switch {
-	case w.usual > 0:
-		p = pace{goPercent, math.MaxInt64}
-	case w.eager > 0:
-		p.percent = collectAt
+	case r.usual > 0:
+		s = gcSettings{goPercent, math.MaxInt64}
+	case r.eager > 0:
+		s.percent = collectAt
 	}
-	if p != w.now {
-		p.set()
-		w.now = p
+	if s != r.now {
+		s.set()
+		r.now = s
 	}
 }
 

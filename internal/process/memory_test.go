@@ -111,16 +111,17 @@ func TestCollectAtRest(t *testing.T) {
 
 var garbage []byte
 
-// Wishes for a pace overlap as they like. What is measured has Go's, and at the end there is the rest's.
-func TestPaces(t *testing.T) {
-	rest, eager, usual := pace{-1, restLimit}, pace{collectAt, restLimit}, pace{100, math.MaxInt64}
+// Requests may overlap in any order. A measurement has Go's own settings, and after the last request those at
+// rest are back.
+func TestGCRequests(t *testing.T) {
+	rest, eager, usual := gcSettings{-1, restLimit}, gcSettings{collectAt, restLimit}, gcSettings{100, math.MaxInt64}
 	before := rest.set()
 	defer before.set()
 	end := make(map[string]func())
 	for _, step := range []struct {
 		what string
 		do   func()
-		want pace
+		want gcSettings
 	}{
 		{"something eager", func() { end["eager"] = Collecting() }, eager},
 		{"a measurement beside it", func() { end["first"] = CollectingAsUsual() }, usual},
@@ -132,9 +133,9 @@ func TestPaces(t *testing.T) {
 		{"the end of the third", func() { end["third"]() }, rest},
 	} {
 		step.do()
-		got := pace{-1, -1}.set()
+		got := gcSettings{-1, -1}.set()
 		if got.set(); got != step.want {
-			t.Errorf("%s: garbage is collected at %v, want %v", step.what, got, step.want)
+			t.Errorf("%s: garbage is collected by %v, want %v", step.what, got, step.want)
 		}
 	}
 }
