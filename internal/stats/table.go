@@ -210,7 +210,7 @@ func (c *cell) all() []*record.Trial { return slices.Concat(c.trials...) }
 
 var (
 	errNoBlock = errors.New("no block has both")
-	errNoRatio = errors.New("there is no ratio to a value that is not above 0")
+	errNoRatio = errors.New("a ratio needs a reference value above 0")
 )
 
 // ratio estimates log(c) − log(base): by the blocks that have both, whose ratios it

@@ -135,7 +135,7 @@ func (g *gate) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-g.closed:
-		return errors.New("the agent stops")
+		return errors.New("the agent is stopping")
 	case <-t.C:
 		return nil
 	}
@@ -154,7 +154,7 @@ func (g *gate) shut(err error) {
 		wait = rand.N(g.period)
 	}
 	g.until = now.Add(wait)
-	g.log.Warn("the API server does not answer; the node stays as it is", "again", wait.Round(time.Second), "error", err)
+	g.log.Warn("the API server does not answer; the node keeps its current settings", "again", wait.Round(time.Second), "error", err)
 }
 
 // close has requests fail that wait.

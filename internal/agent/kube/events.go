@@ -44,7 +44,7 @@ func (c *Cluster) writeEvents(ctx context.Context) {
 			}
 		}
 		if !limit.TryAccept() {
-			c.options.Log.Warn("an event is in the log alone, as there were too many", "reason", e.Reason, "message", e.Message)
+			c.options.Log.Warn("too many events: this one is only logged", "reason", e.Reason, "message", e.Message)
 			continue
 		}
 		told[e] = time.Now()

@@ -456,7 +456,7 @@ func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 	name, status := column("Name"), column("Status")
 	for _, row := range table.Rows {
 		if name < 0 || status < 0 || len(row.Cells) <= max(name, status) {
-			return fmt.Errorf("list nodes: the API server's table has no name and status of each node, but %d columns", len(table.ColumnDefinitions))
+			return fmt.Errorf("list nodes: the API server's table lacks the name or status of each node: it has %d columns", len(table.ColumnDefinitions))
 		}
 		fn(fmt.Sprint(row.Cells[name]), !strings.HasPrefix(fmt.Sprint(row.Cells[status]), "NotReady"))
 	}

@@ -130,7 +130,7 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 			from, err1 := strconv.ParseFloat(string(m[1]), 64)
 			count, err2 := strconv.ParseFloat(string(m[2]), 64)
 			if err1 != nil || err2 != nil || len(buckets) > 0 && from <= buckets[len(buckets)-1].from {
-				return e, fmt.Errorf("a histogram that is none, at %.200q", last)
+				return e, fmt.Errorf("invalid histogram at %.200q", last)
 			}
 			buckets = append(buckets, bucket{from, count})
 		}
@@ -159,10 +159,10 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		total += b.count
 	}
 	if total > float64(e.Messages) {
-		return e, fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
+		return e, fmt.Errorf("the histogram has %g round trips, not %d", total, e.Messages)
 	}
 	if missing := float64(e.Messages) - total; missing > 0.5*float64(e.Messages) {
-		return e, fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
+		return e, fmt.Errorf("the histogram has %g of %d round trips: the others took longer than its range", total, e.Messages)
 	}
 	for name, share := range map[string]float64{record.LatencyP50: 0.5, record.LatencyP99: 0.99, record.LatencyP999: 0.999} {
 		seen := 0.0
