@@ -129,8 +129,8 @@ func (c Cost) At(pairs int) Estimate {
 	return Estimate{}
 }
 
-// advice goes by the first metric of each workload. A variant that is slower in any other one
-// harms.
+// advice is based on the first metric of each workload. A variant that is slower in any other
+// metric counts as harmful.
 func (m *Model) advice() []Advice {
 	var out []Advice
 	for _, w := range m.exp.Spec.Workloads {
