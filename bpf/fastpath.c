@@ -5,24 +5,24 @@
  * and netfilter of the node.
  *
  *   encap           tcx ingress of a pod's veth       encapsulates, redirects to the NIC
- *   observe_vxlan   tcx egress of the VXLAN device  ┐ see what the slow path makes
- *   observe_nic     tcx egress of the NIC           ┘ of a probe on its way out
+ *   observe_vxlan   tcx egress of the VXLAN device  ┐ observe what the slow path
+ *   observe_nic     tcx egress of the NIC           ┘ writes into an outgoing probe
  *   nic_decap       tcx ingress of the NIC            decapsulates, redirects into the pod
  *   vxlan_ingress   tcx ingress of the VXLAN device   redirects into the pod
- *   observe_pod     tcx egress of a pod's veth        sees what the slow path delivers
+ *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
  *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
  *
- * The fast path derives nothing from routing or neighbour tables. It writes what the kernel itself
- * wrote for the same connection within the last second: observe_nic and observe_pod compare that,
- * byte by byte, with what encap and vxlan_ingress would have written. A flow takes the fast path
- * while the slow path has forwarded its packets both ways within that second, in this generation,
- * and conntrack has it as established. Where the kernel translates the peer of a pod, from the
- * address of a Service to that of a backend, the fast path does too.
+ * The fast path consults no routing or neighbour table. It writes the headers that the kernel itself
+ * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
+ * byte by byte, with what encap and vxlan_ingress would have written. A flow takes the fast path if
+ * the slow path forwarded its packets in both directions within that second, in the current
+ * generation, and conntrack has the connection as established. If the kernel translates the address
+ * of a Service to that of a backend, so does the fast path.
  *
- * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program tells them apart once,
- * and from there on is_ipv6 is a constant. IPv6 is not translated.
+ * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program checks the version once,
+ * and passes is_ipv6 on as a constant. IPv6 is not translated.
  *
- * A packet that takes the slow path goes on unchanged.
+ * The programs do not change a packet that takes the slow path.
  *
  * encap and observe_pod are attached only to the links of pods with an eligible connection.
  * observe_vxlan and vxlan_ingress find those by sampling, and ask the agent to attach.
@@ -30,14 +30,14 @@
  * The programs are here, their parts in lib/:
  *
  *   net.h, kernel.h          protocols; the kernel's types, and its functions for programs
- *   packet.h, csum.h, skb.h  headers and checksums; what only the kernel's skb tells
- *   key.h, flow.h, seq.h     what is known of a connection, and of its sequence numbers
+ *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
+ *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
- *   conntrack.h, probe.h     what conntrack knows; how flows are learned from the slow path
- *   bloom.h, sampling.h      which packets are looked at
- *   ending.h                 what opens and ends connections
+ *   conntrack.h, probe.h     conntrack look-ups; flows are learned from the slow path
+ *   bloom.h, sampling.h      which packets the programs look at
+ *   ending.h                 SYN, FIN and RST
  *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
- *   agent.h, event.h         what the agent writes; what it is asked to do
+ *   agent.h, event.h         variables that the agent writes; requests to the agent
  *   reason.h                 why packets take the slow path
  */
 #include "lib/conntrack.h"
@@ -48,8 +48,8 @@
 #include "lib/skb.h"
 #include "lib/vxlan.h"
 
-/* How long single packets of a flow are not decapsulated at the NIC after the kernel had to
- * decapsulate one: they would overtake it. */
+/* After the kernel had to decapsulate a packet of a flow, nic_decap leaves its single packets to the
+ * kernel for this long: they would overtake that packet. */
 #define REORDER_WINDOW (50 * MS)
 
 static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
@@ -225,7 +225,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
-	/* The pod is at the link where its packets are delivered. */
+	/* Packets from the pod must come from the link at which packets for it are delivered. */
 	index = f->in.template;
 	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (pod && pod->veth && pod->veth != p->device) {
@@ -283,10 +283,10 @@ int observe_nic(struct __sk_buff *skb)
 	return c->out.key.is_ipv6 ? observe_nic_ip(skb, c, 1) : observe_nic_ip(skb, c, 0);
 }
 
-/* nic_decap decapsulates packets of flows that vxlan_ingress would redirect, if their outer headers
- * are those of a packet that was seen to reach the VXLAN device. GSO packets keep tunnel state that
- * only the kernel can clear, so the kernel decapsulates them unless they go straight to a socket,
- * where that state ends. vxlan_ingress counts all packets that the kernel decapsulates. */
+/* nic_decap decapsulates the packets that vxlan_ingress would redirect, if a packet with the same
+ * outer headers has reached the VXLAN device. GSO packets keep tunnel state that only the kernel can
+ * clear, so the kernel decapsulates them, unless they go straight to a socket, where nothing reads
+ * that state. vxlan_ingress counts all packets that the kernel decapsulates. */
 static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
 {
 	const __u32 at = OUTER_HLEN;
@@ -309,8 +309,8 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	now = bpf_ktime_get_coarse_ns();
 	if (skb->gso_size && f->gso != now)
 		f->gso = now;
-	/* GRO merges a stream's full segments, which is worth more than decapsulating each here,
-	 * unless the NIC has merged them. */
+	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
+	 * here. If the NIC merges them already, GRO gains nothing. */
 	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
 		f->gso_possible = now;
 		return NEXT;
@@ -323,7 +323,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 		return NEXT;
 	copy(&o.head, data, sizeof(o.head));
 	o.nic = skb->ifindex;
-	/* What the kernel would reject, or change (RFC 6040). */
+	/* The kernel would reject these packets, or change their inner header (RFC 6040). */
 	if (o.head.inner[6] != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || !ip_csum_ok((const void *)&o.head.ihl_version) || o.head.ip_protocol != IPPROTO_UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
 	    (o.head.tos & 3) != outer_tos(TOS(&h, is_ipv6)))
@@ -462,7 +462,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 		goto slow;
 	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
 probe:
-	/* The kernel may run this program for a whole list of packets before the first goes on. */
+	/* The kernel may pass a whole list of packets here before the first reaches observe_pod. */
 	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
 		start_probe(&c->in, &h, &k, skb, now, g, is_ipv6);
 		c->in.decapped = decapped;
@@ -533,7 +533,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	f = find_or_create_flow(skb, c, p, 0, is_ipv6);
 	if (!f || p->at < f->in.backoff_until)
 		return NEXT;
-	/* Redirected packets bypass XDP of the pod's device; an unknown device may have some. */
+	/* Redirected packets bypass XDP programs of the pod's device; an unknown device may have some. */
 	dev = pod_device(skb);
 	reason = !dev || has_xdp(dev) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
 	if (p->key.protocol == IPPROTO_TCP && (!reason || reason == REASON_TCP_WINDOW))
@@ -552,7 +552,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 		f->out.device = 0;
 	}
 	record_probe(&f->in, p, index, interval, is_ipv6);
-	/* Only packets that the slow path delivers use up a template. */
+	/* Templates are limited: store one only for a packet that the slow path delivers. */
 	if (c->decap_stage == 2 && p->decapped == decap_id(c))
 		learn_decapped(c, f, p);
 	return NEXT;
@@ -605,8 +605,8 @@ drop:
 	return NF_DROP;
 }
 
-/* drop_forged drops FINs and RSTs of known flows that conntrack would call invalid if it had seen
- * all packets. A liberal conntrack would accept them, and delete its entry soon, or at the next
+/* drop_forged drops FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
+ * all packets. A liberal entry accepts them, and conntrack then deletes it, soon or at the next
  * forged packet. */
 SEC("netfilter")
 int drop_forged(struct bpf_nf_ctx *ctx)

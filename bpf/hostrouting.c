@@ -10,11 +10,11 @@
  *   tunnel_out   ingress of a pod's veth: sets the tunnel key, and redirects to the
  *                VXLAN device, or into a pod of this node
  *   tunnel_in    ingress of that device: checks the key, redirects into the pod
- *   tunnel_host  egress of the device to which the node routes its own packets to
- *                pods of other nodes
+ *   tunnel_host  egress of the device to which the node routes the packets that it
+ *                sends itself to pods of other nodes
  *
- * The kernel handles all other packets: those to other destinations than a pod
- * (or, in route_out, another node), those that need an ICMP error (the hop limit is
+ * The kernel handles all other packets: those whose destination is not a pod (or,
+ * in route_out, another node), those that need an ICMP error (the hop limit is
  * reached, the packet is too big), those with IP options or a hop-by-hop header,
  * and those that a router must not forward. No program reads headers above IP, so
  * fragments and ICMP errors take the same path as the flow that they belong to.
@@ -68,7 +68,7 @@ struct packet {
 	__u8 kernels; /* to be left to the kernel */
 };
 
-/* header returns the packet from its IP header on, or 0 if it is shorter than size. */
+/* header returns the IP header, or 0 if the packet has less than size bytes from there on. */
 static __always_inline void *header(struct __sk_buff *skb, __u32 size)
 {
 	void *data = (void *)(long)skb->data;
@@ -83,7 +83,7 @@ static __always_inline void *header(struct __sk_buff *skb, __u32 size)
 	return data + ETH_HLEN;
 }
 
-/* parse parses an IP packet, and returns whether it is one. */
+/* parse reads the IP header. It returns 0 if the packet is not IP. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -132,7 +132,7 @@ static __always_inline int hop(struct __sk_buff *skb, const struct packet *p)
 
 	if (p->version == 6)
 		return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6hdr, hop_limit), &hops, 1, BPF_F_RECOMPUTE_CSUM);
-	/* The header still sums up to the same, so skb->csum stays valid. */
+	/* The sum over the header does not change, so skb->csum stays valid. */
 	if (bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, check), p->hops, hops, 2))
 		return -1;
 	return bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct iphdr, ttl), &hops, 1, 0);
@@ -253,8 +253,8 @@ int tunnel_host(struct __sk_buff *skb)
 	struct packet p;
 	__u32 *node;
 
-	/* The kernel has routed the packet, and checked the hop limit and MTU. The
-	 * device leads nowhere: a packet to no node is dropped. */
+	/* The kernel has routed the packet, and checked the hop limit and MTU. Nothing
+	 * else takes packets from this device, so those without a node are dropped. */
 	if (!parse(skb, &p))
 		return DROP;
 	node = node_of(&p.to);
@@ -273,11 +273,11 @@ int tunnel_in(struct __sk_buff *skb)
 
 	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0) || key.tunnel_id != vni || !parse(skb, &p))
 		return DROP;
-	/* Against spoofing: a pod's packets come from the node of its address. */
+	/* Prevent spoofing: the packet must come from the node that owns the source address. */
 	node = node_of(&p.from);
 	if (node && *node != key.remote_ipv4)
 		return DROP;
-	/* Its destination is the gateway's MAC address on the sender's node. */
+	/* It is PACKET_OTHERHOST: its destination MAC is the gateway's on the sender's node. */
 	if (bpf_skb_change_type(skb, PACKET_HOST))
 		return DROP;
 	if (p.kernels || p.hops <= 1)

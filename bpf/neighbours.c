@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A socket filter for neighbour notifications of netlink: it drops those about bridges' FDB
+ * A socket filter for netlink's neighbour notifications: it drops those about bridges' FDB
  * entries, except for the MAC addresses in a map, and passes all others.
  *
  * A bridge learns a MAC address from each frame with a new source, and sends a notification. A
- * pod that spoofs addresses would keep the subscriber busy, and overrun the socket's buffer,
- * which loses relevant notifications. With the filter an address costs no more than this
- * program, which runs while the kernel receives the pod's frame.
+ * pod that spoofs addresses would keep the subscriber busy and overrun the socket's buffer, and
+ * relevant notifications would be lost. With the filter, a spoofed address costs one run of this
+ * program, while the kernel receives the pod's frame.
  */
 #include <linux/neighbour.h>
 #include <linux/netlink.h>

@@ -2,17 +2,17 @@
 /*
  * Network policies for a node's pods, modelled on Cilium's (bpf/lib/policy.h and
  * bpf/lib/conntrack.h there): the source address of a new connection has an identity,
- * and the pod an entry for each identity that some policy allows. The cost does not
- * depend on the number of policies.
+ * and the pod has an entry for each identity that some policy allows. The cost does
+ * not depend on the number of policies.
  *
  *   policy_from_pod   ingress of a pod's veth on the node: remembers the connections
  *                     that the pod opens, so that their replies are accepted
  *   policy_to_pod     egress of that veth or, where programs redirect packets past it,
- *                     ingress of the NIC: accepts packets of connections that are
- *                     known, and those that a policy allows
+ *                     ingress of the NIC: accepts packets of known connections, and
+ *                     those that a policy allows
  *
- * A pod without an entry in the map pods has no policies. ICMP is accepted: the policies
- * are about TCP and UDP. Fragments are judged by their addresses alone.
+ * A pod without an entry in the map pods has no policies. ICMP always passes: policies
+ * cover TCP and UDP. For fragments only the addresses count.
  */
 #include "lib/net.h"
 
@@ -46,7 +46,7 @@ struct {
 	__type(value, __u32);
 } identities SEC(".maps");
 
-/* What the policies of a pod allow. */
+/* The policies of a pod allow connections from an identity. */
 struct entry {
 	__u32 pod;
 	__u32 identity;
@@ -59,7 +59,7 @@ struct {
 	__type(value, __u8);
 } allowed SEC(".maps");
 
-/* A connection, as the side that opened it sends. */
+/* A connection, in the direction of the packet that opened it. */
 struct connection {
 	struct address from, to;
 	__be16 from_port, to_port;
@@ -75,7 +75,7 @@ struct {
 
 enum kind { PASS, WITHOUT_PORTS, OPENS, CONTINUES };
 
-/* parse fills in the connection of a packet. PASS: policies are not about it. */
+/* parse fills in the connection of a packet. PASS: policies do not cover it. */
 static __always_inline enum kind parse(struct __sk_buff *skb, struct connection *c)
 {
 	union {
@@ -124,7 +124,7 @@ static __always_inline enum kind parse(struct __sk_buff *skb, struct connection 
 	return c->protocol == IPPROTO_TCP && tcp.syn && !tcp.ack ? OPENS : CONTINUES;
 }
 
-/* known tells whether a packet belongs to a connection that is known, in either direction. */
+/* known tells whether the connection of a packet is known, in either direction. */
 static __always_inline int known(const struct connection *c)
 {
 	struct connection back = {
@@ -134,7 +134,7 @@ static __always_inline int known(const struct connection *c)
 	return bpf_map_lookup_elem(&connections, c) || bpf_map_lookup_elem(&connections, &back);
 }
 
-/* remember makes a connection known. One that does not fit, the next packet tries again. */
+/* remember adds a connection to the map. If that fails, the next packet tries again. */
 static __always_inline void remember(const struct connection *c)
 {
 	__u8 is = 1;

@@ -3,7 +3,7 @@
  * Drops the packets by which the agent resynchronises conntrack (internal/accel/fastpath/conntrack.go),
  * once conntrack has seen them.
  *
- *   drop_resync    netfilter LOCAL_OUT, right behind conntrack
+ *   drop_resync    netfilter LOCAL_OUT, right after conntrack
  */
 #include "lib/kernel.h"
 

@@ -16,7 +16,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#define OK 1 /* what these programs return to let the call go on */
+#define OK 1 /* the return value that allows the call */
 
 /*
  * An address as in the system calls, in network order. IPv4 addresses are mapped into
@@ -39,7 +39,7 @@ struct slot {
 	__u32 number; /* 0 to backends-1 */
 };
 
-/* The backend that a socket was given; the map peers has the Service for it. */
+/* A socket and its backend. The map peers stores the Service that the socket asked for. */
 struct peer {
 	__u64 socket;
 	struct address backend;

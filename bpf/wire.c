@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Makes a veth treat the flow hash of a packet as a wire does.
+ * Makes a veth discard the sender's flow hash, as a wire does.
  *
  * A veth passes on the sender's skb with its flow hash. RPS on the receiver
  * reuses that hash, so the distribution of flows would depend on the random
  * hashes of the sender's sockets. A real wire does not carry the hash, and the
  * receiving NIC computes one from the headers.
  *
- * It belongs on the egress of the sending end: RPS reads the hash before the
- * receiver's ingress hook (netif_receive_skb_internal in net/core/dev.c).
+ * It is attached at the egress of the sending end, because RPS reads the hash before
+ * the receiver's ingress hook (netif_receive_skb_internal in net/core/dev.c).
  */
 #include "lib/net.h"
 

@@ -4,9 +4,9 @@
 
 #include <linux/types.h>
 
-/* Programs set the bits of a new flow in both of two filters, and test the one that the agent has
- * chosen. To forget the bits of deleted flows, the agent rebuilds the other and chooses that: no flow is
- * ever without its bits, so the programs see all of its packets. */
+/* There are two filters. Programs set the bit of a new flow in both, and test the one that the agent
+ * has chosen. To clear the bits of deleted flows, the agent rebuilds the other filter, then chooses it.
+ * So the bit of a known flow is always set, and the programs see all of its packets. */
 #define BLOOM_BITS 16384
 __u64 bloom_a[BLOOM_BITS / 64], bloom_b[BLOOM_BITS / 64];
 volatile __u32 bloom_chosen = 0;
@@ -18,8 +18,8 @@ static __always_inline int bloom_test(__u64 hash)
 	return chosen[hash % BLOOM_BITS / 64] >> hash % 64 & 1;
 }
 
-/* bloom_set sets the bit of a flow that is in its map already: the agent sets the bits of all flows
- * that it finds there. */
+/* bloom_set sets the bit of a flow. The flow must already be in its map: an agent that rebuilds a
+ * filter sets the bits of the flows that it finds there. */
 static __always_inline void bloom_set(__u64 hash)
 {
 	__u64 word = hash % BLOOM_BITS / 64, bit = 1ULL << hash % 64;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the kernel's connection tracking knows of a connection. */
+/* Look-ups in the kernel's connection tracking. */
 #pragma once
 
 #include "cpu.h"
 #include "kernel.h"
 #include "seq.h"
 
-/* is_open tells whether a TCP connection that conntrack holds as closed is still open. A liberal
- * conntrack accepts any FIN; a genuine one would have deleted the flow, if it was known
- * (handle_flags). A connection that a killed agent left liberal, and whose flow became known since,
- * is open if both sides have sent more data: none follows a FIN. */
+/* is_open tells whether a TCP connection that conntrack has as closed is still open. A liberal entry
+ * accepts any FIN, but a genuine FIN deletes a known flow (handle_flags). If a killed agent left the
+ * entry liberal and the flow became known only later, the connection is open if both sides have since
+ * sent more data: no data follows a FIN. */
 static __always_inline int is_open(struct flow *f)
 {
 	if (!f->seq_state)
@@ -19,17 +19,17 @@ static __always_inline int is_open(struct flow *f)
 	return !f->maybe_closed;
 }
 
-/* check_conntrack returns 0 if conntrack has the connection of a packet as established and as the
- * packet was seen, or the reason why not.
+/* check_conntrack returns 0 if conntrack has the connection of a packet as established, with the
+ * addresses that the packet had at each hook, or the reason why not.
  *
- * Conntrack follows the sequence numbers of TCP, and calls packets outside the window that it knows
- * invalid: most of them, once it does not see them all. So the agent makes the entry liberal, by
- * netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets outside
- * the window change nothing but the timeout. The entry must not keep the flag of unacknowledged
- * data because conntrack has not seen the acknowledgement: its timeout would be five minutes,
- * not days. Conntrack judges resets by the sequence numbers that it knows. The agent
- * resynchronises them before they are half the number space behind, and when the connection is idle
- * or leaves the fast path (see conntrack.go). */
+ * Conntrack tracks TCP sequence numbers, and marks packets outside the window that it knows as
+ * invalid. Once it misses packets, these are most of those it sees. So the agent makes the entry
+ * liberal by netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets
+ * outside the window change nothing but the timeout. The flag DATA_UNACKNOWLEDGED must not stay set
+ * because conntrack missed the acknowledgement: the timeout would be five minutes, not days.
+ * Conntrack checks RSTs against the sequence numbers that it knows. The agent resynchronises these
+ * before they are half the number space behind, and when the connection is idle or leaves the fast
+ * path (see conntrack.go). */
 static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
 {
 	const struct key *k = &p->key;
@@ -41,7 +41,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 	struct nf_conn *ct;
 	int reason = 0, straight = 1, i;
 
-	/* The tuple of what the pod sends, whatever the packet's direction. */
+	/* The tuple of packets from the pod, whatever the direction of this packet. */
 	if (is_ipv6) {
 		copy(tuple.ipv6.saddr, address_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
 		copy(tuple.ipv6.daddr, address_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
@@ -88,7 +88,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 	} else if ((status & (IPS_SEEN_REPLY | IPS_CONFIRMED | IPS_DYING)) != (IPS_SEEN_REPLY | IPS_CONFIRMED)) {
 		reason = REASON_UNREPLIED;
 	} else if (k->protocol == IPPROTO_TCP) {
-		/* The pod sends the original direction, or the reply. */
+		/* The pod is the originator of the connection, or the responder. */
 		const struct ip_ct_tcp_state *pod = opts.dir ? &ct->proto.tcp.seen[1] : &ct->proto.tcp.seen[0];
 		const struct ip_ct_tcp_state *peer = opts.dir ? &ct->proto.tcp.seen[0] : &ct->proto.tcp.seen[1];
 		__u8 both = pod->flags & peer->flags, either = pod->flags | peer->flags;
@@ -104,21 +104,21 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		if (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)
 			*interval = REVALIDATE_SOON;
 		if (f) {
-			/* Conntrack does not know the scale of a connection that it picked up in
-			 * the middle. */
+			/* Conntrack does not know the window scale of a connection that it
+			 * picked up mid-stream. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
 			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
-			/* Until encap has seen a packet of the pod, it may not be attached to its link yet.
-			 * Then it is not known whether the pod has acknowledged all data, and the entry
-			 * could not be resynchronised. */
+			/* Until encap has seen a packet from the pod, it may not be attached to the pod's
+			 * link. Then the programs do not know what the pod has acknowledged, and the
+			 * agent could not resynchronise the entry. */
 			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL)) {
 				if (out || f->seq_state >= SEQ_FROM_POD)
 					emit(k, f, EVENT_LIBERAL);
 			} else if (!reason && (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED) && f->seq_state &&
 				 (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))
 				emit(k, f, EVENT_ACKED);
-			/* Conntrack is behind, or will always take the connection for one that retransmits
-			 * or has a zero window, which a forged packet may have caused. */
+			/* Conntrack is behind, or has the connection as retransmitting or with a zero window.
+			 * A forged packet can cause that, and packets outside the window do not clear it. */
 			if (!reason && f->seq_state &&
 			    (f->pod.snd_nxt - pod->td_end >= RESYNC_BYTES || f->peer.snd_nxt - peer->td_end >= RESYNC_BYTES ||
 			     ((!ct->proto.tcp.last_win || ct->proto.tcp.retrans) && (pod->td_end != f->pod.snd_nxt || peer->td_end != f->peer.snd_nxt))))

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The state of each CPU: its counters, and the probes that are under way. */
+/* Per-CPU state: counters, and the probes that are under way. */
 #pragma once
 
 #include "reason.h"
 #include "vxlan.h"
 
-/* A probe: a packet that this CPU is about to see again, further down the slow path. On the way out
- * any other packet seen there first ends the probe. */
+/* A probe: a packet that takes the slow path, and that this CPU will see again at later hooks. The
+ * next packet at such a hook on the way out ends the probe if it is another one. */
 struct probe {
 	struct headers headers;
 	struct key key;
@@ -22,11 +22,11 @@ struct probe {
 	__u32 decapped;
 	__u16 check; /* the inner checksum field */
 	__u8 gso, socket_ended;
-	/* TCP only: whether it does not continue the known sequence numbers. */
+	/* TCP only: no sequence numbers are known, or the packet is outside the window. */
 	__u8 seq_unknown;
 };
 
-/* A packet that nic_decap left to the kernel, to be recognised by vxlan_ingress. */
+/* A packet that nic_decap left to the kernel, and that vxlan_ingress is to recognise. */
 struct decap_probe {
 	__u64 at;
 	__u32 generation;
@@ -34,7 +34,7 @@ struct decap_probe {
 	struct encap_template outer;
 };
 
-/* What every packet reads comes first: ineligible traffic pays for each cache line. */
+/* The fields that every packet reads come first: ineligible traffic pays for each cache line. */
 struct cpu_state {
 	/* Stage of the outgoing and incoming probe: 0 none, 1 started, 2 seen at the VXLAN device.
 	 * decap_stage: 1 nic_decap has seen it, 2 vxlan_ingress has started its probe. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* SYN, FIN and RST: what opens and ends connections. */
+/* SYN, FIN and RST: packets that open and end connections. */
 #pragma once
 
 #include "nat.h"
@@ -8,9 +8,9 @@
 /* The longest chain of IPv6 extension headers that drop_forged parses; real traffic has fewer. */
 #define EXTENSION_HEADERS_MAX 16
 
-/* handle_flags deletes the flow that a SYN, FIN or RST opens anew or closes, if the packet comes
- * from its device: others may be forged. A SYN from the wire always may be, and a FIN of
- * acknowledged data is an old one. The agent hears of a reset that conntrack would act on. */
+/* handle_flags deletes the flow that a SYN, FIN or RST reopens or closes. It ignores packets from
+ * another device than the flow's and any SYN from the wire, because they may be forged, and a FIN
+ * that is already acknowledged. It reports a RST that conntrack would act on to the agent. */
 static __always_inline void handle_flags(const struct key *k, struct flow *f, int out, int own, const struct headers *h, __u64 now, int is_ipv6)
 {
 	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
@@ -48,11 +48,11 @@ static __always_inline int is_extension_header(__u8 protocol)
 /* How much of a TCP header find_ending reads. */
 #define TCP_START ((int)sizeof(((struct headers *)0)->l4))
 
-/* What drop_forged finds of a packet. */
+/* Results of find_ending. */
 enum { NOT_ENDING, ENDING, TOO_MANY_HEADERS };
 
-/* read_packet copies bytes of a packet, and fails if it is shorter. Headers are in the linear part of nearly
- * all packets, and a dynptr takes three times as long to read. */
+/* read_packet copies bytes of a packet, and fails if it is shorter. Nearly all packets have their headers in
+ * the linear part, and a dynptr takes three times as long to read. */
 static __always_inline long read_packet(struct sk_buff *skb, __u32 at, void *to, __u32 size)
 {
 	struct bpf_dynptr packet;
@@ -66,8 +66,8 @@ static __always_inline long read_packet(struct sk_buff *skb, __u32 at, void *to,
 
 /* find_ending tells whether a packet is a FIN or RST, wherever its TCP header is, and reads its
  * headers and the sequence number after its last byte. start is the IP header and the TCP_START bytes
- * after it. Conntrack parses extension headers without limit; a longer chain than
- * EXTENSION_HEADERS_MAX only hides what follows. */
+ * after it. Conntrack parses any number of extension headers. A chain longer than
+ * EXTENSION_HEADERS_MAX can only be there to hide the TCP header. */
 static __always_inline int find_ending(struct sk_buff *skb, __u32 *start, struct headers *h, __u32 *end, int is_ipv6)
 {
 	__u32 at = HLEN(is_ipv6), *l4 = start + HLEN(is_ipv6) / 4;

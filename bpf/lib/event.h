@@ -10,7 +10,7 @@ enum event_kind {
 	EVENT_ACKED,   /* clear conntrack's flag of unacknowledged data */
 	EVENT_RESYNC,  /* resynchronise conntrack */
 	EVENT_RESET,   /* move conntrack to CLOSE */
-	EVENT_REOPEN,  /* move conntrack back to ESTABLISHED: it has not ended */
+	EVENT_REOPEN,  /* move conntrack back to ESTABLISHED: the connection has not ended */
 };
 
 struct event {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Flows: what is known of a connection, and how long that is valid. */
+/* Flows: the state of a connection, and how long it stays valid. */
 #pragma once
 
 #include "agent.h"
@@ -18,10 +18,10 @@
 #define REVALIDATE_SOON (20 * MS)
 
 struct direction {
-	/* When the slow path last forwarded a packet (the time at which it set out), in which
-	 * generation; when a packet was last sent to revalidate the flow, and until when none is. */
+	/* When the last packet that the slow path forwarded entered it; when a packet was last sent to
+	 * revalidate the flow; until when none is sent. */
 	__u64 validated, revalidated, backoff_until;
-	/* Revalidation interval, ns. */
+	/* Revalidation interval, ns; the generation in which the slow path forwarded that packet. */
 	__u32 revalidate_after;
 	__u32 generation;
 	/* Where packets enter: the pod's veth, or the VXLAN device. */
@@ -31,30 +31,30 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* TCP only: the scale of the windows that this way announces (RFC 7323). */
+	/* TCP only: the scale of the windows that this direction announces (RFC 7323). */
 	__u32 scale;
 };
 
-/* What is known of the sequence numbers of one side of a TCP connection. */
+/* The known sequence numbers of one side of a TCP connection. */
 struct side {
 	/* The end of what it has sent (SND.NXT), its highest acknowledgement (RCV.NXT), the right edge of the
 	 * window that the other side announced. */
 	__u32 snd_nxt, rcv_nxt, window_end;
-	/* The epoch in which a packet of it was last seen. */
+	/* The epoch in which its last packet was seen. */
 	__u32 epoch;
 };
 
-/* Data and acknowledgements of a stream usually pass on two CPUs. What most packets write is in the last
- * 64 bytes, so that these CPUs pass one cache line to and fro, and share the others. (A value of the map
- * begins at a multiple of 64, if the kernel has no other size than 48 bytes before the key.) */
+/* Usually one CPU handles the data of a stream, and another its acknowledgements. The fields that most
+ * packets write are in the last 64 bytes, so that only this cache line bounces between the two CPUs. (A map
+ * value begins at a multiple of 64 if the kernel's struct htab_elem has 48 bytes before the key.) */
 struct flow {
 	struct direction out, in;
 	/* Destination and source MAC of what the pod sends. */
 	__u8 mac[2 * ETH_ALEN];
 	/* Its bit in the Bloom filter. */
 	__u32 bloom_bit;
-	/* The key, as the pod has it. A deleted element may be reused while a program still reads
-	 * it. */
+	/* The key, as the pod has it. Programs compare it, because the kernel may reuse a deleted element
+	 * that they still read. */
 	struct key key;
 	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
 	__u64 wire_peer;
@@ -67,8 +67,8 @@ struct flow {
 	__u64 socket_ended;
 	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* When a GSO packet last came to the NIC; when a packet was last left to the kernel because
-	 * it is one, or because GRO may merge it into one. */
+	/* When a GSO packet last reached the NIC; when a packet was last left to the kernel because it
+	 * was a GSO packet, or because GRO may merge it into one. */
 	__u64 gso, gso_possible;
 	/* TCP only. */
 	struct side pod, peer;
@@ -90,8 +90,8 @@ struct {
 } flows SEC(".maps");
 
 /* flow_valid returns 0 if the slow path is known to forward the flow, or the reason why not. TCP
- * needs both directions. UDP may flow one way for ever, so only that direction counts, once
- * conntrack has seen a reply (check_conntrack). */
+ * needs both directions. UDP may stay one-way for any length of time, so only that direction
+ * counts, once conntrack has seen a reply (check_conntrack). */
 static __always_inline int flow_valid(const struct direction *w, const struct direction *back, const struct key *k, __u64 now)
 {
 	__u32 g = generation;
@@ -105,8 +105,8 @@ static __always_inline int flow_valid(const struct direction *w, const struct di
 	return 0;
 }
 
-/* revalidate_due tells whether this packet is the one to take the slow path, to revalidate its
- * flow. */
+/* revalidate_due tells whether this packet must take the slow path to revalidate its flow, and if
+ * so, records the time. */
 static __always_inline int revalidate_due(struct direction *w, __u64 now)
 {
 	if (now - w->validated < w->revalidate_after || now - w->revalidated < REVALIDATE_SOON)
@@ -145,8 +145,8 @@ static __always_inline int peer_matches(const struct flow *f, const struct key *
 	return same_key(&is, wire);
 }
 
-/* from_pod tells whether an outgoing packet belongs to the flow with its key: it must come from the
- * device that the flow's packets come from, as all else can be forged. */
+/* from_pod tells whether an outgoing packet belongs to the flow with its key. It must come from the
+ * flow's device: a pod can forge everything else. */
 static __always_inline int from_pod(const struct __sk_buff *skb, const struct flow *f, const struct key *k, const struct headers *h, int is_ipv6)
 {
 	return (f->out.device == skb->ifindex || !f->out.device) && same_key(&f->key, k) && (!is_ipv6 || addresses_match(f, h, 1));

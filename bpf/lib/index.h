@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Encapsulation templates and pods' links are stored once each and never change: an index is not
- * reused. So a flow needs only the index, and what it reads there is whole. */
+/* Tables of encapsulation templates and of pods' links. An entry never changes, and its index is never
+ * reused. So a flow stores only the index, and a program never reads a half-written entry. */
 #pragma once
 
 #include "cpu.h"
@@ -9,7 +9,7 @@
 #define ENCAP_TEMPLATES 2048
 #define POD_LINKS 4096
 
-/* A pod's link: the node's veth, and the Ethernet header of what it delivers. */
+/* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers. */
 struct pod_link {
 	__u32 veth;
 	__u8 mac[ETH_ALEN], from[ETH_ALEN];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The kernel's own types, as far as programs read them, and its functions that they call (kfuncs).
+ * Kernel types, with the fields that programs read, and kernel functions that they call (kfuncs).
  * CO-RE relocates the fields by the kernel's BTF, so neither their order nor their offsets matter
  * here.
  */

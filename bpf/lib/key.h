@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keys: how maps know a connection. */
+/* Keys: how maps identify a connection. */
 #pragma once
 
 #include "packet.h"
 
-/* A connection, seen from its pod: as the pod addresses its peer, or as the wire does. The two
- * differ where NAT translates the peer. Of IPv6 addresses the key has a hash; struct flow has the
- * addresses, and of two connections with the same key only one is known. */
+/* A connection, seen from its pod. The peer is as the pod addresses it, or as it is on the wire; the
+ * two differ if NAT translates the peer. IPv6 addresses are hashed, and struct flow has them in full.
+ * Of two connections with the same key only one has a flow. */
 struct key {
 	__be32 pod, peer;
 	__be16 pod_port, peer_port;
@@ -51,7 +51,7 @@ static __always_inline __u64 hash_key(const struct key *k)
 	return h ^ h >> 32;
 }
 
-/* make_key makes the key of a packet that leaves its pod (out), or comes for it. */
+/* make_key makes the key of a packet from its pod (out), or to it. */
 static __always_inline void make_key(struct key *k, __be32 source, __be32 destination, __u32 ports, __u8 protocol, int out, int is_ipv6)
 {
 	word *words = (void *)k;
@@ -60,7 +60,7 @@ static __always_inline void make_key(struct key *k, __be32 source, __be32 destin
 	words[1] = (out ? ports : ports >> 16 | ports << 16) | (__u64)protocol << 32 | (__u64)!!is_ipv6 << 40;
 }
 
-/* hash_address stands for an IPv6 address in keys; hashAddr in Go computes the same. */
+/* hash_address hashes an IPv6 address for keys; hashAddr in Go computes the same. */
 static __always_inline __u32 hash_address(const word *address)
 {
 	__u64 h = address[0] * 0x9e3779b97f4a7c15 + address[1];

@@ -21,7 +21,7 @@ struct {
 } reverse_nat SEC(".maps");
 
 /* nat_headers rewrites the peer of a packet, as the kernel does (nf_nat_ipv4_manip_pkt in
- * net/netfilter/nf_nat_proto.c): its destination, or its source. */
+ * net/netfilter/nf_nat_proto.c): the destination of an outgoing packet, else the source. */
 static __always_inline void nat_headers(struct headers *h, int out, __u64 peer)
 {
 	__u32 *address = &h->ip[out ? 4 : 3];
@@ -47,7 +47,7 @@ static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, 
 	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
 }
 
-/* add_reverse_nat makes packets from a translated peer find their flow. It returns -1 if there is no room. */
+/* add_reverse_nat lets find_flow find the flow of packets from a translated peer. It returns -1 if the map is full. */
 static __always_inline int add_reverse_nat(const struct key *k, __u64 wire_peer)
 {
 	struct key wire = with_peer(k, wire_peer);
@@ -77,7 +77,7 @@ static __always_inline struct flow *find_flow(const struct key *wire, struct key
 	return f;
 }
 
-/* forget_flow deletes the flow of a connection that opens or closes. Looking it up takes no lock. */
+/* forget_flow deletes the flow of a connection that opens or closes. Callers look it up first, which takes no lock. */
 static __always_inline void forget_flow(const struct key *k, const struct flow *f)
 {
 	struct key wire;

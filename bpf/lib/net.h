@@ -16,7 +16,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* What a program at tcx returns: run the next program, or drop the packet. */
+/* Return values of tcx programs: run the next program, or drop the packet. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
@@ -33,7 +33,7 @@
 /* The first byte of an IPv4 header without options. */
 #define IHL_VERSION 0x45
 
-/* Of the fragment offset (include/net/ip.h, include/net/ipv6.h). */
+/* Bits of the field with the fragment offset (include/net/ip.h, include/net/ipv6.h). */
 #define IP_DF 0x4000
 #define IP_OFFSET 0x1fff
 #define IP6_OFFSET 0xfff8

@@ -13,8 +13,8 @@
 /* Keys and addresses as two words, which are built, compared and hashed in registers. */
 typedef __u64 __attribute__((may_alias)) word;
 
-/* The header fields that must arrive as they left. Each has one value for all segments of a GSO
- * packet. They are words, and not the kernel's structures: whole words are copied and compared. */
+/* The header fields by which a probe is recognised. Each has one value for all segments of a GSO
+ * packet. They are words, not the kernel's structures, because whole words are copied and compared. */
 struct headers {
 	__u32 l4[4]; /* TCP: up to flags and window; UDP: ports and length */
 	__u32 ip[10]; /* IPv4 uses 5 */
@@ -31,7 +31,7 @@ struct headers {
 #define PROTOCOL(h, is_ipv6) ((is_ipv6) ? BYTE((h)->ip[1], 2) : BYTE((h)->ip[2], 1))
 /* The word that has the TTL or hop limit. */
 #define HOP_WORD(is_ipv6) ((is_ipv6) ? 1 : 2)
-/* How many bytes of the header the fast path rewrites: no IPv6 address. */
+/* How many bytes of the IP header the fast path rewrites. It never rewrites IPv6 addresses. */
 #define CHANGES(is_ipv6) ((is_ipv6) ? 8 : IP_HLEN)
 
 /* Fields of TCP. */
@@ -41,16 +41,16 @@ struct headers {
 #define FLAGS(h) BYTE((h)->l4[3], 1)
 #define WINDOW(h) bpf_ntohs(HALF((h)->l4[3], 1))
 
-/* field reads a pointer of the context. The compiler would move it as the 32 bits that it is
- * declared as, and the verifier would take it for a scalar from then on. */
+/* field reads a pointer from the context, which is declared as 32 bits. The compiler would copy it
+ * with 32-bit moves, and the verifier would then take it for a scalar. */
 #define field(skb, name) ({ \
 	void *__pointer; \
 	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(__pointer) : "r"(skb), "i"(__builtin_offsetof(struct __sk_buff, name))); \
 	__pointer; \
 })
 
-/* copy copies packet bytes by words. The compiler, which knows of no alignment, would copy them one
- * by one. */
+/* copy copies packet data word by word. The compiler cannot rely on any alignment, and would copy
+ * single bytes. */
 #define copy(to, from, size) do { \
 	__u32 *__to = (void *)(to); \
 	const __u32 *__from = (const void *)(from); \
@@ -120,14 +120,14 @@ static __always_inline int parse_headers(struct __sk_buff *skb, __u32 at, __u8 p
 		h->l4[1] &= 0xffff;
 		h->l4[2] = h->l4[3] = 0;
 		*check = ((struct udphdr *)(data + l4))->check;
-		/* IPv6 forbids it (RFC 8200, section 8.1). */
+		/* IPv6 forbids a checksum of zero (RFC 8200, section 8.1). */
 		if (is_ipv6 && !*check)
 			return REASON_MALFORMED;
 	}
 	return check_headers(skb, at, h, is_ipv6);
 }
 
-/* load_headers reads the headers of a packet at an offset, if it has the protocol. */
+/* load_headers reads the headers at an offset, as those of a protocol, and fails if the packet is shorter. */
 static __always_inline int load_headers(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h, int is_ipv6)
 {
 	h->l4[1] = h->l4[2] = h->l4[3] = 0;
@@ -141,8 +141,8 @@ static __always_inline void copy_headers(struct headers *to, const struct header
 	copy(to, h, __builtin_offsetof(struct headers, ip) + HLEN(is_ipv6));
 }
 
-/* decrement_hop_limit returns the word of the TTL or hop limit with one less, and the IPv4 header
- * checksum updated. */
+/* decrement_hop_limit decrements the TTL or hop limit in its header word, and updates the IPv4
+ * header checksum there. */
 static __always_inline __u32 decrement_hop_limit(__u32 word, int is_ipv6)
 {
 	__u32 check = word >> 16;
@@ -168,7 +168,7 @@ static __always_inline int headers_match(const struct headers *was, const struct
 	return 1;
 }
 
-/* headers_equal tells whether headers are those of a packet that was not forwarded yet. */
+/* headers_equal tells whether headers are those of the same packet, before it was forwarded. */
 static __always_inline int headers_equal(const struct headers *a, const struct headers *b, int is_ipv6)
 {
 	int i;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Pods: which have programs, which addresses they own, and how packets get into them. */
+/* Pods: which of them have programs, which MAC addresses they own, and delivery into them. */
 #pragma once
 
 #include "event.h"
@@ -7,8 +7,8 @@
 #include "sampling.h"
 
 /* MAC addresses that a bridge has learned at a pod's link, or that a neighbour entry has there.
- * Written by the agent. A bridge that does not know a MAC floods all its ports; only the port that
- * owns it delivers. */
+ * Written by the agent. A bridge floods frames with an unknown destination to all ports; only the
+ * port that owns the MAC address delivers. */
 struct link_mac {
 	__u32 link;
 	__u8 mac[ETH_ALEN], zero[2];
@@ -21,9 +21,9 @@ struct {
 	__type(value, __u8);
 } link_macs SEC(".maps");
 
-/* Pods whose links have all programs: by the ifindex that their packets come from, and by the
- * addresses known there; the other field is 0. Written by the agent. A packet that no observe_pod
- * would see is not probed. */
+/* Pods whose links have all programs. A pod has one entry by the ifindex of its link, and one by each
+ * known address; the other field is 0. Written by the agent. A packet that no observe_pod would see
+ * is not probed. */
 struct watch {
 	__u32 device;
 	__be32 pod;
@@ -37,8 +37,8 @@ struct {
 	__type(value, __u8);
 } watched_pods SEC(".maps");
 
-/* is_watched tells whether programs would see a packet all its way: from a pod's device, or to a
- * pod's address; the other is 0. */
+/* is_watched tells whether programs see a packet at every hook. The caller gives the device that it
+ * comes from, or the pod's address that it goes to; the other is 0. */
 static __always_inline int is_watched(__u32 device, __be32 pod)
 {
 	struct watch w = {.device = device, .pod = pod};

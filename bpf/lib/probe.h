@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Probes: packets that take the slow path, and are recognised further down. What the slow path made of
- * them becomes, or revalidates, a flow. */
+/* Probes: packets that take the slow path, and that the programs recognise at later hooks. The headers
+ * that they see there create a flow, or revalidate it. */
 #pragma once
 
 #include "conntrack.h"
 #include "index.h"
 #include "sampling.h"
 
-/* How long a flow is not probed again after the slow path proved it ineligible. */
+/* A flow that proved ineligible is not probed again for this long. */
 #define BACKOFF (100 * MS)
 
-/* start_probe remembers a packet that takes the slow path, to recognise it further down. */
+/* start_probe records a packet that takes the slow path, so that later hooks can recognise it. */
 static __always_inline void start_probe(struct probe *p, const struct headers *h, const struct key *k,
 				   const struct __sk_buff *skb, __u64 now, __u32 g, int is_ipv6)
 {
@@ -72,7 +72,7 @@ static __always_inline struct flow *find_or_create_flow(struct __sk_buff *skb, s
 		count(c, REASON_MISMATCH);
 		return 0;
 	}
-	/* What was validated for another translated peer is void. */
+	/* A validation for another translated peer no longer holds. */
 	if (f && f->wire_peer != p->wire_peer) {
 		f->out.validated = f->in.validated = 0;
 		f->wire_peer = p->wire_peer;
@@ -86,7 +86,7 @@ static __always_inline struct flow *find_or_create_flow(struct __sk_buff *skb, s
 }
 
 /* record_probe records that the slow path forwarded a probe, and with which headers. Headers that
- * differ from those of the last time replace them. */
+ * differ from the recorded ones replace them. */
 static __always_inline void record_probe(struct direction *w, const struct probe *p, __u32 index, __u32 interval, int is_ipv6)
 {
 	__u8 tos = TOS(&p->headers, is_ipv6), ttl = HOP_LIMIT(&p->headers, is_ipv6);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 #pragma once
 
-/* What became of packets: the first two took the fast path, all others the slow path, for the
- * reason named. The agent takes the names from BTF: REASON_NO_FLOW is "no-flow". */
+/* Outcomes of packets. The first two took the fast path; the others took the slow path, for the named
+ * reason, except for REASON_FORGED. The agent takes the names from BTF: REASON_NO_FLOW is "no-flow". */
 enum reason {
 	REASON_FAST_OUT,
 	REASON_FAST_IN,
@@ -24,7 +24,7 @@ enum reason {
 	REASON_ENCAP_FAILED,    /* bpf_skb_adjust_room failed */
 	REASON_UNTRACKED,       /* conntrack has no entry, or one in another zone */
 	REASON_UNREPLIED,       /* the conntrack entry is not established */
-	REASON_NAT,             /* NAT other than of the peer of the pod that opened the connection; any NAT of IPv6 */
+	REASON_NAT,             /* NAT of anything but the peer of the pod that opened the connection; any NAT of IPv6 */
 	REASON_CT_HELPER,       /* a conntrack helper handles the connection */
 	REASON_TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
 	REASON_REWRITTEN,       /* the slow path writes other headers than the fast path would */

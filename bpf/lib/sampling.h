@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which packets are looked at: those of known flows, by a Bloom filter, and a sample of all others.
- * A connection that is sampled again when it is old enough is admitted; short ones leave no state.
+ * Selects the packets that programs look at: those of known flows, by a Bloom filter, and a sample of
+ * all others. A connection that is sampled again when it is old enough is admitted; short ones leave no state.
  */
 #pragma once
 
 #include "bloom.h"
 #include "cpu.h"
 
-/* The least age of an eligible connection: one of a few packets gains nothing. */
+/* The minimum age of an eligible connection: a connection of a few packets gains nothing. */
 #define MIN_AGE (50 * MS)
 /* Connections that are sampled less often count as idle. */
 #define MAX_GAP (2000 * MS)
@@ -19,8 +19,8 @@
 #define ADMISSION_SLOTS 1024
 __u64 admission[ADMISSION_SLOTS];
 
-/* sample picks few of the packets without a flow, at random rather than every n-th, which might
- * always be the same connection's. */
+/* sample picks a few of the packets without a flow. It does so at random, because every n-th packet
+ * might belong to the same connection. */
 static __always_inline int sample(struct cpu_state *c)
 {
 	if (c->until_sample--)
@@ -49,7 +49,7 @@ static __always_inline int admit(__u64 hash, __u64 now)
 
 	if (same && age < MIN_AGE / MS)
 		return 0;
-	/* The connection in the slot gets the time to become old enough. */
+	/* Give the connection in the slot time to become old enough. */
 	if (same || age > 4 * MIN_AGE / MS)
 		*slot = (__u64)part << 32 | ms;
 	return same;
@@ -64,8 +64,8 @@ static __always_inline int is_syn(struct __sk_buff *skb, __u32 at, const struct 
 	       (data[at + HLEN(is_ipv6) + 13] & TCPHDR_SYN);
 }
 
-/* admit_sampled tells whether a packet that peek_flow accepted, without a flow, is sampled and its
- * connection eligible. */
+/* admit_sampled samples packets without a flow that peek_flow accepted, and tells whether the packet
+ * was sampled and its connection is eligible. */
 static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state *c, __u32 at, const struct key *k, __u64 hash, int is_ipv6)
 {
 	if (is_syn(skb, at, k, is_ipv6)) {
@@ -75,7 +75,7 @@ static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state
 	return sample(c) && admit(hash, bpf_ktime_get_coarse_ns());
 }
 
-/* classify reads key and headers of a packet that has a flow, or is sampled. It returns 0, or the
+/* classify reads the key and headers of a packet that has a flow or is sampled. It returns 0, or the
  * reason why the packet takes the slow path. */
 static __always_inline int classify(struct __sk_buff *skb, struct cpu_state *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int is_ipv6)
 {

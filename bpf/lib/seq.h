@@ -12,9 +12,9 @@
  * numbers are compared modulo 2^32, so conntrack must never be 2^31 behind. */
 #define RESYNC_BYTES (1U << 30)
 
-/* Where a flow's sequence numbers come from: a packet of the peer, which anybody can forge; a
- * packet of the pod; or the pod's, and a packet of the peer since, which confirmed how large the
- * peer's window is. */
+/* Where a flow's sequence numbers come from: from a packet of the peer, which anybody can forge; from
+ * a packet of the pod; or from the pod, and a later packet of the peer has confirmed the size of the
+ * peer's window. */
 enum { SEQ_FROM_PEER = 1, SEQ_FROM_POD, SEQ_CONFIRMED };
 
 /* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
@@ -29,9 +29,9 @@ static __always_inline __u32 seq_end(const struct headers *h, int is_ipv6)
 	return SEQ(h) + LENGTH(h, is_ipv6) - HLEN(is_ipv6) - DATA_OFFSET(h);
 }
 
-/* data_in_window tells whether data lies between one window before what the other side has
- * acknowledged and the right edge of its window; ack_in_window, whether the other side has sent,
- * not too long ago, what is acknowledged. */
+/* data_in_window tells whether data begins before the right edge of the other side's window, and ends
+ * at most one maximum window before what that side has acknowledged. ack_in_window tells whether the
+ * other side may have sent what is acknowledged, and the acknowledgement is not too old. */
 static __always_inline int data_in_window(const struct flow *f, int out, __u32 seq, __u32 end)
 {
 	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
@@ -55,9 +55,9 @@ static __always_inline int in_window(const struct flow *f, int out, const struct
 	return data_in_window(f, out, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(f, out, ACK(h));
 }
 
-/* ends_connection tells whether conntrack would take a FIN or RST for one of its connection if it
- * had seen all packets: a FIN in the window, and a RST that is not before what was acknowledged, or
- * one number before it, as some hosts reset what they have closed (tcp_reset_check in
+/* ends_connection tells whether conntrack would accept a FIN or RST if it had seen all packets: a FIN
+ * in the window, or a RST in it that is at most one number before what was acknowledged. Some hosts
+ * use that number to reset a connection that they have closed (tcp_reset_check in
  * net/ipv4/tcp_input.c). */
 static __always_inline int ends_connection(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
@@ -68,8 +68,8 @@ static __always_inline int ends_connection(const struct flow *f, int out, const 
 	return ack_in_window(f, out, ACK(h));
 }
 
-/* advance moves a sequence number forward. Packets of a connection may pass on several CPUs at once,
- * and the last number must stay: nothing else would ever tell of it. */
+/* advance moves a sequence number forward. Several CPUs may handle packets of a connection at once, and
+ * the highest number must win: if it is the last, no later packet corrects it. */
 static __always_inline void advance(__u32 *to, __u32 number)
 {
 	__u32 was = *(volatile __u32 *)to, is;
@@ -113,8 +113,8 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 		f->last_ms = ms;
 }
 
-/* init_seq takes the sequence numbers of the first packet. The other side's window is not known
- * until its next packet; until then it is 64 KiB. */
+/* init_seq sets the sequence numbers from the first packet. The window of the other side is unknown
+ * until its next packet; until then, assume 64 KiB. */
 static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, int is_ipv6)
 {
 	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;

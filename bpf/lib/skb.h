@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What only the kernel's own skb, socket and devices tell. */
+/* Fields of the kernel's sk_buff, sockets and devices that programs cannot read otherwise. */
 #pragma once
 
 #include "kernel.h"
 #include "key.h"
 
-/* fits_mtu tells whether all segments of the packet fit the MTU. Datagrams that travel together
- * (UDP_SEGMENT) take the slow path. */
+/* fits_mtu tells whether all segments of the packet fit the MTU. UDP GSO packets (UDP_SEGMENT) take
+ * the slow path. */
 static __always_inline int fits_mtu(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	if (skb->gso_size && PROTOCOL(h, is_ipv6) != IPPROTO_TCP)
@@ -74,9 +74,9 @@ static __always_inline int has_xdp(struct net_device *dev)
 	return 0;
 }
 
-/* ends_at_socket tells whether an established socket of the pod sent a packet, and nothing in the
- * pod would do anything with packets for that socket but deliver them. Then nothing reads the
- * tunnel state that their skbs still have. */
+/* ends_at_socket tells whether an established socket of the pod sent a packet, and packets for that
+ * socket pass no hook, program or upper-layer protocol in the pod. Then nothing reads the tunnel state
+ * that is still in their skbs. */
 static __always_inline int ends_at_socket(struct __sk_buff *skb, const struct headers *h, const struct key *k, int is_ipv6)
 {
 	struct bpf_sock *sk = skb->sk;

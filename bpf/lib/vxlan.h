@@ -8,9 +8,9 @@
 /* What VXLAN adds: Ethernet, VXLAN, UDP and IPv4 (RFC 7348, section 5). */
 #define ENCAP_OVERHEAD 50
 
-/* The outer headers of packets to another node. Per-packet fields are 0; the UDP checksum is not,
- * if it is used. The headers lie at an odd number of halves, so the kernel's structures, which want
- * words, would be read byte by byte. */
+/* The outer headers of packets to another node. Per-packet fields are 0, but the UDP checksum is
+ * 0xffff if it is used. The headers are aligned to 16 bits only, so the compiler would read the
+ * kernel's structures, which have 32-bit fields, byte by byte. */
 struct encap_template {
 	__u32 nic;
 	struct {
@@ -32,7 +32,7 @@ struct encap_template {
 _Static_assert(OUTER_HLEN == ETH_HLEN + ENCAP_OVERHEAD, "the outer header has its length");
 _Static_assert(sizeof(struct encap_template) % 4 == 0, "the inner header follows at once");
 
-/* The supported VXLAN devices by ifindex, and what their packets have. Written by the agent. */
+/* The supported VXLAN devices, by ifindex, and the fields of their outer headers. Written by the agent. */
 struct vxlan_device {
 	__u32 nic;
 	__be16 source[2]; /* the outer source address */
@@ -63,8 +63,8 @@ static __always_inline __be16 source_port(struct __sk_buff *skb, __u32 more)
 	return bpf_htons((((__u64)hash * (to - from + more)) >> 32) + from);
 }
 
-/* is_source_port tells whether the kernel would choose a source port. Linux 7.2 and newer include
- * the end of the range, older ones do not; where the two differ shows which kernel this is. */
+/* is_source_port tells whether the kernel would choose this source port. Linux 7.2 and later include
+ * the end of the range. The first port that differs shows which rule this kernel follows. */
 static __always_inline int is_source_port(struct __sk_buff *skb, __be16 port)
 {
 	__u32 more = ports_inclusive;
@@ -77,7 +77,7 @@ static __always_inline int is_source_port(struct __sk_buff *skb, __be16 port)
 	return 1;
 }
 
-/* outer_tos is the outer TOS of a device whose own is 0 (RFC 6040; INET_ECN_encapsulate in
+/* outer_tos is the outer TOS that a device with TOS 0 writes (RFC 6040; INET_ECN_encapsulate in
  * include/net/inet_ecn.h). */
 static __always_inline __u8 outer_tos(__u8 inner)
 {
@@ -86,8 +86,8 @@ static __always_inline __u8 outer_tos(__u8 inner)
 }
 
 /* udp_sum is the outer UDP checksum of a packet whose inner checksum the device fills in, by local
- * checksum offload (lco_csum in include/linux/skbuff.h): the inner checksum field stands for all
- * that it covers, and the IPv4 header adds up to nothing. */
+ * checksum offload (lco_csum in include/linux/skbuff.h): the inner checksum field replaces the sum
+ * of all that it covers, and a valid IPv4 header sums to zero. */
 static __always_inline __u16 udp_sum(const struct encap_template *o, __be16 port, __be16 length, __u16 inner, const struct headers *h, int is_ipv6)
 {
 	__u32 sum = 0;
@@ -143,7 +143,7 @@ static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct encap
 {
 	struct bpf_fib_lookup fib = {
 		.family = AF_INET, .l4_protocol = IPPROTO_UDP, .ifindex = skb->ifindex,
-		/* the longest, so that the kernel tells the MTU */
+		/* the maximum, so that the kernel reports the MTU */
 		.tot_len = 0xffff,
 		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
 		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
@@ -154,7 +154,7 @@ static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct encap
 		return 0xffff;
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
 	if (result == BPF_FIB_LKUP_RET_FWD_DISABLED) {
-		/* the lookup requires forwarding on the input device, which the NIC may lack */
+		/* the lookup requires forwarding on the input device; the NIC may have it disabled */
 		fib.ifindex = overlay;
 		result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	}
@@ -164,7 +164,7 @@ static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct encap
 }
 
 /* encapsulate writes the outer headers, and translates the peer. It returns 0, the reason why it
- * left the packet unchanged, or less than 0. */
+ * left the packet unchanged, or a negative value if it failed halfway. */
 static __always_inline int encapsulate(struct __sk_buff *skb, const struct headers *h, const struct encap_template *known, __u16 check, __u64 wire_peer, int is_ipv6)
 {
 	int translated = !is_ipv6 && wire_peer != PEER(h->ip[4], HALF(h->l4[0], 1));
@@ -180,8 +180,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	__u32 *words;
 	int i;
 
-	/* The kernel would hash a translated packet later, with other headers; hashing it now would
-	 * change its source port. */
+	/* The kernel hashes a translated packet later, with the translated headers; hashing it now
+	 * would change its source port. */
 	if (!translated || skb->hash || skip_csum_checks)
 		port = source_port(skb, ports_inclusive);
 	if (!port)
@@ -223,14 +223,14 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct heade
 	return 0;
 }
 
-/* decapsulate removes the outer headers, but for room for an Ethernet header. It returns 0, or what
- * left the packet unchanged. */
+/* decapsulate removes the outer headers, except for the space of an Ethernet header. It returns 0, or
+ * -1 if it left the packet unchanged. */
 static __always_inline int decapsulate(struct __sk_buff *skb, int is_ipv6)
 {
 	if (bpf_skb_adjust_room(skb, -ENCAP_OVERHEAD, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET | (is_ipv6 ? DECAP_L3_IPV6 : 0)))
 		return -1;
-	/* As skb_checksum_init does at the outer UDP: one of the checksums that the device verified */
+	/* As skb_checksum_init does at the outer UDP: one verified checksum fewer */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	return 0;
 }

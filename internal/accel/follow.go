@@ -72,7 +72,7 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 				<-updates.changes
 			}
 			if err := a.reconcile(); err != nil {
-				a.options.Log.Warn("keep devices in step", "place", a.options.Place.Name, "error", err)
+				a.options.Log.Warn("update accelerators after a change of devices", "place", a.options.Place.Name, "error", err)
 			}
 		}
 	}

@@ -320,8 +320,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// takeIn takes in a notification of the watch, and all that wait behind it: a burst is one batch. It reports whether
-// everything must be looked at. ok is false if notifications were lost.
+// takeIn records a notification of the watch, and all that are queued behind it, so that a burst is one
+// batch. It reports whether a full pass is needed; ok is false if notifications were lost.
 func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
 	if !ok {
 		a.metrics.overruns.Inc()
@@ -352,8 +352,8 @@ func (a *Agent) shrink() {
 	}
 }
 
-// Verifications may take one part in restFor of a CPU, so that an idle agent costs hardly anything even on a
-// node with thousands of devices. restAtMost bounds the interval that results.
+// Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands
+// of devices. restAtMost bounds the resulting interval.
 const (
 	restFor    = 400
 	restAtMost = 10

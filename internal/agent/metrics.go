@@ -15,8 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// metrics are named as node_exporter names its own: a base unit at the end, _total
-// for what only grows.
+// metrics follow the naming of node_exporter: a base unit at the end, and _total for counters.
 type metrics struct {
 	set, repaired, reverted, errors prometheus.Counter
 	messages, overruns, missed      prometheus.Counter
@@ -54,8 +53,7 @@ func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.withdrawn, m.verified, m.latency, m.passes}
 }
 
-// described are the metrics that have a description alone: their values are the agent's
-// status.
+// described are the metrics of which only the description is kept: their values come from the agent's status.
 var described []*prometheus.Desc
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -143,8 +141,8 @@ func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, 
 	}
 }
 
-// scrapes at once, and how long what they gather stands for: who asks in a loop has it
-// read again and not worked out again.
+// scrapes is how many scrapes are served at once. gatheredLong is how long gathered metrics are reused, so
+// that a client that scrapes in a loop does not make the agent gather them each time.
 const (
 	scrapes      = 2
 	gatheredLong = 100 * time.Millisecond
@@ -172,7 +170,7 @@ func (a *Agent) Health() http.Handler {
 	return mux
 }
 
-// lately gathers, but not more often than each gatheredLong.
+// lately gathers at most once in gatheredLong.
 type lately struct {
 	from prometheus.Gatherer
 

@@ -219,8 +219,8 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 	return nil
 }
 
-// keepNode lists the node's devices and keeps what is wanted of them, the machine's
-// table before any pod's queues that index it.
+// keepNode lists the node's devices and applies the policies to them. It sets the machine's flow table before
+// the queues of any pod, which index it.
 func (a *Agent) keepNode(ctx context.Context) error {
 	view, err := a.host.Look()
 	if err != nil {
@@ -407,7 +407,7 @@ func (a *Agent) selective() bool {
 	return slices.ContainsFunc(a.policies, func(p policy) bool { return p.ofPods() && p.Pods != nil })
 }
 
-// undecided reports whether the policies depend on which pod it is, and that is unknown.
+// undecided reports whether the policies depend on the pod's identity while that is unknown.
 func (a *Agent) undecided(g *group) bool { return g.pod == nil && a.selective() }
 
 // choose determines the policies of a pod, and marks it as not done if they differ from the applied ones.

@@ -212,7 +212,7 @@ func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
 	return o
 }
 
-// success returns what is good about a policy that is applied.
+// success returns the details of an applied policy: settings read back, the fast path, and virtual functions.
 func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	var is []string
 	if o.Verified > 0 {

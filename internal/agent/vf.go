@@ -16,7 +16,7 @@ import (
 // function (VF) of a NIC. Broadcasts never take it, and a quiet NIC may receive little else.
 const vfBusy = 100
 
-// vfReasons are the reasons that a NIC can have, the better before the worse.
+// vfReasons are the reasons that a NIC can have, from best to worst.
 var vfReasons = []string{v1alpha1.ReasonVFUsed, v1alpha1.ReasonVFPresent, v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn}
 
 // VFStatus is the status of the VFs of the node's NICs.
@@ -27,14 +27,14 @@ type VFStatus struct {
 	NICs map[string]string
 }
 
-// vfs is what is known of the VFs of the node's NICs. The window of a look began with the look before.
+// vfs is the known state of the VFs of the node's NICs. The window of a snapshot begins at the previous one.
 type vfs struct {
 	at   time.Time
 	nics nic.Snapshot
 	of   map[string]vf // by NIC
 }
 
-// vf is what is known of the VF of one NIC.
+// vf is the known state of the VF of one NIC.
 type vf struct {
 	reason, message string
 	// device is the VF that was up last; empty if none ever was.
@@ -44,7 +44,7 @@ type vf struct {
 	way string
 }
 
-// look returns what is known after a snapshot, and which way packets took since the one before.
+// look returns the state after a snapshot, and which device packets have used since the previous one.
 func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	now := vfs{at, s, make(map[string]vf)}
 	uses := nic.Between(w.nics, s)
@@ -61,7 +61,7 @@ func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	return now, uses
 }
 
-// next returns what is known of a NIC's VF from what it is now and from what packets did in a window.
+// next returns the new state of a NIC's VF, from its present condition and from the packets in a window.
 func (v vf) next(name string, is record.VF, use record.VFUse, window time.Duration) vf {
 	switch {
 	case is.Present():

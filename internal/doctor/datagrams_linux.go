@@ -166,7 +166,7 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 func listenRaw(at netip.Addr) (net.PacketConn, error) {
 	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
 	if errors.Is(err, os.ErrPermission) {
-		return nil, errors.New("a process or device has the port, and without root nobody else can see what arrives there")
+		return nil, errors.New("another process or device uses the port, and only root can see what arrives there")
 	}
 	return conn, err
 }

@@ -199,7 +199,7 @@ func transfer(ctx context.Context, ns netns.Handle, key []byte) error {
 		return errors.New("the end of the transfer did not arrive")
 	}
 	if same := binary.BigEndian.Uint64(reply[:]); same < carriedBytes {
-		return fmt.Errorf("it arrived changed from byte %d on", same)
+		return fmt.Errorf("the data differs from byte %d on", same)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// fill works a trial's metrics out of what its pairs and hosts measured.
+// fill computes the metrics of a trial from what its pairs and hosts measured.
 func fill(c Cell, t *record.Trial) error {
 	spec := c.Workload.Traffic()
 	t.Window = time.Duration(spec.Duration).Seconds()
@@ -49,7 +49,7 @@ func fill(c Cell, t *record.Trial) error {
 	return nil
 }
 
-// streams are the metrics of what goes one way.
+// streams fills in the metrics of one-way traffic.
 func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 	udp := spec.Protocol == "udp"
 	var d datagrams
@@ -92,7 +92,7 @@ func sleeps(t *record.Trial, m map[string]float64) {
 	}
 }
 
-// answers are the metrics of what is answered: messages, and new connections.
+// answers fills in the metrics of traffic with answers: messages, and new connections.
 func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	if err := latencies(t, m); err != nil {
 		return err
@@ -113,7 +113,7 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	return nil
 }
 
-// processing are the CPUs' metrics: what a byte or a message cost.
+// processing fills in the CPU metrics: the CPU time of a byte or a message.
 func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
@@ -150,8 +150,8 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 	}
 }
 
-// clientMachine are the same metrics as the client's tool tells them, of its machine alone. More pairs than
-// one would count a machine more than once.
+// clientMachine fills in the same metrics from the client's tool, which reports them for its own machine
+// only. With more than one pair, a machine would be counted more than once.
 func clientMachine(t *record.Trial, m map[string]float64) {
 	if len(t.PerPair) != 1 || t.PerPair[0].Client.Machine == nil || t.PerPair[0].Client.Messages == 0 {
 		return
@@ -168,7 +168,7 @@ func clientMachine(t *record.Trial, m map[string]float64) {
 	}
 }
 
-// datagrams are those of all receivers.
+// datagrams are the counts of all receivers together.
 type datagrams struct {
 	arrived, lost, reordered float64
 	// jitter is weighted by what came at each receiver.
@@ -237,9 +237,9 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// latencies merges the pairs' histograms. A tool that tells percentiles only has
-// their mean taken over its pairs, which is all that can be done with them, and the
-// longest of all.
+// latencies merges the pairs' histograms. For a tool that reports only percentiles it
+// takes their mean over the pairs, because percentiles cannot be merged, and the longest
+// of all.
 func latencies(t *record.Trial, m map[string]float64) error {
 	var all *hdrhistogram.Histogram
 	for i := range t.PerPair {
@@ -291,7 +291,7 @@ const (
 	strays          = 10    // packets that a device may drop: multicast that an overlay has no place for
 )
 
-// warnings is what a reader of the trial's numbers must know.
+// warnings are those that a reader of the numbers of the trial needs.
 func warnings(c Cell, t *record.Trial) []record.Warning {
 	var out []record.Warning
 	warn := func(code, format string, args ...any) {

@@ -165,7 +165,7 @@ func read(path string, n name, window time.Duration) (*file, error) {
 	case err != nil:
 		return nil, errors.Unwrap(err)
 	case !info.Mode().IsRegular():
-		return nil, errors.New("it is no regular file")
+		return nil, errors.New("it is not a regular file")
 	case info.Size() > maxFile:
 		return nil, fmt.Errorf("it has more than %d MiB", maxFile>>20)
 	}

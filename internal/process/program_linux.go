@@ -114,7 +114,7 @@ func mappings(maps io.Reader, file string) ([]mapping, error) {
 		}
 		m := mapping{written: f[1][1] == 'w'}
 		if n, err := fmt.Sscanf(string(f[0])+" "+string(f[2]), "%x-%x %x", &m.from, &m.to, &m.offset); n != 3 || err != nil || m.to <= m.from {
-			return nil, fmt.Errorf("addresses %q of %s make no sense", f[0], file)
+			return nil, fmt.Errorf("invalid addresses %q in %s", f[0], file)
 		}
 		out = append(out, m)
 	}

@@ -186,7 +186,7 @@ func (d *Dir) Switched(variant string) error {
 	if variant == "" {
 		err := os.Remove(filepath.Join(d.Path, switchedFile))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("note that nothing is switched: %w", err)
+			return fmt.Errorf("record that nothing is switched: %w", err)
 		}
 		return syncDir(d.Path)
 	}

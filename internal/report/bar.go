@@ -78,8 +78,9 @@ func (s spread) drawable() bool { return s.at > 0 && !math.IsInf(s.at, 0) }
 // always on it.
 type scale struct{ lo, hi float64 }
 
-// scaleOf shows every ratio and block. An interval of few blocks may be far wider than they
-// are; it is cut where it would take more than as much room again.
+// scaleOf chooses a scale that shows every ratio and block. An interval of few blocks may be
+// far wider than these; on each side it is cut off where it would add more than their range
+// again.
 func scaleOf(all []spread) scale {
 	s := scale{1, 1}
 	for _, a := range all {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Beside is two results in one page: what each found, what changed between them, and in
-// what they were run differently.
+// Beside is two results in one page: the findings of each, the changes between them, and the
+// differences of their setups.
 type Beside struct {
 	Changes
 	Sides [2]*Model
@@ -23,7 +23,7 @@ func beside(before, after *Model, changes Changes) Beside {
 	return b
 }
 
-// share gives what stands side by side one scale.
+// share gives figures that stand side by side the same scale.
 func (b Beside) share() {
 	for _, p := range b.Pairs() {
 		var all []spread

@@ -70,7 +70,7 @@ func (c Changes) Rows() []changed {
 	return out
 }
 
-// Notices are what is to be known before anything else.
+// Notices are what a reader must know before reading anything else.
 func (c Changes) Notices() []string {
 	var out []string
 	for _, side := range []stats.Side{c.Before, c.After} {

@@ -10,9 +10,9 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// conclude says what a person wants to know, a sentence each: what the overlay costs, and
-// then what gains the most against each baseline, what harms, and what is left open. All
-// workloads have a say.
+// conclude writes the conclusions, a sentence each: the cost of the overlay, and then for each
+// baseline the largest gain, what is slower, and what is inconclusive. It considers all
+// workloads.
 func (m *Model) conclude() (costs, rest []string) {
 	if m.Blocks == 0 {
 		if len(m.Failures) > 0 {
@@ -53,8 +53,8 @@ func (m *Model) conclude() (costs, rest []string) {
 // few is how many of anything a sentence names.
 const few = 3
 
-// costSentences say what each overlay has of the host network, at the fewest pairs: one
-// sentence for one overlay, or else one a workload.
+// costSentences say what share of the host network each overlay reaches, at the fewest pairs:
+// one sentence for a single overlay, or else one for each workload.
 func (m *Model) costSentences() []string {
 	type part struct{ variant, title, share string }
 	var parts []part
@@ -113,7 +113,7 @@ func (m *Model) overlayName(variant string) string {
 	return variant
 }
 
-// compared are the proofs of all variants that are compared in a way, by their baselines.
+// compared are the proofs of all variants with a kind of comparison, by their baselines.
 func (m *Model) compared(q question) map[string][]stats.Proof {
 	out := map[string][]stats.Proof{}
 	for _, v := range m.exp.Spec.Variants {
@@ -125,8 +125,8 @@ func (m *Model) compared(q question) map[string][]stats.Proof {
 	return out
 }
 
-// gainSentences are about all that is compared with one baseline. Back tells that it is an
-// overlay whose cost stands in the sentence before.
+// gainSentences are about all variants that are compared with one baseline. Back tells that
+// the baseline is an overlay whose cost is in the previous sentence.
 func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []string {
 	var out []string
 	best, found := largest(all)
@@ -165,8 +165,8 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 	return out
 }
 
-// largest is the proof of the most, over all workloads: of one that is slower nowhere, if
-// there is such.
+// largest is the proof with the largest gain over all workloads, preferably of a variant that
+// is slower nowhere.
 func largest(all []stats.Proof) (best stats.Proof, found bool) {
 	for _, good := range []bool{true, false} {
 		for _, p := range all {
@@ -189,7 +189,8 @@ func meanGain(p stats.Proof) float64 {
 	return sum / float64(len(p.All))
 }
 
-// harms names what is slower, each by the worst that it does; the best says so itself.
+// harms names the slower variants, each with its largest loss. It leaves out the best variant,
+// whose own sentence has its losses.
 func harms(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
 	for _, p := range all {
@@ -252,8 +253,9 @@ func some(names []string) string {
 	return list(names)
 }
 
-// Keep is the variant that a policy should keep on: what gains the most, is slower nowhere
-// and differs from its baseline in its accelerators alone. It is empty where there is none.
+// Keep is the variant that a policy should apply: the one with the largest gain that is slower
+// nowhere and differs from its baseline in its accelerators alone. It is empty if there is
+// none.
 func (m *Model) Keep() string {
 	var all []stats.Proof
 	for _, proofs := range m.compared(choice) {
@@ -268,8 +270,8 @@ func (m *Model) Keep() string {
 	return best.Variant
 }
 
-// Inconclusive tells that more blocks could tell more: some variant has an inconclusive
-// comparison.
+// Inconclusive tells whether more blocks could settle a comparison: some variant has an
+// inconclusive one.
 func (m *Model) Inconclusive() bool {
 	for _, proofs := range m.compared(choice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
@@ -281,7 +283,7 @@ func (m *Model) Inconclusive() bool {
 	return false
 }
 
-// InCluster tells where the result is from.
+// InCluster tells whether the result is from a cluster.
 func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
 
 // Imported tells that other programs have measured it, and no run can be resumed.

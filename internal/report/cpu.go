@@ -99,8 +99,9 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 	return l
 }
 
-// shares of the window. Busy is all but idle, so what is neither softirq, irq
-// nor stolen is processes, the kernel's part of them included.
+// shares are those of the window. Busy is everything but idle, so the time that
+// is neither softirq, irq nor stolen is that of processes, including their time
+// in the kernel.
 func shares(c record.CPU, seconds float64) [parts]float64 {
 	s := [parts]float64{
 		partSoftirq: c.Softirq / seconds,

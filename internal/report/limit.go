@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// LimitLine says what held one cell back.
+// LimitLine says what limited one cell.
 type LimitLine struct {
 	Workload, Variant string
 	Pairs             int
@@ -84,7 +84,7 @@ func coreOf(r stats.Resource) string {
 	return "a core of " + owner
 }
 
-// bounds say of each series of balancers what more backends bring.
+// bounds say for each series of balancers whether more backends help.
 func (m *Model) bounds() []string {
 	var out []string
 	for _, s := range m.summary.Series {
@@ -98,7 +98,7 @@ func (m *Model) bounds() []string {
 	return out
 }
 
-// limitOf is what held a point of a series back, nil where nobody knows.
+// limitOf is what limited a point of a series, nil if that is unknown.
 func (m *Model) limitOf(p stats.Point) *stats.Limit {
 	for i, l := range m.summary.Limits {
 		if l.Variant == p.Variant && l.Workload == p.Workload && l.Pairs == p.Pairs {
@@ -108,7 +108,7 @@ func (m *Model) limitOf(p stats.Point) *stats.Limit {
 	return nil
 }
 
-// proxyOf is the resource of the proxy that held a point back, nil if none did.
+// proxyOf is the resource of the proxy that limited a point, nil if none did.
 func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 	l := m.limitOf(p)
 	if l == nil || !l.Reached {

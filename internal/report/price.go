@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// PriceTable is what one gets for the price of each variant.
+// PriceTable relates what each variant achieves to its price.
 type PriceTable struct {
 	Currency string
 	Columns  []PriceColumn

@@ -303,8 +303,8 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 	return t
 }
 
-// spreads are what the scale of a table is for. The host network is often so far away that
-// the rest would be one dot, so it may fall off where there is something to choose from.
+// spreads are the values that the scale of a table must cover. The host network is often so
+// far away that the others would shrink to one dot, so it may lie outside if others remain.
 func (t *Table) spreads(m *Model) []spread {
 	var choices, all []spread
 	for _, row := range t.Rows {

@@ -129,7 +129,8 @@ func (c Cost) At(pairs int) Estimate {
 	return Estimate{}
 }
 
-// advice is that on each workload, baseline and number of pairs of which something is asked.
+// advice is based on the first metric of each workload. A variant that is slower in any other
+// metric counts as harmful.
 func (m *Model) advice() []Advice {
 	var out []Advice
 	for _, w := range m.exp.Spec.Workloads {

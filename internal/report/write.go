@@ -187,9 +187,9 @@ func withLinks(records [][]string, s *stats.Summary) [][]string {
 	return records
 }
 
-// Terminal writes the verdicts as plain text, 80 columns wide where names allow: a table
-// a workload, what to beware of, and, where a terminal's reader looks first, the sentences
-// that sum it up at the end.
+// Terminal writes the verdicts as plain text, 80 columns wide if names allow: a table for each
+// workload, the warnings, and at the end, where a reader of a terminal looks first, the
+// sentences that sum it up.
 func Terminal(w io.Writer, m *Model) error {
 	var b strings.Builder
 	if m.Unfinished != "" {

@@ -99,8 +99,8 @@ func theirValue(p v1alpha1.Published) (Figure, string) {
 	return f, unit
 }
 
-// ours is what the experiment measured for a published figure, and in how many blocks, or why
-// there is nothing. A ratio is to the variant that theirs is to, whatever the experiment compares with.
+// ours is what the experiment measured for a published figure, and in how many blocks, or why there is
+// nothing. A ratio has the published baseline, even if the experiment compares with another one.
 func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	at := At(p.Workload, p.Pairs)
 	own := s.row(p.Variant, p.Workload, p.Pairs, p.Metric)
@@ -120,7 +120,7 @@ func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	return &Figure{r.Versus.Ratio, r.Versus.CI95[:]}, r.Versus.N, ""
 }
 
-// agreement is the verdict on two figures in one unit, and how many times theirs ours is.
+// agreement is the verdict on two figures in one unit, and the ratio of ours to theirs.
 func agreement(theirs, ours Figure, margin float64) (Agreement, float64) {
 	low, high := ours.ends()
 	from, to := theirs.ends()

@@ -9,18 +9,18 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// PilotBlocks is how many blocks of runs: auto decide how many there will be.
+// PilotBlocks is the number of blocks in the pilot of runs: auto, which determines the total number.
 const PilotBlocks = v1alpha1.AutoFirstBlocks
 
-// leastBlocks leaves four that had no say in it, which is where Student's
-// quantile (2.8) is no worse than that of five blocks alone.
+// leastBlocks leaves four blocks after the pilot. For these, Student's quantile
+// (2.8) is no larger than for five blocks alone.
 const leastBlocks = PilotBlocks + 4
 
-// BlocksWanted is how many blocks exp needs in all, and a few words on what
-// demands them. With runs: auto the scatter within the pilot decides, and
-// nothing after it: as many blocks as the widest interval of a primary metric
-// needs for the width that was asked for, at least four more than the pilot, at
-// most runs.max. Before the end of the pilot it is the least.
+// BlocksWanted is the total number of blocks that exp needs, and the reason in
+// a few words. With runs: auto, only the scatter within the pilot decides: the
+// number is that at which the widest interval of a primary metric has the
+// requested width, at least four more than the pilot, and at most runs.max.
+// Before the end of the pilot it is the minimum.
 func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, why string, err error) {
 	runs := exp.Spec.Runs
 	if !runs.Auto {

@@ -25,8 +25,7 @@ func (o Only) has(c *cell) bool {
 	return among(o.Variants, c.variant.Name) && among(o.Workloads, c.workload.Name)
 }
 
-// decides tells whether a gate looks at a metric of a cell: at what was asked for, or else
-// at the primary one.
+// decides tells whether a gate considers a metric of a cell: a requested one, or by default the primary one.
 func (o Only) decides(c *cell, metric string) bool {
 	if len(o.Metrics) > 0 {
 		return slices.Contains(o.Metrics, metric)

@@ -120,12 +120,12 @@ func (r relation) value(place float64) float64 {
 	return math.Exp(r.logs[i] + (place-float64(i))*(r.logs[i+1]-r.logs[i]))
 }
 
-// crossing is where the log ratio crosses a level that the first point and the last are on different
-// sides of. At any place the test of whether the log ratio there is at the level is that of a ratio in
-// one block each, by Student's t. The interval has the places where it is not rejected (Fieller, "Some
-// problems in interval estimation", Journal of the Royal Statistical Society B 16, 1954), so that it
-// covers as often as the interval of a ratio does. Of several crossings it is the last one, and the
-// interval holds all.
+// crossing is where the log ratio crosses a level; the first point and the last lie on different sides of it.
+// At each place, a t-test of the blocks' log ratios tests whether the log ratio equals the level there. The
+// interval consists of the places where the test does not reject that (Fieller, "Some problems in interval
+// estimation", Journal of the Royal Statistical Society B 16, 1954), so it covers as often as the interval of
+// a ratio does. If there are several crossings, crossing is the last one, and the interval contains all of
+// them.
 func (r relation) crossing(level float64) (c Crossover, ok bool) {
 	if len(r.blocks) < 2 {
 		return c, false

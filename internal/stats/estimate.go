@@ -9,7 +9,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// alpha is the risk that is taken: of an interval that misses the truth, and of
+// alpha is the accepted error rate: of intervals that miss the truth, and of
 // any false difference among the variants of one family.
 const alpha = 0.05
 
@@ -19,21 +19,23 @@ type estimate struct {
 	mean, se, df float64
 }
 
-// mean estimates the mean of xs, which stand in the order of their blocks. The
-// first pilot of them decided how many there are; 0 means that nobody looked.
+// mean estimates the mean of xs, which are in the order of their blocks. The
+// first pilot values determined the number of blocks; pilot is 0 if that number
+// was set.
 //
-// A scatter that decided the number of blocks is no longer an honest witness:
-// had it come out larger, there would be more of them. So the sum of squares
-// within the pilot is taken out of that of all. What is left, that within the
-// other blocks and that between them and the pilot, has n − pilot degrees of
-// freedom and, for normal values, is independent of the pilot's scatter and so
-// of n, as the mean of all is: mean / se has Student's t, whatever n came out.
+// Had the scatter of the pilot been larger, there would be more blocks. So the
+// pilot's scatter is not an unbiased estimate, and the sum of squares within
+// the pilot is subtracted from that of all values. The remainder, within the
+// other blocks and between them and the pilot, has n − pilot degrees of
+// freedom. For normal values it is independent of the pilot's scatter, and so
+// of n, as is the mean of all values: mean / se follows Student's t for any n.
 // (Stein, "A two-sample test for a linear hypothesis whose power is independent
 // of the variance", Annals of Mathematical Statistics 16, 1945, keeps the
-// pilot's scatter instead and never looks at that of the other blocks.) Where
-// the values are not normal an outlier of the pilot moves the mean and must not
-// be forgotten: the larger of that variance and the plain one is taken, which
-// can only widen the interval.
+// pilot's scatter instead and ignores that of the other blocks.)
+//
+// If the values are not normal, an outlier in the pilot moves the mean, and
+// must count. So mean takes the larger of this variance and the plain one,
+// which can only widen the interval.
 func mean(xs []float64, pilot int) estimate {
 	e := estimate{n: len(xs), mean: stat.Mean(xs, nil)}
 	if e.n < 2 {
@@ -49,7 +51,7 @@ func mean(xs []float64, pilot int) estimate {
 	return e
 }
 
-// Mean is that of values of which each is of a block by itself, with its 95 % interval by Student's t. One
+// Mean estimates the mean of values, each from a block of its own, with its 95 % interval by Student's t. One
 // value has no interval: both ends are the value.
 func Mean(values []float64) (m float64, ci95 [2]float64) {
 	e := mean(values, 0)
@@ -90,7 +92,8 @@ func (e estimate) interval() [2]float64 {
 	return [2]float64{e.mean - h, e.mean + h}
 }
 
-// p is two-sided, of a true mean of 0; 1 for n 1, which says nothing.
+// p is the two-sided p-value of a true mean of 0. For n 1 there is none, and p
+// is 1.
 func (e estimate) p() float64 {
 	switch {
 	case e.n < 2 || e.mean == 0:
@@ -106,9 +109,9 @@ func beyond(x, df float64) float64 { return 2 * student(df).CDF(-math.Abs(x)) }
 
 func student(df float64) distuv.StudentsT { return distuv.StudentsT{Sigma: 1, Nu: df} }
 
-// holm adjusts p-values: those of at most 0.05 hold all together but in one
-// family of twenty (Holm, "A simple sequentially rejective multiple test
-// procedure", Scandinavian Journal of Statistics 6, 1979).
+// holm adjusts p-values: at most one family in twenty has a false difference
+// among those of at most 0.05 (Holm, "A simple sequentially rejective multiple
+// test procedure", Scandinavian Journal of Statistics 6, 1979).
 func holm(ps []float64) []float64 {
 	rank := make([]int, len(ps))
 	for i := range rank {

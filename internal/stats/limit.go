@@ -46,7 +46,7 @@ type Resource struct {
 // than what its rate allows: a packet that is to be segmented has its headers once.
 const full = 0.9
 
-// limits of all cells that have any.
+// limits are those of all cells that have any.
 func (t *table) limits() []Limit {
 	var all []Limit
 	for _, c := range t.cells {
@@ -57,7 +57,7 @@ func (t *table) limits() []Limit {
 	return all
 }
 
-// limit is what held a cell back; there is none where no NIC is capped and no node has a role.
+// limit is what limited a cell. It is false if no NIC is capped and no node has a role.
 func (c *cell) limit() (Limit, bool) {
 	l := Limit{Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs}
 	used, wanted := usage{}, false
@@ -160,7 +160,7 @@ func (u usage) resources(n int) []Resource {
 	return all
 }
 
-// reached are the resources that were a limit. Those of nodes that are alike, in this too, are one.
+// reached are the resources that were a limit. Equal resources of equal nodes are merged into one.
 func reached(all []Resource) []Resource {
 	var limits []Resource
 	for _, r := range all {

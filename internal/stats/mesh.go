@@ -82,12 +82,13 @@ type Sign struct {
 	Others float64 `json:"others,omitempty"`
 }
 
-// fewNodes is the least number of nodes of which one can be told from the others: a median of three links
-// bears one bad one.
+// fewNodes is the minimum number of nodes at which one can be distinguished from the others: a median of
+// three links tolerates one bad link.
 const fewNodes = 4
 
-// ServerCPUPerGB is what a stream's server itself takes: seconds of its process per 1e9 bytes received. It tells
-// of a receiver that works harder than others for the same throughput, as one whose NIC does not merge packets.
+// ServerCPUPerGB is the CPU time of a stream's server process, in seconds per 1e9 bytes received. It reveals
+// a receiver that needs more CPU time than others for the same throughput, for example because its NIC does
+// not merge packets.
 const ServerCPUPerGB = "server_cpu_per_gb"
 
 // meshes are one a variant and workload, in the experiment's order, and of streams a second one of
@@ -319,11 +320,11 @@ func (g *grid) outliers(higher bool, margin float64) []Outlier {
 	return out
 }
 
-// testFamily returns the p-values of effects, which are positive where they are worse. An effect must be
-// larger than the margin by the scatter of all, which has many degrees of freedom however few the blocks.
-// Two conditions beside that are for what is not normal, and p is 1 unless both hold. By its own scatter
-// alone the effect is above 0, so that one block of several that went wrong is none. And it stands out from
-// the others, so that where nodes differ by nature no one is named.
+// testFamily returns the p-values of effects, which are positive where they are worse. An effect must exceed
+// the margin, tested by the scatter of all effects, which has many degrees of freedom even if there are few
+// blocks. Two more conditions protect against values that are not normal; p is 1 unless both hold. First, the
+// effect is above 0 by its own scatter alone, so that one bad block among several does not count. Second, it
+// stands out from the others, so that no node is named where nodes differ by nature.
 func testFamily(family []*effect, margin float64) []float64 {
 	if len(family) == 0 {
 		return nil
@@ -425,7 +426,7 @@ const (
 	signLength = 1448  // bytes of a segment
 )
 
-// signs are what else the trials of a cell tell of an outlier.
+// signs are further observations about an outlier, from the trials of a cell.
 func (c *cell) signs(o Outlier) []Sign {
 	var signs []Sign
 	if s, ok := c.retransmits(o); ok {
@@ -458,7 +459,7 @@ func (c *cell) retransmits(o Outlier) (Sign, bool) {
 	return s, s.Value > signShare && s.Value > signTimes*s.Others
 }
 
-// took is the way that the packets of a node's NICs took in all trials.
+// took is which device the packets of a node's NICs used, over all trials.
 func (c *cell) took(node string) string {
 	var nics []record.VFUse
 	for _, tr := range c.all() {

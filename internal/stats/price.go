@@ -102,10 +102,11 @@ const (
 	isDominated
 )
 
-// dominates tells whether other leaves nothing to say for v, which costs as much or, if
-// cheaper, more. All claims must hold together, each with its own interval, so none is
-// adjusted: a false one cannot hide behind the others (Berger, "Multiparameter
-// hypothesis testing and acceptance sampling", Technometrics 24, 1982).
+// dominates tells whether other dominates v: v is better by more than the margin in no metric,
+// and other is cheaper, or v is worse in some metric. The caller makes sure that v does not
+// cost less. All claims must hold together, each with its own interval, so none is adjusted: a
+// false one cannot hide behind the others (Berger, "Multiparameter hypothesis testing and
+// acceptance sampling", Technometrics 24, 1982).
 func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 	verdict, worse, compared := isDominated, cheaper, false
 	margin := math.Log1p(t.exp.Spec.Margin)

@@ -19,7 +19,7 @@ type Proof struct {
 	Missing []string
 }
 
-// Proof of a variant, which may be good for nothing.
+// Proof is what the experiment shows of a variant. The variant need not be good at anything.
 func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {

@@ -62,8 +62,8 @@ type Row struct {
 	Blocks []Block `json:"-"`
 }
 
-// Block is what one block says of a row: what its trial measured, and the ratio to the
-// baseline's trial, 0 where there is none.
+// Block is the part of one block in a row: the value that its trial measured, and the ratio to
+// the baseline's trial, 0 if there is none.
 type Block struct {
 	Block        int
 	Value, Ratio float64
@@ -139,7 +139,7 @@ func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) 
 	return s, nil
 }
 
-// row is what a cell's own trials say of a metric.
+// row summarises a metric of a cell's own trials.
 func (t *table) row(c *cell, metric string) Row {
 	blocks, values := c.series(metric)
 	r := Row{
@@ -164,8 +164,8 @@ func (t *table) row(c *cell, metric string) Row {
 	return r
 }
 
-// compare adds to a row what stands between the cell and its baseline, but for
-// what depends on the family: the adjustment of P, and the verdict.
+// compare adds to a row the comparison of the cell with its baseline, except
+// for what depends on the family: the adjustment of P, and the verdict.
 func (t *table) compare(r *Row, c *cell) {
 	primary := r.Metric == c.primary
 	base := t.baseline(c)

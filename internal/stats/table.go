@@ -18,8 +18,8 @@ var order = []string{
 	record.CPUPerGB, record.SoftirqPerGB, record.InterruptsPerGB, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB, record.CPUPerMessage, record.InterruptsPerMessage, record.SwitchesPerMessage,
 }
 
-// alone tells the metrics that are compared with nothing: that no message is lost
-// or overtaken, no request fails and an end never sleeps is common, and nothing has a ratio to 0.
+// alone tells which metrics are compared with nothing: normally no message is
+// lost or overtaken and no request fails, an end may never sleep, and there is no ratio to 0.
 func alone(metric string) bool {
 	switch metric {
 	case record.Loss, record.Reorder, record.Errors, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB:
@@ -28,10 +28,11 @@ func alone(metric string) bool {
 	return false
 }
 
-// Primary is the metric that a workload of an experiment is run for: it decides how
-// long runs: auto goes on, and it is what a gate looks at. Of a latency it is the
-// median, or the mean if the tool of any variant tells no more; tails are judged too,
-// but are too noisy to say how long a run must take.
+// Primary is the metric that a workload of an experiment is run for: it
+// determines the number of blocks of runs: auto, and gates decide by it. For a
+// latency it is the median, or the mean if the tool of some variant reports no
+// percentiles. Tails are judged too, but are too noisy to determine how long a
+// run must take.
 func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	switch {
 	case w.Stream != nil:
@@ -42,8 +43,8 @@ func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	return record.LatencyP50
 }
 
-// meanAlone tells whether the mean is all that variants have in common: the tool of one tells the mean of
-// its latencies and no percentiles.
+// meanAlone tells whether the variants have only the mean in common, because the tool of one reports no
+// percentiles.
 func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
 	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
 		tool := exp.WorkloadFor(v, w).Traffic().Tool
@@ -155,8 +156,8 @@ func (t *table) baseline(c *cell) *cell {
 	return t.byKey[key{t.exp.BaselineOf(c.variant), c.workload.Name, c.pairs}]
 }
 
-// pilot is the last block that had a say in how many there are: 0 where the
-// number was set, or the run did not get as far as that.
+// pilot is the number of blocks that determined the total number: 0 if the
+// number was set, or the run ended before the pilot did.
 func (t *table) pilot() int {
 	if runs := t.exp.Spec.Runs; runs.Auto && runs.Max > leastBlocks && t.blocks >= leastBlocks {
 		return PilotBlocks
@@ -214,7 +215,7 @@ func (c *cell) all() []*record.Trial { return slices.Concat(c.trials...) }
 
 var (
 	errNoBlock = errors.New("no block has both")
-	errNoRatio = errors.New("there is no ratio to a value that is not above 0")
+	errNoRatio = errors.New("a ratio needs a reference value above 0")
 )
 
 // ratio estimates log(c) − log(base): by the blocks that have both, whose ratios it
@@ -240,9 +241,9 @@ func (t *table) paired() bool {
 	return imported == nil || imported.Interleaved
 }
 
-// logRatios are log(c) − log(base) over the blocks that have both. One value
-// that is not above 0 leaves no answer: to drop its block alone would favour
-// whichever of the two it was.
+// logRatios are log(c) − log(base) over the blocks that have both. If a value
+// is not above 0, there is no result: leaving out only its block would favour
+// one of the two.
 func logRatios(c, base *cell, metric string) (blocks []int, ratios []float64, err error) {
 	for b := 1; b <= len(c.trials); b++ {
 		x, ok := c.value(b, metric)

@@ -348,7 +348,7 @@ func respond(site map[string]*object, h head) (out []byte, last, found bool) {
 }
 
 // errStatus is a response other than 2xx.
-var errStatus = errors.New("the response is none of success")
+var errStatus = errors.New("the response status is not a success")
 
 // errNoAnswer is a request that was given up.
 var errNoAnswer = errors.New("no answer in time")
@@ -412,7 +412,7 @@ func (w *webResult) fill(e *End, out *record.Endpoint) error {
 			done += failed
 		}
 		if done < uint64(n) {
-			return fmt.Errorf("run %s: %d of %d requests were done in the time there is: give the workload a longer duration", HTTP, done, n)
+			return fmt.Errorf("run %s: %d of %d requests finished in the available time: give the workload a longer duration", HTTP, done, n)
 		}
 		out.Seconds = float64(w.last-w.from) / 1e9
 		out.Completion = out.Seconds

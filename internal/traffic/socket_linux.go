@@ -335,7 +335,7 @@ func askedOf(control []byte) (netip.Addr, error) {
 			return netip.AddrFrom16([16]byte(m.Data)), nil // struct in6_pktinfo: the first of two
 		}
 	}
-	return netip.Addr{}, errors.New("the kernel does not tell the address of a datagram")
+	return netip.Addr{}, errors.New("the kernel did not report the address of a datagram")
 }
 
 // dialTCP connects within dialTimeout, to which it sets the socket's time-outs. Interrupted

@@ -195,7 +195,7 @@ func parseCPU(text string) (int, error) {
 		return 0, fmt.Errorf("%q is not a CPU number", text)
 	}
 	if cpu >= maxCPUs {
-		return 0, fmt.Errorf("CPU %d is beyond %d, the most a kernel has", cpu, maxCPUs-1)
+		return 0, fmt.Errorf("CPU %d is beyond %d, the highest number that a kernel supports", cpu, maxCPUs-1)
 	}
 	return int(cpu), nil
 }

@@ -87,11 +87,11 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		case !wanted[a]:
 			unseen = unseen || !slices.Contains(f.node.veths, a.device)
 		case verify && !isAttached(l, a.device):
-			f.log.Warn("somebody detached a program of the fast path; it is attached again", "device", name, "program", a.program)
+			f.log.Warn("another process detached a program of the fast path; it is attached again", "device", name, "program", a.program)
 			unseen = true
 			f.repaired++
 		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
-			f.log.Info("another program was attached behind one of the fast path, which would bypass it; the fast path moves to the end", "device", name, "program", a.program)
+			f.log.Info("another program was attached after one of the fast path, which would bypass it; the fast path's program moves to the end", "device", name, "program", a.program)
 			unseen = true
 		default:
 			continue

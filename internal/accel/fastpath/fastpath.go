@@ -310,7 +310,7 @@ func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, acce
 	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
 	if errors.Is(err, errCannotResync) {
 		f.warnResync.Do(func() {
-			f.log.Warn("conntrack stays liberal with accelerated connections: it cannot be resynchronised", "error", err)
+			f.log.Warn("conntrack entries of accelerated connections stay liberal: they cannot be resynchronised", "error", err)
 		})
 		return abandon(flow)
 	}

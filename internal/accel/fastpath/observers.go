@@ -338,7 +338,7 @@ func ipsecPolicies() (n uint32, err error) {
 		return 0, nil // the kernel has no IPsec
 	}
 	if err != nil {
-		return 0, fmt.Errorf("count policies of IPsec: %w", err)
+		return 0, fmt.Errorf("count IPsec policies: %w", err)
 	}
 	for _, m := range messages {
 		if err := attributes(m[min(4, len(m)):], func(kind uint16, is []byte) {
@@ -349,7 +349,7 @@ func ipsecPolicies() (n uint32, err error) {
 				}
 			}
 		}); err != nil {
-			return 0, fmt.Errorf("count policies of IPsec: %w", err)
+			return 0, fmt.Errorf("count IPsec policies: %w", err)
 		}
 	}
 	return n, nil

@@ -276,7 +276,7 @@ func (s segment) bytes() []byte {
 	return append(b, s.options...)
 }
 
-var errNotDropped = errors.New("a resync packet was not dropped behind conntrack")
+var errNotDropped = errors.New("a resync packet was not dropped after conntrack")
 
 // send sends a packet for conntrack to see. drop_resync drops it, which the kernel reports as EPERM.
 func (r *resyncer) send(s segment) error {

@@ -188,7 +188,7 @@ func track() error {
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE}, &expr.Verdict{Kind: expr.VerdictAccept},
 	}})
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("add a rule of nftables that asks for connection tracking (load the modules nf_conntrack, nf_tables and nft_ct): %w", err)
+		return fmt.Errorf("add an nftables rule that enables connection tracking (load the modules nf_conntrack, nf_tables and nft_ct): %w", err)
 	}
 	return nil
 }

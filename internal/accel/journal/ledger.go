@@ -90,7 +90,7 @@ func decodeLedger(b []byte) (ledger, error) {
 		return ledger{}, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return ledger{}, errors.New("something follows the journal")
+		return ledger{}, errors.New("trailing data")
 	}
 	if l.Version != ledgerVersion {
 		return ledger{}, fmt.Errorf("version %d, want %d", l.Version, ledgerVersion)
@@ -133,7 +133,7 @@ func (e Entry) check(machine bool) error {
 			}
 		case "rps_flow_cnt":
 		default:
-			return errors.New("not a setting that is known")
+			return errors.New("unknown setting")
 		}
 	}
 	for _, value := range []string{e.Was, e.Want} {

@@ -85,7 +85,8 @@ type Cluster struct {
 	losses func() losses
 }
 
-// Connect is New by a kubeconfig file, or in a pod if that is empty.
+// Connect calls New with the configuration from a kubeconfig file or, if its name is empty, from the pod that
+// the agent runs in.
 func Connect(kubeconfig string, o Options) (*Cluster, error) {
 	var config *rest.Config
 	var err error
@@ -349,8 +350,8 @@ type podWatch struct {
 	stop func()
 }
 
-// watchPods begins to watch the node's pods: at once, or at a moment of its own, as a new policy has all
-// agents do so.
+// watchPods begins to watch the node's pods, at once or after a random delay: a new policy makes all agents
+// do so at the same moment.
 func (c *Cluster) watchPods(ctx context.Context, atOnce bool) *podWatch {
 	store, controller := c.informer(c.clients.watchCore, "pods", fields.OneTermEqualSelector("spec.nodeName", c.options.Node), &corev1.Pod{}, slimPod)
 	ctx, cancel := context.WithCancel(ctx)

@@ -21,8 +21,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// clients share one connection. Each has a request limit of its own, so that what one does does not delay
-// the others: the conditions of a thousand policies not the node's own status, events neither.
+// clients share one connection. Each has its own request limit, so that none delays the others: neither
+// events nor the conditions of a thousand policies may delay the node's own status.
 type clients struct {
 	// watchCore and watchOurs list and watch, through the gate.
 	watchCore, watchOurs rest.Interface
@@ -135,14 +135,14 @@ func (g *gate) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-g.closed:
-		return errors.New("the agent stops")
+		return errors.New("the agent is stopping")
 	case <-t.C:
 		return nil
 	}
 }
 
-// shut shuts it for a random part of a period at first, and after that for a whole one: so the moments of a
-// thousand agents stay spread evenly.
+// shut closes the gate for a random part of a period at first, and then for whole periods, so that the
+// attempts of a thousand agents stay evenly spread.
 func (g *gate) shut(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -154,8 +154,8 @@ func (g *gate) shut(err error) {
 		wait = rand.N(g.period)
 	}
 	g.until = now.Add(wait)
-	g.log.Warn("the API server does not answer; the node stays as it is", "again", wait.Round(time.Second), "error", err)
+	g.log.Warn("the API server does not answer; the node keeps its current settings", "again", wait.Round(time.Second), "error", err)
 }
 
-// close has requests fail that wait.
+// close makes the waiting requests fail.
 func (g *gate) close() { g.once.Do(func() { close(g.closed) }) }

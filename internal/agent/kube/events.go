@@ -22,8 +22,8 @@ const (
 	eventsRate  = 1.0 / 60
 )
 
-// writeEvents writes what Notify passes. One cause may be news of every node at the same moment, so each
-// agent waits for a moment of its own.
+// writeEvents writes what Notify passes. One cause may produce events on every node at the same moment, so
+// each agent waits for a time of its own.
 func (c *Cluster) writeEvents(ctx context.Context) {
 	told := make(map[agent.Event]time.Time)
 	limit := flowcontrol.NewTokenBucketRateLimiter(eventsRate, eventsBurst)
@@ -44,7 +44,7 @@ func (c *Cluster) writeEvents(ctx context.Context) {
 			}
 		}
 		if !limit.TryAccept() {
-			c.options.Log.Warn("an event is in the log alone, as there were too many", "reason", e.Reason, "message", e.Message)
+			c.options.Log.Warn("too many events: this one is only logged", "reason", e.Reason, "message", e.Message)
 			continue
 		}
 		told[e] = time.Now()

@@ -105,7 +105,7 @@ func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, stat
 	return err
 }
 
-// Errors of writes that are not tried.
+// Errors of writes that are not attempted.
 var (
 	errResting = errors.New("the API server has just refused a write")
 	errOutdone = errors.New("the policy has changed meanwhile")
@@ -141,7 +141,8 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	return now, err
 }
 
-// outdone reports whether a write was not made as another agent, or a user, was faster, or as it has to wait.
+// outdone reports whether a write was skipped because another agent or a user was faster, or because the
+// agent has to wait.
 func outdone(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting) || errors.Is(err, errOutdone)
 }

@@ -30,7 +30,7 @@ import (
 // controller. The policy's status says how far the rollout is. Each agent reads there whether its node
 // gets the policy, and an agent that has had it for a while without problems makes the next step.
 
-// pace is how often and how soon an agent does what it does.
+// pace sets the intervals and delays of an agent's actions.
 type pace struct {
 	// look is how often an agent checks for something to do.
 	look time.Duration
@@ -99,11 +99,11 @@ func position(policy types.UID, node string) float64 {
 // density of shares at the end of pace.spread, as the exponent of that at its begin.
 const density = 10
 
-// share returns how long this agent waits before it does what all agents of a policy could do and one has to.
-// Positions that are evenly distributed become times of which few are early: then the number of agents that
-// act before they see that the first has done so hardly depends on how many there are (Nonnenmacher and
-// Biersack, Scalable Feedback for Large Groups, 1999). Among a thousand nodes the first comes after a third
-// of the time, and 0.2 others in the tenth of a second that the news takes.
+// share returns how long this agent waits before a write that any agent of a policy could make and one has to
+// make. It turns evenly distributed positions into times of which few are early. Then the number of agents
+// that write before they see the first write hardly depends on the number of agents (Nonnenmacher and
+// Biersack, Scalable Feedback for Large Groups, 1999). Among a thousand nodes the first writes after a third
+// of the time, and 0.2 others within the tenth of a second until they see its write.
 func (c *Cluster) share(policy types.UID) time.Duration {
 	at := math.Log1p(position(policy, c.options.Node)*math.Expm1(density)) / density
 	return time.Duration(at * float64(c.pace.spread))
@@ -213,8 +213,8 @@ func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 // timer is how long an agent waits until it looks again.
 type timer time.Duration
 
-// due reports whether something is due, and if not, has the agent look when it is: shares would be worth
-// little if an agent looked once a second.
+// due reports whether something is due. If not, it makes the agent check at the right time: checking once a
+// second would undo the spread of shares.
 func (t *timer) due(in time.Duration) bool {
 	if in > 0 {
 		*t = min(*t, timer(in))
@@ -291,8 +291,8 @@ func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
 	}
 }
 
-// mayReport reports whether this node has to add itself to those that failed. The first is what matters; the
-// others take their time, as the nodes that fail may be all.
+// mayReport reports whether this node may add itself to the failed nodes now. One failed node halts the
+// rollout, so the others wait longer: all nodes may fail at the same time.
 func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutStatus, t *turn) bool {
 	switch {
 	case slices.Contains(r.FailedNodes, c.options.Node), len(r.FailedNodes) >= v1alpha1.MaxFailedNodes:
@@ -456,7 +456,7 @@ func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 	name, status := column("Name"), column("Status")
 	for _, row := range table.Rows {
 		if name < 0 || status < 0 || len(row.Cells) <= max(name, status) {
-			return fmt.Errorf("list nodes: the API server's table has no name and status of each node, but %d columns", len(table.ColumnDefinitions))
+			return fmt.Errorf("list nodes: the API server's table lacks the name or status of each node: it has %d columns", len(table.ColumnDefinitions))
 		}
 		fn(fmt.Sprint(row.Cells[name]), !strings.HasPrefix(fmt.Sprint(row.Cells[status]), "NotReady"))
 	}

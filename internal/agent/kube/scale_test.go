@@ -470,7 +470,7 @@ func TestGateGivesUp(t *testing.T) {
 		}
 		time.AfterFunc(time.Second, g.close)
 		r, _ = http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
-		if _, err := g.RoundTrip(r); err == nil || !strings.Contains(err.Error(), "the agent stops") {
+		if _, err := g.RoundTrip(r); err == nil || !strings.Contains(err.Error(), "the agent is stopping") {
 			t.Errorf("%v, want that the agent stops", err)
 		}
 	})

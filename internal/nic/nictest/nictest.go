@@ -58,13 +58,13 @@ func Parse(text []byte) (*Machine, error) {
 	}
 	for path := range m.Files {
 		if !fs.ValidPath(path) {
-			return nil, fmt.Errorf("read fixture: file %q is no path of sysfs", path)
+			return nil, fmt.Errorf("read fixture: file %q is not a path in sysfs", path)
 		}
 	}
 	for dir, names := range m.Dirs {
 		for name := range strings.FieldsSeq(names) {
 			if !fs.ValidPath(dir + "/" + name) {
-				return nil, fmt.Errorf("read fixture: %q in %q is no path of sysfs", name, dir)
+				return nil, fmt.Errorf("read fixture: %q in %q is not a path in sysfs", name, dir)
 			}
 		}
 	}

@@ -96,5 +96,5 @@ func fitting(all []binary, name, uname string) (binary, error) {
 	if system == "windows" {
 		how = "make windows leaves bin/slipstream.exe"
 	}
-	return binary{}, fmt.Errorf("host %s needs a build of this program for %s/%s, and there is none at hand: build one (%s) and name it with --host-binary", name, system, arch, how)
+	return binary{}, fmt.Errorf("host %s needs a build of this program for %s/%s, and none was found: build one (%s) and name it with --host-binary", name, system, arch, how)
 }

@@ -239,7 +239,7 @@ func (s *session) copy(ctx context.Context, b binary) (program, error) {
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
 	case word == "broken":
 		s.settle()
-		return program{}, fmt.Errorf("copy the program to host %s: what arrived there is not what was sent (%d bytes)%s", s.host, b.size, s.stderr.Last())
+		return program{}, fmt.Errorf("copy the program to host %s: the copy differs from the program that was sent (%d bytes)%s", s.host, b.size, s.stderr.Last())
 	case word != "program":
 		return program{}, unexpected(s.host, word)
 	}

@@ -68,7 +68,7 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",
-			want: " has no folder that the program can be run in: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
+			want: " has no folder in which the program can run: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
 		},
 		{
 			name: "forced command", node: nodeOptions{key: `command="echo this account is for git" `}, user: "root",

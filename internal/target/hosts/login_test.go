@@ -158,10 +158,10 @@ func TestFitting(t *testing.T) {
 	all := []binary{{file: "own", system: "linux", arch: "amd64"}}
 	for uname, want := range map[string]string{
 		"Linux x86_64":  "",
-		"Linux aarch64": "host h needs a build of this program for linux/arm64, and there is none at hand: build one (make image leaves bin/image/arm64/slipstream) and name it with --host-binary",
+		"Linux aarch64": "host h needs a build of this program for linux/arm64, and none was found: build one (make image leaves bin/image/arm64/slipstream) and name it with --host-binary",
 		"Linux riscv64": "host h is of the architecture riscv64; there are builds of this program for Linux on x86_64 and aarch64",
 		"Windows ARM64": "host h is of the architecture ARM64; there are builds of this program for Windows on AMD64",
-		"Windows AMD64": "host h needs a build of this program for windows/amd64, and there is none at hand: build one (make windows leaves bin/slipstream.exe) and name it with --host-binary",
+		"Windows AMD64": "host h needs a build of this program for windows/amd64, and none was found: build one (make windows leaves bin/slipstream.exe) and name it with --host-binary",
 		"Darwin arm64":  "host h runs Darwin arm64, and a worker needs Linux or Windows: name another host",
 	} {
 		b, err := fitting(all, "h", uname)

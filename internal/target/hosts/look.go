@@ -72,7 +72,7 @@ func (f *facts) add(word, rest string) error {
 	case "address":
 		a, err := netip.ParseAddr(rest)
 		if err != nil {
-			return fmt.Errorf("host %s: its SSH server does not tell the address that it is reached at (SSH_CONNECTION): %w", f.name, err)
+			return fmt.Errorf("host %s: its SSH server does not report the address of the connection (SSH_CONNECTION): %w", f.name, err)
 		}
 		f.address = a.Unmap().WithZone("")
 	case "journal":
@@ -110,7 +110,7 @@ func (h *host) suit() (binary, error) {
 	case err != nil:
 		return b, err
 	case len(f.folders) == 0:
-		return b, fmt.Errorf("host %s has no folder that the program can be run in: %s. Give the user a home or /run/user folder without noexec", f.name, strings.Join(f.others, ", "))
+		return b, fmt.Errorf("host %s has no folder in which the program can run: %s. Give the user a home or /run/user folder without noexec", f.name, strings.Join(f.others, ", "))
 	case root != "" && f.user != "0" && !f.sudo:
 		return b, fmt.Errorf("host %s: %s needs root, and sudo -n gives it to the user there only with a password, or not at all: allow it without one (NOPASSWD), log in as root, or leave that out", f.name, root)
 	}

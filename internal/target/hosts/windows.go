@@ -84,7 +84,7 @@ func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("copy the program to host %s by SFTP (which its sshd_config has to have, and room in the user's folder): %w", h.name, err)
+		return "", fmt.Errorf("copy the program to host %s by SFTP (sshd_config must enable it, and the user's folder needs space): %w", h.name, err)
 	}
 	return file, nil
 }
@@ -109,7 +109,7 @@ func (h *host) sweep(ctx context.Context, former string) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("remove what former runs have left on host %s: %w", h.name, err)
+		return fmt.Errorf("remove leftovers of earlier runs on host %s: %w", h.name, err)
 	}
 	return nil
 }

@@ -55,13 +55,13 @@ func TestServicesRefused(t *testing.T) {
 			func(_ *testing.T, c *Config) {
 				c.Services = &services.Config{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1)}
 			},
-			"services: none is for a transport",
+			"services: at least one transport is needed",
 		},
 		"no such transport": {
 			func(_ *testing.T, c *Config) {
 				c.Services = &services.Config{Mode: v1alpha1.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1), Transports: []target.Transport{{IP: 4, Protocol: "sctp"}}}
 			},
-			"services: must each be of IP version 4 or 6 and of tcp or udp, once, are [{4 sctp}]",
+			"services: transports must be tcp or udp over IP version 4 or 6, each once, are [{4 sctp}]",
 		},
 		"another shape": {
 			func(_ *testing.T, c *Config) {

@@ -43,7 +43,7 @@ type iperf2 struct{}
 
 func (iperf2) Check(w v1alpha1.Workload) error {
 	if w.Stream == nil || w.Stream.Protocol != "tcp" {
-		return errors.New("iperf 2 makes streams over TCP only: over UDP its client does not tell what arrived")
+		return errors.New("iperf 2 makes streams over TCP only: over UDP its client does not report what arrived")
 	}
 	return nil
 }
@@ -318,7 +318,7 @@ func numbers(texts map[*float64]string) error {
 	for to, text := range texts {
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return fmt.Errorf("%q is no number", text)
+			return fmt.Errorf("%q is not a number", text)
 		}
 		*to = v
 	}

@@ -167,7 +167,7 @@ func latteLines(output []byte) (o latteOutput, err error) {
 			from, err1 := strconv.ParseFloat(string(m[1]), 64)
 			count, err2 := strconv.ParseFloat(string(m[2]), 64)
 			if n := len(o.histogram); err1 != nil || err2 != nil || n > 0 && from <= o.histogram[n-1].from {
-				return o, fmt.Errorf("a histogram that is none, at %.200q", o.last)
+				return o, fmt.Errorf("invalid histogram at %.200q", o.last)
 			}
 			o.histogram = append(o.histogram, latteCount{from, count})
 		}

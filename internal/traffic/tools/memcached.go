@@ -97,7 +97,7 @@ func parseMemcaslap(w v1alpha1.Workload, output []byte) (e record.Endpoint, err 
 		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 1.0")
 	}
 	if string(miss[1]) != "0" {
-		return e, fmt.Errorf("memcached had lost %s keys that were asked for", miss[1])
+		return e, fmt.Errorf("memcached had lost %s of the requested keys", miss[1])
 	}
 	numbers := make([]float64, 0, 5)
 	for _, text := range [][]byte{total[1], total[2], total[3], took[2], took[3]} {

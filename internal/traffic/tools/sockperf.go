@@ -37,7 +37,7 @@ func (sockperf) Check(w v1alpha1.Workload) error {
 		return fmt.Errorf("sockperf makes one connection a pair, not %d", t.Connections)
 	}
 	if w.Stream != nil && t.Protocol == "udp" {
-		return errors.New("sockperf tells how much UDP it sent, not how much arrived: use iperf3")
+		return errors.New("sockperf reports how much UDP it sent, not how much arrived: use iperf3")
 	}
 	return nil
 }

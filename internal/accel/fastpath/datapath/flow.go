@@ -193,7 +193,7 @@ func (p *Programs) clearBloom(used bloomBits) error {
 		}
 	}
 	if err := p.objects.BloomChosen.Set(1 - chosen); err != nil {
-		return fmt.Errorf("have the fast path test another Bloom filter: %w", err)
+		return fmt.Errorf("switch the fast path to another Bloom filter: %w", err)
 	}
 	return nil
 }

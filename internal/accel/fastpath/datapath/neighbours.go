@@ -20,7 +20,7 @@ func LoadNeighbourFilter() (*NeighbourFilter, error) {
 	limitErr := rlimit.RemoveMemlock()
 	f := new(NeighbourFilter)
 	if err := loadNeighboursObjects(&f.objects, nil); err != nil {
-		return nil, fmt.Errorf("load filter of neighbours: %w", errors.Join(err, limitErr))
+		return nil, fmt.Errorf("load the neighbour filter: %w", errors.Join(err, limitErr))
 	}
 	return f, nil
 }
@@ -28,7 +28,7 @@ func LoadNeighbourFilter() (*NeighbourFilter, error) {
 // Attach attaches the filter to a netlink socket.
 func (f *NeighbourFilter) Attach(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, f.objects.FilterNeighbours.FD()); err != nil {
-		return fmt.Errorf("attach filter of neighbours: %w", err)
+		return fmt.Errorf("attach the neighbour filter: %w", err)
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func (f *NeighbourFilter) Room() int { return int(f.objects.Subscribed.MaxEntrie
 // Subscribe lets notifications about a MAC address pass from now on.
 func (f *NeighbourFilter) Subscribe(mac [6]byte) error {
 	if err := f.objects.Subscribed.Put(neighboursAddress{Mac: mac}, uint8(1)); err != nil {
-		return fmt.Errorf("add %x to the filter of neighbours: %w", mac, err)
+		return fmt.Errorf("add %x to the neighbour filter: %w", mac, err)
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func (f *NeighbourFilter) Subscribe(mac [6]byte) error {
 // Unsubscribe drops notifications about a MAC address again.
 func (f *NeighbourFilter) Unsubscribe(mac [6]byte) error {
 	if err := f.objects.Subscribed.Delete(neighboursAddress{Mac: mac}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove %x from the filter of neighbours: %w", mac, err)
+		return fmt.Errorf("remove %x from the neighbour filter: %w", mac, err)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func (c *Changer) Change(ctx context.Context) error {
 			return c.replace(ctx, i, n, to)
 		}
 	}
-	return fmt.Errorf("service %s has no address to spare", s.name)
+	return fmt.Errorf("service %s has no spare address", s.name)
 }
 
 // replace replaces the nth backend of the ith service.

@@ -68,19 +68,19 @@ func (s *Config) Validate(shape string, nodes, pods int) error {
 	case !slices.Contains(modes, s.Mode):
 		return fmt.Errorf("mode must be one of %s, is %q", strings.Join(modes, ", "), s.Mode)
 	case len(s.Servers) == 0:
-		return errors.New("no pod has a service in front of it")
+		return errors.New("at least one pod must be a server")
 	case s.Backends < 1:
 		return fmt.Errorf("backends must be at least 1, are %d", s.Backends)
 	case s.OtherBackends < 0 || s.OtherBackends >= leastBlock:
-		return fmt.Errorf("those of no server must have fewer than %d backends each, have %d", leastBlock, s.OtherBackends)
+		return fmt.Errorf("services without a server must have fewer than %d backends each, have %d", leastBlock, s.OtherBackends)
 	case len(s.Transports) == 0:
-		return errors.New("none is for a transport")
+		return errors.New("at least one transport is needed")
 	case s.Total < len(s.Servers) || s.Total > 1<<16:
 		return fmt.Errorf("must be %d (one a server) to %d in all, are %d", len(s.Servers), 1<<16, s.Total)
 	}
 	for i, t := range s.Transports {
 		if versions[t.IP].ip == "" || t.Protocol != "tcp" && t.Protocol != "udp" || slices.Contains(s.Transports[:i], t) {
-			return fmt.Errorf("must each be of IP version 4 or 6 and of tcp or udp, once, are %v", s.Transports)
+			return fmt.Errorf("transports must be tcp or udp over IP version 4 or 6, each once, are %v", s.Transports)
 		}
 	}
 	seen := make(map[target.Seat]bool)
