@@ -57,7 +57,7 @@ func TestParseApplications(t *testing.T) {
 		"nginx-wrk-4.1.0-404.txt":     "no request was answered: status 26247",
 		"nginx-wrk-4.1.0-refused.txt": "unable to connect to 127.0.0.1:17003 Connection refused",
 		"postgres-15.18-refused.txt":  `connection to server at "127.0.0.1", port 21439 failed: Connection refused`,
-		"memcached-1.6.18-miss.txt":   "memcached had lost 223091 keys that were asked for",
+		"memcached-1.6.18-miss.txt":   "memcached had lost 223091 of the requested keys",
 		"memcached-1.6.18-early.txt":  "no summary",
 		"redis-7.0.15-warmup.txt":     "no summary",
 		"redis-7.0.15-refused.txt":    "Could not connect to Redis at 127.0.0.1:17002: Connection refused",
