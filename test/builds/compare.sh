@@ -1,6 +1,6 @@
 #!/bin/bash
-# Compares the fast path of two builds of slipstream, and plain VXLAN, in one lab: a switch-back
-# experiment, in whose periods the agents of one build run on both nodes, or none do.
+# Compares the fast path of two builds of slipstream, and plain VXLAN, in one lab: two switch-back
+# experiments, in whose periods the agents of one build run on both nodes, or none do.
 #
 #   compare.sh OLD NEW FOLDER [RUNS]     as root; OLD and NEW are the programs, NEW runs the experiment
 set -euo pipefail
@@ -37,7 +37,7 @@ start) start "${@:2}" && exit ;;
 stop) stop "$2" && exit ;;
 esac
 [ $# = 3 ] || [ $# = 4 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-old=$(readlink -f "$1") new=$(readlink -f "$2") runs=${4-20}
+old=$(readlink -f "$1") new=$(readlink -f "$2") runs=${4-30}
 mkdir -p "$3"
 folder=$(readlink -f "$3") self=$(readlink -f "$0")
 cat >"$folder/policy.yaml" <<-'POLICY'
@@ -46,24 +46,28 @@ cat >"$folder/policy.yaml" <<-'POLICY'
 	metadata: {name: fast}
 	spec: {accelerate: [{fastpath: {}}]}
 POLICY
-cat >"$folder/builds.yaml" <<-EXPERIMENT
-	apiVersion: slipstream.dev/v1alpha1
-	kind: Experiment
-	metadata: {name: builds}
-	spec:
-	  target: {lab: {nodes: 2, nic: {offload: full, mtu: 1500}}}
-	  path: {vxlan: {shape: flannel}}
-	  baseline: old
-	  variants:
-	  - {name: vxlan}
-	  - {name: old, switch: {to: [$self, start, $folder, $new, $old], back: [$self, stop, $folder], settle: 1500ms}}
-	  - {name: new, switch: {to: [$self, start, $folder, $new, $new], back: [$self, stop, $folder], settle: 1500ms}}
-	  workloads:
-	  - {name: stream, stream: {protocol: tcp, warmup: 500ms, duration: 1500ms}}
-	  - {name: pingpong, pingpong: {protocol: tcp, size: 64, warmup: 500ms, duration: 1500ms}}
-	  - {name: connect, connect: {warmup: 500ms, duration: 1500ms}}
-	  pairs: [1, 4]
-	  runs: $runs
-	  trialsPerPeriod: 1
-EXPERIMENT
-exec "$new" run "$folder/builds.yaml" --out "$folder"
+# compare runs an experiment whose trials are of these workloads only.
+compare() { # NAME WORKLOAD...
+	cat >"$folder/$1.yaml" <<-EXPERIMENT
+		apiVersion: slipstream.dev/v1alpha1
+		kind: Experiment
+		metadata: {name: $1}
+		spec:
+		  target: {lab: {nodes: 2, nic: {offload: full, mtu: 1500}}}
+		  path: {vxlan: {shape: flannel}}
+		  baseline: old
+		  variants:
+		  - {name: vxlan}
+		  - {name: old, switch: {to: [$self, start, $folder, $new, $old], back: [$self, stop, $folder], settle: 1500ms}}
+		  - {name: new, switch: {to: [$self, start, $folder, $new, $new], back: [$self, stop, $folder], settle: 1500ms}}
+		  workloads:
+	EXPERIMENT
+	printf '  - {name: %s, %s}\n' "${@:2}" >>"$folder/$1.yaml"
+	printf '  pairs: [1]\n  runs: %d\n  trialsPerPeriod: 4\n' "$runs" >>"$folder/$1.yaml"
+	"$new" run "$folder/$1.yaml" --out "$folder"
+}
+
+# No program is attached while there are short connections alone, so these are measured by themselves.
+compare short-connections connect 'connect: {warmup: 300ms, duration: 1s}'
+compare long-connections pingpong 'pingpong: {protocol: tcp, size: 64, warmup: 300ms, duration: 1s}' \
+	stream 'stream: {protocol: tcp, warmup: 300ms, duration: 1s}'
