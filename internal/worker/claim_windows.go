@@ -38,7 +38,8 @@ func Claim(run, who string, yield func()) error {
 		switch {
 		case errors.Is(askErr, windows.ERROR_ACCESS_DENIED):
 			return errors.New("another user's run is in progress on this host, and each would measure the other: wait for it")
-		case askErr != nil && !time.Now().Before(deadline):
+		// A wait may end a moment before the deadline, because it is in whole milliseconds.
+		case errors.Is(askErr, os.ErrDeadlineExceeded), askErr != nil && !time.Now().Before(deadline):
 			return fmt.Errorf("claim this host: ask who holds it: %w", askErr)
 		case askErr == nil && holder != "":
 			return fmt.Errorf("another run (%s) is in progress on this host, and each would measure the other: wait for it, or stop it", holder)
