@@ -77,8 +77,8 @@ func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 	}
 }
 
-// sleeps are how often the two ends of streams waited for each other, or for the network. Where only one
-// end never slept, 0 is what it counted; where neither did, nothing counted.
+// sleeps fills in how often the senders and receivers of streams slept. Only the traffic engine counts sleeps,
+// and one of its ends always sleeps at times: if both counts are 0, the program does not count.
 func sleeps(t *record.Trial, m map[string]float64) {
 	var sender, receiver, bytes float64
 	for _, p := range t.PerPair {
@@ -134,13 +134,13 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 	case bytes > 0:
 		m[record.CPUPerGB] = busy / (bytes / 1e9)
 		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
-		if interrupts > 0 { // in a container /proc may tell nothing of them
+		if interrupts > 0 { // a container may not see them
 			m[record.InterruptsPerGB] = interrupts / (bytes / 1e9)
 		}
 	case m[record.Rate] > 0:
 		messages := m[record.Rate] * t.Window
 		m[record.CPUPerMessage] = busy / messages
-		// In a container /proc may tell nothing of them.
+		// A container may not see them.
 		if interrupts > 0 {
 			m[record.InterruptsPerMessage] = interrupts / messages
 		}

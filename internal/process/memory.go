@@ -51,8 +51,8 @@ func Collecting() (end func()) {
 	}
 }
 
-// CollectingAsUsual has garbage collected as in a program that sets nothing, until the function that it
-// returns is called: for measured traffic that stands for such programs.
+// CollectingAsUsual sets Go's defaults for garbage collection, until the function that it returns is called.
+// Measured traffic uses it if ordinary Go programs would run with the defaults.
 func CollectingAsUsual() (end func()) { return collection.request(&collection.usual) }
 
 // gcSettings are GOGC, in percent, and GOMEMLIMIT, in bytes.
@@ -66,7 +66,7 @@ func (s gcSettings) set() gcSettings {
 	return gcSettings{debug.SetGCPercent(s.percent), debug.SetMemoryLimit(s.limit)}
 }
 
-// gcRequests are those for other settings than at rest. They need not end in the order in which they began.
+// gcRequests are the pending requests for other settings than at rest. They may end in any order.
 type gcRequests struct {
 	mu           sync.Mutex
 	eager, usual int // how many there are of each

@@ -207,11 +207,12 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	return f, true
 }
 
-// A stream's reader that slept before most of its reads waited for the sender or the network, and a sender
-// that slept before most of its writes for room. Less than rarely is what an end does that never waits.
+// Sleeps per read or write of a stream. An end that sleeps mostly waits for the other end; one that sleeps
+// rarely is busy. If one end does the first and the other the second, the busy end is the limit.
 const mostly, rarely = 0.5, 0.1
 
-// sleepCaption is who of the two ends of a stream waited for the other.
+// sleepCaption says how often each end of a stream slept, and which end was the limit. It is empty for other
+// workloads, and if no program counted sleeps.
 func (m *Model) sleepCaption(w v1alpha1.Workload, n int) string {
 	if w.Stream == nil {
 		return ""

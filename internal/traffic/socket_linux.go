@@ -59,7 +59,7 @@ func newClock() (c clock) {
 
 func (c *clock) now() int64 { return c.mono + int64(time.Since(c.base)) }
 
-// threadSpent is of the calling thread. A voluntary context switch is a sleep.
+// threadSpent reads the usage of the calling thread. A voluntary context switch is a sleep.
 func threadSpent() spent {
 	var ts unix.Timespec
 	var use unix.Rusage

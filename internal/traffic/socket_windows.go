@@ -80,8 +80,8 @@ func newClock() clock { return clock{} }
 
 func (clock) now() int64 { return Now() }
 
-// threadSpent is the CPU time of the calling thread, which Windows counts by the timer interrupt. It does not
-// count sleeps.
+// threadSpent reads the CPU time of the calling thread, which Windows counts by the timer interrupt. Windows
+// does not count sleeps.
 func threadSpent() spent {
 	var created, exited, system, user windows.Filetime
 	// It fails for a thread that is not there only.

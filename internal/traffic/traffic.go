@@ -131,7 +131,7 @@ type edge struct {
 	counts          counts
 }
 
-// spent is what a thread has taken since it began: CPU time, and how often it slept in the kernel.
+// spent is a thread's CPU time since it began, and how often it has slept in the kernel.
 type spent struct {
 	cpu    time.Duration
 	sleeps uint64

@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -19,10 +21,9 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// connectWine starts a worker for Windows, and returns its client and how the worker ends.
-func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan error) {
+// startPiped starts a command, and returns its input and output.
+func startPiped(t *testing.T, cmd *exec.Cmd) (io.WriteCloser, io.ReadCloser) {
 	t.Helper()
-	cmd := w.Command(argv...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -35,6 +36,14 @@ func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	return in, out
+}
+
+// connectWine starts a worker for Windows, and returns its client and how the worker ends.
+func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan error) {
+	t.Helper()
+	cmd := w.Command(argv...)
+	in, out := startPiped(t, cmd)
 	c, err := Connect(t.Context(), out, in)
 	if err != nil {
 		t.Fatal(err)
@@ -215,18 +224,7 @@ const claimPipe = `\\.\pipe\slipstream-run`
 func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
 	t.Helper()
 	cmd := w.Command("pipe", end, claimPipe)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := startPiped(t, cmd)
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || strings.TrimSpace(line) != "ready" {
 		t.Fatalf("pipe %s: %q %v", end, line, err)
 	}
