@@ -29,6 +29,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/flock"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/process"
@@ -200,11 +201,11 @@ func (a *Agent) Close() {
 		_ = a.host.Close()
 	}
 	if a.lock != nil {
-		_ = a.lock.Close()
+		_ = flock.Release(a.lock)
 	}
 }
 
-// lockMachine makes this the machine's only agent, until the file is closed or the process ends. Two agents
+// lockMachine makes this the machine's only agent, until the lock is released or the process ends. Two agents
 // would repair each other's settings.
 func lockMachine(journal string) (*os.File, error) {
 	if err := os.MkdirAll(journal, 0o700); err != nil {
@@ -214,8 +215,8 @@ func lockMachine(journal string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the agent's lock: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	err = flock.TryLock(f)
+	if errors.Is(err, flock.ErrLocked) {
 		err = errors.New("another agent is running on this machine: stop it first (it may belong to a DaemonSet or a systemd service)")
 	}
 	if err != nil {

@@ -8,18 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"slipstream.dev/internal/accel/journal"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/flock"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/target/lab"
@@ -225,9 +224,9 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock this machine for a run: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.TryLock(f); err != nil {
 		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
+		if errors.Is(err, flock.ErrLocked) {
 			return nil, errors.New("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it")
 		}
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
@@ -236,7 +235,7 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		f.Close()
 		return nil, err
 	}
-	return func() { f.Close() }, nil
+	return func() { _ = flock.Release(f) }, nil
 }
 
 func recoverMachine(ctx context.Context, p Process) error {

@@ -38,7 +38,7 @@ type Dir struct {
 	Path string
 
 	trials *os.File // nil for reading only
-	lock   io.Closer
+	unlock func() error
 	whole  int64 // bytes of trials.jsonl that are whole lines
 }
 
@@ -118,7 +118,7 @@ func Resume(path string) (*Dir, error) {
 }
 
 func (d *Dir) openTrials(flag int) (err error) {
-	if d.lock, err = lock(d.Path); err != nil {
+	if d.unlock, err = lock(d.Path); err != nil {
 		return err
 	}
 	if d.trials, err = os.OpenFile(filepath.Join(d.Path, trialsFile), flag|os.O_RDWR, 0o644); err != nil {
@@ -146,9 +146,9 @@ func (d *Dir) Close() error {
 		errs = append(errs, d.trials.Close())
 		d.trials = nil
 	}
-	if d.lock != nil {
-		errs = append(errs, d.lock.Close())
-		d.lock = nil
+	if d.unlock != nil {
+		errs = append(errs, d.unlock())
+		d.unlock = nil
 	}
 	return errors.Join(errs...)
 }

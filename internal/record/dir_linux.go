@@ -2,26 +2,27 @@ package record
 
 import (
 	"fmt"
-	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/flock"
 )
 
-// lock holds the folder until closed, or until the process ends however it does.
-func lock(dir string) (io.Closer, error) {
+// lock holds the folder until release, or until the process ends however it does.
+func lock(dir string) (release func() error, err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.TryLock(f); err != nil {
 		f.Close()
-		if err == unix.EWOULDBLOCK {
+		if err == flock.ErrLocked {
 			return nil, ErrLocked
 		}
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	return f, nil
+	return func() error { return flock.Release(f) }, nil
 }
 
 // datasync leaves out the times, which nobody reads, and keeps the size.

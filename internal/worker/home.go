@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/flock"
 )
 
 // nobody is the user and group without rights that an application's server runs as.
@@ -66,7 +68,7 @@ func (h *home) path() string { return filepath.Join(h.root, "home") }
 func (h *home) remove() {
 	_ = os.RemoveAll(h.root)
 	if h.lock != nil {
-		h.lock.Close()
+		_ = flock.Release(h.lock)
 	}
 }
 
@@ -76,7 +78,7 @@ func lockHome(root string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock a server's folder: %w", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.TryLock(lock); err != nil {
 		lock.Close()
 		return nil, fmt.Errorf("lock %s: %w", root, err)
 	}

@@ -16,9 +16,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/flock"
 	"slipstream.dev/internal/netns"
 )
 
@@ -55,10 +54,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal lock: %w", err)
 	}
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-	}
-	if err == nil {
+	if err = flock.Lock(f); err == nil {
 		// Who was killed while it wrote leaves half a ledger.
 		if err = os.Remove(filepath.Join(j.dir, unfinished)); errors.Is(err, fs.ErrNotExist) {
 			err = nil
@@ -68,7 +64,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("lock journal %s: %w", j.dir, err)
 	}
-	return func() { _ = f.Close() }, nil
+	return func() { _ = flock.Release(f) }, nil
 }
 
 // unfinished is the ledger that is being written, by who holds the lock.

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"slipstream.dev/internal/flock"
 )
 
 // state is a lab on disk. It is written before anything is created, and has all that is needed to remove
@@ -83,9 +83,9 @@ func acquire(dir, name string) (*lock, error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock lab %s: %w", name, err)
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if err := flock.TryLock(f); err != nil {
 			f.Close()
-			if !errors.Is(err, unix.EWOULDBLOCK) {
+			if !errors.Is(err, flock.ErrLocked) {
 				return nil, fmt.Errorf("lock lab %s: %w", name, err)
 			}
 			holder := ""
@@ -107,7 +107,7 @@ func acquire(dir, name string) (*lock, error) {
 	}
 }
 
-func (l *lock) release() { l.file.Close() }
+func (l *lock) release() { _ = flock.Release(l.file) }
 
 // remove removes a lab's files, the state before the lock that guards it.
 func (l *lock) remove() error {
