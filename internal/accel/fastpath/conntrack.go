@@ -145,9 +145,10 @@ func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	return without(seconds, idle), err
 }
 
-// without subtracts a time from a timeout, to the nearest second.
+// without subtracts a time from a timeout, to the nearest second. A packet may have come after the clock was
+// read, and the time be negative.
 func without(seconds uint32, idle time.Duration) uint32 {
-	return seconds - min(seconds, uint32(idle.Round(time.Second)/time.Second))
+	return seconds - min(seconds, uint32(max(0, idle.Round(time.Second)/time.Second)))
 }
 
 // unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,

@@ -154,6 +154,15 @@ func TestConntrackMatchesReference(t *testing.T) {
 	}
 }
 
+// TestWithout checks that no timeout is shortened by a time that is negative, or longer than it.
+func TestWithout(t *testing.T) {
+	for idle, want := range map[time.Duration]uint32{-time.Second: 300, 0: 300, 1400 * time.Millisecond: 299, time.Hour: 0} {
+		if is := fastpath.Without(300, idle); is != want {
+			t.Errorf("300 s without %v: %d, want %d", idle, is, want)
+		}
+	}
+}
+
 // TestResyncWithClosedWindow checks that a resynchronisation while a window is closed does not leave the
 // short timeout of a closed window to an accelerated connection: conntrack does not see the
 // packets that would end it.

@@ -17,6 +17,9 @@ func IdleAfter(renewals int) { idleAfter = renewals }
 // ForgetAfter sets after how many lease renewals an idle flow is deleted.
 func ForgetAfter(renewals int) { forgetAfter = renewals }
 
+// Without subtracts a time from a timeout.
+var Without = without
+
 // SweepInterval is the interval between two sweeps over all flows.
 const SweepInterval = sweepEvery * leaseRenewal
 

@@ -104,6 +104,12 @@ func (p *Programs) addFlow(t testing.TB, v version, protocol uint8, change func(
 // seqConfirmed is SEQ_CONFIRMED of bpf/lib/seq.h.
 const seqConfirmed = 3
 
+// setSequence gives both sides of a connection the same sequence numbers.
+func (v *fastpathFlow) setSequence(s Side) {
+	v.Pod.SndNxt, v.Pod.RcvNxt, v.Pod.WindowEnd = s.Next, s.Expects, s.Edge
+	v.Peer.SndNxt, v.Peer.RcvNxt, v.Peer.WindowEnd = s.Next, s.Expects, s.Edge
+}
+
 // addFlowOf is addFlow for a connection whose peer the pod has by another address.
 func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
@@ -127,8 +133,7 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	v.Out.Ttl, v.In.Ttl = 64, 64
 	v.Out.Mtu = 1450
 	v.SeqState = seqConfirmed
-	v.Pod.SndNxt, v.Peer.SndNxt = 1000, 1000
-	v.Pod.WindowEnd, v.Peer.WindowEnd = 70000, 70000
+	v.setSequence(Side{Next: 1000, Edge: 70000})
 	v.Decapped, v.DecappedGeneration, v.DecappedTemplate = uint64(now), 7, 2
 	copy(v.Mac[:], slices.Concat(gateway, knownMAC))
 	if change != nil {
@@ -622,7 +627,7 @@ func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.Out.Device += tt.device
-				v.Pod.RcvNxt, v.Peer.RcvNxt, v.Pod.SndNxt, v.Peer.SndNxt, v.Pod.WindowEnd, v.Peer.WindowEnd = acked, acked, end, end, edge, edge
+				v.setSequence(Side{end, acked, edge})
 			})
 			p, program := outPacket(four, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
@@ -676,15 +681,13 @@ func TestSequenceNumbers(t *testing.T) {
 			{"segment of the peer beyond the window", 70001, 900, true, false, Side{1000, 900, 70000}, Side{1000, 900, 70000}},
 		} {
 			f.addFlow(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
-				v.Pod.RcvNxt, v.Peer.RcvNxt, v.Pod.SndNxt, v.Peer.SndNxt, v.Pod.WindowEnd, v.Peer.WindowEnd = 900, 900, 1000, 1000, 70000, 70000
+				v.setSequence(Side{1000, 900, 70000})
 			})
 			p, program := outPacket(v, unix.IPPROTO_TCP), f.Encap
 			if tt.in {
 				p, program = inPacket(v, unix.IPPROTO_TCP), f.VXLANIngress
 			}
-			b := p.Bytes()
-			binary.BigEndian.PutUint32(b[14+v.header()+4:], tt.seq)
-			binary.BigEndian.PutUint32(b[14+v.header()+8:], tt.ack)
+			b := segment(p, v, tt.seq, tt.ack, 256)
 			code, err := program.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
 			if err != nil || code == redirect != tt.redirected {
 				t.Errorf("%s, %s: the program returns %d, error %v; redirected %t, want %t", v, tt.name, int32(code), err, code == redirect, tt.redirected)
@@ -695,6 +698,102 @@ func TestSequenceNumbers(t *testing.T) {
 				t.Errorf("%s, %s: sequence numbers are %+v, error %v, want %+v and %+v", v, tt.name, n, err, tt.out, tt.back)
 			}
 		}
+	}
+}
+
+// segment returns a packet of the fast path's connection with these sequence numbers and window.
+func segment(p grammar.Packet, v version, seq, ack uint32, window uint16) []byte {
+	b := p.Bytes()
+	tcp := b[14+v.header():]
+	binary.BigEndian.PutUint32(tcp[4:], seq)
+	binary.BigEndian.PutUint32(tcp[8:], ack)
+	binary.BigEndian.PutUint16(tcp[14:], window)
+	return b
+}
+
+// TestSequenceNumbersOfAStream checks that acknowledgements move the window, for many windows, and that
+// nothing beyond it takes the fast path.
+func TestSequenceNumbersOfAStream(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	run := func(program *ebpf.Program, b []byte) (redirected bool) {
+		t.Helper()
+		code, err := program.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return code == redirect
+	}
+	const window, length = 50_000, 100
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.setSequence(Side{Next: 1000, Expects: 1000, Edge: 1000 + window}) })
+	out := func(seq uint32) bool {
+		return run(f.Encap, segment(outPacket(four, unix.IPPROTO_TCP), four, seq, 1000, window))
+	}
+	in := func(ack uint32) bool {
+		return run(f.VXLANIngress, segment(inPacket(four, unix.IPPROTO_TCP), four, 900, ack, window))
+	}
+	seq := uint32(1000)
+	for i := range 100 {
+		if beyond := seq + window + 1; out(beyond) {
+			t.Fatalf("window %d: a segment beyond it takes the fast path", i)
+		}
+		if seq += window - length; !out(seq) {
+			t.Fatalf("window %d: its last segment takes the slow path", i)
+		}
+		if seq += length; !in(seq) {
+			t.Fatalf("window %d: its acknowledgement takes the slow path", i)
+		}
+	}
+	pod, peer := four.ends()
+	n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+	if want := (Side{seq, 1000, seq + window}); err != nil || n.Pod != want || n.Peer.Expects != seq {
+		t.Errorf("sequence numbers are %+v, error %v; want those of the pod to be %+v", n, err, want)
+	}
+}
+
+// TestForgedAcknowledgements checks that a peer which acknowledges what the pod has not sent neither moves
+// its acknowledgement beyond that, nor the window further each time.
+func TestForgedAcknowledgements(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	const edge = 70_000
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.setSequence(Side{1000, 900, edge}) })
+	pod, peer := four.ends()
+	var n Sequence
+	for range 100 {
+		var err error
+		if n, err = f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t)); err != nil {
+			t.Fatal(err)
+		}
+		b := segment(inPacket(four, unix.IPPROTO_TCP), four, 900, n.Pod.Edge, 0xffff)
+		if _, err := f.VXLANIngress.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := (Side{1000, 900, edge}); n.Pod != want || n.Peer.Expects != 1000 {
+		t.Errorf("sequence numbers are %+v, want those of the pod to be %+v, and the peer to expect 1000", n, want)
+	}
+}
+
+// TestDataPastThePrograms checks that the end of what the peer has sent follows the pod's acknowledgements, if
+// no program sees the peer's data: after 2^31 bytes, the pod's acknowledgement would seem the older number.
+func TestDataPastThePrograms(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	const scale, window = 7, 0xffff
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) {
+		v.Out.Scale = scale
+		v.setSequence(Side{1000, 1000, 1000 + window<<scale})
+	})
+	ack := uint32(1000)
+	for range 400 { // 3.3 GB
+		ack += window << scale
+		b := segment(outPacket(four, unix.IPPROTO_TCP), four, 1000, ack, window)
+		if _, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod, peer := four.ends()
+	n, err := f.Sequence(Flow{pod, peer, unix.IPPROTO_TCP}, monotonic(t))
+	if err != nil || n.Peer.Next != ack || n.Pod.Expects != ack {
+		t.Errorf("sequence numbers are %+v, error %v; want the peer to have sent what the pod acknowledged: %d", n, err, ack)
 	}
 }
 
@@ -717,7 +816,7 @@ func TestSequenceNumbersUnknown(t *testing.T) {
 func TestResyncEvents(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const step = 1 << 28
-	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Pod.WindowEnd, v.Peer.WindowEnd = step, step })
+	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.setSequence(Side{Edge: step}) })
 	b := outPacket(four, unix.IPPROTO_TCP).Bytes()
 	events := 0
 	for n := range uint32(16) { // 4 GiB

@@ -24,7 +24,7 @@ func TestDropForged(t *testing.T) {
 	const out, fin, reset = edge + 1, tcpFIN | tcpACK, tcpRST
 	for _, v := range []version{four, six} {
 		known := func(flow *fastpathFlow) {
-			flow.Pod.RcvNxt, flow.Peer.RcvNxt, flow.Pod.SndNxt, flow.Peer.SndNxt, flow.Pod.WindowEnd, flow.Peer.WindowEnd = acked, acked, end, end, edge, edge
+			flow.setSequence(Side{end, acked, edge})
 		}
 		for _, tt := range []struct {
 			name     string
