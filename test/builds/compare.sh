@@ -1,8 +1,9 @@
 #!/bin/bash
 # Compares the fast path of two builds of slipstream, and plain VXLAN, in one lab: two switch-back
-# experiments, in whose periods the agents of one build run on both nodes, or none do.
+# experiments, in whose periods the agents of one build run on both nodes, or none do. In a third, each build
+# has one of the nodes, and the kernel times the programs of both.
 #
-#   compare.sh OLD NEW FOLDER [RUNS]     as root; OLD and NEW are the programs, NEW runs the experiment
+#   compare.sh OLD NEW FOLDER [RUNS]     as root; OLD and NEW are the programs, NEW runs the experiments
 set -euo pipefail
 lab=run-1 # as a run calls its lab
 
@@ -18,11 +19,11 @@ stop() {
 	done
 }
 
-# start starts the agents of a build, and waits until both have a fast path.
-start() { # FOLDER NEW BUILD
-	local n
+# start starts the agents of two builds, one on each node, and waits until both have a fast path.
+start() { # FOLDER NEW BUILD0 BUILD1
+	local n builds=("$3" "$4")
 	for n in 0 1; do
-		setsid "$2" lab exec $lab node$n -- "$3" agent --policy "$1/policy.yaml" --journal "$1/journal$n" </dev/null >"$1/agent$n.log" 2>&1 &
+		setsid "$2" lab exec $lab node$n -- "${builds[n]}" agent --policy "$1/policy.yaml" --journal "$1/journal$n" </dev/null >"$1/agent$n.log" 2>&1 &
 		echo $! >"$1/$n.pid"
 	done
 	for n in 0 1; do
@@ -32,22 +33,37 @@ start() { # FOLDER NEW BUILD
 	done
 }
 
+# record appends what the programs of both agents took.
+record() { # FOLDER NAME0 NAME1
+	"$1/programtime" record "$1/programs.jsonl" "$2" "$(<"$1/0.pid")"
+	"$1/programtime" record "$1/programs.jsonl" "$3" "$(<"$1/1.pid")"
+}
+
 case ${1-} in
-start) start "${@:2}" && exit ;;
-stop) stop "$2" && exit ;;
+start) start "${@:2}"; exit ;;
+stop) stop "$2"; exit ;;
+record) record "${@:2}"; stop "$2"; exit ;;
 esac
 [ $# = 3 ] || [ $# = 4 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 old=$(readlink -f "$1") new=$(readlink -f "$2") runs=${4-30}
 mkdir -p "$3"
 folder=$(readlink -f "$3") self=$(readlink -f "$0")
+go build -C "$(dirname "$self")/programtime" -o "$folder/programtime" .
 cat >"$folder/policy.yaml" <<-'POLICY'
 	apiVersion: slipstream.dev/v1alpha1
 	kind: AccelerationPolicy
 	metadata: {name: fast}
 	spec: {accelerate: [{fastpath: {}}]}
 POLICY
+
+# variant is a variant for whose periods agents are started, and stopped by the last arguments.
+variant() { # NAME BUILD0 BUILD1 COMMAND ARGUMENT...
+	local back="${*:4}"
+	echo "  - {name: $1, switch: {to: [$self, start, $folder, $new, $2, $3], back: [$self, ${back// /, }], settle: 1500ms}}"
+}
+
 # compare runs an experiment whose trials are of these workloads only.
-compare() { # NAME WORKLOAD...
+compare() { # NAME VARIANTS WORKLOAD...
 	cat >"$folder/$1.yaml" <<-EXPERIMENT
 		apiVersion: slipstream.dev/v1alpha1
 		kind: Experiment
@@ -56,18 +72,33 @@ compare() { # NAME WORKLOAD...
 		  target: {lab: {nodes: 2, nic: {offload: full, mtu: 1500}}}
 		  path: {vxlan: {shape: flannel}}
 		  baseline: old
+		  pairs: [1]
+		  runs: $runs
+		  trialsPerPeriod: 4
 		  variants:
-		  - {name: vxlan}
-		  - {name: old, switch: {to: [$self, start, $folder, $new, $old], back: [$self, stop, $folder], settle: 1500ms}}
-		  - {name: new, switch: {to: [$self, start, $folder, $new, $new], back: [$self, stop, $folder], settle: 1500ms}}
+		$2
 		  workloads:
 	EXPERIMENT
-	printf '  - {name: %s, %s}\n' "${@:2}" >>"$folder/$1.yaml"
-	printf '  pairs: [1]\n  runs: %d\n  trialsPerPeriod: 4\n' "$runs" >>"$folder/$1.yaml"
+	printf '  - {name: %s, %s}\n' "${@:3}" >>"$folder/$1.yaml"
 	"$new" run "$folder/$1.yaml" --out "$folder"
 }
 
+connect='connect: {warmup: 300ms, duration: 1s}'
+stream='stream: {protocol: tcp, warmup: 300ms, duration: 1s}'
+pingpong='pingpong: {protocol: tcp, size: 64, warmup: 300ms, duration: 1s}'
+both="  - {name: vxlan}
+$(variant old "$old" "$old" stop "$folder")
+$(variant new "$new" "$new" stop "$folder")"
+
 # No program is attached while there are short connections alone, so these are measured by themselves.
-compare short-connections connect 'connect: {warmup: 300ms, duration: 1s}'
-compare long-connections pingpong 'pingpong: {protocol: tcp, size: 64, warmup: 300ms, duration: 1s}' \
-	stream 'stream: {protocol: tcp, warmup: 300ms, duration: 1s}'
+compare short-connections "$both" connect "$connect"
+compare long-connections "$both" pingpong "$pingpong" stream "$stream"
+
+# Both builds see the same minute of the same machine, so 8 periods tell what hundreds would not above.
+counted=$(sysctl -n kernel.bpf_stats_enabled)
+trap 'sysctl -q kernel.bpf_stats_enabled="$counted"' EXIT
+sysctl -q kernel.bpf_stats_enabled=1
+rm -f "$folder/programs.jsonl"
+compare programs "$(variant old "$old" "$new" record "$folder" old new)
+$(variant reverse "$new" "$old" record "$folder" new old)" pingpong "$pingpong"
+"$folder/programtime" report "$folder/programs.jsonl" old new
