@@ -232,7 +232,7 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}
 	if err := recoverMachine(ctx, p); err != nil {
-		f.Close()
+		_ = flock.Release(f)
 		return nil, err
 	}
 	return func() { _ = flock.Release(f) }, nil

@@ -33,10 +33,10 @@ start() { # FOLDER NEW BUILD0 BUILD1
 	done
 }
 
-# record appends what the programs of both agents took.
+# record appends how long the programs of both agents ran. An agent is the child of its "lab exec".
 record() { # FOLDER NAME0 NAME1
-	"$1/programtime" record "$1/programs.jsonl" "$2" "$(<"$1/0.pid")"
-	"$1/programtime" record "$1/programs.jsonl" "$3" "$(<"$1/1.pid")"
+	"$1/programtime" record "$1/programs.jsonl" "$2" "$(pgrep -P "$(<"$1/0.pid")")"
+	"$1/programtime" record "$1/programs.jsonl" "$3" "$(pgrep -P "$(<"$1/1.pid")")"
 }
 
 case ${1-} in
@@ -56,7 +56,8 @@ cat >"$folder/policy.yaml" <<-'POLICY'
 	spec: {accelerate: [{fastpath: {}}]}
 POLICY
 
-# variant is a variant for whose periods agents are started, and stopped by the last arguments.
+# variant prints a variant. Its switch starts agents, and calls this script with the last arguments to stop
+# them.
 variant() { # NAME BUILD0 BUILD1 COMMAND ARGUMENT...
 	local back="${*:4}"
 	echo "  - {name: $1, switch: {to: [$self, start, $folder, $new, $2, $3], back: [$self, ${back// /, }], settle: 1500ms}}"
@@ -94,7 +95,7 @@ $(variant new "$new" "$new" stop "$folder")"
 compare short-connections "$both" connect "$connect"
 compare long-connections "$both" pingpong "$pingpong" stream "$stream"
 
-# Both builds see the same minute of the same machine, so 8 periods tell what hundreds would not above.
+# Both builds run at the same time, so a machine that slows down does so for both, and few periods suffice.
 counted=$(sysctl -n kernel.bpf_stats_enabled)
 trap 'sysctl -q kernel.bpf_stats_enabled="$counted"' EXIT
 sysctl -q kernel.bpf_stats_enabled=1

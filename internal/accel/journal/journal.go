@@ -61,7 +61,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 		}
 	}
 	if err != nil {
-		_ = f.Close()
+		_ = flock.Release(f)
 		return nil, fmt.Errorf("lock journal %s: %w", j.dir, err)
 	}
 	return func() { _ = flock.Release(f) }, nil

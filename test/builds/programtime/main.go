@@ -1,10 +1,10 @@
 //go:build linux
 
-// Command programtime tells how long the eBPF programs of two builds run per packet. The kernel counts that
-// if kernel.bpf_stats_enabled is 1, and then adds some 50 ns to each run, of either build.
+// Command programtime compares how long the eBPF programs of two builds run per packet. The kernel measures
+// that if the sysctl kernel.bpf_stats_enabled is 1; the time includes what the measuring itself takes.
 //
-//	programtime record FILE BUILD PID    append what the programs of a process, or of its children, took
-//	programtime report FILE OLD NEW      compare two builds in a file
+//	programtime record FILE BUILD PID    append the run times of the programs of a process
+//	programtime report FILE OLD NEW      compare two builds by the run times in a file
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// build is a line of the file: what the programs of a build did on one node, during one period.
+// build is a line of the file: how often and how long the programs of a build ran on one node in a period.
 type build struct {
 	Name     string             `json:"build"`
 	Programs map[string]program `json:"programs"`
@@ -59,7 +59,7 @@ func run(args []string, out io.Writer) error {
 		}
 		return report(out, builds, args[2], args[3])
 	}
-	return errors.New("say record FILE BUILD PID, or report FILE OLD NEW")
+	return errors.New("usage: programtime record FILE BUILD PID | report FILE OLD NEW")
 }
 
 func record(file, name, pid string) error {
@@ -100,7 +100,7 @@ func record(file, name, pid string) error {
 	return errors.Join(err, f.Close())
 }
 
-// programs returns the programs that a process or its children hold.
+// programs returns the IDs of the programs that a process has open.
 func programs(pid string) (ids []ebpf.ProgramID, err error) {
 	infos, err := filepath.Glob("/proc/" + pid + "/fdinfo/*")
 	if err != nil {
@@ -123,23 +123,6 @@ func programs(pid string) (ids []ebpf.ProgramID, err error) {
 			ids = append(ids, ebpf.ProgramID(id))
 		}
 	}
-	threads, err := filepath.Glob("/proc/" + pid + "/task/*/children")
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range threads {
-		children, err := os.ReadFile(path)
-		if err != nil {
-			continue // the thread has ended
-		}
-		for _, child := range strings.Fields(string(children)) {
-			its, err := programs(child)
-			if err != nil {
-				return nil, err
-			}
-			ids = append(ids, its...)
-		}
-	}
 	slices.Sort(ids)
 	return slices.Compact(ids), nil
 }
@@ -156,8 +139,8 @@ func read(r io.Reader) (builds []build, err error) {
 	return builds, lines.Err()
 }
 
-// perPacket returns the time of all programs, or of one, in ns per packet. Some program runs once for each
-// packet that the fast path carries in a direction; it is the one that ran most often.
+// perPacket returns the run time of one program, or of all if name is empty, in ns per packet. The program that
+// ran most often is one that runs once for each packet of the fast path.
 func (b build) perPacket(name string) float64 {
 	var packets uint64
 	var time float64
@@ -170,8 +153,8 @@ func (b build) perPacket(name string) float64 {
 	return time / float64(packets)
 }
 
-// report compares the builds. Two lines are a period, in which each build has a node; a second period has them
-// the other way round, and the difference is taken within the two.
+// report compares the builds. A period has two lines, one for the build on each node. The next period has the
+// builds on the other node each, so that the mean over both does not depend on the node.
 func report(out io.Writer, lines []build, was, is string) error {
 	if len(lines) < 8 || len(lines)%4 != 0 {
 		return fmt.Errorf("%d lines, want four for each pair of periods, and two pairs at least", len(lines))

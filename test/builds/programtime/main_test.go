@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestReport has two periods whose nodes differ by more than the builds: that does not count.
+// TestReport checks that the difference between the builds is exact although the nodes differ by more.
 func TestReport(t *testing.T) {
 	var file strings.Builder
 	line := func(build string, each float64) {

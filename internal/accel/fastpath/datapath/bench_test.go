@@ -3,15 +3,10 @@
 package datapath
 
 import (
-	"encoding/binary"
-	"fmt"
-	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/testenv/grammar"
@@ -52,56 +47,4 @@ func BenchmarkFastPath(b *testing.B) {
 			}
 		}
 	}
-}
-
-// BenchmarkRoundTrip measures encap and vxlan_ingress on the round trips of a connection, of which one CPU
-// handles the requests and another the responses: what either writes, the other may have to fetch.
-func BenchmarkRoundTrip(b *testing.B) {
-	if runtime.NumCPU() < 2 {
-		b.Skip("needs two CPUs")
-	}
-	const size = 100 // of the payload of a test packet
-	f := loadForTest(b, nil)
-	request, response := outPacket(four, unix.IPPROTO_TCP).Bytes(), inPacket(four, unix.IPPROTO_TCP).Bytes()
-	var turn atomic.Int64
-	// handle runs a program on a CPU, whenever it is its turn, and returns the time per packet.
-	handle := func(cpu int64, program *ebpf.Program, packet []byte, rounds int64) (each time.Duration, err error) {
-		runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
-		var on unix.CPUSet
-		on.Set(int(cpu))
-		if err := unix.SchedSetaffinity(0, &on); err != nil {
-			return 0, fmt.Errorf("pin to CPU %d: %w", cpu, err)
-		}
-		for i := range rounds {
-			for turn.Load() != 2*i+cpu {
-				runtime.Gosched()
-			}
-			if err == nil {
-				binary.BigEndian.PutUint32(packet[14+20+4:], 1000+size*uint32(i))
-				binary.BigEndian.PutUint32(packet[14+20+8:], 1000+size*(uint32(i)+uint32(cpu)))
-				var took time.Duration
-				_, took, err = program.Benchmark(packet, 1, nil)
-				each += took
-			}
-			turn.Add(1)
-		}
-		return each / time.Duration(rounds), err
-	}
-	var encap, ingress time.Duration
-	rounds := 0
-	for b.Loop() {
-		f.addFlow(b, four, unix.IPPROTO_TCP, nil) // before it is due for revalidation
-		turn.Store(0)
-		const each = 10_000
-		var cpus errgroup.Group
-		var out, in time.Duration
-		cpus.Go(func() (err error) { out, err = handle(0, f.Encap, request, each); return err })
-		cpus.Go(func() (err error) { in, err = handle(1, f.VXLANIngress, response, each); return err })
-		if err := cpus.Wait(); err != nil {
-			b.Fatal(err)
-		}
-		encap, ingress, rounds = encap+out, ingress+in, rounds+1
-	}
-	b.ReportMetric(float64(encap.Nanoseconds())/float64(rounds), "ns/request")
-	b.ReportMetric(float64(ingress.Nanoseconds())/float64(rounds), "ns/response")
 }

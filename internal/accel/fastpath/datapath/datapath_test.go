@@ -773,8 +773,8 @@ func TestForgedAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestDataPastThePrograms checks that the end of what the peer has sent follows the pod's acknowledgements, if
-// no program sees the peer's data: after 2^31 bytes, the pod's acknowledgement would seem the older number.
+// TestDataPastThePrograms checks that the pod's acknowledgements move the end of what the peer has sent if no
+// program sees the peer's data, also after 2^31 bytes: sequence numbers are compared modulo 2^32.
 func TestDataPastThePrograms(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const scale, window = 7, 0xffff
