@@ -11,6 +11,7 @@
  *   vxlan_ingress   tcx ingress of the VXLAN device   redirects into the pod
  *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
  *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
+ *   recover_flow    run by the agent                  adds the flow of a connection that a killed agent left
  *
  * The fast path consults no routing or neighbour table. It writes the headers that the kernel itself
  * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
@@ -69,8 +70,13 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		if (reason == REASON_TCP_FLAGS) {
 			admission_reset(hash);
 			f = bpf_map_lookup_elem(&flows, &k);
+			ours = f && from_pod(skb, f, &k, &h, is_ipv6);
+			if (f && unlikely(f->recovering) && ours && (FLAGS(&h) & TCPHDR_RST)) {
+				forget_flow(&k, f); /* the pod has no such connection */
+				return DROP;
+			}
 			if (f)
-				handle_flags(&k, f, 1, from_pod(skb, f, &k, &h, is_ipv6), &h, 0, is_ipv6);
+				handle_flags(&k, f, 1, ours, &h, 0, is_ipv6);
 		}
 		goto slow;
 	}
@@ -80,6 +86,8 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		wire_peer = *(const volatile __u64 *)&f->wire_peer;
 		barrier(); /* read the peer before from_pod checks whose it is */
 		ours = from_pod(skb, f, &k, &h, is_ipv6);
+		if (unlikely(f->recovering) && ours && recover_seq(f, &h, is_ipv6))
+			return DROP;
 		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state >= SEQ_FROM_POD && in_window(f, 1, &h, is_ipv6));
 		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
 			update_seq(f, 1, &h, now, is_ipv6);
@@ -621,6 +629,43 @@ int drop_forged(struct bpf_nf_ctx *ctx)
 	if (likely(*(__u8 *)start >> 4 != 6))
 		return drop_forged_ip(skb, start, 0);
 	return read_packet(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
+}
+
+/* A connection whose conntrack entry a killed agent left liberal. */
+struct recovery {
+	struct key key;
+	__u64 wire_peer;
+	word pod6[2], peer6[2];
+	/* The pod's link; the window scales of pod and peer; when its last packet was seen, ms. */
+	__u32 device, scale[2], last_ms;
+};
+
+/* So that BTF has the type. */
+const struct recovery *recovery_type __attribute__((unused));
+
+/* recover_flow adds a flow. Its sequence numbers are those of the pod's next packet, if that has no data:
+ * the answer to the agent's keepalive. It returns 0 or a negative errno, such as EEXIST. */
+SEC("syscall")
+int recover_flow(struct recovery *r)
+{
+	__u64 hash = hash_key(&r->key);
+	struct flow f = {.key = r->key, .wire_peer = r->wire_peer, .bloom_bit = hash % BLOOM_BITS, .recovering = 1, .last_ms = r->last_ms};
+	long err;
+
+	__builtin_memcpy(f.pod6, r->pod6, sizeof(f.pod6));
+	__builtin_memcpy(f.peer6, r->peer6, sizeof(f.peer6));
+	f.out.device = r->device;
+	f.out.scale = r->scale[0];
+	f.in.scale = r->scale[1];
+	err = bpf_map_update_elem(&flows, &f.key, &f, BPF_NOEXIST);
+	if (err)
+		return err;
+	if (f.wire_peer != peer_of(&f.key) && add_reverse_nat(&f.key, f.wire_peer)) {
+		bpf_map_delete_elem(&flows, &f.key);
+		return -1;
+	}
+	bloom_set(hash);
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -75,9 +75,10 @@ struct flow {
 	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
 	 * asked to resynchronise conntrack. */
 	__u32 resynced[2];
-	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; and whether the
-	 * connection may have been closed before its flow became known (see check_conntrack). */
-	__u8 seq_state, maybe_closed, zero[2];
+	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; whether the connection may
+	 * have been closed before its flow became known (see check_conntrack); and whether the agent
+	 * asks the pod for the sequence numbers (see recover_flow). */
+	__u8 seq_state, maybe_closed, recovering, zero;
 	/* When the last packet was seen, ms. */
 	__u32 last_ms;
 };

@@ -131,6 +131,22 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
 	f->seq_state = out ? SEQ_FROM_POD : SEQ_FROM_PEER;
 }
 
+/* recover_seq takes the sequence numbers from the pod's answer to the agent's keepalive, and tells
+ * whether nobody else may see that packet. Data is no answer, and after a packet of the peer the answer
+ * may acknowledge that, too. */
+static __always_inline int recover_seq(struct flow *f, const struct headers *h, int is_ipv6)
+{
+	int state = f->seq_state;
+
+	f->recovering = 0;
+	if (state >= SEQ_FROM_POD || seq_end(h, is_ipv6) != SEQ(h))
+		return 0;
+	init_seq(f, 1, h, is_ipv6);
+	/* The most that the peer can have announced. */
+	f->pod.window_end = f->pod.snd_nxt + (0xffff << (f->in.scale & 15));
+	return !state;
+}
+
 /* seq_complete tells whether sequence numbers are known and the programs have seen every packet
  * since. */
 static __always_inline int seq_complete(const struct flow *f)

@@ -29,16 +29,16 @@ import (
 
 // Constants of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
-	ctaTupleOrig, ctaTupleReply, ctaProtoInfo, ctaTimeout = 1, 2, 4, 7
-	ctaTupleIP, ctaTupleProto                             = 1, 2
-	ctaIPv4Src, ctaIPv4Dst                                = 1, 2
-	ctaIPv6Src, ctaIPv6Dst                                = 3, 4
-	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort         = 1, 2, 3
-	ctaProtoInfoTCP                                       = 1
-	ctaTCPState                                           = 1
-	ctaTCPScaleOriginal, ctaTCPScaleReply                 = 2, 3
-	ctaTCPFlagsOriginal, ctaTCPFlagsReply                 = 4, 5
-	ctNew, ctGet                                          = 0, 1 // IPCTNL_MSG_CT_*
+	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaProtoInfo, ctaTimeout = 1, 2, 3, 4, 7
+	ctaTupleIP, ctaTupleProto                                        = 1, 2
+	ctaIPv4Src, ctaIPv4Dst                                           = 1, 2
+	ctaIPv6Src, ctaIPv6Dst                                           = 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort                    = 1, 2, 3
+	ctaProtoInfoTCP                                                  = 1
+	ctaTCPState                                                      = 1
+	ctaTCPScaleOriginal, ctaTCPScaleReply                            = 2, 3
+	ctaTCPFlagsOriginal, ctaTCPFlagsReply                            = 4, 5
+	ctNew, ctGet                                                     = 0, 1 // IPCTNL_MSG_CT_*
 
 	tcpEstablished, tcpClose = 3, 8 // enum tcp_conntrack
 
@@ -62,6 +62,7 @@ type ctEntry struct {
 	// scale and flags are indexed by direction: original, reply.
 	scale, flags [2]uint8
 	timeout      uint32 // s
+	status       uint32 // IPS_* of nf_conntrack_common.h
 }
 
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
@@ -247,6 +248,11 @@ func parseCTEntry(b []byte) (*ctEntry, error) {
 				return errShort
 			}
 			t.timeout = binary.BigEndian.Uint32(b)
+		case ctaStatus:
+			if len(b) < 4 {
+				return errShort
+			}
+			t.status = binary.BigEndian.Uint32(b)
 		case ctaProtoInfo:
 			err = each(b, func(kind uint16, b []byte) error {
 				if kind != ctaProtoInfoTCP {

@@ -286,11 +286,7 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	}
 	agent := w.startAgent("n0")
 	e := w.connectBy(byService).back()
-	w.eventually("the connection is accelerated", nil, func() bool {
-		before := w.forwarded("n0")
-		w.trip(e, 100)
-		return w.forwarded("n0")-before < 20
-	})
+	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	w.trip(e, 2000)
 	// Conntrack sees a packet each way that waits for an acknowledgement before it misses the first. The
 	// agent needs a moment, and more on a busy machine, to clear the flag that this leaves.
@@ -322,16 +318,9 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	agent := w.startAgent("n0")
-	accelerated := func(e echo) func() bool {
-		return func() bool {
-			before := w.forwarded("n0")
-			w.trip(e, 100)
-			return w.forwarded("n0")-before < 20
-		}
-	}
 	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
 	for _, e := range forged {
-		w.eventually("the connection is accelerated", nil, accelerated(e))
+		w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	}
 	ended := w.connect()
 	go func() { _, _ = io.Copy(ended.far, zeros{}) }()
@@ -359,13 +348,100 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 
 	w.startAgent("n0")
 	for _, e := range forged {
-		w.eventually("the connection is accelerated again", nil, accelerated(e))
+		w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
 			t.Errorf("conntrack has %+v", is)
 		}
 	}
 	if is := w.conntrack("n0", ended); is.State == stateEstablished {
 		t.Errorf("conntrack has %+v of a half-closed connection", is)
+	}
+}
+
+// isFast reports whether node0 accelerates a connection, whichever process does it.
+func (w *world) isFast(e echo) bool {
+	w.Helper()
+	before := w.forwarded("n0")
+	w.trip(e, 100)
+	return w.forwarded("n0")-before < 20
+}
+
+// TestIdleConnectionsRecovered checks that the next agent makes conntrack check the windows of idle
+// connections again that a killed agent has left, with state and timeout as without the fast path, although
+// another pod forges a RST between the two. Neither side sends anything; the other node sees nothing. A
+// connection that its pod has reset meanwhile is not kept.
+func TestIdleConnectionsRecovered(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name                 string
+		six                  bool
+		idle, forgedRST, own front
+	}{
+		{"IPv4", false, direct, byService, direct},
+		{"Service", false, byService, direct, byService},
+		{"IPv6", true, direct, nil, direct},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			agent := w.startAgent("n0")
+			open, was := []echo{w.connectBy(tt.idle).back()}, make(map[net.Conn]fastpath.Tracked)
+			last := make(map[net.Conn]time.Time)
+			if tt.forgedRST != nil {
+				open = append(open, w.connectBy(tt.forgedRST).back())
+			}
+			ended := w.connectBy(tt.own).back()
+			for _, e := range append(slices.Clone(open), ended) {
+				e.noKeepalive(t)
+				was[e.Conn] = w.conntrack("n0", e)
+				w.eventually("the connection is accelerated, and no data unacknowledged", nil, func() bool {
+					is := w.conntrack("n0", e)
+					return w.isFast(e) && is.Flags[0]&is.Flags[1]&flagLiberal != 0 && (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
+				})
+				last[e.Conn] = time.Now()
+			}
+			if err := agent.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = agent.Wait()
+			for _, e := range open {
+				if is := w.conntrack("n0", e); is.State != stateEstablished || is.Flags[0]&is.Flags[1]&flagLiberal == 0 {
+					t.Fatalf("conntrack has %+v after the agent was killed", is)
+				}
+			}
+			if tt.forgedRST != nil {
+				forge := w.forger("n0p1", open[1])
+				w.eventually("conntrack accepts the forged RST", func() { forge(rand.Uint32(), tcpRST) }, func() bool {
+					return w.conntrack("n0", open[1]).Timeout <= closeTimeout
+				})
+			}
+			if err := ended.Conn.(*net.TCPConn).SetLinger(0); err != nil { // to close with a RST
+				t.Fatal(err)
+			}
+			ended.Conn.Close()
+			time.Sleep(4 * time.Second) // so that a timeout which begins anew is seen
+
+			w.startAgent("n0")
+			for i, e := range open {
+				w.eventually("conntrack checks windows", nil, func() bool {
+					is := w.conntrack("n0", e)
+					return is.State == stateEstablished && is.Flags == was[e.Conn].Flags
+				})
+				at := establishedTimeout - int(time.Since(last[e.Conn])/time.Second)
+				for _, node := range []string{"n0", "n1"} {
+					// Nobody knows the timeout before the forged RST.
+					if is := w.conntrack(node, e); int(is.Timeout) < at-2 || int(is.Timeout) > at+1 && i == 0 {
+						t.Errorf("the timeout of connection %d on %s is %d s, want %d", i, node, is.Timeout, at)
+					}
+				}
+			}
+			if is := w.conntrack("n0", ended); is.Timeout > closeTimeout {
+				t.Errorf("conntrack has %+v of a connection that its pod has reset", is)
+			}
+			for _, e := range open {
+				w.trip(e, 100)
+			}
+		})
 	}
 }
 

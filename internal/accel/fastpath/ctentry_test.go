@@ -3,8 +3,11 @@
 package fastpath
 
 import (
+	"net/netip"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
 // TestTimeoutOfIdleConnection checks that the timeout which an idle connection has left is exact to half a
@@ -20,6 +23,55 @@ func TestTimeoutOfIdleConnection(t *testing.T) {
 	} {
 		if got := (&ctEntry{timeout: tt.begun}).timeoutAfter(tt.idle, 432_000); got != tt.want {
 			t.Errorf("%d s after %v idle are %d s, want %d", tt.begun, tt.idle, got, tt.want)
+		}
+	}
+}
+
+// TestEntryLeftLiberal checks which entries the agent recovers, and as which connections.
+func TestEntryLeftLiberal(t *testing.T) {
+	address := netip.MustParseAddrPort
+	pod, service, backend := address("10.0.0.2:40000"), address("10.96.0.1:80"), address("10.0.1.2:8080")
+	links := map[netip.Addr]int{pod.Addr(): 7}
+	const liberal = tcpScaled | tcpLiberal | tcpMaxAck
+	client := datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: service, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 7, PeerScale: 9}
+	for _, tt := range []struct {
+		name   string
+		change func(*ctEntry)
+		want   datapath.Recovery
+	}{
+		{"Service", func(*ctEntry) {}, client},
+		{"closed", func(e *ctEntry) { e.state = tcpClose }, client},
+		{"incoming", func(e *ctEntry) {
+			e.original.from, e.original.to, e.reply.from, e.reply.to = backend, pod, pod, backend
+		}, datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: backend, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 9, PeerScale: 7}},
+		{"masqueraded", func(e *ctEntry) { e.reply.to = address("192.0.2.1:40000") }, datapath.Recovery{}},
+		{"host port", func(e *ctEntry) {
+			e.original.from, e.original.to, e.reply.from, e.reply.to = backend, address("192.0.2.1:80"), pod, backend
+		}, datapath.Recovery{}},
+		{"no pod here", func(e *ctEntry) { e.original.from, e.reply.to = address("10.0.0.3:1"), address("10.0.0.3:1") }, datapath.Recovery{}},
+		{"half-closed", func(e *ctEntry) { e.state = 4 }, datapath.Recovery{}},
+		{"strict in a direction", func(e *ctEntry) { e.flags[1] &^= tcpLiberal }, datapath.Recovery{}},
+		{"picked up in mid-stream", func(e *ctEntry) { e.flags[0] &^= tcpScaled }, datapath.Recovery{}},
+		{"in a flow table of the kernel", func(e *ctEntry) { e.status = 1 << 14 }, datapath.Recovery{}},
+	} {
+		e := &ctEntry{state: tcpEstablished, flags: [2]uint8{liberal, liberal}, scale: [2]uint8{7, 9}}
+		e.original.from, e.original.to, e.reply.from, e.reply.to = pod, service, backend, pod
+		tt.change(e)
+		got, ok := e.recovery(links)
+		if !ok || !e.leftLiberal() {
+			got = datapath.Recovery{}
+		}
+		if got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestIdleOfEntry checks for how long a connection has been idle by its timeout, whichever that is of.
+func TestIdleOfEntry(t *testing.T) {
+	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 500_000: 0} {
+		if got := (&ctEntry{timeout: timeout}).idle([]uint32{10, 300, 432_000}); got != want {
+			t.Errorf("a timeout of %d s is after %s idle, want %s", timeout, got, want)
 		}
 	}
 }

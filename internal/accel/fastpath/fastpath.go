@@ -89,6 +89,8 @@ type Fastpath struct {
 	dropForged     forgedFilter
 	warnDropForged sync.Once
 	pods           activePods
+	// recovering are the connections that a killed agent has left (see recover.go); only run uses it.
+	recovering map[datapath.Flow]*recovery
 	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -122,6 +124,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
+		recovering: make(map[datapath.Flow]*recovery),
 	}
 	defer func() {
 		if err != nil {
@@ -430,6 +433,9 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
+		err = f.findLiberal()
+	}
+	if err == nil {
 		err = f.renewLease()
 	}
 	if err != nil {
@@ -472,6 +478,9 @@ func (f *Fastpath) run(started chan<- error) error {
 			}
 			if err := f.inspect(); err != nil {
 				f.log.Warn("look for observers at devices of the fast path", "error", err)
+			}
+			if err := f.recoverLiberal(); err != nil {
+				f.log.Warn("recover connections of a killed agent", "error", err)
 			}
 			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
 				continue

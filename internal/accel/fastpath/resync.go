@@ -254,8 +254,7 @@ type segment struct {
 	options  []byte
 }
 
-// bytes returns the packet with its IP header. The checksums are zero: conntrack does not verify those
-// of packets that the node sends, and nobody else sees them.
+// bytes returns the packet with its IP header.
 func (s segment) bytes() []byte {
 	length := 20 + len(s.options)
 	var b []byte
@@ -273,7 +272,26 @@ func (s segment) bytes() []byte {
 	b = append(b, byte(length/4)<<4, s.flags)
 	b = binary.BigEndian.AppendUint16(b, s.window)
 	b = append(b, 0, 0, 0, 0)
-	return append(b, s.options...)
+	b = append(b, s.options...)
+	tcp := b[len(b)-length:]
+	addresses := append(s.from.Addr().AsSlice(), s.to.Addr().AsSlice()...)
+	binary.BigEndian.PutUint16(tcp[16:], checksum(addresses, []byte{0, unix.IPPROTO_TCP, 0, byte(length)}, tcp))
+	if s.from.Addr().Is4() {
+		binary.BigEndian.PutUint16(b[10:], checksum(b[:20]))
+	}
+	return b
+}
+
+// checksum returns the Internet checksum (RFC 1071) of parts with even lengths.
+func checksum(parts ...[]byte) uint16 {
+	var sum uint32
+	for _, b := range parts {
+		for i := 0; i < len(b); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+	}
+	sum = sum>>16 + sum&0xffff
+	return ^uint16(sum>>16 + sum)
 }
 
 var errNotDropped = errors.New("a resync packet was not dropped after conntrack")

@@ -190,7 +190,8 @@ type fastpathFlow struct {
 	Resynced    [2]uint32
 	SeqState    uint8
 	MaybeClosed uint8
-	Zero        [2]uint8
+	Recovering  uint8
+	Zero        uint8
 	LastMs      uint32
 }
 
@@ -224,6 +225,17 @@ type fastpathPodLink struct {
 	Veth uint32
 	Mac  [6]uint8
 	From [6]uint8
+}
+
+type fastpathRecovery struct {
+	_        structs.HostLayout
+	Key      fastpathKey
+	WirePeer uint64
+	Pod6     [2]uint64
+	Peer6    [2]uint64
+	Device   uint32
+	Scale    [2]uint32
+	LastMs   uint32
 }
 
 type fastpathVxlanDevice struct {
@@ -262,6 +274,7 @@ const (
 	fastpathProgObserveNic    = "observe_nic"
 	fastpathProgObservePod    = "observe_pod"
 	fastpathProgObserveVxlan  = "observe_vxlan"
+	fastpathProgRecoverFlow   = "recover_flow"
 	fastpathProgVxlanIngress  = "vxlan_ingress"
 	fastpathVarAdmission      = "admission"
 	fastpathVarBloomA         = "bloom_a"
@@ -277,6 +290,7 @@ const (
 	fastpathVarPortTo         = "port_to"
 	fastpathVarPortsInclusive = "ports_inclusive"
 	fastpathVarReasonType     = "reason_type"
+	fastpathVarRecoveryType   = "recovery_type"
 	fastpathVarSkipCsumChecks = "skip_csum_checks"
 	fastpathVarTemplatesUsed  = "templates_used"
 )
@@ -329,6 +343,7 @@ type fastpathProgramSpecs struct {
 	ObserveNic   *ebpf.ProgramSpec `ebpf:"observe_nic"`
 	ObservePod   *ebpf.ProgramSpec `ebpf:"observe_pod"`
 	ObserveVxlan *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
+	RecoverFlow  *ebpf.ProgramSpec `ebpf:"recover_flow"`
 	VxlanIngress *ebpf.ProgramSpec `ebpf:"vxlan_ingress"`
 }
 
@@ -367,6 +382,7 @@ type fastpathVariableSpecs struct {
 	PortTo         *ebpf.VariableSpec `ebpf:"port_to"`
 	PortsInclusive *ebpf.VariableSpec `ebpf:"ports_inclusive"`
 	ReasonType     *ebpf.VariableSpec `ebpf:"reason_type"`
+	RecoveryType   *ebpf.VariableSpec `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.VariableSpec `ebpf:"skip_csum_checks"`
 	TemplatesUsed  *ebpf.VariableSpec `ebpf:"templates_used"`
 }
@@ -438,6 +454,7 @@ type fastpathVariables struct {
 	PortTo         *ebpf.Variable `ebpf:"port_to"`
 	PortsInclusive *ebpf.Variable `ebpf:"ports_inclusive"`
 	ReasonType     *ebpf.Variable `ebpf:"reason_type"`
+	RecoveryType   *ebpf.Variable `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.Variable `ebpf:"skip_csum_checks"`
 	TemplatesUsed  *ebpf.Variable `ebpf:"templates_used"`
 }
@@ -452,6 +469,7 @@ type fastpathPrograms struct {
 	ObserveNic   *ebpf.Program `ebpf:"observe_nic"`
 	ObservePod   *ebpf.Program `ebpf:"observe_pod"`
 	ObserveVxlan *ebpf.Program `ebpf:"observe_vxlan"`
+	RecoverFlow  *ebpf.Program `ebpf:"recover_flow"`
 	VxlanIngress *ebpf.Program `ebpf:"vxlan_ingress"`
 }
 
@@ -463,6 +481,7 @@ func (p *fastpathPrograms) Close() error {
 		p.ObserveNic,
 		p.ObservePod,
 		p.ObserveVxlan,
+		p.RecoverFlow,
 		p.VxlanIngress,
 	)
 }

@@ -1,0 +1,49 @@
+//go:build linux
+
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// Recovery is a TCP connection without a flow whose conntrack entry another agent has left liberal.
+type Recovery struct {
+	Flow
+	// WirePeer is the peer as it is on the wire, if NAT translates it.
+	WirePeer netip.AddrPort
+	// Link is the index of the pod's link.
+	Link int
+	// PodScale and PeerScale are the window scales that the two sides announce.
+	PodScale, PeerScale uint8
+	// Last is when its last packet was seen (CLOCK_MONOTONIC).
+	Last time.Duration
+}
+
+// Recover adds a flow for a connection, which takes its sequence numbers from the next packet of the pod
+// if that has no data, and drops it: the caller has sent the pod a keepalive, and the peer must not see
+// the answer. It adds nothing if there is a flow, or no room for another.
+func (p *Programs) Recover(r Recovery) error {
+	k := r.key()
+	c := fastpathRecovery{
+		Key: k, WirePeer: Flow{Pod: r.Pod, Peer: r.WirePeer, Protocol: r.Protocol}.key().wirePeer(),
+		Device: uint32(r.Link), Scale: [2]uint32{uint32(r.PodScale), uint32(r.PeerScale)}, LastMs: uint32(r.Last / time.Millisecond),
+	}
+	if r.Pod.Addr().Is6() {
+		c.Pod6, c.Peer6 = words(r.Pod.Addr()), words(r.Peer.Addr())
+	}
+	if _, err := p.objects.RecoverFlow.Run(&ebpf.RunOptions{Context: &c}); err != nil {
+		return fmt.Errorf("recover connection %v: %w", r.Flow, err)
+	}
+	return nil
+}
+
+// Recovered returns whether the flow of a connection has the sequence numbers that Recover asked for. It
+// is no longer known if it has ended, and the programs learn the numbers of one in use from its packets.
+func (p *Programs) Recovered(flow Flow) (answered, known bool, err error) {
+	v, known, err := p.lookUp(flow.key())
+	return v.Recovering == 0, known && v.Out.Validated == 0 && v.In.Validated == 0, err
+}
