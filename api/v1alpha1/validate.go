@@ -161,6 +161,41 @@ func (r *reader) unique(path, name string, seen map[string]string) {
 }
 
 func (r *reader) experiment(e *Experiment) {
+	r.identity(e)
+	r.defaults(e)
+	s := &e.Spec
+	r.target(s)
+	r.pairs("spec.pairs", s.Pairs)
+	r.mesh("spec.mesh", e)
+	r.runs("spec.runs", s.Runs)
+	if r.set("spec.margin") {
+		r.share("spec.margin", s.Margin)
+	}
+	r.workloads(e)
+	r.variants(e)
+	r.balanced(e)
+	r.switched(e)
+	if r.given("spec.baseline") {
+		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
+			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
+		}
+	}
+	for i, x := range s.Expect {
+		r.expectation(fmt.Sprintf("spec.expect[%d]", i), s, x)
+	}
+	var published []Published
+	for i, p := range s.Published {
+		if !r.replaced(s, p) {
+			r.published(fmt.Sprintf("spec.published[%d]", i), s, p)
+			published = append(published, p)
+		}
+	}
+	s.Published = published
+	r.series(e)
+}
+
+// identity checks what kind of object an experiment is, and its name.
+func (r *reader) identity(e *Experiment) {
 	if r.given("apiVersion") {
 		r.oneOf("apiVersion", e.APIVersion, APIVersion)
 	}
@@ -170,6 +205,10 @@ func (r *reader) experiment(e *Experiment) {
 	if r.given("metadata.name") {
 		r.valid("metadata.name", e.Metadata.Name, validation.IsDNS1123Label, "a DNS label: a-z, 0-9 and - within, at most 63")
 	}
+}
+
+// defaults fills in what an experiment leaves out.
+func (r *reader) defaults(e *Experiment) {
 	s := &e.Spec
 	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
 	switch {
@@ -191,7 +230,10 @@ func (r *reader) experiment(e *Experiment) {
 		fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
 	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
+}
 
+// target checks the target, and the path on it.
+func (r *reader) target(s *Spec) {
 	r.exactlyOne("spec.target", s.Target.choices()...)
 	if s.Target.Lab != nil {
 		r.lab("spec.target.lab", s.Target.Lab)
@@ -205,12 +247,10 @@ func (r *reader) experiment(e *Experiment) {
 	if s.Target.Imported == nil || r.has("spec.path") {
 		r.path("spec.path", s.Target, &s.Path)
 	}
-	r.pairs("spec.pairs", s.Pairs)
-	r.mesh("spec.mesh", e)
-	r.runs("spec.runs", s.Runs)
-	if r.set("spec.margin") {
-		r.share("spec.margin", s.Margin)
-	}
+}
+
+func (r *reader) workloads(e *Experiment) {
+	s := &e.Spec
 	if r.given("spec.workloads") {
 		r.some("spec.workloads", len(s.Workloads), "workload")
 	}
@@ -223,34 +263,19 @@ func (r *reader) experiment(e *Experiment) {
 			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
 		}
 	}
+}
+
+func (r *reader) variants(e *Experiment) {
+	s := &e.Spec
 	if r.given("spec.variants") {
 		r.some("spec.variants", len(s.Variants), "variant")
 	}
-	seen = map[string]string{}
+	seen := map[string]string{}
 	for i := range s.Variants {
 		path := fmt.Sprintf("spec.variants[%d]", i)
 		r.name(path+".name", s.Variants[i].Name, seen)
 		r.variant(path, e, &s.Variants[i])
 	}
-	r.balanced(e)
-	r.switched(e)
-	if r.given("spec.baseline") {
-		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
-			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
-		}
-	}
-	for i, x := range s.Expect {
-		r.expectation(fmt.Sprintf("spec.expect[%d]", i), s, x)
-	}
-	var published []Published
-	for i, p := range s.Published {
-		if !r.replaced(s, p) {
-			r.published(fmt.Sprintf("spec.published[%d]", i), s, p)
-			published = append(published, p)
-		}
-	}
-	s.Published = published
-	r.series(e)
 }
 
 func (r *reader) expectation(path string, s *Spec, x Expectation) {

@@ -70,31 +70,13 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 	var accepted []*policy
 	for i := range policies {
 		p := &policies[i]
-		p.reason, p.problem, p.against = "", "", make(map[string]bool)
-		switch err := check(p.Accelerate); {
-		case p.Withheld != Withheld{}:
-			p.reason, p.problem = p.Withheld.Reason, p.Withheld.Message
-		case p.Invalid != nil:
-			p.reason, p.problem = v1alpha1.ReasonInvalid, p.Invalid.Error()
-		case errors.Is(err, accel.ErrConflict):
-			p.reason, p.problem = v1alpha1.ReasonInvalid, err.Error()
-		case err != nil:
-			p.reason, p.problem = v1alpha1.ReasonImpossible, err.Error()
-		}
+		p.against = make(map[string]bool)
+		p.reason, p.problem = p.ownProblem(check)
 		for _, q := range accepted {
 			if p.reason != "" {
 				break
 			}
-			err := check(slices.Concat(nodePart(q.Accelerate), nodePart(p.Accelerate)))
-			if err == nil {
-				if err = check(slices.Concat(podPart(q.Accelerate), podPart(p.Accelerate))); err != nil {
-					p.against[q.key()] = true
-					if p.Pods != nil && q.Pods != nil && p.Selector != q.Selector {
-						continue // decided for each pod
-					}
-				}
-			}
-			if err != nil {
+			if err := p.conflict(q, check); err != nil {
 				p.reason = v1alpha1.ReasonConflict
 				p.problem = fmt.Sprintf("policy %s takes precedence, and conflicts with this one: %s; this policy is not applied", q.Name, err)
 			}
@@ -103,6 +85,38 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 			accepted = append(accepted, p)
 		}
 	}
+}
+
+// ownProblem returns why a policy cannot be applied, whatever others there are.
+func (p *policy) ownProblem(check func([]v1alpha1.Accelerator) error) (reason, problem string) {
+	switch err := check(p.Accelerate); {
+	case p.Withheld != Withheld{}:
+		return p.Withheld.Reason, p.Withheld.Message
+	case p.Invalid != nil:
+		return v1alpha1.ReasonInvalid, p.Invalid.Error()
+	case errors.Is(err, accel.ErrConflict):
+		return v1alpha1.ReasonInvalid, err.Error()
+	case err != nil:
+		return v1alpha1.ReasonImpossible, err.Error()
+	}
+	return "", ""
+}
+
+// conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only,
+// it records that: these pods decide.
+func (p *policy) conflict(accepted *policy, check func([]v1alpha1.Accelerator) error) error {
+	if err := check(slices.Concat(nodePart(accepted.Accelerate), nodePart(p.Accelerate))); err != nil {
+		return err
+	}
+	err := check(slices.Concat(podPart(accepted.Accelerate), podPart(p.Accelerate)))
+	if err == nil {
+		return nil
+	}
+	p.against[accepted.key()] = true
+	if p.Pods != nil && accepted.Pods != nil && p.Selector != accepted.Selector {
+		return nil
+	}
+	return err
 }
 
 // policiesOf returns the policies that act on a pod's own interfaces, and those that conflict with an

@@ -149,7 +149,6 @@ func (m *Model) course(c cell, w v1alpha1.Workload) (course, bool) {
 }
 
 func (c *course) busiestNIC(t record.Trial, nodes map[string]record.Series) {
-	most := 0.0
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		s := nodes[node]
 		for _, n := range s.NICs {
@@ -158,19 +157,24 @@ func (c *course) busiestNIC(t record.Trial, nodes map[string]record.Series) {
 				continue // the NIC above has its bytes too
 			}
 			for _, sends := range []bool{true, false} {
-				rate := rates(s, n, sends)
-				if mean := rate.mean(); mean > most {
-					most = mean
-					c.nic = fmt.Sprintf("%s of %s, %s", n.Name, node, map[bool]string{true: "sent", false: "received"}[sends])
-					c.rate, c.vf, c.limit = rate, vfRates(t, s, node, n.Name, sends), 0
-					if i := slices.IndexFunc(t.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
-						c.limit = t.Loads[i].Rate
-					}
-				}
+				c.takeNIC(t, node, s, n, sends)
 			}
 		}
 	}
 	c.seconds = max(c.seconds, end(c.rate))
+}
+
+// takeNIC takes over what a NIC sent or received, if that is more than what is there.
+func (c *course) takeNIC(t record.Trial, node string, s record.Series, n record.NICSeries, sends bool) {
+	rate := rates(s, n, sends)
+	if rate.mean() <= c.rate.mean() {
+		return
+	}
+	c.nic = fmt.Sprintf("%s of %s, %s", n.Name, node, map[bool]string{true: "sent", false: "received"}[sends])
+	c.rate, c.vf, c.limit = rate, vfRates(t, s, node, n.Name, sends), 0
+	if i := slices.IndexFunc(t.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
+		c.limit = t.Loads[i].Rate
+	}
 }
 
 // vfRates are those of the virtual function below a NIC.

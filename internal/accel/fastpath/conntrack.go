@@ -244,35 +244,11 @@ func parseCTEntry(b []byte) (*ctEntry, error) {
 		case ctaTupleReply:
 			t.reply.from, t.reply.to, err = parseTuple(b)
 		case ctaTimeout:
-			if len(b) < 4 {
-				return errShort
-			}
-			t.timeout = binary.BigEndian.Uint32(b)
+			t.timeout, err = parseWord(b)
 		case ctaStatus:
-			if len(b) < 4 {
-				return errShort
-			}
-			t.status = binary.BigEndian.Uint32(b)
+			t.status, err = parseWord(b)
 		case ctaProtoInfo:
-			err = each(b, func(kind uint16, b []byte) error {
-				if kind != ctaProtoInfoTCP {
-					return nil
-				}
-				return each(b, func(kind uint16, b []byte) error {
-					if len(b) < 1 {
-						return errShort
-					}
-					switch kind {
-					case ctaTCPState:
-						t.state = b[0]
-					case ctaTCPScaleOriginal, ctaTCPScaleReply:
-						t.scale[kind-ctaTCPScaleOriginal] = b[0]
-					case ctaTCPFlagsOriginal, ctaTCPFlagsReply:
-						t.flags[kind-ctaTCPFlagsOriginal] = b[0]
-					}
-					return nil
-				})
-			})
+			err = each(b, t.parseProtoInfo)
 		}
 		return err
 	})
@@ -280,6 +256,34 @@ func parseCTEntry(b []byte) (*ctEntry, error) {
 		return nil, err
 	}
 	return t, nil
+}
+
+func parseWord(b []byte) (uint32, error) {
+	if len(b) < 4 {
+		return 0, errShort
+	}
+	return binary.BigEndian.Uint32(b), nil
+}
+
+// parseProtoInfo parses an attribute in CTA_PROTOINFO.
+func (t *ctEntry) parseProtoInfo(kind uint16, b []byte) error {
+	if kind != ctaProtoInfoTCP {
+		return nil
+	}
+	return each(b, func(kind uint16, b []byte) error {
+		if len(b) < 1 {
+			return errShort
+		}
+		switch kind {
+		case ctaTCPState:
+			t.state = b[0]
+		case ctaTCPScaleOriginal, ctaTCPScaleReply:
+			t.scale[kind-ctaTCPScaleOriginal] = b[0]
+		case ctaTCPFlagsOriginal, ctaTCPFlagsReply:
+			t.flags[kind-ctaTCPFlagsOriginal] = b[0]
+		}
+		return nil
+	})
 }
 
 func parseTuple(b []byte) (from, to netip.AddrPort, err error) {

@@ -60,77 +60,14 @@ func Probe(ctx context.Context) error {
 // probeDevices creates a node with a pod, and another node of which only the VXLAN device matters.
 func probeDevices(spaces [3]netns.Handle) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
-	attrs := func(name string) netlink.LinkAttrs {
-		a := netlink.NewLinkAttrs()
-		a.Name, a.Flags = name, net.FlagUp
-		return a
-	}
-	tunnel := func(i int) error {
-		nic, err := netlink.LinkByName("nic")
-		if err != nil {
-			return err
-		}
-		v := &netlink.Vxlan{LinkAttrs: attrs("vx"), VxlanId: 1, SrcAddr: probeNodes[i], VtepDevIndex: nic.Attrs().Index, Port: 4790}
-		v.HardwareAddr, v.MTU = probeMACs[i], 1450
-		other := 1 - i
-		for _, step := range []func() error{
-			func() error { return netlink.LinkSetUp(nic) },
-			func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
-			func() error { return lacking("VXLAN devices", "vxlan", netlink.LinkAdd(v)) },
-			func() error {
-				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
-					IP: probeNodes[other], HardwareAddr: probeMACs[other]})
-			},
-			func() error {
-				return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, State: netlink.NUD_PERMANENT, IP: probePods[other], HardwareAddr: probeMACs[other]})
-			},
-			func() error {
-				return netlink.RouteAdd(&netlink.Route{LinkIndex: v.Index, Dst: host(probePods[other], 32), Scope: netlink.SCOPE_LINK})
-			},
-		} {
-			if err := step(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := netns.Do(node, func() error {
-		wire := netlink.NewVeth(attrs("nic"))
-		wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
-		link := netlink.NewVeth(attrs("pod"))
-		link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
-		link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
-		if err := lacking("veth devices", "veth", errors.Join(netlink.LinkAdd(wire), netlink.LinkAdd(link))); err != nil {
-			return err
-		}
-		if err := tunnel(0); err != nil {
-			return err
-		}
-		return errors.Join(
-			forward("pod"), forward("vx"),
-			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
-			netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
-			track(),
-		)
-	}); err != nil {
+	if err := netns.Do(node, func() error { return makeProbeNode(pod, far) }); err != nil {
 		return fmt.Errorf("make a node: %w", err)
 	}
-	if err := netns.Do(pod, func() error {
-		eth0, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		return errors.Join(
-			netlink.LinkSetUp(eth0),
-			netlink.AddrAdd(eth0, &netlink.Addr{IPNet: host(probePods[0], 32)}),
-			netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: host(probePods[1], 32), Scope: netlink.SCOPE_LINK}),
-			netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: probePods[1], HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 2, 2}}),
-		)
-	}); err != nil {
+	if err := netns.Do(pod, makeProbePod); err != nil {
 		return fmt.Errorf("make a pod: %w", err)
 	}
 	if err := netns.Do(far, func() error {
-		if err := tunnel(1); err != nil {
+		if err := makeProbeTunnel(1); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")
@@ -142,6 +79,79 @@ func probeDevices(spaces [3]netns.Handle) error {
 		return fmt.Errorf("make another node: %w", err)
 	}
 	return nil
+}
+
+// probeLink returns the attributes of a new device.
+func probeLink(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name, a.Flags = name, net.FlagUp
+	return a
+}
+
+// makeProbeTunnel makes the VXLAN device of a node, and what leads through it to the other node's pod.
+func makeProbeTunnel(i int) error {
+	nic, err := netlink.LinkByName("nic")
+	if err != nil {
+		return err
+	}
+	v := &netlink.Vxlan{LinkAttrs: probeLink("vx"), VxlanId: 1, SrcAddr: probeNodes[i], VtepDevIndex: nic.Attrs().Index, Port: 4790}
+	v.HardwareAddr, v.MTU = probeMACs[i], 1450
+	other := 1 - i
+	for _, step := range []func() error{
+		func() error { return netlink.LinkSetUp(nic) },
+		func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
+		func() error { return lacking("VXLAN devices", "vxlan", netlink.LinkAdd(v)) },
+		func() error {
+			return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+				IP: probeNodes[other], HardwareAddr: probeMACs[other]})
+		},
+		func() error {
+			return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, State: netlink.NUD_PERMANENT, IP: probePods[other], HardwareAddr: probeMACs[other]})
+		},
+		func() error {
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: v.Index, Dst: host(probePods[other], 32), Scope: netlink.SCOPE_LINK})
+		},
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeProbeNode makes the node's devices: those to its pod and to the other node, and its VXLAN device.
+func makeProbeNode(pod, far netns.Handle) error {
+	wire := netlink.NewVeth(probeLink("nic"))
+	wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
+	link := netlink.NewVeth(probeLink("pod"))
+	link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
+	link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
+	if err := lacking("veth devices", "veth", errors.Join(netlink.LinkAdd(wire), netlink.LinkAdd(link))); err != nil {
+		return err
+	}
+	if err := makeProbeTunnel(0); err != nil {
+		return err
+	}
+	return errors.Join(
+		forward("pod"), forward("vx"),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
+		netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
+		track(),
+	)
+}
+
+// makeProbePod configures the pod's end.
+func makeProbePod() error {
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		netlink.LinkSetUp(eth0),
+		netlink.AddrAdd(eth0, &netlink.Addr{IPNet: host(probePods[0], 32)}),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: host(probePods[1], 32), Scope: netlink.SCOPE_LINK}),
+		netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: probePods[1], HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 2, 2}}),
+	)
 }
 
 // lacking adds what to do to an error that says that the kernel lacks a kind of device.

@@ -345,6 +345,12 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 			return err
 		}
 	}
+	return l.makeExtras(ctx, o, spaces, nodes)
+}
+
+// makeExtras adds the services, network policies and balancer of a lab whose pods exist.
+func (l *Lab) makeExtras(ctx context.Context, o Options, spaces []*network.Namespace, nodes []network.Node) error {
+	c := l.state.Config
 	if c.Services != nil {
 		if err := l.makeServices(ctx, spaces, nodes); err != nil {
 			return fmt.Errorf("services: %w", err)
