@@ -557,16 +557,13 @@ func (s *soakRun) compareIdle() {
 	s.checkRestarts()
 }
 
-// compareAfterDetach compares the conntrack entries of a node whose fast path was detached. The entry of
-// a connection that was not accelerated since an agent was killed may still be as that agent left it.
+// compareAfterDetach compares the conntrack entries of a node whose fast path was detached.
 func (s *soakRun) compareAfterDetach(node int) {
 	s.Helper()
 	s.whileNotBusy(func() {
 		time.Sleep(ackDelay)
 		for _, p := range s.pairs {
-			if p.accelerated.After(s.killed) {
-				s.compare(p, node)
-			}
+			s.compare(p, node)
 		}
 	})
 }
@@ -667,7 +664,8 @@ var disturbances = []struct {
 	{"a connection goes idle", (*soakRun).idleConnection},
 }
 
-// killAgent kills the agent of a node, and waits for the one that the kubelet starts.
+// killAgent kills the agent of a node, and waits until the one that the kubelet starts has recovered the
+// conntrack entries, also of a connection for which the attacker forges a reset meanwhile.
 func (s *soakRun) killAgent() {
 	node := s.IntN(2)
 	n := s.sides[0].nodes[node]
@@ -693,6 +691,16 @@ func (s *soakRun) killAgent() {
 			return fmt.Sprintf("it is process %d, was %d: %v", pid, was, err)
 		}
 		return ""
+	})
+	if s.IntN(2) == 0 {
+		s.forgePackets(tcpRST)
+	}
+	s.whileNotBusy(func() {
+		time.Sleep(ackDelay)
+		s.awaitWindowChecks(s.pairs...)
+		for _, p := range s.pairs {
+			s.compare(p, node)
+		}
 	})
 }
 
@@ -830,13 +838,12 @@ func (s *soakRun) floodBridge(arp bool) {
 
 // forgePackets has the attacker on a connection's near node send packets as if they were the connection's.
 //
-// An agent that is killed leaves its connections liberal in conntrack, which then accepts every FIN and
-// reset, whatever the sequence number, until the next agent accelerates the connection. That is known,
-// and the kernel's own flow tables do the same. So a FIN or reset is forged only once the connection is
-// accelerated again.
+// An agent that is killed leaves its connections liberal in conntrack. The next one recovers them, but an
+// entry that a FIN has moved to FIN_WAIT only once both sides have sent more data. So a FIN is forged only
+// once the connection is accelerated again.
 func (s *soakRun) forgePackets(flags byte) {
 	p := s.randomPair()
-	if flags&(tcpFIN|tcpRST) != 0 && !p.accelerated.After(s.killed) {
+	if flags&tcpFIN != 0 && !p.accelerated.After(s.killed) {
 		s.accelerate(p)
 	}
 	p.note(fmt.Sprintf("packets are forged with TCP flags %#x", flags))
