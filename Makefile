@@ -44,6 +44,11 @@ image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd
 	bin/tools/image -o bin/slipstream-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream
 
+.PHONY: image-windows
+image-windows: image windows ## Build bin/slipstream-windows-image.tar: the image, and that for host-process containers on Windows nodes under the same name
+	bin/tools/image -o bin/slipstream-windows-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
+		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream windows/amd64=bin/slipstream.exe
+
 # Programs and libraries are this machine's, so the image is for its architecture alone.
 IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
 .PHONY: image-tools

@@ -248,8 +248,8 @@ type Kubernetes struct {
 	// NodeNames are the nodes, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.
 	NodeNames []string `json:"nodeNames,omitempty"`
-	// Image is the image of every pod, with this program at /slipstream. By default it is
-	// the release's image, which the nodes must have already: they do not pull it.
+	// Image is the image of every pod, with this program at /slipstream, or slipstream.exe for Windows. By default
+	// it is the release's image, which the nodes must have already: they do not pull it.
 	Image string `json:"image,omitempty"`
 	// Resources of every pod that generates traffic. The default is no limits.
 	Resources Resources `json:"resources,omitzero"`

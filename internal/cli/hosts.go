@@ -131,35 +131,43 @@ func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
 	for _, v := range exp.Spec.Variants {
 		client, server := exp.HostsOf(v)
 		for _, w := range exp.Spec.Workloads {
-			w = exp.WorkloadFor(v, w)
-			t := w.Traffic()
-			both, atServer := "", ""
-			switch {
-			case t.Tool == v1alpha1.ToolLatte:
-				for _, i := range []int{client, server} {
-					name := exp.Spec.Target.Hosts[i].Name
-					windows[name] = cmp.Or(windows[name], "latte of workload "+w.Name)
-				}
-				continue
-			case t.Tool == v1alpha1.ToolGRPC: // is in this program, as the engine is
-				continue
-			case t.Tool != v1alpha1.ToolNative:
-				both = t.Tool + " of workload " + w.Name
-			case w.HTTP != nil:
-				both = "http of workload " + w.Name
-			case t.IO == v1alpha1.IOEpoll:
-				both = "io: epoll of workload " + w.Name
-			case t.Protocol == "udp" && t.Connections > 1:
-				atServer = fmt.Sprintf("a server of %d UDP flows of workload %s", t.Connections, w.Name)
-			}
-			for i, what := range map[int]string{client: both, server: cmp.Or(both, atServer)} {
+			need := systemsFor(exp.WorkloadFor(v, w))
+			for i, what := range map[int]string{client: need.linuxClient, server: need.linuxServer} {
 				if name := exp.Spec.Target.Hosts[i].Name; what != "" {
 					linux[name] = cmp.Or(linux[name], what)
+				}
+			}
+			for _, i := range []int{client, server} {
+				if name := exp.Spec.Target.Hosts[i].Name; need.windows != "" {
+					windows[name] = cmp.Or(windows[name], need.windows)
 				}
 			}
 		}
 	}
 	return linux, windows
+}
+
+// systems say what of a workload needs Linux at its client and its server, and what needs Windows; "" if nothing.
+type systems struct{ linuxClient, linuxServer, windows string }
+
+func systemsFor(w v1alpha1.Workload) (need systems) {
+	t := w.Traffic()
+	both := ""
+	switch {
+	case t.Tool == v1alpha1.ToolLatte:
+		need.windows = "latte of workload " + w.Name
+	case t.Tool == v1alpha1.ToolGRPC: // is in this program, as the engine is
+	case t.Tool != v1alpha1.ToolNative:
+		both = t.Tool + " of workload " + w.Name
+	case w.HTTP != nil:
+		both = "http of workload " + w.Name
+	case t.IO == v1alpha1.IOEpoll:
+		both = "io: epoll of workload " + w.Name
+	case t.Protocol == "udp" && t.Connections > 1:
+		need.linuxServer = fmt.Sprintf("a server of %d UDP flows of workload %s", t.Connections, w.Name)
+	}
+	need.linuxClient, need.linuxServer = both, cmp.Or(both, need.linuxServer)
+	return need
 }
 
 func (t *hostTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,8 +104,14 @@ func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0
+		config.Pod = config.Pod || path.Pod != nil
 		config.Service = config.Service || path.Service != nil
 		config.Native = config.Native || path.Native != nil
+		for _, w := range exp.Spec.Workloads {
+			need := systemsFor(exp.WorkloadFor(v, w))
+			config.LinuxClient, config.LinuxServer = cmp.Or(config.LinuxClient, need.linuxClient), cmp.Or(config.LinuxServer, need.linuxServer)
+			config.Windows = cmp.Or(config.Windows, need.windows)
+		}
 	}
 	return config
 }

@@ -14,7 +14,7 @@ import (
 
 // workerCommands is the worker, which makes traffic here and no more.
 func workerCommands(p Process) []*cobra.Command {
-	var remote bool
+	var hold, remote bool
 	var claim string
 	c := &cobra.Command{
 		Use:    "worker",
@@ -23,6 +23,10 @@ func workerCommands(p Process) []*cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			process.CollectAtRest()
+			if hold {
+				<-c.Context().Done() // a container ends with the processes in it
+				return nil
+			}
 			if claim != "" {
 				run, who, _ := strings.Cut(claim, "/")
 				if err := worker.Claim(run, who, func() {
@@ -37,6 +41,7 @@ func workerCommands(p Process) []*cobra.Command {
 			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{Log: newLog(p), Remote: remote})
 		},
 	}
+	c.Flags().BoolVar(&hold, "hold", false, "keep the container running until it is stopped")
 	c.Flags().BoolVar(&remote, "remote", false, "end if the controller, on another machine, is silent")
 	c.Flags().StringVar(&claim, "claim", "", "be the only run on this host: RUN/WHO")
 	return []*cobra.Command{c}

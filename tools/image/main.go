@@ -6,7 +6,8 @@
 // The image holds the program, named as the reference's repository, and runs it as
 // a user without rights. Files beside it, such as other programs and the libraries
 // that they load, keep their absolute paths. The same files give the same archive,
-// byte for byte.
+// byte for byte. For windows/ARCH the layer has the form of Windows' own. Without
+// a base image it can only run as a host-process container.
 package main
 
 import (
@@ -93,9 +94,18 @@ func run(out, ref string, programs []string) error {
 
 // image of one program, and of other files.
 func image(program, as string, others []string, pf v1.Platform) (v1.Image, error) {
+	windows := pf.OS == "windows"
+	if windows && len(others) > 0 {
+		return nil, errors.New("an image for Windows has no other files: name the program alone")
+	}
 	var layer bytes.Buffer
 	tw := tar.NewWriter(&layer)
-	if err := copyFile(tw, as, program); err != nil {
+	add := copyFile
+	if windows {
+		as += ".exe"
+		add = copyWindowsFile
+	}
+	if err := add(tw, as, program); err != nil {
 		return nil, err
 	}
 	for _, file := range others {
@@ -125,6 +135,9 @@ func image(program, as string, others []string, pf v1.Platform) (v1.Image, error
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Variant = pf.OS, pf.Architecture, pf.Variant
 	config.Config = v1.Config{Entrypoint: []string{as}, User: user, WorkingDir: "/"}
+	if windows { // whoever starts the container names the program by its path, and the account
+		config.Config = v1.Config{}
+	}
 	if len(others) > 0 {
 		// iperf3 makes a temporary file of what it sends. In a container whose file system is
 		// read-only, /dev/shm can be written to.
@@ -164,6 +177,37 @@ func copyFile(tw *tar.Writer, as, file string) error {
 		return err
 	}
 	return writeFile(tw, as, 0o755, data)
+}
+
+// windowsRights is what Windows' layers have as the rights of a program, a security descriptor in base64:
+// O:BAG:SYD:(A;;FA;;;BA)(A;;FA;;;SY)(A;;0x1200a9;;;BU), full access for administrators and the system, and for
+// users to read and execute.
+const windowsRights = "AQAEgBQAAAAkAAAAAAAAADAAAAABAgAAAAAABSAAAAAgAgAAAQEAAAAAAAUSAAAAAgBMAAMAAAAAABgA/wEfAAECAAAAAAAFIAAAACACAAAAABQA/wEf" +
+	"AAEBAAAAAAAFEgAAAAAAGACpABIAAQIAAAAAAAUgAAAAIQIAAA=="
+
+// copyWindowsFile adds an executable file to a layer for Windows. Such a layer has the file system in the folder
+// Files and the registry in Hives, and attributes as PAX records (the package backuptar of hcsshim reads them).
+func copyWindowsFile(tw *tar.Writer, as, file string) error {
+	const attributes = "MSWINDOWS.fileattr"
+	for _, dir := range []string{"Hives", "Files"} {
+		if err := tw.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, Format: tar.FormatPAX, PAXRecords: map[string]string{attributes: "16"}, // FILE_ATTRIBUTE_DIRECTORY
+		}); err != nil {
+			return err
+		}
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if err := tw.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: "Files" + as, Mode: 0o755, Size: int64(len(data)), Format: tar.FormatPAX,
+		PAXRecords: map[string]string{attributes: "32", "MSWINDOWS.rawsd": windowsRights}, // FILE_ATTRIBUTE_ARCHIVE
+	}); err != nil {
+		return err
+	}
+	_, err = tw.Write(data)
+	return err
 }
 
 // writeFile adds a file of root's, as old as time.

@@ -27,6 +27,47 @@ func write(t *testing.T, name, content string) string {
 	return path
 }
 
+// TestWindowsLayer checks that an image for Windows has the form of Windows' layers, and no user of Linux.
+func TestWindowsLayer(t *testing.T) {
+	img, err := image(write(t, "x.exe", "for Windows"), "/slipstream", nil, v1.Platform{OS: "windows", Architecture: "amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil || config.OS != "windows" || config.OSVersion != "" || config.Config.User != "" || config.Config.Entrypoint != nil {
+		t.Errorf("configuration %+v, %v", config, err)
+	}
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	r, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := tar.NewReader(r)
+	for _, want := range []struct {
+		name, attributes, content string
+		rights                    bool
+	}{{"Hives/", "16", "", false}, {"Files/", "16", "", false}, {"Files/slipstream.exe", "32", "for Windows", true}} {
+		h, err := tr.Next()
+		if err != nil {
+			t.Fatalf("%s: %v", want.name, err)
+		}
+		content, err := io.ReadAll(tr)
+		if err != nil || strings.TrimSuffix(h.Name, "/") != strings.TrimSuffix(want.name, "/") || string(content) != want.content ||
+			h.PAXRecords["MSWINDOWS.fileattr"] != want.attributes || (h.PAXRecords["MSWINDOWS.rawsd"] != "") != want.rights {
+			t.Errorf("%s has %q and records %v, want %+v; %v", h.Name, content, h.PAXRecords, want, err)
+		}
+	}
+	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the program: %v", err)
+	}
+	if _, err := image(write(t, "x.exe", ""), "/slipstream", []string{"/etc/hosts"}, v1.Platform{OS: "windows"}); err == nil {
+		t.Error("other files are left out in silence")
+	}
+}
+
 func TestArchive(t *testing.T) {
 	dir := t.TempDir()
 	programs := []string{"linux/amd64=" + write(t, "x", "for amd64"), "linux/arm64=" + write(t, "y", "for arm64")}

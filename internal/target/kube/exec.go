@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,7 +39,7 @@ type Stream struct {
 // Open starts a worker for one use of a place, and returns the stream to it. If connecting to the
 // worker fails, Retry says whether to try again.
 func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
-	argv := []string{program, "worker"}
+	argv := []string{"worker"}
 	var pod *corev1.Pod
 	switch {
 	case use == target.ForControl:
@@ -61,7 +62,7 @@ func (p *Pods) Open(at target.Place, use target.Use) (*Stream, error) {
 	if err := p.isLost(pod); err != nil {
 		return nil, err
 	}
-	return p.exec(pod, argv), nil
+	return p.exec(pod, argv...), nil
 }
 
 // Retry waits a moment after connecting to a worker failed, and returns nil if another attempt makes
@@ -82,7 +83,9 @@ func (s *Stream) Retry(ctx context.Context, err error) error {
 // Connected records that the worker answers.
 func (s *Stream) Connected() { s.pods.answered(s.pod) }
 
-func (p *Pods) exec(pod *corev1.Pod, argv []string) *Stream {
+// exec starts the program in a pod with other arguments.
+func (p *Pods) exec(pod *corev1.Pod, arguments ...string) *Stream {
+	argv := append(slices.Clone(pod.Spec.Containers[0].Command), arguments...)
 	ctx, cancel := context.WithCancel(context.Background())
 	in, w := io.Pipe()
 	s := &Stream{pods: p, pod: pod, in: w, cancel: cancel, done: make(chan struct{})}
@@ -183,7 +186,7 @@ func (s *Stream) final() bool {
 	if errors.As(s.err, &exit) {
 		return exit.Code < 128
 	}
-	return s.err != nil && (apierrors.IsForbidden(s.err) || strings.Contains(s.err.Error(), "executable file not found") || strings.Contains(s.err.Error(), "no such file or directory"))
+	return s.err != nil && (apierrors.IsForbidden(s.err) || strings.Contains(s.err.Error(), "executable file not found") || strings.Contains(s.err.Error(), "no such file or directory") || strings.Contains(s.err.Error(), "cannot find the file"))
 }
 
 // Why says why the stream ended too early: because the worker exited, or because the connection broke.

@@ -37,8 +37,11 @@ type Config struct {
 	Version string
 	// Pods on each node.
 	Pods int
-	// Accelerate, Service and Native say whether some variant has accelerators, or one of those paths.
-	Accelerate, Service, Native bool
+	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.
+	Accelerate, Pod, Service, Native bool
+	// LinuxClient and LinuxServer say what needs Linux on the nodes of clients and of servers, such as
+	// "http of workload page", and Windows what needs Windows on both; "" if nothing does.
+	LinuxClient, LinuxServer, Windows string
 	// Note prints a line for the user.
 	Note func(string)
 }
@@ -52,8 +55,9 @@ type Pods struct {
 	// traffic and control are the pods whose workers act in each place, by its name. host are the pods
 	// of native traffic, by the name of the place that they stand in for.
 	traffic, control, host map[string]*corev1.Pod
-	// systems are the operating systems of the nodes.
+	// systems are the operating systems of the nodes, by name; windows are those that run Windows.
 	systems map[string]string
+	windows map[string]bool
 
 	stopRenewing context.CancelFunc
 	renewing     sync.WaitGroup
@@ -87,6 +91,10 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 		return nil, err
 	}
 	if err := c.busy(ctx, nodesOf(config.Spec)...); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.windows, err = c.windowsNodes(ctx, nodesOf(config.Spec), config); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods are not running after %s", upTime))
@@ -156,7 +164,7 @@ func (p *Pods) up(ctx context.Context) error {
 	nodes := nodesOf(p.spec)
 	for i, node := range nodes {
 		role := roleOf(nodes, i)
-		if p.nodePods() {
+		if p.nodePods() && !p.windows[node] {
 			pod := p.nodePod(p.name(role, "node"), node)
 			p.control[node] = pod
 			control = append(control, pod)
@@ -164,6 +172,11 @@ func (p *Pods) up(ctx context.Context) error {
 		for j := range p.config.Pods {
 			place := placeOf(nodes, i, j)
 			name := p.name(role, j)
+			if p.windows[node] {
+				p.host[place] = p.windowsPod(name, node)
+				traffic = append(traffic, p.host[place])
+				continue
+			}
 			p.traffic[place] = p.serverPod(name, node, p.config.Service && turn(nodes, i, j)%2 == 1)
 			traffic = append(traffic, p.traffic[place])
 			if p.config.Native {
@@ -402,6 +415,9 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 				Name: placeOf(nodes, i, j), Kind: target.Pod, Node: node, Unprivileged: true,
 			}
 			pod := p.traffic[place.Name]
+			if p.windows[node] {
+				pod = p.host[place.Name]
+			}
 			place.IPv4, place.IPv6 = addresses(pod)
 			if s, ok := services[pod.Name]; ok {
 				place.Service.IPv4, place.Service.IPv6 = ips(s.Spec.ClusterIPs)
@@ -429,12 +445,13 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 		k -= len(nodes) // its number among the pods
 		before := turn(nodes, k/p.config.Pods, k%p.config.Pods) - 1
 		client := placeOf(nodes, before%len(nodes), before/len(nodes))
-		argv := []string{program, "worker", "--reach", netip.AddrPortFrom(server.Service.IPv4, probePort).String()}
-		if !server.Service.IPv4.IsValid() {
-			argv[3] = netip.AddrPortFrom(server.Service.IPv6, probePort).String()
+		address := server.Service.IPv4
+		if !address.IsValid() {
+			address = server.Service.IPv6
 		}
+		probe := netip.AddrPortFrom(address, probePort).String()
 		wg.Go(func() {
-			s := p.exec(p.traffic[client], argv)
+			s := p.exec(p.traffic[client], "worker", "--reach", probe)
 			defer s.Close()
 			select {
 			case <-s.done:
@@ -443,7 +460,7 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 			if err := s.ended(); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, argv[3], err))
+				errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
 			}
 		})
 	}

@@ -62,6 +62,8 @@ func labelled(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels[key] = value }
 }
 
+func windows(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = "windows" }
+
 // Clients and servers are on nodes in turn, chosen by the labels of each side.
 func TestChooseAll(t *testing.T) {
 	zoned := func(name, zone string, change ...func(*corev1.Node)) corev1.Node {
@@ -128,7 +130,10 @@ func TestChoose(t *testing.T) {
 		{"taint", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{}, "node b has the taint gpu=yes:NoSchedule: remove it with kubectl taint nodes b gpu:NoSchedule-"},
 		{"taint that evicts", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoExecute))}, v1alpha1.Kubernetes{}, "gpu=yes:NoExecute"},
 		{"cordoned", []corev1.Node{node("a"), node("b", cordoned)}, v1alpha1.Kubernetes{}, "kubectl uncordon b"},
-		{"windows", []corev1.Node{node("a"), node("b", labelled(corev1.LabelOSStable, "windows"))}, v1alpha1.Kubernetes{}, "node b runs windows"},
+		{"windows", []corev1.Node{node("a"), node("b", windows)}, v1alpha1.Kubernetes{}, "node b runs windows"},
+		{"windows by label", []corev1.Node{node("a"), node("b", windows), node("c", windows)}, v1alpha1.Kubernetes{NodeSelector: map[string]string{corev1.LabelOSStable: "windows"}}, "b c"},
+		{"windows by name", []corev1.Node{node("a"), node("b", windows)}, v1alpha1.Kubernetes{ServerNode: "b"}, "a b"},
+		{"another system by name", []corev1.Node{node("a"), node("b", labelled(corev1.LabelOSStable, "plan9"))}, v1alpha1.Kubernetes{ServerNode: "b"}, "node b runs plan9"},
 		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, v1alpha1.Kubernetes{NodeSelector: pool}, "node b lacks the labels pool=net of the selector"},
 		{"named, not there", []corev1.Node{node("a"), node("b")}, v1alpha1.Kubernetes{ClientNode: "x"}, "node x does not exist; the nodes are a, b"},
 		{"named, not ready", []corev1.Node{node("a", down), node("b")}, v1alpha1.Kubernetes{ClientNode: "a"}, "node a is not ready (the runtime is down): see kubectl describe node a, or name another with --client-node"},
@@ -200,7 +205,7 @@ func TestManifests(t *testing.T) {
 		r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
 		r.lease("host, process 1", []string{"a", "b"}, 60, now),
 		r.trafficPod("client-0-test", "a"), r.serverPod("server-0-test", "b", true), r.service("server-0-test"),
-		r.hostPod("client-0-host-test", "a"), r.nodePod("client-node-test", "a"),
+		r.hostPod("client-0-host-test", "a"), r.windowsPod("client-0-test", "c"), r.nodePod("client-node-test", "a"),
 	} {
 		text, err := yaml.Marshal(o)
 		if err != nil {
@@ -386,6 +391,96 @@ func TestUp(t *testing.T) {
 	}
 	if all := left(t, api); all != nil {
 		t.Errorf("left: %v", all)
+	}
+}
+
+// TestUpOnManyNodes checks that a run on more than two nodes removes its pods.
+func TestUpOnManyNodes(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	for _, name := range []string{"c", "d"} {
+		n := node(name)
+		if err := api.Tracker().Add(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Spec, c.Native = v1alpha1.Kubernetes{NodeNames: []string{"a", "b", "c", "d"}}, true }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if all := left(t, api); all != nil {
+		t.Errorf("left: %v", all)
+	}
+}
+
+// TestUpOnWindows checks that nodes which run Windows get host processes for traffic and no privileged pods, and that
+// what needs Linux is refused before anything is made.
+func TestUpOnWindows(t *testing.T) {
+	windowsCluster := func() (*fake.Clientset, *Cluster) {
+		api, c := fakeCluster(t, nil)
+		b := node("b", windows)
+		if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &b, ""); err != nil {
+			t.Fatal(err)
+		}
+		return api, c
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		want   string
+	}{
+		{"accelerators", func(c *Config) { c.Accelerate = true }, "node b runs Windows, and accelerators need Linux: leave them out, or choose Linux nodes"},
+		{"pods", func(c *Config) { c.Pod = true }, "give every variant the path native"},
+		{"services", func(c *Config) { c.Service = true }, "give every variant the path native"},
+		{"unprivileged", func(c *Config) { c.Spec.Unprivileged = true }, "leave out unprivileged"},
+		{"server", func(c *Config) { c.LinuxServer = "http of workload page" }, "http of workload page needs Linux"},
+		{"client", func(c *Config) { c.LinuxClient = "iperf3 of workload stream" }, ""}, // node a runs Linux
+		{"Windows", func(c *Config) { c.Windows = "latte of workload rtt" }, "node a does not run Windows, and latte of workload rtt needs it"},
+		{"client in a mesh", func(c *Config) { c.LinuxClient, c.Mesh = "iperf3 of workload stream", true }, "iperf3 of workload stream needs Linux"},
+	} {
+		api, c := windowsCluster()
+		p, err := c.Up(t.Context(), config(func(c *Config) { c.Native = true; tt.change(c) }))
+		if err == nil {
+			err = p.Close(t.Context())
+		}
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+		if all := left(t, api); all != nil {
+			t.Errorf("%s: left %v", tt.name, all)
+		}
+	}
+
+	_, c := windowsCluster()
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Native = true }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var got []string
+	for _, pod := range []*corev1.Pod{p.traffic["a/client-0"], p.host["a/client-0"], p.control["a"], p.traffic["b/server-0"], p.host["b/server-0"], p.control["b"]} {
+		if pod == nil {
+			got = append(got, "none")
+			continue
+		}
+		got = append(got, pod.Spec.Containers[0].Command[0])
+	}
+	if diff := cmp.Diff([]string{program, program, program, "none", windowsProgram, "none"}, got); diff != "" {
+		t.Errorf("programs of the pods (-want +got):\n%s", diff)
+	}
+	for _, place := range p.Places() {
+		if place.Node == "b" && !place.Unprivileged {
+			t.Errorf("%s has a pod that samples", place.Name)
+		}
+	}
+	if place := p.Places()[4]; place.Name != "b/server-0" || place.IPv4.String() != "198.51.100.7" {
+		t.Errorf("place %+v", place)
 	}
 }
 

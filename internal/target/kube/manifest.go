@@ -30,8 +30,8 @@ const (
 	selector = labelName + "=" + appName + "," + labelComponent + "=" + runComponent
 )
 
-// The program, in every image.
-const program = "/slipstream"
+// The program, in every image: on a Windows node, containerd mounts a container's files at C:\hpc.
+const program, windowsProgram = "/slipstream", `C:\hpc\slipstream.exe`
 
 // Ports of a server pod behind a service: that of the workload, and one that answers as soon as the
 // service works.
@@ -129,6 +129,12 @@ func (r *run) trafficPod(name, node string) *corev1.Pod {
 		AllowPrivilegeEscalation: new(bool), ReadOnlyRootFilesystem: new(true),
 		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
+	c.Resources = r.resources()
+	return p
+}
+
+// resources are those of every pod for traffic.
+func (r *run) resources() (all corev1.ResourceRequirements) {
 	amounts := corev1.ResourceList{}
 	if cpu := r.spec.Resources.CPU; cpu != "" {
 		amounts[corev1.ResourceCPU] = resource.MustParse(cpu) // api/v1alpha1 has checked it
@@ -137,9 +143,9 @@ func (r *run) trafficPod(name, node string) *corev1.Pod {
 		amounts[corev1.ResourceMemory] = resource.MustParse(memory)
 	}
 	if len(amounts) > 0 {
-		c.Resources = corev1.ResourceRequirements{Requests: amounts, Limits: amounts}
+		all.Requests, all.Limits = amounts, amounts
 	}
-	return p
+	return all
 }
 
 // serverPod is a traffic pod that can be reached through a service.
@@ -158,6 +164,21 @@ func (r *run) hostPod(name, node string) *corev1.Pod {
 	p := r.trafficPod(name, node)
 	p.Namespace = r.nodes
 	p.Spec.HostNetwork = true
+	return p
+}
+
+// windowsPod is a hostPod on a Windows node: a host-process container, the only kind there that shares the
+// node's network. It needs no base image of the node's version of Windows.
+func (r *run) windowsPod(name, node string) *corev1.Pod {
+	p := r.pod(r.nodes, name, node)
+	p.Spec.OS = &corev1.PodOS{Name: corev1.Windows}
+	p.Spec.HostNetwork = true
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{
+		HostProcess: new(true), RunAsUserName: new(`NT AUTHORITY\LocalService`), // the least of the accounts that need no password
+	}}
+	c := &p.Spec.Containers[0]
+	c.Command = []string{windowsProgram}
+	c.Resources = r.resources()
 	return p
 }
 

@@ -50,7 +50,7 @@ func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]strin
 	}
 	var clients, servers, others []string
 	for _, n := range nodes {
-		why := unfit(n, spec.NodeSelector)
+		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector, spec.ClientSelector, spec.ServerSelector))
 		client, server := selected(n, spec.ClientSelector), selected(n, spec.ServerSelector)
 		switch {
 		case why != "":
@@ -142,7 +142,7 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 		if i < 0 {
 			return "", "", fmt.Errorf("node %s does not exist; the nodes are %s", named.name, names(nodes))
 		}
-		if why := unfit(nodes[i], nil); why != "" {
+		if why := unfit(nodes[i], nil, true); why != "" {
 			return "", "", fmt.Errorf("node %s %s, or name another with %s", named.name, why, named.flag)
 		}
 	}
@@ -152,7 +152,7 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 		if n.Name == spec.ClientNode || n.Name == spec.ServerNode {
 			continue
 		}
-		why := unfit(n, spec.NodeSelector)
+		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector))
 		switch {
 		case why != "":
 			others = append(others, fmt.Sprintf("node %s %s", n.Name, why))
@@ -184,9 +184,55 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 	return "", "", errors.New(text)
 }
 
+// runsWindows reports whether a node runs Windows, as its kubelet says in a label.
+func runsWindows(n corev1.Node) bool { return n.Labels[corev1.LabelOSStable] == string(corev1.Windows) }
+
+// windowsNodes returns which of some nodes run Windows, and fails if a run needs Linux on one of them. Clients and
+// servers are on the nodes in turn.
+func (c *Cluster) windowsNodes(ctx context.Context, nodes []string, config Config) (map[string]bool, error) {
+	windows := make(map[string]bool)
+	for i, name := range nodes {
+		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("get node %s: %w", name, explain(err))
+		}
+		if !runsWindows(*node) {
+			if config.Windows != "" {
+				return nil, fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
+			}
+			continue
+		}
+		windows[name] = true
+		client, server := i%2 == 0 || config.Mesh, i%2 == 1 || config.Mesh
+		why := ""
+		switch {
+		case config.Accelerate:
+			why = "accelerators need Linux: leave them out"
+		case config.Pod || config.Service:
+			why = "its pods for traffic are host processes, which have the node's own network: give every variant the path native"
+		case config.Spec.Unprivileged:
+			why = "its pods for traffic are host processes, which are privileged: leave out unprivileged"
+		case client && config.LinuxClient != "":
+			why = config.LinuxClient + " needs Linux: leave that out"
+		case server && config.LinuxServer != "":
+			why = config.LinuxServer + " needs Linux: leave that out"
+		}
+		if why != "" {
+			return nil, fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
+		}
+	}
+	return windows, nil
+}
+
+// wantsWindows reports whether labels that nodes must have are those of Windows nodes. Otherwise a run chooses none:
+// they have one path only.
+func wantsWindows(selectors ...map[string]string) bool {
+	return slices.ContainsFunc(selectors, func(s map[string]string) bool { return s[corev1.LabelOSStable] == string(corev1.Windows) })
+}
+
 // unfit says why a node accepts no pods and what to do about it; "" if it does.
-func unfit(n corev1.Node, selector map[string]string) string {
-	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != "linux" {
+func unfit(n corev1.Node, selector map[string]string, windows bool) string {
+	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != string(corev1.Linux) && !(windows && runsWindows(n)) {
 		return fmt.Sprintf("runs %s: name a Linux node", os)
 	}
 	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {

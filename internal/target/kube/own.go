@@ -51,7 +51,7 @@ func foreignNamespace(n *corev1.Namespace) string {
 }
 
 // podName matches the name of a run's pod up to the name of the run (see Pods.up).
-var podName = regexp.MustCompile(`^(client|server)-(node|[0-9]+|[0-9]+-host)-$`)
+var podName = regexp.MustCompile(`^(client|server|n[0-9]+)-(node|[0-9]+|[0-9]+-host)-$`)
 
 func foreignPod(p *corev1.Pod) string {
 	if why := foreign(p.ObjectMeta); why != "" {
@@ -62,7 +62,7 @@ func foreignPod(p *corev1.Pod) string {
 		return "its name is not one that a run gives"
 	}
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
-		return c.Name == container && slices.Equal(c.Command, []string{program}) && len(c.Args) > 1 && c.Args[0] == "worker"
+		return c.Name == container && len(c.Command) == 1 && (c.Command[0] == program || c.Command[0] == windowsProgram) && len(c.Args) > 1 && c.Args[0] == "worker"
 	}) {
 		return "it does not run a worker"
 	}

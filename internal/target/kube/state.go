@@ -37,7 +37,7 @@ func stateOf(p *corev1.Pod) podState {
 	for _, c := range p.Status.ContainerStatuses {
 		switch {
 		case c.State.Waiting != nil:
-			return waitingState(c)
+			return waitingState(c, p.Spec.Containers[0].Command[0])
 		case c.State.Terminated != nil:
 			return podState{"ended: " + ending(c.State.Terminated), true}
 		case c.State.Running != nil && len(p.Status.PodIPs) > 0:
@@ -47,7 +47,7 @@ func stateOf(p *corev1.Pod) podState {
 	return podState{"has not started yet", false}
 }
 
-func waitingState(c corev1.ContainerStatus) podState {
+func waitingState(c corev1.ContainerStatus, program string) podState {
 	w := c.State.Waiting
 	why := join(w.Reason, w.Message)
 	switch w.Reason {

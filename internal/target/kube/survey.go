@@ -65,6 +65,9 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	if err := c.busy(ctx, nodes...); err != nil {
 		s.Missing = append(s.Missing, err.Error())
 	}
+	if _, err := c.windowsNodes(ctx, nodes, config); err != nil {
+		s.Missing = append(s.Missing, err.Error())
+	}
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	s.Image = image
 	for _, name := range nodes {
