@@ -414,6 +414,12 @@ func TestWorkerKilled(t *testing.T) {
 	unchanged(t, c, before)
 }
 
+// windowsNode is a node of this name that runs Windows.
+const windowsNode = `apiVersion: v1
+kind: Node
+metadata: {name: %s, labels: {kubernetes.io/os: windows}}
+`
+
 // TestCannotRun are reasons not to begin: each is said, and nothing is left.
 func TestCannotRun(t *testing.T) {
 	c := shared(t)
@@ -484,6 +490,17 @@ func TestCannotRun(t *testing.T) {
 	})
 	t.Run("too large", func(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"cannot be scheduled", "Insufficient cpu"}, plain, "--set", "spec.target.kubernetes.resources={cpu: 500}")
+	})
+	t.Run("Windows", func(t *testing.T) {
+		// Nodes without a kubelet. They have no CPU, so that the scheduler leaves the pods that the API server accepts.
+		for _, name := range []string{"win0", "win1"} {
+			kubectl(t, c, strings.NewReader(fmt.Sprintf(windowsNode, name)), "create", "-f", "-")
+			t.Cleanup(func() { after(t, c, "delete", "node", name) })
+			kubectl(t, c, nil, "patch", "node", name, "--subresource=status", "--patch", `{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`)
+		}
+		windows := []string{plain, "--selector", "kubernetes.io/os=windows", "--set", "spec.target.kubernetes.resources={cpu: 100m}"}
+		fails(t, c.Kubeconfig(), time.Minute, []string{"node win0 runs Windows, and its pods for traffic are host processes", "give every variant the path native"}, windows...)
+		fails(t, c.Kubeconfig(), time.Minute, []string{"client-0-", "on node win0 cannot be scheduled", "Insufficient cpu"}, append(windows, "--set", "spec.path={native: {}}")...)
 	})
 	t.Run("image that cannot be pulled", func(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"has no image: registry.invalid/slipstream:none cannot be pulled", "--image"}, plain, "--image", "registry.invalid/slipstream:none")
