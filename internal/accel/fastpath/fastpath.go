@@ -433,9 +433,9 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
-		err = f.findLiberal()
-	}
-	if err == nil {
+		if err := f.findLiberal(); err != nil {
+			f.log.Warn("find connections of a killed agent", "error", err)
+		}
 		err = f.renewLease()
 	}
 	if err != nil {

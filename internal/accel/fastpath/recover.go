@@ -4,6 +4,7 @@ package fastpath
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -139,34 +140,35 @@ func (f *Fastpath) findLiberal() error {
 // recoverLiberal sends keepalives to the pods of connections that are being recovered, and makes conntrack
 // check the windows of those whose pods have answered.
 func (f *Fastpath) recoverLiberal() error {
+	var errs []error
 	for flow, r := range f.recovering {
 		// There may be thousands, and the lease must not expire meanwhile.
 		if err := f.renewLease(); err != nil {
 			return err
 		}
-		if r.tries++; r.tries > recoverTries {
+		done, err := f.recoverOne(flow, r)
+		if r.tries++; done || r.tries >= recoverTries {
 			delete(f.recovering, flow)
-			continue
-		}
-		answered, known, err := f.programs.Recovered(flow)
-		switch {
-		case err != nil:
-			return err
-		case !known:
-			delete(f.recovering, flow)
-		case !answered:
-			err = f.keepalive(flow, r)
-		default:
-			var forgotten bool
-			if forgotten, err = f.forgetIdle(flow, false); forgotten {
-				delete(f.recovering, flow)
-			}
 		}
 		if err != nil {
-			return err
+			errs = append(errs, fmt.Errorf("%s to %s: %w", flow.Pod, flow.Peer, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// recoverOne does the next step for a connection, and returns whether it was the last.
+func (f *Fastpath) recoverOne(flow datapath.Flow, r *recovery) (done bool, err error) {
+	answered, known, err := f.programs.Recovered(flow)
+	switch {
+	case err != nil:
+		return false, err
+	case !known:
+		return true, nil
+	case !answered:
+		return false, f.keepalive(flow, r)
+	}
+	return f.forgetIdle(flow, false)
 }
 
 // keepalive sends a pod a segment of a connection that its peer did not send, once encap is attached to
