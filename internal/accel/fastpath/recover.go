@@ -140,13 +140,22 @@ func (f *Fastpath) findLiberal() error {
 // recoverLiberal sends keepalives to the pods of connections that are being recovered, and makes conntrack
 // check the windows of those whose pods have answered.
 func (f *Fastpath) recoverLiberal() error {
+	if len(f.recovering) == 0 {
+		return nil
+	}
+	// One socket for all: to close one takes milliseconds, as the kernel waits for its readers (packet_release).
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(socket)
 	var errs []error
 	for flow, r := range f.recovering {
 		// There may be thousands, and the lease must not expire meanwhile.
 		if err := f.renewLease(); err != nil {
 			return err
 		}
-		done, err := f.recoverOne(flow, r)
+		done, err := f.recoverOne(socket, flow, r)
 		if r.tries++; done || r.tries >= recoverTries {
 			delete(f.recovering, flow)
 		}
@@ -157,8 +166,9 @@ func (f *Fastpath) recoverLiberal() error {
 	return errors.Join(errs...)
 }
 
-// recoverOne does the next step for a connection, and returns whether it was the last.
-func (f *Fastpath) recoverOne(flow datapath.Flow, r *recovery) (done bool, err error) {
+// recoverOne does the next step for a connection, and returns whether it was the last. Keepalives go through an
+// AF_PACKET socket.
+func (f *Fastpath) recoverOne(socket int, flow datapath.Flow, r *recovery) (done bool, err error) {
 	answered, known, err := f.programs.Recovered(flow)
 	switch {
 	case err != nil:
@@ -166,7 +176,7 @@ func (f *Fastpath) recoverOne(flow datapath.Flow, r *recovery) (done bool, err e
 	case !known:
 		return true, nil
 	case !answered:
-		return false, f.keepalive(flow, r)
+		return false, f.keepalive(socket, flow, r)
 	}
 	return f.forgetIdle(flow, false)
 }
@@ -174,20 +184,15 @@ func (f *Fastpath) recoverOne(flow datapath.Flow, r *recovery) (done bool, err e
 // keepalive sends a pod a segment of a connection that its peer did not send, once encap is attached to
 // the pod's link. The segment is outside the window, unless the random number hits it; then TCP takes it for an
 // old acknowledgement.
-func (f *Fastpath) keepalive(flow datapath.Flow, r *recovery) error {
+func (f *Fastpath) keepalive(socket int, flow datapath.Flow, r *recovery) error {
 	f.mu.Lock()
 	attached := f.attached[attachment{r.link, "encap"}] != nil
 	f.mu.Unlock()
 	if !attached {
 		return nil
 	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("socket", err)
-	}
-	defer unix.Close(fd)
 	s := segment{flow.Peer, flow.Pod, rand.Uint32(), rand.Uint32(), ackFlag, 0xffff, nil}
-	err = unix.Sendto(fd, slices.Concat(r.ethernet, s.bytes()), 0, &unix.SockaddrLinklayer{Ifindex: r.link})
+	err := unix.Sendto(socket, slices.Concat(r.ethernet, s.bytes()), 0, &unix.SockaddrLinklayer{Ifindex: r.link})
 	return os.NewSyscallError("sendto", err)
 }
 

@@ -245,65 +245,84 @@ func TestConntrackZoneAdded(t *testing.T) {
 	}
 }
 
-// fillConntrack fills conntrack of node0 with entries. Conntrack evicts them for new ones unless
-// they are assured.
-func (w *world) fillConntrack(assured bool) {
+// Conntrack's status bits IPS_SEEN_REPLY, IPS_ASSURED and IPS_CONFIRMED (nf_conntrack_common.h).
+const statusReplied, statusAssured, statusConfirmed = 1 << 1, 1 << 2, 1 << 3
+
+// addEntries adds conntrack entries to node0, between one address and many others, until enough tells that
+// there are enough. It asks after every 256.
+func (w *world) addEntries(protocol byte, address netip.Addr, status uint32, enough func(n int) (bool, error), more ...*nl.RtAttr) {
 	w.Helper()
-	status := uint32(1<<1 | 1<<3) // IPS_SEEN_REPLY, IPS_CONFIRMED, IPS_ASSURED: nf_conntrack_common.h
-	if assured {
-		status |= 1 << 2
-	}
-	// One request, which is repeated with other sources: the original source, in both tuples.
-	source, other := []byte{203, 0, 113, 77}, []byte{198, 51, 100, 1}
+	// One request, which is repeated with other addresses in place of other.
+	own, other := address.AsSlice(), []byte{203, 0, 113, 77}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE) // IPCTNL_MSG_CT_NEW
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	for kind, addresses := range map[int][2][]byte{nl.CTA_TUPLE_ORIG: {source, other}, nl.CTA_TUPLE_REPLY: {other, source}} {
+	for kind, addresses := range map[int][2][]byte{nl.CTA_TUPLE_ORIG: {own, other}, nl.CTA_TUPLE_REPLY: {other, own}} {
 		tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
 		ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
 		ip.AddRtAttr(nl.CTA_IP_V4_SRC, addresses[0])
 		ip.AddRtAttr(nl.CTA_IP_V4_DST, addresses[1])
 		proto := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
-		proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+		proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{protocol})
 		proto.AddRtAttr(nl.CTA_PROTO_SRC_PORT, []byte{0, 9})
 		proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, []byte{0, 9})
 		r.AddData(tuple)
 	}
 	r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status)))
 	r.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 600)))
+	for _, a := range more {
+		r.AddData(a)
+	}
 	one := r.Serialize()
 	w.in("n0", func() error {
-		read := func(key string) (n int, err error) {
-			b, err := os.ReadFile("/proc/sys/net/netfilter/" + key)
-			if err == nil {
-				_, err = fmt.Sscan(string(b), &n)
-			}
-			return n, err
-		}
-		limit, err := read("nf_conntrack_max")
-		if err != nil {
-			return err
-		}
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		for n := 0; n < 2*limit; {
+		for n := 0; ; {
+			if done, err := enough(n); done || err != nil {
+				return err
+			}
 			var batch []byte
 			for range 256 {
 				n++
 				address := binary.BigEndian.AppendUint32(nil, 0x64400000+uint32(n)) // of 100.64.0.0/10
-				batch = append(batch, bytes.ReplaceAll(one, source, address)...)
+				batch = append(batch, bytes.ReplaceAll(one, other, address)...)
 			}
 			if err := unix.Sendto(fd, batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 				return err
 			}
-			if is, err := read("nf_conntrack_count"); err != nil || is >= limit {
-				return err
-			}
 		}
-		is, _ := read("nf_conntrack_count")
-		return fmt.Errorf("conntrack does not fill up: %d of %d", is, limit)
+	})
+}
+
+// conntrackNumber reads a number of conntrack in the calling thread's network namespace.
+func conntrackNumber(key string) (n int, err error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + key)
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &n)
+	}
+	return n, err
+}
+
+// fillConntrack fills conntrack of node0 with entries. Conntrack evicts them for new ones unless
+// they are assured.
+func (w *world) fillConntrack(assured bool) {
+	w.Helper()
+	status := uint32(statusReplied | statusConfirmed)
+	if assured {
+		status |= statusAssured
+	}
+	w.addEntries(unix.IPPROTO_UDP, netip.MustParseAddr("198.51.100.1"), status, func(n int) (bool, error) {
+		limit, err := conntrackNumber("max")
+		if err != nil {
+			return false, err
+		}
+		is, err := conntrackNumber("count")
+		if err == nil && is < limit && n >= 2*limit {
+			err = fmt.Errorf("conntrack does not fill up: %d of %d", is, limit)
+		}
+		return is >= limit, err
 	})
 }
 
@@ -335,4 +354,34 @@ func TestFullConntrackTable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left
+// accelerates connections meanwhile, and forgets those that the pod does not have.
+func TestManyConnectionsRecovered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e := w.connect().back()
+	w.trip(e, 10) // so that the node knows the pod's MAC address
+	const entries, scaled = 8192, 0x01
+	info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
+	tcp := info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil)
+	tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{stateEstablished})
+	for _, way := range []int{nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY} {
+		tcp.AddRtAttr(way, []byte{flagLiberal | scaled, flagLiberal | scaled})
+	}
+	w.addEntries(unix.IPPROTO_TCP, w.pod(0, 0), statusReplied|statusAssured|statusConfirmed, func(n int) (bool, error) { return n >= entries, nil }, info)
+	w.start()
+	if known, _, err := w.paths[0].Connections(); err != nil || known < entries {
+		t.Fatalf("%d connections are known, want %d: %v", known, entries, err)
+	}
+	w.accelerate(e)
+	w.eventually("the pod's answers end the others", func() { w.trip(e, 100) }, func() bool {
+		known, _, err := w.paths[0].Connections()
+		return err == nil && known < 10
+	})
+	if c := w.counts(0); c["lease-expired"] > 0 {
+		t.Errorf("the lease expired for %d packets", c["lease-expired"])
+	}
+	w.accelerate(e)
 }
