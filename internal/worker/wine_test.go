@@ -147,6 +147,7 @@ func TestWindows(t *testing.T) {
 	if err := endsSoon(t, ended); err != nil {
 		t.Errorf("the worker ended with %v", err)
 	}
+	t.Run("hold", func(t *testing.T) { testWindowsHold(t, wine, program) })
 	t.Run("claim", func(t *testing.T) { testWindowsClaim(t, wine, program) })
 }
 
@@ -187,6 +188,29 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 		if m := e.Machine; m == nil || m.Busy < 0.0279 || m.Busy > 0.0281 || m.Interrupts != 3.86 || m.Switches != 2.29 || m.CPUs == 0 {
 			t.Errorf("%d: machine %+v", i, m)
 		}
+	}
+}
+
+// testWindowsHold checks that the program which keeps a container running does not end by itself, while workers
+// come and go beside it. A container has no standard input.
+func testWindowsHold(t *testing.T, wine *testenv.Wine, program string) {
+	hold := wine.Command(program, "worker", "--hold")
+	if err := hold.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- hold.Wait() }()
+	beside, left := connectWine(t, wine, program, "worker")
+	if err := beside.Close(); err != nil {
+		t.Error(err)
+	}
+	<-left
+	select {
+	case err := <-ended:
+		t.Errorf("ended by itself: %v", err)
+	default:
+		_ = hold.Process.Kill()
+		<-ended
 	}
 }
 
