@@ -205,14 +205,18 @@ func testWindowsHold(t *testing.T, wine *testenv.Wine, program string) {
 		if err := beside.Close(); err != nil {
 			t.Error(err)
 		}
-		<-left
+		if err := <-left; err != nil {
+			t.Error(err)
+		}
 	}
 	select {
 	case err := <-ended:
 		t.Errorf("ended by itself: %v", err)
 	default:
 		_ = hold.Process.Kill()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("ended by itself")
+		}
 	}
 }
 
