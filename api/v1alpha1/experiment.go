@@ -43,8 +43,8 @@ type Spec struct {
 	// Pairs are the numbers of client-server pairs to measure with; a workload may have its own. With a
 	// mesh there are none.
 	Pairs []int `json:"pairs,omitempty"`
-	// Mesh has every node measured against every other one, in both directions, in place of pairs. It
-	// goes by rounds, each of which is a trial: no node is in two pairs of a round.
+	// Mesh measures every node against every other one, in both directions, in place of pairs. It runs in
+	// rounds, each of which is a trial: no node is in two pairs of a round.
 	Mesh *Mesh `json:"mesh,omitempty"`
 	// Runs is the number of blocks; each runs every variant once. auto adds
 	// blocks until the 95 % interval of every ratio is at most ± width wide, up to max
@@ -69,7 +69,7 @@ type Spec struct {
 
 // Mesh is every node against every other one.
 type Mesh struct {
-	// Margin is how much worse than the others a node or link must be to be named: 0.1 is 10 %.
+	// Margin is how much worse than the others a node or link must be for the report to name it: 0.1 is 10 %.
 	Margin float64 `json:"margin,omitempty"`
 }
 
@@ -217,8 +217,8 @@ const (
 
 // NIC is the profile of a lab node's network interface.
 type NIC struct {
-	// Offload says how large packets cross the wire: full, whole, as with TSO, GRO and tunnel
-	// offload of a good NIC; none, segmented.
+	// Offload says how large packets cross the wire. With full they cross it whole, as with TSO, GRO and
+	// tunnel offload of a good NIC; with none they are segmented before it.
 	Offload string `json:"offload,omitempty"`
 	// MTU of the NIC.
 	MTU int `json:"mtu,omitempty" unit:"bytes"`
@@ -355,7 +355,7 @@ const (
 type Policies struct {
 	// Count of the policies.
 	Count int `json:"count"`
-	// Mode is what has the rules. The path ebpf, whose packets bypass netfilter, needs ebpf.
+	// Mode is what enforces the policies. The path ebpf, whose packets bypass netfilter, needs ebpf.
 	Mode string `json:"mode"`
 }
 

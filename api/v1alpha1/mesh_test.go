@@ -25,13 +25,13 @@ func TestMesh(t *testing.T) {
 		t.Errorf("%d rounds of %v pairs, margin %g, pairs %v", e.Rounds(), pairs, e.Spec.Mesh.Margin, e.Spec.Pairs)
 	}
 	for set, want := range map[string]string{
-		"spec.pairs=[1]":                                        "spec.pairs: must not stand beside spec.mesh",
-		"spec.workloads[0].pairs=[1]":                           "spec.workloads[0].pairs: must not stand beside spec.mesh",
+		"spec.pairs=[1]":                                        "spec.pairs: cannot be combined with spec.mesh",
+		"spec.workloads[0].pairs=[1]":                           "spec.workloads[0].pairs: cannot be combined with spec.mesh",
 		"spec.mesh.margin=0.5":                                  "spec.mesh.margin: must be above 0 and below 0.5",
 		"spec.path={bridge: {}}":                                "variant pods has the path bridge",
 		"spec.path={service: {mode: ebpf}}":                     "variant pods has the path service",
-		"spec.series=[{name: s, axis: pairs, of: [pods]}]":      "spec.series: must not stand beside spec.mesh",
-		"spec.variants=[{name: pods, hosts: {client: {a: b}}}]": "spec.variants[0].hosts: must not stand beside spec.mesh",
+		"spec.series=[{name: s, axis: pairs, of: [pods]}]":      "spec.series: cannot be combined with spec.mesh",
+		"spec.variants=[{name: pods, hosts: {client: {a: b}}}]": "spec.variants[0].hosts: cannot be combined with spec.mesh",
 	} {
 		if _, err := Parse("mesh.yaml", []byte(meshFile), []string{set}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", set, err, want)
@@ -47,10 +47,10 @@ func TestMesh(t *testing.T) {
 func TestKubernetesNodes(t *testing.T) {
 	for set, want := range map[string]string{
 		"spec.target={kubernetes: {nodes: 1}}":                                "spec.target.kubernetes.nodes: must be at least 2",
-		"spec.target={kubernetes: {nodes: 4, clientNode: a}}":                 "spec.target.kubernetes.nodes: must be 2 beside clientNode",
+		"spec.target={kubernetes: {nodes: 4, clientNode: a}}":                 "spec.target.kubernetes.nodes: must be 2 with clientNode",
 		"spec.target={kubernetes: {nodeNames: [a]}}":                          "spec.target.kubernetes.nodeNames: must be 2 to 128 nodes, are 1",
 		"spec.target={kubernetes: {nodeNames: [a, a]}}":                       "spec.target.kubernetes.nodeNames[1]: must be unique",
-		"spec.target={kubernetes: {nodeNames: [a, b], serverNode: b}}":        "spec.target.kubernetes.nodeNames: must not stand beside clientNode",
+		"spec.target={kubernetes: {nodeNames: [a, b], serverNode: b}}":        "spec.target.kubernetes.nodeNames: cannot be combined with clientNode",
 		"spec.target={kubernetes: {nodeNames: [a, b], nodes: 3}}":             "spec.target.kubernetes.nodes: must be 2, as many as nodeNames",
 		"spec.target={kubernetes: {clientSelector: {zone: \"not a label\"}}}": "spec.target.kubernetes.clientSelector.zone: must be the value of a label",
 		"spec.target={kubernetes: {nodeNames: [a, b, c, d, e], nodes: 5}}":    "",

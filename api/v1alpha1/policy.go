@@ -184,7 +184,7 @@ const (
 	ReasonComplete = "Complete"
 )
 
-// AccelerationPolicyStatus is the state of a policy as far as it takes no count of nodes. The
+// AccelerationPolicyStatus is the state of a policy, without any count of nodes. The
 // NodeAccelerations have the state on each node.
 //
 // +kubebuilder:object:generate=true

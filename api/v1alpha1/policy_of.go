@@ -20,15 +20,15 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 	base, err := e.VariantOf(e.BaselineOf(*v))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%s is a baseline, which the others are compared with: there is nothing to keep", name)
+		return nil, fmt.Errorf("%s is a baseline, which is compared with no other variant: there is nothing to apply", name)
 	case !reflect.DeepEqual(e.PathOf(*v), e.PathOf(*base)):
-		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy changes no path: there is nothing to keep", name, e.PathOf(*v), base.Name, e.PathOf(*base))
+		return nil, fmt.Errorf("%s has another path (%s) than %s (%s), and a policy cannot change the path", name, e.PathOf(*v), base.Name, e.PathOf(*base))
 	case len(v.Accelerate) == 0:
-		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to keep", name)
+		return nil, fmt.Errorf("%s has no accelerators (accelerate: …): there is nothing to apply", name)
 	case v.On != "":
 		return nil, fmt.Errorf("%s accelerates the %s's side only (on: %s), and a policy would accelerate clients and servers alike, which was not measured: measure it without on", name, v.On, v.On)
 	case !e.MeasuredAlike(*v, *base) || !reflect.DeepEqual(v.Switch, base.Switch):
-		return nil, fmt.Errorf("%s differs from %s in its NIC, hosts, tools or switch too, so what was measured is not what its accelerators do", name, base.Name)
+		return nil, fmt.Errorf("%s also differs from %s in its NIC, hosts, tools or switch, so the result does not show the effect of its accelerators alone", name, base.Name)
 	}
 	p := &AccelerationPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
@@ -38,7 +38,7 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 		p.Spec.Accelerate = append(p.Spec.Accelerate, PolicyAccelerator{Accelerator: a})
 	}
 	if _, err := p.Complete(); err != nil {
-		return nil, fmt.Errorf("an agent does not take the accelerators of %s: %w", name, err)
+		return nil, fmt.Errorf("an agent rejects the accelerators of %s: %w", name, err)
 	}
 	return p, nil
 }

@@ -88,7 +88,7 @@ func TestPolicyOfWhatIsNone(t *testing.T) {
 	} {
 		was := *full
 		change()
-		if _, err := e.PolicyOf(full.Name); err == nil || !strings.Contains(err.Error(), "in its NIC, hosts, tools or switch too") {
+		if _, err := e.PolicyOf(full.Name); err == nil || !strings.Contains(err.Error(), "in its NIC, hosts, tools or switch") {
 			t.Errorf("with other %s: %v", name, err)
 		}
 		*full = was

@@ -30,10 +30,10 @@ type policyMetadata struct {
 func ParsePolicy(file string, data []byte) (*AccelerationPolicy, error) {
 	p, r := parsePolicy(file, data)
 	if r.has("spec.all") {
-		r.fail("spec.all", "selects nodes, and a file is for the one that has it; leave it out")
+		r.fail("spec.all", "selects nodes, but a policy file applies only to the machine that has it; leave it out")
 	}
 	if r.has("spec.rollout") {
-		r.fail("spec.rollout", "is from node to node, and a file is for the one that has it; leave it out")
+		r.fail("spec.rollout", "is for several nodes, but a policy file applies only to the machine that has it; leave it out")
 	}
 	const noLabels = "selects by labels, which only a cluster has; leave it out"
 	if p.Spec.NodeSelector != nil {

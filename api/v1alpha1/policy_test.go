@@ -63,8 +63,8 @@ func TestParsePolicy(t *testing.T) {
 		"nothing":        {"\n  - rps: {devices: [nic], cpus: \"0-3,8\"}\n  - vf: {}\n  - rfs: {devices: [host-veth, pod]}", " []", "policy.yaml:5:15: spec.accelerate: must have at least one accelerator, is empty"},
 		"node selector":  {"spec:\n", "spec:\n  nodeSelector: {zone: a}\n", "policy.yaml:5:17: spec.nodeSelector: selects by labels, which only a cluster has; leave it out"},
 		"pods":           {"spec:\n", "spec:\n  pods: {matchLabels: {app: web}}\n", "policy.yaml:5:9: spec.pods: selects by labels, which only a cluster has; leave it out"},
-		"all":            {"spec:\n", "spec:\n  all: true\n", "policy.yaml:5:8: spec.all: selects nodes, and a file is for the one that has it; leave it out"},
-		"rollout":        {"spec:\n", "spec:\n  rollout: {stepPercent: 5}\n", "policy.yaml:5:12: spec.rollout: is from node to node, and a file is for the one that has it; leave it out"},
+		"all":            {"spec:\n", "spec:\n  all: true\n", "policy.yaml:5:8: spec.all: selects nodes, but a policy file applies only to the machine that has it; leave it out"},
+		"rollout":        {"spec:\n", "spec:\n  rollout: {stepPercent: 5}\n", "policy.yaml:5:12: spec.rollout: is for several nodes, but a policy file applies only to the machine that has it; leave it out"},
 		"no spec at all": {goodPolicy[strings.Index(goodPolicy, "spec:"):], "", "policy.yaml:1:1: spec.accelerate: is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

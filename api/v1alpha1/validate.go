@@ -509,7 +509,7 @@ func (r *reader) spread(path string, k *Kubernetes) {
 	if at := path + ".nodes"; r.set(at) {
 		r.between(at, k.Nodes, 2, 2*MaxPairs)
 		if named && k.Nodes != 2 {
-			r.fail(at, "must be 2 beside clientNode and serverNode, is %d: name the nodes in nodeNames", k.Nodes)
+			r.fail(at, "must be 2 with clientNode and serverNode, is %d: name the nodes in nodeNames", k.Nodes)
 		}
 	}
 	at := path + ".nodeNames"
@@ -520,7 +520,7 @@ func (r *reader) spread(path string, k *Kubernetes) {
 		r.fail(at, "must be 2 to %d nodes, are %d", 2*MaxPairs, len(k.NodeNames))
 	}
 	if named {
-		r.fail(at, "must not stand beside clientNode and serverNode: they are the first two names")
+		r.fail(at, "cannot be combined with clientNode and serverNode, which are the first two names")
 	}
 	if r.set(path+".nodes") && k.Nodes != len(k.NodeNames) {
 		r.fail(path+".nodes", "must be %d, as many as nodeNames, is %d", len(k.NodeNames), k.Nodes)
@@ -753,7 +753,7 @@ func (r *reader) mesh(path string, e *Experiment) {
 	if r.set(path + ".margin") {
 		r.share(path+".margin", m.Margin)
 	}
-	const instead = "must not stand beside spec.mesh, which has its own pairs: every node with every other one"
+	const instead = "cannot be combined with spec.mesh, whose pairs are every node with every other one"
 	if r.set("spec.pairs") {
 		r.fail("spec.pairs", instead)
 	}
@@ -763,7 +763,7 @@ func (r *reader) mesh(path string, e *Experiment) {
 		}
 	}
 	if r.set("spec.series") {
-		r.fail("spec.series", "must not stand beside spec.mesh, which nothing differs along")
+		r.fail("spec.series", "cannot be combined with spec.mesh, which has no axis")
 	}
 	if e.Spec.Target.Imported != nil {
 		r.fail(path, "is for a run; results of other programs are not imported as a mesh")
@@ -775,7 +775,7 @@ func (r *reader) mesh(path string, e *Experiment) {
 			r.fail(path, "is for paths from node to node; variant %s has the path %s", v.Name, name)
 		}
 		if v.Hosts != nil {
-			r.fail(at+".hosts", "must not stand beside spec.mesh, which has every host")
+			r.fail(at+".hosts", "cannot be combined with spec.mesh, which includes every host")
 		}
 	}
 }

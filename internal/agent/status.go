@@ -203,7 +203,7 @@ func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
 	case o.Reason != "":
 	case !acts && len(p.Accelerate) > 0:
 		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
-		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as it has"
+		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as one appears"
 	case !acts && s.VF != nil && s.VF.Reason == v1alpha1.ReasonNoDevice:
 		o.State, o.Reason, o.Message = v1alpha1.StatePending, v1alpha1.ReasonNoDevice, s.VF.Message
 	default:

@@ -98,7 +98,7 @@ func (v vf) used(name string, is record.VF, use record.VFUse, window time.Durati
 
 func (w vfs) status() *VFStatus {
 	s := &VFStatus{Reason: v1alpha1.ReasonNoDevice, NICs: make(map[string]string)}
-	messages := []string{"no NIC of the node may have a virtual function beside it"}
+	messages := []string{"no NIC of the node can have a virtual function"}
 	for _, name := range slices.Sorted(maps.Keys(w.of)) {
 		v := w.of[name]
 		s.NICs[name] = v.reason

@@ -74,7 +74,7 @@ func TestVFs(t *testing.T) {
 			m.Add(t, "class/net/eth0/statistics/rx_packets", 1000)
 			m.Add(t, "class/net/eth1/statistics/rx_packets", 990)
 		}, v1alpha1.ReasonVFIdle, "eth2 of eth0 is up"}}},
-		{"a VF alone", "mlx5", []look{{still, v1alpha1.ReasonNoDevice, "no NIC of the node may have a virtual function beside it"}}},
+		{"a VF alone", "mlx5", []look{{still, v1alpha1.ReasonNoDevice, "no NIC of the node can have a virtual function"}}},
 		{"no NIC", "software", []look{{still, v1alpha1.ReasonNoDevice, ""}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -251,7 +251,7 @@ func TestAgentWithoutVF(t *testing.T) {
 	if o := a.wantState("vf", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no NIC of the node may have") {
 		t.Errorf("%+v", o)
 	}
-	if o := a.wantState("both", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Message != "1 settings read back; no NIC of the node may have a virtual function beside it" {
+	if o := a.wantState("both", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Message != "1 settings read back; no NIC of the node can have a virtual function" {
 		t.Errorf("%+v", o)
 	}
 	if o := a.wantState("nothing", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no device of the policy's classes") {

@@ -56,7 +56,7 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
-	f.Float64Var(&o.margin, "margin", 0, "call a ratio within this of 1 the same, such as 0.02 (default the second experiment's)")
+	f.Float64Var(&o.margin, "margin", 0, "equivalence margin: with 0.02, ratios from 1/1.02 to 1.02 are the same (default the second experiment's)")
 	return c
 }
 

@@ -25,7 +25,7 @@ import (
 type hostOptions struct{ binaries []string }
 
 func (o *hostOptions) addFlags(f *pflag.FlagSet) {
-	f.StringArrayVar(&o.binaries, "host-binary", nil, "slipstream for Linux or Windows, to copy to hosts of a system or architecture that this program is not for")
+	f.StringArrayVar(&o.binaries, "host-binary", nil, "build of slipstream for Linux or Windows, copied to hosts whose system or architecture differs from this program's")
 }
 
 // parseHosts are the hosts of "a,me@b".

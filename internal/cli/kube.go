@@ -272,7 +272,7 @@ func cleanupCommand(p Process) *cobra.Command {
 	var all, dryRun bool
 	c := &cobra.Command{
 		Use:   "cleanup [RESULT...]",
-		Short: "Clean up after killed runs: in a cluster, or what they have switched",
+		Short: "Clean up after killed runs: in a cluster, or undo their switches",
 		Long: `Remove the namespaces, pods, services and leases of killed runs from a cluster.
 When a pod of a run ends, it restores the settings of its node. cleanup
 skips runs in progress: those that have renewed their lease within the
@@ -325,7 +325,7 @@ the switch.back command of its experiment, and does nothing in a cluster.`,
 			return errors.Join(errs...)
 		},
 	}
-	addAccessFlags(c.Flags(), &access, "remove only what is in this namespace (default: what is in any)")
+	addAccessFlags(c.Flags(), &access, "clean up only this namespace (default: all namespaces)")
 	c.Flags().BoolVar(&all, "all", false, "remove runs in progress too")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and remove nothing")
 	return c

@@ -70,7 +70,7 @@ func throttled(f Facts) []Finding {
 	found := Finding{
 		Severity: Warning,
 		What:     fmt.Sprintf("Cgroups throttled by CPU limits: %d.", len(worst)),
-		Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency, and in a trial as the warning \"throttled\". To measure the cost for your workload: the same run with and without the limit, then slipstream compare BEFORE AFTER.",
+		Cost:     "A throttled thread waits for the next period (100 ms by default), which shows as latency, and in a trial as the warning \"cpu-throttled\". To measure the cost for your workload: the same run with and without the limit, then slipstream compare BEFORE AFTER.",
 		Do:       "Raise the limit, or remove it: cpu.max of the cgroup, resources.limits.cpu of the pod.",
 	}
 	const most = 5

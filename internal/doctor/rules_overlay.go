@@ -147,8 +147,8 @@ func rpFilter(f Facts) []Finding {
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
-		Cost: "Nothing arrives from addresses to which the route back takes another device, as it may with encapsulation: connections with them do not open (docs/results/doctor.md).",
-		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the greater value of all and of the device counts",
+		Cost: "The kernel drops every packet whose source address it would route through another device than the one that received it, which encapsulation can cause: connections with such addresses do not open (docs/results/doctor.md).",
+		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the kernel uses the greater of the values of all and of the device",
 	}}
 }
 

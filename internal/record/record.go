@@ -72,7 +72,8 @@ type Trial struct {
 	// interrupted period from its first trial, after another switch. Only trials of the last entry count.
 	Entry  int `json:"entry,omitempty"`
 	Repeat int `json:"repeat,omitempty"` // number of the trial among those of its variant, workload and pairs within the period, from 1
-	// Round of a mesh counts from 1: a block has a trial of each. Its pairs have no node in common.
+	// Round is the number of the round of a mesh, from 1. A block has one trial for each round. The pairs of
+	// a round have no node in common.
 	Round int `json:"round,omitempty"`
 	// Attempt counts from 1. A failed trial is repeated at the end of its block.
 	Attempt int       `json:"attempt"`
@@ -80,7 +81,7 @@ type Trial struct {
 	// Took is how long the whole trial took.
 	Took   float64 `json:"took" unit:"s"`
 	Window float64 `json:"window" unit:"s"` // length of the measured part
-	Status Status  `json:"status"`          // ok or failed
+	Status Status  `json:"status"`          // outcome of the trial: ok or failed
 	Error  string  `json:"error,omitempty"` // why it failed
 	// Metrics are values by name, over all pairs.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
@@ -446,7 +447,7 @@ type Node struct {
 
 // Policies are the network policies of a node's pods.
 type Policies struct {
-	Mode  string `json:"mode"`  // what has the rules: iptables, ipset, nftables or ebpf
+	Mode  string `json:"mode"`  // what enforces the policies: iptables, ipset, nftables or ebpf
 	Count int    `json:"count"` // policies, each of which selects every pod
 	// LoadSeconds is how long it took to load all rules of the node.
 	LoadSeconds float64 `json:"load_seconds" unit:"s"`

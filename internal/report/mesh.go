@@ -145,7 +145,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	switch {
 	case len(out) > 0 || s.Metric == stats.ServerCPUPerGB: // of which nobody asked
 	case s.Untested != "":
-		out = []string{fmt.Sprintf("Nothing is named among %s%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
+		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
 	default:
 		out = []string{fmt.Sprintf("None of %s and %s is worse than the others by %.0f %% or more%s.",
 			plural(len(s.Nodes), "node"), plural(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
@@ -201,7 +201,7 @@ func (m *Model) whyFailed(node, server string) string {
 			}
 		}
 	}
-	return "it is not known why"
+	return "the cause is not known"
 }
 
 func signTexts(signs []stats.Sign) []string {
@@ -212,7 +212,7 @@ func signTexts(signs []stats.Sign) []string {
 		case stats.SignVFIdle:
 			text = "its VF is idle"
 		case stats.SignRetransmits:
-			text = fmt.Sprintf("TCP sends %s %% of its segments again, elsewhere %s %%", significant(100*s.Value), significant(100*s.Others))
+			text = fmt.Sprintf("TCP retransmits %s %% of its segments, elsewhere %s %%", significant(100*s.Value), significant(100*s.Others))
 		case stats.SignDrops:
 			text = fmt.Sprintf("its %s dropped %.0f packets, those of others %.0f", s.Device, s.Value, s.Others)
 		}

@@ -76,7 +76,7 @@ func TestMesh(t *testing.T) {
 	said := strings.Join(m.conclusion, "\n")
 	for _, want := range []string{
 		"node2 receives at 0.6", ") of the others; its VF is idle; its eth0 lacks rx-gro, which others have.",
-		"node3 → node4 has 0.4", "TCP sends 1.21 % of its segments again, elsewhere 0 %.",
+		"node3 → node4 has 0.4", "TCP retransmits 1.21 % of its segments, elsewhere 0 %.",
 		"node5 gave no result in any pair: node5 (sample) was not ready after 10s.",
 	} {
 		if !strings.Contains(said, want) {

@@ -29,7 +29,7 @@ const (
 
 // Resource is a NIC or a core, or several equal ones.
 type Resource struct {
-	Kind string `json:"kind"` // nic or core
+	Kind string `json:"kind"` // what it is: nic or core
 	// Nodes that have the resource, each once.
 	Nodes []string `json:"nodes"`
 	Roles []string `json:"roles,omitempty"` // their roles in a load balancer

@@ -18,15 +18,15 @@ import (
 type Mesh struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
-	// Metric is what the workload is run for or, of streams, server_cpu_per_gb.
+	// Metric is the workload's primary metric or, in a second mesh of a stream, server_cpu_per_gb.
 	Metric string `json:"metric"`
 	Unit   string `json:"unit"` // its unit
 	// Nodes in order, by name.
 	Nodes []string `json:"nodes"`
-	// Links have those that gave numbers and those that failed, in the order of their clients, then servers.
+	// Links are those that were measured and those that failed, in the order of their clients, then servers.
 	Links []Link `json:"links"`
-	// Outliers are worse than the others, beyond doubt and by more than the mesh's margin: nodes, then links,
-	// the worst first.
+	// Outliers are the nodes and links that are proven worse than the others by more than the mesh's margin:
+	// nodes, then links, the worst first.
 	Outliers []Outlier `json:"outliers"`
 	// Untested says why no node or link was tested; empty if they were.
 	Untested string `json:"untested,omitempty"`
@@ -36,7 +36,7 @@ type Mesh struct {
 type Link struct {
 	Client string     `json:"client"`           // node of the client
 	Server string     `json:"server"`           // node of the server
-	N      int        `json:"n"`                // blocks in which it gave a number
+	N      int        `json:"n"`                // blocks in which it was measured
 	Failed int        `json:"failed,omitempty"` // blocks in which it failed
 	Mean   float64    `json:"mean"`             // mean of the blocks
 	CI95   [2]float64 `json:"ci95"`             // 95 % interval of the mean; one block has none
@@ -53,15 +53,15 @@ const (
 type Outlier struct {
 	// Kind is client or server for a node, link for a link.
 	Kind   string `json:"kind"`
-	Client string `json:"client,omitempty"` // node of the client, of a link or as which it is worse
-	Server string `json:"server,omitempty"` // node of the server, likewise
-	N      int    `json:"n"`                // blocks that tell of it; 0 if it failed in every block
+	Client string `json:"client,omitempty"` // the client of a link, or the node that is worse as a client
+	Server string `json:"server,omitempty"` // the server of a link, or the node that is worse as a server
+	N      int    `json:"n"`                // blocks in which it was measured; 0 if it failed in every block
 	// Ratio to the others: of a node to the median node, of a link to what its two nodes have with others.
 	Ratio float64    `json:"ratio"`
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio, over the blocks
-	// P is that of "no worse than the margin", adjusted by Holm over all nodes and links of the mesh.
+	// P is the p-value of "no worse than the margin", adjusted by Holm's procedure over all nodes and links of the mesh.
 	P float64 `json:"p"`
-	// Signs are what else is peculiar to it.
+	// Signs are what else sets it apart from the others.
 	Signs []Sign `json:"signs,omitempty"`
 }
 
@@ -72,9 +72,9 @@ const (
 	SignDrops       = "drops"       // a device of the node dropped packets
 )
 
-// Sign is what else is peculiar to a node or link.
+// Sign is something else that sets a node or link apart from the others.
 type Sign struct {
-	Kind   string `json:"kind"`             // vf-idle, retransmits or drops
+	Kind   string `json:"kind"`             // what it is: vf-idle, retransmits or drops
 	Device string `json:"device,omitempty"` // name of the device that dropped packets
 	// Value is the share of segments, or the number of packets.
 	Value float64 `json:"value,omitempty"`
@@ -217,9 +217,9 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	}
 	switch {
 	case len(g.nodes) < fewNodes:
-		m.Untested = "with fewer than four nodes a bad one cannot be told from the others"
+		m.Untested = "a bad node stands out only among four nodes or more"
 	case len(g.values) < 2:
-		m.Untested = "one block has no scatter to judge by"
+		m.Untested = "a test needs at least two blocks"
 	default:
 		m.Outliers = append(m.Outliers, g.outliers(record.HigherIsBetter(g.metric), margin)...)
 	}

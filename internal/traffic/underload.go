@@ -162,9 +162,9 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 			"and the latencies are those of a sender that was behind", 100*share)
 	if full := p.full.Seconds() / seconds; full > 0.5*share {
 		w.Code = record.WarnSaturated
-		w.Message += fmt.Sprintf("; the connection took nothing for %.0f %% of the window: the path does not carry so much", 100*full)
+		w.Message += fmt.Sprintf("; the connection accepted nothing for %.0f %% of the window: the path cannot carry that rate", 100*full)
 	} else {
-		w.Message += ": it has not the CPU for more (set a lower rate, or more connections where there are more CPUs)"
+		w.Message += ": it lacks CPU time for that rate (set a lower one, or more connections if there are more CPUs)"
 	}
 	return []record.Warning{w}
 }

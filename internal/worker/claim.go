@@ -37,7 +37,7 @@ func Claim(run, who string, yield func()) (release func(), err error) {
 		case askErr != nil && !time.Now().Before(deadline):
 			return nil, fmt.Errorf("claim this host: ask who holds it: %w", askErr)
 		case askErr == nil && holder != "":
-			return nil, fmt.Errorf("another run (%s) is in progress on this host, and each would measure the other: wait for it, or stop it", holder)
+			return nil, fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
 			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
 		}

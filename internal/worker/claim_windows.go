@@ -37,12 +37,12 @@ func Claim(run, who string, yield func()) error {
 		holder, askErr := askClaim(run, deadline)
 		switch {
 		case errors.Is(askErr, windows.ERROR_ACCESS_DENIED):
-			return errors.New("another user's run is in progress on this host, and each would measure the other: wait for it")
+			return errors.New("another user's run is in progress on this host, and the two would disturb each other: wait for it")
 		// A wait may end a moment before the deadline, because it is in whole milliseconds.
 		case errors.Is(askErr, os.ErrDeadlineExceeded), askErr != nil && !time.Now().Before(deadline):
 			return fmt.Errorf("claim this host: ask who holds it: %w", askErr)
 		case askErr == nil && holder != "":
-			return fmt.Errorf("another run (%s) is in progress on this host, and each would measure the other: wait for it, or stop it", holder)
+			return fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
 			return fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
 		}

@@ -131,7 +131,7 @@ func (j *Journal) read(name string) (ledger, error) {
 	}
 	if err != nil {
 		return ledger{}, fmt.Errorf("journal %s is damaged, nothing was restored from it "+
-			"(set back by hand what it names, then remove it): %w", file, err)
+			"(restore by hand the settings that it names, then remove it): %w", file, err)
 	}
 	return l, nil
 }

@@ -397,7 +397,7 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 	if at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRolledOut); !first && at != nil {
 		why = at.Message // the first reason matters most
 	} else {
-		why += "; it is taken back there, stays where it is on, and goes to no further node until the policy is changed"
+		why += "; it is rolled back on that node, other nodes that have it keep it, and no further node gets it until the policy is changed"
 	}
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonHalted, why)
 }

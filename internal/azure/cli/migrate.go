@@ -54,7 +54,7 @@ deleted, --back-out restores the original state.`,
 	f.StringVar(&o.m.New, "name", "", "name of the new pool (default the old one's and \"an\")")
 	f.BoolVar(&o.yes, "yes", false, "carry out the plan (default: print it, and change nothing)")
 	f.BoolVar(&o.back, "back-out", false, "restore the original state, and delete the new pool")
-	f.BoolVar(&o.m.Anyway, "anyway", false, "drain although the new pool is not proven faster; without a result, do not measure")
+	f.BoolVar(&o.m.Anyway, "anyway", false, "continue although the new pool is not proven faster; if it has not been measured, skip the measurement")
 	f.BoolVar(&o.m.Delete, "delete-old", false, "delete the old pool when it is drained")
 	f.StringVar(&o.m.Until, "until", "", "stop after this step: "+strings.Join(azure.Steps, ", "))
 	f.DurationVar(&o.m.Pace, "pace", 0, "pause between the drains of two nodes")

@@ -32,9 +32,9 @@ func (ab) Check(w v1alpha1.Workload) error {
 	case w.HTTP == nil:
 		return fmt.Errorf("ab makes http workloads only, not %s", w.Kind())
 	case w.HTTP.Page:
-		return errors.New("ab asks for one object, and loads no page")
+		return errors.New("ab requests a single object, not a page")
 	case w.HTTP.Requests > 0 && w.HTTP.Requests < w.HTTP.Connections:
-		return fmt.Errorf("ab takes no fewer requests than connections, and these are %d and %d", w.HTTP.Requests, w.HTTP.Connections)
+		return fmt.Errorf("ab needs at least as many requests as connections, has %d requests and %d connections", w.HTTP.Requests, w.HTTP.Connections)
 	}
 	return nil
 }

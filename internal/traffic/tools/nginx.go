@@ -22,9 +22,9 @@ func (nginx) Check(w v1alpha1.Workload) error {
 	case w.HTTP == nil:
 		return fmt.Errorf("nginx makes http workloads only, not %s", w.Kind())
 	case w.HTTP.Page:
-		return errors.New("wrk asks nginx for one object, and loads no page")
+		return errors.New("wrk requests a single object from nginx, not a page")
 	case w.HTTP.Requests > 0:
-		return errors.New("wrk asks nginx for a time, not for a number of requests")
+		return errors.New("wrk runs for a time, not for a number of requests")
 	}
 	return nil
 }
