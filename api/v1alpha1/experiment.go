@@ -55,7 +55,7 @@ type Spec struct {
 	// TrialsPerPeriod is how often each workload and number of pairs runs in a period. Only for
 	// experiments whose variants have a switch.
 	TrialsPerPeriod int `json:"trialsPerPeriod,omitempty"`
-	// Margin is the equivalence margin of the ratio: with 0.02, ratios from 0.98 to 1.02 are the same.
+	// Margin is the equivalence margin of the ratio: with 0.02, ratios from 1/1.02 to 1.02 are the same.
 	Margin float64 `json:"margin,omitempty"`
 	// Seed is the seed of the random order of trials. With 0 the run draws one, and records it.
 	Seed uint64 `json:"seed,omitempty"`
@@ -178,8 +178,8 @@ type Target struct {
 	Lab *Lab `json:"lab,omitempty"`
 	// Kubernetes is a cluster; the experiment runs on two or more of its nodes.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
-	// Hosts are Linux machines that slipstream reaches by SSH. The clients run on the first and the servers on
-	// the second, unless a variant selects its own.
+	// Hosts are machines, with Linux or Windows, that slipstream reaches by SSH. The clients run on the
+	// first and the servers on the second, unless a variant selects its own.
 	Hosts []Host `json:"hosts,omitempty"`
 	// Imported marks results of other programs. slipstream import writes it; such an experiment
 	// cannot be run.
@@ -261,7 +261,7 @@ type Kubernetes struct {
 // AddressNative is the name of the address that the path native uses.
 const AddressNative = "native"
 
-// Host is a Linux machine that slipstream reaches by SSH.
+// Host is a machine, with Linux or Windows, that slipstream reaches by SSH.
 type Host struct {
 	// Name of the host in results, and in the SSH configuration (~/.ssh/config), from which
 	// slipstream takes the fields below that are left out.

@@ -164,6 +164,7 @@ func commandsPage(b *bytes.Buffer) error {
 	}
 	azure := azurecli.Command()
 	azure.GroupID = "other"
+	delete(azure.Annotations, cobra.CommandDisplayNameAnnotation) // which is for a program without a parent
 	root.AddCommand(azure)
 	return commandTree(b, root)
 }

@@ -138,10 +138,10 @@ type page struct {
 	*bytes.Buffer
 	third column
 	// defs are the definitions of the schema at hand, todo its structures that a table
-	// links to, and titles those of all schemas so far.
+	// links to, and titles those of all schemas so far, each with its description.
 	defs   jsonschema.Definitions
 	todo   []section
-	titles map[string]bool
+	titles map[string]string
 }
 
 type section struct {
@@ -150,7 +150,7 @@ type section struct {
 }
 
 func newPage(b *bytes.Buffer, third column) *page {
-	return &page{Buffer: b, third: third, titles: make(map[string]bool)}
+	return &page{Buffer: b, third: third, titles: make(map[string]string)}
 }
 
 // tables writes a table of the fields of a schema, and one for each structure that they
@@ -213,9 +213,11 @@ func (p *page) typeOf(path string, s *jsonschema.Schema) string {
 		}
 		return "list of " + of
 	case s.Properties != nil && s.Properties.Len() > 0:
-		if !p.titles[title] {
-			p.titles[title] = true
+		if described, ok := p.titles[title]; !ok {
+			p.titles[title] = s.Description
 			p.todo = append(p.todo, section{title, s})
+		} else if described != s.Description {
+			panic("two structures have the name " + title + ": readers would find the table of the first only")
 		}
 		return fmt.Sprintf("[%s](#%s)", title, anchor(title))
 	case s.AdditionalProperties != nil && s.AdditionalProperties.Type != "":

@@ -494,3 +494,36 @@ func TestFastpathOfTheUnit(t *testing.T) {
 	p.load()
 	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 6)
 }
+
+// The unit for systemd permits every family of sockets that the agent opens itself, wherever it does.
+func TestUnitPermitsAddressFamilies(t *testing.T) {
+	t.Parallel()
+	unit, err := os.ReadFile(filepath.Join("..", "..", "packaging", "slipstream-agent.service"))
+	must(t, err)
+	m := regexp.MustCompile(`(?m)^RestrictAddressFamilies=(.*)$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("the unit restricts no families")
+	}
+	permitted, opened := strings.Fields(string(m[1])), 0
+	opens := regexp.MustCompile(`Socket\(unix\.(AF_\w+)`)
+	for _, pattern := range []string{"*.go", "../accel/*.go", "../accel/*/*.go", "../netns/*.go", "../nic/*.go"} {
+		files, err := filepath.Glob(pattern)
+		must(t, err)
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			must(t, err)
+			for _, family := range opens.FindAllSubmatch(text, -1) {
+				opened++
+				if !slices.Contains(permitted, string(family[1])) {
+					t.Errorf("%s opens a socket of %s, which the unit refuses", file, family[1])
+				}
+			}
+		}
+	}
+	if opened == 0 {
+		t.Error("the test found no socket")
+	}
+}

@@ -215,7 +215,10 @@ func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
 // success returns the details of an applied policy: settings read back, the fast path, and virtual functions.
 func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	var is []string
-	if o.Verified > 0 {
+	switch {
+	case o.Verified == 1:
+		is = append(is, "1 setting read back")
+	case o.Verified > 1:
 		is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
 	}
 	if f := s.Fastpath; p.ofFastpath() && f != nil && (len(f.Skipped) > 0 || f.Hooks == 0) {

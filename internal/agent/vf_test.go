@@ -251,7 +251,7 @@ func TestAgentWithoutVF(t *testing.T) {
 	if o := a.wantState("vf", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no NIC of the node may have") {
 		t.Errorf("%+v", o)
 	}
-	if o := a.wantState("both", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Message != "1 settings read back; no NIC of the node can have a virtual function" {
+	if o := a.wantState("both", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Message != "1 setting read back; no NIC of the node can have a virtual function" {
 		t.Errorf("%+v", o)
 	}
 	if o := a.wantState("nothing", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no device of the policy's classes") {

@@ -64,7 +64,7 @@ func (m *Model) meshes() []Mesh {
 	return all
 }
 
-func medianLink(links []stats.Link) float64 {
+func medianLink(links []stats.MeshLink) float64 {
 	var means []float64
 	for _, l := range links {
 		if l.N > 0 {
@@ -79,7 +79,7 @@ func medianLink(links []stats.Link) float64 {
 }
 
 func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) MeshCell {
-	i := slices.IndexFunc(s.Links, func(l stats.Link) bool { return l.Client == client && l.Server == server })
+	i := slices.IndexFunc(s.Links, func(l stats.MeshLink) bool { return l.Client == client && l.Server == server })
 	if i < 0 {
 		return MeshCell{}
 	}

@@ -24,7 +24,7 @@ type Mesh struct {
 	// Nodes in order, by name.
 	Nodes []string `json:"nodes"`
 	// Links are those that were measured and those that failed, in the order of their clients, then servers.
-	Links []Link `json:"links"`
+	Links []MeshLink `json:"links"`
 	// Outliers are the nodes and links that are proven worse than the others by more than the mesh's margin:
 	// nodes, then links, the worst first.
 	Outliers []Outlier `json:"outliers"`
@@ -32,8 +32,8 @@ type Mesh struct {
 	Untested string `json:"untested,omitempty"`
 }
 
-// Link is an ordered pair of nodes.
-type Link struct {
+// MeshLink is an ordered pair of nodes.
+type MeshLink struct {
 	Client string     `json:"client"`           // node of the client
 	Server string     `json:"server"`           // node of the server
 	N      int        `json:"n"`                // blocks in which it was measured
@@ -193,7 +193,7 @@ func natural(a, b string) int {
 func (g *grid) mesh(c *cell, margin float64) Mesh {
 	m := Mesh{
 		Variant: c.variant.Name, Workload: c.workload.Name, Metric: g.metric,
-		Nodes: g.nodes, Links: []Link{}, Outliers: []Outlier{},
+		Nodes: g.nodes, Links: []MeshLink{}, Outliers: []Outlier{},
 	}
 	for i, client := range g.nodes {
 		for j, server := range g.nodes {
@@ -203,7 +203,7 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 					values = append(values, math.Exp(x))
 				}
 			}
-			l := Link{Client: client, Server: server, N: len(values), Failed: g.failed[[2]int{i, j}]}
+			l := MeshLink{Client: client, Server: server, N: len(values), Failed: g.failed[[2]int{i, j}]}
 			if l.N > 0 {
 				l.Mean, l.CI95 = Mean(values)
 			}
