@@ -224,7 +224,7 @@ func TestCheck(t *testing.T) {
 		{"qperf", workload("stream", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
 		{"ab", workload("stream", nil), "http workloads only"},
 		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Page = true }), "not a page"},
-		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.Connections = 2, 3 }), "these are 2 and 3"},
+		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.Connections = 2, 3 }), "has 2 requests and 3 connections"},
 		{"latte", workload("stream", nil), "pingpong workloads only"},
 		{"latte", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections, t.Size = 2, 4 }), "one connection a pair, not 2"},
 	} {
