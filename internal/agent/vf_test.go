@@ -248,7 +248,7 @@ func TestAgentWithoutVF(t *testing.T) {
 	a.Set(one(Policy{Name: "vf", Generation: 1, VF: true},
 		Policy{Name: "both", Generation: 1, VF: true, Accelerate: []v1alpha1.Accelerator{rps("0", "nic")}},
 		Policy{Name: "nothing", Generation: 1, VF: true, Accelerate: []v1alpha1.Accelerator{rps("0", "overlay")}}))
-	if o := a.wantState("vf", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no NIC of the node may have") {
+	if o := a.wantState("vf", v1alpha1.StatePending, v1alpha1.ReasonNoDevice); !strings.Contains(o.Message, "no NIC of the node can have") {
 		t.Errorf("%+v", o)
 	}
 	if o := a.wantState("both", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Message != "1 setting read back; no NIC of the node can have a virtual function" {

@@ -236,7 +236,7 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 	if err == nil || !strings.Contains(err.Error(), "another run (") {
 		t.Errorf("a second run: %v", err)
 	}
-	testenv.Eventually(t, 5*time.Second, "the user's folder as before the second run", func() string {
+	testenv.Eventually(t, 20*time.Second, "the user's folder as before the second run", func() string {
 		if now := windows.programs(); now != before {
 			return now
 		}
