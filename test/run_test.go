@@ -288,14 +288,18 @@ func TestDiskFull(t *testing.T) {
 func TestTools(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	file := experiment(t,
+	const pingpong = "{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}"
+	iperf3 := []string{
 		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}", "{name: stream, stream: {warmup: 50ms, duration: 200ms, tool: iperf3}}",
-		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: pingpong, pingpong: {warmup: 500ms, duration: 1s, tool: sockperf}, pairs: [1]}\n"+
-			"  - {name: http, http: {requests: 20000, duration: 1s, tool: ab}, pairs: [1]}",
-		"runs: 2", "runs: 1", "  - {name: native, path: {native: {}}}\n", "")
+		"runs: 2", "runs: 1", "  - {name: native, path: {native: {}}}\n", "",
+		"  - {name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}\n", "",
+	}
+	file := experiment(t, append(iperf3, "  - "+pingpong+"\n", "")...)
 	t.Run("good", func(t *testing.T) {
 		out := t.TempDir()
-		if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
+		all := experiment(t, append(iperf3, pingpong, "{name: pingpong, pingpong: {warmup: 500ms, duration: 1s, tool: sockperf}, pairs: [1]}\n"+
+			"  - {name: http, http: {requests: 10000, duration: 1s, tool: ab}, pairs: [1]}")...)
+		if code, _, stderr := finish(t, "run", all, "--out", out); code != 0 {
 			t.Fatalf("exit %d\n%s", code, stderr)
 		}
 		for _, tr := range trials(t, results(t, out)) {
