@@ -94,7 +94,7 @@ func InForce(o Options) (all []string, err error) {
 	slices.Sort(all)
 	fast, held, err := askFast(fastSocketFile(o.JournalDir, id))
 	if held {
-		all = append(all, fmt.Sprintf("the fast path by %s", fast.Holder))
+		all = append(all, record.HeldFastpath+fast.Holder.String())
 	}
 	return all, err
 }

@@ -376,6 +376,9 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 	if err == nil {
 		err = n.equipped(p, fabric)
 	}
+	if err == nil {
+		err = n.fastpathFree(p, fabric)
+	}
 	if err != nil {
 		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
 	}
@@ -469,6 +472,30 @@ func (n *network) equipped(p *Plan, fabric int) error {
 				if i >= 0 && n.facts[i].Tools[tool] == "" {
 					return fmt.Errorf("workload %s: %s lacks programs of %s: install them there (make apps-deps; packages are in docs/reference/workloads.md), "+
 						"for pods into their image, or leave the workload out", c.Workload.Name, end.place.Node, tool)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// fastpathFree checks that no other process holds the fast path of a place where a variant applies it: every
+// trial of that variant would fail.
+func (n *network) fastpathFree(p *Plan, fabric int) error {
+	for _, c := range p.Cells {
+		if c.Fabric != fabric || !slices.ContainsFunc(c.Variant.Accelerate, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
+			continue
+		}
+		pairs, err := n.pairs(c)
+		if err != nil {
+			return err
+		}
+		for _, s := range n.steered(c, pairs) {
+			for _, f := range n.facts {
+				i := slices.IndexFunc(f.Held, func(what string) bool { return strings.HasPrefix(what, record.HeldFastpath) })
+				if f.Name == s.place.Name && i >= 0 {
+					return fmt.Errorf("variant %s needs the fast path of %s, which is in use (%s): delete the policy that asks for it there, or leave the variant out",
+						c.Variant.Name, f.Name, f.Held[i])
 				}
 			}
 		}

@@ -44,6 +44,7 @@ type fakeTarget struct {
 	// started for.
 	unprivileged map[target.Kind]bool
 	tools        map[string]string // of every node
+	held         []string          // by others, on every node
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
@@ -131,7 +132,7 @@ func (w *fakeWorker) call(name string) error {
 }
 
 func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error) {
-	return record.Node{Name: w.place, Boot: "one", Tools: w.tools}, w.call("describe")
+	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Held: w.held}, w.call("describe")
 }
 
 func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
@@ -639,6 +640,34 @@ func TestOneSide(t *testing.T) {
 			if n != 0 {
 				t.Errorf("on %q: %s is still accelerated", side, place)
 			}
+		}
+	}
+}
+
+// A variant whose fast path another process holds is refused before anything is measured; other variants are not.
+func TestFastpathInUse(t *testing.T) {
+	for _, c := range []struct {
+		held   string
+		accel  v1alpha1.Accelerator
+		refuse bool
+	}{
+		{record.HeldFastpath + "agent (process 7)", v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, true},
+		{record.HeldFastpath + "agent (process 7)", v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{"nic"}, CPUs: "all"}}, false},
+		{"4 settings by agent (process 7)", v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, false},
+	} {
+		exp := parse(t)
+		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{c.accel}})
+		f := newFake(2)
+		f.held = []string{c.held}
+		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
+		if err == nil {
+			err = r.Close()
+		}
+		if refused := err != nil && strings.Contains(err.Error(), "variant tried needs the fast path of node0, which is in use (the fast path by agent (process 7))"); refused != c.refuse || err != nil && !refused {
+			t.Errorf("%s, %+v: %v", c.held, c.accel, err)
+		}
+		if f.open != 0 || f.workers != 0 {
+			t.Errorf("%d networks and %d workers are left", f.open, f.workers)
 		}
 	}
 }

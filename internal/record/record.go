@@ -358,6 +358,9 @@ const (
 	WarnVFIdle         = "vf-idle"             // packets did not use the virtual function, which was up
 )
 
+// HeldFastpath begins the phrase of Node.Held about the fast path; its holder follows.
+const HeldFastpath = "the fast path by "
+
 // SchemaVersion is the version of the results folder's format. It grows when a field is removed or changes
 // its meaning, not when one is added. Folders older than version 1 have none.
 const SchemaVersion = 1
@@ -427,7 +430,7 @@ type Node struct {
 	// there and back; 0 if it was not measured. Nodes on one machine have the same.
 	InterruptSeconds float64 `json:"interrupt_seconds,omitempty" unit:"s"`
 	// Held are the settings that other processes kept accelerated when the run began, and which process,
-	// a phrase each. They apply to every variant.
+	// a phrase each, which of the fast path begins with HeldFastpath. They apply to every variant.
 	Held []string `json:"held,omitempty"`
 	// Sysctls are the sysctls that affect the result.
 	Sysctls map[string]string `json:"sysctls,omitempty"`

@@ -192,6 +192,13 @@ func testFastpath(t *testing.T, c *Cluster) {
 		return ""
 	})
 
+	t.Run("run", func(t *testing.T) {
+		file := experimentFile(t, "", "  - {name: fast, accelerate: [{fastpath: {}}]}", brief)
+		v := invoke(t, c.Kubeconfig(), "run", file, "--out", t.TempDir())
+		if code := v.exit(t, 2*time.Minute); code != 1 || !strings.Contains(v.said(), "variant fast needs the fast path of node0, which is in use (the fast path by agent (process ") {
+			t.Errorf("exit %d:\n%s", code, v.said())
+		}
+	})
 	t.Run("rules", func(t *testing.T) {
 		testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
 	})
