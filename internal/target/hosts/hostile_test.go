@@ -154,7 +154,7 @@ func TestSilentFiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	for name, do := range map[string]func() error{
-		"remove": func() error { return h.hosts[0].remove(ctx) },
+		"remove": func() error { return h.hosts[0].remove(ctx, "x.exe") },
 		"sweep":  func() error { return h.hosts[0].sweep(ctx, "") },
 	} {
 		if err := do(); err == nil || !strings.Contains(err.Error(), "host h has not answered within 100ms") {

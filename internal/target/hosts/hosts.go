@@ -469,7 +469,7 @@ func (h *host) close(ctx context.Context) error {
 	}
 	h.drop()
 	if h.windows {
-		err = errors.Join(err, h.remove(ctx))
+		err = errors.Join(err, h.remove(ctx, h.program.file))
 	}
 	return err
 }

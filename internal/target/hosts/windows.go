@@ -64,9 +64,11 @@ func (h *host) files(ctx context.Context, limit time.Duration, do func(*sftp.Cli
 	return err
 }
 
-// put copies the program to a host that runs Windows.
+// put copies the program to a host that runs Windows. If that fails, or ctx ends meanwhile, which closes the
+// connection, what has been copied is removed.
 func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	file = "slipstream-" + strings.ToLower(rand.Text())[:16] + ".exe"
+	created := false
 	err = h.files(ctx, copyTime, func(files *sftp.Client) error {
 		from, err := os.Open(b.file)
 		if err != nil {
@@ -77,12 +79,13 @@ func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 		if err != nil {
 			return err
 		}
+		created = true
 		_, err = to.ReadFrom(from)
-		if err = errors.Join(err, to.Close()); err != nil {
-			return errors.Join(err, files.Remove(file))
-		}
-		return nil
+		return errors.Join(err, to.Close())
 	})
+	if created && err != nil {
+		err = errors.Join(err, h.remove(context.WithoutCancel(ctx), file))
+	}
 	if err != nil {
 		return "", fmt.Errorf("copy the program to host %s by SFTP (sshd_config must enable it, and the user's folder needs space): %w", h.name, err)
 	}
@@ -131,18 +134,18 @@ func (h *host) startWindows(ctx context.Context, b binary) error {
 		}
 	}
 	if err != nil {
-		err = errors.Join(err, h.remove(context.WithoutCancel(ctx)))
+		err = errors.Join(err, h.remove(context.WithoutCancel(ctx), file))
 		h.program.file = former // for the next attempt to sweep
 		return err
 	}
 	return h.sweep(ctx, former)
 }
 
-// remove removes the program, if its command has not done so.
-func (h *host) remove(ctx context.Context) error {
-	err := h.files(ctx, scriptTime, func(files *sftp.Client) error { return files.Remove(h.program.file) })
+// remove removes a program, if its command has not done so.
+func (h *host) remove(ctx context.Context, file string) error {
+	err := h.files(ctx, scriptTime, func(files *sftp.Client) error { return files.Remove(file) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove %s from the user's folder on host %s: %w", h.program.file, h.name, err)
+		return fmt.Errorf("remove %s from the user's folder on host %s: %w", file, h.name, err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ package hosts_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -38,6 +39,7 @@ type server struct {
 	home string
 
 	mu      sync.Mutex
+	copying func() // called once, by the next SFTP session that has received a megabyte
 	clients []*ssh.ServerConn
 	running []*exec.Cmd
 }
@@ -124,7 +126,7 @@ func (s *server) serve(raw net.Conn, config *ssh.ServerConfig) {
 					s.run(c, channel, is.Text)
 					return
 				case is.Text == "sftp":
-					files, err := sftp.NewServer(channel, sftp.WithServerWorkingDirectory(s.home))
+					files, err := sftp.NewServer(&observedCopy{Channel: channel, of: s}, sftp.WithServerWorkingDirectory(s.home))
 					if err == nil {
 						_ = files.Serve()
 					}
@@ -189,6 +191,27 @@ func windowsWorld(t *testing.T) (home string, windows, linux *server, program st
 	return home, windows, linux, wine.Program(t)
 }
 
+// observedCopy is the channel of an SFTP session.
+type observedCopy struct {
+	ssh.Channel
+	of       *server
+	received int
+}
+
+func (c *observedCopy) Read(b []byte) (int, error) {
+	n, err := c.Channel.Read(b)
+	if c.received += n; c.received > 1<<20 {
+		c.of.mu.Lock()
+		copying := c.of.copying
+		c.of.copying = nil
+		c.of.mu.Unlock()
+		if copying != nil {
+			copying()
+		}
+	}
+	return n, err
+}
+
 // programs are those that are left in the user's folder.
 func (s *server) programs() string {
 	left, err := filepath.Glob(filepath.Join(s.home, "slipstream*"))
@@ -236,12 +259,25 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 	if err == nil || !strings.Contains(err.Error(), "another run (") {
 		t.Errorf("a second run: %v", err)
 	}
-	testenv.Eventually(t, 20*time.Second, "the user's folder as before the second run", func() string {
+	testenv.Eventually(t, 5*time.Second, "the user's folder as before the second run", func() string {
 		if now := windows.programs(); now != before {
 			return now
 		}
 		return ""
 	})
+	// So does one that ends while it copies the program.
+	ctx, cancel := context.WithCancel(t.Context())
+	windows.mu.Lock()
+	windows.copying = cancel
+	windows.mu.Unlock()
+	alone := config
+	alone.Hosts, alone.Paths = config.Hosts[:1], nil
+	if _, err = hosts.Up(ctx, alone); !errors.Is(err, context.Canceled) {
+		t.Errorf("a run that is cancelled: %v", err)
+	}
+	if now := windows.programs(); now != before {
+		t.Errorf("after a run that is cancelled: %s, before it %s", now, before)
+	}
 	if len(notes) != 1 || !strings.Contains(notes[0], "host windows runs Windows: the load of its CPUs") {
 		t.Errorf("notes %q", notes)
 	}
