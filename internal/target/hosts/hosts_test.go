@@ -384,6 +384,8 @@ func TestClaim(t *testing.T) {
 	clean(t, nodes)
 }
 
+// The window of pingpong is twice as long as a datagram that got no answer is awaited: a thread that waits so
+// long for a CPU, beside other tests, is then no connection that is stalled at the window's end.
 const experimentText = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: hosts}
@@ -400,7 +402,7 @@ spec:
   - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
   workloads:
   - {name: stream, stream: {warmup: 50ms, duration: 100ms}}
-  - {name: pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 100ms}, pairs: [2]}
+  - {name: pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 400ms}, pairs: [2]}
   runs: RUNS
 `
 
@@ -587,22 +589,17 @@ func TestDropOff(t *testing.T) {
 	nodes[1].stop()
 	nodes[1].start(w)
 	text, err := p.end()
-	failed, lost := 0, 0
+	failed := 0
 	trials := w.trials(t)
 	for _, trial := range trials {
-		if trial.Status == record.StatusOK {
-			continue
-		}
-		t.Log(trial.Error)
-		failed++
-		// A datagram that is dropped on a loaded machine stalls a connection of a window this short, too.
-		if !strings.Contains(trial.Error, "was stalled") {
-			lost++
+		if trial.Status != record.StatusOK {
+			failed++
+			t.Log(trial.Error)
 		}
 	}
 	// At the edge between two trials it costs none.
-	if err != nil || lost > 1 || len(trials) != 24+failed {
-		t.Errorf("%d of %d trials failed, %d for another reason than a stall: %v\n%s", failed, len(trials), lost, err, text)
+	if err != nil || failed > 1 || len(trials) != 24+failed {
+		t.Errorf("%d of %d trials failed: %v\n%s", failed, len(trials), err, text)
 	}
 	if !strings.Contains(text, "host b is back") {
 		t.Errorf("it did not say that the host is back:\n%s", text)
