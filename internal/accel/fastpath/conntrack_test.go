@@ -409,6 +409,8 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 					t.Fatalf("conntrack has %+v after the agent was killed", is)
 				}
 			}
+			time.Sleep(4 * time.Second) // so that a timeout which begins anew is seen
+			// From here on the entries of two connections last 10 s.
 			if tt.forgedRST != nil {
 				forge := w.forger("n0p1", open[1])
 				w.eventually("conntrack accepts the forged RST", func() { forge(rand.Uint32(), tcpRST) }, func() bool {
@@ -419,7 +421,6 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 				t.Fatal(err)
 			}
 			ended.Conn.Close()
-			time.Sleep(4 * time.Second) // so that a timeout which begins anew is seen
 
 			w.startAgent("n0")
 			for i, e := range open {
