@@ -71,7 +71,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 			admission_reset(hash);
 			f = bpf_map_lookup_elem(&flows, &k);
 			ours = f && from_pod(skb, f, &k, &h, is_ipv6);
-			if (f && unlikely(f->recovering) && ours && (FLAGS(&h) & TCPHDR_RST)) {
+			if (f && unlikely(f->recovering) && ours && refuses_keepalive(f, &h)) {
 				forget_flow(&k, f); /* the pod has no such connection */
 				return DROP;
 			}
@@ -636,15 +636,16 @@ struct recovery {
 	struct key key;
 	__u64 wire_peer;
 	word pod6[2], peer6[2];
-	/* The pod's link; the window scales of pod and peer; when its last packet was seen, ms. */
-	__u32 device, scale[2], last_ms;
+	/* The pod's link; the window scales of pod and peer; when its last packet was seen, ms; what the
+	 * keepalive acknowledges. */
+	__u32 device, scale[2], last_ms, acknowledged;
 };
 
 /* So that BTF has the type. */
 const struct recovery *recovery_type __attribute__((unused));
 
-/* recover_flow adds a flow. Its sequence numbers are those of the pod's next packet, if that has no data:
- * the answer to the agent's keepalive. It returns 0 or a negative errno, such as EEXIST. */
+/* recover_flow adds a flow, right before the agent sends the pod a keepalive. Its sequence numbers are those of
+ * the pod's next packet, if that has no data: the answer. It returns 0 or a negative errno, such as EEXIST. */
 SEC("syscall")
 int recover_flow(struct recovery *r)
 {
@@ -657,6 +658,7 @@ int recover_flow(struct recovery *r)
 	f.out.device = r->device;
 	f.out.scale = r->scale[0];
 	f.in.scale = r->scale[1];
+	f.resynced[0] = r->acknowledged;
 	err = bpf_map_update_elem(&flows, &f.key, &f, BPF_NOEXIST);
 	if (err)
 		return err;

@@ -23,7 +23,9 @@ static __always_inline void handle_flags(const struct key *k, struct flow *f, in
 		if (out)
 			forget_flow(k, f);
 	} else if (!f->seq_state) {
-		return;
+		/* While the agent recovers a flow, it must learn that the pod closes the connection. */
+		if (out && f->recovering && (flags & (TCPHDR_FIN | TCPHDR_RST)))
+			forget_flow(k, f);
 	} else if (!(flags & (TCPHDR_FIN | TCPHDR_RST))) {
 		if (out)
 			f->seq_state = 0;

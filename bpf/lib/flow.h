@@ -73,7 +73,8 @@ struct flow {
 	/* TCP only. */
 	struct side pod, peer;
 	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
-	 * asked to resynchronise conntrack. */
+	 * asked to resynchronise conntrack. While it recovers the flow, the first is what its keepalive
+	 * acknowledges. */
 	__u32 resynced[2];
 	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; whether the connection may
 	 * have been closed before its flow became known (see check_conntrack); and whether the agent

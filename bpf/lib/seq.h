@@ -147,6 +147,14 @@ static __always_inline int recover_seq(struct flow *f, const struct headers *h, 
 	return !state;
 }
 
+/* refuses_keepalive tells whether a RST of the pod answers the agent's keepalive: its sequence number is then
+ * what that acknowledges, and it acknowledges nothing (RFC 9293, section 3.5.2). The end of a connection differs, and
+ * so may a RST that answers a packet of the peer. */
+static __always_inline int refuses_keepalive(const struct flow *f, const struct headers *h)
+{
+	return !f->seq_state && (FLAGS(h) & (TCPHDR_RST | TCPHDR_ACK)) == TCPHDR_RST && SEQ(h) == f->resynced[0];
+}
+
 /* seq_complete tells whether sequence numbers are known and the programs have seen every packet
  * since. */
 static __always_inline int seq_complete(const struct flow *f)

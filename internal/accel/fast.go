@@ -54,8 +54,12 @@ type fastRun struct {
 	repaired int
 }
 
-// retryAfter is after how long Keep tries again to start a fast path that failed to start.
-const retryAfter = 10 * time.Minute
+// Keep tries again to start a fast path that failed to start after retryAfter, and after a timeout, as on a machine that
+// boots, after retrySoon.
+const (
+	retryAfter = 10 * time.Minute
+	retrySoon  = 15 * time.Second
+)
 
 // attached is the value of a hook of the fast path, as a setting.
 const attached = "attached"
@@ -159,7 +163,7 @@ func (f *fast) keep(ctx context.Context, want *v1alpha1.Fastpath, kept *Kept) er
 		}
 	}
 	f.wanted = true
-	if f.err != nil && !errors.Is(f.err, journal.ErrHeld) && time.Since(f.tried) < retryAfter {
+	if f.err != nil && time.Since(f.tried) < retryPause(f.err) {
 		return nil
 	}
 	var err error
@@ -178,6 +182,18 @@ func (f *fast) keep(ctx context.Context, want *v1alpha1.Fastpath, kept *Kept) er
 		kept.Set += len(f.path.Hooks())
 	}
 	return nil
+}
+
+// retryPause returns after how long Keep tries again what has failed with an error.
+func retryPause(err error) time.Duration {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, journal.ErrHeld):
+		return 0
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return retrySoon
+	}
+	return retryAfter
 }
 
 // FastpathState is the state of the fast path after Keep.

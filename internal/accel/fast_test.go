@@ -1,7 +1,9 @@
 package accel
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
@@ -118,6 +121,23 @@ func TestFastpathHolder(t *testing.T) {
 		}
 	}()
 	ask("who talks nonsense", "does not answer", 1)
+}
+
+// TestRetryPause checks that what a busy machine has failed to do is tried again soon, and what it cannot do is not.
+func TestRetryPause(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	_, dialled := new(net.Dialer).DialContext(ctx, "tcp4", "127.0.0.1:1")
+	a, _ := net.Pipe()
+	_ = a.SetReadDeadline(time.Unix(1, 0))
+	_, read := a.Read(make([]byte, 1))
+	for err, want := range map[error]time.Duration{
+		dialled: retrySoon, read: retrySoon, journal.ErrHeld: 0, errors.New("this kernel lacks tcx"): retryAfter, unix.EPERM: retryAfter,
+	} {
+		if got := retryPause(Forbidden(fmt.Errorf("try the fast path: %w", err))); got != want {
+			t.Errorf("%v is tried again after %s, want %s", err, got, want)
+		}
+	}
 }
 
 // TestFastpathChanges checks that a skipped device is reported without Keep.

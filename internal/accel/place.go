@@ -150,7 +150,7 @@ func (p *place) transact(ctx context.Context, withMachine bool, fn func(machine,
 	}
 	for _, b := range books {
 		_, err := b.ReleaseDead()
-		if errors.Is(err, journal.ErrChanged) {
+		if journal.OnlyChanged(err) {
 			p.options.Log.WarnContext(ctx, "recover settings of a run that died", "error", err)
 		} else if err != nil {
 			return err

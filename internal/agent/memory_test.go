@@ -103,7 +103,7 @@ func TestMemoryLimit(t *testing.T) {
 		for c.out.Scan() { // so that it goes on
 		}
 	}()
-	p.flows(flows, 400*time.Millisecond, flows/2)
+	p.flows(flows, 200*time.Millisecond, flows/2)
 	for range idle {
 		s := connectTo(t, 9469)
 		defer unix.Close(s)

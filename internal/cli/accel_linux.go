@@ -15,6 +15,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
 )
@@ -62,6 +63,13 @@ slipstream agent. status shows settings and fast paths.`,
 			return printSettings(p.Out, settings)
 		}
 	}
+	var killed bool
+	revert := &cobra.Command{
+		Use: "revert", Args: cobra.NoArgs,
+		Short: "Restore what apply changed here, and what killed processes changed on this machine",
+		RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p, options(), killed) },
+	}
+	revert.Flags().BoolVar(&killed, "killed", false, "only what killed processes changed: what apply changed stays")
 	c.AddCommand(
 		&cobra.Command{
 			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
@@ -78,11 +86,7 @@ slipstream agent. status shows settings and fast paths.`,
 			Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
 			RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options()) },
 		},
-		&cobra.Command{
-			Use: "revert", Args: cobra.NoArgs,
-			Short: "Restore what apply changed here, and what killed processes changed on this machine",
-			RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p.Out, options()) },
-		},
+		revert,
 	)
 	return c
 }
@@ -108,20 +112,27 @@ func accelStatus(ctx context.Context, w io.Writer, o accel.Options) error {
 	return err
 }
 
-func accelRevert(ctx context.Context, w io.Writer, o accel.Options) error {
+func accelRevert(ctx context.Context, p Process, o accel.Options, killed bool) error {
 	recovered, err := accel.Recover(ctx, o)
+	if killed && journal.OnlyChanged(err) {
+		fmt.Fprintln(p.Err, err) // they are no longer slipstream's
+		err = nil
+	}
 	if err != nil {
 		return err
 	}
-	s, err := accel.OpenApplier(o)
-	if err != nil {
-		return err
+	n := 0
+	if !killed {
+		s, err := accel.OpenApplier(o)
+		if err != nil {
+			return err
+		}
+		n, err = s.Revert(ctx)
+		if err := errors.Join(err, s.Close()); err != nil {
+			return err
+		}
 	}
-	n, err := s.Revert(ctx)
-	if err := errors.Join(err, s.Close()); err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "%d settings restored\n", n+len(recovered))
+	fmt.Fprintf(p.Out, "%d settings restored\n", n+len(recovered))
 	return nil
 }
 

@@ -22,13 +22,23 @@ type activePods struct {
 	// requested are addresses with attach requests whose links were unknown: the next scan looks up
 	// their routes.
 	requested map[netip.Addr]bool
-	// used is when each link last had an eligible connection.
-	used map[int]time.Time
+	// links are those that have programs, or need them.
+	links map[int]podLink
+}
+
+// podLink is the link of a pod.
+type podLink struct {
+	// used is when it last had an eligible connection.
+	used time.Time
+	// idle is when a scan found the pod idle. From then on its packets request the programs again, like those of a pod that
+	// has none.
+	idle time.Time
 }
 
 // retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection
 // that looks eligible but never becomes a flow, and that would request the programs again at once.
-const retryAfter = sweepEvery * leaseRenewal
+// It ends before the next sweep, which looks for idle pods.
+const retryAfter = (sweepEvery - 1) * leaseRenewal
 
 // requestedMax bounds the routes that each scan looks up: a pod can request any number of addresses
 // by spoofing them. Beyond that, a new address replaces another.
@@ -41,8 +51,8 @@ func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idle
 func (p *activePods) use(link int) (anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	anew = isIdle(p.used[link])
-	p.used[link] = time.Now()
+	anew = isIdle(p.links[link].used)
+	p.links[link] = podLink{used: time.Now()}
 	return anew
 }
 
@@ -86,15 +96,15 @@ func (p *activePods) wanted() []netip.Addr {
 func (p *activePods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.used[p.behind[datapath.PodKeyOf(a)]].IsZero() })
+	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.links[p.behind[datapath.PodKeyOf(a)]].used.IsZero() })
 }
 
 // anyIdle reports whether a pod with programs is idle.
 func (p *activePods) anyIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, at := range p.used {
-		if isIdle(at) {
+	for _, l := range p.links {
+		if isIdle(l.used) {
 			return true
 		}
 	}
@@ -110,13 +120,15 @@ func (p *activePods) update(n node) (all, watched []int) {
 	for address, link := range n.behind {
 		p.behind[datapath.PodKeyOf(address)] = link
 	}
-	for link, at := range p.used {
+	for link, l := range p.links {
 		switch {
-		case !slices.Contains(n.veths, link) || isIdle(at.Add(retryAfter)):
-			delete(p.used, link)
+		case !slices.Contains(n.veths, link), !l.idle.IsZero() && time.Since(l.idle) >= retryAfter:
+			delete(p.links, link)
 			continue
-		case !isIdle(at):
+		case !isIdle(l.used):
 			watched = append(watched, link)
+		case l.idle.IsZero():
+			p.links[link] = podLink{l.used, time.Now()}
 		}
 		all = append(all, link)
 	}

@@ -16,7 +16,7 @@ import (
 func TestPods(t *testing.T) {
 	const pod, other = 3, 4
 	idle := time.Duration(idleAfter) * leaseRenewal
-	p := activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
+	p := activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)}
 	n := node{veths: []int{other, pod}}
 	want := func(what string, all, watched []int) {
 		t.Helper()
@@ -26,8 +26,12 @@ func TestPods(t *testing.T) {
 		}
 	}
 	passes := func(d time.Duration) {
-		for link, at := range p.used {
-			p.used[link] = at.Add(-d)
+		for link, l := range p.links {
+			l.used = l.used.Add(-d)
+			if !l.idle.IsZero() {
+				l.idle = l.idle.Add(-d)
+			}
+			p.links[link] = l
 		}
 	}
 	uses := func(what string, anew bool) {
@@ -53,6 +57,10 @@ func TestPods(t *testing.T) {
 	uses("idle", true)
 	want("with a connection again", []int{pod}, []int{pod})
 	passes(idle + retryAfter)
+	want("found idle only now", []int{pod}, nil)
+	passes(retryAfter / 2)
+	want("idle for a while", []int{pod}, nil)
+	passes(retryAfter / 2)
 	want("long idle", nil, nil)
 	uses("long idle", true)
 	n.veths = []int{other}
@@ -64,7 +72,7 @@ func TestPods(t *testing.T) {
 // it was forgotten. Other requests replace it; those for pods are kept as long as there is room.
 func TestAttachRequests(t *testing.T) {
 	const pod = 3
-	p := activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)}
+	p := activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)}
 	want := func(what string, a netip.Addr, link int, anew bool) {
 		t.Helper()
 		if gotLink, gotAnew := p.linkOf(datapath.PodKeyOf(a)); gotLink != link || gotAnew != anew {

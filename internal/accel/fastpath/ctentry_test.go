@@ -50,6 +50,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 		}, datapath.Recovery{}},
 		{"no pod here", func(e *ctEntry) { e.original.from, e.reply.to = address("10.0.0.3:1"), address("10.0.0.3:1") }, datapath.Recovery{}},
 		{"half-closed", func(e *ctEntry) { e.state = 4 }, datapath.Recovery{}},
+		{"closed after a FIN", func(e *ctEntry) { e.state, e.flags[0] = tcpClose, e.flags[0]|tcpCloseInit }, datapath.Recovery{}},
 		{"strict in a direction", func(e *ctEntry) { e.flags[1] &^= tcpLiberal }, datapath.Recovery{}},
 		{"picked up in mid-stream", func(e *ctEntry) { e.flags[0] &^= tcpScaled }, datapath.Recovery{}},
 		{"in a flow table of the kernel", func(e *ctEntry) { e.status = 1 << 14 }, datapath.Recovery{}},
@@ -70,7 +71,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 // TestIdleOfEntry checks for how long a connection has been idle by its timeout, whichever that is of.
 func TestIdleOfEntry(t *testing.T) {
 	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 500_000: 0} {
-		if got := (&ctEntry{timeout: timeout}).idle([]uint32{10, 300, 432_000}); got != want {
+		if got := (&ctEntry{timeout: timeout}).idle(ctTimeouts{432_000, 300, 10}); got != want {
 			t.Errorf("a timeout of %d s is after %s idle, want %s", timeout, got, want)
 		}
 	}

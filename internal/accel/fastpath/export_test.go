@@ -39,7 +39,7 @@ func (f *Fastpath) AttachAll() {
 // GoIdle makes the fast path go idle now, whatever connections it accelerates.
 func (f *Fastpath) GoIdle() {
 	f.pods.mu.Lock()
-	clear(f.pods.used)
+	clear(f.pods.links)
 	f.pods.mu.Unlock()
 	poke(f.rescan)
 }

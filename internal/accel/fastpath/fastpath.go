@@ -123,7 +123,7 @@ type attachment struct {
 func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
-		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{used: make(map[int]time.Time), requested: make(map[netip.Addr]bool)},
+		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
 		recovering: make(map[datapath.Flow]*recovery),
 	}
 	defer func() {

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,43 +27,39 @@ import (
 // answers a keepalive. So the next agent sends each such pod a segment, straight to its link; encap
 // takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
 
-// recoverTries bounds how many keepalives a pod gets, one at each renewal of the lease.
-const recoverTries = 8
+const (
+	// recoverTries bounds in how many rounds a connection is tried, one at each renewal of the lease.
+	recoverTries = 8
+	// recoverRound bounds how long a round takes, as the agent has more to do.
+	recoverRound = 200 * time.Millisecond
+	// recoverMost bounds how many connections are recovered: twice as many as an agent can have accelerated.
+	recoverMost = 32768
+	// answerTime is how long the agent waits for a pod's answer, which normally comes while it sends. A packet that the
+	// pod sends meanwhile would be taken for it.
+	answerTime = 5 * time.Millisecond
+	// restTime is for how long a connection must have been idle: the answer may acknowledge what the peer has just sent,
+	// too, and the peer does not see it.
+	restTime = time.Second
+)
 
 // recovery is a connection that is being recovered.
 type recovery struct {
-	// link is the pod's link, and ethernet the header of frames to the pod.
-	link     int
-	ethernet []byte
-	tries    int
+	datapath.Recovery
+	tries int
 }
 
-// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal. links
-// are the links of the pods' addresses.
+// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most
+// recoverMost. links are the links of the pods' addresses.
 func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err error) {
-	now, err := monotonic()
-	if err != nil {
-		return nil, err
-	}
-	var timeouts []uint32
-	for _, state := range []string{"close", "unacknowledged", "established"} {
-		timeout, err := timeoutOf(state, 0)
-		if err != nil {
-			return nil, err
-		}
-		timeouts = append(timeouts, timeout)
-	}
-	slices.Sort(timeouts)
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	err = r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
 		if t, err := parseCTEntry(b); err == nil && t.leftLiberal() {
 			if is, ok := t.recovery(links); ok {
-				is.Last = now - t.idle(timeouts)
 				all = append(all, is)
 			}
 		}
-		return true
+		return len(all) < recoverMost
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list conntrack entries: %w", err)
@@ -70,11 +67,25 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 	return all, nil
 }
 
+// ctTimeouts are the timeouts of conntrack that an entry of an open connection can have, in seconds. A RST that
+// conntrack accepts leaves an entry that of CLOSE, and its state unless the sequence number is exactly the next.
+type ctTimeouts struct{ established, unacknowledged, close uint32 }
+
+func readTimeouts() (t ctTimeouts, err error) {
+	for state, to := range map[string]*uint32{"established": &t.established, "unacknowledged": &t.unacknowledged, "close": &t.close} {
+		if *to, err = timeoutOf(state, 0); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
 // idle returns for how long conntrack has seen no packet of a connection: its timeout has begun with the
-// shortest of timeouts, in ascending order, that is not less. A RST that conntrack accepts leaves an entry the
-// timeout of CLOSE, and its state unless the sequence number is exactly the next.
-func (t *ctEntry) idle(timeouts []uint32) time.Duration {
-	for _, begun := range timeouts {
+// shortest that is not less.
+func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
+	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.established}
+	slices.Sort(all)
+	for _, begun := range all {
 		if t.timeout <= begun {
 			return time.Duration(begun-t.timeout) * time.Second
 		}
@@ -82,12 +93,13 @@ func (t *ctEntry) idle(timeouts []uint32) time.Duration {
 	return 0
 }
 
-// leftLiberal reports whether an agent has left an entry liberal, and its connection may be open. Conntrack
-// itself makes those liberal that it has picked up in mid-stream, without window scales, and those in a flow
+// leftLiberal reports whether an agent has left an entry liberal, and its connection may be open: no FIN was seen.
+// Conntrack itself makes those liberal that it has picked up in mid-stream, without window scales, and those in a flow
 // table of the kernel.
 func (t *ctEntry) leftLiberal() bool {
 	const flags, offloaded = tcpScaled | tcpLiberal, 1<<14 | 1<<15 // IPS_OFFLOAD, IPS_HW_OFFLOAD
-	return t.flags[0]&t.flags[1]&flags == flags && t.status&offloaded == 0 && (t.state == tcpEstablished || t.state == tcpClose)
+	return t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 && t.status&offloaded == 0 &&
+		(t.state == tcpEstablished || t.state == tcpClose)
 }
 
 // recovery returns the connection of an entry if one of its ends is a pod whose address is not translated.
@@ -106,8 +118,7 @@ func (t *ctEntry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bo
 	return r, false
 }
 
-// findLiberal adds flows for the connections that a killed agent has left liberal. The caller has scanned
-// the devices.
+// findLiberal finds the connections that a killed agent has left liberal. The caller has scanned the devices.
 func (f *Fastpath) findLiberal() error {
 	if f.resyncs.try() != nil {
 		return nil // entries stay liberal on this kernel
@@ -116,84 +127,156 @@ func (f *Fastpath) findLiberal() error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	neighbours, err := listNeighbours(f.links)
-	if err != nil {
-		return err
-	}
-	macs := make(map[netip.Addr]net.HardwareAddr)
-	for _, n := range neighbours {
-		if address, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) == len(mac{}) {
-			macs[address.Unmap()] = n.HardwareAddr
-		}
-	}
 	for _, r := range all {
-		if err := f.programs.Recover(r); err != nil {
-			return err
-		}
+		f.recovering[r.Flow] = &recovery{Recovery: r}
 		f.attach(r.Link)
-		f.recovering[r.Flow] = &recovery{link: r.Link, ethernet: ethernet(macs[r.Pod.Addr()], r.Pod.Addr())}
 	}
 	f.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
 	return nil
 }
 
-// recoverLiberal sends keepalives to the pods of connections that are being recovered, and makes conntrack
-// check the windows of those whose pods have answered.
+// recoverLiberal recovers connections for one round.
 func (f *Fastpath) recoverLiberal() error {
 	if len(f.recovering) == 0 {
 		return nil
 	}
-	// One socket for all: to close one takes milliseconds, as the kernel waits for its readers (packet_release).
-	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	k, err := f.newKeepalives()
 	if err != nil {
-		return os.NewSyscallError("socket", err)
+		return err
 	}
-	defer unix.Close(socket)
-	var errs []error
+	defer k.close()
+	var first error
+	failed, began := 0, time.Now()
 	for flow, r := range f.recovering {
-		// There may be thousands, and the lease must not expire meanwhile.
-		if err := f.renewLease(); err != nil {
-			return err
+		f.attach(r.Link)
+		if time.Since(began) > recoverRound {
+			continue
 		}
-		done, err := f.recoverOne(socket, flow, r)
-		if r.tries++; done || r.tries >= recoverTries {
+		if f.closing() {
+			return nil
+		}
+		done, err := f.recoverOne(k, r)
+		if r.tries++; done || r.tries == recoverTries {
 			delete(f.recovering, flow)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s to %s: %w", flow.Pod, flow.Peer, err))
+			failed++
+			first = cmp.Or(first, fmt.Errorf("%s to %s: %w", flow.Pod, flow.Peer, err))
 		}
 	}
-	return errors.Join(errs...)
-}
-
-// recoverOne does the next step for a connection, and returns whether it was the last. Keepalives go through an
-// AF_PACKET socket.
-func (f *Fastpath) recoverOne(socket int, flow datapath.Flow, r *recovery) (done bool, err error) {
-	answered, known, err := f.programs.Recovered(flow)
-	switch {
-	case err != nil:
-		return false, err
-	case !known:
-		return true, nil
-	case !answered:
-		return false, f.keepalive(socket, flow, r)
+	if failed > 1 {
+		return fmt.Errorf("%w; %d others failed", first, failed-1)
 	}
-	return f.forgetIdle(flow, false)
+	return first
 }
 
-// keepalive sends a pod a segment of a connection that its peer did not send, once encap is attached to
-// the pod's link. The segment is outside the window, unless the random number hits it; then TCP takes it for an
-// old acknowledgement.
-func (f *Fastpath) keepalive(socket int, flow datapath.Flow, r *recovery) error {
+// recoverOne tries to recover a connection, and returns whether that is done.
+func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
 	f.mu.Lock()
-	attached := f.attached[attachment{r.link, "encap"}] != nil
+	attached := f.attached[attachment{r.Link, "encap"}] != nil
 	f.mu.Unlock()
-	if !attached {
-		return nil
+	if !attached || k.macs[r.Pod.Addr()] == nil {
+		return false, nil
 	}
-	s := segment{flow.Peer, flow.Pod, rand.Uint32(), rand.Uint32(), ackFlag, 0xffff, nil}
-	err := unix.Sendto(socket, slices.Concat(r.ethernet, s.bytes()), 0, &unix.SockaddrLinklayer{Ifindex: r.link})
-	return os.NewSyscallError("sendto", err)
+	is, err := lookUp(r.Flow)
+	if err != nil || is == nil || !is.leftLiberal() {
+		return err == nil, err
+	}
+	now, err := monotonic()
+	if err != nil {
+		return false, err
+	}
+	idle := is.idle(k.timeouts)
+	if idle < restTime && r.tries < recoverTries/2 {
+		return false, nil // in use, or with a timeout that tells nothing
+	}
+	r.Last, r.Acknowledged = now-idle, rand.Uint32()
+	if added, err := f.programs.Recover(r.Recovery); err != nil || !added {
+		return false, err
+	}
+	answered, known, err := f.ask(k, r)
+	switch {
+	case err == nil && !known:
+		return true, nil // the pod has ended it, or it is in use
+	case err == nil && answered:
+		return true, f.recovered(k, r.Flow)
+	}
+	// The programs would take a later packet for the answer.
+	return false, errors.Join(err, f.programs.Forget(r.Flow))
+}
+
+// ask sends a pod a keepalive, and waits for the answer: see datapath.Programs.Recovered.
+func (f *Fastpath) ask(k *keepalives, r *recovery) (answered, known bool, err error) {
+	if err := k.send(r); err != nil {
+		return false, true, err
+	}
+	for until := time.Now().Add(answerTime); ; time.Sleep(answerTime / 20) {
+		answered, known, err = f.programs.Recovered(r.Flow)
+		if err != nil || !known || answered || time.Now().After(until) {
+			return answered, known, err
+		}
+	}
+}
+
+// recovered makes conntrack check the window of a connection whose pod has told its sequence numbers.
+func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	n, _, err := f.sequence(flow)
+	if err != nil || n != (datapath.Sequence{}) && !n.Acknowledged() {
+		return err // it is in use
+	}
+	is, err := lookUp(flow)
+	if err != nil || is == nil || !is.leftLiberal() || n == (datapath.Sequence{}) {
+		// Meanwhile the pod may have closed the connection, and answered all the same.
+		return errors.Join(err, f.programs.Forget(flow))
+	}
+	err = f.resyncs.do(func(r *resyncer) error { return r.recover(flow, n, is, k.timeouts) })
+	if known, failed := f.programs.Known(flow); failed != nil || !known {
+		return errors.Join(err, failed) // it has ended
+	}
+	if after, _, failed := f.sequence(flow); err != nil || failed != nil || after != n {
+		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them.
+		return errors.Join(err, failed, liberal(flow), reopen(flow, 0))
+	}
+	return f.programs.Forget(flow)
+}
+
+// keepalives sends keepalives to pods, in one round.
+type keepalives struct {
+	// socket is an AF_PACKET socket. There is one for all, because to close one takes milliseconds: the kernel waits
+	// for its readers (packet_release).
+	socket   int
+	macs     map[netip.Addr]net.HardwareAddr
+	timeouts ctTimeouts
+}
+
+func (f *Fastpath) newKeepalives() (k *keepalives, err error) {
+	k = &keepalives{macs: make(map[netip.Addr]net.HardwareAddr)}
+	if k.timeouts, err = readTimeouts(); err != nil {
+		return nil, err
+	}
+	neighbours, err := listNeighbours(f.links)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range neighbours {
+		if address, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) == len(mac{}) {
+			k.macs[address.Unmap()] = n.HardwareAddr
+		}
+	}
+	k.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	return k, os.NewSyscallError("socket", err)
+}
+
+func (k *keepalives) close() { _ = unix.Close(k.socket) }
+
+// send sends a pod a segment of a connection that its peer did not send. The segment is outside the window, unless the random number hits it; then TCP takes it for an
+// old acknowledgement.
+func (k *keepalives) send(r *recovery) error {
+	s := segment{r.Peer, r.Pod, rand.Uint32(), r.Acknowledged, ackFlag, 0xffff, nil}
+	frame := append(ethernet(k.macs[r.Pod.Addr()], r.Pod.Addr()), s.bytes()...)
+	return os.NewSyscallError("sendto", unix.Sendto(k.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: r.Link}))
 }
 
 // ethernet returns the Ethernet header of packets to an address. No pod reads the source.

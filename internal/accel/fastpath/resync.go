@@ -91,19 +91,46 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 			return err
 		}
 	}
-	original, reply := n.Pod, n.Peer
-	if before.original.from != f.Pod {
-		original, reply = reply, original
-	}
 	if accelerated {
 		// Conntrack gives a closed window a short timeout, and would not see it open again.
-		original.Edge, reply.Edge = openWindow(original, reply), openWindow(reply, original)
-	}
-	if err := r.handshake(before, original, reply); err != nil {
-		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
-	}
-	if accelerated {
+		n.Pod.Edge, n.Peer.Edge = openWindow(n.Pod, n.Peer), openWindow(n.Peer, n.Pod)
+		if err := r.handshake(f, before, n); err != nil {
+			return err
+		}
 		return liberal(f)
+	}
+	established, err := timeoutOf("established", 0)
+	if err != nil {
+		return err
+	}
+	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, established) })
+}
+
+// recover makes conntrack check the window of a connection that an agent has left with the entry before. It is
+// as if there had been no agent: the timeout stays what it is, and a RST that conntrack has accepted from anybody is
+// undone.
+func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
+	if before.state != tcpClose && before.timeout > timeouts.close {
+		return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return min(before.timeout, after.timeout) })
+	}
+	idle := time.Duration(timeouts.close-min(before.timeout, timeouts.close)) * time.Second
+	if err := reopen(f, idle); err != nil {
+		return err
+	}
+	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 {
+		left := after.timeoutAfter(idle, timeouts.established)
+		if (before.flags[0]|before.flags[1])&tcpUnacknowledged != 0 {
+			left = min(left, timeouts.unacknowledged)
+		}
+		return left
+	})
+}
+
+// checkWindow makes conntrack check the window of a connection with the entry before. left tells the timeout of the
+// entry, which has begun anew.
+func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequence, left func(after *ctEntry) uint32) error {
+	if err := r.handshake(f, before, n); err != nil {
+		return err
 	}
 	after, err := lookUp(f)
 	if err != nil || after == nil || after.state != tcpEstablished {
@@ -119,11 +146,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 		// liberal from the start.
 		flags = tcpLiberal
 	}
-	established, err := timeoutOf("established", 0)
-	if err != nil {
-		return err
-	}
-	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(after.timeoutAfter(idle, established)))
+	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(left(after)))
 }
 
 // timeoutAfter returns the timeout that would be left to an entry, whose timeout has just begun, if its
@@ -215,8 +238,13 @@ const (
 	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
 )
 
-// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows.
-func (r *resyncer) handshake(t *ctEntry, original, reply datapath.Side) error {
+// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows of a connection
+// with the entry t.
+func (r *resyncer) handshake(f datapath.Flow, t *ctEntry, n datapath.Sequence) error {
+	original, reply := n.Pod, n.Peer
+	if t.original.from != f.Pod {
+		original, reply = reply, original
+	}
 	window := func(own, other datapath.Side, scale uint8) uint16 {
 		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
 	}
@@ -228,7 +256,7 @@ func (r *resyncer) handshake(t *ctEntry, original, reply datapath.Side) error {
 		{t.reply.from, t.reply.to, reply.Next, original.Next, ackFlag, back, nil},
 	} {
 		if err := r.send(p); err != nil {
-			return err
+			return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
 		}
 	}
 	return nil

@@ -355,34 +355,3 @@ func TestFullConntrackTable(t *testing.T) {
 		})
 	}
 }
-
-// TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left
-// accelerates connections meanwhile, and forgets those that the pod does not have.
-func TestManyConnectionsRecovered(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	e := w.connect().back()
-	w.trip(e, 10) // so that the node knows the pod's MAC address
-	const entries, scaled = 8192, 0x01
-	info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
-	tcp := info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil)
-	tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{stateEstablished})
-	for _, way := range []int{nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY} {
-		tcp.AddRtAttr(way, []byte{flagLiberal | scaled, flagLiberal | scaled})
-	}
-	w.addEntries(unix.IPPROTO_TCP, w.pod(0, 0), statusReplied|statusAssured|statusConfirmed, func(n int) (bool, error) { return n >= entries, nil }, info)
-	w.start()
-	// The pod's answers may have ended some by now.
-	if known, _, err := w.paths[0].Connections(); err != nil || known < 100 || known > entries+1 {
-		t.Fatalf("%d connections are known, want %d at most: %v", known, entries+1, err)
-	}
-	w.accelerate(e)
-	w.eventually("the pod's answers end the others", func() { w.trip(e, 100) }, func() bool {
-		known, _, err := w.paths[0].Connections()
-		return err == nil && known < 10
-	})
-	if c := w.counts(0); c["lease-expired"] > 0 {
-		t.Errorf("the lease expired for %d packets", c["lease-expired"])
-	}
-	w.accelerate(e)
-}

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"slipstream.dev/internal/accel/kernel"
@@ -28,6 +29,17 @@ var (
 	// set: somebody changed it meanwhile, and it was left as it is.
 	ErrChanged = errors.New("changed by somebody else, left as it is")
 )
+
+// OnlyChanged reports whether an error is nothing but settings that somebody changed.
+func OnlyChanged(err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !OnlyChanged(err) })
+	case interface{ Unwrap() error }:
+		return OnlyChanged(e.Unwrap())
+	}
+	return err == ErrChanged
+}
 
 // Journal is the folder of ledgers.
 type Journal struct {

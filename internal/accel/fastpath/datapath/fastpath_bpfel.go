@@ -228,14 +228,16 @@ type fastpathPodLink struct {
 }
 
 type fastpathRecovery struct {
-	_        structs.HostLayout
-	Key      fastpathKey
-	WirePeer uint64
-	Pod6     [2]uint64
-	Peer6    [2]uint64
-	Device   uint32
-	Scale    [2]uint32
-	LastMs   uint32
+	_            structs.HostLayout
+	Key          fastpathKey
+	WirePeer     uint64
+	Pod6         [2]uint64
+	Peer6        [2]uint64
+	Device       uint32
+	Scale        [2]uint32
+	LastMs       uint32
+	Acknowledged uint32
+	_            [4]byte
 }
 
 type fastpathVxlanDevice struct {

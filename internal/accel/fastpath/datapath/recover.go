@@ -21,24 +21,28 @@ type Recovery struct {
 	PodScale, PeerScale uint8
 	// Last is when its last packet was seen (CLOCK_MONOTONIC).
 	Last time.Duration
+	// Acknowledged is the acknowledgement number of the keepalive that the caller sends the pod.
+	Acknowledged uint32
 }
 
 // Recover adds a flow for a connection, which takes its sequence numbers from the next packet of the pod
-// if that has no data, and drops it: the caller has sent the pod a keepalive, and the peer must not see
-// the answer. It adds nothing if there is a flow, or no room for another.
-func (p *Programs) Recover(r Recovery) error {
+// if that has no data, and drops it: the caller sends the pod a keepalive, and the peer must not see
+// the answer. It adds nothing, and returns false, if there is a flow or no room for another.
+func (p *Programs) Recover(r Recovery) (added bool, err error) {
 	k := r.key()
 	c := fastpathRecovery{
 		Key: k, WirePeer: Flow{Pod: r.Pod, Peer: r.WirePeer, Protocol: r.Protocol}.key().wirePeer(),
 		Device: uint32(r.Link), Scale: [2]uint32{uint32(r.PodScale), uint32(r.PeerScale)}, LastMs: uint32(r.Last / time.Millisecond),
+		Acknowledged: r.Acknowledged,
 	}
 	if r.Pod.Addr().Is6() {
 		c.Pod6, c.Peer6 = words(r.Pod.Addr()), words(r.Peer.Addr())
 	}
-	if _, err := p.objects.RecoverFlow.Run(&ebpf.RunOptions{Context: &c}); err != nil {
-		return fmt.Errorf("recover connection %v: %w", r.Flow, err)
+	code, err := p.objects.RecoverFlow.Run(&ebpf.RunOptions{Context: &c})
+	if err != nil {
+		return false, fmt.Errorf("recover connection %v: %w", r.Flow, err)
 	}
-	return nil
+	return code == 0, nil
 }
 
 // Recovered returns whether the flow of a connection has the sequence numbers that Recover asked for. It

@@ -1,0 +1,238 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/fastpath"
+)
+
+// leftConnection is an idle connection whose conntrack entry on node0 a killed agent has left liberal.
+type leftConnection struct {
+	echo
+	was  fastpath.Tracked // before it was accelerated
+	last time.Time        // when its last packet was sent
+}
+
+// leftLiberal returns a connection by each front.
+func (w *world) leftLiberal(fronts ...front) (all []leftConnection) {
+	w.Helper()
+	agent := w.startAgent("n0")
+	for _, front := range fronts {
+		e := w.connectBy(front).back()
+		e.noKeepalive(w.T)
+		c := leftConnection{echo: e, was: w.conntrack("n0", e)}
+		w.eventually("the connection is accelerated, and no data unacknowledged", nil, func() bool {
+			is := w.conntrack("n0", e)
+			return w.isFast(e) && is.Flags[0]&is.Flags[1]&flagLiberal != 0 && (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
+		})
+		c.last = time.Now()
+		all = append(all, c)
+	}
+	if err := agent.Process.Kill(); err != nil {
+		w.Fatal(err)
+	}
+	_ = agent.Wait()
+	for _, c := range all {
+		if is := w.conntrack("n0", c.echo); is.State != stateEstablished || is.Flags[0]&is.Flags[1]&flagLiberal == 0 {
+			w.Fatalf("conntrack has %+v after the agent was killed", is)
+		}
+	}
+	return all
+}
+
+// checksWindow waits until conntrack of node0 checks the window of a connection again.
+func (w *world) checksWindow(c leftConnection) {
+	w.Helper()
+	w.eventually("conntrack checks the window", nil, func() bool {
+		is := w.conntrack("n0", c.echo)
+		return is.State == stateEstablished && is.Flags == c.was.Flags
+	})
+}
+
+// reset has the client of a connection reset it, and waits until the server's pod has got the RST.
+func (w *world) reset(e echo) {
+	w.Helper()
+	before := w.snmp("n1p0", "Tcp:", "EstabResets")
+	if err := e.Conn.(*net.TCPConn).SetLinger(0); err != nil {
+		w.Fatal(err)
+	}
+	e.Conn.Close()
+	w.eventually("the peer gets the RST", nil, func() bool { return w.snmp("n1p0", "Tcp:", "EstabResets") > before })
+}
+
+// TestIdleConnectionsRecovered checks that the next agent makes conntrack check the windows of idle
+// connections again that a killed agent has left, with state and timeout as without the fast path, although
+// another pod forges a RST between the two. Neither side sends anything; the other node sees nothing. A
+// connection that its pod has reset meanwhile is not kept.
+func TestIdleConnectionsRecovered(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name                 string
+		six                  bool
+		idle, forgedRST, own front
+	}{
+		{"IPv4", false, direct, byService, direct},
+		{"Service", false, byService, direct, byService},
+		{"IPv6", true, direct, nil, direct},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			fronts := []front{tt.own, tt.idle}
+			if tt.forgedRST != nil {
+				fronts = append(fronts, tt.forgedRST)
+			}
+			all := w.leftLiberal(fronts...)
+			ended, open := all[0], all[1:]
+			time.Sleep(4 * time.Second) // so that a timeout which begins anew is seen
+			// From here on the entries of two connections last 10 s.
+			if tt.forgedRST != nil {
+				forge := w.forger("n0p1", open[1].echo)
+				w.eventually("conntrack accepts the forged RST", func() { forge(rand.Uint32(), tcpRST) }, func() bool {
+					return w.conntrack("n0", open[1].echo).Timeout <= closeTimeout
+				})
+			}
+			w.reset(ended.echo)
+
+			w.startAgent("n0")
+			for i, e := range open {
+				w.eventually("conntrack checks windows", nil, func() bool {
+					is := w.conntrack("n0", e.echo)
+					return is.State == stateEstablished && is.Flags == e.was.Flags
+				})
+				at := establishedTimeout - int(time.Since(e.last)/time.Second)
+				for _, node := range []string{"n0", "n1"} {
+					// Whole seconds, rounded down when the agent reads the entry, when it writes it, and here.
+					// Nobody knows the timeout before the forged RST.
+					if is := w.conntrack(node, e.echo); int(is.Timeout) < at-3 || int(is.Timeout) > at+1 && i == 0 {
+						t.Errorf("the timeout of connection %d on %s is %d s, want %d", i, node, is.Timeout, at)
+					}
+				}
+			}
+			if is := w.conntrack("n0", ended.echo); is.Timeout > closeTimeout {
+				t.Errorf("conntrack has %+v of a connection that its pod has reset", is)
+			}
+			for _, e := range open {
+				w.trip(e.echo, 100)
+			}
+		})
+	}
+}
+
+// TestRecoveredEntryKeepsTimeout checks that an entry whose timeout is not of an idle ESTABLISHED connection, but of
+// unacknowledged data or of a timeout policy, keeps it.
+func TestRecoveredEntryKeepsTimeout(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	c := w.leftLiberal(byService)[0]
+	const timeout = 200
+	w.in("n0", func() error { return fastpath.SetTimeout(flowOf(c), timeout) })
+	w.restart(0)
+	w.checksWindow(c)
+	if is := w.conntrack("n0", c.echo); is.Timeout > timeout || is.Timeout < timeout-20 {
+		t.Errorf("the timeout is %d s, was %d", is.Timeout, timeout)
+	}
+}
+
+// TestConnectionsEndDuringRecovery checks that a pod may end a connection right after the next agent has started:
+// the peer gets a RST, and no entry becomes ESTABLISHED again.
+func TestConnectionsEndDuringRecovery(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	all := w.leftLiberal(direct, byService, direct)
+	reset, closed, half := all[0], all[1], all[2]
+	w.restart(0)
+	w.reset(reset.echo)
+	closed.Conn.Close() // the peer answers with a FIN, and the pod is in TIME_WAIT
+	closed.far.Close()
+	if err := half.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(100 * time.Millisecond) {
+		for i, c := range all {
+			if is := w.conntrack("n0", c.echo); time.Since(began) > time.Second && is.State == stateEstablished && is.Timeout > closeTimeout {
+				t.Fatalf("conntrack has %+v of connection %d, which has ended", is, i)
+			}
+		}
+	}
+}
+
+// TestPodDoesNotAnswer checks that the entry of a connection whose pod does not answer keepalives stays as it is, also
+// if the agent stops meanwhile, which it does at once. A RST of the pod is no answer, and reaches the peer.
+func TestPodDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	all := w.leftLiberal(direct, direct)
+	c, reset := all[0], all[1]
+	was := w.conntrack("n0", c.echo)
+	w.rules("n0p0", func(conn *nftables.Conn) {
+		drop := nftables.ChainPolicyDrop
+		table := conn.AddTable(&nftables.Table{Name: "silent", Family: nftables.TableFamilyIPv4})
+		conn.AddChain(&nftables.Chain{Name: "input", Table: table, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Type: nftables.ChainTypeFilter, Policy: &drop})
+	})
+	ask := func(times int) {
+		t.Helper()
+		got := w.snmp("n0p0", "Ip:", "InReceives")
+		w.restart(0)
+		w.eventually("the agent asks the pod", nil, func() bool { return w.snmp("n0p0", "Ip:", "InReceives") >= got+times })
+	}
+	isAsBefore := func() {
+		t.Helper()
+		if is := w.conntrack("n0", c.echo); is.Flags != was.Flags || is.State != was.State {
+			t.Errorf("conntrack has %+v, had %+v", is, was)
+		}
+	}
+	ask(2)
+	w.reset(reset.echo)
+	began := time.Now()
+	w.stop(0)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("the agent stopped after %s", took)
+	}
+	isAsBefore()
+	ask(6)
+	w.eventually("no flow is left", nil, func() bool {
+		known, _, err := w.paths[0].Connections()
+		return err == nil && known == 0
+	})
+	isAsBefore()
+}
+
+// TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left
+// accelerates connections meanwhile, and forgets those that the pod does not have.
+func TestManyConnectionsRecovered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e := w.connect().back()
+	w.trip(e, 10) // so that the node knows the pod's MAC address
+	const entries, scaled = 8192, 0x01
+	info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
+	tcp := info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil)
+	tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{stateEstablished})
+	for _, way := range []int{nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY} {
+		tcp.AddRtAttr(way, []byte{flagLiberal | scaled, flagLiberal | scaled})
+	}
+	w.addEntries(unix.IPPROTO_TCP, w.pod(0, 0), statusReplied|statusAssured|statusConfirmed, func(n int) (bool, error) { return n >= entries, nil }, info)
+	w.start()
+	w.accelerate(e)
+	w.eventually("the pod has refused all keepalives", func() { w.trip(e, 100) }, func() bool {
+		return w.snmp("n0p0", "Tcp:", "OutRsts") >= entries
+	})
+	if known, _, err := w.paths[0].Connections(); err != nil || known > 10 {
+		t.Errorf("%d connections are known: %v", known, err)
+	}
+	if c := w.counts(0); c["lease-expired"] > 0 {
+		t.Errorf("the lease expired for %d packets", c["lease-expired"])
+	}
+	w.accelerate(e)
+}
