@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"slipstream.dev/internal/flock"
 )
 
 // journal is a file that says what was found and how far a change came. It is written before each step, so that
@@ -46,6 +48,26 @@ func (j journal) read(v any) (bool, error) {
 		return false, fmt.Errorf("read the journal %s: %w", j.path, err)
 	}
 	return true, nil
+}
+
+// lock holds the journal against other processes, until release or the end of this one.
+func (j journal) lock() (release func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(j.path), 0o700); err != nil {
+		return nil, fmt.Errorf("lock the journal: %w", err)
+	}
+	f, err := os.OpenFile(strings.TrimSuffix(j.path, ".json")+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the journal: %w", err)
+	}
+	err = flock.TryLock(f)
+	if err == nil {
+		return func() { _ = flock.Release(f) }, nil
+	}
+	f.Close()
+	if errors.Is(err, flock.ErrLocked) {
+		return nil, fmt.Errorf("another process is at work on this (%s is locked): wait until it has ended", f.Name())
+	}
+	return nil, fmt.Errorf("lock the journal: %w", err)
 }
 
 // write replaces the journal, whole or not at all.

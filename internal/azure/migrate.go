@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/arm"
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
@@ -20,6 +22,7 @@ import (
 // Node is a node of a pool.
 type Node struct {
 	Name            string
+	Machine         string // resource ID of its virtual machine or instance; empty if it is none of Azure's
 	Ready, Cordoned bool
 }
 
@@ -31,8 +34,10 @@ type Nodes interface {
 	// told if that has one.
 	Blockers(ctx context.Context, pool, to string) ([]string, error)
 	Cordon(ctx context.Context, node string, on bool) error
-	// Drain evicts all pods of a node that can be evicted, and returns when they are gone.
-	Drain(ctx context.Context, node string) error
+	// Drain evicts all pods of a node that can be evicted, and returns when they are gone. It notes what it waits for.
+	Drain(ctx context.Context, node string, note func(string)) error
+	// Waiting are the pods that have no node yet, by name.
+	Waiting(ctx context.Context) ([]string, error)
 	Uses(ctx context.Context) (map[string]Use, error)
 }
 
@@ -58,8 +63,9 @@ type Migration struct {
 	Timeout time.Duration
 	Dir     string // of the journals
 	Nodes   Nodes
-	// Prove measures the old pool against the new one.
-	Prove func(ctx context.Context, old, fresh []Node) (Proof, error)
+	// Prove measures the old pool against the new one. What it has measured for a migration that began at another
+	// time does not count.
+	Prove func(ctx context.Context, began time.Time, old, fresh []Node) (Proof, error)
 	Note  func(string)
 }
 
@@ -68,6 +74,7 @@ var Steps = []string{"create", "ready", "verify", "measure", "check", "freeze", 
 
 // migration is the journal of one: what was found, and what cannot be seen.
 type migration struct {
+	Began    time.Time       `json:"began"`
 	Cluster  string          `json:"cluster"`
 	Pool     string          `json:"pool"`
 	New      string          `json:"new"`
@@ -90,11 +97,13 @@ type Migrator struct {
 	// Warnings and Blockers are for a person to read. With a blocker no pod is touched.
 	Warnings, Blockers []string
 
-	clients *clients
-	cloud   *Cloud
-	journal journal
-	at      *migration
-	old     *armcontainerservice.AgentPool // nil once it is deleted
+	clients  *clients
+	cloud    *Cloud
+	journal  journal
+	at       *migration
+	old      *armcontainerservice.AgentPool // nil once it is deleted
+	machines string                         // begin of the resource ID of every machine of the cluster, in lower case
+	read     *migration                     // what the journal said when it was read
 }
 
 // fromTag is on a pool that a migration created: only such a pool is ever deleted by a way back.
@@ -108,7 +117,7 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	if o.Until != "" && !slices.Contains(Steps, o.Until) {
 		return nil, fmt.Errorf("--until %s: there is no such step; choose one of %s", o.Until, strings.Join(Steps, ", "))
 	}
-	m := &Migrator{Migration: o, cloud: c, clients: c.of[strings.ToLower(c.order[0])], at: new(migration)}
+	m := &Migrator{Migration: o, cloud: c, clients: c.of[strings.ToLower(c.order[0])], at: new(migration), read: new(migration)}
 	cluster, err := m.clients.clusters.Get(ctx, o.Group, o.Cluster, nil)
 	if err != nil {
 		return nil, failed("read cluster "+o.Group+"/"+o.Cluster, err)
@@ -118,11 +127,18 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	if err != nil {
 		return nil, err
 	}
+	if _, err := m.journal.read(m.read); err != nil {
+		return nil, err
+	}
 	if m.old, err = m.pool(ctx, o.Pool); err != nil {
 		return nil, err
 	}
-	if m.old == nil && !m.at.Deleting {
+	switch {
+	case m.old == nil && !m.at.Deleting:
 		return nil, fmt.Errorf("cluster %s has no node pool %s", o.Cluster, o.Pool)
+	case m.old != nil && m.at.Deleting && value(m.old.Properties.ProvisioningState) != "Deleting":
+		// The delete was refused, and somebody may have used the pool since.
+		m.at.Deleting, m.at.Drained = false, false
 	}
 	for what, tags := range map[string]map[string]*string{"cluster": cluster.Tags, "pool": m.tags()} {
 		for _, tool := range Owners(tags) {
@@ -136,10 +152,41 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	} else if err := m.begin(ctx, value(cluster.Location), value(cluster.ID)); err != nil {
 		return nil, err
 	}
-	if m.old != nil && o.Nodes != nil {
+	id, err := arm.ParseResourceID(value(cluster.ID))
+	if err == nil && cluster.Properties == nil {
+		err = fmt.Errorf("read cluster %s/%s: it has no properties", o.Group, o.Cluster)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m.machines = strings.ToLower("/subscriptions/" + id.SubscriptionID + "/resourceGroups/" + value(cluster.Properties.NodeResourceGroup) + "/")
+	if err := m.sameCluster(ctx); err != nil {
+		return nil, err
+	}
+	if m.old != nil {
 		m.Blockers, err = o.Nodes.Blockers(ctx, o.Pool, m.at.New)
 	}
 	return m, err
+}
+
+// sameCluster refuses a kubeconfig of another cluster: its nodes would be drained, and this one's pool deleted.
+func (m *Migrator) sameCluster(ctx context.Context) error {
+	const hint = "name the cluster's context with --context"
+	for _, pool := range []string{m.Pool, m.at.New} {
+		nodes, err := m.Nodes.Of(ctx, pool)
+		if err != nil {
+			return err
+		}
+		for _, n := range nodes {
+			if !strings.HasPrefix(strings.ToLower(n.Machine), m.machines) {
+				return fmt.Errorf("the kubeconfig is not that of %s/%s: its node %s is no machine of that cluster; %s", m.Group, m.Cluster, n.Name, hint)
+			}
+		}
+		if len(nodes) == 0 && pool == m.Pool && m.old != nil && value(m.old.Properties.Count) > 0 {
+			return fmt.Errorf("the kubeconfig is not that of %s/%s: it has no node of pool %s, and Azure has %d; %s", m.Group, m.Cluster, pool, *m.old.Properties.Count, hint)
+		}
+	}
+	return nil
 }
 
 func (m *Migrator) tags() map[string]*string {
@@ -185,7 +232,7 @@ func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 	if !poolName.MatchString(name) || len(name) > longest {
 		return fmt.Errorf("%q is not a valid name of a node pool: it must be a lower-case letter, then lower-case letters and digits, %d characters at most; choose another with --name", name, longest)
 	}
-	*m.at = migration{Cluster: cluster, Pool: m.Pool, New: name, Size: cmp.Or(m.Size, value(p.VMSize)), Count: value(p.Count),
+	*m.at = migration{Began: time.Now().UTC().Truncate(time.Second), Cluster: cluster, Pool: m.Pool, New: name, Size: cmp.Or(m.Size, value(p.VMSize)), Count: value(p.Count),
 		Scaled: value(p.EnableAutoScaling), Min: value(p.MinCount), Max: value(p.MaxCount)}
 	pools, err := all(ctx, m.clients.pools.NewListPager(m.Group, m.Cluster, nil),
 		func(r armcontainerservice.AgentPoolsClientListResponse) []*armcontainerservice.AgentPool {
@@ -197,6 +244,9 @@ func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 	system := 0
 	for _, other := range pools {
 		if value(other.Name) == name {
+			if other.Properties != nil && value(other.Properties.Tags[fromTag]) == m.Pool {
+				return fmt.Errorf("node pool %s belongs to a migration of %s whose journal is not %s: name its folder with --state, or delete the pool", name, m.Pool, m.journal.path)
+			}
 			return fmt.Errorf("there is a node pool %s already: choose another name with --name", name)
 		}
 		if other.Properties != nil && value(other.Properties.Mode) == armcontainerservice.AgentPoolModeSystem {
@@ -272,6 +322,11 @@ func (m *Migrator) Run(ctx context.Context) error {
 	if m.at.BackingOut {
 		return errors.New("this migration is being undone: finish that first (--back-out)")
 	}
+	release, err := m.hold()
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := m.journal.write(m.at); err != nil {
 		return err
 	}
@@ -306,6 +361,23 @@ func (m *Migrator) Run(ctx context.Context) error {
 	return nil
 }
 
+// hold locks the journal, and refuses to go on if another process has changed it since it was read.
+func (m *Migrator) hold() (release func(), err error) {
+	release, err = m.journal.lock()
+	if err != nil {
+		return nil, err
+	}
+	now := new(migration)
+	if _, err = m.journal.read(now); err == nil && !reflect.DeepEqual(now, m.read) {
+		err = errors.New("another process has continued this migration meanwhile: run the command again")
+	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
 // settings are those of the new pool: the old one's, without what the service alone sets.
 func (m *Migrator) settings() armcontainerservice.AgentPool {
 	p := *m.old.Properties
@@ -336,7 +408,7 @@ func (m *Migrator) create(ctx context.Context) error {
 		if value(fresh.Properties.Tags[fromTag]) != m.Pool {
 			return fmt.Errorf("node pool %s exists and does not belong to this migration", m.at.New)
 		}
-		return m.settled(ctx, m.at.New)
+		return m.succeeded(ctx, m.at.New)
 	}
 	p, err := m.clients.pools.BeginCreateOrUpdate(ctx, m.Group, m.Cluster, m.at.New, m.settings(), &armcontainerservice.AgentPoolsClientBeginCreateOrUpdateOptions{IfNoneMatch: to.Ptr("*")})
 	if err := wait(ctx, m.cloud, p, err); err != nil {
@@ -345,21 +417,39 @@ func (m *Migrator) create(ctx context.Context) error {
 	return nil
 }
 
-// settled waits until an operation on a pool has ended, which may have begun before this process.
-func (m *Migrator) settled(ctx context.Context, name string) error {
-	return m.until(ctx, "node pool "+name+" to settle", func() (bool, error) {
+// settled waits until an operation on a pool has ended, which may have begun before this process. It returns the
+// pool's state.
+func (m *Migrator) settled(ctx context.Context, name string) (state string, err error) {
+	err = m.until(ctx, "node pool "+name+" to settle", func() (bool, error) {
 		p, err := m.pool(ctx, name)
 		if err != nil || p == nil {
 			return false, cmp.Or(err, fmt.Errorf("node pool %s is gone", name))
 		}
-		switch state := value(p.Properties.ProvisioningState); state {
-		case "Succeeded":
-			return true, nil
-		case "Failed", "Canceled":
-			return false, fmt.Errorf("the last operation on node pool %s %s: see az aks nodepool show; then correct it and continue, or give --back-out", name, strings.ToLower(state))
-		}
-		return false, nil
+		state = value(p.Properties.ProvisioningState)
+		return slices.Contains([]string{"Succeeded", "Failed", "Canceled"}, state), nil
 	})
+	return state, err
+}
+
+// succeeded waits until a pool has settled, and refuses to go on if the operation failed.
+func (m *Migrator) succeeded(ctx context.Context, name string) error {
+	state, err := m.settled(ctx, name)
+	if err == nil && state != "Succeeded" {
+		err = fmt.Errorf("the last operation on node pool %s %s: see az aks nodepool show; then correct it and continue, or give --back-out", name, strings.ToLower(state))
+	}
+	return err
+}
+
+// count is how many nodes the new pool is to have: as many as it was created with, unless somebody has scaled it.
+func (m *Migrator) count(ctx context.Context) (int, error) {
+	p, err := m.pool(ctx, m.at.New)
+	if err != nil || p == nil {
+		return 0, cmp.Or(err, fmt.Errorf("node pool %s is gone", m.at.New))
+	}
+	if n := value(p.Properties.Count); n > 0 {
+		return int(n), nil
+	}
+	return 0, fmt.Errorf("node pool %s was scaled to no node", m.at.New)
 }
 
 // until asks again and again until it is so.
@@ -385,7 +475,11 @@ func (m *Migrator) until(ctx context.Context, what string, is func() (bool, erro
 }
 
 func (m *Migrator) ready(ctx context.Context) error {
-	return m.until(ctx, fmt.Sprintf("%d nodes of %s to be Ready", m.at.Count, m.at.New), func() (bool, error) {
+	count, err := m.count(ctx)
+	if err != nil {
+		return err
+	}
+	return m.until(ctx, fmt.Sprintf("%d nodes of %s to be Ready", count, m.at.New), func() (bool, error) {
 		nodes, err := m.Nodes.Of(ctx, m.at.New)
 		ready := 0
 		for _, n := range nodes {
@@ -393,7 +487,7 @@ func (m *Migrator) ready(ctx context.Context) error {
 				ready++
 			}
 		}
-		return ready >= int(m.at.Count), err
+		return ready >= count, err
 	})
 }
 
@@ -420,10 +514,11 @@ func (m *Migrator) verify(ctx context.Context) error {
 			return fmt.Errorf("packets of %s do not use the virtual function (%s); to continue nevertheless: --anyway", x.Name, x.UsedReason)
 		}
 	}
-	if machines < int(m.at.Count) {
-		return fmt.Errorf("%d machines of %s were found, not %d: %v", machines, m.at.New, m.at.Count, a.NotRead)
+	count, err := m.count(ctx)
+	if err == nil && machines < count {
+		err = fmt.Errorf("%d machines of %s were found, not %d: %v", machines, m.at.New, count, a.NotRead)
 	}
-	return nil
+	return err
 }
 
 // measure is before the first cordon: until then nothing of the old pool was touched.
@@ -441,7 +536,7 @@ func (m *Migrator) measure(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		proof, err := m.Prove(ctx, old, fresh)
+		proof, err := m.Prove(ctx, m.at.Began, old, fresh)
 		if err != nil {
 			return err
 		}
@@ -483,12 +578,18 @@ func (m *Migrator) autoscale(ctx context.Context, name string, on bool) error {
 }
 
 func (m *Migrator) freeze(ctx context.Context) error {
+	if err := m.succeeded(ctx, m.Pool); err != nil {
+		return err
+	}
 	return m.autoscale(ctx, m.Pool, false)
 }
 
 func (m *Migrator) scale(ctx context.Context) error {
 	if !m.at.Scaled {
 		return nil
+	}
+	if err := m.succeeded(ctx, m.at.New); err != nil {
+		return err
 	}
 	return m.autoscale(ctx, m.at.New, true)
 }
@@ -530,6 +631,10 @@ func (m *Migrator) drainPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
+	before, err := m.Nodes.Waiting(ctx)
+	if err != nil {
+		return err
+	}
 	for i, n := range nodes {
 		if i > 0 && m.Pace > 0 {
 			select {
@@ -539,11 +644,29 @@ func (m *Migrator) drainPool(ctx context.Context, pool string) error {
 			}
 		}
 		m.Note("drain " + n.Name)
-		if err := m.Nodes.Drain(ctx, n.Name); err != nil {
+		if err := m.Nodes.Drain(ctx, n.Name, m.Note); err != nil {
 			return err
+		}
+		if err := m.placed(ctx, before); err != nil {
+			return fmt.Errorf("after the drain of %s: %w", n.Name, err)
 		}
 	}
 	return nil
+}
+
+// placed waits until all pods have a node, but for those that had none before the drain: the next node must not be
+// drained while there is no room for the pods of the last one.
+func (m *Migrator) placed(ctx context.Context, before []string) error {
+	var waiting []string
+	err := m.until(ctx, "evicted pods to get a node", func() (bool, error) {
+		now, err := m.Nodes.Waiting(ctx)
+		waiting = slices.DeleteFunc(now, func(pod string) bool { return slices.Contains(before, pod) })
+		return len(waiting) == 0, err
+	})
+	if err != nil && len(waiting) > 0 {
+		return fmt.Errorf("%w; without a node: %s", err, strings.Join(waiting, ", "))
+	}
+	return err
 }
 
 func (m *Migrator) delete(ctx context.Context) error {
@@ -571,6 +694,11 @@ func (m *Migrator) BackOut(ctx context.Context) error {
 	if m.at.Deleting {
 		return fmt.Errorf("node pool %s has been deleted or is being deleted, so the migration cannot be undone", m.Pool)
 	}
+	release, err := m.hold()
+	if err != nil {
+		return err
+	}
+	defer release()
 	m.at.BackingOut = true
 	if err := m.journal.write(m.at); err != nil {
 		return err
@@ -584,6 +712,9 @@ func (m *Migrator) BackOut(ctx context.Context) error {
 	}
 	if m.at.Scaled {
 		m.Note("turn the autoscaler of " + m.Pool + " on")
+		if _, err := m.settled(ctx, m.Pool); err != nil {
+			return err
+		}
 		if err := m.autoscale(ctx, m.Pool, true); err != nil {
 			return err
 		}
@@ -602,6 +733,10 @@ func (m *Migrator) BackOut(ctx context.Context) error {
 
 // leave empties the new pool and deletes it.
 func (m *Migrator) leave(ctx context.Context) error {
+	// Nodes of a pool that is still being created would join after the drain.
+	if _, err := m.settled(ctx, m.at.New); err != nil {
+		return err
+	}
 	if err := m.autoscale(ctx, m.at.New, false); err != nil {
 		return err
 	}

@@ -50,7 +50,8 @@ type found struct {
 	Time   time.Time `json:"time"`
 	// NICs and models that asked for Accelerated Networking, or not.
 	NICs map[string]bool `json:"nics"`
-	// Running are the machines, by ID, and whether each ran.
+	// Running are the machines, by ID, and whether each ran before the switch in progress. It is empty once the switch has
+	// ended, because people start and stop machines after that.
 	Running map[string]bool `json:"running"`
 }
 
@@ -72,8 +73,11 @@ func (c *Cloud) PlanSwitch(ctx context.Context, o SwitchOptions) (*Switch, error
 	switch {
 	case err != nil:
 		return nil, err
+	case known && (o.Undo || len(s.found.Running) > 0):
+		return s, nil // undone, or continued
 	case known:
-		return s, nil
+		s.found.Running = make(map[string]bool)
+		return s, s.check(ctx)
 	case o.Undo:
 		s.found = nil
 		return s, nil
@@ -236,6 +240,11 @@ func (s *Switch) Run(ctx context.Context, note func(string)) error {
 	if s.found == nil {
 		return nil
 	}
+	release, err := s.journal.lock()
+	if err != nil {
+		return err
+	}
+	defer release()
 	acts, err := s.acts(ctx)
 	if err != nil {
 		return err
@@ -255,7 +264,8 @@ func (s *Switch) Run(ctx context.Context, note func(string)) error {
 	if s.o.Undo {
 		return s.journal.remove()
 	}
-	return nil
+	clear(s.found.Running)
+	return s.journal.write(s.found)
 }
 
 func errorIf(b bool, text string) error {
@@ -277,13 +287,17 @@ func (s *Switch) wants(id string, now bool) bool {
 	return s.o.Want
 }
 
-// ran tells whether a machine should run in the end.
-func (s *Switch) ran(id, power string) bool {
+// ran tells whether a machine should run in the end. It refuses a machine whose power state Azure does not report, which
+// would be left off.
+func (s *Switch) ran(id, power string) (bool, error) {
+	if power == "" {
+		return false, fmt.Errorf("the power state of %s is unknown: try again later", last(id))
+	}
 	key := strings.ToLower(id)
 	if _, ok := s.found.Running[key]; !ok {
 		s.found.Running[key] = power == "running" || power == "starting"
 	}
-	return s.found.Running[key]
+	return s.found.Running[key], nil
 }
 
 func (s *Switch) acts(ctx context.Context) ([]act, error) {
@@ -323,7 +337,10 @@ func (s *Switch) vmActs(ctx context.Context) (acts []act, err error) {
 		return nil, failed("read the power state of "+name, err)
 	}
 	now := power(view.Statuses)
-	ran := s.ran(s.id.String(), now)
+	ran, err := s.ran(s.id.String(), now)
+	if err != nil {
+		return nil, err
+	}
 	var nics []act
 	if p := vm.Properties.NetworkProfile; p != nil {
 		for _, ref := range p.NetworkInterfaces {
@@ -365,10 +382,11 @@ func (s *Switch) setNIC(ctx context.Context, id *arm.ResourceID, want bool) erro
 		return err
 	}
 	nic.Properties.EnableAcceleratedNetworking = &want
+	put := ctx
 	if nic.Etag != nil {
-		ctx = policy.WithHTTPHeader(ctx, http.Header{"If-Match": {*nic.Etag}})
+		put = policy.WithHTTPHeader(ctx, http.Header{"If-Match": {*nic.Etag}})
 	}
-	p, err := s.clients.nics.BeginCreateOrUpdate(ctx, id.ResourceGroupName, id.Name, nic.Interface, nil)
+	p, err := s.clients.nics.BeginCreateOrUpdate(put, id.ResourceGroupName, id.Name, nic.Interface, nil)
 	return wait(ctx, s.cloud, p, err)
 }
 
@@ -420,7 +438,10 @@ func (s *Switch) setActs(ctx context.Context) (acts []act, err error) {
 	}
 	var after []act
 	for _, m := range members {
-		before, then := s.memberActs(m, len(change) > 0)
+		before, then, err := s.memberActs(m, len(change) > 0)
+		if err != nil {
+			return nil, err
+		}
 		if manual {
 			acts = append(append(acts, before...), then...)
 		} else {
@@ -434,13 +455,16 @@ func (s *Switch) setActs(ctx context.Context) (acts []act, err error) {
 }
 
 // memberActs are the steps of an instance: those before it gets a new model, and the others.
-func (s *Switch) memberActs(m *armcompute.VirtualMachineScaleSetVM, changes bool) (before, then []act) {
+func (s *Switch) memberActs(m *armcompute.VirtualMachineScaleSetVM, changes bool) (before, then []act, err error) {
 	group, set, id := s.id.ResourceGroupName, s.id.Name, *m.InstanceID
 	now := ""
 	if v := m.Properties.InstanceView; v != nil {
 		now = power(v.Statuses)
 	}
-	ran := s.ran(*m.ID, now)
+	ran, err := s.ran(*m.ID, now)
+	if err != nil {
+		return nil, nil, err
+	}
 	if changes || !value(m.Properties.LatestModelApplied) {
 		if now != "deallocated" && !s.o.Live {
 			before = append(before, act{"deallocate instance " + id, func(ctx context.Context) error {
@@ -460,7 +484,7 @@ func (s *Switch) memberActs(m *armcompute.VirtualMachineScaleSetVM, changes bool
 			return wait(ctx, s.cloud, p, err)
 		}})
 	}
-	return before, then
+	return before, then, nil
 }
 
 // setModel changes the model as it is now, and only that.

@@ -222,7 +222,7 @@ func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "403 AuthorizationFailed: you lack the permission for Microsoft.Test/things/put") {
 		t.Errorf("%v", err)
 	}
-	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	files, _ := filepath.Glob(filepath.Join(dir, "*.json"))
 	if len(files) != 1 {
 		t.Fatalf("%d journals", len(files))
 	}
@@ -231,5 +231,43 @@ func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 		if strings.Contains(string(data)+fmt.Sprint(err)+fmt.Sprint(errors.Unwrap(err)), secret) {
 			t.Errorf("%s is told", secret)
 		}
+	}
+}
+
+// Between two switches people start and stop machines: the second one leaves them as they are then, and checks the
+// machine anew.
+func TestSwitchLeavesPowerAsItIsNow(t *testing.T) {
+	c := azuretest.New()
+	vm := c.AddVM("rg", "it", can, false)
+	id := strings.ToLower(*vm.ID)
+	dir := t.TempDir()
+	c.Power[id] = "deallocated"
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: dir}); err != nil || c.Power[id] != "deallocated" {
+		t.Fatalf("%v, %s", err, c.Power[id])
+	}
+	c.Power[id] = "running"
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Dir: dir}); err != nil || c.Power[id] != "running" {
+		t.Errorf("turned off: %v, and the machine is %s", err, c.Power[id])
+	}
+	c.Power[id] = "deallocated"
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Undo: true, Dir: dir}); err != nil || c.Power[id] != "deallocated" {
+		t.Errorf("undone: %v, and the machine is %s", err, c.Power[id])
+	}
+
+	c.Power[id] = "running"
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	delete(c.Power, id)
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "the power state of it is unknown") {
+		t.Errorf("of unknown power state: %v", err)
+	}
+	c.Power[id] = "running"
+	vm.Properties.HardwareProfile.VMSize = to.Ptr(armcompute.VirtualMachineSizeTypes(cannot))
+	if err := run(c, azure.SwitchOptions{Target: "rg/it", Want: true, Dir: dir}); err == nil || !strings.Contains(err.Error(), "does not support") || c.Power[id] != "running" {
+		t.Errorf("of a size without Accelerated Networking: %v, and the machine is %s", err, c.Power[id])
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/azure"
@@ -25,7 +26,7 @@ type prover struct {
 	blocks                              int
 	image, dir, kubeconfig, kubecontext string
 	note                                func(string)
-	// exec runs a program; nil for command.Run.
+	// exec runs a program; nil for one that interrupts it when the context ends.
 	exec func(context.Context, []string) error
 }
 
@@ -38,7 +39,8 @@ const (
 	newPool = "new"
 )
 
-func (p prover) run(ctx context.Context, old, fresh []azure.Node) (azure.Proof, error) {
+func (p prover) run(ctx context.Context, began time.Time, old, fresh []azure.Node) (azure.Proof, error) {
+	p.dir += "-" + began.Format("20060102T150405Z")
 	pairs := map[string][][2]string{oldPool: mesh(old), newPool: mesh(fresh)}
 	for variant, all := range pairs {
 		if len(all) == 0 {
@@ -78,6 +80,9 @@ func (p prover) run(ctx context.Context, old, fresh []azure.Node) (azure.Proof, 
 	return judge(trials, p.blocks)
 }
 
+// removeTime is how long a run may take to remove its pods when it is interrupted.
+const removeTime = 2 * time.Minute
+
 // mesh is every pair of nodes, each node with the next first.
 func mesh(nodes []azure.Node) (pairs [][2]string) {
 	var names []string
@@ -112,7 +117,7 @@ func (p prover) once(ctx context.Context, program, file string, pair [2]string, 
 	}
 	run := p.exec
 	if run == nil {
-		run = command.Run
+		run = func(ctx context.Context, argv []string) error { return command.Interrupt(ctx, removeTime, argv) }
 	}
 	if err := run(ctx, argv); err != nil {
 		return nil, err

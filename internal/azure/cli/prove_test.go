@@ -12,6 +12,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
+var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
 var pools = [2][]azure.Node{
 	{{Name: "old-0", Ready: true}, {Name: "old-1", Ready: true}, {Name: "old-2", Ready: true}},
 	{{Name: "new-0", Ready: true}, {Name: "new-1", Ready: true}, {Name: "new-2"}},
@@ -57,7 +59,7 @@ func TestProof(t *testing.T) {
 	for factor, good := range map[float64]bool{2: true, 1: false, 0.5: false} {
 		pairs := make(map[string]int)
 		p := prover{blocks: 6, dir: t.TempDir(), note: func(string) {}, exec: standIn(t, factor, pairs, 0)}
-		proof, err := p.run(t.Context(), pools[0], pools[1])
+		proof, err := p.run(t.Context(), began, pools[0], pools[1])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,11 +76,11 @@ func TestProof(t *testing.T) {
 func TestProofGoesOn(t *testing.T) {
 	dir, pairs := t.TempDir(), make(map[string]int)
 	p := prover{blocks: 4, dir: dir, note: func(string) {}, exec: standIn(t, 2, pairs, 5)}
-	if _, err := p.run(t.Context(), pools[0], pools[1]); err == nil {
+	if _, err := p.run(t.Context(), began, pools[0], pools[1]); err == nil {
 		t.Fatal("not interrupted")
 	}
 	p.exec = standIn(t, 2, pairs, 0)
-	if _, err := p.run(t.Context(), pools[0], pools[1]); err != nil {
+	if _, err := p.run(t.Context(), began, pools[0], pools[1]); err != nil {
 		t.Fatal(err)
 	}
 	runs := 0
@@ -88,8 +90,13 @@ func TestProofGoesOn(t *testing.T) {
 	if runs != 8 {
 		t.Errorf("%d runs, not 8", runs)
 	}
+	again := make(map[string]int)
+	p.exec = standIn(t, 2, again, 0)
+	if _, err := p.run(t.Context(), began.Add(time.Hour), pools[0], pools[1]); err != nil || len(again) == 0 {
+		t.Errorf("another migration measured %v: %v", again, err)
+	}
 	p.dir = t.TempDir()
-	if _, err := p.run(t.Context(), pools[0], pools[1][:1]); err == nil || !strings.Contains(err.Error(), "new pool has fewer than two Ready nodes") {
+	if _, err := p.run(t.Context(), began, pools[0], pools[1][:1]); err == nil || !strings.Contains(err.Error(), "new pool has fewer than two Ready nodes") {
 		t.Errorf("one node: %v", err)
 	}
 }

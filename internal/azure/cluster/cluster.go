@@ -24,6 +24,9 @@ import (
 	"slipstream.dev/internal/azure"
 )
 
+// providerScheme is before the resource ID of a node's machine in its provider ID.
+const providerScheme = "azure://"
+
 // Cluster is a connection to a cluster.
 type Cluster struct {
 	client kubernetes.Interface
@@ -85,7 +88,7 @@ func (c *Cluster) Uses(ctx context.Context) (map[string]azure.Use, error) {
 		conditions[n.Name] = meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionVF)
 	}
 	for _, n := range nodes.Items {
-		id, azureNode := strings.CutPrefix(n.Spec.ProviderID, "azure://")
+		id, azureNode := strings.CutPrefix(n.Spec.ProviderID, providerScheme)
 		if condition := conditions[n.Name]; azureNode && condition != nil {
 			use := azure.Use{Used: azure.Unknown, Reason: condition.Reason}
 			switch condition.Status {

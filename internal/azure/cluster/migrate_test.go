@@ -18,6 +18,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -48,7 +49,9 @@ type world struct {
 	violated []string
 	proof    azure.Proof
 	proofs   int
-	touched  string // what of the old pool was touched before the proof
+	touched  string            // what of the old pool was touched before the proof
+	cpu      resource.Quantity // that a pod asks for
+	full     bool              // no pod finds a node
 }
 
 const healthy = 5 // of six pods, as their budget demands
@@ -107,14 +110,19 @@ func (w *world) onPool(name string, p *armcontainerservice.AgentPool) {
 	set.Tags["aks-managed-poolName"] = to.Ptr(name)
 	for i := range int(*p.Properties.Count) {
 		w.add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{cluster.PoolLabel: name, "team": "net"}},
-			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
+			Spec: corev1.NodeSpec{ProviderID: "azure://" + azuretest.ID("mc", azuretest.TypeSet, "aks-"+name) + "/virtualMachines/" + fmt.Sprint(i)},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+				Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourcePods: resource.MustParse("60")}}})
 	}
 }
 
 func (w *world) addPod(name, node string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", Controller: to.Ptr(true)}}},
-		Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: w.cpu}}}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	if node == "" {
+		pod.Status.Phase = corev1.PodPending
+	}
 	w.add(pod)
 	return pod
 }
@@ -178,7 +186,7 @@ func (w *world) nodes() []corev1.Node {
 
 func (w *world) schedule() string {
 	for _, n := range w.nodes() {
-		if !n.Spec.Unschedulable && !strings.HasPrefix(n.Name, "sys") {
+		if !w.full && !n.Spec.Unschedulable && !strings.HasPrefix(n.Name, "sys") {
 			return n.Name
 		}
 	}
@@ -212,7 +220,7 @@ func (w *world) podsOn() string {
 
 func (w *world) migration() azure.Migration {
 	return azure.Migration{Group: "rg", Cluster: "prod", Pool: "net", Size: can, Dir: w.dir, Nodes: w.pods, Timeout: 5 * time.Second, Note: func(string) {},
-		Prove: func(context.Context, []azure.Node, []azure.Node) (azure.Proof, error) {
+		Prove: func(context.Context, time.Time, []azure.Node, []azure.Node) (azure.Proof, error) {
 			w.proofs++
 			for _, n := range w.nodes() {
 				if n.Spec.Unschedulable {
@@ -275,7 +283,7 @@ func TestMigrateCopiesSettings(t *testing.T) {
 	if len(p.NodeLabels) != 1 || *p.NodeLabels["team"] != "net" {
 		t.Errorf("labels %v", p.NodeLabels)
 	}
-	journals, err := filepath.Glob(filepath.Join(w.dir, "*"))
+	journals, err := filepath.Glob(filepath.Join(w.dir, "*.json"))
 	if err != nil || len(journals) != 1 {
 		t.Fatalf("journals %v, %v", journals, err)
 	}
@@ -436,6 +444,10 @@ func TestMigrateNamesBlockers(t *testing.T) {
 			w.add(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "strict"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"strict": "yes"}}},
 				Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: 1, ExpectedPods: 1}})
 		},
+		"evicts no pod with several PodDisruptionBudgets (all, web)": func(w *world, _ *corev1.Pod) {
+			w.add(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "all"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: new(metav1.LabelSelector)},
+				Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: healthy, ExpectedPods: 6, DisruptionsAllowed: 1}})
+		},
 	} {
 		w := newWorld(t)
 		pod := w.allPods()[0]
@@ -450,5 +462,186 @@ func TestMigrateNamesBlockers(t *testing.T) {
 		if strings.Contains(w.podsOn(), "netan") {
 			t.Errorf("%s: a pod was moved", want)
 		}
+	}
+}
+
+// A kubeconfig of another cluster, whose pool may have the same name, is refused before anything is done, forward or back.
+func TestMigrateRefusesAnotherCluster(t *testing.T) {
+	for want, change := range map[string]func(*corev1.Node) bool{
+		"its node net-0 is no machine of that cluster": func(n *corev1.Node) bool {
+			n.Spec.ProviderID = strings.Replace(n.Spec.ProviderID, "/mc/", "/mc-staging/", 1)
+			return true
+		},
+		"it has no node of pool net, and Azure has 2": func(n *corev1.Node) bool { n.Labels = nil; return true },
+	} {
+		w := newWorld(t)
+		o := w.migration()
+		o.Until = "drain"
+		if err := w.run(o); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range w.nodes() {
+			if strings.HasPrefix(n.Name, "net-") && change(&n) {
+				if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		before := w.state()
+		for name, do := range map[string]func(azure.Migration) error{"run": w.run, "back out": w.backOut} {
+			if err := do(w.migration()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--context") {
+				t.Errorf("%s: %v, want %q", name, err, want)
+			}
+		}
+		if w.state() != before {
+			t.Errorf("changed: %s", w.state())
+		}
+	}
+}
+
+// The new nodes must have room for the pods, before the first is evicted and while they move.
+func TestMigrateNeedsRoom(t *testing.T) {
+	w := newWorld(t)
+	for _, p := range w.allPods() {
+		p.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("1500m")
+		if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), &p, "default"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.run(w.migration()); err == nil || !strings.Contains(err.Error(), "netan has 8 cpu left, and they need 9; scale it first") || strings.Contains(w.podsOn(), "netan") {
+		t.Errorf("%v; pods on %s", err, w.podsOn())
+	}
+
+	w = newWorld(t)
+	w.full = true
+	o := w.migration()
+	o.Timeout = 20 * time.Millisecond
+	if err := w.run(o); err == nil || !strings.Contains(err.Error(), "after the drain of net-0: waited 20ms for evicted pods to get a node; without a node: default/web-again-1") {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(w.podsOn(), "net") {
+		t.Error("the second node was drained though the pods of the first had no room")
+	}
+}
+
+// A delete that is refused can be undone, and what was measured and moved is checked again before the next.
+func TestMigrateBackOutAfterARefusedDelete(t *testing.T) {
+	w := newWorld(t)
+	before := w.state()
+	o := w.migration()
+	o.Delete = true
+	w.Fault = func(_ int, r *http.Request) azuretest.Fault {
+		if r.Method == http.MethodDelete {
+			return azuretest.Conflict
+		}
+		return azuretest.None
+	}
+	if err := w.run(o); err == nil || !strings.Contains(err.Error(), "delete") {
+		t.Fatalf("%v", err)
+	}
+	w.Fault = nil
+	late := w.addPod("late", "net-0")
+	owners := late.OwnerReferences
+	for _, late.OwnerReferences = range [][]metav1.OwnerReference{nil, owners} {
+		if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), late, "default"); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.run(o); (err == nil) != (late.OwnerReferences != nil) || err != nil && !strings.Contains(err.Error(), "no controller would create it again") {
+			t.Fatalf("a pod that came meanwhile: %v", err)
+		}
+	}
+	if got := w.podsOn(); got != "netan" || w.Pools["rg/prod/net"] != nil {
+		t.Errorf("after the delete that succeeded, pods are on %s: %s", got, w.state())
+	}
+
+	w = newWorld(t)
+	w.Fault = func(_ int, r *http.Request) azuretest.Fault {
+		if r.Method == http.MethodDelete {
+			return azuretest.Conflict
+		}
+		return azuretest.None
+	}
+	o.Dir, o.Nodes, o.Prove = w.dir, w.pods, w.migration().Prove
+	_ = w.run(o)
+	w.Fault = nil
+	if err := w.backOut(w.migration()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.state(); got != before {
+		t.Errorf("backed out:\n%s\nnot\n%s", got, before)
+	}
+}
+
+// The autoscaler of the new pool may have removed nodes before the old pool is deleted.
+func TestMigrateDeletesAfterTheNewPoolWasScaled(t *testing.T) {
+	w := newWorld(t)
+	if err := w.run(w.migration()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "netan-1"); err != nil {
+		t.Fatal(err)
+	}
+	w.Pools["rg/prod/netan"].Properties.Count = to.Ptr(int32(1))
+	o := w.migration()
+	o.Delete, o.Timeout = true, 20*time.Millisecond
+	if err := w.run(o); err != nil || w.Pools["rg/prod/net"] != nil {
+		t.Errorf("%v: %s", err, w.state())
+	}
+}
+
+// Two processes do not migrate at once, and one does not go on with what it read before the other began.
+func TestMigrateAlone(t *testing.T) {
+	w := newWorld(t)
+	first, err := w.plan(w.migration())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := w.plan(w.migration())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := false
+	w.OnPool = func(name string, p *armcontainerservice.AgentPool) {
+		if !inside {
+			inside = true
+			if err := second.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "another process is at work on this") {
+				t.Errorf("beside another: %v", err)
+			}
+		}
+		w.onPool(name, p)
+	}
+	if err := first.Run(context.Background()); err != nil || !inside {
+		t.Fatalf("%v, inside %t", err, inside)
+	}
+	if err := second.BackOut(context.Background()); err == nil || !strings.Contains(err.Error(), "another process has continued this migration") {
+		t.Errorf("after another: %v", err)
+	}
+	w.migrated(t, "after two processes")
+}
+
+// A pool whose creation is under way is not left before its nodes are there.
+func TestMigrateBackOutWaitsForTheNewPool(t *testing.T) {
+	w := newWorld(t)
+	before := w.state()
+	o := w.migration()
+	o.Until = "create"
+	if err := w.run(o); err != nil {
+		t.Fatal(err)
+	}
+	w.Pools["rg/prod/netan"].Properties.ProvisioningState = to.Ptr("Creating")
+	reads := 0
+	w.Fault = func(_ int, r *http.Request) azuretest.Fault {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/netan") {
+			if reads++; reads == 3 {
+				w.Pools["rg/prod/netan"].Properties.ProvisioningState = to.Ptr("Failed")
+			}
+		}
+		if r.Method == http.MethodDelete && reads < 3 {
+			t.Error("deleted while it was being created")
+		}
+		return azuretest.None
+	}
+	if err := w.backOut(w.migration()); err != nil || w.state() != before {
+		t.Errorf("%v: %s", err, w.state())
 	}
 }

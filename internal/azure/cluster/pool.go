@@ -6,16 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	resourcehelpers "k8s.io/component-helpers/resource"
 	corehelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/kubectl/pkg/drain"
@@ -57,7 +61,7 @@ func (p Pool) Of(ctx context.Context, pool string) (all []azure.Node, err error)
 		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})
-		all = append(all, azure.Node{Name: n.Name, Ready: ready, Cordoned: n.Spec.Unschedulable})
+		all = append(all, azure.Node{Name: n.Name, Machine: strings.TrimPrefix(n.Spec.ProviderID, providerScheme), Ready: ready, Cordoned: n.Spec.Unschedulable})
 	}
 	return all, err
 }
@@ -78,15 +82,37 @@ func (p Pool) Cordon(ctx context.Context, node string, on bool) error {
 	return nil
 }
 
-func (p Pool) helper(ctx context.Context) *drain.Helper {
+func (p Pool) helper(ctx context.Context, note func(string)) *drain.Helper {
 	return &drain.Helper{Ctx: ctx, Client: p.client, Force: slices.Contains(p.Accept, BarePods), DeleteEmptyDirData: slices.Contains(p.Accept, LocalStorage),
-		IgnoreAllDaemonSets: true, GracePeriodSeconds: -1, Timeout: p.Timeout, Out: io.Discard, ErrOut: io.Discard}
+		IgnoreAllDaemonSets: true, GracePeriodSeconds: -1, Timeout: p.Timeout, Out: io.Discard, ErrOut: &notes{note: note}}
+}
+
+// notes passes each line on once: kubectl repeats every five seconds what it waits for.
+type notes struct {
+	note func(string)
+	mu   sync.Mutex
+	said map[string]bool
+}
+
+func (n *notes) Write(b []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSpace(line); line != "" && !n.said[line] {
+			if n.said == nil {
+				n.said = make(map[string]bool)
+			}
+			n.said[line] = true
+			n.note(line)
+		}
+	}
+	return len(b), nil
 }
 
 // Drain evicts the pods of a node as kubectl does: PodDisruptionBudgets are waited for. It returns when the node has
 // none left that it can be rid of.
-func (p Pool) Drain(ctx context.Context, node string) error {
-	h := p.helper(ctx)
+func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
+	h := p.helper(ctx, note)
 	list, errs := h.GetPodsForDeletion(node)
 	if len(errs) > 0 {
 		return fmt.Errorf("drain %s: %w", node, errors.Join(errs...))
@@ -98,6 +124,20 @@ func (p Pool) Drain(ctx context.Context, node string) error {
 		return fmt.Errorf("drain %s: %d pods are left, or were created meanwhile: %w", node, len(list.Pods()), errors.Join(errs...))
 	}
 	return nil
+}
+
+// Waiting are the pods that have no node yet.
+func (p Pool) Waiting(ctx context.Context) (all []string, err error) {
+	pods, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
+	if err != nil {
+		return nil, fmt.Errorf("list pods without a node: %w", err)
+	}
+	for _, pod := range pods.Items {
+		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 && pod.Status.Phase == corev1.PodPending {
+			all = append(all, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	return all, nil
 }
 
 // Blockers name each pod that cannot move from one pool to another, and why.
@@ -114,20 +154,82 @@ func (p Pool) Blockers(ctx context.Context, pool, to string) (all []string, err 
 	if err != nil {
 		return nil, fmt.Errorf("list poddisruptionbudgets: %w", err)
 	}
+	moving := make(corev1.ResourceList)
 	for _, n := range nodes {
-		pods, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.Name})
+		pods, err := p.podsOf(ctx, n.Name)
 		if err != nil {
-			return nil, fmt.Errorf("list pods of %s: %w", n.Name, err)
+			return nil, err
 		}
-		for _, pod := range pods.Items {
-			if pod.Spec.NodeName == n.Name && moves(&pod) {
-				for _, why := range p.holds(&pod, fresh, budgets.Items) {
-					all = append(all, fmt.Sprintf("pod %s/%s on %s: %s", pod.Namespace, pod.Name, n.Name, why))
-				}
+		for _, pod := range pods {
+			if !moves(&pod) {
+				continue
+			}
+			add(moving, requests(&pod), 1)
+			for _, why := range p.holds(&pod, fresh, budgets.Items) {
+				all = append(all, fmt.Sprintf("pod %s/%s on %s: %s", pod.Namespace, pod.Name, n.Name, why))
 			}
 		}
 	}
+	short, err := p.short(ctx, moving, fresh)
+	if err != nil {
+		return nil, err
+	}
+	for _, what := range short {
+		all = append(all, fmt.Sprintf("all pods of %s: %s has %s; scale it first (az aks nodepool scale)", pool, to, what))
+	}
 	return all, nil
+}
+
+func (p Pool) podsOf(ctx context.Context, node string) ([]corev1.Pod, error) {
+	pods, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of %s: %w", node, err)
+	}
+	return pods.Items, nil
+}
+
+// requests are the resources that a pod requests of a node, and one of the pods that the node may have.
+func requests(pod *corev1.Pod) corev1.ResourceList {
+	r := resourcehelpers.PodRequests(pod, resourcehelpers.PodResourcesOptions{})
+	r[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
+	return r
+}
+
+// add adds sign times the resources to a sum.
+func add(sum, resources corev1.ResourceList, sign int64) {
+	for name, q := range resources {
+		q.Mul(sign)
+		total := sum[name]
+		total.Add(q)
+		sum[name] = total
+	}
+}
+
+// short names the resources of which the nodes together have less left than pods request.
+func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []corev1.Node) (short []string, err error) {
+	if len(fresh) == 0 {
+		return nil, nil // what the new nodes will be is not known yet
+	}
+	left := make(corev1.ResourceList)
+	for _, n := range fresh {
+		add(left, n.Status.Allocatable, 1)
+		pods, err := p.podsOf(ctx, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		for _, pod := range pods {
+			if !ended(&pod) {
+				add(left, requests(&pod), -1)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(moving)) {
+		need, has := moving[name], left[name]
+		if need.Cmp(has) > 0 {
+			short = append(short, fmt.Sprintf("%s %s left, and they need %s", has.String(), name, need.String()))
+		}
+	}
+	return short, nil
 }
 
 // moves tells whether a pod must run elsewhere: not one of a DaemonSet or of the node itself, nor one that has ended.
@@ -135,7 +237,12 @@ func moves(pod *corev1.Pod) bool {
 	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" {
 		return false
 	}
-	return pod.Annotations[corev1.MirrorPodAnnotationKey] == "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	return pod.Annotations[corev1.MirrorPodAnnotationKey] == "" && !ended(pod)
+}
+
+// ended tells whether a pod has ended, and uses nothing of its node any more.
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.PodDisruptionBudget) (why []string) {
@@ -147,11 +254,19 @@ func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.Pod
 			why = append(why, "its volume "+v.Name+" is on the node, and would be lost (accept that with --accept "+LocalStorage+")")
 		}
 	}
+	var of []string
 	for _, b := range budgets {
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err == nil && b.Namespace == pod.Namespace && !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) && never(b) {
+		if err != nil || b.Namespace != pod.Namespace || !selector.Matches(labels.Set(pod.Labels)) {
+			continue
+		}
+		of = append(of, b.Name)
+		if never(b) {
 			why = append(why, fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%d of %d pods must be healthy)", b.Name, b.Status.DesiredHealthy, b.Status.ExpectedPods))
 		}
+	}
+	if len(of) > 1 {
+		why = append(why, "Kubernetes evicts no pod with several PodDisruptionBudgets ("+strings.Join(of, ", ")+")")
 	}
 	if len(fresh) == 0 {
 		return why // what the new nodes will be is not known yet

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 // Package flock locks files for as long as this process wants, or lives.
 package flock

@@ -1,0 +1,32 @@
+package flock
+
+import (
+	"os"
+
+	"golang.org/x/sys/windows"
+)
+
+// ErrLocked is the error of TryLock where another process, or another descriptor of this one, has the lock.
+const ErrLocked = windows.ERROR_LOCK_VIOLATION
+
+// all is the length of a lock that has the whole file, whatever its size.
+const all = ^uint32(0)
+
+// Lock waits for the exclusive lock of f. It ends with Release, or with the process, however that ends.
+func Lock(f *os.File) error { return lock(f, 0) }
+
+// TryLock is Lock that returns ErrLocked instead of waiting.
+func TryLock(f *os.File) error { return lock(f, windows.LOCKFILE_FAIL_IMMEDIATELY) }
+
+func lock(f *os.File, flags uint32) error {
+	return windows.LockFileEx(windows.Handle(f.Fd()), flags|windows.LOCKFILE_EXCLUSIVE_LOCK, 0, all, all, new(windows.Overlapped))
+}
+
+// Release gives the lock back and closes f.
+func Release(f *os.File) error {
+	err := windows.UnlockFileEx(windows.Handle(f.Fd()), 0, all, all, new(windows.Overlapped))
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
