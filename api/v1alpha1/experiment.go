@@ -231,7 +231,7 @@ type NIC struct {
 
 // Kubernetes is a cluster: pods on two or more of its nodes, in namespaces of their own.
 type Kubernetes struct {
-	// ClientNode is the node of the clients. By default slipstream chooses a node that is
+	// ClientNode is the node of the clients, whose taints the pods tolerate. By default slipstream chooses a node that is
 	// Ready and has no taints.
 	ClientNode string `json:"clientNode,omitempty"`
 	// ServerNode is the node of the servers. By default slipstream chooses another such node.
@@ -243,7 +243,7 @@ type Kubernetes struct {
 	// ServerSelector are labels that a node of servers must also have.
 	ServerSelector map[string]string `json:"serverSelector,omitempty"`
 	// Nodes is the number of nodes to choose, half of them for clients; pairs are spread over them. The
-	// default is 2, and in a mesh all that are Ready and have no taints.
+	// default is 2, and in a mesh all that are Ready and have no taints; if these are more than 128, it is an error.
 	Nodes int `json:"nodes,omitempty"`
 	// NodeNames are the nodes, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.

@@ -21,12 +21,20 @@ func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	hurry := make(chan struct{})
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	stop := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+		stop = append(stop, syscall.SIGHUP) // the terminal is gone
+	}
+	signal.Notify(signals, stop...)
 	go func() {
 		<-signals // stop, restore, and render what there is
 		cancel(errInterrupted)
-		<-signals // restore and leave
-		close(hurry)
+		for s := range signals {
+			if s != syscall.SIGHUP { // a terminal that goes may send several
+				close(hurry) // restore and leave
+				return
+			}
+		}
 	}()
 	os.Exit(cli.Main(ctx, cli.Process{
 		Args: os.Args, Version: version, Hurry: hurry,

@@ -88,9 +88,9 @@ root). For lab it makes a lab of two nodes, checks it like two hosts, and remove
 kubernetes it starts pods on two nodes, as a run does, checks the nodes and the paths
 between nodes and pods, and removes the pods.
 
-doctor changes no settings. It sends no packets on this machine, and a few small
-datagrams between hosts. It reads counters twice, and sees only what happens in between:
-run it under load, with a longer --for.
+doctor changes no settings. Without --probe it sends no packets on this machine; between
+hosts it sends a few messages, and datagrams of up to the MTU. It reads counters twice, and
+sees only what happens in between: run it under load, with a longer --for.
 
 Findings are serious (traffic is lost, or a run would fail), warning (something is slower
 than it could be) or note (worth an experiment; the setting may be right as it is). The

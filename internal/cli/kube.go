@@ -41,7 +41,7 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that accepts pods)")
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
 	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
-	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this release's, which is never pulled: load it on the nodes first)")
+	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this version's, which is never pulled: load it on the nodes first)")
 }
 
 // overrides returns the fields of the experiment that the flags set.

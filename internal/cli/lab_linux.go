@@ -241,16 +241,16 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 func recoverMachine(ctx context.Context, p Process) error {
 	swept, err := lab.Sweep(ctx, lab.DefaultDir)
 	if err != nil {
-		return fmt.Errorf("remove the lab of a dead run: %w", err)
+		return fmt.Errorf("remove the lab of a killed run: %w", err)
 	}
 	for _, name := range swept {
-		fmt.Fprintf(p.Err, "removed lab %s of a dead run\n", name)
+		fmt.Fprintf(p.Err, "removed lab %s of a killed run\n", name)
 	}
 	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
 	for _, s := range restored {
-		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a dead run had changed\n", s.Path, s.Place, s.Was)
+		fmt.Fprintf(p.Err, "restored %s of %s to %s, which a killed run had changed\n", s.Path, s.Place, s.Was)
 	}
-	if errors.Is(err, journal.ErrChanged) {
+	if journal.OnlyChanged(err) {
 		fmt.Fprintln(p.Err, err)
 		return nil
 	}
@@ -261,9 +261,12 @@ func labCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lab",
 		Short: "Create a lab of network namespaces, and run commands in it",
-		Example: `  slipstream lab up play --pods 4 --shape calico
-  slipstream lab exec play node0/pod0 -- ping -c 3 10.244.1.2
-  slipstream lab down play`,
+		Long: `Create, list and remove labs: nodes and pods made of network namespaces on this
+machine, connected as flannel, Calico or another network would connect them. A lab
+stays until lab down. Needs root.`,
+		Example: `  sudo slipstream lab up play --pods 4 --shape calico
+  sudo slipstream lab exec play node0/pod0 -- ping -c 3 10.244.1.2
+  sudo slipstream lab down play`,
 	}
 	c.AddCommand(labUpCommand(p), labListCommand(p), labExecCommand(p), labDownCommand(p))
 	return c

@@ -29,7 +29,7 @@ const journalDir = "/run/slipstream/journal"
 const reachTime = 30 * time.Second
 
 func workerCommand(p Process) *cobra.Command {
-	var hold, node, remote bool
+	var hold, node, remote, control bool
 	var listen, reach, pod, claim string
 	c := &cobra.Command{
 		Use:    "worker",
@@ -71,7 +71,7 @@ func workerCommand(p Process) *cobra.Command {
 			defer cancel()
 			if claim != "" {
 				run, who, _ := strings.Cut(claim, "/")
-				release, err := worker.Claim(run, who, cancel)
+				release, err := worker.Claim(control, run, who, cancel)
 				if err != nil {
 					return err
 				}
@@ -92,6 +92,7 @@ func workerCommand(p Process) *cobra.Command {
 	f.StringVar(&reach, "reach", "", "wait until this address accepts connections, and exit")
 	f.BoolVar(&remote, "remote", false, "end if the controller, on another machine, is silent")
 	f.StringVar(&claim, "claim", "", "be the only run on this host: RUN/WHO")
+	f.BoolVar(&control, "control", false, "with --claim: be the only worker of the run that changes settings")
 	f.StringVar(&pod, "pod", "", "act in the network namespace of the pod with this IP, from a pod on its node")
 	return c
 }

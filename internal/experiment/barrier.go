@@ -70,14 +70,15 @@ func (b *barrier) done(who string) {
 	}
 }
 
-// giveUp ends those who are not ready, or once nobody is, those who still run.
-func (b *barrier) giveUp(why string) {
+// endUnready ends those who are not ready.
+func (b *barrier) endUnready(why string) { b.end(b.unready, why) }
+
+// endRunning ends those who are ready and have not ended.
+func (b *barrier) endRunning(why string) { b.end(b.running, why) }
+
+func (b *barrier) end(late map[string]func(error), why string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	late := b.unready
-	if len(late) == 0 {
-		late = b.running
-	}
 	for who, end := range late {
 		end(fmt.Errorf("%s %s", who, why))
 	}

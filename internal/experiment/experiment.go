@@ -39,9 +39,9 @@ type Network interface {
 
 // Returning is a network with places that may drop off and come back, as machines do that restart.
 type Returning interface {
-	// Await returns once all places answer, so that one that was away costs the trial that it
-	// dropped off in, and no other.
-	Await(ctx context.Context) error
+	// Await connects again to places that do not answer, so that one that was away costs the trial that it
+	// dropped off in, and no other. If it is patient, it waits some minutes until they are back, and else tries once.
+	Await(ctx context.Context, patient bool) error
 }
 
 // Changing is a network whose services change while trials of some variants run.

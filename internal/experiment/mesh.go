@@ -39,8 +39,8 @@ const (
 
 // hurry gives up pairs that keep the others waiting, until stop.
 func (m *measurement) hurry() (stop func()) {
-	start := time.AfterFunc(readyTime, func() { m.gate.giveUp(fmt.Sprintf("was not ready after %s", readyTime)) })
-	end := time.AfterFunc(readyTime+endTime+m.cell.time(), func() { m.gate.giveUp(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
+	start := time.AfterFunc(readyTime, func() { m.gate.endUnready(fmt.Sprintf("was not ready after %s", readyTime)) })
+	end := time.AfterFunc(readyTime+endTime+m.cell.time(), func() { m.gate.endRunning(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
 	return func() { start.Stop(); end.Stop() }
 }
 

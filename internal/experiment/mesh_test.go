@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
 )
 
 func meshOf(t *testing.T, nodes int) *v1alpha1.Experiment {
@@ -54,6 +56,26 @@ func links(trials []record.Trial) (good, bad map[string]int) {
 	return good, bad
 }
 
+// TestMeshAwaits checks that a mesh connects again to machines that have dropped off, but does not wait for them.
+func TestMeshAwaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, awaited := newFake(3), 0
+		f.await = func(_ context.Context, patient bool) error {
+			if awaited++; patient {
+				t.Error("it is patient")
+			}
+			return errors.New("host c is away")
+		}
+		trials, err := measure(t, t.Context(), f, meshOf(t, 3), new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if good, _ := links(trials); len(good) != 3*2 || awaited != len(trials) {
+			t.Errorf("%d links, awaited %d times in %d trials", len(good), awaited, len(trials))
+		}
+	})
+}
+
 func TestMeshMeasuresEveryLinkOfEveryBlockOnce(t *testing.T) {
 	f, out := newFake(5), new(memory)
 	trials, err := measure(t, t.Context(), f, meshOf(t, 5), out, nil)
@@ -72,6 +94,18 @@ func TestMeshMeasuresEveryLinkOfEveryBlockOnce(t *testing.T) {
 			t.Errorf("%s: %d times, want 4", link, n)
 		}
 	}
+	company := make(map[string]map[int]bool) // of links, by the blocks in which they run together
+	for _, tr := range trials {
+		together, _ := links([]record.Trial{tr})
+		key := fmt.Sprint(tr.Variant, slices.Sorted(maps.Keys(together)))
+		if company[key] == nil {
+			company[key] = make(map[int]bool)
+		}
+		company[key][tr.Block] = true
+	}
+	if len(company) < 30 { // of 40; 20 if the blocks were alike
+		t.Errorf("in two blocks there are %d rounds that differ", len(company))
+	}
 	// A node has a worker for control, one as client and one as server, and its pod has one.
 	if want := 5 * 4; f.started != want {
 		t.Errorf("%d workers were started, want %d", f.started, want)
@@ -87,6 +121,22 @@ func TestMeshMeasuresEveryLinkOfEveryBlockOnce(t *testing.T) {
 	if trials, err = measure(t, t.Context(), f, meshOf(t, 5), resumed, nil); err != nil || len(trials) != 40 {
 		t.Errorf("%d trials after a resumption, want 40: %v", len(trials), err)
 	}
+}
+
+// Pairs that take longer than a pair may take to get ready are not given up, as long as their traffic lasts.
+func TestMeshOfLongTrials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, exp := newFake(3), meshOf(t, 3)
+		f.takes = 3 * readyTime
+		exp.Spec.Workloads[0].Stream.Duration = v1alpha1.Duration(f.takes)
+		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if good, bad := links(trials); len(good) != 3*2 || len(bad) > 0 {
+			t.Errorf("good %v, bad %v", good, bad)
+		}
+	})
 }
 
 // A node that fails, or hangs, costs its pairs and no others.
@@ -143,15 +193,37 @@ func TestMeshWithABadNode(t *testing.T) {
 	}
 }
 
-// If nothing works, the run ends, as any other does.
-func TestMeshWithoutAGoodNode(t *testing.T) {
-	f, out := newFake(4), new(memory)
-	f.fail = func(call, _ string) error {
-		if call == "drive" {
-			return errors.New("broken")
+// A node that is lost cannot be accelerated, nor put back. That costs its pairs too, and no others.
+func TestAcceleratedMeshLosesANode(t *testing.T) {
+	f, exp := newFake(4), meshOf(t, 4)
+	exp.Spec.Variants[1].Accelerate = []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "all"}}}
+	f.fail = func(call, place string) error {
+		if strings.HasPrefix(place, "node2") && (call == "apply" || call == "revert") {
+			return &target.LostError{Why: errors.New("node node2 is not ready")}
 		}
 		return nil
 	}
+	trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		good, bad := links([]record.Trial{tr})
+		if tr.Status != record.StatusOK || len(bad) != map[string]int{"nodes": 0, "pods": 1}[tr.Variant] || len(good)+len(bad) != 2 {
+			t.Errorf("trial %d of %s: %s %s, good %v, bad %v", tr.Order, tr.Variant, tr.Status, tr.Error, good, bad)
+		}
+		for link := range bad {
+			if !strings.Contains(link, "node2") {
+				t.Errorf("%s is bad", link)
+			}
+		}
+	}
+}
+
+// If nothing works, the run ends, as any other does.
+func TestMeshWithoutAGoodNode(t *testing.T) {
+	f, out := newFake(4), new(memory)
+	f.fail = failing("drive", "broken")
 	r, err := Start(context.Background(), f.plan(meshOf(t, 4)), f, nil, "test", nil, func(Event) {})
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 
 // restoreTime is how long putting the machine back may take, however the run
 // ended.
-const restoreTime = 30 * time.Second
+const restoreTime = 90 * time.Second
 
 // Run is an experiment under way.
 type Run struct {
@@ -77,11 +77,9 @@ func (r *Run) Environment() record.Environment {
 // Close takes the networks down. All that was applied is reverted by then: each
 // trial reverts its own, and a worker whose stream closes what is left.
 func (r *Run) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), restoreTime)
-	defer cancel()
 	var errs []error
 	for _, n := range r.networks {
-		errs = append(errs, n.close(ctx))
+		errs = append(errs, n.close())
 	}
 	r.networks = nil
 	return errors.Join(errs...)
@@ -191,7 +189,7 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 			again = append(again, try{t.Cell, t.attempt + 1})
 		}
 	}
-	if good == 0 && len(again) == len(p.Cells) {
+	if len(first) > 0 && good == 0 && len(again) == len(p.Cells) {
 		where := fmt.Sprintf("block %d", b)
 		if r.plan.states != nil {
 			where = fmt.Sprintf("period %d", p.Cells[0].Period)
@@ -217,7 +215,10 @@ func (r *Run) enter(ctx context.Context, state int) error {
 	if len(steps) > 0 {
 		for _, n := range r.networks {
 			if err := n.stop(); err != nil {
-				return err
+				if _, ok := n.Network.(Returning); !ok {
+					return err
+				}
+				r.note(err.Error()) // the machine may have dropped off
 			}
 		}
 	}
@@ -225,11 +226,36 @@ func (r *Run) enter(ctx context.Context, state int) error {
 		return err
 	}
 	for i, n := range r.networks {
-		if err := n.start(ctx, r.plan, i); err != nil {
-			return err
+		if err := n.restart(ctx, r.plan, i); err != nil {
+			return cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	return nil
+}
+
+// downTime bounds how long a machine may still answer after a switch that restarts it.
+const downTime = time.Minute
+
+// restart starts the workers again after a switch, which may restart the machines.
+func (n *network) restart(ctx context.Context, p *Plan, fabric int) error {
+	returning, ok := n.Network.(Returning)
+	if !ok {
+		return n.start(ctx, p, fabric)
+	}
+	for deadline := time.Now().Add(downTime); ; {
+		if err := await(ctx, returning, p); err != nil {
+			return err
+		}
+		err := n.start(ctx, p, fabric)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
@@ -247,8 +273,8 @@ func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 
 // attempt runs one trial and records it. An error ends the run.
 func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bool, error) {
-	if n, ok := r.networks[c.Fabric].Network.(Returning); ok && c.Round == 0 { // a mesh goes on with the others
-		if err := n.Await(ctx); err != nil {
+	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
+		if err := await(ctx, n, r.plan); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
@@ -281,6 +307,16 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
+}
+
+// await waits for machines that have dropped off. A mesh goes on with the others, and tries once before each trial
+// whether they are back.
+func await(ctx context.Context, n Returning, p *Plan) error {
+	if p.exp.Spec.Mesh == nil {
+		return n.Await(ctx, true)
+	}
+	_ = n.Await(ctx, false) // the trial says who is away
+	return ctx.Err()
 }
 
 // movedWarnings tell which machines run on another physical host than in an earlier trial.
@@ -318,9 +354,10 @@ func (r *Run) event(e Event) {
 // network is a fabric that is up, with its workers.
 type network struct {
 	Network
-	setup target.Setup
-	nodes []target.Place
-	facts []record.Node
+	rounds int // of a block of a mesh
+	setup  target.Setup
+	nodes  []target.Place
+	facts  []record.Node
 	// sampleCPUs are the nodes that sample the CPUs of their machine: one each.
 	sampleCPUs map[string]bool
 
@@ -363,7 +400,7 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 	if err != nil {
 		return nil, err
 	}
-	n := &network{Network: up, setup: up.Setup(), workers: make(map[workerKey]Worker), sampleCPUs: make(map[string]bool)}
+	n := &network{Network: up, rounds: p.exp.Rounds(), setup: up.Setup(), workers: make(map[workerKey]Worker), sampleCPUs: make(map[string]bool)}
 	for _, place := range up.Places() {
 		if place.Kind == target.Node {
 			n.nodes = append(n.nodes, place)
@@ -380,7 +417,7 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 		err = n.fastpathFree(p, fabric)
 	}
 	if err != nil {
-		return nil, errors.Join(err, n.close(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, n.close())
 	}
 	return n, nil
 }
@@ -398,7 +435,7 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 		if c.Fabric != fabric {
 			continue
 		}
-		pairs, err := n.pairs(c)
+		pairs, err := n.pairs(1, c)
 		if err != nil {
 			return err
 		}
@@ -462,7 +499,7 @@ func (n *network) equipped(p *Plan, fabric int) error {
 		if c.Fabric != fabric || !v1alpha1.InstalledApplication(tool) {
 			continue
 		}
-		pairs, err := n.pairs(c)
+		pairs, err := n.pairs(1, c)
 		if err != nil {
 			return err
 		}
@@ -486,7 +523,7 @@ func (n *network) fastpathFree(p *Plan, fabric int) error {
 		if c.Fabric != fabric || !slices.ContainsFunc(c.Variant.Accelerate, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
 			continue
 		}
-		pairs, err := n.pairs(c)
+		pairs, err := n.pairs(1, c)
 		if err != nil {
 			return err
 		}
@@ -524,13 +561,13 @@ type seatedPair struct {
 	servers []seated
 }
 
-// pairs seats those of a cell.
-func (n *network) pairs(c Cell) ([]seatedPair, error) {
+// pairs seats those of a cell, which in a mesh depend on the block.
+func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 	all := make([]seatedPair, c.Pairs)
 	for i := range all {
 		number, slot := i, i
 		if c.Round > 0 { // no node has two pairs at a time
-			number, slot = (c.Round-1)*c.Pairs+i, 0
+			number, slot = ((block-1)*n.rounds+c.Round-1)*c.Pairs+i, 0
 		}
 		p, err := n.Pair(c.Variant, number, c.Workload.Traffic().IP)
 		if err != nil {
@@ -551,7 +588,7 @@ func (n *network) pairs(c Cell) ([]seatedPair, error) {
 }
 
 // worker is the worker of a place, started where there is none or it has died.
-// A worker that starts puts right what its predecessor may have left.
+// Its first Revert restores what a dead predecessor has left.
 func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
 	n.mu.Lock()
 	w := n.workers[key]
@@ -581,8 +618,11 @@ func (n *network) drop(key workerKey) {
 	}
 }
 
-func (n *network) close(ctx context.Context) error {
-	return errors.Join(n.stop(), n.Network.Close(ctx))
+func (n *network) close() error {
+	err := n.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), restoreTime)
+	defer cancel()
+	return errors.Join(err, n.Network.Close(ctx))
 }
 
 // stop ends all workers, whose places stay.

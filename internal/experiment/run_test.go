@@ -48,12 +48,28 @@ type fakeTarget struct {
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
+	// await is called where the network is Returning; nil for one that is not. While the machines are away, no
+	// worker can be started.
+	await func(ctx context.Context, patient bool) error
+	away  bool
+	// takes is how long traffic takes, once everyone is ready.
+	takes time.Duration
 	// physicalHost runs the machine; nil if that is unknown.
 	physicalHost func() string
 }
 
 func newFake(nodes int) *fakeTarget {
 	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
+}
+
+// failing has every call of a name fail.
+func failing(name, why string) func(call, place string) error {
+	return func(call, _ string) error {
+		if call == name {
+			return errors.New(why)
+		}
+		return nil
+	}
 }
 
 // plan lays an experiment out on the target.
@@ -66,8 +82,16 @@ func (f *fakeTarget) Network(_ context.Context, fabric int) (Network, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open++
+	if f.await != nil {
+		return returning{&fakeNetwork{f, fabric}}, nil
+	}
 	return &fakeNetwork{f, fabric}, nil
 }
+
+// returning is a fakeNetwork of machines that may drop off.
+type returning struct{ *fakeNetwork }
+
+func (n returning) Await(ctx context.Context, patient bool) error { return n.await(ctx, patient) }
 
 type fakeNetwork struct {
 	*fakeTarget
@@ -100,10 +124,12 @@ func (n *fakeNetwork) Places() (all []target.Place) {
 func (n *fakeNetwork) Worker(_ context.Context, p target.Place, use target.Use) (Worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.away {
+		return nil, errors.New("connection refused")
+	}
 	n.workers++
 	n.started++
 	n.uses[use]++
-	n.applied[p.Name] = 0 // a worker that starts restores
 	w := &fakeWorker{fakeNetwork: n, place: p.Name}
 	n.all = append(n.all, w)
 	return w, nil
@@ -158,6 +184,11 @@ func (w *fakeWorker) Drive(ctx context.Context, t target.Traffic, ready target.R
 	}
 	progress(1, 1)
 	_, err := ready(0)
+	select {
+	case <-time.After(w.takes):
+	case <-ctx.Done():
+		return record.Endpoint{}, ctx.Err()
+	}
 	if w.hang("drive") || w.hangAt != nil && w.hangAt("drive", w.place) {
 		<-ctx.Done()
 		err = ctx.Err()
@@ -372,6 +403,20 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// TestResumeAfterFailedBlock resumes a run that ended because every trial of a block failed, once the cause is mended.
+func TestResumeAfterFailedBlock(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	f.fail = failing("drive", "the cat sat on it")
+	_, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
+	if want := "every trial of block 1 failed; the last one: "; err == nil || !strings.Contains(err.Error(), want) {
+		t.Fatalf("got %v, want %s", err, want)
+	}
+	trials, err := measure(t, t.Context(), newFake(2), parse(t, "spec.runs=1"), out, nil)
+	if err != nil || len(trials) != 6+6 {
+		t.Errorf("%d trials after %v, want the six and each once more", len(trials), err)
+	}
+}
+
 func TestFailedTrialIsTriedAgain(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	failures := 0
@@ -484,12 +529,7 @@ func TestFailedTwiceIsMissing(t *testing.T) {
 
 func TestNothingWorks(t *testing.T) {
 	f, out := newFake(2), new(memory)
-	f.fail = func(call, _ string) error {
-		if call == "serve" {
-			return errors.New("no route to host")
-		}
-		return nil
-	}
+	f.fail = failing("serve", "no route to host")
 	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=5"), out, nil)
 	if err == nil || errors.Is(err, ErrMissing) {
 		t.Errorf("got %v", err)

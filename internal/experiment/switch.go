@@ -90,6 +90,12 @@ func (p *Plan) steps(from, to int) []step {
 	return steps
 }
 
+// settles reports whether the run waits after a step, and verifies it: after the last one, and after one back whose
+// failure the next step would hide.
+func settles(steps []step, i int) bool {
+	return i == len(steps)-1 || steps[i].back && steps[i].variant.Switch.Verify != nil
+}
+
 // switching is how many commands of switches the plan takes, and how long it waits after them.
 func (p *Plan) switching() (commands int, settle time.Duration) {
 	if p.states == nil {
@@ -98,9 +104,12 @@ func (p *Plan) switching() (commands int, settle time.Duration) {
 	at := begun
 	for b := 1; b <= p.Blocks; b++ {
 		for _, next := range p.order(b) {
-			if steps := p.steps(at, next); len(steps) > 0 {
-				commands += len(steps)
-				settle += time.Duration(steps[len(steps)-1].variant.Switch.Settle)
+			steps := p.steps(at, next)
+			commands += len(steps)
+			for i, step := range steps {
+				if settles(steps, i) {
+					settle += time.Duration(step.variant.Switch.Settle)
+				}
 			}
 			at = next
 		}
@@ -151,20 +160,20 @@ func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
 			return err
 		}
 	}
-	for _, step := range steps {
+	for i, step := range steps {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err := s.make(ctx, step); err != nil {
 			return err
 		}
-	}
-	if len(steps) > 0 {
-		last := steps[len(steps)-1]
-		if err := s.wait(ctx, last.variant); err != nil {
+		if !settles(steps, i) {
+			continue
+		}
+		if err := s.wait(ctx, step.variant); err != nil {
 			return err
 		}
-		if err := s.verified(ctx, last); err != nil {
+		if err := s.verified(ctx, step); err != nil {
 			return err
 		}
 	}

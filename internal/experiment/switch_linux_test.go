@@ -24,10 +24,10 @@ import (
 // at a step for its parent to kill it.
 const killed = "SLIPSTREAM_TEST_KILLED_AT"
 
-// script is a machine in a file. It stops where it is told to: to open a pipe that nobody
-// writes to, which needs no process besides the shell.
+// script is a machine in a file. It stops where it is told to: a process of its own, as a command's program is that a
+// shell starts, opens a pipe that nobody writes to.
 const script = `
-stop() { if [ "$1" = "$` + killed + `" ]; then echo > stopped; read forever < pipe; fi; }
+stop() { if [ "$1" = "$` + killed + `" ]; then echo > stopped; sh -c 'read forever < pipe'; fi; }
 case $1 in
 is) grep -qx "$2" size ;;
 *)

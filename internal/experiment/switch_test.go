@@ -315,6 +315,62 @@ func TestSwitchFails(t *testing.T) {
 	}
 }
 
+// TestSwitchBackLies has a command back do nothing between two switched states, where the next
+// command would hide that.
+func TestSwitchBackLies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exp := parseSwitching(t)
+		for newFake(2).plan(exp).order(1)[0] != 1 || newFake(2).plan(exp).order(1)[1] != 2 { // large, then huge
+			exp.Spec.Seed++
+		}
+		m, out := &machine{size: "small"}, new(memory)
+		lied := false
+		m.fail = func(_ context.Context, command string) error {
+			if n := len(m.log); !lied && n > 1 && m.log[n-2] == "resize small" {
+				m.size, lied = "large", true
+			}
+			return nil
+		}
+		trials, err := measure(t, t.Context(), m.on(), exp, out, nil)
+		if want := "variant large: switch.back (resize small) has succeeded, but verify (is large) says that the change still is in force"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if len(trials) != 4 || m.size != "small" || out.switched != "" {
+			t.Errorf("%d trials; it is left %s, with %q noted", len(trials), m.size, out.switched)
+		}
+	})
+}
+
+// TestSwitchRestarts has each command restart the machines. The run waits for them, one that still was on its way
+// down as the run asked for the first time included.
+func TestSwitchRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{size: "small"}
+		f := m.on()
+		awaited, restarts := 0, 0
+		f.await = func(context.Context, bool) error {
+			if awaited++; awaited > 20 {
+				f.away = false
+			}
+			return nil
+		}
+		m.fail = func(_ context.Context, command string) error {
+			if strings.HasPrefix(command, "resize") {
+				f.away, awaited = true, 0
+				restarts++
+			}
+			return nil
+		}
+		trials, err := measure(t, t.Context(), f, parseSwitching(t), new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(trials) != 4*4*2*2 || restarts < 11 {
+			t.Errorf("%d trials, %d restarts", len(trials), restarts)
+		}
+	})
+}
+
 // TestSwitchInterrupted stops a run in the middle of a period, after a command began: the
 // command ends, the original state is restored, and the resumed run repeats the whole period.
 func TestSwitchInterrupted(t *testing.T) {

@@ -25,13 +25,13 @@ const slack = 30 * time.Second
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
-	pairs, err := n.pairs(c)
+	pairs, err := n.pairs(out.Block, c)
 	if err != nil {
 		return err
 	}
-	settings, err := n.apply(ctx, owner, c, pairs)
+	settings, failed, err := n.apply(ctx, owner, c, pairs)
 	if err == nil {
-		err = n.changing(ctx, c, out, func() error { return n.measure(ctx, c, pairs, out, moved) })
+		err = n.changing(ctx, c, out, func() error { return n.measure(ctx, c, pairs, failed, out, moved) })
 	}
 	// What was applied goes, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
@@ -141,31 +141,41 @@ func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	return in
 }
 
-// apply sets a cell's accelerators everywhere, side by side.
-func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) ([]record.Setting, error) {
+// apply sets a cell's accelerators everywhere, side by side. In a mesh it returns the nodes where that failed: they cost
+// their pairs and no others.
+func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) (all []record.Setting, failed map[string]error, err error) {
 	var mu sync.Mutex
-	var all []record.Setting
+	failed = make(map[string]error)
 	var tasks []func() error
 	for _, s := range n.steered(c, pairs) {
 		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
 		tasks = append(tasks, func() error {
-			w, err := n.worker(ctx, s.key, s.place)
-			if err != nil {
-				return err
-			}
-			settings, err := w.Apply(ctx, target.Steering{Place: s.place, Accelerators: mine, Owner: owner})
-			if err != nil {
-				n.drop(s.key)
-				return fmt.Errorf("apply to %s: %w", s.place.Name, err)
-			}
+			settings, err := n.applyTo(ctx, s, target.Steering{Place: s.place, Accelerators: mine, Owner: owner})
 			mu.Lock()
+			defer mu.Unlock()
 			all = append(all, settings...)
-			mu.Unlock()
-			return nil
+			if err != nil && c.Round > 0 && ctx.Err() == nil {
+				failed[s.place.Node], err = err, nil
+			}
+			return err
 		})
 	}
-	err := inParallel(tasks)
-	return all, err
+	err = inParallel(tasks)
+	return all, failed, err
+}
+
+// applyTo sets accelerators in one place.
+func (n *network) applyTo(ctx context.Context, s seated, what target.Steering) ([]record.Setting, error) {
+	w, err := n.worker(ctx, s.key, s.place)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := w.Apply(ctx, what)
+	if err != nil {
+		n.drop(s.key)
+		return nil, fmt.Errorf("apply to %s: %w", s.place.Name, err)
+	}
+	return settings, nil
 }
 
 // revert takes a cell's accelerators back, and returns what was in force until
@@ -177,14 +187,24 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
+			if c.Round > 0 && errors.Is(err, target.ErrLost) {
+				return nil // the others go on
+			}
 			if err != nil {
 				return err
 			}
 			settings, err := w.Revert(ctx)
 			if err != nil {
 				n.drop(s.key)
-				// A new worker restores at its start what the journal says.
-				if _, again := n.worker(ctx, s.key, s.place); again != nil {
+				// The next worker restores what the journal says of a dead one.
+				w, again := n.worker(ctx, s.key, s.place)
+				if again == nil {
+					_, again = w.Revert(ctx)
+				}
+				if c.Round > 0 && errors.Is(again, target.ErrLost) {
+					return nil
+				}
+				if again != nil {
 					return fmt.Errorf("revert %s: %w", s.place.Name, errors.Join(err, again))
 				}
 				return nil
@@ -202,8 +222,8 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 	return all, err
 }
 
-// measure runs the traffic of a cell and samples the nodes over the same window.
-func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *record.Trial, moved func(bytes, messages uint64)) error {
+// measure runs the traffic of a cell and samples the nodes over the same window. Pairs of nodes that have failed fail.
+func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, failed map[string]error, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
@@ -219,6 +239,9 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, out *
 	m.driving.Store(int64(c.Pairs))
 	for i, pair := range pairs {
 		m.addPair(i, pair)
+		if err := cmp.Or(failed[pair.client.place.Node], failed[pair.servers[0].place.Node]); err != nil {
+			m.parts[i].cancel(err)
+		}
 	}
 	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
 	for _, node := range sampled {

@@ -1,29 +1,10 @@
 package record
 
 import (
-	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"slipstream.dev/internal/flock"
 )
-
-// lock holds the folder until release, or until the process ends however it does.
-func lock(dir string) (release func() error, err error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := flock.TryLock(f); err != nil {
-		f.Close()
-		if err == flock.ErrLocked {
-			return nil, ErrLocked
-		}
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	return func() error { return flock.Release(f) }, nil
-}
 
 // datasync leaves out the times, which nobody reads, and keeps the size.
 func datasync(f *os.File) error {
@@ -32,14 +13,4 @@ func datasync(f *os.File) error {
 			return err
 		}
 	}
-}
-
-// syncDir makes a new name in a folder last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }

@@ -87,14 +87,17 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 	c := MeshCell{Named: slices.ContainsFunc(s.Outliers, func(o stats.Outlier) bool {
 		return (o.Client == "" || o.Client == client) && (o.Server == "" || o.Server == server)
 	})}
-	if l.N == 0 {
-		c.Value, c.Percent, c.Shade, c.Tip = "failed", "failed", shades, fmt.Sprintf("%s → %s failed in %s", client, server, plural(l.Failed, "block"))
+	if l.Failed > l.N {
+		c.Value, c.Percent, c.Shade, c.Tip = "failed", "failed", shades, fmt.Sprintf("%s → %s failed in %s", client, server, ofBlocks(l.Failed, l.N))
 		return c
 	}
 	mean := l.Mean * q.scale
 	c.Value, c.Percent = significant(mean), fixed(100*l.Mean/middle, 0)
 	c.Tip = fmt.Sprintf("%s → %s: %s, %s %% of the median link, n %d", client, server,
 		estimate(mean, of(l.CI95, l.N).mapped(func(x float64) float64 { return x * q.scale }), decimalsFor(mean)).with(q.unit), c.Percent, l.N)
+	if l.Failed > 0 {
+		c.Tip += fmt.Sprintf("; it failed in %s", plural(l.Failed, "block"))
+	}
 	worse := middle / l.Mean
 	if !record.HigherIsBetter(s.Metric) {
 		worse = 1 / worse
@@ -134,13 +137,16 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 			}
 		}
 		text := node + " " + list(says) + " of the others"
-		if o.N == 0 {
-			text = node + " gave no result in any pair: " + m.whyFailed(node, "")
+		if o.Failed > 0 {
+			text = fmt.Sprintf("%s failed in %s: %s", node, ofBlocks(o.Failed, o.N), m.whyFailed(node, ""))
 		}
 		for _, about := range append(signTexts(signs), m.oddNICs(node)...) {
 			text += "; " + about
 		}
 		out = append(out, text+in+".")
+	}
+	if some := someFailed(s); some != "" {
+		out = append(out, some+in+".")
 	}
 	switch {
 	case len(out) > 0 || s.Metric == stats.ServerCPUPerGB: // of which nobody asked
@@ -151,6 +157,31 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 			plural(len(s.Nodes), "node"), plural(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
 	}
 	return out
+}
+
+// ofBlocks is "5 of 6 blocks", or "every block" if none was good.
+func ofBlocks(failed, good int) string {
+	if good == 0 {
+		return "every block"
+	}
+	return fmt.Sprintf("%d of %d blocks", failed, failed+good)
+}
+
+// someFailed counts the links that failed in some blocks, but not in most, which would name them.
+func someFailed(s stats.Mesh) string {
+	var links []string
+	for _, l := range s.Links {
+		if 0 < l.Failed && l.Failed <= l.N {
+			links = append(links, fmt.Sprintf("%s → %s failed in %s", l.Client, l.Server, ofBlocks(l.Failed, l.N)))
+		}
+	}
+	switch {
+	case len(links) == 0 || s.Metric == stats.ServerCPUPerGB: // whose first metric has told
+		return ""
+	case len(links) == 1:
+		return links[0]
+	}
+	return fmt.Sprintf("%s failed in some blocks; %s", plural(len(links), "link"), links[0])
 }
 
 // nodeSays is what a node does: "receives at 0.62 (0.55–0.70)".
@@ -173,8 +204,8 @@ func nodeSays(s stats.Mesh, o stats.Outlier) string {
 }
 
 func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
-	if o.N == 0 {
-		return fmt.Sprintf("%s → %s gave no result: %s", o.Client, o.Server, m.whyFailed(o.Client, o.Server))
+	if o.Failed > 0 {
+		return fmt.Sprintf("%s → %s failed in %s: %s", o.Client, o.Server, ofBlocks(o.Failed, o.N), m.whyFailed(o.Client, o.Server))
 	}
 	times := "of"
 	if !record.HigherIsBetter(s.Metric) {

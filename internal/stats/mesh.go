@@ -55,7 +55,9 @@ type Outlier struct {
 	Kind   string `json:"kind"`
 	Client string `json:"client,omitempty"` // the client of a link, or the node that is worse as a client
 	Server string `json:"server,omitempty"` // the server of a link, or the node that is worse as a server
-	N      int    `json:"n"`                // blocks in which it was measured; 0 if it failed in every block
+	N      int    `json:"n"`                // blocks in which it was measured
+	// Failed counts the blocks in which it failed. It is set if the node or link is named because it failed in most blocks.
+	Failed int `json:"failed,omitempty"`
 	// Ratio to the others: of a node to the median node, of a link to what its two nodes have with others.
 	Ratio float64    `json:"ratio"`
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio, over the blocks
@@ -116,8 +118,8 @@ func (t *table) meshes() []Mesh {
 type grid struct {
 	metric string
 	nodes  []string
-	values [][][]float64 // block, client, server
-	failed map[[2]int]int
+	values [][][]float64     // block, client, server
+	failed []map[[2]int]bool // block: the links that failed in it
 }
 
 // nodeOf is the node of a place: "node1" of "node1/pod0".
@@ -127,7 +129,7 @@ func nodeOf(place string) string {
 }
 
 func newGrid(c *cell, metric string) *grid {
-	g := &grid{metric: metric, failed: make(map[[2]int]int)}
+	g := &grid{metric: metric}
 	for _, tr := range c.all() {
 		for _, p := range tr.PerPair {
 			g.nodes = with(with(g.nodes, nodeOf(p.Client.Place)), nodeOf(p.Server.Place))
@@ -139,19 +141,20 @@ func newGrid(c *cell, metric string) *grid {
 		for i := range block {
 			block[i] = slices.Repeat([]float64{math.NaN()}, len(g.nodes))
 		}
+		failed := make(map[[2]int]bool)
 		for _, tr := range trials {
 			for i := range tr.PerPair {
 				p := &tr.PerPair[i]
 				from, to := slices.Index(g.nodes, nodeOf(p.Client.Place)), slices.Index(g.nodes, nodeOf(p.Server.Place))
 				x, ok := pairValue(c, tr, p, metric)
 				if !ok {
-					g.failed[[2]int{from, to}]++
+					failed[[2]int{from, to}] = true
 					continue
 				}
 				block[from][to] = math.Log(x)
 			}
 		}
-		g.values = append(g.values, block)
+		g.values, g.failed = append(g.values, block), append(g.failed, failed)
 	}
 	return g
 }
@@ -203,8 +206,8 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 					values = append(values, math.Exp(x))
 				}
 			}
-			l := MeshLink{Client: client, Server: server, N: len(values), Failed: g.failed[[2]int{i, j}]}
-			if l.N > 0 {
+			l := MeshLink{Client: client, Server: server}
+			if l.N, l.Failed = g.outcomes(func(a, b int) bool { return a == i && b == j }); l.N > 0 {
 				l.Mean, l.CI95 = Mean(values)
 			}
 			if l.N+l.Failed > 0 {
@@ -213,7 +216,7 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 		}
 	}
 	if g.metric == c.primary {
-		m.Outliers = g.dead()
+		m.Outliers = g.failing()
 	}
 	switch {
 	case len(g.nodes) < fewNodes:
@@ -229,26 +232,43 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	return m
 }
 
-// dead are the nodes, and links between other nodes, that failed in every block.
-func (g *grid) dead() []Outlier {
-	out := []Outlier{}
-	works := func(i, j int) bool {
-		return slices.ContainsFunc(g.values, func(block [][]float64) bool { return !math.IsNaN(block[i][j]) })
+// outcomes returns in how many blocks any of some links was measured, and in how many all that were tried failed.
+func (g *grid) outcomes(of func(client, server int) bool) (measured, failed int) {
+	for b, block := range g.values {
+		good, bad := false, false
+		for i := range g.nodes {
+			for j := range g.nodes {
+				if of(i, j) {
+					good, bad = good || !math.IsNaN(block[i][j]), bad || g.failed[b][[2]int{i, j}]
+				}
+			}
+		}
+		switch {
+		case good:
+			measured++
+		case bad:
+			failed++
+		}
 	}
+	return measured, failed
+}
+
+// failing are the nodes, and links between other nodes, that failed in most blocks. A node fails in a block if all its
+// links do.
+func (g *grid) failing() []Outlier {
+	out := []Outlier{}
 	down := make([]bool, len(g.nodes))
 	for i, name := range g.nodes {
-		down[i] = true
-		for j := range g.nodes {
-			down[i] = down[i] && !works(i, j) && !works(j, i)
-		}
-		if down[i] {
-			out = append(out, Outlier{Kind: OutlierClient, Client: name}, Outlier{Kind: OutlierServer, Server: name})
+		n, failed := g.outcomes(func(a, b int) bool { return a == i || b == i })
+		if down[i] = failed > n; down[i] {
+			out = append(out, Outlier{Kind: OutlierClient, Client: name, N: n, Failed: failed}, Outlier{Kind: OutlierServer, Server: name, N: n, Failed: failed})
 		}
 	}
 	for i, client := range g.nodes {
 		for j, server := range g.nodes {
-			if g.failed[[2]int{i, j}] > 0 && !works(i, j) && !down[i] && !down[j] {
-				out = append(out, Outlier{Kind: OutlierLink, Client: client, Server: server})
+			n, failed := g.outcomes(func(a, b int) bool { return a == i && b == j })
+			if failed > n && !down[i] && !down[j] {
+				out = append(out, Outlier{Kind: OutlierLink, Client: client, Server: server, N: n, Failed: failed})
 			}
 		}
 	}
@@ -321,22 +341,20 @@ func (g *grid) outliers(higher bool, margin float64) []Outlier {
 }
 
 // testFamily returns the p-values of effects, which are positive where they are worse. An effect must exceed
-// the margin, tested by the scatter of all effects, which has many degrees of freedom even if there are few
-// blocks. Two more conditions protect against values that are not normal; p is 1 unless both hold. First, the
+// the margin. The test shrinks its variance towards that of all effects, which has many degrees of freedom even if there
+// are few blocks. Two more conditions protect against values that are not normal; p is 1 unless both hold. First, the
 // effect is above 0 by its own scatter alone, so that one bad block among several does not count. Second, it
 // stands out from the others, so that no node is named where nodes differ by nature.
 func testFamily(family []*effect, margin float64) []float64 {
 	if len(family) == 0 {
 		return nil
 	}
-	var means []float64
-	var squares, df float64
+	var means, variances, df []float64
 	for _, e := range family {
 		e.estimate = mean(e.values, 0)
-		means = append(means, e.mean)
-		squares += sumOfSquares(e.values)
-		df += e.df
+		means, variances, df = append(means, e.mean), append(variances, sumOfSquares(e.values)/e.df), append(df, e.df)
 	}
+	variances, df = moderated(variances, df)
 	middle := median(means)
 	var apart []float64
 	for _, x := range means {
@@ -352,9 +370,9 @@ func testFamily(family []*effect, margin float64) []float64 {
 		if own := e.interval(); own[0] <= 0 || e.mean-middle <= reach || e.mean <= margin {
 			continue
 		}
-		se := math.Sqrt(squares / df / float64(e.n))
+		se := math.Sqrt(variances[i] / float64(e.n))
 		if ps[i] = 0; se > 0 {
-			ps[i] = student(df).Survival((e.mean - margin) / se)
+			ps[i] = student(df[i]).Survival((e.mean - margin) / se)
 		}
 	}
 	return ps

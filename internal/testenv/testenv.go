@@ -7,6 +7,7 @@ package testenv
 import (
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -79,4 +80,10 @@ func Await(t testing.TB, within time.Duration, what string, holds func() bool) {
 		}
 		return "it does not hold"
 	})
+}
+
+// Stalled reports whether a trial has failed, by its error, because a connection stalled, as it does on a busy
+// machine. A run repeats such a trial.
+func Stalled(err string) bool {
+	return strings.Contains(err, "a connection was stalled at the end of the window")
 }

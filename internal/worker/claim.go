@@ -16,33 +16,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimName is an abstract socket: it is in no file system, and goes with the process that listens.
-const claimName = "@slipstream/run"
+// claimName and controlName are abstract sockets: they are in no file system, and go with the process that listens.
+const claimName, controlName = "@slipstream/run", "@slipstream/control"
 
-// claimTime bounds how long a claim takes to be answered, and a process to give way.
-const claimTime = 5 * time.Second
+// claimTime bounds how long a claim takes to be answered, and a process to give way; controlTime that for control,
+// which reverts what it applied first.
+const claimTime, controlTime = 5 * time.Second, 20 * time.Second
 
 // Claim makes a run the only one that measures in this network namespace, as two would measure each
 // other. run identifies it, and who describes it to the user of another run. If the controller of the
 // same run has lost its connection to this process, it starts another one, whose claim calls yield here
-// and takes over. The claim ends with the process, or with release.
+// and takes over. The claim ends with the process, or with release. A run's worker for control has a claim of its
+// own, which ends with the process alone: so the next one does not measure while its predecessor, whose
+// connection is lost, still holds settings. That may be another run's, which has lost its claim to the host.
 //
 // Whoever has a shell here can connect to the socket, and read run among the arguments of the process. So
 // a claim yields to this process's own user alone.
-func Claim(run, who string, yield func()) (release func(), err error) {
-	listener, err := net.Listen("unix", claimName)
-	for deadline := time.Now().Add(claimTime); errors.Is(err, syscall.EADDRINUSE); {
-		holder, askErr := askClaim(run)
+func Claim(control bool, run, who string, yield func()) (release func(), err error) {
+	name, limit := claimName, claimTime
+	if control {
+		name, limit = controlName, controlTime
+	}
+	listener, err := net.Listen("unix", name)
+	for deadline := time.Now().Add(limit); errors.Is(err, syscall.EADDRINUSE); {
+		holder, askErr := askClaim(name, run)
 		switch {
 		case askErr != nil && !time.Now().Before(deadline):
 			return nil, fmt.Errorf("claim this host: ask who holds it: %w", askErr)
-		case askErr == nil && holder != "":
+		case askErr == nil && holder != "" && !control:
 			return nil, fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
-			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
+			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", limit)
 		}
 		time.Sleep(20 * time.Millisecond) // nothing tells when an abstract socket is free
-		listener, err = net.Listen("unix", claimName)
+		listener, err = net.Listen("unix", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("claim this host: %w", err)
@@ -54,7 +61,9 @@ func Claim(run, who string, yield func()) (release func(), err error) {
 				return
 			}
 			answerClaim(c, run, who, func() {
-				listener.Close()
+				if !control {
+					listener.Close()
+				}
 				yield()
 			})
 		}
@@ -63,8 +72,8 @@ func Claim(run, who string, yield func()) (release func(), err error) {
 }
 
 // askClaim returns who holds the host; "" if that is the same run, whose process ends its claim.
-func askClaim(run string) (string, error) {
-	c, err := net.DialTimeout("unix", claimName, claimTime)
+func askClaim(name, run string) (string, error) {
+	c, err := net.DialTimeout("unix", name, claimTime)
 	if err != nil {
 		return "", err
 	}

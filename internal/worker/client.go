@@ -80,7 +80,7 @@ func Connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser) (*Client, e
 
 // connect closes the client if it fails.
 func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser, options ...grpc.DialOption) (err error) {
-	c.pipe = newPipe(r, w, w, r)
+	c.pipe = newPipe(r, w)
 	c.conn, err = grpc.NewClient("passthrough:stdio", append(options,
 		grpc.WithContextDialer(dialOnce(c.pipe)),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the stream is the security
@@ -90,6 +90,8 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 		return errors.Join(fmt.Errorf("connect to worker: %w", err), c.pipe.Close())
 	}
 	c.rpc = pb.NewWorkerClient(c.conn)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	if err := c.setClock(ctx); err != nil {
 		return errors.Join(fmt.Errorf("connect to worker: %w", err), c.Close())
 	}
@@ -155,8 +157,13 @@ func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Win
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
 
+// answerTime bounds how long a worker takes to answer a question. Tools say their versions in that time.
+const answerTime = time.Minute
+
 // Alive asks the worker for an answer.
 func (c *Client) Alive(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	_, err := c.rpc.Now(ctx, &pb.NowRequest{})
 	if err != nil {
 		return c.plain(err)
@@ -180,6 +187,8 @@ func (c *Client) Close() error {
 // Describe returns the facts of the place.
 func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node, error) {
 	var node record.Node
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	answer, err := c.rpc.Describe(ctx, &pb.DescribeRequest{Place: pbPlace(place)})
 	if err != nil {
 		return node, c.plain(err)
@@ -198,12 +207,25 @@ func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
 
+// once refuses a worker that says more than once that it is ready: nobody listens any more.
+func once(ready target.Ready) target.Ready {
+	said := false
+	return func(port uint16) (time.Time, error) {
+		if said {
+			return time.Time{}, errors.New("the worker says twice that it is ready")
+		}
+		said = true
+		return ready(port)
+	}
+}
+
 type trafficCall = func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.TrafficCommand, pb.TrafficEvent], error)
 
 func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
 	var end record.Endpoint
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	ready = once(ready)
 	if err := c.keepClock(ctx); err != nil {
 		return end, err
 	}
@@ -256,6 +278,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	ready = once(ready)
 	if err := c.keepClock(ctx); err != nil {
 		return s, err
 	}
@@ -341,6 +364,9 @@ func decode(b []byte, into any) error {
 // ErrGone is a worker whose stream has ended.
 var ErrGone = errors.New("the worker is gone")
 
+// errLate is context.DeadlineExceeded in words.
+var errLate = fmt.Errorf("the worker does not answer: %w", context.DeadlineExceeded)
+
 // plain removes gRPC's wrapping from an error, and adds why a worker is gone if that is known.
 func (c *Client) plain(err error) error {
 	err = plain(err)
@@ -364,7 +390,7 @@ func plain(err error) error {
 	case codes.Canceled:
 		return context.Canceled
 	case codes.DeadlineExceeded:
-		return context.DeadlineExceeded
+		return errLate
 	default:
 		return errors.New(s.Message())
 	}

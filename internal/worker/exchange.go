@@ -39,6 +39,8 @@ func exchange(ctx context.Context, client, server *Client, to netip.Addr, by tar
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: v1alpha1.ToolNative,
 	}}}
 	_, _ = rand.Read(t.Secret[:])
+	ctx, late := context.WithTimeoutCause(ctx, answerTime, errLate)
+	defer late()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ports, begin := make(chan uint16, 1), make(chan time.Time, 1)

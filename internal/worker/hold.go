@@ -36,7 +36,7 @@ type Hold struct {
 // Run holds until ctx ends.
 func (h Hold) Run(ctx context.Context) error {
 	if h.JournalDir != "" {
-		if err := h.restore(ctx); err != nil {
+		if err := restoreDead(ctx, h.JournalDir, h.Log); err != nil {
 			return err
 		}
 	}
@@ -65,16 +65,17 @@ func (h Hold) Run(ctx context.Context) error {
 	if err := endNeighbours("/proc", h.Log); err != nil {
 		return err
 	}
-	return h.restore(context.WithoutCancel(ctx))
+	return restoreDead(context.WithoutCancel(ctx), h.JournalDir, h.Log)
 }
 
-func (h Hold) restore(ctx context.Context) error {
-	restored, err := accel.Recover(ctx, accel.Options{JournalDir: h.JournalDir})
+// restoreDead restores what dead workers have left.
+func restoreDead(ctx context.Context, journalDir string, log *slog.Logger) error {
+	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
 	for _, s := range restored {
-		h.Log.WarnContext(ctx, "restored a setting of a dead worker", "place", s.Place, "setting", s.Path, "value", s.Was)
+		log.WarnContext(ctx, "restored a setting of a dead worker", "place", s.Place, "setting", s.Path, "value", s.Was)
 	}
-	if errors.Is(err, journal.ErrChanged) {
-		h.Log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
+	if journal.OnlyChanged(err) {
+		log.WarnContext(ctx, "restore the settings of a dead worker", "error", err)
 		return nil
 	}
 	return err

@@ -46,7 +46,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.patience = cmp.Or(o.patience, toolPatience)
-	p := newPipe(r, w, w, r)
+	p := newPipe(r, w)
 	s := &server{options: o, system: newSystem(ctx)}
 	// Stop waits for calls in progress, so that an Apply is complete before it is reverted.
 	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.StreamInterceptor(shrinkFirst), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{

@@ -301,6 +301,8 @@ func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertRes
 	var settings []record.Setting
 	if s.applied != nil {
 		settings = s.applied.Settings()
+	} else if err := restoreDead(ctx, s.options.JournalDir, s.options.Log); err != nil {
+		return nil, err
 	}
 	if err := s.revert(ctx); err != nil {
 		return nil, err

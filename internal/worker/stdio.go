@@ -14,14 +14,30 @@ import (
 type pipe struct {
 	io.Reader
 	io.Writer
-	closers []io.Closer
-	once    sync.Once
-	done    chan struct{}
-	err     error
+	close func() error
+	once  sync.Once
+	done  chan struct{}
+	err   error
+
+	mu       sync.Mutex
+	deadline *time.Timer
 }
 
-func newPipe(r io.Reader, w io.Writer, closers ...io.Closer) *pipe {
-	return &pipe{Reader: r, Writer: w, closers: closers, done: make(chan struct{})}
+func newPipe(r io.ReadCloser, w io.WriteCloser) *pipe {
+	return &pipe{Reader: r, Writer: w, close: func() error { return errors.Join(w.Close(), r.Close()) }, done: make(chan struct{})}
+}
+
+// SetDeadline closes the pipe at a time; never, if that is zero. By it gRPC bounds how long a connection takes to begin.
+func (p *pipe) SetDeadline(at time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.deadline != nil {
+		p.deadline.Stop()
+	}
+	if !at.IsZero() {
+		p.deadline = time.AfterFunc(time.Until(at), func() { _ = p.Close() })
+	}
+	return nil
 }
 
 // closed reports whether the stream has ended: gRPC closes a connection that it cannot read any more.
@@ -36,9 +52,7 @@ func (p *pipe) closed() bool {
 
 func (p *pipe) Close() error {
 	p.once.Do(func() {
-		for _, c := range p.closers {
-			p.err = errors.Join(p.err, c.Close())
-		}
+		p.err = p.close()
 		close(p.done)
 	})
 	return p.err
@@ -51,8 +65,7 @@ func (stdioAddr) String() string  { return "stdio" }
 
 func (*pipe) LocalAddr() net.Addr              { return stdioAddr{} }
 func (*pipe) RemoteAddr() net.Addr             { return stdioAddr{} }
-func (*pipe) SetDeadline(time.Time) error      { return nil } // gRPC calls it; a stream has no deadlines
-func (*pipe) SetReadDeadline(time.Time) error  { return nil }
+func (*pipe) SetReadDeadline(time.Time) error  { return nil } // gRPC sets these when it closes the pipe anyway
 func (*pipe) SetWriteDeadline(time.Time) error { return nil }
 
 // one is a listener that accepts one connection, and closes with it.

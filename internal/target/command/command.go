@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -17,18 +16,39 @@ import (
 
 // Run runs a program with arguments, without a shell and without input, and kills it and
 // what it started when ctx ends. The error ends with the last of what the command printed, and is an
-// *exec.ExitError if it exited with another code than 0. If this process dies, so does the
-// command, on Linux: whoever undoes a change must not meet one that goes on.
-func Run(ctx context.Context, argv []string) error {
-	// The command dies with the thread that started it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+// *exec.ExitError if it exited with another code than 0. If this process dies, so do the command and what it
+// started, except on Windows: whoever undoes a change must not meet one that goes on.
+func Run(ctx context.Context, argv []string) error { return run(ctx, 0, argv) }
+
+// Interrupt is Run for a program that cleans up when it is interrupted. When ctx ends it interrupts the program, and
+// kills it if it still runs after grace.
+func Interrupt(ctx context.Context, grace time.Duration, argv []string) error {
+	return run(ctx, grace, argv)
+}
+
+func run(ctx context.Context, grace time.Duration, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	isolate(cmd)
+	release, err := isolate(cmd)
+	if err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
+	}
+	defer release()
 	cmd.WaitDelay = time.Second // one that it leaves running may hold the pipe
-	var out target.Tail         // commands say at the end what went wrong
+	kill := cmd.Cancel
+	if grace > 0 {
+		cmd.WaitDelay, cmd.Cancel = grace, func() error {
+			if cmd.Process.Signal(os.Interrupt) != nil { // as on Windows
+				return kill()
+			}
+			return nil
+		}
+	}
+	var out target.Tail // commands say at the end what went wrong
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
+	err = cmd.Run()
+	if grace > 0 && ctx.Err() != nil {
+		_ = kill() // what it has left running
+	}
 	if err == nil || err == exec.ErrWaitDelay {
 		return nil
 	}

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
 
 func TestRun(t *testing.T) {
@@ -56,7 +59,40 @@ func TestRunEnds(t *testing.T) {
 	}
 	_, pid, _ := strings.Cut(err.Error(), "signal: killed: ")
 	// Of a process that is dead and was not waited for it is empty.
-	if argv, _ := os.ReadFile("/proc/" + pid + "/cmdline"); len(argv) > 0 {
-		t.Errorf("it left process %s: %q", pid, argv)
+	testenv.Await(t, 10*time.Second, "process "+pid+" is dead", func() bool {
+		argv, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		return len(argv) == 0
+	})
+}
+
+// TestInterrupt checks that a program may end by itself when the context ends, and that one which does not is killed with
+// what it started.
+func TestInterrupt(t *testing.T) {
+	interrupt := func(grace time.Duration, script string) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		started := filepath.Join(t.TempDir(), "started")
+		go func() {
+			defer cancel()
+			for t.Context().Err() == nil {
+				if _, err := os.Stat(started); err == nil {
+					return
+				}
+				time.Sleep(time.Millisecond) // a poll of a file
+			}
+		}()
+		return Interrupt(ctx, grace, []string{"bash", "-c", script, "bash", started})
 	}
+	if err := interrupt(time.Minute, `trap 'echo tidied; exit 7' INT; touch "$1"; while :; do sleep 0.01; done`); err == nil || !strings.Contains(err.Error(), "exit status 7: tidied") {
+		t.Errorf("a program that tidies up: %v", err)
+	}
+	err := interrupt(50*time.Millisecond, `trap '' INT; sleep 61 & echo $!; touch "$1"; wait; wait`)
+	if err == nil {
+		t.Fatal("a program that ignores the interrupt ended by itself")
+	}
+	pid := err.Error()[strings.LastIndexAny(err.Error(), ": ")+1:]
+	testenv.Await(t, 10*time.Second, "process "+pid+" is dead", func() bool {
+		argv, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		return len(argv) == 0
+	})
 }

@@ -25,7 +25,8 @@ const connectTime = 15 * time.Second
 // agentTime bounds how long the SSH agent takes to tell its keys. To sign with one it may ask a person.
 var agentTime = 5 * time.Second
 
-// refusedError is a machine that will refuse another attempt too: its key is not known, or ours is not.
+// refusedError is a machine that will refuse another attempt too: it shows another key, say, or has another
+// architecture than before.
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
@@ -38,8 +39,14 @@ func (l login) connect(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	var before *ssh.Client
 	for _, hop := range l.route() {
 		through := dial
-		if before != nil {
-			through = before.DialContext
+		if jump := before; jump != nil {
+			through = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := jump.DialContext(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				return throughJump{conn, jump}, nil
+			}
 		}
 		client, err := hop.enter(ctx, through)
 		if err != nil {
@@ -48,15 +55,20 @@ func (l login) connect(ctx context.Context, dial dialer) (*ssh.Client, error) {
 			}
 			return nil, err
 		}
-		if inner := before; inner != nil {
-			go func() {
-				_ = client.Wait()
-				inner.Close()
-			}()
-		}
 		before = client
 	}
 	return before, nil
+}
+
+// throughJump is a connection through another machine. Closing it closes the connection to that machine, too:
+// its own end waits for an answer from there, which may never come.
+type throughJump struct {
+	net.Conn
+	jump *ssh.Client
+}
+
+func (c throughJump) Close() error {
+	return c.jump.Close()
 }
 
 // enter connects to one machine, checks its key and logs in.
@@ -94,8 +106,8 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	case keyErr != nil:
 		return nil, refusedError{keyErr}
 	case err != nil && strings.Contains(err.Error(), "unable to authenticate"):
-		return nil, refusedError{fmt.Errorf("host %s does not let %s in: it accepts none of the keys that were offered (%s): add one's public key to ~/.ssh/authorized_keys there, or name another with identityFile or ssh-add",
-			l.alias, l.user, keys)}
+		return nil, fmt.Errorf("host %s does not let %s in: it accepts none of the keys that were offered (%s): add one's public key to ~/.ssh/authorized_keys there, or name another with identityFile or ssh-add",
+			l.alias, l.user, keys)
 	case err != nil:
 		return nil, fmt.Errorf("log in to host %s (%s): %w", l.alias, l.address, cmp.Or(context.Cause(ctx), err))
 	}

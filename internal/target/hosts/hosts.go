@@ -84,8 +84,11 @@ type host struct {
 	program program
 	// ownJournal: the run may change settings, and there was no journal when it began.
 	ownJournal bool
-	// first is the worker that claims the host. The program of the others is its.
+	// first is the worker that claims the host, nil while there is none. The program of the others is its.
 	first *worker.Client
+	// started: there was a first worker once, when the host's own address was found.
+	started bool
+	found   netip.Addr
 
 	mu       sync.Mutex
 	sessions []*session
@@ -177,35 +180,65 @@ func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
 	return h.login.connect(ctx, h.all.config.dial)
 }
 
-// start looks at the host, copies the program, and has the first worker claim the host.
-func (h *host) start(ctx context.Context) (err error) {
-	if h.facts, err = h.look(ctx); err != nil {
+// start looks at the host, copies the program, has the first worker claim the host, and restores what dead
+// workers have left there.
+func (h *host) start(ctx context.Context) error {
+	facts, err := h.look(ctx)
+	if err != nil {
 		return err
 	}
+	h.facts = facts
 	b, err := h.suit()
 	if err != nil {
 		return refusedError{err}
 	}
 	if h.windows {
-		return h.startWindows(ctx, b)
+		err = h.startWindows(ctx, b)
+	} else {
+		err = h.startLinux(ctx, b)
 	}
-	s, err := h.open(ctx, func(mark string) string {
-		return command(launch(mark, h.facts.folders[0], b, h.claim()))
-	})
 	if err != nil {
 		return err
 	}
-	if h.program, err = s.copy(ctx, b); err != nil {
-		s.client.Close()
-		return err
+	if !h.started {
+		h.started, h.found = true, h.address(v1alpha1.AddressNative)
 	}
-	if h.first, err = h.attach(ctx, s); err != nil || !h.facts.journal {
-		return err
+	if h.windows || !h.facts.journal {
+		return nil
 	}
 	return h.restore(ctx, false)
 }
 
-// claim are the arguments of the host's first worker.
+// startLinux copies the program to the first folder that has room for it, and starts the first worker.
+func (h *host) startLinux(ctx context.Context, b binary) error {
+	var s *session
+	var err error
+	for _, folder := range h.facts.folders {
+		if s, err = h.launch(ctx, folder, b); !errors.As(err, new(brokenError)) { // another folder may have more room
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	h.first, err = h.attach(ctx, s)
+	return err
+}
+
+// launch copies the program to a folder of the host, in a session that becomes it.
+func (h *host) launch(ctx context.Context, folder string, b binary) (*session, error) {
+	s, err := h.open(ctx, func(mark string) string { return command(launch(mark, folder, b, h.claim())) })
+	if err != nil {
+		return nil, err
+	}
+	if h.program, err = s.copy(ctx, folder, b); err != nil {
+		s.client.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// claim are the arguments of a worker of which the host has one: the first, or the one for control.
 func (h *host) claim() string { return "--remote --claim " + h.all.run + "/" + whoami() }
 
 // attach connects to the worker that a session has become.
@@ -220,8 +253,11 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 	return c, nil
 }
 
+// brokenError is a copy of the program that is not the program: most often there is no room for it.
+type brokenError struct{ error }
+
 // copy sends the program, and returns as what it runs.
-func (s *session) copy(ctx context.Context, b binary) (program, error) {
+func (s *session) copy(ctx context.Context, folder string, b binary) (program, error) {
 	if err := s.expect(ctx, "send"); err != nil {
 		return program{}, err
 	}
@@ -239,7 +275,7 @@ func (s *session) copy(ctx context.Context, b binary) (program, error) {
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
 	case word == "broken":
 		s.settle()
-		return program{}, fmt.Errorf("copy the program to host %s: the copy differs from the program that was sent (%d bytes)%s", s.host, b.size, s.stderr.Last())
+		return program{}, brokenError{fmt.Errorf("copy the program to %s on host %s: the copy differs from the program that was sent (%d bytes)%s", folder, s.host, b.size, s.stderr.Last())}
 	case word != "program":
 		return program{}, unexpected(s.host, word)
 	}
@@ -276,12 +312,15 @@ func whoami() string {
 // Worker starts a worker in a place.
 func (h *Hosts) Worker(ctx context.Context, p target.Place, use target.Use) (*worker.Client, error) {
 	at := h.find(p.Node)
-	control := use == target.ForControl
+	control, arguments := use == target.ForControl, "--remote"
+	if control {
+		arguments = "--control " + at.claim()
+	}
 	s, err := at.open(ctx, func(mark string) string {
 		if at.windows {
 			return againWindows(mark, at.program.file)
 		}
-		return command(again(mark, at.program, control && at.sudo(), control && at.ownJournal))
+		return command(again(mark, at.program, control && at.sudo(), control && at.ownJournal, arguments))
 	})
 	if err != nil {
 		return nil, err
@@ -353,30 +392,49 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	if err != nil {
 		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)
 	}
+	s.settle()
+	if said := s.stderr.Last(); said != "" { // of settings that somebody has changed meanwhile
+		h.all.config.Note("host " + h.name + said)
+	}
 	return nil
 }
 
 // patience is how long a host may be away before the run is given up: about what one takes to restart.
-const patience = 5 * time.Minute
+// endPatience is how long it may be away at the end of a run. After that, what dead workers left there stays.
+const patience, endPatience = 5 * time.Minute, time.Minute
 
 // aliveTime bounds how long a host takes to answer.
 const aliveTime = 10 * time.Second
 
-// Await returns once all hosts answer. It connects again to one that has dropped off, until patience
-// ends: then the run is lost (target.ErrLost).
-func (h *Hosts) Await(ctx context.Context) error {
-	return h.each(ctx, func(ctx context.Context, at *host) error {
+// Await connects again to hosts that do not answer: once or, if it is patient, until patience ends. Then
+// the run is lost (target.ErrLost).
+func (h *Hosts) Await(ctx context.Context, patient bool) error {
+	limit := time.Duration(0)
+	if patient {
+		limit = patience
+	}
+	return h.everywhere(func(at *host) error {
 		if at.answers(ctx) == nil || ctx.Err() != nil {
 			return ctx.Err()
 		}
 		h.config.Note(fmt.Sprintf("host %s does not answer: connecting again", at.name))
-		at.drop()
-		if err := at.comeBack(ctx); err != nil {
+		if err := at.comeBack(ctx, limit); err != nil {
 			return err
 		}
 		h.config.Note(fmt.Sprintf("host %s is back", at.name))
 		return nil
 	})
+}
+
+// everywhere does something with every host at the same time; an error ends nothing.
+func (h *Hosts) everywhere(do func(*host) error) error {
+	errs := make([]error, len(h.hosts))
+	var doing sync.WaitGroup
+	for i, at := range h.hosts {
+		doing.Go(func() { errs[i] = do(at) })
+	}
+	doing.Wait()
+	return errors.Join(errs...)
 }
 
 func (h *host) answers(ctx context.Context) error {
@@ -389,13 +447,15 @@ func (h *host) answers(ctx context.Context) error {
 }
 
 // comeBack starts the host's first worker again, with pauses that grow.
-func (h *host) comeBack(ctx context.Context) error {
-	deadline, address := time.Now().Add(patience), h.address(v1alpha1.AddressNative)
+func (h *host) comeBack(ctx context.Context, limit time.Duration) error {
+	h.drop()
+	deadline := time.Now().Add(limit)
 	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 15*time.Second) {
 		err := h.start(ctx)
 		switch now := h.address(v1alpha1.AddressNative); {
-		case err == nil && now != address:
-			return &target.LostError{Why: fmt.Errorf("host %s has come back at another address, %s for %s", h.name, now, address)}
+		case err == nil && now != h.found:
+			h.drop()
+			return &target.LostError{Why: fmt.Errorf("host %s has come back at another address, %s for %s", h.name, now, h.found)}
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
@@ -403,7 +463,7 @@ func (h *host) comeBack(ctx context.Context) error {
 		case errors.As(err, new(refusedError)):
 			return &target.LostError{Why: err}
 		case time.Now().After(deadline):
-			return &target.LostError{Why: fmt.Errorf("host %s has not come back within %s: %w", h.name, patience, err)}
+			return &target.LostError{Why: fmt.Errorf("host %s has not come back within %s: %w", h.name, limit, err)}
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -449,16 +509,19 @@ func (h *Hosts) Lead() time.Duration { return h.lead }
 
 // Close ends all workers, and restores what they may have left.
 func (h *Hosts) Close(ctx context.Context) error {
-	errs := make([]error, len(h.hosts))
-	var closing sync.WaitGroup
-	for i, at := range h.hosts {
-		closing.Go(func() { errs[i] = at.close(ctx) })
-	}
-	closing.Wait()
-	return errors.Join(errs...)
+	return h.everywhere(func(at *host) error { return at.close(ctx) })
 }
 
 func (h *host) close(ctx context.Context) error {
+	if !h.started {
+		return nil
+	}
+	if h.root() != "" && h.answers(ctx) != nil { // the last switch may have restarted it
+		h.all.config.Note(fmt.Sprintf("host %s does not answer: connecting again, to restore its settings", h.name))
+		if err := h.comeBack(ctx, endPatience); err != nil { // no trial is lost by that
+			return fmt.Errorf("restore the settings of host %s: %v", h.name, err)
+		}
+	}
 	if h.first == nil {
 		return nil
 	}

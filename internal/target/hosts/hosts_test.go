@@ -13,7 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -60,6 +62,11 @@ func TestUp(t *testing.T) {
 		{name: "no root", user: "user"},
 		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
 		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
+		{name: "only one folder with room", node: nodeOptions{full: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
+		{
+			name: "no room", node: nodeOptions{full: folders}, user: "user",
+			want: "copy the program to /dev/shm on host ",
+		},
 		{name: "talkative shell", node: nodeOptions{shell: "/mnt/talkative"}, user: "root"},
 		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
 		{
@@ -364,7 +371,7 @@ func TestCut(t *testing.T) {
 		must(t, err)
 	}
 	nodes[1].disconnect()
-	must(t, up.Await(t.Context())) // a new connection takes over
+	must(t, up.Await(t.Context(), true)) // a new connection takes over
 	must(t, up.Close(context.Background()))
 	clean(t, nodes)
 }
@@ -471,7 +478,7 @@ func TestExperiment(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	trials := w.trials(t)
+	trials := slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
 	if len(trials) != 16 {
 		t.Errorf("%d trials, want 2 blocks of 4 variants by 2 workloads", len(trials))
 	}
@@ -572,7 +579,7 @@ func TestAnotherAddress(t *testing.T) {
 	b.in("ip", "address", "add", "10.9.0.77/24", "dev", "eth0")
 	b.address = "10.9.0.77"
 	b.start(w)
-	err = up.Await(t.Context())
+	err = up.Await(t.Context(), true)
 	if want := "host b has come back at another address, 10.9.0.77 for 10.9.0.2"; !errors.Is(err, target.ErrLost) || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v\nwant  %s", err, want)
 	}
@@ -605,6 +612,182 @@ func TestDropOff(t *testing.T) {
 		t.Errorf("it did not say that the host is back:\n%s", text)
 	}
 	clean(t, nodes)
+}
+
+// command copies this program to a node, and returns a command that runs it there.
+func (n *node) command(args ...string) *exec.Cmd {
+	n.t.Helper()
+	self, err := os.ReadFile("/proc/self/exe")
+	must(n.t, err)
+	must(n.t, os.WriteFile(filepath.Join(n.dir, "slipstream"), self, 0o700))
+	return exec.Command("nsenter", append([]string{"--target", n.init(), "--mount", "--pid", "--net", "/mnt/slipstream"}, args...)...)
+}
+
+// TestAppliedBefore: what an administrator has applied on a host outlives a run that has accelerators of its own there.
+func TestAppliedBefore(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	must(t, os.WriteFile(filepath.Join(nodes[0].dir, "rps.yaml"), []byte(strings.NewReplacer("USER", "root", "RUNS", "2").Replace(experimentText)), 0o600))
+	const setting = "sys/class/net/eth0/queues/rx-0/rps_cpus"
+	found := nodes[0].read(setting)
+	if out, err := nodes[0].command("accel", "apply", "/mnt/rps.yaml", "rps").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	applied := nodes[0].read(setting)
+	if applied == found {
+		t.Fatalf("%s is %s with RPS, too", setting, found)
+	}
+	text, err := w.run(t, "root", 2).end()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if now := nodes[0].read(setting); now != applied {
+		t.Errorf("%s is %s after the run, was %s", setting, now, applied)
+	}
+}
+
+// TestControlWorkerKilled: what a dead worker had applied does not stay for the trials that follow.
+func TestControlWorkerKilled(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	const setting = "sys/class/net/eth0/queues/rx-0/rps_cpus"
+	found := nodes[0].read(setting)
+	p := w.run(t, "root", 20)
+	testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool { return nodes[0].read(setting) != found })
+	before := w.recorded()
+	nodes[0].kill(func(line string) bool {
+		return strings.HasPrefix(line, "/proc/") && strings.Contains(line, " worker --control ")
+	})
+	testenv.Await(t, 60*time.Second, "the setting as it was", func() bool { return nodes[0].read(setting) == found })
+	for _, trial := range w.trials(t)[before:] {
+		if trial.Variant != "rps" { // one of these sets it again
+			t.Errorf("a trial of %s ran before the setting was as it had been", trial.Variant)
+		}
+	}
+	must(t, p.Process.Signal(os.Interrupt))
+	text, _ := p.end() // interrupted
+	if now := nodes[0].read(setting); now != found {
+		t.Errorf("%s is %s after the run, was %s\n%s", setting, now, found, text)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(text)
+		}
+	})
+	clean(t, nodes)
+}
+
+// TestSwitchRestartsHost: a switch that restarts a host costs no trial, and what the run applied is restored at its
+// end. The first command of two returns while the host is still down.
+func TestSwitchRestartsHost(t *testing.T) {
+	t.Parallel()
+	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	text := strings.NewReplacer("USER", "user", "RUNS", "2").Replace(experimentText)
+	text = text[:strings.Index(text, "  - {name: weave")] + `  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
+  - {name: restarted, switch: {to: [sh, -c, SCRIPT], back: [sh, -c, SCRIPT]}}
+` + text[strings.Index(text, "  workloads:"):] + "  trialsPerPeriod: 1\n"
+	commands := filepath.Join(w.home, "commands")
+	text = strings.ReplaceAll(text, "SCRIPT", fmt.Sprintf("'echo >>%s; n=$(wc -l <%[1]s); until [ -e %[1]s-$n ]; do sleep 0.02; done'", commands))
+	must(t, os.WriteFile(commands, nil, 0o600))
+	file := filepath.Join(w.home, "hosts.yaml")
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	p := w.start(t, "run", file, "--out", filepath.Join(w.home, "results"))
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	var err error
+	restarts := 0
+	for running := true; running; {
+		select {
+		case err = <-ended:
+			running = false
+			continue
+		case <-time.After(20 * time.Millisecond):
+		}
+		if asked, _ := os.ReadFile(commands); len(asked) == restarts {
+			continue
+		}
+		restarts++
+		done := func() { must(t, os.WriteFile(fmt.Sprintf("%s-%d", commands, restarts), nil, 0o600)) }
+		nodes[1].stop()
+		if restarts%2 == 0 {
+			done()
+		}
+		nodes[1].start(w)
+		if restarts%2 == 1 {
+			done()
+		}
+	}
+	if err != nil || restarts < 4 {
+		t.Errorf("%d restarts: %v\n%s", restarts, err, p.output.String())
+	}
+	for _, trial := range w.trials(t) {
+		if trial.Status != record.StatusOK && !testenv.Stalled(trial.Error) {
+			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
+		}
+	}
+	clean(t, nodes)
+}
+
+// mutedConn is a connection that goes silent, in both directions, after some bytes were sent.
+type mutedConn struct {
+	net.Conn
+	left   *atomic.Int64
+	closed chan struct{}
+	once   *sync.Once
+}
+
+func (c mutedConn) Write(b []byte) (int, error) {
+	if c.left.Add(-int64(len(b))) < 0 {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func (c mutedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.left.Load() < 0 {
+		<-c.closed
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (c mutedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// TestSilentJump: a machine on the way to a host that goes silent holds up nobody who has run out of patience.
+func TestSilentJump(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte("Host far\n  HostName "+nodes[1].address+"\n  User root\n  ProxyJump root@"+nodes[0].address+"\n"), 0o600))
+	config := w.config(t, hosts.Config{Hosts: []v1alpha1.Host{{Name: "far"}}})
+	// In the handshake of either machine, in the look, and in the copy.
+	for _, bytes := range []int64{1000, 3000, 3600, 4200, 4800, 5400, 1 << 20} {
+		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			began := time.Now()
+			up, err := hosts.Up(ctx, config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := w.dial(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				left := new(atomic.Int64)
+				left.Store(bytes)
+				return mutedConn{c, left, make(chan struct{}), new(sync.Once)}, nil
+			}))
+			if err == nil {
+				must(t, up.Close(context.Background()))
+			}
+			if took := time.Since(began); err == nil || took > 6*time.Second {
+				t.Errorf("after %s: %v", took, err)
+			}
+		})
+	}
 }
 
 func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }

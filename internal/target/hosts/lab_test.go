@@ -75,10 +75,12 @@ type twiceNetwork struct {
 	*topology.Seating
 }
 
-func (n *twiceNetwork) Places() []target.Place          { return n.Seating.Places() }
-func (n *twiceNetwork) Setup() target.Setup             { return target.Setup{Lead: n.hosts.Lead()} }
-func (n *twiceNetwork) Await(ctx context.Context) error { return n.hosts.Await(ctx) }
-func (n *twiceNetwork) Close(context.Context) error     { return nil } // both are the benchmark's
+func (n *twiceNetwork) Places() []target.Place { return n.Seating.Places() }
+func (n *twiceNetwork) Setup() target.Setup    { return target.Setup{Lead: n.hosts.Lead()} }
+func (n *twiceNetwork) Await(ctx context.Context, patient bool) error {
+	return n.hosts.Await(ctx, patient)
+}
+func (n *twiceNetwork) Close(context.Context) error { return nil } // both are the benchmark's
 
 func (n *twiceNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
 	if strings.HasPrefix(p.Name, "node") {

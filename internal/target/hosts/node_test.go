@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -74,6 +75,8 @@ type nodeOptions struct {
 	config, key string
 	// noexec are folders that run no programs.
 	noexec []string
+	// full are folders that have no room for the program.
+	full []string
 	// shell of everybody who logs in, /bin/sh if empty.
 	shell string
 	// sudoers is the content of that file.
@@ -235,8 +238,11 @@ func (n *node) start(w *world) {
 	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/talkative; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
 	for _, folder := range folders {
 		flags := "mode=1777"
-		if strings.Contains(" "+strings.Join(n.options.noexec, " ")+" ", " "+folder+" ") {
+		if slices.Contains(n.options.noexec, folder) {
 			flags += ",noexec"
+		}
+		if slices.Contains(n.options.full, folder) {
+			flags += ",size=1m"
 		}
 		script += "mount -t tmpfs -o " + flags + " tmpfs " + folder + "\n"
 	}
@@ -340,6 +346,11 @@ func (n *node) in(argv ...string) {
 
 // disconnect ends the SSH server's processes for connections.
 func (n *node) disconnect() {
+	n.kill(func(line string) bool { return strings.HasPrefix(line, "sshd: ") })
+}
+
+// kill kills processes by their command lines.
+func (n *node) kill(which func(line string) bool) {
 	n.t.Helper()
 	machine, err := os.Readlink(filepath.Join("/proc", n.init(), "ns/pid"))
 	must(n.t, err)
@@ -349,7 +360,7 @@ func (n *node) disconnect() {
 		of, _ := os.Readlink(filepath.Join(dir, "ns/pid"))
 		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
 		pid, _ := strconv.Atoi(filepath.Base(dir))
-		if of == machine && strings.HasPrefix(string(line), "sshd: ") && filepath.Base(dir) != n.init() {
+		if of == machine && which(strings.ReplaceAll(string(line), "\x00", " ")) && filepath.Base(dir) != n.init() {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}

@@ -70,11 +70,12 @@ func launch(mark, folder string, b binary, arguments string) string {
 
 // again starts a worker of the program that a process runs. Where the journal is the run's own, it removes
 // that once the worker has ended: nobody else does if the controller is dead.
-func again(mark string, p program, root, own bool) string {
+func again(mark string, p program, root, own bool, arguments string) string {
+	work := `AS /proc/PROCESS/exe worker ` + arguments
 	if !own {
-		return p.script(mark, root, `exec AS /proc/PROCESS/exe worker --remote`)
+		return p.script(mark, root, `exec `+work)
 	}
-	return p.script(mark, root, `AS /proc/PROCESS/exe worker --remote; s=$?; TIDY exit $s`)
+	return p.script(mark, root, work+`; s=$?; TIDY exit $s`)
 }
 
 // revert restores what dead workers have left, and where the journal is the run's own, removes that.
@@ -83,7 +84,7 @@ func revert(mark string, p program, root, own bool) string {
 	if own {
 		tidy = "TIDY"
 	}
-	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
+	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
 }
 
 // script reports whether the process still runs the program, and if it does, runs commands. The program's file

@@ -60,7 +60,7 @@ func TestLoginShells(t *testing.T) {
 	for name, script := range map[string]string{
 		"look":   look("M", true),
 		"launch": launch("M", "/tmp", binary{sum: sha("")}, "--remote"),
-		"again":  again("M", p, true, true),
+		"again":  again("M", p, true, true, "--remote"),
 		"revert": revert("M", p, true, true),
 	} {
 		quoted, ok := strings.CutPrefix(command(script), "exec sh -c '")
@@ -92,7 +92,7 @@ func TestGone(t *testing.T) {
 		_ = other.Wait()
 	}()
 	p := program{fmt.Sprint(other.Process.Pid), "/tmp/slipstream.x"}
-	for name, script := range map[string]string{"again": again("M", p, false, false), "revert": revert("M", p, false, true)} {
+	for name, script := range map[string]string{"again": again("M", p, false, false, "--remote"), "revert": revert("M", p, false, true)} {
 		out, err := exec.Command("sh", "-c", command(script)).CombinedOutput()
 		if string(out) != "M gone\n" || err == nil {
 			t.Errorf("%s: %v, %s", name, err, out)

@@ -120,8 +120,8 @@ func (s *session) silent(ctx context.Context) error {
 	case errors.As(s.err, &exit) && printed == "" && s.stderr.Last() != "":
 		return fmt.Errorf("host %s: the command for a worker failed (exit code %d)%s", s.host, exit.ExitStatus(), s.stderr.Last())
 	case !ended, s.err == nil, errors.As(s.err, &exit):
-		return refusedError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
-			s.host, clip(printed), s.stderr.Last())}
+		return fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
+			s.host, clip(printed), s.stderr.Last())
 	}
 	return s.broken()
 }
@@ -158,8 +158,10 @@ func (s *session) broken() error {
 func (s *session) Read(b []byte) (int, error)  { return s.out.Read(b) }
 func (s *session) Write(b []byte) (int, error) { return s.in.Write(b) }
 
-// Close ends the worker's input, on which it reverts what it applied and exits.
+// Close ends the worker's input, on which it reverts what it applied and exits. If it has not exited after
+// exitTime, the connection ends: gRPC waits for the end of what it reads.
 func (s *session) Close() error {
+	time.AfterFunc(exitTime, func() { s.client.Close() })
 	err := s.in.Close()
 	if errors.Is(err, io.EOF) { // it has ended by itself
 		return nil

@@ -288,7 +288,7 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 	}
 	// The connection breaks: the server ends the worker, the program stays, and the next worker's start removes it.
 	windows.cut()
-	must(t, up.Await(t.Context()))
+	must(t, up.Await(t.Context(), true))
 	if now := windows.programs(); now == before || strings.Contains(now, "\n") {
 		t.Errorf("after the connection broke: %s, before it %s", now, before)
 	}

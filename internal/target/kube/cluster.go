@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"time"
 
@@ -162,5 +163,6 @@ func unreachable(err error) bool {
 	if !errors.As(err, &status) {
 		return true
 	}
-	return apierrors.IsServiceUnavailable(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
+	// 500 and 502 are those of an API server that loses its etcd, and of a load balancer that loses its API server.
+	return status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(err)
 }

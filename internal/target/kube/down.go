@@ -35,6 +35,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
+	p.since = lease.CreationTimestamp.Time
 	ctx, p.stopRenewing = context.WithCancel(context.WithoutCancel(ctx))
 	p.renewing.Go(func() {
 		tick := time.NewTicker(renewTime)
@@ -94,6 +95,8 @@ type Run struct {
 	// Alive tells that its process has renewed its lease within the last minute,
 	// by this machine's clock.
 	Alive bool
+	// Since is when the API server created its lease.
+	Since time.Time
 }
 
 func (r Run) String() string {
@@ -148,6 +151,7 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 		if l.Spec.HolderIdentity != nil {
 			r.Holder = *l.Spec.HolderIdentity
 		}
+		r.Since = l.CreationTimestamp.Time
 		r.Alive = l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < leaseTime
 	}
 	var all []Run
@@ -195,8 +199,30 @@ func (c *Cluster) Remove(ctx context.Context, r Run) error {
 		return err
 	}
 	if err := c.removePods(ctx, r); err != nil {
+		if !errors.Is(err, errTerminating) {
+			return err
+		}
+		// The pods of a dead node end when it comes back, or when it is removed; the rest need not wait for that.
+		more, cancel := context.WithTimeout(context.WithoutCancel(ctx), restTime)
+		defer cancel()
+		return errors.Join(err, c.removeNamespaces(more, own), c.removeWithin(more, r))
+	}
+	if err := c.removeNamespaces(ctx, own); err != nil {
 		return err
 	}
+	for _, n := range own {
+		if err := c.waitGone(ctx, n); err != nil {
+			return err
+		}
+	}
+	return c.removeWithin(ctx, r)
+}
+
+// restTime is how long the removal of a run's other objects may take where some of its pods do not end.
+const restTime = 20 * time.Second
+
+// removeNamespaces deletes namespaces of the run, and does not wait until they are gone.
+func (c *Cluster) removeNamespaces(ctx context.Context, own []*corev1.Namespace) error {
 	for _, n := range own {
 		if err := c.onlyOurs(ctx, n.Name); err != nil {
 			return err
@@ -206,11 +232,11 @@ func (c *Cluster) Remove(ctx context.Context, r Run) error {
 			return fmt.Errorf("delete namespace %s: %w", n.Name, explain(err))
 		}
 	}
-	for _, n := range own {
-		if err := c.waitGone(ctx, n); err != nil {
-			return err
-		}
-	}
+	return nil
+}
+
+// removeWithin removes what the run has in namespaces that it did not create.
+func (c *Cluster) removeWithin(ctx context.Context, r Run) error {
 	for _, n := range r.Within {
 		if err := c.removeRest(ctx, n, r.ID); err != nil {
 			return err
@@ -303,39 +329,58 @@ func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
 	return nil
 }
 
-// removePods deletes a run's pods and waits until they are gone.
+// errTerminating is why removePods gave up, if all pods were told to end.
+var errTerminating = errors.New("pods are still terminating")
+
+// removePods deletes a run's pods and waits until they are gone. It tries again where the API server does not answer.
 func (c *Cluster) removePods(ctx context.Context, r Run) error {
 	told := make(map[string]bool)
+	var left []string
 	for {
-		var left []string
-		for _, n := range slices.Concat(r.Own, r.Within) {
-			pods, err := c.api.Pods(n).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + r.ID})
-			if err != nil {
-				return fmt.Errorf("list pods of %s: %w", n, explain(err))
-			}
-			for i := range pods.Items {
-				p := &pods.Items[i]
-				if foreignPod(p) != "" {
-					continue
-				}
-				name := n + "/" + p.Name
-				left = append(left, fmt.Sprintf("%s on node %s", name, p.Spec.NodeName))
-				if told[name] || p.DeletionTimestamp != nil {
-					continue
-				}
-				if err := c.api.Pods(n).Delete(ctx, p.Name, only(p.ObjectMeta)); err != nil && !apierrors.IsNotFound(err) {
-					return fmt.Errorf("delete pod %s: %w", name, explain(err))
-				}
-				told[name] = true
-			}
+		now, err := c.deletePods(ctx, r, told)
+		if err == nil {
+			left = now
 		}
-		if len(left) == 0 {
+		switch {
+		case err == nil && len(left) == 0:
 			return nil
+		case err != nil && !unreachable(err):
+			return err
 		}
-		if pause(ctx) != nil {
-			return fmt.Errorf("pods are still terminating: %s", strings.Join(left, ", "))
+		if pause(ctx) == nil {
+			continue
+		}
+		if err != nil && len(left) == 0 {
+			return err
+		}
+		return fmt.Errorf("%w: %s", errTerminating, strings.Join(left, ", "))
+	}
+}
+
+// deletePods deletes those of a run's pods that were not told to end yet, and returns all that are there still.
+func (c *Cluster) deletePods(ctx context.Context, r Run, told map[string]bool) (left []string, err error) {
+	for _, n := range slices.Concat(r.Own, r.Within) {
+		pods, err := c.api.Pods(n).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + r.ID})
+		if err != nil {
+			return nil, fmt.Errorf("list pods of %s: %w", n, explain(err))
+		}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			if foreignPod(p) != "" {
+				continue
+			}
+			name := n + "/" + p.Name
+			left = append(left, fmt.Sprintf("%s on node %s", name, p.Spec.NodeName))
+			if told[name] || p.DeletionTimestamp != nil {
+				continue
+			}
+			if err := c.api.Pods(n).Delete(ctx, p.Name, only(p.ObjectMeta)); err != nil && !apierrors.IsNotFound(err) {
+				return nil, fmt.Errorf("delete pod %s: %w", name, explain(err))
+			}
+			told[name] = true
 		}
 	}
+	return left, nil
 }
 
 // remove deletes some of the run's pods.

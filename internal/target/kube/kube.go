@@ -59,6 +59,7 @@ type Pods struct {
 	systems map[string]string
 	windows map[string]bool
 
+	since        time.Time // of its lease
 	stopRenewing context.CancelFunc
 	renewing     sync.WaitGroup
 
@@ -90,11 +91,11 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if err := c.check(ctx, c.permissions(config)); err != nil {
 		return nil, err
 	}
-	if err := c.busy(ctx, nodesOf(config.Spec)...); err != nil {
+	if err := c.busy(ctx, nil, nodesOf(config.Spec)...); err != nil {
 		return nil, err
 	}
 	var err error
-	if p.windows, err = c.windowsNodes(ctx, nodesOf(config.Spec), config); err != nil {
+	if p.windows, p.tolerations, err = c.readNodes(ctx, nodesOf(config.Spec), config); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods are not running after %s", upTime))
@@ -133,14 +134,15 @@ func (c *Cluster) permissions(config Config) []permission {
 // nodePods reports whether the run has privileged pods.
 func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
 
-// busy returns an error if another run measures on the same nodes.
-func (c *Cluster) busy(ctx context.Context, nodes ...string) error {
+// busy returns an error if another run measures on the same nodes. own is the run that asks, once it has a lease: then runs
+// with a newer lease do not count, because they will see this one's and stop.
+func (c *Cluster) busy(ctx context.Context, own *Pods, nodes ...string) error {
 	runs, _, err := c.Runs(ctx)
 	if err != nil {
 		return nil // it takes permissions that a run does not need
 	}
 	for _, r := range runs {
-		if !r.Alive {
+		if !r.Alive || own != nil && (r.ID == own.id || r.Since.After(own.since)) {
 			continue
 		}
 		for _, node := range nodes {
@@ -158,6 +160,10 @@ func (p *Pods) up(ctx context.Context) error {
 		return err
 	}
 	if err := p.takeLease(ctx); err != nil {
+		return err
+	}
+	// Another run may have begun since the first check. If two began in the same second, both stop.
+	if err := p.cluster.busy(ctx, p, nodesOf(p.spec)...); err != nil {
 		return err
 	}
 	var traffic, control []*corev1.Pod

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -108,6 +109,22 @@ func TestChooseAll(t *testing.T) {
 	}
 }
 
+// TestMeshTooLarge checks that a mesh of more nodes than a run can have is refused, not cut short.
+func TestMeshTooLarge(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 2*v1alpha1.MaxPairs + 1 {
+		n := node(fmt.Sprintf("n%03d", i))
+		objects = append(objects, &n)
+	}
+	c := &Cluster{api: fakeAPI{Clientset: fake.NewClientset(objects...)}}
+	if got, err := c.ChooseAll(t.Context(), v1alpha1.Kubernetes{}, true); err == nil || !strings.Contains(err.Error(), "129 nodes accept pods, and a mesh has at most 128") {
+		t.Errorf("%d nodes, %v", len(got), err)
+	}
+	if got, err := c.ChooseAll(t.Context(), v1alpha1.Kubernetes{Nodes: 128}, true); err != nil || len(got) != 128 {
+		t.Errorf("%d nodes, %v", len(got), err)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
 	silent := func(n *corev1.Node) { n.Status.Conditions = nil }
@@ -137,7 +154,10 @@ func TestChoose(t *testing.T) {
 		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, v1alpha1.Kubernetes{NodeSelector: pool}, "node b lacks the labels pool=net of the selector"},
 		{"named, not there", []corev1.Node{node("a"), node("b")}, v1alpha1.Kubernetes{ClientNode: "x"}, "node x does not exist; the nodes are a, b"},
 		{"named, not ready", []corev1.Node{node("a", down), node("b")}, v1alpha1.Kubernetes{ClientNode: "a"}, "node a is not ready (the runtime is down): see kubectl describe node a, or name another with --client-node"},
-		{"named, tainted", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, "or name another with --server-node"},
+		{"named, tainted", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, "a b"},
+		{"named, without network", []corev1.Node{node("a"), node("b", func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNetworkUnavailable, Effect: corev1.TaintEffectNoSchedule}}
+		})}, v1alpha1.Kubernetes{ClientNode: "a", ServerNode: "b"}, "or name another with --server-node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			api := fake.NewClientset()
@@ -413,6 +433,84 @@ func TestUpOnManyNodes(t *testing.T) {
 	if all := left(t, api); all != nil {
 		t.Errorf("left: %v", all)
 	}
+}
+
+// TestUpBesideAnother checks that of two runs which begin at once on the same nodes, and neither of which saw the other at
+// first, the one that has its lease later does not go on.
+func TestUpBesideAnother(t *testing.T) {
+	for name, since := range map[string]time.Time{"the same second": {}, "later": time.Now()} {
+		api, c := fakeCluster(t, nil) // it gives objects no time of creation
+		other := newRun("abcd2345")
+		made := false
+		api.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if !made {
+				made = true
+				l := other.lease("another", []string{"b"}, 60, metav1.NowMicro())
+				l.CreationTimestamp, l.ManagedFields = metav1.NewTime(since), []metav1.ManagedFieldsEntry{{Manager: manager}}
+				if err := api.Tracker().Add(l); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return false, nil, nil
+		})
+		p, err := c.Up(t.Context(), config(nil))
+		if since.IsZero() != (err != nil && strings.Contains(err.Error(), "run abcd2345 of another is in progress on node b")) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			if err := p.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestUpOnTaintedNode checks that the pods on a node which was named tolerate its taints, and those elsewhere do not.
+func TestUpOnTaintedNode(t *testing.T) {
+	tolerated := make(map[string]int)
+	api, c := fakeCluster(t, func(p *corev1.Pod) error { tolerated[nodeOf(p)] += len(p.Spec.Tolerations); return nil })
+	b := node("b", tainted(corev1.TaintEffectNoSchedule))
+	b.Spec.Taints = append(b.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
+	if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &b, ""); err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Pods = 1 }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if tolerated["a"] != 0 || tolerated["b"] == 0 {
+		t.Errorf("tolerations by node: %v", tolerated)
+	}
+}
+
+// TestCloseBesideADeadNode checks that pods which do not end, as those of a dead node, do not keep the run's namespaces
+// and lease, and that an API server which hesitates is asked again.
+func TestCloseBesideADeadNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, c := fakeCluster(t, nil)
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		api.PrependReactor("delete", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
+		refused := 0
+		api.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if refused++; refused <= 3 {
+				return true, nil, apierrors.NewInternalError(errors.New("etcdserver: leader changed"))
+			}
+			return false, nil, nil
+		})
+		if err := p.Close(t.Context()); err == nil || !strings.Contains(err.Error(), "pods are still terminating: ") || !strings.Contains(err.Error(), "slipstream cleanup") {
+			t.Errorf("%v", err)
+		}
+		namespaces, err := api.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(namespaces.Items) > 0 {
+			t.Errorf("namespaces are left: %v, %v", namespaces.Items, err)
+		}
+	})
 }
 
 // TestUpOnWindows checks that nodes which run Windows get host processes for traffic and no privileged pods, and that

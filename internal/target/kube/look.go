@@ -48,22 +48,32 @@ func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
 // pluginNames are words that the DaemonSets of network plugins have in their names.
 var pluginNames = []string{"antrea", "aws-node", "azure-cni", "calico-node", "canal", "cilium", "flannel", "kindnet", "kube-router", "ovnkube-node", "weave-net"}
 
+// podsPage is how many pods are asked for at a time: a large cluster has tens of thousands.
+const podsPage = 500
+
 // networkPlugins returns the images of the network plugin's pod by node. It knows only those of a DaemonSet
 // with one of the well-known names.
 func (c *Cluster) networkPlugins(ctx context.Context) (map[string][]string, error) {
 	images := make(map[string][]string)
-	list, err := c.api.Pods("").List(ctx, metav1.ListOptions{})
-	if apierrors.IsForbidden(err) {
-		return images, nil
+	var pods []corev1.Pod
+	for page := (metav1.ListOptions{Limit: podsPage}); ; {
+		list, err := c.api.Pods("").List(ctx, page)
+		if apierrors.IsForbidden(err) {
+			return images, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list pods: %w", explain(err))
+		}
+		pods = append(pods, slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !p.Spec.HostNetwork })...)
+		if page.Continue = list.Continue; page.Continue == "" {
+			break
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", explain(err))
-	}
-	for _, p := range list.Items {
+	for _, p := range pods {
 		daemon := slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool {
 			return o.Kind == "DaemonSet" && slices.ContainsFunc(pluginNames, func(name string) bool { return strings.Contains(o.Name, name) })
 		})
-		if !daemon || !p.Spec.HostNetwork || p.DeletionTimestamp != nil {
+		if !daemon || p.DeletionTimestamp != nil {
 			continue
 		}
 		for _, container := range p.Spec.Containers {

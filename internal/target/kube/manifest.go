@@ -53,6 +53,8 @@ type run struct {
 	namespace, nodes string
 	// inNamedNamespace: the user named the namespace, so the run neither creates nor deletes it.
 	inNamedNamespace bool
+	// tolerations of the pods on each node.
+	tolerations map[string][]corev1.Toleration
 }
 
 func newRun(id string) *run {
@@ -104,6 +106,7 @@ func (r *run) pod(namespace, name, node string) *corev1.Pod {
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 			}}},
 		}},
+		Tolerations:                   r.tolerations[node],
 		AutomountServiceAccountToken:  new(bool),
 		EnableServiceLinks:            new(bool),
 		TerminationGracePeriodSeconds: new(int64(5)),

@@ -50,7 +50,7 @@ func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]strin
 	}
 	var clients, servers, others []string
 	for _, n := range nodes {
-		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector, spec.ClientSelector, spec.ServerSelector))
+		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector, spec.ClientSelector, spec.ServerSelector), false)
 		client, server := selected(n, spec.ClientSelector), selected(n, spec.ServerSelector)
 		switch {
 		case why != "":
@@ -64,7 +64,10 @@ func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]strin
 		}
 	}
 	if most == 0 {
-		most = min(len(clients)+len(servers), 2*v1alpha1.MaxPairs)
+		most = len(clients) + len(servers)
+		if largest := 2 * v1alpha1.MaxPairs; most > largest {
+			return nil, fmt.Errorf("%d nodes accept pods, and a mesh has at most %d: choose some with nodeSelector, or the first by name with nodes: %d", most, largest, largest)
+		}
 	}
 	var chosen []string
 	for i := range max(len(clients), len(servers)) {
@@ -142,7 +145,7 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 		if i < 0 {
 			return "", "", fmt.Errorf("node %s does not exist; the nodes are %s", named.name, names(nodes))
 		}
-		if why := unfit(nodes[i], nil, true); why != "" {
+		if why := unfit(nodes[i], nil, true, true); why != "" {
 			return "", "", fmt.Errorf("node %s %s, or name another with %s", named.name, why, named.flag)
 		}
 	}
@@ -152,7 +155,7 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 		if n.Name == spec.ClientNode || n.Name == spec.ServerNode {
 			continue
 		}
-		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector))
+		why := unfit(n, spec.NodeSelector, wantsWindows(spec.NodeSelector), false)
 		switch {
 		case why != "":
 			others = append(others, fmt.Sprintf("node %s %s", n.Name, why))
@@ -187,18 +190,19 @@ func choose(nodes []corev1.Node, spec v1alpha1.Kubernetes) (client, server strin
 // runsWindows reports whether a node runs Windows, as its kubelet says in a label.
 func runsWindows(n corev1.Node) bool { return n.Labels[corev1.LabelOSStable] == string(corev1.Windows) }
 
-// windowsNodes returns which of some nodes run Windows, and fails if a run needs Linux on one of them. Clients and
-// servers are on the nodes in turn.
-func (c *Cluster) windowsNodes(ctx context.Context, nodes []string, config Config) (map[string]bool, error) {
-	windows := make(map[string]bool)
+// readNodes reads which of the run's nodes run Windows, and what its pods must tolerate. It fails if the run needs Linux
+// on one of them. Clients and servers are on the nodes in turn.
+func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) (windows map[string]bool, tolerated map[string][]corev1.Toleration, err error) {
+	windows, tolerated = make(map[string]bool), make(map[string][]corev1.Toleration)
 	for i, name := range nodes {
 		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("get node %s: %w", name, explain(err))
+			return nil, nil, fmt.Errorf("get node %s: %w", name, explain(err))
 		}
+		tolerated[name] = tolerations(node)
 		if !runsWindows(*node) {
 			if config.Windows != "" {
-				return nil, fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
+				return nil, nil, fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
 			}
 			continue
 		}
@@ -218,10 +222,10 @@ func (c *Cluster) windowsNodes(ctx context.Context, nodes []string, config Confi
 			why = config.LinuxServer + " needs Linux: leave that out"
 		}
 		if why != "" {
-			return nil, fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
+			return nil, nil, fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
 		}
 	}
-	return windows, nil
+	return windows, tolerated, nil
 }
 
 // wantsWindows reports whether labels that nodes must have are those of Windows nodes. Otherwise a run chooses none:
@@ -230,8 +234,9 @@ func wantsWindows(selectors ...map[string]string) bool {
 	return slices.ContainsFunc(selectors, func(s map[string]string) bool { return s[corev1.LabelOSStable] == string(corev1.Windows) })
 }
 
-// unfit says why a node accepts no pods and what to do about it; "" if it does.
-func unfit(n corev1.Node, selector map[string]string, windows bool) string {
+// unfit says why a node accepts no pods and what to do about it; "" if it does. The pods of a run tolerate the taints that
+// an administrator has set on a node which the user names.
+func unfit(n corev1.Node, selector map[string]string, windows, named bool) string {
 	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != string(corev1.Linux) && !(windows && runsWindows(n)) {
 		return fmt.Sprintf("runs %s: name a Linux node", os)
 	}
@@ -245,11 +250,28 @@ func unfit(n corev1.Node, selector map[string]string, windows bool) string {
 		return "is cordoned: run kubectl uncordon " + n.Name
 	}
 	for _, t := range n.Spec.Taints {
-		if t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute {
+		if keepsPodsOff(t) && !(named && tolerable(t)) {
 			return fmt.Sprintf("has the taint %s: remove it with kubectl taint nodes %s %s:%s-", t.ToString(), n.Name, t.Key, t.Effect)
 		}
 	}
 	return ""
+}
+
+func keepsPodsOff(t corev1.Taint) bool {
+	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+}
+
+// tolerable tells the taints that an administrator sets from those by which Kubernetes marks a node as unhealthy.
+func tolerable(t corev1.Taint) bool { return !strings.HasPrefix(t.Key, "node.kubernetes.io/") }
+
+// tolerations let pods on a node in spite of its taints.
+func tolerations(n *corev1.Node) (all []corev1.Toleration) {
+	for _, t := range n.Spec.Taints {
+		if keepsPodsOff(t) && tolerable(t) {
+			all = append(all, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
+		}
+	}
+	return all
 }
 
 func notReady(n corev1.Node) string {

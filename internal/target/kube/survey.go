@@ -62,10 +62,10 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		return s, nil
 	}
 	s.Nodes = nodes
-	if err := c.busy(ctx, nodes...); err != nil {
+	if err := c.busy(ctx, nil, nodes...); err != nil {
 		s.Missing = append(s.Missing, err.Error())
 	}
-	if _, err := c.windowsNodes(ctx, nodes, config); err != nil {
+	if _, _, err := c.readNodes(ctx, nodes, config); err != nil {
 		s.Missing = append(s.Missing, err.Error())
 	}
 	image, pull := imageOf(config.Spec.Image, config.Version)

@@ -1,5 +1,18 @@
 package topology
 
+import "math/rand/v2"
+
+// meshEnds are the nodes of pair i of a mesh, counted over its blocks: each has every ordered pair of nodes once, and its
+// own order of the nodes. So a link runs beside other links in every block. If some of them share an uplink, they slow
+// the link down in some blocks, which shows as scatter, and not in all, which would look like a slow link.
+func (t *Topology) meshEnds(i int) (client, server int) {
+	n := t.exp.Nodes()
+	block := n * (n - 1)
+	order := rand.New(rand.NewPCG(t.exp.Spec.Seed, uint64(i/block))).Perm(n)
+	client, server = meshPair(i%block, n)
+	return order[client], order[server]
+}
+
 // meshPair is pair i of a mesh of n nodes, counted over its rounds of n/2 pairs: the nodes of the client and
 // of the server. A round is one of a round-robin tournament by the circle method: one node stays where it
 // is, and the others turn about it by one place a round. With an odd n the place of the one that stays is

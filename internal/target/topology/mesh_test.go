@@ -1,8 +1,11 @@
 package topology
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"slipstream.dev/internal/target"
@@ -11,7 +14,7 @@ import (
 var own = netip.MustParseAddr("192.0.2.1")
 
 // Over all rounds of a mesh each node is the client of every other one once, and in no round is a node in
-// two pairs.
+// two pairs. In the next block a link runs beside other links.
 func TestMesh(t *testing.T) {
 	for n := 2; n <= 17; n++ {
 		exp := parse(t, fmt.Sprintf(`
@@ -29,8 +32,11 @@ func TestMesh(t *testing.T) {
 			places = append(places, target.Place{Name: name, Node: name, Kind: target.Node, IPv4: own})
 		}
 		seating := Of(exp).Seat(0, places)
-		for round := range rounds {
+		const blocks = 3
+		company := make(map[[2]string][]string) // of a link, in each block
+		for round := range blocks * rounds {
 			busy := make(map[string]bool)
+			var links [][2]string
 			for i := range size {
 				p, err := seating.Pair(exp.Spec.Variants[0], round*size+i, 4)
 				if err != nil {
@@ -42,12 +48,26 @@ func TestMesh(t *testing.T) {
 					t.Errorf("%d nodes, round %d: %s → %s, and one of them is in another pair", n, round, client, server)
 				}
 				busy[client], busy[server] = true, true
+				links = append(links, [2]string{client, server})
+			}
+			slices.SortFunc(links, func(a, b [2]string) int { return cmp.Or(strings.Compare(a[0], b[0]), strings.Compare(a[1], b[1])) })
+			for _, l := range links {
+				company[l] = append(company[l], fmt.Sprint(links))
 			}
 		}
 		for pair, times := range met {
-			if times != 1 {
-				t.Errorf("%d nodes: %v met %d times", n, pair, times)
+			if times != blocks {
+				t.Errorf("%d nodes: %v met %d times in %d blocks", n, pair, times, blocks)
 			}
+		}
+		kept := 0
+		for _, of := range company {
+			if of[0] == of[1] || of[1] == of[2] {
+				kept++
+			}
+		}
+		if n >= 8 && kept > len(company)/4 {
+			t.Errorf("%d nodes: %d of %d links run beside the same links in the next block", n, kept, len(company))
 		}
 		if len(met) != n*(n-1) {
 			t.Errorf("%d nodes: %d links, want %d", n, len(met), n*(n-1))
@@ -78,14 +98,16 @@ func TestMeshInPods(t *testing.T) {
 		places = append(places, target.Place{Name: name + "/pod0", Node: name, Kind: target.Pod, IPv4: own})
 	}
 	seating := topology.Seat(0, places)
-	for i, want := range []string{"node1/pod0 to node4/pod0", "node1 to node4"} {
-		p, err := seating.Pair(exp.Spec.Variants[i], 0, 4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := p.Client.Name + " to " + p.Servers[0].Name; got != want {
-			t.Errorf("variant %d: first pair is %s, want %s", i, got, want)
-		}
+	pods, err := seating.Pair(exp.Spec.Variants[0], 0, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := seating.Pair(exp.Spec.Variants[1], 0, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pods.Client.Name != nodes.Client.Name+"/pod0" || pods.Servers[0].Name != nodes.Servers[0].Name+"/pod0" {
+		t.Errorf("the first pair is %s to %s of pods, %s to %s of nodes", pods.Client.Name, pods.Servers[0].Name, nodes.Client.Name, nodes.Servers[0].Name)
 	}
 }
 

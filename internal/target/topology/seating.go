@@ -51,7 +51,7 @@ func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 	case s.topology.exp.Spec.Target.Hosts != nil:
 		client, server := s.topology.exp.HostsOf(v)
 		if s.topology.exp.Spec.Mesh != nil {
-			client, server = meshPair(i, s.topology.exp.Nodes())
+			client, server = s.topology.meshEnds(i)
 		}
 		p.Client, p.Servers = s.host(client, path), []target.Place{s.host(server, path)}
 		by = p.Servers[0]
@@ -121,7 +121,7 @@ func (t *Topology) ends(path v1alpha1.Path, i int) (client, server target.Seat) 
 	if t.exp.Spec.Mesh == nil {
 		return seats(path, i, t.exp.Nodes())
 	}
-	client.Node, server.Node = meshPair(i, t.exp.Nodes())
+	client.Node, server.Node = t.meshEnds(i)
 	return client, server
 }
 
