@@ -63,7 +63,7 @@ func TestPresets(t *testing.T) {
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
-		"overlays": 75 * time.Minute, "overlays-by-rate": 22 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
+		"overlays": 75 * time.Minute, "overlays-by-rate": 28 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,

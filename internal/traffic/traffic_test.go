@@ -101,7 +101,7 @@ func TestPairs(t *testing.T) {
 }
 
 func testPair(t *testing.T, spec Spec, ip string) {
-	const window = 300 * time.Millisecond
+	const window = 200 * time.Millisecond
 	client, server, err := pair(t, t.Context(), spec, ip, window)
 	if err != nil {
 		t.Fatal(err)

@@ -28,14 +28,15 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// chartNamespace is where TestChart installs the chart.
+// chartNamespace is where testChart installs the chart.
 const chartNamespace = "chart"
 
-// TestChart installs the chart as it is, with metrics for who may: in a container that is
+// testChart installs the chart as it is, with metrics for who may: in a container that is
 // not privileged every accelerator is had and put back, an agent's token writes about its own
 // node alone, and a scrape takes a token.
-func TestChart(t *testing.T) {
-	c := shared(t)
+func testChart(t *testing.T, c *Cluster) {
+	flowTableLock.Lock()
+	t.Cleanup(flowTableLock.Unlock)
 	run, chart := helm(t, c)
 	kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 	t.Cleanup(func() { kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-", "--timeout=120s") })

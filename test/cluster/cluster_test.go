@@ -122,9 +122,37 @@ func sendThreadsAway() error {
 	return nil
 }
 
-func TestPods(t *testing.T) {
-	c := shared(t)
-	testPods(t, c)
+// clusterTest is a test that leaves a cluster as it found it, unless it is the last on it.
+type clusterTest struct {
+	name string
+	test func(*testing.T, *Cluster)
+}
+
+func runAll(t *testing.T, c *Cluster, tests ...clusterTest) {
+	t.Helper()
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) { tt.test(t, c) })
+	}
+}
+
+// TestSharedCluster has tests use the shared cluster one after another, beside those that have their own. The first
+// and the last change the machine's flow table, so that another test that does need not wait long for it.
+func TestSharedCluster(t *testing.T) {
+	t.Parallel()
+	runAll(t, shared(t), clusterTest{"Chart", testChart}, clusterTest{"Pods", testPods}, clusterTest{"SteeredPods", testSteeredPods},
+		clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
+}
+
+// TestClusterThatDies does the same with another cluster, of which the last test kills a node.
+func TestClusterThatDies(t *testing.T) {
+	t.Parallel()
+	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Throttled", testThrottled}, clusterTest{"NodeDies", testNodeDies})
+}
+
+// TestControlPlaneThatDies does the same with one of which the last test kills the API server.
+func TestControlPlaneThatDies(t *testing.T) {
+	t.Parallel()
+	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
 // The other shape, the other mode of kube-proxy, more nodes, and one that dies.

@@ -30,10 +30,9 @@ func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []str
 	return code, found
 }
 
-// TestDoctorInCluster: nothing is found in a healthy cluster, its nodes and pods, and nothing is left; a run that
+// testDoctor: nothing is found in a healthy cluster, its nodes and pods, and nothing is left; a run that
 // would fail is, and a blocked overlay.
-func TestDoctorInCluster(t *testing.T) {
-	c := shared(t)
+func testDoctor(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	if code, found := doctorSays(t, c, "--probe"); code != 0 || len(found) > 0 {
 		t.Errorf("a healthy cluster: exit code %d, found %q", code, found)

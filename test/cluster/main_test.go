@@ -16,9 +16,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// What all tests have: the program, its image, and the one cluster that they
-// share. Those that kill things, want another cluster, or take long make their own
-// and are parallel.
+// What all tests have: the program, its image, and a cluster that most share. Those
+// that kill things, want another cluster, or take long make their own and are parallel.
 var (
 	program string // as `make build` builds it; its version is test
 	image   string // the archive of slipstream.dev/slipstream:test

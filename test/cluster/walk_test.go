@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,8 +19,7 @@ import (
 
 // steering is every setting of receive steering of a node: its own devices' and those
 // of each namespace that has a name there. The bridge is left out, as a node has it from
-// its first pod on, and so is the machine's flow table: of the tests that are parallel, TestWalk
-// alone has RFS.
+// its first pod on, and so is the flow table, which is the machine's.
 func steering(t testing.TB, n *Node) string {
 	t.Helper()
 	const list = `grep -H . /sys/class/net/*/queues/rx-*/rps_cpus /sys/class/net/*/queues/rx-*/rps_flow_cnt`
@@ -34,6 +34,9 @@ func steering(t testing.TB, n *Node) string {
 	}
 	return regexp.MustCompile(`(?m)^.*/cni0/.*\n`).ReplaceAllString(out+"\n", "")
 }
+
+// flowTableLock is held by the tests that change the machine's flow table, as each compares it before and after.
+var flowTableLock sync.Mutex
 
 // TestWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
 func TestWalk(t *testing.T) {
@@ -70,6 +73,8 @@ func TestWalk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	flowTableLock.Lock()
+	t.Cleanup(flowTableLock.Unlock)
 	before, table := []string{steering(t, c.Node("node0")), steering(t, c.Node("node1"))}, read(t, flowTable)
 
 	// One shell for all, which says where each block begins.
