@@ -604,8 +604,9 @@ func TestDropOff(t *testing.T) {
 			t.Log(trial.Error)
 		}
 	}
-	// At the edge between two trials it costs none.
-	if err != nil || failed > 1 || len(trials) != 24+failed {
+	// At the edge between two trials it costs none. It costs two where the kernel kills the worker of the first before the one
+	// that tells whether the host is there.
+	if err != nil || failed > 2 || len(trials) != 24+failed {
 		t.Errorf("%d of %d trials failed: %v\n%s", failed, len(trials), err, text)
 	}
 	if !strings.Contains(text, "host b is back") {
