@@ -47,6 +47,8 @@ func quantityOf(metric string) quantity {
 		return quantity{"CPU per GB", "s/GB", 1}
 	case stats.ServerCPUPerGB:
 		return quantity{"server CPU per GB", "s/GB", 1}
+	case stats.RetransmitShare:
+		return quantity{"retransmitted segments", "%", 100}
 	case record.SoftirqPerGB:
 		return quantity{"softirq per GB", "s/GB", 1}
 	case record.InterruptsPerGB:

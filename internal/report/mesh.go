@@ -18,8 +18,8 @@ type Mesh struct {
 	Rows                    []MeshRow
 	// Said are its outliers in sentences, or that there are none.
 	Said []string
-	// Second: it is of a second metric of the workload.
-	Second bool
+	// Secondary: it is of another metric of the workload than the primary one.
+	Secondary bool
 }
 
 // MeshRow is one client with every server, in the order of the nodes.
@@ -46,7 +46,7 @@ func (m *Model) meshes() []Mesh {
 		q := quantityOf(s.Metric)
 		t := Mesh{
 			ID: slug("mesh", s.Variant, s.Workload, s.Metric), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
-			Second: s.Metric == stats.ServerCPUPerGB, Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
+			Secondary: s.Secondary(), Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
 		}
 		if record.HigherIsBetter(s.Metric) {
 			t.Better = "higher"
@@ -92,14 +92,21 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 		return c
 	}
 	mean := l.Mean * q.scale
-	c.Value, c.Percent = significant(mean), fixed(100*l.Mean/middle, 0)
-	c.Tip = fmt.Sprintf("%s → %s: %s, %s %% of the median link, n %d", client, server,
-		estimate(mean, of(l.CI95, l.N).mapped(func(x float64) float64 { return x * q.scale }), decimalsFor(mean)).with(q.unit), c.Percent, l.N)
+	c.Value = significant(mean)
+	c.Tip = fmt.Sprintf("%s → %s: %s, n %d", client, server,
+		estimate(mean, of(l.CI95, l.N).mapped(func(x float64) float64 { return x * q.scale }), decimalsFor(mean)).with(q.unit), l.N)
+	if middle > 0 { // not where nothing is retransmitted
+		c.Percent = fixed(100*l.Mean/middle, 0)
+		c.Tip += ", " + c.Percent + " % of the median link"
+	}
 	if l.Failed > 0 {
 		c.Tip += fmt.Sprintf("; it failed in %s", plural(l.Failed, "block"))
 	}
 	worse := middle / l.Mean
-	if !record.HigherIsBetter(s.Metric) {
+	switch {
+	case s.Metric == stats.RetransmitShare:
+		worse = (l.Mean + stats.RetransmitFloor) / (middle + stats.RetransmitFloor)
+	case !record.HigherIsBetter(s.Metric):
 		worse = 1 / worse
 	}
 	// A step is a tenth, so that the fourth is 1.5 times worse.
@@ -120,6 +127,12 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	told := make(map[string]bool)
 	for i, o := range s.Outliers {
 		node := o.Client + o.Server
+		if s.Metric == stats.RetransmitShare {
+			if !m.namedBefore(s, o) {
+				out = append(out, retransmitSentence(o)+in+".")
+			}
+			continue
+		}
 		if o.Kind == stats.OutlierLink {
 			out = append(out, m.linkSentence(s, o)+in+".")
 			continue
@@ -149,7 +162,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 		out = append(out, some+in+".")
 	}
 	switch {
-	case len(out) > 0 || s.Metric == stats.ServerCPUPerGB: // of which nobody asked
+	case len(out) > 0 || s.Secondary(): // of which nobody asked
 	case s.Untested != "":
 		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
 	default:
@@ -157,6 +170,36 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 			plural(len(s.Nodes), "node"), plural(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
 	}
 	return out
+}
+
+// namedBefore tells whether the mesh of the primary metric names an outlier too, with its retransmissions as a sign.
+func (m *Model) namedBefore(s stats.Mesh, o stats.Outlier) bool {
+	return slices.ContainsFunc(m.summary.Meshes, func(primary stats.Mesh) bool {
+		return primary.Variant == s.Variant && primary.Workload == s.Workload && !primary.Secondary() &&
+			slices.ContainsFunc(primary.Outliers, func(p stats.Outlier) bool {
+				return p.Kind == o.Kind && p.Client == o.Client && p.Server == o.Server
+			})
+	})
+}
+
+// retransmitSentence is "TCP retransmits 9.5 % of the segments from node1 to node2, elsewhere 0.2 %".
+func retransmitSentence(o stats.Outlier) string {
+	where := ""
+	if o.Client != "" {
+		where += " from " + o.Client
+	}
+	if o.Server != "" {
+		where += " to " + o.Server
+	}
+	text := "TCP retransmits more of the segments" + where + " than elsewhere"
+	for _, s := range o.Signs {
+		if s.Kind == stats.SignRetransmits {
+			text = fmt.Sprintf("TCP retransmits %s %% of the segments%s, elsewhere %s %%", significant(100*s.Value), where, significant(100*s.Others))
+			continue
+		}
+		text += "; " + signTexts([]stats.Sign{s})[0]
+	}
+	return text
 }
 
 // ofBlocks is "5 of 6 blocks", or "every block" if none was good.
@@ -176,7 +219,7 @@ func someFailed(s stats.Mesh) string {
 		}
 	}
 	switch {
-	case len(links) == 0 || s.Metric == stats.ServerCPUPerGB: // whose first metric has told
+	case len(links) == 0 || s.Secondary(): // the primary metric has told
 		return ""
 	case len(links) == 1:
 		return links[0]

@@ -13,7 +13,7 @@ import (
 )
 
 // meshResult is a mesh of six nodes: node2 receives slowly, its virtual function is idle and its NIC lacks an
-// offload, node3 → node4 loses packets, and node5 is dead.
+// offload, node3 → node4 loses packets and is slow, node4 → node1 loses some, and node5 is dead.
 func meshResult(t *testing.T) *Model {
 	t.Helper()
 	const nodes = 6
@@ -53,6 +53,8 @@ func meshResult(t *testing.T) *Model {
 				case from == 3 && to == 4:
 					p.Server.BitsPerSecond *= 0.4
 					p.Client.Retransmits = 1000
+				case from == 4 && to == 1:
+					p.Client.Retransmits = 500
 				}
 				tr.PerPair = append(tr.PerPair, p)
 			}
@@ -78,7 +80,8 @@ func TestMesh(t *testing.T) {
 	said := strings.Join(m.conclusion, "\n")
 	for _, want := range []string{
 		"node2 receives at 0.6", ") of the others; its VF is idle; its eth0 lacks rx-gro, which others have.",
-		"node3 → node4 has 0.4", "TCP retransmits 1.21 % of its segments, elsewhere 0 %.",
+		"node3 → node4 has 0.4", "TCP retransmits 1.21 % of its segments, elsewhere 0.02",
+		"TCP retransmits 0.603 % of the segments from node4 to node1, elsewhere 0.04",
 		"node5 failed in every block: node5 (sample) was not ready after 10s.",
 		"node0 → node1 failed in 1 of 5 blocks.",
 	} {

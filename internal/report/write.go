@@ -201,7 +201,7 @@ func Terminal(w io.Writer, m *Model) error {
 		}
 	}
 	for _, t := range m.Meshes {
-		if !t.Second {
+		if !t.Secondary {
 			terminalMesh(&b, t)
 		}
 	}

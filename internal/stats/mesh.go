@@ -18,7 +18,7 @@ import (
 type Mesh struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
-	// Metric is the workload's primary metric or, in a second mesh of a stream, server_cpu_per_gb.
+	// Metric is the workload's primary metric or, in further meshes of a stream, server_cpu_per_gb and retransmit_share.
 	Metric string `json:"metric"`
 	Unit   string `json:"unit"` // its unit
 	// Nodes in order, by name.
@@ -93,8 +93,19 @@ const fewNodes = 4
 // not merge packets.
 const ServerCPUPerGB = "server_cpu_per_gb"
 
-// meshes are one a variant and workload, in the experiment's order, and of streams a second one of
-// ServerCPUPerGB.
+// RetransmitShare is the share of a TCP stream's segments that were retransmitted, estimated from its bytes. It reveals a
+// link that loses packets, which congestion control may hide from the throughput. Its effects are those of the share plus
+// RetransmitFloor, so that a share of 0 has a logarithm and tiny shares do not differ.
+const RetransmitShare = "retransmit_share"
+
+// RetransmitFloor is a share below which losses are not worth a name.
+const RetransmitFloor = signShare
+
+// Secondary tells whether the mesh is one beside that of the workload's primary metric.
+func (m *Mesh) Secondary() bool { return m.Metric == ServerCPUPerGB || m.Metric == RetransmitShare }
+
+// meshes are one a variant and workload, in the experiment's order, and of streams further ones of
+// ServerCPUPerGB and, over TCP, RetransmitShare.
 func (t *table) meshes() []Mesh {
 	if t.exp.Spec.Mesh == nil {
 		return nil
@@ -102,19 +113,25 @@ func (t *table) meshes() []Mesh {
 	var all []Mesh
 	for _, c := range t.cells {
 		margin := math.Log1p(t.exp.Spec.Mesh.Margin)
-		m := newGrid(c, c.primary).mesh(c, margin)
-		m.Unit = record.Units[c.primary]
-		all = append(all, m)
-		if c.workload.Stream != nil && c.workload.Stream.Tool == v1alpha1.ToolNative {
-			m := newGrid(c, ServerCPUPerGB).mesh(c, margin)
-			m.Unit = "s/GB"
+		add := func(metric, unit string, margin float64) {
+			m := newGrid(c, metric).mesh(c, margin)
+			m.Unit = unit
 			all = append(all, m)
+		}
+		add(c.primary, record.Units[c.primary], margin)
+		stream := c.workload.Stream
+		if stream == nil || stream.Tool != v1alpha1.ToolNative {
+			continue
+		}
+		add(ServerCPUPerGB, "s/GB", margin)
+		if stream.Protocol == "tcp" {
+			add(RetransmitShare, "1", math.Log(signTimes))
 		}
 	}
 	return all
 }
 
-// grid is a cell's links by block. A value is the log of the metric, NaN where there is none.
+// grid is a cell's links by block. A value is NaN where there is none.
 type grid struct {
 	metric string
 	nodes  []string
@@ -151,12 +168,28 @@ func newGrid(c *cell, metric string) *grid {
 					failed[[2]int{from, to}] = true
 					continue
 				}
-				block[from][to] = math.Log(x)
+				block[from][to] = x
 			}
 		}
 		g.values, g.failed = append(g.values, block), append(g.failed, failed)
 	}
 	return g
+}
+
+// logs are of the values of a block.
+func (g *grid) logs(block [][]float64) (logs [][]float64) {
+	floor := 0.0
+	if g.metric == RetransmitShare {
+		floor = RetransmitFloor
+	}
+	for _, row := range block {
+		row = slices.Clone(row)
+		for i := range row {
+			row[i] = math.Log(row[i] + floor)
+		}
+		logs = append(logs, row)
+	}
+	return logs
 }
 
 // pairValue is a mesh's metric of one pair.
@@ -166,6 +199,8 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 		return 0, false
 	case metric == ServerCPUPerGB:
 		x = p.Server.CPUSeconds / float64(max(1, p.Server.Bytes)) * 1e9
+	case metric == RetransmitShare:
+		return retransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
 	case c.primary == record.Throughput:
 		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
 	case len(tr.PerPair) == 1: // then the trial has what the pair has
@@ -203,7 +238,7 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 			var values []float64
 			for _, block := range g.values {
 				if x := block[i][j]; !math.IsNaN(x) {
-					values = append(values, math.Exp(x))
+					values = append(values, x)
 				}
 			}
 			l := MeshLink{Client: client, Server: server}
@@ -306,7 +341,7 @@ func (g *grid) outliers(higher bool, margin float64) []Outlier {
 		}
 	}
 	for _, block := range g.values {
-		byClient, byServer, rest := polish(block)
+		byClient, byServer, rest := polish(g.logs(block))
 		for i := range g.nodes {
 			add(clients[i], byClient[i])
 			add(servers[i], byServer[i])
@@ -461,20 +496,24 @@ func (c *cell) signs(o Outlier) []Sign {
 }
 
 func (c *cell) retransmits(o Outlier) (Sign, bool) {
-	var its, others struct{ again, bytes float64 }
+	var its, others struct{ again, bytes uint64 }
 	for _, tr := range c.all() {
 		for _, p := range tr.PerPair {
 			to := &others
 			if (o.Client == "" || o.Client == nodeOf(p.Client.Place)) && (o.Server == "" || o.Server == nodeOf(p.Server.Place)) {
 				to = &its
 			}
-			to.again += float64(p.Client.Retransmits + p.Server.Retransmits)
-			to.bytes += float64(p.Client.Bytes)
+			to.again += p.Client.Retransmits + p.Server.Retransmits
+			to.bytes += p.Client.Bytes
 		}
 	}
-	share := func(again, bytes float64) float64 { return again / max(1, bytes/signLength) }
-	s := Sign{Kind: SignRetransmits, Value: share(its.again, its.bytes), Others: share(others.again, others.bytes)}
+	s := Sign{Kind: SignRetransmits, Value: retransmitShare(its.again, its.bytes), Others: retransmitShare(others.again, others.bytes)}
 	return s, s.Value > signShare && s.Value > signTimes*s.Others
+}
+
+// retransmitShare is the share of the segments sent that were retransmissions, where so many bytes were sent.
+func retransmitShare(again, bytes uint64) float64 {
+	return float64(again) / max(1, float64(again)+float64(bytes)/signLength)
 }
 
 // took is which device the packets of a node's NICs used, over all trials.

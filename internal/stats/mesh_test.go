@@ -27,13 +27,27 @@ type simulatedMesh struct {
 	// nature is the standard deviation of the logs of nodes.
 	nature float64
 	noise  func(r *rand.Rand) float64
+	// loss is the share of segments that a link loses; nil for none.
+	loss func(client, server int) float64
 }
 
+// run returns what the throughput shows, if nothing else has outliers.
 func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
+	t.Helper()
+	all := s.meshes(t, r)
+	for _, m := range all[1:] {
+		if len(m.Outliers) > 0 {
+			t.Fatalf("%s has outliers: %+v", m.Metric, m.Outliers)
+		}
+	}
+	return all[0]
+}
+
+func (s simulatedMesh) meshes(t *testing.T, r *rand.Rand) []Mesh {
 	t.Helper()
 	exp := experiment("mesh")
 	exp.Spec.Target = v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: s.nodes}}
-	exp.Spec.Workloads[0].Stream.Tool = v1alpha1.ToolNative
+	exp.Spec.Workloads[0].Stream.Tool, exp.Spec.Workloads[0].Stream.Protocol = v1alpha1.ToolNative, "tcp"
 	exp.Spec.Mesh = &v1alpha1.Mesh{Margin: 0.1}
 	own := make([]float64, s.nodes)
 	for i := range own {
@@ -68,6 +82,15 @@ func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 				if bits == 0 {
 					p.Error = "broken"
 				}
+				if s.loss != nil {
+					const segments = 1700 // 200 ms at 100 Mbit/s
+					p.Client.Bytes = segments * signLength
+					for range segments {
+						if r.Float64() < s.loss(from, to) {
+							p.Client.Retransmits++
+						}
+					}
+				}
 				tr.PerPair = append(tr.PerPair, p)
 			}
 			trials = append(trials, tr)
@@ -77,10 +100,10 @@ func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s2.Meshes) != 2 || len(s2.Meshes[1].Outliers) > 0 {
+	if len(s2.Meshes) != 3 {
 		t.Fatalf("%d meshes", len(s2.Meshes))
 	}
-	return s2.Meshes[0]
+	return s2.Meshes
 }
 
 // names of the outliers: "sends 3", "receives 3", "3→4".
@@ -195,6 +218,36 @@ func TestMeshForgivesOneBlock(t *testing.T) {
 	}}.run(t, rand.New(rand.NewPCG(1, 1)))
 	if got := names(m); got != nil {
 		t.Errorf("named %q", got)
+	}
+}
+
+// A link that loses packets is named for its retransmissions, whatever its throughput; losses that all links share, and few
+// of them, are not.
+func TestMeshNamesWhatLosesPackets(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		want string
+		loss func(client, server int) float64
+	}{
+		{"node1 → node2", func(a, b int) float64 { return 0.1*(1-slow(a == 1 && b == 2, false, 0)) + 0.002 }},
+		{"node3 → node0", func(a, b int) float64 { return 0.01 * (1 - slow(a == 3 && b == 0, false, 0)) }},
+		{"node4 sends, node4 receives", func(a, b int) float64 { return 0.05 * (1 - slow(a == 4, b == 4, 0)) }},
+		{"", func(int, int) float64 { return 0.02 }},
+		{"", func(a, b int) float64 { return 0.001 * (1 - slow(a == 1 && b == 2, false, 0)) }},
+	} {
+		m := simulatedMesh{nodes: 6, blocks: 3, noise: gaussian(0.02), loss: c.loss}.meshes(t, rand.New(rand.NewPCG(1, 1)))[2]
+		if got := strings.Join(names(m), ", "); got != c.want {
+			t.Errorf("named %q, want %q", got, c.want)
+		}
+		for _, l := range m.Links {
+			for i := range 6 {
+				for j := range 6 {
+					if l.Client == m.Nodes[i] && l.Server == m.Nodes[j] && math.Abs(l.Mean-c.loss(i, j)) > 0.003+0.2*c.loss(i, j) {
+						t.Errorf("%+v, truth is %.4f", l, c.loss(i, j))
+					}
+				}
+			}
+		}
 	}
 }
 
