@@ -119,7 +119,7 @@ func TestForeignLabs(t *testing.T) {
 				agents, metrics = append(agents, agent), append(metrics, metric)
 			}
 			for i, metric := range metrics {
-				testenv.Await(t, 20*time.Second, fmt.Sprintf("the fast path of n%d", i), func() bool { return metric("slipstream_fastpath_up") == 1 })
+				testenv.Await(t, time.Minute, fmt.Sprintf("the fast path of n%d", i), func() bool { return metric("slipstream_fastpath_up") == 1 })
 			}
 
 			port := echo(t, name+"-n1p0")
