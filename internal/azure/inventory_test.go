@@ -345,11 +345,7 @@ func TestFormatsHaveNoSecret(t *testing.T) {
 		if err := write(&b, a, []azure.Drift{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, secret := range azuretest.Secrets {
-			if strings.Contains(b.String(), secret) {
-				t.Errorf("%s has %s", name, secret)
-			}
-		}
+		azuretest.CheckSecrets(t, name, b.String())
 		switch name {
 		case "json":
 			if !json.Valid(b.Bytes()) {

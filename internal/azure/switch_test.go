@@ -69,26 +69,8 @@ func run(c *azuretest.Cloud, o azure.SwitchOptions) error {
 // At whatever request a switch is stopped, in whatever way, the same command goes on to the end, and --undo puts
 // back what was found, interrupted or not.
 func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
-	faults := map[string]func(at, n int) azuretest.Fault{
-		"403": once(azuretest.Forbidden), "409": once(azuretest.Conflict), "429": once(azuretest.Throttled), "failed operation": once(azuretest.Failing),
-		"lost": func(at, n int) azuretest.Fault { // for good, and the request was not served
-			if n >= at {
-				return azuretest.Lost
-			}
-			return azuretest.None
-		},
-		"lost after": func(at, n int) azuretest.Fault { // for good, and it was
-			switch {
-			case n == at:
-				return azuretest.LostAfter
-			case n > at:
-				return azuretest.Lost
-			}
-			return azuretest.None
-		},
-	}
 	for kind, add := range targets {
-		for name, fault := range faults {
+		for name, fault := range azuretest.Interruptions {
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				stopped := 0
@@ -98,16 +80,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 					add(c)
 					before := state(c)
 					o := azure.SwitchOptions{Target: "rg/it", Want: true, Dir: t.TempDir()}
-					hit := false
-					interrupt := func() {
-						base := c.Requests()
-						c.Fault = func(n int, r *http.Request) azuretest.Fault {
-							f := fault(at, n-base)
-							hit = hit || f != azuretest.None
-							return f
-						}
-					}
-					interrupt()
+					switched := c.InterruptAt(at, fault)
 					if err := run(c, o); err != nil {
 						stopped++
 					}
@@ -119,7 +92,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 						t.Fatalf("stopped at request %d:\n%s\nnot\n%s", at, got, everyNIC(before, true))
 					}
 					o.Undo = true
-					interrupt()
+					undone := c.InterruptAt(at, fault)
 					if err := run(c, o); err != nil {
 						stopped++
 					}
@@ -132,7 +105,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 					if got := state(c); got != before {
 						t.Fatalf("undone after request %d:\n%s\nnot\n%s", at, got, before)
 					}
-					if !hit {
+					if !switched() && !undone() {
 						if stopped == 0 && name != "429" {
 							t.Error("nothing was stopped")
 						}
@@ -141,15 +114,6 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-func once(f azuretest.Fault) func(at, n int) azuretest.Fault {
-	return func(at, n int) azuretest.Fault {
-		if n == at {
-			return f
-		}
-		return azuretest.None
 	}
 }
 
@@ -227,11 +191,8 @@ func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 		t.Fatalf("%d journals", len(files))
 	}
 	data, _ := os.ReadFile(files[0])
-	for _, secret := range azuretest.Secrets {
-		if strings.Contains(string(data)+fmt.Sprint(err)+fmt.Sprint(errors.Unwrap(err)), secret) {
-			t.Errorf("%s is told", secret)
-		}
-	}
+	azuretest.CheckSecrets(t, "the journal", string(data))
+	azuretest.CheckSecrets(t, "the error", fmt.Sprint(err)+fmt.Sprint(errors.Unwrap(err)))
 }
 
 // Between two switches people start and stop machines: the second one leaves them as they are then, and checks the

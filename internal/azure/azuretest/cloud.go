@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
@@ -37,9 +38,18 @@ const Subscription = "00000000-0000-4000-8000-000000000000"
 // Location of everything in it.
 const Location = "westeurope"
 
-// Secrets are planted where the service has such things: in what a test reads of a log, record or plan
-// none of them may be.
-var Secrets = []string{"planted-token", "planted-custom-data", "planted-user-data", "planted-tag", "planted-signature", "planted-body"}
+// secrets are planted where the service has such things.
+var secrets = []string{"planted-token", "planted-custom-data", "planted-user-data", "planted-tag", "planted-signature", "planted-body"}
+
+// CheckSecrets fails a test if a log, record or plan contains a planted secret. what names the text in the error.
+func CheckSecrets(t testing.TB, what, text string) {
+	t.Helper()
+	for _, secret := range secrets {
+		if strings.Contains(text, secret) {
+			t.Errorf("%s contains %s", what, secret)
+		}
+	}
+}
 
 // Cloud is the subscription. Fields may be set before the first request; then use Lock.
 type Cloud struct {
@@ -59,7 +69,7 @@ type Cloud struct {
 	Limit    int64           // quota of vCPUs; 0 is 1000
 	InUse    int32
 
-	// OnPool is told of pools that were created and deleted, with the lock held.
+	// OnPool is called with each pool that was created, and with nil for one that was deleted, while the lock is held.
 	OnPool func(name string, pool *armcontainerservice.AgentPool)
 	// Strict refuses a change of a NIC below a machine that is not deallocated, as the documents demand.
 	Strict bool
@@ -90,6 +100,39 @@ const (
 	// LostAfter is one that ends when it was served.
 	LostAfter
 )
+
+// Interruptions are the faults that stop a command, by name.
+var Interruptions = map[string]Fault{"403": Forbidden, "409": Conflict, "429": Throttled, "failed operation": Failing, "lost": Lost, "lost after": LostAfter}
+
+// Interrupt sets Fault so that each request for which is holds meets a fault. After a lost connection all later requests
+// are lost too. is gets one request at a time. happened tells whether there was such a request.
+func (c *Cloud) Interrupt(fault Fault, is func(*http.Request) bool) (happened func() bool) {
+	var mu sync.Mutex
+	met := false
+	c.Fault = func(_ int, r *http.Request) Fault {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case met && (fault == Lost || fault == LostAfter):
+			return Lost
+		case is(r):
+			met = true
+			return fault
+		}
+		return None
+	}
+	return func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return met
+	}
+}
+
+// InterruptAt does so with a request by its number from now, which begins with 1.
+func (c *Cloud) InterruptAt(at int, fault Fault) (happened func() bool) {
+	n := 0
+	return c.Interrupt(fault, func(*http.Request) bool { n++; return n == at })
+}
 
 // New returns an empty subscription.
 func New() *Cloud {
@@ -256,6 +299,44 @@ func (c *Cloud) AddSet(group, name, size string, wanted bool, mode armcompute.Up
 		c.Power[strings.ToLower(member)] = "running"
 	}
 	return set
+}
+
+// MachineGroup is the resource group of the machines of every cluster.
+const MachineGroup = "MC"
+
+// AddCluster adds a cluster without node pools.
+func (c *Cloud) AddCluster(group, name string) {
+	id := ID(group, TypeCluster, name)
+	c.Clusters[key(group, name)] = &armcontainerservice.ManagedCluster{ID: &id, Name: &name, Location: to.Ptr(Location), Tags: map[string]*string{"by": to.Ptr("terraform planted-tag")},
+		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr(MachineGroup)}}
+}
+
+// AddPool adds a node pool whose autoscaler is off, and its scale set. It does not call OnPool.
+func (c *Cloud) AddPool(group, cluster, name, size string, mode armcontainerservice.AgentPoolMode, count int) *armcontainerservice.AgentPool {
+	p := &armcontainerservice.AgentPool{Name: &name, Properties: &armcontainerservice.ManagedClusterAgentPoolProfileProperties{
+		Mode: &mode, VMSize: &size, Count: to.Ptr(int32(count)), Type: to.Ptr(armcontainerservice.AgentPoolTypeVirtualMachineScaleSets), EnableAutoScaling: to.Ptr(false), MaxPods: to.Ptr(int32(60)),
+		AvailabilityZones: []*string{to.Ptr("1")}, NodeTaints: []*string{to.Ptr("net=yes:PreferNoSchedule")}, NodeLabels: map[string]*string{"team": to.Ptr("net"), "kubernetes.azure.com/mode": to.Ptr("user")},
+		OrchestratorVersion: to.Ptr("1.33"), CurrentOrchestratorVersion: to.Ptr("1.33.2"), ProvisioningState: to.Ptr("Succeeded"), Tags: map[string]*string{"note": to.Ptr("planted-tag")}}}
+	c.Pools[key(group, cluster, name)] = p
+	c.addPoolSet(name, p)
+	return p
+}
+
+// addPoolSet adds the scale set of a pool.
+func (c *Cloud) addPoolSet(name string, p *armcontainerservice.AgentPool) {
+	set := c.AddSet(MachineGroup, "aks-"+name, *p.Properties.VMSize, c.Sizes[*p.Properties.VMSize], armcompute.UpgradeModeManual, int(*p.Properties.Count))
+	set.Tags["aks-managed-poolName"] = &name
+}
+
+// removePoolSet removes the scale set of a pool, with its instances.
+func (c *Cloud) removePoolSet(name string) {
+	delete(c.Sets, key(MachineGroup, "aks-"+name))
+	delete(c.Members, key(MachineGroup, "aks-"+name))
+}
+
+// ProviderID returns the provider ID of node i of a pool, counted from 0.
+func ProviderID(pool string, i int) string {
+	return "azure://" + ID(strings.ToLower(MachineGroup), TypeSet, "aks-"+pool) + "/virtualMachines/" + fmt.Sprint(i)
 }
 
 func sorted[T any](m map[string]T, in func(string) bool) (all []T) {

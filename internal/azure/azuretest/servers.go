@@ -324,7 +324,11 @@ func (c *Cloud) poolServer(s *aksfake.AgentPoolsServer) {
 			pool.ID, pool.Name = to.Ptr(ID(group, TypeCluster, cluster)+"/agentPools/"+name), &name
 			pool.Properties.ProvisioningState = to.Ptr("Succeeded")
 			c.Pools[key(group, cluster, name)] = &pool
-			if now == nil && c.OnPool != nil {
+			if now != nil {
+				return
+			}
+			c.addPoolSet(name, &pool)
+			if c.OnPool != nil {
 				c.OnPool(name, &pool)
 			}
 		}), e
@@ -337,6 +341,7 @@ func (c *Cloud) poolServer(s *aksfake.AgentPoolsServer) {
 			return resp, e
 		}
 		delete(c.Pools, key(group, cluster, name))
+		c.removePoolSet(name)
 		if c.OnPool != nil {
 			c.OnPool(name, nil)
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -31,11 +32,7 @@ func slipstream(t *testing.T, c *azuretest.Cloud, args ...string) (code int, std
 			with.Subscriptions = o.Subscriptions
 			return azure.Open(with)
 		}})
-	for _, secret := range azuretest.Secrets {
-		if strings.Contains(out.String()+log.String(), secret) {
-			t.Errorf("%v printed %s", args, secret)
-		}
-	}
+	azuretest.CheckSecrets(t, fmt.Sprintf("the output of %v", args), out.String()+log.String())
 	return code, out.String(), log.String()
 }
 

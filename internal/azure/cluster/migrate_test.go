@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/to"
-	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/containerservice/armcontainerservice/v6"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -64,12 +63,12 @@ func newWorld(t *testing.T) *world {
 	w.client.PrependReactor("list", "pods", w.listPods)
 	w.client.PrependReactor("create", "pods", w.evict)
 	w.pods = cluster.Pool{Cluster: cluster.New(w.client, func(context.Context) ([]byte, error) { return []byte(`{"items": []}`), nil }, time.Millisecond)}
-	id := azuretest.ID("rg", azuretest.TypeCluster, "prod")
-	w.Clusters["rg/prod"] = &armcontainerservice.ManagedCluster{ID: &id, Name: to.Ptr("prod"), Location: to.Ptr(azuretest.Location), Tags: map[string]*string{"by": to.Ptr("terraform planted-tag")},
-		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr("MC")}}
+	w.AddCluster("rg", "prod")
 	w.OnPool = w.onPool
-	w.addPool("sys", armcontainerservice.AgentPoolModeSystem, can)
-	w.addPool("net", armcontainerservice.AgentPoolModeUser, cannot)
+	w.onPool("sys", w.AddPool("rg", "prod", "sys", can, armcontainerservice.AgentPoolModeSystem, 2))
+	net := w.AddPool("rg", "prod", "net", cannot, armcontainerservice.AgentPoolModeUser, 2)
+	net.Properties.EnableAutoScaling, net.Properties.MinCount, net.Properties.MaxCount = to.Ptr(true), to.Ptr(int32(1)), to.Ptr(int32(5))
+	w.onPool("net", net)
 	for i := range 6 {
 		w.addPod(fmt.Sprintf("web-%d", i), fmt.Sprintf("net-%d", i%2))
 	}
@@ -85,32 +84,17 @@ func (w *world) add(o runtime.Object) {
 	}
 }
 
-func (w *world) addPool(name string, mode armcontainerservice.AgentPoolMode, size string) {
-	p := &armcontainerservice.AgentPool{Name: &name, Properties: &armcontainerservice.ManagedClusterAgentPoolProfileProperties{
-		Mode: &mode, VMSize: &size, Count: to.Ptr(int32(2)), Type: to.Ptr(armcontainerservice.AgentPoolTypeVirtualMachineScaleSets), EnableAutoScaling: to.Ptr(name == "net"), MaxPods: to.Ptr(int32(60)),
-		AvailabilityZones: []*string{to.Ptr("1")}, NodeTaints: []*string{to.Ptr("net=yes:PreferNoSchedule")}, NodeLabels: map[string]*string{"team": to.Ptr("net"), "kubernetes.azure.com/mode": to.Ptr("user")},
-		OrchestratorVersion: to.Ptr("1.33"), CurrentOrchestratorVersion: to.Ptr("1.33.2"), ProvisioningState: to.Ptr("Succeeded"), Tags: map[string]*string{"note": to.Ptr("planted-tag")}}}
-	if name == "net" {
-		p.Properties.MinCount, p.Properties.MaxCount = to.Ptr(int32(1)), to.Ptr(int32(5))
-	}
-	w.Pools["rg/prod/"+name] = p
-	w.onPool(name, p)
-}
-
 // onPool starts and stops the nodes of a pool.
 func (w *world) onPool(name string, p *armcontainerservice.AgentPool) {
 	if p == nil {
-		delete(w.Sets, "mc/aks-"+name)
 		for i := range 2 {
 			_ = w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", fmt.Sprintf("%s-%d", name, i))
 		}
 		return
 	}
-	set := w.AddSet("MC", "aks-"+name, *p.Properties.VMSize, w.Sizes[*p.Properties.VMSize], armcompute.UpgradeModeManual, int(*p.Properties.Count))
-	set.Tags["aks-managed-poolName"] = to.Ptr(name)
 	for i := range int(*p.Properties.Count) {
 		w.add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{cluster.PoolLabel: name, "team": "net"}},
-			Spec: corev1.NodeSpec{ProviderID: "azure://" + azuretest.ID("mc", azuretest.TypeSet, "aks-"+name) + "/virtualMachines/" + fmt.Sprint(i)},
+			Spec: corev1.NodeSpec{ProviderID: azuretest.ProviderID(name, i)},
 			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 				Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourcePods: resource.MustParse("60")}}})
 	}
@@ -291,11 +275,7 @@ func TestMigrateCopiesSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, secret := range azuretest.Secrets {
-		if strings.Contains(string(journal), secret) {
-			t.Errorf("the journal has %s", secret)
-		}
-	}
+	azuretest.CheckSecrets(t, "the journal", string(journal))
 	o := w.migration()
 	o.Delete = true
 	if err := w.run(o); err != nil {
@@ -309,28 +289,13 @@ func TestMigrateCopiesSettings(t *testing.T) {
 // At whatever request a migration is stopped, and in whatever way, the same command ends it; or another one puts back
 // what was found. The budget of the pods holds throughout.
 func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
-	for name, fault := range map[string]azuretest.Fault{"403": azuretest.Forbidden, "409": azuretest.Conflict, "429": azuretest.Throttled,
-		"failed operation": azuretest.Failing, "lost": azuretest.Lost, "lost after": azuretest.LostAfter} {
+	for name, fault := range azuretest.Interruptions {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for at, hit := 1, true; hit; at++ {
-				hit = false
-				interrupt := func(w *world) {
-					base := w.Requests()
-					w.Fault = func(n int, _ *http.Request) azuretest.Fault {
-						switch n -= base; {
-						case n == at:
-							hit = true
-							return fault
-						case n > at && (fault == azuretest.Lost || fault == azuretest.LostAfter):
-							return azuretest.Lost // for good
-						}
-						return azuretest.None
-					}
-				}
+			for at := 1; ; at++ {
 				on, back := newWorld(t), newWorld(t)
 				before := back.state()
-				interrupt(on)
+				forward := on.InterruptAt(at, fault)
 				_ = on.run(on.migration())
 				on.Fault = nil
 				if err := on.run(on.migration()); err != nil {
@@ -338,9 +303,9 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 				}
 				on.migrated(t, fmt.Sprintf("stopped at request %d", at))
 
-				interrupt(back)
+				there := back.InterruptAt(at, fault)
 				_ = back.run(back.migration())
-				interrupt(back)
+				out := back.InterruptAt(at, fault)
 				_ = back.backOut(back.migration())
 				back.Fault = nil
 				if err := back.backOut(back.migration()); err != nil {
@@ -351,6 +316,9 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 				}
 				if len(back.violated) > 0 {
 					t.Fatalf("backed out of at request %d: budget violated by %v", at, back.violated)
+				}
+				if !forward() && !there() && !out() {
+					return
 				}
 			}
 		})
