@@ -106,6 +106,9 @@ type Migrator struct {
 	read     *migration                     // what the journal said when it was read
 }
 
+// ErrNotFaster is in the error of a migration that stops before the first cordon because of what was measured.
+var ErrNotFaster = errors.New("not proven faster")
+
 // fromTag is on a pool that a migration created: only such a pool is ever deleted by a way back.
 const fromTag = "slipstream-migrated-from"
 
@@ -547,7 +550,7 @@ func (m *Migrator) measure(ctx context.Context) error {
 	}
 	m.Note(m.at.Proof.Text)
 	if !m.at.Proof.Good {
-		return fmt.Errorf("%s is not proven faster than %s, which is unchanged: give --back-out to delete %s, or --anyway to continue", m.at.New, m.Pool, m.at.New)
+		return fmt.Errorf("%s is %w than %s, which is unchanged: give --back-out to delete %s, or --anyway to continue", m.at.New, ErrNotFaster, m.Pool, m.at.New)
 	}
 	return nil
 }

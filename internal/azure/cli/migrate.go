@@ -122,6 +122,9 @@ func (o migrateOptions) run(ctx context.Context, p Process) (err error) {
 	default:
 		err = m.Run(ctx)
 	}
+	if errors.Is(err, azure.ErrNotFaster) {
+		return err // which says how to continue
+	}
 	if err != nil {
 		return fmt.Errorf("%w\nrun the same command again to continue", err)
 	}
