@@ -130,10 +130,11 @@ scale: ## Measure what the agents of NODES nodes ask of a real API server, in ab
 
 SOAK ?= 1h
 .PHONY: soak
-soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, interrupted migrations of node pools, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
 	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
 	go test -count=1 -run '^TestDifferential$$' ./internal/accel/fastpath -packets 100000
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak' ./internal/cli
+	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoakMigrate' ./test/cluster
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels

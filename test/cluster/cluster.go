@@ -13,6 +13,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -231,6 +233,53 @@ func (c *Cluster) make(ctx context.Context) error {
 	}
 	c.log("all nodes are Ready")
 	return c.awaitServiceAccount(ctx)
+}
+
+// Join adds a node to a cluster whose CNI is Flannel, and returns when it is Ready.
+func (c *Cluster) Join(ctx context.Context, name string) (*Node, error) {
+	if c.config.CNI != Flannel {
+		return nil, fmt.Errorf("nodes join clusters of CNI %s only, not %s", Flannel, c.config.CNI)
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	n := &Node{c: c, name: name, dir: filepath.Join(c.dir, name)}
+	for _, other := range c.nodes {
+		n.index = max(n.index, other.index+1)
+	}
+	if err := makeNodeCgroups(filepath.Base(c.dir), name); err != nil {
+		return nil, err
+	}
+	api := make(chan struct{})
+	close(api) // the API server answers
+	err := n.start(ctx, fail, api)
+	if err == nil {
+		err = n.awaitReady(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, cmp.Or(context.Cause(ctx), err))
+	}
+	c.nodes = append(c.nodes, n)
+	c.log("%s has joined", name)
+	return n, nil
+}
+
+// Leave kills a node and deletes it from the API, as a cloud does when it deletes a machine.
+func (n *Node) Leave(ctx context.Context) error {
+	if err := n.Kill(); err != nil {
+		return err
+	}
+	if err := n.c.client.CoreV1().Nodes().Delete(ctx, n.name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("remove %s: %w", n.name, err)
+	}
+	n.c.nodes = slices.DeleteFunc(n.c.nodes, func(other *Node) bool { return other == n })
+	if err := removeCgroups(ctx, filepath.Join(cgroupName(filepath.Base(n.c.dir)), n.name)); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(n.dir); err != nil {
+		return fmt.Errorf("remove the folder of %s: %w", n.name, err)
+	}
+	n.c.log("%s has left", n.name)
+	return nil
 }
 
 // daemon starts a command in the cluster's control group. What it prints goes

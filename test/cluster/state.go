@@ -78,12 +78,8 @@ func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
 			groups = append(groups, filepath.Join(top, "processes"))
 		}
 		for _, g := range groups {
-			dir := filepath.Join(root, g)
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				return nil, fmt.Errorf("make control group: %w", err)
-			}
-			if err := delegate(filepath.Dir(dir), dir); err != nil {
-				return nil, fmt.Errorf("set up control group %s: %w", dir, err)
+			if err := makeGroup(filepath.Join(root, g)); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -92,6 +88,30 @@ func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
 		return nil, fmt.Errorf("open control group: %w", err)
 	}
 	return processes, nil
+}
+
+// makeNodeCgroups makes the groups of a node that joins a cluster.
+func makeNodeCgroups(id, node string) error {
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, root := range all {
+		if err := makeGroup(filepath.Join(root, cgroupName(id), node)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func makeGroup(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("make control group: %w", err)
+	}
+	if err := delegate(filepath.Dir(dir), dir); err != nil {
+		return fmt.Errorf("set up control group %s: %w", dir, err)
+	}
+	return nil
 }
 
 // delegate gives a group what its parent has: in version 1 a cpuset is born
@@ -149,9 +169,9 @@ func killAll(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeCgroups removes all groups of a cluster, pods' included. The processes
-// in them have been ended.
-func removeCgroups(ctx context.Context, id string) error {
+// removeCgroups removes a group from each hierarchy, with those in it: a cluster's, or a
+// node's. The processes in them have been ended.
+func removeCgroups(ctx context.Context, group string) error {
 	all, err := hierarchies()
 	if err != nil {
 		return err
@@ -162,7 +182,7 @@ func removeCgroups(ctx context.Context, id string) error {
 		// A group is busy for a moment longer than its last process lives.
 		var last error
 		if err := poll(ctx, 10*time.Millisecond, func() (bool, error) {
-			last = removeGroup(filepath.Join(root, cgroupName(id)))
+			last = removeGroup(filepath.Join(root, group))
 			return last == nil || !errors.Is(last, unix.EBUSY), nil
 		}); err != nil {
 			last = errors.Join(last, err)
@@ -325,7 +345,7 @@ func remove(ctx context.Context, dir string) error {
 	if err := killAll(ctx, id); err != nil {
 		return err
 	}
-	if err := removeCgroups(ctx, id); err != nil {
+	if err := removeCgroups(ctx, cgroupName(id)); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {

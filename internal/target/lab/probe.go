@@ -71,7 +71,7 @@ func probeKernel(ns *network.Namespace) error {
 	}
 	veth := devices[0].link.Attrs().Index
 	queue := netlink.QdiscAttrs{LinkIndex: veth, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
-	if err := ns.Netlink.QdiscAdd(tbf(queue, 1e9)); err != nil {
+	if err := ns.Netlink.QdiscAdd(network.TBF(queue, 1e9)); err != nil {
 		return network.Missing("token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", err)
 	}
 	hash, err := programs.LoadRehash()

@@ -166,26 +166,12 @@ func queue(ns *network.Namespace, link int, most v1alpha1.BitRate) error {
 	}
 	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of 1000 packets, the kernel's default for a NIC
 	if rate > 0 {
-		q = tbf(attrs, rate/8)
+		q = network.TBF(attrs, rate/8)
 	}
 	if err := ns.Netlink.QdiscAdd(q); err != nil {
 		return fmt.Errorf("add %s queue to device %d: %w", q.Type(), link, err)
 	}
 	return nil
-}
-
-// tbf returns a token bucket filter for a rate in bytes per second. The burst is 1 ms, or two of the
-// largest packets if that is more, so that they pass whole. The queue is 20 ms.
-func tbf(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
-	burst := max(rate/1000, 128<<10)
-	return &netlink.Tbf{
-		QdiscAttrs: attrs,
-		Rate:       rate,
-		Limit:      uint32(min(burst+rate/50, 1<<31)),
-		// The time that the burst takes, in the kernel's units of 64 ns
-		// (PSCHED_SHIFT in include/net/pkt_sched.h).
-		Buffer: uint32(min(burst*1e9/rate/64, 1<<31)),
-	}
 }
 
 // rehash attaches the program at the egress of a NIC: there it runs once for a GSO packet, and before RPS at

@@ -165,3 +165,17 @@ func (ns *Namespace) Attach(device int, parent uint32, program *ebpf.Program, na
 func Missing(what, config, modules string, err error) error {
 	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
 }
+
+// TBF returns a token bucket filter for a rate in bytes per second. The burst is 1 ms, or two of the
+// largest packets if that is more, so that they pass whole. The queue is 20 ms.
+func TBF(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
+	burst := max(rate/1000, 128<<10)
+	return &netlink.Tbf{
+		QdiscAttrs: attrs,
+		Rate:       rate,
+		Limit:      uint32(min(burst+rate/50, 1<<31)),
+		// The time that the burst takes, in the kernel's units of 64 ns
+		// (PSCHED_SHIFT in include/net/pkt_sched.h).
+		Buffer: uint32(min(burst*1e9/rate/64, 1<<31)),
+	}
+}
