@@ -18,7 +18,7 @@ import (
 type Mesh struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
-	// Metric is the workload's primary metric or, in further meshes of a stream, server_cpu_per_gb and retransmit_share.
+	// Metric is the workload's primary metric or, in further meshes of a stream, server_cpu_per_gb or retransmit_share.
 	Metric string `json:"metric"`
 	Unit   string `json:"unit"` // its unit
 	// Nodes in order, by name.
@@ -98,7 +98,7 @@ const ServerCPUPerGB = "server_cpu_per_gb"
 // RetransmitFloor, so that a share of 0 has a logarithm and tiny shares do not differ.
 const RetransmitShare = "retransmit_share"
 
-// RetransmitFloor is a share below which losses are not worth a name.
+// RetransmitFloor is the share of retransmitted segments below which no link is named.
 const RetransmitFloor = signShare
 
 // Secondary tells whether the mesh is one beside that of the workload's primary metric.

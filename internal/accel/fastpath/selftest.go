@@ -22,8 +22,8 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// probeTime bounds how long the probe waits for its connection to be accelerated: under 0.2 s on an idle machine, seconds
-// where agents of many nodes start on few CPUs.
+// probeTime bounds how long the probe waits for its connection to be accelerated. Where the agents of many nodes started on
+// few CPUs, that took more than 5 s.
 const probeTime = 15 * time.Second
 
 // The addresses of the probe's nodes and pods. They exist only in its own namespaces.
