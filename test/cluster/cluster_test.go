@@ -146,7 +146,7 @@ func TestSharedCluster(t *testing.T) {
 // TestClusterThatDies does the same with another cluster, of which the last test kills a node.
 func TestClusterThatDies(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Throttled", testThrottled}, clusterTest{"Migrate", testMigrate}, clusterTest{"NodeDies", testNodeDies})
+	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Throttled", testThrottled}, clusterTest{"NodeDies", testNodeDies})
 }
 
 // TestControlPlaneThatDies does the same with one of which the last test kills the API server.

@@ -263,14 +263,14 @@ func poolNodes(t *testing.T, c *Cluster) string {
 	return kubectl(t, c, nil, "get", "nodes", `--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.labels.kubernetes\.azure\.com/agentpool} {.spec.unschedulable}{"\n"}{end}`)
 }
 
-// testMigrate migrates a node pool and backs out, and interrupts both at every request to Azure by the next of all faults.
-func testMigrate(t *testing.T, c *Cluster) {
-	migrateAndBack(t, c, slices.Sorted(maps.Values(azuretest.Interruptions))...)
+// Faults of all kinds interrupt a migration in turn; a soak test does so with each kind alone.
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	migrateAndBack(t, own(t, Config{}), slices.Sorted(maps.Values(azuretest.Interruptions))...)
 }
 
 // migrateAndBack migrates a node pool, interrupted at every request, and then backs out, interrupted again. The budget of the
 // pods holds throughout.
-
 func migrateAndBack(t *testing.T, c *Cluster, faults ...azuretest.Fault) {
 	t.Helper()
 	s := newSubscription(t, c, []string{"node1"}, []string{"node0"})
