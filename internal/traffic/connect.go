@@ -99,7 +99,8 @@ func again(err error, giveUp int64, r *run) bool {
 }
 
 // answer takes connections that come to the listening socket fd, one at a time,
-// sends back what each sent, and closes them.
+// sends back what each sent, and closes them. After the window it goes on until nothing has come for
+// stallCheck: the client's last connection may wait behind those of strangers.
 func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	h := &hall{door: d}
@@ -117,7 +118,8 @@ func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && !got {
+		quiet := errors.Is(err, errStalled) && !errors.Is(err, errStranger)
+		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && quiet {
 			return nil
 		}
 	}
@@ -144,7 +146,7 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, e
 			// Of an address that is known. Others are not to wait for it.
 			h.seat(fd, netip.Addr{})
 			fd = -1
-			return false, errStalled
+			return false, errStranger
 		case errors.Is(err, errStalled):
 			if r.over(r.now()) {
 				return true, errOver
@@ -158,7 +160,7 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, e
 	}
 	if !bytes.HasPrefix(buf, h.opening[:h.first]) { // of an address that is known
 		h.strangers.Add(1)
-		return false, errStalled
+		return false, errStranger
 	}
 	return true, sendAll(fd, buf, r)
 }

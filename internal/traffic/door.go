@@ -110,7 +110,7 @@ type guest struct {
 }
 
 // accept waits, for stallCheck at most, for a connection that may come in. What it has
-// sent is still to be read.
+// sent is still to be read. An errStranger says that more may be there already.
 func (h *hall) accept(listening int) (int, error) {
 	if len(h.guests) == 0 {
 		return h.take(listening)
@@ -132,10 +132,13 @@ func (h *hall) accept(listening int) (int, error) {
 		}
 	}
 	h.dismiss(time.Now())
-	if h.poll[0].Revents == 0 {
-		return -1, errStalled
+	switch {
+	case h.poll[0].Revents != 0:
+		return h.take(listening)
+	case slices.ContainsFunc(h.poll, func(p pollFD) bool { return p.Revents != 0 }):
+		return -1, errStranger
 	}
-	return h.take(listening)
+	return -1, errStalled
 }
 
 // take takes a connection, and has one wait that is not known.
@@ -152,7 +155,7 @@ func (h *hall) take(listening int) (int, error) {
 		h.guests = h.guests[:len(h.guests)-1]
 		return fd, nil
 	}
-	return -1, errStalled
+	return -1, errStranger
 }
 
 // seat has a connection wait.

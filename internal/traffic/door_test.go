@@ -194,6 +194,39 @@ func TestStrangersOfTheClientsAddress(t *testing.T) {
 	}
 }
 
+// TestLastConnectionBehindStrangers: a server of connect whose window has ended still serves a connection of its client
+// that came before, though connections of strangers are ahead of it.
+func TestLastConnectionBehindStrangers(t *testing.T) {
+	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
+	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeSocket(fd)
+	var conns []net.Conn
+	for range 5 { // the last is the client's
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	client := conns[len(conns)-1]
+	if _, err := client.Write(spec.message()); err != nil {
+		t.Fatal(err)
+	}
+	r := &run{clock: newClock()}
+	r.Window = Window{From: r.now(), To: r.now()}
+	if err := spec.answer(fd, newDoor(spec.Secret[:], spec.Size, true), &conn{fd: fd}, r); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if got, err := io.ReadAll(client); !bytes.Equal(got, spec.message()) {
+		t.Errorf("the client's connection was answered with %d bytes: %v", len(got), err)
+	}
+}
+
 // Nobody else, no warning.
 func TestNoStrangers(t *testing.T) {
 	for _, spec := range []Spec{
