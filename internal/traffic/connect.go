@@ -99,21 +99,22 @@ func again(err error, giveUp int64, r *run) bool {
 }
 
 // answer takes connections that come to the listening socket fd, one at a time,
-// sends back what each sent, and closes them. After the window it goes on until nothing has come for
-// stallCheck: the client's last connection may wait behind those of strangers.
+// sends back what each sent, and closes them. After the window it goes on until
+// nothing has come for stallCheck: the client's last connection may be in the
+// queue behind those of strangers.
 func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	h := &hall{door: d}
 	defer h.close()
 	for {
-		got, err := s.answerOne(fd, h, buf, r)
+		err := s.answerOne(fd, h, buf, r)
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled), errors.Is(err, errOver):
 		case err != nil:
 			// A client that went away, for which it has its own account.
 			c.lost++
-		case got:
+		default:
 			c.bytes.Add(uint64(len(buf)))
 			c.messages.Add(1)
 		}
@@ -125,11 +126,11 @@ func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 	}
 }
 
-// answerOne serves one connection; got tells whether there was one.
-func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, err error) {
+// answerOne serves one connection.
+func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) error {
 	fd, err := h.accept(listening)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer func() {
 		if fd >= 0 {
@@ -137,7 +138,7 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, e
 		}
 	}()
 	if err := setOptions(fd, s); err != nil {
-		return true, err
+		return err
 	}
 	for have := 0; have < len(buf); {
 		n, err := receive(fd, buf[have:])
@@ -146,21 +147,21 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) (got bool, e
 			// Of an address that is known. Others are not to wait for it.
 			h.seat(fd, netip.Addr{})
 			fd = -1
-			return false, errStranger
+			return errStranger
 		case errors.Is(err, errStalled):
 			if r.over(r.now()) {
-				return true, errOver
+				return errOver
 			}
 		case err != nil:
-			return true, err
+			return err
 		case n == 0:
-			return true, io.ErrUnexpectedEOF
+			return io.ErrUnexpectedEOF
 		}
 		have += n
 	}
 	if !bytes.HasPrefix(buf, h.opening[:h.first]) { // of an address that is known
 		h.strangers.Add(1)
-		return false, errStranger
+		return errStranger
 	}
-	return true, sendAll(fd, buf, r)
+	return sendAll(fd, buf, r)
 }

@@ -110,7 +110,7 @@ type guest struct {
 }
 
 // accept waits, for stallCheck at most, for a connection that may come in. What it has
-// sent is still to be read. An errStranger says that more may be there already.
+// sent is still to be read. After an errStranger there may be one that has come already.
 func (h *hall) accept(listening int) (int, error) {
 	if len(h.guests) == 0 {
 		return h.take(listening)
@@ -119,7 +119,8 @@ func (h *hall) accept(listening int) (int, error) {
 	for _, g := range h.guests {
 		h.poll = append(h.poll, toRead(g.fd)) // none where it is gone
 	}
-	if err := wait(h.poll); err != nil && !errors.Is(err, errStalled) {
+	err := wait(h.poll)
+	if err != nil && !errors.Is(err, errStalled) {
 		return -1, fmt.Errorf("wait for a connection: %w", err)
 	}
 	for i, p := range h.poll[1:] {
@@ -133,12 +134,12 @@ func (h *hall) accept(listening int) (int, error) {
 	}
 	h.dismiss(time.Now())
 	switch {
-	case h.poll[0].Revents != 0:
-		return h.take(listening)
-	case slices.ContainsFunc(h.poll, func(p pollFD) bool { return p.Revents != 0 }):
+	case err != nil:
+		return -1, errStalled
+	case h.poll[0].Revents == 0:
 		return -1, errStranger
 	}
-	return -1, errStalled
+	return h.take(listening)
 }
 
 // take takes a connection, and has one wait that is not known.

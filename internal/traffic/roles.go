@@ -14,8 +14,8 @@ import (
 var (
 	errStalled = errors.New("nothing moved")
 	errDropped = fmt.Errorf("%w: no room for a message", errStalled)
-	// errStranger is one that somebody ended who is not of the trial, or not known to be.
-	errStranger = fmt.Errorf("%w but of a stranger", errStalled)
+	// errStranger is one in which a connection moved that is not known to be the trial's.
+	errStranger = fmt.Errorf("%w except on a stranger's connection", errStalled)
 )
 
 // source sends as much as the connection takes. Over UDP every datagram has a

@@ -172,12 +172,8 @@ func (c *Cluster) log(format string, args ...any) {
 func (c *Cluster) make(ctx context.Context) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	var names []string
-	for i := range c.config.Nodes {
-		names = append(names, fmt.Sprintf("node%d", i))
-	}
 	var err error
-	if c.processes, err = makeCgroups(filepath.Base(c.dir), names); err != nil {
+	if c.processes, err = makeCgroups(filepath.Base(c.dir)); err != nil {
 		return err
 	}
 	for _, dir := range []string{"logs", "etcd"} {
@@ -204,7 +200,8 @@ func (c *Cluster) make(ctx context.Context) error {
 		close(ready)
 		return nil
 	})
-	for i, name := range names {
+	for i := range c.config.Nodes {
+		name := fmt.Sprintf("node%d", i)
 		n := &Node{c: c, name: name, index: i, dir: filepath.Join(c.dir, name)}
 		c.nodes = append(c.nodes, n)
 		g.Go(func() error {
@@ -245,9 +242,6 @@ func (c *Cluster) Join(ctx context.Context, name string) (*Node, error) {
 	n := &Node{c: c, name: name, dir: filepath.Join(c.dir, name)}
 	for _, other := range c.nodes {
 		n.index = max(n.index, other.index+1)
-	}
-	if err := makeNodeCgroups(filepath.Base(c.dir), name); err != nil {
-		return nil, err
 	}
 	api := make(chan struct{})
 	close(api) // the API server answers

@@ -70,7 +70,10 @@ func newSubscription(t *testing.T, c *Cluster, sys, net []string) *subscription 
 
 // register gives a node what Azure gives it: an ID and the labels of its pool.
 func (s *subscription) register(pool string, i int, node string) error {
-	team := map[bool]string{true: "system", false: "net"}[pool == "sys"]
+	team := "net"
+	if pool == "sys" {
+		team = "system"
+	}
 	patch := fmt.Sprintf(`{"spec": {"providerID": %q}, "metadata": {"labels": {"kubernetes.azure.com/agentpool": %q, "team": %q}}}`, azuretest.ProviderID(pool, i), pool, team)
 	_, err := tryKubectl(s.c, nil, "patch", "node", node, "--patch="+patch)
 	return err
@@ -126,9 +129,9 @@ func (s *subscription) migrate(ctx context.Context, out io.Writer, dir string, a
 	return code, printed.String()
 }
 
-// interrupted runs a command again and again. Each time a fault, the next of those given, meets the requests to Azure that
-// none has met in their step, until it ends the run; the run that meets none must end well. The first evictions are cancelled,
-// too. done checks the state after each run that ends well.
+// interrupted repeats a command until a run has no fault, and that run must succeed. Each run has faults of one kind, the next
+// of those given: they hit each request to Azure that no fault has hit before in the same step. The first evictions are
+// cancelled, too. done checks the state after each run that succeeds.
 func (s *subscription) interrupted(dir string, faults []azuretest.Fault, done func(), args ...string) (times int) {
 	s.t.Helper()
 	evictions, met := 0, make(map[request]bool)
@@ -193,7 +196,7 @@ func (l *lastNote) get() string {
 }
 
 // web runs pods of a Deployment with a budget on the nodes of team net, and another process that watches how many are
-// Ready. stop returns the least number.
+// Ready. stop ends that one and returns the fewest that were.
 func web(t *testing.T, c *Cluster) (stop func() int) {
 	t.Helper()
 	kubectl(t, c, nil, "create", "namespace", webNamespace)
@@ -227,7 +230,7 @@ spec: {minAvailable: %d, selector: {matchLabels: {app: web}}}
 	if err := watch.Start(); err != nil {
 		t.Fatal(err)
 	}
-	least := make(chan int, 1)
+	result := make(chan int, 1)
 	go func() {
 		ready, seen, fewest := make(map[string]bool), false, 0
 		for scan := bufio.NewScanner(lines); scan.Scan(); {
@@ -240,11 +243,11 @@ spec: {minAvailable: %d, selector: {matchLabels: {app: web}}}
 				seen, fewest = true, n
 			}
 		}
-		least <- fewest
+		result <- fewest
 	}()
 	return func() int {
 		_ = watch.Process.Kill()
-		n := <-least
+		n := <-result
 		_ = watch.Wait()
 		return n
 	}

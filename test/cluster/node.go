@@ -78,6 +78,9 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 	if err := os.Mkdir(n.dir, 0o755); err != nil {
 		return fmt.Errorf("make folder: %w", err)
 	}
+	if err := makeNodeCgroups(filepath.Base(n.c.dir), n.name); err != nil {
+		return err
+	}
 	var err error
 	if n.network, err = n.c.first(n.name+"-network", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}); err != nil {
 		return err

@@ -59,7 +59,7 @@ func hierarchies() ([]string, error) {
 }
 
 // makeCgroups makes the groups of a cluster, and opens the one for processes.
-func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
+func makeCgroups(id string) (processes *os.File, err error) {
 	all, err := hierarchies()
 	if err != nil {
 		return nil, err
@@ -70,18 +70,12 @@ func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
 	}
 	top := cgroupName(id)
 	for _, root := range all {
-		groups := []string{top}
-		for _, n := range nodes {
-			groups = append(groups, filepath.Join(top, n))
+		if err := makeGroup(filepath.Join(root, top)); err != nil {
+			return nil, err
 		}
-		if root == v2 {
-			groups = append(groups, filepath.Join(top, "processes"))
-		}
-		for _, g := range groups {
-			if err := makeGroup(filepath.Join(root, g)); err != nil {
-				return nil, err
-			}
-		}
+	}
+	if err := makeGroup(filepath.Join(v2, top, "processes")); err != nil {
+		return nil, err
 	}
 	processes, err = os.Open(filepath.Join(v2, top, "processes"))
 	if err != nil {
@@ -90,7 +84,7 @@ func makeCgroups(id string, nodes []string) (processes *os.File, err error) {
 	return processes, nil
 }
 
-// makeNodeCgroups makes the groups of a node that joins a cluster.
+// makeNodeCgroups makes the groups of a node in those of its cluster.
 func makeNodeCgroups(id, node string) error {
 	all, err := hierarchies()
 	if err != nil {

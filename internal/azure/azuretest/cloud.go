@@ -104,9 +104,9 @@ const (
 // Interruptions are the faults that stop a command, by name.
 var Interruptions = map[string]Fault{"403": Forbidden, "409": Conflict, "429": Throttled, "failed operation": Failing, "lost": Lost, "lost after": LostAfter}
 
-// Interrupt sets Fault so that each request for which is holds meets a fault. After a lost connection all later requests
-// are lost too. is gets one request at a time. happened tells whether there was such a request.
-func (c *Cloud) Interrupt(fault Fault, is func(*http.Request) bool) (happened func() bool) {
+// Interrupt sets Fault so that each request that hits selects meets a fault. Once a connection is lost, all later requests
+// are lost too. The calls of hits never overlap. happened tells whether any request met the fault.
+func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened func() bool) {
 	var mu sync.Mutex
 	met := false
 	c.Fault = func(_ int, r *http.Request) Fault {
@@ -115,7 +115,7 @@ func (c *Cloud) Interrupt(fault Fault, is func(*http.Request) bool) (happened fu
 		switch {
 		case met && (fault == Lost || fault == LostAfter):
 			return Lost
-		case is(r):
+		case hits(r):
 			met = true
 			return fault
 		}
@@ -128,7 +128,7 @@ func (c *Cloud) Interrupt(fault Fault, is func(*http.Request) bool) (happened fu
 	}
 }
 
-// InterruptAt does so with a request by its number from now, which begins with 1.
+// InterruptAt does so with one request, the at-th from now.
 func (c *Cloud) InterruptAt(at int, fault Fault) (happened func() bool) {
 	n := 0
 	return c.Interrupt(fault, func(*http.Request) bool { n++; return n == at })

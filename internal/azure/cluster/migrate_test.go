@@ -303,9 +303,9 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 				}
 				on.migrated(t, fmt.Sprintf("stopped at request %d", at))
 
-				there := back.InterruptAt(at, fault)
+				begun := back.InterruptAt(at, fault)
 				_ = back.run(back.migration())
-				out := back.InterruptAt(at, fault)
+				backedOut := back.InterruptAt(at, fault)
 				_ = back.backOut(back.migration())
 				back.Fault = nil
 				if err := back.backOut(back.migration()); err != nil {
@@ -317,7 +317,7 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 				if len(back.violated) > 0 {
 					t.Fatalf("backed out of at request %d: budget violated by %v", at, back.violated)
 				}
-				if !forward() && !there() && !out() {
+				if !forward() && !begun() && !backedOut() {
 					return
 				}
 			}
