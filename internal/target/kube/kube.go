@@ -98,7 +98,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if p.windows, p.tolerations, err = c.readNodes(ctx, nodesOf(config.Spec), config); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("the pods are not running after %s", upTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*upTime, fmt.Errorf("the pods are not up after %s", 3*upTime))
 	defer cancel()
 	if err := p.up(ctx); err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -335,43 +335,83 @@ func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
 	return all, nil
 }
 
-// waitRunning waits until pods run, and fills in their status. It fails as soon as one cannot run any
-// more.
+// retryTime is how long a kubelet may try again what failed. By then it has tried twice.
+const retryTime = 15 * time.Second
+
+// waitRunning waits until pods run, and fills in their status. It gives up on a pod that cannot run any more, and after
+// upTime on all that do not run yet.
 func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
-	waiting := ""
+	began := time.Now()
+	late, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("not running after %s", upTime))
+	defer cancel()
 	for {
 		now, err := p.list(ctx)
 		if err != nil && !unreachable(err) {
 			return err
 		}
-		missing := 0
-		for _, pod := range pods {
-			if err != nil {
-				missing++
-				continue
+		if err == nil {
+			if pods, err = p.waiting(pods, now, time.Since(began)); err != nil || len(pods) == 0 {
+				return err
 			}
-			got := now[pod.Namespace+"/"+pod.Name]
-			if got == nil {
-				return fmt.Errorf("pod %s/%s is gone: somebody deleted it", pod.Namespace, pod.Name)
-			}
-			state := stateOf(got)
-			if state.final {
-				return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), state.text)
-			}
-			if state.text != "" {
-				missing++
-				waiting = fmt.Sprintf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), state.text)
-				continue
-			}
-			pod.Status = got.Status
 		}
-		if missing == 0 {
-			return nil
-		}
-		if err := pause(ctx); err != nil {
-			return fmt.Errorf("%w: %s", err, waiting)
+		if end := pause(late); end != nil {
+			return p.giveUpAll(ctx, pods, end)
 		}
 	}
+}
+
+// waiting returns the pods that do not run yet, without those that it gives up on.
+func (p *Pods) waiting(pods []*corev1.Pod, now map[string]*corev1.Pod, waited time.Duration) (left []*corev1.Pod, err error) {
+	for _, pod := range pods {
+		state := podState{text: "is gone: somebody deleted it", final: true}
+		if got := now[pod.Namespace+"/"+pod.Name]; got != nil {
+			state = stateOf(got)
+			pod.Status = got.Status
+		}
+		if state.final || state.retried && waited > retryTime {
+			if err := p.giveUp(pod, state.of(pod)); err != nil {
+				return nil, err
+			}
+		}
+		if state.text != "" && p.isLost(pod) == nil {
+			left = append(left, pod)
+		}
+	}
+	return left, nil
+}
+
+// giveUpAll gives up on pods that do not run yet, as there is no more time; if the run ends, on the first of them.
+func (p *Pods) giveUpAll(ctx context.Context, pods []*corev1.Pod, end error) error {
+	for _, pod := range pods {
+		why := fmt.Errorf("%w: %w", end, stateOf(pod).of(pod))
+		if ctx.Err() != nil {
+			return why
+		}
+		if err := p.giveUp(pod, why); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp returns why a pod does not start, which ends the run. A mesh loses the pod's node instead, as long as two others are
+// left.
+func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
+	if p.isLost(pod) != nil {
+		return nil
+	}
+	others := 0
+	for _, node := range nodesOf(p.spec) {
+		if node != nodeOf(pod) && p.isLostNode(node) == nil {
+			others++
+		}
+	}
+	if !p.config.Mesh || others < 2 {
+		return why
+	}
+	p.config.Note(fmt.Sprintf("the mesh goes on without node %s: %v", nodeOf(pod), why))
+	_ = p.lose(pod, why)
+	return nil
 }
 
 // nodeOf returns the node that a pod is assigned to.
@@ -425,6 +465,9 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 				pod = p.host[place.Name]
 			}
 			place.IPv4, place.IPv6 = addresses(pod)
+			if p.isLost(pod) != nil { // it may have no address; no traffic reaches the node's
+				place.IPv4, place.IPv6 = p.places[i].IPv4, p.places[i].IPv6
+			}
 			if s, ok := services[pod.Name]; ok {
 				place.Service.IPv4, place.Service.IPv6 = ips(s.Spec.ClusterIPs)
 				place.Service.Port = trafficPort

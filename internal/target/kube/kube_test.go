@@ -690,7 +690,7 @@ func TestStates(t *testing.T) {
 		want   string
 	}{
 		{"image not there", waiting("ErrImageNeverPull", ""), "slipstream.dev/slipstream:v1 is not on the node"},
-		{"image not to be had", waiting("ErrImagePull", "no such host"), "cannot be pulled: ErrImagePull: no such host. Name another with --image"},
+		{"image not to be had", waiting("ErrImagePull", "v1: not found"), "cannot be pulled: ErrImagePull: v1: not found. Name another with --image"},
 		{"image without the program", waiting("RunContainerError", `exec: "/slipstream": no such file`), "The image must have slipstream at /slipstream"},
 		{"image of another version", waiting("CrashLoopBackOff", "back-off"), "exits as soon as it starts: Error: unknown command. The image"},
 		{"too large", func(p *corev1.Pod) {
@@ -735,6 +735,72 @@ func TestStates(t *testing.T) {
 			t.Errorf("left: %v", all)
 		}
 	})
+}
+
+// In a mesh, a node whose pods do not start takes no part, while two others are left.
+func TestMeshWithoutNode(t *testing.T) {
+	waiting := func(reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
+				Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+			}}}
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		status func(*corev1.Pod)
+		nodes  []string // whose pods do not start
+		note   string
+		refuse string
+	}{
+		{"image missing", waiting("ErrImageNeverPull", ""), []string{"c"}, "the mesh goes on without node c: pod ", ""},
+		{"registry unreachable", waiting("ErrImagePull", "i/o timeout"), []string{"c"}, "the mesh goes on without node c: pod ", ""},
+		{"no network", waiting("ContainerCreating", ""), []string{"c"}, "the mesh goes on without node c: not running after 3m0s: pod ", ""},
+		{"two of three nodes", waiting("ErrImageNeverPull", ""), []string{"b", "c"}, "the mesh goes on without node ", "is not on the node"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api, c := fakeCluster(t, func(p *corev1.Pod) error {
+					if slices.Contains(tt.nodes, nodeOf(p)) {
+						tt.status(p)
+					}
+					return nil
+				})
+				third := node("c")
+				if err := api.Tracker().Add(&third); err != nil {
+					t.Fatal(err)
+				}
+				var notes []string
+				p, err := c.Up(t.Context(), config(func(c *Config) {
+					c.Mesh, c.Spec = true, v1alpha1.Kubernetes{NodeNames: []string{"a", "b", "c"}}
+					c.Note = func(s string) { notes = append(notes, s) }
+				}))
+				if len(notes) != 1 || !strings.HasPrefix(notes[0], tt.note) {
+					t.Errorf("notes %q, want one: %s…", notes, tt.note)
+				}
+				if tt.refuse != "" {
+					if err == nil || !strings.Contains(err.Error(), tt.refuse) {
+						t.Errorf("%v, want %s", err, tt.refuse)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, place := range p.Places() {
+					if !place.IPv4.IsValid() {
+						t.Errorf("%s has no address, which would end the run", place.Name)
+					}
+					if lost := p.isLostNode(place.Node) != nil; lost != (place.Node == "c") {
+						t.Errorf("%s is lost: %t", place.Name, lost)
+					}
+				}
+				if err := p.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
 }
 
 // TestDiagnose tells a worker's end from that of its pod, its node and the API

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,23 +16,30 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// podState is why a pod is not running, as the predicate of a sentence about it; empty if it is. A
-// final state does not change by itself.
+// podState is why a pod is not running, as the predicate of a sentence about it; empty if it is.
 type podState struct {
-	text  string
+	text string
+	// A final state does not change by itself.
 	final bool
+	// The kubelet tries again what failed.
+	retried bool
+}
+
+// of is the whole sentence.
+func (s podState) of(pod *corev1.Pod) error {
+	return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), s.text)
 }
 
 func stateOf(p *corev1.Pod) podState {
 	if p.DeletionTimestamp != nil {
-		return podState{"is being deleted, but not by this run", true}
+		return podState{text: "is being deleted, but not by this run", final: true}
 	}
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
-		return podState{"has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), true}
+		return podState{text: "has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), final: true}
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return podState{"cannot be scheduled: " + c.Message + "; request fewer resources, or name another node", true}
+			return podState{text: "cannot be scheduled: " + c.Message + "; request fewer resources, or name another node", final: true}
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -39,12 +47,12 @@ func stateOf(p *corev1.Pod) podState {
 		case c.State.Waiting != nil:
 			return waitingState(c, p.Spec.Containers[0].Command[0])
 		case c.State.Terminated != nil:
-			return podState{"ended: " + ending(c.State.Terminated), true}
+			return podState{text: "ended: " + ending(c.State.Terminated), final: true}
 		case c.State.Running != nil && len(p.Status.PodIPs) > 0:
 			return podState{}
 		}
 	}
-	return podState{"has not started yet", false}
+	return podState{text: "has not started yet"}
 }
 
 func waitingState(c corev1.ContainerStatus, program string) podState {
@@ -52,19 +60,26 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 	why := join(w.Reason, w.Message)
 	switch w.Reason {
 	case "ErrImageNeverPull":
-		return podState{fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
-			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), true}
+		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
+			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), final: true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
-		return podState{fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), true}
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: hopeless(w), retried: !hopeless(w)}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-		return podState{fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), true}
+		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
 	case "CrashLoopBackOff":
 		if t := c.LastTerminationState.Terminated; t != nil {
 			why = ending(t)
 		}
-		return podState{fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), true}
+		return podState{text: fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), final: true}
 	}
-	return podState{"has not started yet: " + why, false}
+	return podState{text: "has not started yet: " + why}
+}
+
+// hopeless reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
+// there are too many requests, may do better in a moment.
+func hopeless(w *corev1.ContainerStateWaiting) bool {
+	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed", "no match for platform"},
+		func(why string) bool { return strings.Contains(strings.ToLower(w.Message), why) })
 }
 
 func ending(t *corev1.ContainerStateTerminated) string {
@@ -167,12 +182,20 @@ func (p *Pods) lose(pod *corev1.Pod, why error) error {
 
 // isLost says why a pod is lost, or the whole run, nil if neither is.
 func (p *Pods) isLost(pod *corev1.Pod) error {
+	if pod == nil {
+		return p.isLostNode("")
+	}
+	return p.isLostNode(nodeOf(pod))
+}
+
+// isLostNode says why a node is lost, or the whole run, nil if neither is.
+func (p *Pods) isLostNode(node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.lost[""]; err != nil || pod == nil {
+	if err := p.lost[""]; err != nil {
 		return err
 	}
-	return p.lost[nodeOf(pod)]
+	return p.lost[node]
 }
 
 // unanswered records that no worker could be started in a pod, and loses the run once that has lasted
