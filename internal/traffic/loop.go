@@ -67,13 +67,13 @@ func (l *loop) looped(client bool) looped {
 	case l.spec.Kind == Stream && client:
 		return loopSource{l}
 	case l.spec.Kind == Stream:
-		return loopSink{l}
+		return loopSink{loopServer{l}}
 	case l.spec.Kind == PingPong && client:
 		return &loopAsk{loop: l}
 	case l.spec.Kind == UnderLoad && client:
 		return &loopLoad{loop: l, timer: -1}
 	}
-	return loopEcho{l}
+	return loopEcho{loopServer{l}}
 }
 
 // share has one thread move all connections of an end, and returns what it does.
@@ -238,8 +238,15 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return 0, true, nil
 }
 
+// loopServer ends when its client has, or linger after the window; over UDP, where it does not see that, when nothing comes.
+type loopServer struct{ *loop }
+
+func (l loopServer) turn(now int64, quiet bool) (time.Duration, bool, error) {
+	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || l.spec.UDP && quiet && l.r.over(now), nil
+}
+
 // loopSink is sink and collect on a loop.
-type loopSink struct{ *loop }
+type loopSink struct{ loopServer }
 
 func (l loopSink) begin(f *flow) error {
 	f.in = make([]byte, max(l.spec.Size, 64<<10))
@@ -264,12 +271,8 @@ func (l loopSink) ready(f *flow, _ uint32) error {
 	return nil
 }
 
-func (l loopSink) turn(now int64, quiet bool) (time.Duration, bool, error) {
-	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || l.spec.UDP && quiet && l.r.over(now), nil
-}
-
 // loopEcho is echo on a loop.
-type loopEcho struct{ *loop }
+type loopEcho struct{ loopServer }
 
 func (l loopEcho) begin(f *flow) error {
 	f.in = make([]byte, l.spec.Size)
@@ -299,10 +302,6 @@ func (l loopEcho) ready(f *flow, _ uint32) error {
 		f.got = 0
 	}
 	return err
-}
-
-func (l loopEcho) turn(now int64, quiet bool) (time.Duration, bool, error) {
-	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || quiet && l.r.over(now), nil
 }
 
 // loopAsk is ask on a loop.

@@ -207,7 +207,7 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 	}
 }
 
-// echo sends back what it receives, message by message.
+// echo sends back what it receives, message by message. Over TCP it outlives its client, as sink does.
 func (s Spec) echo(c *conn, r *run) error {
 	buf, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {
@@ -216,7 +216,7 @@ func (s Spec) echo(c *conn, r *run) error {
 		case errors.Is(err, errStalled):
 			now := r.now()
 			c.mark(r, now)
-			if r.over(now) {
+			if r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && r.over(now) {
 				return nil
 			}
 			continue

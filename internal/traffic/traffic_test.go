@@ -65,6 +65,11 @@ func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Durati
 
 // runPair runs both ends for a window of d.
 func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server record.Endpoint, err error) {
+	return runPairBehind(ctx, ce, se, d, 0)
+}
+
+// runPairBehind does so with a client whose clock is behind.
+func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (client, server record.Endpoint, err error) {
 	start := Now() + int64(5*time.Millisecond)
 	from := start + int64(50*time.Millisecond)
 	w := Window{Start: start, From: from, To: from + int64(d)}
@@ -75,8 +80,23 @@ func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server 
 		server, err = se.Run(ctx, w, ignore)
 		serr <- err
 	}()
-	client, err = ce.Run(ctx, w, ignore)
+	later := int64(behind)
+	client, err = ce.Run(ctx, Window{Start: w.Start + later, From: w.From + later, To: w.To + later}, ignore)
 	return client, server, errors.Join(err, <-serr)
+}
+
+// A server answers until the client is done, also one that hears of its window later and pauses between messages.
+func TestClientBehind(t *testing.T) {
+	bothWays(t, func(t *testing.T, loop bool) {
+		spec := Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 10, EventLoop: loop}
+		ce, se := ends(t, spec)
+		defer ce.Close()
+		defer se.Close()
+		client, _, err := runPairBehind(t.Context(), ce, se, 200*time.Millisecond, 400*time.Millisecond)
+		if err != nil || client.Messages == 0 || client.Lost > 0 {
+			t.Errorf("%d messages, %d lost: %v", client.Messages, client.Lost, err)
+		}
+	})
 }
 
 func TestPairs(t *testing.T) {
