@@ -29,7 +29,7 @@ type Run struct {
 	owner    string
 	networks []*network // by fabric
 	// done are the trials on record, those of an earlier run that is resumed
-	// first.
+	// first. They have no time series, which nothing here reads and of which a large mesh has many.
 	done  []record.Trial
 	began time.Time
 	// fresh counts the trials of this run, to tell how long one takes.
@@ -44,7 +44,10 @@ type Run struct {
 // takes part, and tells what is there. done are the trials of a run that is
 // resumed. The caller closes the run.
 func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
-	r := &Run{plan: p, target: t, commands: run, owner: owner, observe: observe, done: done}
+	r := &Run{plan: p, target: t, commands: run, owner: owner, observe: observe}
+	for _, trial := range done {
+		r.remember(trial)
+	}
 	for i, f := range p.Fabrics {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
@@ -89,7 +92,7 @@ func (r *Run) Close() error {
 var ErrMissing = errors.New("some trials failed twice; the report lists them")
 
 // Measure runs the trials that are not on record yet, block by block, and
-// appends each to out. It returns all trials on record, also beside an error:
+// appends each to out. It returns all trials on record without their time series, also beside an error:
 // a context that ended, a record that could not be kept, nothing that worked in
 // a whole block, or ErrMissing.
 //
@@ -303,10 +306,15 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	if err := out.Append(trial); err != nil {
 		return false, err
 	}
-	r.done = append(r.done, trial)
+	r.remember(trial)
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
+}
+
+func (r *Run) remember(trial record.Trial) {
+	trial.Series = nil
+	r.done = append(r.done, trial)
 }
 
 // await waits for machines that have dropped off. A mesh goes on with the others, and tries once before each trial
