@@ -3,9 +3,10 @@
 # flannel, Calico or kube-proxy (nftables mode, beside flannel) leaves it. Nothing of slipstream is
 # in it, so what the fast path does here does not rest on how slipstream's own lab is made.
 #
-#   lab.sh up flannel|calico|kube-proxy NAME    namespaces NAME-n0, NAME-n1, NAME-n0p0, NAME-n1p0
-#   lab.sh down NAME                            removes them, and what runs in them
+#   lab.sh up flannel|calico|kube-proxy NAME [none]    namespaces NAME-n0, NAME-n1, NAME-n0p0, NAME-n1p0
+#   lab.sh down NAME                                   removes them, and what runs in them
 #
+# The NICs have every offload, or with none no segmentation: they merge received packets by GRO.
 # Nodes are 10.9.0.1 and 10.9.0.2, pods 10.42.0.2 and 10.42.1.2. With kube-proxy the Service
 # 10.96.0.10 has the pod of n1 as its only backend, at any port.
 set -euo pipefail
@@ -22,13 +23,24 @@ node() { # NAME-nI
 	set_sysctl "$1" net.ipv4.ip_forward=1
 }
 
-# Both NICs are the ends of one veth, which has every offload.
-nics() { # NAME
+# Both NICs are the ends of one veth.
+nics() { # NAME [none]
 	ip link add eth0 netns "$1-n0" type veth peer name eth0 netns "$1-n1"
 	for i in 0 1; do
 		ip -n "$1-n$i" addr add "10.9.0.$((i + 1))/24" dev eth0
+		if [ "${2-}" = none ]; then without_offloads "$1-n$i"; fi
 		ip -n "$1-n$i" link set eth0 up
 	done
+}
+
+# The kernel segments before the NIC (GSO). With GRO a veth receives in NAPI mode, and with a qdisc its full ring stops the
+# sender rather than drop packets (Linux 6.16).
+without_offloads() { # NAME-nI
+	local features
+	features=$(in_ns "$1" ethtool -k eth0 | sed -nE '/tx-generic-segmentation/d; s/^\s+(tx-.*-segmentation): on$/\1 off/p')
+	# shellcheck disable=SC2086 # each is two arguments
+	in_ns "$1" ethtool -K eth0 $features gro on
+	in_ns "$1" tc qdisc replace dev eth0 root pfifo limit 1000
 }
 
 # As flannel and Calico do: a static neighbour, forwarding entry and route for the other node.
@@ -143,7 +155,7 @@ service() { # NAME I
 	RULES
 }
 
-up() { # SHAPE NAME
+up() { # SHAPE NAME [none]
 	local bridge_or_route=bridged
 	case $1 in
 	flannel | kube-proxy) ;;
@@ -152,7 +164,7 @@ up() { # SHAPE NAME
 	esac
 	trap 'down "$2"' ERR
 	for i in 0 1; do node "$2-n$i"; done
-	nics "$2"
+	nics "$2" "${3-}"
 	for i in 0 1; do "$bridge_or_route" "$2" "$i"; done
 	if [ "$1" = kube-proxy ]; then
 		for i in 0 1; do service "$2" "$i"; done
@@ -169,7 +181,7 @@ down() { # NAME
 }
 
 case ${1-} in
-up) [ $# = 3 ] || fail "up SHAPE NAME"; up "$2" "$3" ;;
+up) [[ $# = 3 || "$#-${4-}" = 4-none ]] || fail "up SHAPE NAME [none]"; up "${@:2}" ;;
 down) [ $# = 2 ] || fail "down NAME"; down "$2" ;;
 *) fail "up SHAPE NAME, or down NAME" ;;
 esac

@@ -2,12 +2,12 @@
 # Measures a lab of lab.sh with iperf3: the host network, VXLAN, and VXLAN with the fast path, in
 # random order within each block. slipstream import then gives ratios and intervals.
 #
-#   measure.sh SHAPE BLOCKS PAIRS FOLDER        as root; slipstream is looked for on the PATH
+#   measure.sh SHAPE BLOCKS PAIRS FOLDER [none]    as root; slipstream is looked for on the PATH; none: NICs without offloads
 #   slipstream import --pattern '{variant}/{pairs}-{block}-{pair}.json' --baseline native FOLDER
 #
 # A pair is an iperf3 process of its own on each side. All use CUBIC, as the machine's default may differ.
 set -euo pipefail
-[ $# = 4 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ $# = 4 || "$#-${5-}" = 5-none ]] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 shape=$1 blocks=$2 pairs=$3 folder=$4
 here=$(dirname "$(readlink -f "$0")")
 name=measure
@@ -52,7 +52,7 @@ measure() { # VARIANT BLOCK CLIENT-NAMESPACE SERVER-ADDRESS
 }
 
 "$here/lab.sh" down $name
-"$here/lab.sh" up "$shape" $name
+"$here/lab.sh" up "$shape" $name ${5-}
 address=10.42.1.2
 [ "$shape" = kube-proxy ] && address=10.96.0.10
 for ((i = 1; i <= pairs; i++)); do
