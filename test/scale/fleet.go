@@ -100,6 +100,7 @@ type fleet struct {
 	agents    []*hollow
 	solo      *exec.Cmd
 	own       int // watches that the API server has itself
+	created   int // pods
 }
 
 // newFleet creates the nodes and the policies that select none of them. No agent runs yet.
@@ -334,12 +335,17 @@ func solo(host, token string) error {
 	return nil
 }
 
-func (f *fleet) stop() {
+// end ends the agents.
+func (f *fleet) end() {
 	var all sync.WaitGroup
 	for _, h := range f.agents {
 		all.Go(h.end)
 	}
 	all.Wait()
+}
+
+func (f *fleet) stop() {
+	f.end()
 	if f.solo != nil && f.solo.Process != nil {
 		_ = f.solo.Process.Kill() // or it has ended
 		_ = f.solo.Wait()

@@ -5,8 +5,7 @@
 // code for clusters (internal/agent/kube) with a connection each; only the node below an agent is synthetic.
 // What was asked comes from the API server's audit log and metrics.
 //
-// Of a large cluster it lacks kubelets, controllers and the nodes' heartbeats: all that is measured is the
-// agents'.
+// Of a large cluster it lacks controllers, and kubelets but for their heartbeats.
 package main
 
 import (
@@ -17,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -26,12 +26,14 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"slipstream.dev/internal/stats"
 	"slipstream.dev/test/cluster"
 )
 
 type options struct {
 	nodes, pods, policies int
-	idle                  time.Duration
+	blocks                int
+	idle, step            time.Duration
 	dir, out              string
 }
 
@@ -49,7 +51,9 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes, with an agent each")
 	flag.IntVar(&o.pods, "pods", 0, "how many pods are created, 100 a node if 0")
 	flag.IntVar(&o.policies, "policies", 20, "how many policies there are for nodes that do not exist")
-	flag.DurationVar(&o.idle, "idle", 2*time.Minute, "how long the idle cluster is watched")
+	flag.IntVar(&o.blocks, "blocks", 4, "how often the cluster is measured with agents and without")
+	flag.DurationVar(&o.idle, "idle", time.Minute, "how long the idle cluster is watched")
+	flag.DurationVar(&o.step, "step", time.Minute, "how long the creation of the pods of a block takes at least, with agents and without")
 	flag.StringVar(&o.dir, "dir", "/dev/shm", "where etcd and logs are, on a tmpfs")
 	flag.StringVar(&o.out, "o", "", "file for the result, in JSON")
 	flag.Parse()
@@ -79,8 +83,9 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer f.stop()
+	defer f.startHeartbeats(ctx)()
 	result := result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
-	for _, s := range scenarios {
+	for _, s := range scenarios(o.blocks) {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
 		p, err := f.measure(ctx, s)
 		if err != nil {
@@ -89,6 +94,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		result.Phases = append(result.Phases, p)
 	}
+	result.compare()
 	if err := result.print(os.Stdout); err != nil {
 		return err
 	}
@@ -110,6 +116,41 @@ type result struct {
 	Pods     int     `json:"pods"`
 	Policies int     `json:"policies"`
 	Phases   []phase `json:"phases"`
+	// Shares are those of the agents in the API server's CPU time.
+	Shares []share `json:"shares"`
+}
+
+// share of the agents: 1 less the ratio of the API server's CPU time without them to that with them, in the same blocks.
+type share struct {
+	Name     string     `json:"name"`
+	Estimate float64    `json:"estimate"`
+	CI95     [2]float64 `json:"ci95"`
+	Blocks   int        `json:"blocks"`
+	Most     float64    `json:"most"`
+}
+
+// compare sets the shares.
+func (r *result) compare() {
+	for _, s := range []share{{Name: idleWith, Most: idleShare}, {Name: podsWith, Most: podShare}} {
+		var ratios []float64
+		with, without := r.cpu(s.Name), r.cpu(s.Name+withoutAgents)
+		for i := range min(len(with), len(without)) {
+			ratios = append(ratios, math.Log(without[i]/with[i]))
+		}
+		mean, ci := stats.Mean(ratios)
+		s.Estimate, s.CI95, s.Blocks = 1-math.Exp(mean), [2]float64{1 - math.Exp(ci[1]), 1 - math.Exp(ci[0])}, len(ratios)
+		r.Shares = append(r.Shares, s)
+	}
+}
+
+// cpu is the API server's CPU time in the phases of a name, in seconds.
+func (r *result) cpu(name string) (all []float64) {
+	for _, p := range r.Phases {
+		if p.Name == name {
+			all = append(all, p.ServerCPU*p.Seconds)
+		}
+	}
+	return all
 }
 
 // phase is one scenario. Requests and writes are the agents' alone.
@@ -162,7 +203,13 @@ func (r result) print(to io.Writer) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, s := range r.Shares {
+		fmt.Fprintf(to, "the agents' share of the API server's CPU, %s: %.1f %% (%.1f–%.1f), n = %d blocks\n", s.Name, 100*s.Estimate, 100*s.CI95[0], 100*s.CI95[1], s.Blocks)
+	}
+	return nil
 }
 
 // check returns the limits that were exceeded.
@@ -170,6 +217,11 @@ func (r result) check() (err error) {
 	for _, p := range r.Phases {
 		for _, problem := range p.Problems {
 			err = errors.Join(err, fmt.Errorf("%s: %s", p.Name, problem))
+		}
+	}
+	for _, s := range r.Shares {
+		if s.CI95[0] > s.Most {
+			err = errors.Join(err, fmt.Errorf("%s: the agents take %.1f %% of the API server's CPU, want at most %.0f %%", s.Name, 100*s.Estimate, 100*s.Most))
 		}
 	}
 	return err

@@ -27,19 +27,46 @@ const (
 	nodeEvents   = 10   // of an agent
 	backIn       = 60.0 // seconds
 	peakRate     = 200  // requests a second of 1,000 agents
+	idleShare    = 0.03 // of the API server's CPU time
+	podShare     = 0.10 // of the API server's CPU time while pods are created
 )
 
-var scenarios = []scenario{
-	{"start", start, nil},
-	{"idle, 2 watches", idle, idleLimits(2)},
-	{"policy for all", policyForAll, policyLimits},
-	{"policy with pods", policyWithPods, nil},
-	{"idle, 3 watches", idle, idleLimits(3)},
-	{"pods are created", createPods, podLimits},
-	{"agents are upgraded", upgrade, eventLimits},
-	{"nodes are relabelled", relabel, eventLimits},
-	{"API server killed", outage, outageLimits},
-	{"token revoked", revoke, policyLimits},
+// Names of scenarios that are compared.
+const (
+	idleWith      = "idle, 3 watches"
+	podsWith      = "pods are created"
+	withoutAgents = ", no agents"
+)
+
+// pace is how soon one node follows the other where something happens to all.
+const pace = 100 * time.Millisecond
+
+func scenarios(blocks int) []scenario {
+	all := []scenario{
+		{"start", start, nil},
+		{"idle, 2 watches", idle, idleLimits(2)},
+		{"policy for all", policyForAll, policyLimits},
+		{"policy with pods", policyWithPods, nil},
+	}
+	with := []scenario{{idleWith, idle, idleLimits(3)}, {podsWith, createPods, podLimits}}
+	without := []scenario{{idleWith + withoutAgents, idle, nil}, {podsWith + withoutAgents, createPods, nil}}
+	// Every second block begins without agents, so that these start once in two blocks.
+	for b := range blocks {
+		if b%2 == 0 {
+			all = append(append(append(all, with...), scenario{"agents end", endAgents, nil}), without...)
+		} else {
+			all = append(append(append(all, without...), scenario{"agents start again", startAgents, nil}), with...)
+		}
+	}
+	if blocks%2 == 1 {
+		all = append(all, scenario{"agents start again", startAgents, nil})
+	}
+	return append(all,
+		scenario{"agents are upgraded", upgrade, eventLimits},
+		scenario{"nodes are relabelled", relabel, eventLimits},
+		scenario{"API server killed", outage, outageLimits},
+		scenario{"token revoked", revoke, policyLimits},
+	)
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -51,26 +78,38 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// start starts the agents, 50 a second, and waits until they have marked the policies.
+// start starts all agents for the first time.
 func start(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	if err := f.startSolo(); err != nil {
 		return nil, err
 	}
+	return startAgents(ctx, f)
+}
+
+// startAgents starts the agents, one after another, and waits until they have marked the policies.
+func startAgents(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	began := time.Now()
 	for _, h := range f.agents {
 		if err := h.start(ctx); err != nil {
 			return nil, err
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause(ctx, pace); err != nil {
 			return nil, err
 		}
 	}
 	if err := f.each(ctx, "agents to start", func(h *hollow) bool {
 		heard, _ := h.stateAt()
-		return !heard.IsZero()
+		return heard.After(began)
 	}); err != nil {
 		return nil, err
 	}
 	return nil, pause(ctx, 30*time.Second)
+}
+
+// endAgents ends them all but the one in a process of its own.
+func endAgents(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	f.end()
+	return nil, pause(ctx, 10*time.Second) // the API server notices that their connections are gone
 }
 
 // each waits until something holds for all agents.
@@ -178,18 +217,27 @@ func policyWithPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	return took, pause(ctx, 15*time.Second)
 }
 
-// createPods creates pods on all nodes in turn, as fast as the API server takes them.
+// createPods creates the pods of half a block on all nodes in turn, as fast as the API server takes them, but not sooner than
+// an agent writes its counts twice.
 func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
-	indices := make([]int, f.pods)
+	began := time.Now()
+	indices := make([]int, f.pods/(2*f.blocks))
 	for i := range indices {
-		indices[i] = i
+		indices[i] = f.created + i
 	}
-	return nil, inParallel(indices, func(i int) error {
-		h := f.agents[i%len(f.agents)]
+	f.created += len(indices)
+	if err := inParallel(indices, func(i int) error {
+		if err := pause(ctx, time.Until(began.Add(f.step*time.Duration(i-indices[0])/time.Duration(len(indices))))); err != nil {
+			return err
+		}
+		name, came := soloNode, func() {}
+		if at := i % (len(f.agents) + 1); at < len(f.agents) {
+			name, came = f.agents[at].name, f.agents[at].podCame
+		}
 		pods := f.admin.CoreV1().Pods(metav1.NamespaceDefault)
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{"app": "web"}},
-			Spec:       corev1.PodSpec{NodeName: h.name, Containers: []corev1.Container{{Name: "web", Image: "web"}}},
+			Spec:       corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{Name: "web", Image: "web"}}},
 		}
 		pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 		if err != nil {
@@ -200,19 +248,22 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 		if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("have a pod run: %w", err)
 		}
-		h.podCame()
+		came()
 		return nil
-	})
+	}); err != nil {
+		return nil, err
+	}
+	return nil, pause(ctx, time.Until(began.Add(f.step)))
 }
 
 func podLimits(f *fleet, p phase) []string {
-	if rate, most := float64(p.StatusWrites)/p.Seconds, writeRate*float64(f.nodes+1)/1000; p.Seconds > 60 && rate > most {
+	if rate, most := float64(p.StatusWrites)/p.Seconds, writeRate*float64(f.nodes+1)/1000; p.Seconds >= 60 && rate > most {
 		return []string{fmt.Sprintf("%.1f writes/s, want at most %.1f", rate, most)}
 	}
 	return nil
 }
 
-// upgrade restarts the agents, a tenth at a time, while their DaemonSet counts them.
+// upgrade restarts the agents, one after another, while their DaemonSet counts them.
 func upgrade(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	began := time.Now()
 	for i, h := range f.agents {
@@ -226,7 +277,7 @@ func upgrade(ctx context.Context, f *fleet) ([]time.Duration, error) {
 				return nil, fmt.Errorf("count agents: %w", err)
 			}
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause(ctx, pace); err != nil {
 			return nil, err
 		}
 	}
@@ -260,7 +311,7 @@ func relabel(ctx context.Context, f *fleet) ([]time.Duration, error) {
 		if _, err := f.admin.CoreV1().Nodes().Patch(ctx, h.name, types.MergePatchType, []byte(`{"metadata":{"labels":{"zone":"b"}}}`), metav1.PatchOptions{}); err != nil {
 			return nil, fmt.Errorf("label a node: %w", err)
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause(ctx, pace); err != nil {
 			return nil, err
 		}
 	}

@@ -1,0 +1,88 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// How often a kubelet renews its node's lease and, if nothing changes, its status: the defaults of Kubernetes.
+const (
+	leaseTime  = 10 * time.Second
+	statusTime = 5 * time.Minute
+)
+
+// startHeartbeats renews the leases and the statuses of all nodes, evenly spread, until stop. What fails while the API server
+// is down is not done again before its time.
+func (f *fleet) startHeartbeats(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	due := make(chan func())
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for beat := range due {
+				beat()
+			}
+		})
+	}
+	all.Go(func() {
+		defer close(due)
+		leases := make([]*coordinationv1.Lease, len(f.agents))
+		tick := time.NewTicker(leaseTime / time.Duration(len(f.agents)))
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			i := n % len(f.agents)
+			select {
+			case due <- func() { leases[i] = f.renewLease(ctx, f.agents[i].name, leases[i]) }:
+			case <-ctx.Done():
+				return
+			}
+			if round := n / len(f.agents); (round+i)%int(statusTime/leaseTime) == 0 {
+				select {
+				case due <- func() { f.renewStatus(ctx, f.agents[i].name) }:
+				case <-ctx.Done():
+					return
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); all.Wait() }
+}
+
+// renewLease returns the lease that it wrote, or nil.
+func (f *fleet) renewLease(ctx context.Context, node string, last *coordinationv1.Lease) *coordinationv1.Lease {
+	leases := f.admin.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	now := metav1.NowMicro()
+	if last == nil {
+		last, _ = leases.Get(ctx, node, metav1.GetOptions{}) // or it is not there
+	}
+	var err error
+	if last == nil || last.Name == "" {
+		last, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, RenewTime: &now}}, metav1.CreateOptions{})
+	} else {
+		last.Spec.RenewTime = &now
+		last, err = leases.Update(ctx, last, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return nil
+	}
+	return last
+}
+
+func (f *fleet) renewStatus(ctx context.Context, node string) {
+	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`, time.Now().UTC().Format(time.RFC3339))
+	_, _ = f.admin.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status") // see startHeartbeats
+}
