@@ -34,7 +34,10 @@ func accelerated(name string, devices ...string) v1alpha1.Variant {
 	return v
 }
 
-func demo(tb testing.TB) *fixture {
+func demo(tb testing.TB) *fixture { return demoExperiment().run(tb) }
+
+// demoExperiment has no trials yet.
+func demoExperiment() *fixture {
 	host := []string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth}
 	plus := append(slices.Clone(host), v1alpha1.DevicePod)
 	f := &fixture{
@@ -77,13 +80,13 @@ func demo(tb testing.TB) *fixture {
 			},
 		})
 	}
-	return f.run(tb)
+	return f
 }
 
 // published is as large as the experiment of the paper: 7 variants × 5 pair
 // counts × 20 blocks, here with a latency histogram in every trial.
 func published(tb testing.TB, cpus int) *fixture {
-	f := demo(tb)
+	f := demoExperiment()
 	f.exp.Metadata.Name = "rps-rfs"
 	f.exp.Spec.Baseline = "baseline"
 	f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "baseline"},

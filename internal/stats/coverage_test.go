@@ -133,8 +133,8 @@ func rising(trials float64) func(float64) float64 {
 const published = 10_000
 
 // simulated is how many there are now. All of them take minutes of both CPUs, so they are left to make
-// soak: a tenth finds an interval that is too narrow by one or two points of coverage.
-var simulated = flag.Int("simulated", published/10, fmt.Sprintf("experiments of each kind in a simulation, %d for those of docs/results/method.md", published))
+// soak: a twentieth finds an interval that is too narrow by two or three points of coverage.
+var simulated = flag.Int("simulated", published/20, fmt.Sprintf("experiments of each kind in a simulation, %d for those of docs/results/method.md", published))
 
 // shown checks that a page of docs has the line as it came out; of fewer experiments than those on the page,
 // that it has a line of what was simulated.

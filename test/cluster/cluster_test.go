@@ -146,13 +146,13 @@ func TestSharedCluster(t *testing.T) {
 // TestClusterThatDies does the same with another cluster, of which the last test kills a node.
 func TestClusterThatDies(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Throttled", testThrottled}, clusterTest{"NodeDies", testNodeDies})
+	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"NodeDies", testNodeDies})
 }
 
 // TestControlPlaneThatDies does the same with one of which the last test kills the API server.
 func TestControlPlaneThatDies(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"APIServerDies", testAPIServerDies})
+	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
 // The other shape, the other mode of kube-proxy, more nodes, and one that dies.

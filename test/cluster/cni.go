@@ -67,7 +67,7 @@ func (n *Node) startFlannel(ctx context.Context, daemon func(name string, args .
 		return err
 	}
 	if err := daemon("env", "NODE_NAME="+n.name, filepath.Join(n.c.parts, "flanneld"), "--kube-subnet-mgr",
-		"--kubeconfig-file="+kubeconfig, "--net-config-path="+config, "--iface="+nicName, "--ip-masq"); err != nil {
+		"--kubeconfig-file="+kubeconfig, "--net-config-path="+config, "--iface="+nicName, "--ip-masq", "--iptables-resync=60"); err != nil {
 		return err
 	}
 	if err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
