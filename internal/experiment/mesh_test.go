@@ -220,6 +220,29 @@ func TestAcceleratedMeshLosesANode(t *testing.T) {
 	}
 }
 
+// A node of a mesh that cannot say which programs it has does not end the run.
+func TestMeshOfApplicationsWithABadNode(t *testing.T) {
+	exp := meshOf(t, 4)
+	exp.Spec.Workloads = []v1alpha1.Workload{{Name: "cache", Application: &v1alpha1.Traffic{
+		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
+	}}}
+	f := newFake(4)
+	f.tools = map[string]string{v1alpha1.ToolMemcached: "1.6"}
+	f.fail = func(call, place string) error {
+		if call == "describe" && place == "node2" {
+			return errors.New("it does not answer")
+		}
+		return nil
+	}
+	r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // If nothing works, the run ends, as any other does.
 func TestMeshWithoutAGoodNode(t *testing.T) {
 	f, out := newFake(4), new(memory)

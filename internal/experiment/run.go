@@ -513,7 +513,8 @@ func (n *network) equipped(p *Plan, fabric int) error {
 		}
 		for _, pair := range pairs {
 			for _, end := range append(pair.servers, pair.client) {
-				i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == end.place.Node })
+				// A node of a mesh that does not answer has no facts.
+				i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == end.place.Node && f.Boot != "" })
 				if i >= 0 && n.facts[i].Tools[tool] == "" {
 					return fmt.Errorf("workload %s: %s lacks programs of %s: install them there (make apps-deps; packages are in docs/reference/workloads.md), "+
 						"for pods into their image, or leave the workload out", c.Workload.Name, end.place.Node, tool)
