@@ -654,15 +654,26 @@ func TestControlWorkerKilled(t *testing.T) {
 	const setting = "sys/class/net/eth0/queues/rx-0/rps_cpus"
 	found := nodes[0].read(setting)
 	p := w.run(t, "root", 20)
-	testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool { return nodes[0].read(setting) != found })
-	before := w.recorded()
-	nodes[0].kill(func(line string) bool {
-		return strings.HasPrefix(line, "/proc/") && strings.Contains(line, " worker --control ")
-	})
-	testenv.Await(t, 60*time.Second, "the setting as it was", func() bool { return nodes[0].read(setting) == found })
-	for _, trial := range w.trials(t)[before:] {
-		if trial.Variant != "rps" { // one of these sets it again
-			t.Errorf("a trial of %s ran before the setting was as it had been", trial.Variant)
+	for killed := ""; killed != "rps"; { // the trial may have ended meanwhile, and another one loses its worker
+		testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool { return nodes[0].read(setting) != found })
+		before := w.recorded()
+		nodes[0].kill(func(line string) bool {
+			return strings.HasPrefix(line, "/proc/") && strings.Contains(line, " worker --control ")
+		})
+		testenv.Await(t, 60*time.Second, "the setting as it was", func() bool { return nodes[0].read(setting) == found })
+		during := w.trials(t)[before:]
+		testenv.Await(t, 60*time.Second, "the trial that lost its worker", func() bool {
+			all := w.trials(t)[before:]
+			i := slices.IndexFunc(all, func(t record.Trial) bool { return t.Status == record.StatusFailed })
+			if i >= 0 {
+				killed = all[i].Variant
+			}
+			return i >= 0
+		})
+		for _, trial := range during {
+			if killed == "rps" && trial.Variant != "rps" { // one of these sets it again
+				t.Errorf("a trial of %s ran before the setting was as it had been", trial.Variant)
+			}
 		}
 	}
 	must(t, p.Process.Signal(os.Interrupt))
