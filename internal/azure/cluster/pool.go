@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -118,7 +119,8 @@ func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
 		return fmt.Errorf("drain %s: %w", node, errors.Join(errs...))
 	}
 	if err := h.DeleteOrEvictPods(list.Pods()); err != nil {
-		return fmt.Errorf("drain %s: %w", node, err)
+		// kubectl says that an interrupted eviction has reached its timeout, after 292 years.
+		return fmt.Errorf("drain %s: %w", node, cmp.Or(context.Cause(ctx), err))
 	}
 	if list, errs = h.GetPodsForDeletion(node); len(errs) > 0 || len(list.Pods()) > 0 {
 		return fmt.Errorf("drain %s: %d pods are left, or were created meanwhile: %w", node, len(list.Pods()), errors.Join(errs...))
