@@ -27,7 +27,7 @@ import (
 )
 
 // The agent without a chart, with no rights but those that it uses. The chart's
-// own are compared with what it uses by TestWalk, which installs it.
+// own are compared with what it uses by testWalk, which installs it.
 const agentManifest = `
 apiVersion: v1
 kind: Namespace

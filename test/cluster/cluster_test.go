@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -28,6 +29,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"slipstream.dev/internal/azure/azuretest"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -143,10 +145,10 @@ func TestSharedCluster(t *testing.T) {
 		clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
 }
 
-// TestClusterThatDies does the same with another cluster, of which the last test kills a node.
-func TestClusterThatDies(t *testing.T) {
+// TestSecondCluster does the same with another cluster.
+func TestSecondCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"NodeDies", testNodeDies})
+	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor})
 }
 
 // TestControlPlaneThatDies does the same with one of which the last test kills the API server.
@@ -155,10 +157,21 @@ func TestControlPlaneThatDies(t *testing.T) {
 	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
-// The other shape, the other mode of kube-proxy, more nodes, and one that dies.
-func TestRoutedIPTablesKill(t *testing.T) {
+// TestNodesThatComeAndGo has clusters of its own one after another: their nodes die, or others take their place.
+func TestNodesThatComeAndGo(t *testing.T) {
 	t.Parallel()
-	c := own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr})
+	t.Run("Run", func(t *testing.T) { testNodeDies(t, own(t, Config{})) })
+	t.Run("RoutedIPTables", func(t *testing.T) {
+		testRouted(t, own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr}))
+	})
+	t.Run("Migrate", func(t *testing.T) {
+		// Faults of all kinds interrupt it in turn; a soak test does so with each kind alone.
+		migrateAndBack(t, own(t, Config{}), slices.Sorted(maps.Values(azuretest.Interruptions))...)
+	})
+}
+
+// testRouted: the other shape, the other mode of kube-proxy, more nodes, and one that dies.
+func testRouted(t *testing.T, c *Cluster) {
 	testPods(t, c)
 	if err := onNetns(c.Node("node0").Netns(), func() error {
 		links, err := netlink.LinkList()

@@ -114,16 +114,12 @@ func shared(t testing.TB) *Cluster {
 	return common.cluster
 }
 
-// room is for the clusters that tests have of their own, beside the shared one. All use inotify instances of one user, of
-// which a machine has 128 by default (fs.inotify.max_user_instances): a control plane has 6, and a node 7.
-var room = make(chan struct{}, 4)
-
-// own is a cluster of a test's own.
+// own is a cluster of a test's own. No more than four parallel tests have one, each after the other where it needs several,
+// beside the shared cluster: all use inotify instances of one user, of which a machine has 128 by default
+// (fs.inotify.max_user_instances). A control plane has 6, and a node 7.
 func own(t testing.TB, config Config) *Cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
-	room <- struct{}{}
-	t.Cleanup(func() { <-room })
 	config.Images = append(config.Images, image)
 	c, err := Up(t.Context(), config)
 	if err != nil {

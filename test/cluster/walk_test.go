@@ -38,10 +38,8 @@ func steering(t testing.TB, n *Node) string {
 // flowTableLock is held by the tests that change the machine's flow table, as each compares it before and after.
 var flowTableLock sync.Mutex
 
-// TestWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
-func TestWalk(t *testing.T) {
-	t.Parallel()
-	c := own(t, Config{})
+// testWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
+func testWalk(t *testing.T, c *Cluster) {
 	helm, err := exec.LookPath("helm")
 	if err != nil {
 		t.Skip("needs helm: make bin/tools/helm")
