@@ -238,11 +238,11 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return 0, true, nil
 }
 
-// loopServer ends when its client has, or linger after the window; over UDP, where it does not see that, when nothing comes.
+// loopServer is what sink, collect and echo on a loop share.
 type loopServer struct{ *loop }
 
 func (l loopServer) turn(now int64, quiet bool) (time.Duration, bool, error) {
-	return stallCheck, l.r.stopped.Load() || now >= l.r.To+int64(linger) || l.spec.UDP && quiet && l.r.over(now), nil
+	return stallCheck, l.spec.served(l.r, now, quiet), nil
 }
 
 // loopSink is sink and collect on a loop.

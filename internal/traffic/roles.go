@@ -55,6 +55,12 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
+// served tells whether a server need not wait for its client any longer. Over TCP it sees the client's end before; over UDP,
+// where it does not, it is enough that nothing came for stallCheck after the window (quiet).
+func (s Spec) served(r *run, now int64, quiet bool) bool {
+	return r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && quiet && r.over(now)
+}
+
 // sink receives and counts.
 func (s Spec) sink(c *conn, r *run) error {
 	buf := make([]byte, max(s.Size, 64<<10))
@@ -78,7 +84,7 @@ func (s Spec) sink(c *conn, r *run) error {
 		c.mark(r, now)
 		// A receiver outlives its sender, whose clock may be behind: a socket that
 		// is closed on data resets the connection.
-		if r.stopped.Load() || now >= r.To+int64(linger) {
+		if s.served(r, now, false) {
 			return nil
 		}
 	}
@@ -103,7 +109,7 @@ func (s Spec) collect(c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		if r.stopped.Load() || now >= r.To+int64(linger) || quiet && r.over(now) {
+		if s.served(r, now, quiet) {
 			return nil
 		}
 	}
@@ -207,7 +213,7 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 	}
 }
 
-// echo sends back what it receives, message by message. Over TCP it outlives its client, as sink does.
+// echo sends back what it receives, message by message.
 func (s Spec) echo(c *conn, r *run) error {
 	buf, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {
@@ -216,7 +222,7 @@ func (s Spec) echo(c *conn, r *run) error {
 		case errors.Is(err, errStalled):
 			now := r.now()
 			c.mark(r, now)
-			if r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && r.over(now) {
+			if s.served(r, now, true) {
 				return nil
 			}
 			continue
