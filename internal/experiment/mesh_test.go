@@ -223,9 +223,7 @@ func TestAcceleratedMeshLosesANode(t *testing.T) {
 // A node of a mesh that cannot say which programs it has does not end the run.
 func TestMeshOfApplicationsWithABadNode(t *testing.T) {
 	exp := meshOf(t, 4)
-	exp.Spec.Workloads = []v1alpha1.Workload{{Name: "cache", Application: &v1alpha1.Traffic{
-		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
-	}}}
+	exp.Spec.Workloads = []v1alpha1.Workload{cache()}
 	f := newFake(4)
 	f.tools = map[string]string{v1alpha1.ToolMemcached: "1.6"}
 	f.fail = func(call, place string) error {

@@ -716,12 +716,17 @@ func TestFastpathInUse(t *testing.T) {
 	}
 }
 
+// cache is a workload of memcached.
+func cache() v1alpha1.Workload {
+	return v1alpha1.Workload{Name: "cache", Application: &v1alpha1.Traffic{
+		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
+	}}
+}
+
 // A workload whose programs a node lacks is refused before anything is measured.
 func TestNotEquipped(t *testing.T) {
 	exp := parse(t)
-	exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: "cache", Application: &v1alpha1.Traffic{
-		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
-	}})
+	exp.Spec.Workloads = append(exp.Spec.Workloads, cache())
 	for _, tools := range []map[string]string{nil, {v1alpha1.ToolMemcached: "1.6"}} {
 		f := newFake(2)
 		f.tools = tools

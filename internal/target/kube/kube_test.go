@@ -672,25 +672,26 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// waiting has the container of a pod wait for a reason, after it ended with an error before.
+func waiting(reason, message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
+			Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 2, Message: "unknown command\n"}},
+		}}}
+	}
+}
+
 // TestStates are ends of a start: what is hopeless ends it at once and leaves
 // nothing.
 func TestStates(t *testing.T) {
-	waiting := func(reason, message string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status.Phase = corev1.PodPending
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-				Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
-				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 2, Message: "unknown command\n"}},
-			}}
-		}
-	}
 	for _, tt := range []struct {
 		name   string
 		status func(*corev1.Pod)
 		want   string
 	}{
 		{"image not there", waiting("ErrImageNeverPull", ""), "slipstream.dev/slipstream:v1 is not on the node"},
-		{"image not to be had", waiting("ErrImagePull", "v1: not found"), "cannot be pulled: ErrImagePull: v1: not found. Name another with --image"},
+		{"image not to be had", waiting("ErrImagePull", "no such host"), "cannot be pulled: ErrImagePull: no such host. Name another with --image"},
 		{"image without the program", waiting("RunContainerError", `exec: "/slipstream": no such file`), "The image must have slipstream at /slipstream"},
 		{"image of another version", waiting("CrashLoopBackOff", "back-off"), "exits as soon as it starts: Error: unknown command. The image"},
 		{"too large", func(p *corev1.Pod) {
@@ -739,13 +740,6 @@ func TestStates(t *testing.T) {
 
 // In a mesh, a node whose pods do not start takes no part, while two others are left.
 func TestMeshWithoutNode(t *testing.T) {
-	waiting := func(reason, message string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
-				Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
-			}}}
-		}
-	}
 	for _, tt := range []struct {
 		name   string
 		status func(*corev1.Pod)

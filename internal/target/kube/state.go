@@ -63,7 +63,7 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
 			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), final: true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
-		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: hopeless(w), retried: !hopeless(w)}
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: permanent(w), retried: true}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
 	case "CrashLoopBackOff":
@@ -75,9 +75,9 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 	return podState{text: "has not started yet: " + why}
 }
 
-// hopeless reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
+// permanent reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
 // there are too many requests, may do better in a moment.
-func hopeless(w *corev1.ContainerStateWaiting) bool {
+func permanent(w *corev1.ContainerStateWaiting) bool {
 	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed", "no match for platform"},
 		func(why string) bool { return strings.Contains(strings.ToLower(w.Message), why) })
 }
