@@ -95,7 +95,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # Packages whose tests measure run one after another. Those that make network namespaces wait for the kernel and for processes
 # more than they compute, so two run at a time. They are in WAITING, the longest first, and in WHOLE, where ./test checks that a
 # run leaves the machine as it was, and the others change nothing that it sees; its tests that check measured figures are in
-# QUIET, and run alone. Tests of clusters compute, and decide themselves how many clusters there are at a time. All other packages
+# QUIET, and run alone. The tests of clusters keep the CPUs busy, and limit the number of clusters themselves. All other packages
 # run before, at once.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$

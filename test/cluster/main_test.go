@@ -114,9 +114,8 @@ func shared(t testing.TB) *Cluster {
 	return common.cluster
 }
 
-// own is a cluster of a test's own. No more than four parallel tests have one, each after the other where it needs several,
-// beside the shared cluster: all use inotify instances of one user, of which a machine has 128 by default
-// (fs.inotify.max_user_instances). A control plane has 6, and a node 7.
+// own is a cluster of a test's own. At most four parallel tests have one, beside the shared cluster, and each of them one at a
+// time: all use inotify instances of one user, of which a machine has 128 by default (fs.inotify.max_user_instances). A control plane has 6, and a node 7.
 func own(t testing.TB, config Config) *Cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
