@@ -100,7 +100,7 @@ type fleet struct {
 	agents    []*hollow
 	solo      *exec.Cmd
 	own       int // watches that the API server has itself
-	created   int // pods
+	created   int // how many pods there are
 }
 
 // newFleet creates the nodes and the policies that select none of them. No agent runs yet.

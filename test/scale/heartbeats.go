@@ -24,41 +24,19 @@ const (
 // is down is not done again before its time.
 func (f *fleet) startHeartbeats(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	due := make(chan func())
 	var all sync.WaitGroup
-	for range 8 {
+	for i, h := range f.agents {
 		all.Go(func() {
-			for beat := range due {
-				beat()
+			var lease *coordinationv1.Lease
+			wait := leaseTime * time.Duration(i) / time.Duration(len(f.agents))
+			for beat := i; pause(ctx, wait) == nil; beat++ {
+				lease, wait = f.renewLease(ctx, h.name, lease), leaseTime
+				if beat%int(statusTime/leaseTime) == 0 {
+					f.renewStatus(ctx, h.name)
+				}
 			}
 		})
 	}
-	all.Go(func() {
-		defer close(due)
-		leases := make([]*coordinationv1.Lease, len(f.agents))
-		tick := time.NewTicker(leaseTime / time.Duration(len(f.agents)))
-		defer tick.Stop()
-		for n := 0; ; n++ {
-			i := n % len(f.agents)
-			select {
-			case due <- func() { leases[i] = f.renewLease(ctx, f.agents[i].name, leases[i]) }:
-			case <-ctx.Done():
-				return
-			}
-			if round := n / len(f.agents); (round+i)%int(statusTime/leaseTime) == 0 {
-				select {
-				case due <- func() { f.renewStatus(ctx, f.agents[i].name) }:
-				case <-ctx.Done():
-					return
-				}
-			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
 	return func() { cancel(); all.Wait() }
 }
 

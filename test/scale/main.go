@@ -5,7 +5,7 @@
 // code for clusters (internal/agent/kube) with a connection each; only the node below an agent is synthetic.
 // What was asked comes from the API server's audit log and metrics.
 //
-// Of a large cluster it lacks controllers, and kubelets but for their heartbeats.
+// Unlike a large cluster it has no controllers, and of kubelets only their heartbeats.
 package main
 
 import (
@@ -51,14 +51,18 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes, with an agent each")
 	flag.IntVar(&o.pods, "pods", 0, "how many pods are created, 100 a node if 0")
 	flag.IntVar(&o.policies, "policies", 20, "how many policies there are for nodes that do not exist")
-	flag.IntVar(&o.blocks, "blocks", 4, "how often the cluster is measured with agents and without")
+	flag.IntVar(&o.blocks, "blocks", 4, "how many blocks measure the cluster once with agents and once without")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "how long the idle cluster is watched")
-	flag.DurationVar(&o.step, "step", time.Minute, "how long the creation of the pods of a block takes at least, with agents and without")
+	flag.DurationVar(&o.step, "step", time.Minute, "the least time in which the pods of half a block are created")
 	flag.StringVar(&o.dir, "dir", "/dev/shm", "where etcd and logs are, on a tmpfs")
 	flag.StringVar(&o.out, "o", "", "file for the result, in JSON")
 	flag.Parse()
 	if o.pods == 0 {
 		o.pods = 100 * o.nodes
+	}
+	if o.blocks < 2 {
+		fmt.Fprintf(os.Stderr, "scale: -blocks is %d: an interval takes at least 2\n", o.blocks)
+		os.Exit(2)
 	}
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	if err := run(ctx, o); err != nil {

@@ -41,6 +41,7 @@ const (
 // pace is how soon one node follows the other where something happens to all.
 const pace = 100 * time.Millisecond
 
+// scenarios are those of a run, in order.
 func scenarios(blocks int) []scenario {
 	all := []scenario{
 		{"start", start, nil},
@@ -50,7 +51,7 @@ func scenarios(blocks int) []scenario {
 	}
 	with := []scenario{{idleWith, idle, idleLimits(3)}, {podsWith, createPods, podLimits}}
 	without := []scenario{{idleWith + withoutAgents, idle, nil}, {podsWith + withoutAgents, createPods, nil}}
-	// Every second block begins without agents, so that these start once in two blocks.
+	// Every second block begins without agents, so that they start only once in two blocks.
 	for b := range blocks {
 		if b%2 == 0 {
 			all = append(append(append(all, with...), scenario{"agents end", endAgents, nil}), without...)
@@ -217,8 +218,8 @@ func policyWithPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	return took, pause(ctx, 15*time.Second)
 }
 
-// createPods creates the pods of half a block on all nodes in turn, as fast as the API server takes them, but not sooner than
-// an agent writes its counts twice.
+// createPods creates the pods of half a block on all nodes in turn, as fast as the API server takes them, but over f.step at
+// least: an agent writes its counts every 30 s.
 func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	began := time.Now()
 	indices := make([]int, f.pods/(2*f.blocks))
