@@ -19,7 +19,6 @@ import (
 
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/network"
-	"slipstream.dev/internal/target/lab/overlay"
 	"slipstream.dev/internal/target/lab/services"
 )
 
@@ -129,10 +128,8 @@ const gone = 10 * time.Second
 // destroys them in one batch. The switch stays until the nodes' NICs are gone, the last of their devices.
 func tearDown(ctx context.Context, c Config) error {
 	names := namespaces(c)
-	if c.Shape == overlay.ShapeUDP {
-		if err := giveUpConnections(names); err != nil {
-			return err
-		}
+	if err := giveUpConnections(names); err != nil {
+		return err
 	}
 	if err := endProcesses(ctx, names); err != nil {
 		return err
@@ -160,9 +157,9 @@ func tearDown(ctx context.Context, c Config) error {
 	return network.Remove(switchNS(c.Name))
 }
 
-// giveUpConnections makes the kernel give up soon on closed connections whose peer does not answer. If
-// the forwarder dies together with the processes of the connections, no peer ever answers, and each
-// connection holds its namespace for a minute or more.
+// giveUpConnections makes the kernel give up soon on closed connections whose peer does not answer. No
+// peer ever answers if its namespace, the way to it or the forwarder goes first, and each connection holds
+// its namespace for a minute or more.
 func giveUpConnections(names []string) error {
 	for _, name := range names {
 		err := network.Inside(name, func() error { return network.Sysctl("net/ipv4/tcp_orphan_retries=1") })

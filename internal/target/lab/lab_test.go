@@ -214,6 +214,23 @@ func TestDownEndsProcesses(t *testing.T) {
 	_ = outside.Wait()
 }
 
+// Connections that are closed while nothing answers them hold their namespaces for seconds only.
+func TestDownWithUnansweredConnections(t *testing.T) {
+	l := up(t, func(*Config) {})
+	conns := connect(t, l, "node0", "node1", 4, 4)
+	in(t, l, "switch", func() error {
+		port, err := netlink.LinkByName("node1")
+		if err == nil {
+			err = netlink.LinkSetDown(port)
+		}
+		return err
+	})
+	for _, ends := range conns {
+		ends[0].Close()
+		ends[1].Close()
+	}
+}
+
 // A lab that is kept outlives its owner and every sweep, until it is taken down.
 func TestKeep(t *testing.T) {
 	testenv.NeedRoot(t)
