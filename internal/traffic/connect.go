@@ -101,13 +101,13 @@ func again(err error, giveUp int64, r *run) bool {
 // answer takes connections that come to the listening socket fd, one at a time,
 // sends back what each sent, and closes them. After the window it goes on until
 // nothing has come for stallCheck: the client's last connection may be in the
-// queue behind those of strangers.
-func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
+// queue behind those of others.
+func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
-	h := &hall{door: d}
-	defer h.close()
+	a := &acceptor{authenticator: auth}
+	defer a.close()
 	for {
-		err := s.answerOne(fd, h, buf, r)
+		err := s.answerOne(fd, a, buf, r)
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled), errors.Is(err, errOver):
@@ -119,7 +119,7 @@ func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		quiet := errors.Is(err, errStalled) && !errors.Is(err, errStranger)
+		quiet := errors.Is(err, errStalled) && !errors.Is(err, errUnauthenticated)
 		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && quiet {
 			return nil
 		}
@@ -127,8 +127,8 @@ func (s Spec) answer(fd int, d *door, c *conn, r *run) error {
 }
 
 // answerOne serves one connection.
-func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) error {
-	fd, err := h.accept(listening)
+func (s Spec) answerOne(listening int, a *acceptor, buf []byte, r *run) error {
+	fd, err := a.accept(listening)
 	if err != nil {
 		return err
 	}
@@ -144,10 +144,10 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) error {
 		n, err := receive(fd, buf[have:])
 		switch {
 		case errors.Is(err, errStalled) && have == 0:
-			// Of an address that is known. Others are not to wait for it.
-			h.seat(fd, netip.Addr{})
+			// Of a trusted address. Other connections must not wait for it.
+			a.add(fd, netip.Addr{})
 			fd = -1
-			return errStranger
+			return errUnauthenticated
 		case errors.Is(err, errStalled):
 			if r.over(r.now()) {
 				return errOver
@@ -159,9 +159,9 @@ func (s Spec) answerOne(listening int, h *hall, buf []byte, r *run) error {
 		}
 		have += n
 	}
-	if !bytes.HasPrefix(buf, h.opening[:h.first]) { // of an address that is known
-		h.strangers.Add(1)
-		return errStranger
+	if !bytes.HasPrefix(buf, a.opening[:a.first]) { // of a trusted address
+		a.refused.Add(1)
+		return errUnauthenticated
 	}
 	return sendAll(fd, buf, r)
 }

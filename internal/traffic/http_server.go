@@ -31,7 +31,7 @@ type session struct {
 // threads share the listening socket.
 type httpServer struct {
 	site      map[string]*object
-	door      *door
+	auth      *authenticator
 	spec      Spec
 	listening int
 	epoll     int // -1 of one that blocks
@@ -43,15 +43,15 @@ type httpServer struct {
 // listenHTTP prepares a server, whose connections come and go while it runs.
 func (s *Server) listenHTTP() error {
 	opening := []byte("GET " + s.spec.Secret.Path() + "/")
-	s.door = newDoor(opening, len(opening), true)
+	s.auth = newAuthenticator(opening, len(opening), true)
 	return unix.SetNonblock(s.fd, s.spec.EventLoop)
 }
 
 // acceptHTTP lays out the threads of a server's end.
 func (s *Server) acceptHTTP() (*End, error) {
-	end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), door: s.door}
+	end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), auth: s.auth}
 	site := s.spec.site()
-	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.door, c, r) })
+	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.auth, c, r) })
 	return end, nil
 }
 
@@ -67,8 +67,8 @@ func (s Spec) httpThreads() int {
 }
 
 // serveHTTP answers requests until the run is over and its clients are gone.
-func (s Spec) serveHTTP(listening int, site map[string]*object, d *door, c *conn, r *run) error {
-	h := &httpServer{site: site, door: d, spec: s, listening: listening, epoll: -1, sessions: make(map[int32]*session)}
+func (s Spec) serveHTTP(listening int, site map[string]*object, auth *authenticator, c *conn, r *run) error {
+	h := &httpServer{site: site, auth: auth, spec: s, listening: listening, epoll: -1, sessions: make(map[int32]*session)}
 	defer func() {
 		for _, one := range h.sessions {
 			closeSocket(one.fd)
@@ -82,10 +82,10 @@ func (s Spec) serveHTTP(listening int, site map[string]*object, d *door, c *conn
 
 // block has one connection at a time, of those that have asked for something of the trial's.
 func (h *httpServer) block(c *conn, r *run) error {
-	waiting := &hall{door: h.door}
-	defer waiting.close()
+	pending := &acceptor{authenticator: h.auth}
+	defer pending.close()
 	for {
-		fd, err := waiting.accept(h.listening)
+		fd, err := pending.accept(h.listening)
 		if err == nil {
 			if err = setOptions(fd, h.spec); err != nil {
 				closeSocket(fd)
@@ -95,7 +95,7 @@ func (h *httpServer) block(c *conn, r *run) error {
 			return fmt.Errorf("take a connection: %w", err)
 		}
 		if err == nil {
-			h.serveOut(h.session(fd), waiting, c, r)
+			h.serveOut(h.session(fd), pending, c, r)
 		}
 		if h.over(c, r) {
 			return nil
@@ -103,9 +103,9 @@ func (h *httpServer) block(c *conn, r *run) error {
 	}
 }
 
-// serveOut serves a session to its end. One of an address that is known, which asks for nothing,
-// goes to wait where others do.
-func (h *httpServer) serveOut(one *session, waiting *hall, c *conn, r *run) {
+// serveOut serves a session to its end. One of a trusted address that sends nothing becomes
+// pending, so that others are served.
+func (h *httpServer) serveOut(one *session, pending *acceptor, c *conn, r *run) {
 	began := r.now()
 	for h.sessions[int32(one.fd)] == one {
 		_ = h.serve(one, c) // blocking, it fails by the end of the session alone
@@ -113,7 +113,7 @@ func (h *httpServer) serveOut(one *session, waiting *hall, c *conn, r *run) {
 			return
 		}
 		if !one.ours && len(one.in) == 0 && h.sessions[int32(one.fd)] == one && r.now()-began >= int64(stallCheck) {
-			waiting.seat(one.fd, netip.Addr{})
+			pending.add(one.fd, netip.Addr{})
 			delete(h.sessions, int32(one.fd))
 			h.free = append(h.free, one)
 		}
@@ -198,7 +198,7 @@ func (h *httpServer) accept() (*session, error) {
 		closeSocket(int(fd))
 		return nil, err
 	}
-	if len(h.sessions)-h.ours >= maxGuests {
+	if len(h.sessions)-h.ours >= maxPending {
 		h.refuseOne()
 	}
 	return h.session(int(fd)), nil
@@ -246,7 +246,7 @@ func (h *httpServer) serve(one *session, c *conn) error {
 		got, err := parseRequest(one.in)
 		switch {
 		case err != nil:
-			h.door.strangers.Add(1)
+			h.auth.refused.Add(1)
 			one.out, one.last = responseBad, true
 			continue
 		case got.size > 0:
@@ -254,7 +254,7 @@ func (h *httpServer) serve(one *session, c *conn) error {
 			one.out, one.last, found = respond(h.site, got)
 			switch {
 			case !found:
-				h.door.strangers.Add(1)
+				h.auth.refused.Add(1)
 			case !one.ours:
 				one.ours = true
 				h.ours++
@@ -293,7 +293,7 @@ func (h *httpServer) watch(one *session, what uint32) error {
 func (h *httpServer) refuseOne() {
 	for _, one := range h.sessions {
 		if !one.ours {
-			h.door.strangers.Add(1)
+			h.auth.refused.Add(1)
 			h.close(one)
 			return
 		}

@@ -14,8 +14,8 @@ import (
 var (
 	errStalled = errors.New("nothing moved")
 	errDropped = fmt.Errorf("%w: no room for a message", errStalled)
-	// errStranger is one in which a connection moved that is not known to be the trial's.
-	errStranger = fmt.Errorf("%w except on a stranger's connection", errStalled)
+	// errUnauthenticated is one in which only a connection moved that has not authenticated.
+	errUnauthenticated = fmt.Errorf("%w except on an unauthenticated connection", errStalled)
 )
 
 // source sends as much as the connection takes. Over UDP every datagram has a

@@ -14,19 +14,19 @@ import (
 
 // acceptAll takes the connections of a pair. The listening socket is closed, or has become one
 // of them.
-func acceptAll(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
+func acceptAll(spec Spec, fd int, at netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	if spec.UDP {
-		return acceptFlows(spec, fd, at, d, stop)
+		return acceptFlows(spec, fd, at, auth, stop)
 	}
 	defer closeSocket(fd)
-	h := &hall{door: d}
-	defer h.close()
+	a := &acceptor{authenticator: auth}
+	defer a.close()
 	var conns []*conn
 	for len(conns) < spec.Connections {
 		if stop.Load() {
 			return conns, context.Canceled
 		}
-		got, err := acceptTCP(spec, fd, h)
+		got, err := acceptTCP(spec, fd, a)
 		switch {
 		case errors.Is(err, errStalled):
 		case err != nil:
@@ -38,12 +38,12 @@ func acceptAll(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool)
 	return conns, nil
 }
 
-func acceptTCP(spec Spec, fd int, h *hall) (int, error) {
-	got, err := h.accept(fd)
+func acceptTCP(spec Spec, fd int, a *acceptor) (int, error) {
+	got, err := a.accept(fd)
 	if err != nil {
 		return -1, err
 	}
-	_, err = receive(got, make([]byte, h.first)) // it is all there
+	_, err = receive(got, make([]byte, a.first)) // it is all there
 	if err == nil {
 		err = setOptions(got, spec)
 	}

@@ -252,7 +252,7 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 }
 
 // acceptFlows takes the UDP flows of a pair, and closes the socket that they begin at.
-func acceptFlows(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
+func acceptFlows(spec Spec, fd int, at netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	defer closeSocket(fd)
 	peers := make(map[netip.AddrPort]bool)
 	var conns []*conn
@@ -260,7 +260,7 @@ func acceptFlows(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Boo
 		if stop.Load() {
 			return conns, context.Canceled
 		}
-		got, err := acceptUDP(spec, fd, at, d, peers)
+		got, err := acceptUDP(spec, fd, at, auth, peers)
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
@@ -272,7 +272,7 @@ func acceptFlows(spec Spec, fd int, at netip.AddrPort, d *door, stop *atomic.Boo
 	return conns, nil
 }
 
-func acceptUDP(spec Spec, fd int, at netip.AddrPort, d *door, peers map[netip.AddrPort]bool) (int, error) {
+func acceptUDP(spec Spec, fd int, at netip.AddrPort, auth *authenticator, peers map[netip.AddrPort]bool) (int, error) {
 	hello := spec.hello()
 	buf, control := make([]byte, len(hello)+1), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	n, controls, _, peer, err := unix.Recvmsg(fd, buf, control, 0)
@@ -283,7 +283,7 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, d *door, peers map[netip.Ad
 		return -1, unix.EAGAIN // a hello that was sent twice, or what follows it
 	}
 	if string(buf[:n]) != hello {
-		d.strangers.Add(1)
+		auth.refused.Add(1)
 		return -1, unix.EAGAIN
 	}
 	peers[addrPort(peer)] = true

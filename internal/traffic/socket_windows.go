@@ -286,7 +286,7 @@ func acceptSocket(listening int) (int, netip.Addr, error) {
 
 // acceptFlows takes the one flow of a pair. Datagrams to a port reach one of the sockets that are
 // bound to it, whatever they are connected to, so the listening socket itself becomes the flow's.
-func acceptFlows(spec Spec, fd int, _ netip.AddrPort, d *door, stop *atomic.Bool) ([]*conn, error) {
+func acceptFlows(spec Spec, fd int, _ netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	hello := spec.hello()
 	buf := make([]byte, len(hello)+1)
 	for {
@@ -299,7 +299,7 @@ func acceptFlows(spec Spec, fd int, _ netip.AddrPort, d *door, stop *atomic.Bool
 		case errors.Is(err, errStalled):
 			continue
 		case err == nil && string(buf[:n]) != hello:
-			d.strangers.Add(1)
+			auth.refused.Add(1)
 			continue
 		case err == nil:
 			err = connectUDP(fd, peer)

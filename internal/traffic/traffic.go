@@ -95,8 +95,8 @@ type End struct {
 	threads []func(*run) error
 	// listening is the socket that a server of Connect keeps, -1 elsewhere.
 	listening int
-	// door of a server, nil at a client.
-	door *door
+	// auth of a server, nil at a client.
+	auth *authenticator
 }
 
 // conn is a connection and what its thread counts.
@@ -298,8 +298,8 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 				return record.Endpoint{}, fmt.Errorf("run %s: %w", e.spec.Kind, err)
 			}
 			out, err := e.result()
-			if e.door != nil {
-				out.Warnings = append(out.Warnings, e.door.warnings()...)
+			if e.auth != nil {
+				out.Warnings = append(out.Warnings, e.auth.warnings()...)
 			}
 			return out, err
 		case <-tick.C:
@@ -389,7 +389,7 @@ type Server struct {
 	addr   netip.AddrPort
 	accept chan acceptance
 	stop   atomic.Bool
-	door   *door
+	auth   *authenticator
 }
 
 type acceptance struct {
@@ -407,7 +407,7 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), door: newDoor(spec.Secret[:], len(spec.Secret), false)}
+	s := &Server{spec: spec, fd: fd, addr: bound, accept: make(chan acceptance, 1), auth: newAuthenticator(spec.Secret[:], len(spec.Secret), false)}
 	switch spec.Kind {
 	case HTTP:
 		if err := s.listenHTTP(); err != nil {
@@ -416,11 +416,11 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 		}
 		return s, nil
 	case Connect: // its connections come and go while it runs, too
-		s.door = newDoor(spec.Secret[:], spec.Size, true)
+		s.auth = newAuthenticator(spec.Secret[:], spec.Size, true)
 		return s, nil
 	}
 	go func() {
-		conns, err := acceptAll(spec, fd, bound, s.door, &s.stop)
+		conns, err := acceptAll(spec, fd, bound, s.auth, &s.stop)
 		s.accept <- acceptance{conns, err}
 	}()
 	return s, nil
@@ -433,8 +433,8 @@ func (s *Server) Addr() netip.AddrPort { return s.addr }
 // no more after it, whatever it returns.
 func (s *Server) Accept(ctx context.Context) (*End, error) {
 	if s.spec.Kind == Connect {
-		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), door: s.door}
-		end.each(func(c *conn, r *run) error { return s.spec.answer(s.fd, s.door, c, r) })
+		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), auth: s.auth}
+		end.each(func(c *conn, r *run) error { return s.spec.answer(s.fd, s.auth, c, r) })
 		return end, nil
 	}
 	if s.spec.Kind == HTTP {
@@ -454,7 +454,7 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 		closeAll(a.conns)
 		return nil, fmt.Errorf("accept %d connections on %s: %w", s.spec.Connections, s.addr, a.err)
 	}
-	end := &End{spec: s.spec, conns: a.conns, listening: -1, door: s.door}
+	end := &End{spec: s.spec, conns: a.conns, listening: -1, auth: s.auth}
 	if s.spec.Kind == Stream && s.spec.UDP {
 		for _, c := range end.conns {
 			c.arrivals = new(arrivals)

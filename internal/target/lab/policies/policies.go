@@ -36,9 +36,9 @@ type Config struct {
 // peers are how many addresses a policy allows.
 const peers = 10
 
-// strangers are addresses that no lab has, for the policies that allow nobody: those of RFC 6598, and unique local
+// foreignPrefixes are addresses that no lab has, for the policies that allow nobody: those of RFC 6598, and unique local
 // ones.
-var strangers = map[int]netip.Prefix{4: netip.MustParsePrefix("100.64.0.0/10"), 6: netip.MustParsePrefix("fd73:6c69:70ff::/64")}
+var foreignPrefixes = map[int]netip.Prefix{4: netip.MustParsePrefix("100.64.0.0/10"), 6: netip.MustParsePrefix("fd73:6c69:70ff::/64")}
 
 // Tool names the program that loads the rules.
 func (c *Config) Tool() string {
@@ -81,7 +81,7 @@ func (c *Config) policies(nodes []network.Node, ip int) []policy {
 	for i := range all {
 		all[i].name = fmt.Sprintf("policy-%d", i)
 		for j := range peers {
-			a := network.Plus(strangers[ip].Addr(), 1+i*peers+j)
+			a := network.Plus(foreignPrefixes[ip].Addr(), 1+i*peers+j)
 			all[i].peers = append(all[i].peers, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}

@@ -113,9 +113,9 @@ func (l policed) send(t *testing.T, place string, from, to netip.Addr, text stri
 	})
 }
 
-// stranger gives node0's pod a further address, of the node's pods, that no policy allows. Calico's nodes have a route
+// foreign gives node0's pod a further address, of the node's pods, that no policy allows. Calico's nodes have a route
 // to each address of a pod, and none to others.
-func (l policed) stranger(t *testing.T, ip int) netip.Addr {
+func (l policed) foreign(t *testing.T, ip int) netip.Addr {
 	t.Helper()
 	a := network.Plus(l.address(t, "node0/pod0", ip), 200)
 	l.in(t, "n0p0", func() error {
@@ -157,13 +157,13 @@ func TestPolicies(t *testing.T) {
 				texts := l.datagrams(t, "n1p0")
 				for _, ip := range []int{4, 6} {
 					to := l.address(t, "node1/pod0", ip)
-					l.send(t, "n0p0", l.stranger(t, ip), to, "stranger")
+					l.send(t, "n0p0", l.foreign(t, ip), to, "foreign")
 					l.send(t, "n0p0", l.address(t, "node0/pod0", ip), to, "pod")
 					came := []string{<-texts}
 					if came[0] != "pod" {
 						came = append(came, <-texts)
 					}
-					if got, want := strings.Join(came, " "), map[bool]string{true: "stranger pod", false: "pod"}[mode == ""]; got != want {
+					if got, want := strings.Join(came, " "), map[bool]string{true: "foreign pod", false: "pod"}[mode == ""]; got != want {
 						t.Errorf("IPv%d: from %q came, want %q", ip, got, want)
 					}
 				}

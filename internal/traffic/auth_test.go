@@ -21,9 +21,9 @@ func newSecret() (s Secret) {
 	return s
 }
 
-// pester has strangers come to a server, of every sort, until the test ends: who say
-// nothing and stay, who say something else, and who are nearly right.
-func pester(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
+// disturb connects to a server from outside the trial until the test ends: some clients send
+// nothing and stay, some send something else, and some are nearly right.
+func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	began = make(chan struct{})
 	// Of another address than the client's, as another pod.
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
@@ -37,13 +37,13 @@ func pester(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	}
 	nearly := slices.Clone(spec.Secret[:])
 	nearly[len(nearly)-1]++
-	says := [][]byte{nil, []byte("GET / HTTP/1.1\r\nHost: a\r\n\r\n"), nearly, make([]byte, len(Secret{}))}
+	messages := [][]byte{nil, []byte("GET / HTTP/1.1\r\nHost: a\r\n\r\n"), nearly, make([]byte, len(Secret{}))}
 	if spec.UDP {
-		says = [][]byte{[]byte("slipstream hello"), append([]byte("slipstream hello"), nearly...), []byte("x")}
+		messages = [][]byte{[]byte("slipstream hello"), append([]byte("slipstream hello"), nearly...), []byte("x")}
 	}
 	if spec.Kind == HTTP {
 		path := spec.Secret.Path()
-		says = append(says, fmt.Appendf(nil, "GET %s/ HTTP/1.1\r\nHost: a\r\n\r\n", path[:len(path)-1]+"x"))
+		messages = append(messages, fmt.Appendf(nil, "GET %s/ HTTP/1.1\r\nHost: a\r\n\r\n", path[:len(path)-1]+"x"))
 	}
 	go func() {
 		defer close(ended)
@@ -58,7 +58,7 @@ func pester(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 			if err != nil {
 				break // the server is gone
 			}
-			_, _ = c.Write(says[i%len(says)])
+			_, _ = c.Write(messages[i%len(messages)])
 			if open = append(open, c); len(open) > 500 {
 				_ = open[0].Close()
 				open = open[1:]
@@ -73,9 +73,9 @@ func pester(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	return began
 }
 
-// Whoever comes first, and however many come: a server serves its trial's client alone,
-// and the result says that there were others.
-func TestStrangers(t *testing.T) {
+// A server serves its trial's client alone, whoever connects first and however many do, and
+// the result says that there were others.
+func TestOthersRefused(t *testing.T) {
 	for _, spec := range []Spec{
 		{Kind: Stream, Size: 1 << 14, Connections: 2},
 		{Kind: Stream, Size: 1200, Connections: 2, UDP: true},
@@ -95,12 +95,12 @@ func TestStrangers(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/udp=%t/%d/%t/loop=%t", spec.Kind, spec.UDP, spec.Size, spec.Page || spec.KeepAlive, spec.EventLoop), func(t *testing.T) {
 			spec.Secret = newSecret()
-			spec.Secret[0] |= 1 // none whose first byte is what strangers say
+			spec.Secret[0] |= 1 // none whose first byte is what the others send
 			server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			<-pester(t, spec, server.Addr())
+			<-disturb(t, spec, server.Addr())
 			client, err := Dial(t.Context(), spec, server.Addr())
 			if err != nil {
 				t.Fatal(err)
@@ -117,7 +117,7 @@ func TestStrangers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if took := time.Since(start); took > 3*time.Second {
-				t.Errorf("strangers kept the server for %s", took)
+				t.Errorf("others kept the server for %s", took)
 			}
 			i := slices.IndexFunc(got.Warnings, func(w record.Warning) bool { return w.Code == record.WarnUnexpected })
 			if i < 0 || !strings.Contains(got.Warnings[i].Message, "refused them") {
@@ -138,9 +138,9 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A stranger of the client's own address, as behind a NAT, is not known by that: one that
-// says nothing holds nobody up for long, and one that says something else gets no answer.
-func TestStrangersOfTheClientsAddress(t *testing.T) {
+// Other clients at the address of the trial's, as behind a NAT: one that sends nothing holds
+// nobody up for long, and one that sends something else gets no answer.
+func TestOthersAtClientsAddress(t *testing.T) {
 	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
 	server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
@@ -158,7 +158,7 @@ func TestStrangersOfTheClientsAddress(t *testing.T) {
 	defer accepted.Close()
 	answered := make(chan error, 1)
 	go func() {
-		for !(*server.door.known.Load())[netip.MustParseAddr("127.0.0.1")] && t.Context().Err() == nil {
+		for !(*server.auth.trusted.Load())[netip.MustParseAddr("127.0.0.1")] && t.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		for i := range 4 {
@@ -187,16 +187,16 @@ func TestStrangersOfTheClientsAddress(t *testing.T) {
 		t.Errorf("%d messages, %d lost", sent.Messages, sent.Lost)
 	}
 	if err := <-answered; err == nil || strings.Contains(err.Error(), "bytes") || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("who does not say the secret gets %v", err)
+		t.Errorf("one that does not send the secret gets %v", err)
 	}
 	if len(got.Warnings) != 1 {
 		t.Errorf("warnings %v", got.Warnings)
 	}
 }
 
-// TestLastConnectionBehindStrangers: a server of connect whose window has ended still serves a connection of its client
-// that came before, though connections of strangers are ahead of it.
-func TestLastConnectionBehindStrangers(t *testing.T) {
+// TestLastConnectionBehindOthers: a server of connect whose window has ended still serves a connection of its client
+// that came before, though others are ahead of it in the queue.
+func TestLastConnectionBehindOthers(t *testing.T) {
 	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
 	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
@@ -218,7 +218,7 @@ func TestLastConnectionBehindStrangers(t *testing.T) {
 	}
 	r := &run{clock: newClock()}
 	r.Window = Window{From: r.now(), To: r.now()}
-	if err := spec.answer(fd, newDoor(spec.Secret[:], spec.Size, true), &conn{fd: fd}, r); err != nil {
+	if err := spec.answer(fd, newAuthenticator(spec.Secret[:], spec.Size, true), &conn{fd: fd}, r); err != nil {
 		t.Fatal(err)
 	}
 	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
@@ -228,7 +228,7 @@ func TestLastConnectionBehindStrangers(t *testing.T) {
 }
 
 // Nobody else, no warning.
-func TestNoStrangers(t *testing.T) {
+func TestNoOthersNoWarning(t *testing.T) {
 	for _, spec := range []Spec{
 		{Kind: Stream, Size: 1200, Connections: 2}, {Kind: Stream, Size: 1200, Connections: 2, UDP: true}, {Kind: Connect, Size: 64, Connections: 2},
 		{Kind: HTTP, Size: 1000, Connections: 2}, {Kind: HTTP, Size: 1000, Connections: 2, Rate: 20, Page: true, EventLoop: true},
@@ -241,18 +241,18 @@ func TestNoStrangers(t *testing.T) {
 	}
 }
 
-// Silent strangers are let wait, but not for ever, and no more than there is room for.
-func TestGuestsAreBounded(t *testing.T) {
+// Connections that send nothing stay pending for authTimeout at most, and maxPending of them.
+func TestPendingIsBounded(t *testing.T) {
 	spec := Spec{Kind: PingPong, Size: 64, Connections: 1, Secret: newSecret()}
 	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeSocket(fd)
-	h := &hall{door: newDoor(spec.Secret[:], len(spec.Secret), false)}
-	defer h.close()
+	a := &acceptor{authenticator: newAuthenticator(spec.Secret[:], len(spec.Secret), false)}
+	defer a.close()
 	var first net.Conn
-	for i := range maxGuests + 50 {
+	for i := range maxPending + 50 {
 		c, err := net.Dial("tcp", at.String())
 		if err != nil {
 			t.Fatal(err)
@@ -261,29 +261,29 @@ func TestGuestsAreBounded(t *testing.T) {
 		if i == 0 {
 			first = c
 		}
-		if got, err := h.accept(fd); got >= 0 {
-			t.Fatalf("a silent one was let in: %v", err)
+		if got, err := a.accept(fd); got >= 0 {
+			t.Fatalf("a silent one was accepted: %v", err)
 		}
 	}
-	if n, refused := len(h.guests), h.strangers.Load(); n != maxGuests || refused != 50 {
-		t.Errorf("%d wait and %d were refused, want %d and 50", n, refused, maxGuests)
+	if n, refused := len(a.pending), a.refused.Load(); n != maxPending || refused != 50 {
+		t.Errorf("%d are pending and %d were refused, want %d and 50", n, refused, maxPending)
 	}
 	_ = first.SetReadDeadline(time.Now().Add(5 * time.Second))
 	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the first is still there: %v", err)
 	}
-	h.dismiss(time.Now().Add(guestTime + time.Second))
-	if len(h.guests) != 0 {
-		t.Errorf("%d wait for ever", len(h.guests))
+	a.expire(time.Now().Add(authTimeout + time.Second))
+	if len(a.pending) != 0 {
+		t.Errorf("%d are pending for ever", len(a.pending))
 	}
-	// A client that says its secret in two parts comes in all the same, its message whole.
+	// A client that sends its secret in two parts is accepted all the same, its message whole.
 	c, err := net.Dial("tcp", at.String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if got, _ := h.accept(fd); got >= 0 {
-		t.Fatal("let in before it said anything")
+	if got, _ := a.accept(fd); got >= 0 {
+		t.Fatal("accepted before it sent anything")
 	}
 	for _, part := range [][]byte{spec.Secret[:5], spec.Secret[5:]} {
 		if _, err := c.Write(part); err != nil {
@@ -291,12 +291,12 @@ func TestGuestsAreBounded(t *testing.T) {
 		}
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; {
-		got, err := h.accept(fd)
+		got, err := a.accept(fd)
 		if got >= 0 {
 			defer closeSocket(got)
-			said := make([]byte, 32)
-			if n, err := receive(got, said); err != nil || !bytes.Equal(said[:n], spec.Secret[:]) {
-				t.Errorf("read %x, %v", said[:n], err)
+			sent := make([]byte, 32)
+			if n, err := receive(got, sent); err != nil || !bytes.Equal(sent[:n], spec.Secret[:]) {
+				t.Errorf("read %x, %v", sent[:n], err)
 			}
 			return
 		}

@@ -1,0 +1,223 @@
+package traffic
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"slipstream.dev/internal/record"
+)
+
+// Anybody who reaches a server's address can connect to it: other pods, scanners, probes.
+// The trial's own clients know its secret. Over TCP a client sends it first, over UDP in the
+// hello, and over HTTP in the path. In the workload connect, whose connections open and close
+// while they are measured, the first connection sends it, and the server trusts its address
+// from then on; besides, each message begins with it.
+
+// Secret is what both ends of a trial know, and nobody else. Of HTTP the zero Secret
+// asks for none.
+type Secret [16]byte
+
+// Path is what the paths of what a server of HTTP has begin with: as much of the
+// secret as cannot be guessed.
+func (s Secret) Path() string {
+	if s == (Secret{}) {
+		return ""
+	}
+	return "/" + hex.EncodeToString(s[:8])
+}
+
+// hello opens a UDP flow: the client sends it until the server answers with the
+// same from a socket that is connected to the client, which from then on gets
+// all of the flow. So every flow has a socket and a thread of its own at both
+// ends, as it has over TCP. The server's is bound to the address that was asked, which
+// may be one of many: the client takes answers from there alone.
+func (s Spec) hello() string { return "slipstream hello" + string(s.Secret[:]) }
+
+// message is one of connect's, as the client sends it.
+func (s Spec) message() []byte {
+	b := make([]byte, s.Size)
+	copy(b, s.Secret[:])
+	return b
+}
+
+const (
+	// maxPending connections may be unauthenticated at a time; one more closes the oldest.
+	// A client sends the secret within a round trip.
+	maxPending = 256
+	// authTimeout is how long a connection may be unauthenticated.
+	authTimeout = 5 * time.Second
+)
+
+// authenticator knows what a server's clients must send. The threads of a server share it.
+type authenticator struct {
+	// opening is what a connection of the trial begins with, and first how much of it each must
+	// send; a message of connect may have room for a part only.
+	opening []byte
+	first   int
+	// trustAddress has an address that sent all of it authenticated from then on.
+	trustAddress bool
+	trusted      atomic.Pointer[map[netip.Addr]bool]
+	mu           sync.Mutex // of who writes trusted
+	refused      atomic.Uint64
+}
+
+// newAuthenticator is that of a server whose connections begin with as much of the opening as
+// size has room for.
+func newAuthenticator(opening []byte, size int, trustAddress bool) *authenticator {
+	a := &authenticator{opening: opening, first: min(len(opening), size), trustAddress: trustAddress}
+	a.trusted.Store(new(map[netip.Addr]bool))
+	return a
+}
+
+// warnings tell of those who were refused.
+func (a *authenticator) warnings() []record.Warning {
+	n := a.refused.Load()
+	if n == 0 {
+		return nil
+	}
+	return []record.Warning{record.Warnf(record.WarnUnexpected,
+		"the server was sent %d connections, requests or datagrams that were not the trial's, and refused them: somebody else reaches its address", n)}
+}
+
+func (a *authenticator) trust(addr netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := map[netip.Addr]bool{addr: true}
+	for old := range *a.trusted.Load() {
+		now[old] = true
+	}
+	a.trusted.Store(&now)
+}
+
+// acceptor accepts connections in one thread of a server, and keeps those that have not
+// authenticated yet.
+type acceptor struct {
+	*authenticator
+	pending []pendingConn
+	poll    []pollFD // kept, as there is no collection during a run
+}
+
+type pendingConn struct {
+	fd    int // -1 when it is closed
+	from  netip.Addr
+	until time.Time
+}
+
+// accept waits, for stallCheck at most, for a connection that has authenticated. What it has
+// sent is still to be read. After errUnauthenticated another may be there already.
+func (a *acceptor) accept(listening int) (int, error) {
+	if len(a.pending) == 0 {
+		return a.acceptNew(listening)
+	}
+	a.poll = append(a.poll[:0], toRead(listening))
+	for _, c := range a.pending {
+		a.poll = append(a.poll, toRead(c.fd)) // none where it is closed
+	}
+	err := wait(a.poll)
+	if err != nil && !errors.Is(err, errStalled) {
+		return -1, fmt.Errorf("wait for a connection: %w", err)
+	}
+	for i, p := range a.poll[1:] {
+		if p.Revents == 0 {
+			continue
+		}
+		if fd := a.authenticate(i); fd >= 0 {
+			a.pending = slices.Delete(a.pending, i, i+1)
+			return fd, nil
+		}
+	}
+	a.expire(time.Now())
+	switch {
+	case err != nil:
+		return -1, errStalled
+	case a.poll[0].Revents == 0:
+		return -1, errUnauthenticated
+	}
+	return a.acceptNew(listening)
+}
+
+// acceptNew accepts a connection, and returns it if it authenticates at once.
+func (a *acceptor) acceptNew(listening int) (int, error) {
+	fd, addr, err := acceptSocket(listening)
+	if err != nil {
+		return -1, err
+	}
+	if (*a.trusted.Load())[addr] {
+		return fd, nil
+	}
+	a.add(fd, addr)
+	if fd := a.authenticate(len(a.pending) - 1); fd >= 0 { // the secret is mostly there already
+		a.pending = a.pending[:len(a.pending)-1]
+		return fd, nil
+	}
+	return -1, errUnauthenticated
+}
+
+// add keeps a connection until it authenticates. from is not valid if its address stays untrusted.
+func (a *acceptor) add(fd int, from netip.Addr) {
+	if len(a.pending) >= maxPending {
+		a.refuse(0)
+		a.pending = slices.Delete(a.pending, 0, 1)
+	}
+	a.pending = append(a.pending, pendingConn{fd, from, time.Now().Add(authTimeout)})
+}
+
+// authenticate returns a pending connection if it has sent the secret, else -1. It refuses one
+// that has sent something else.
+func (a *acceptor) authenticate(i int) int {
+	c := &a.pending[i]
+	sent := make([]byte, len(a.opening))
+	n, err := peek(c.fd, sent)
+	switch {
+	case errors.Is(err, errStalled):
+	case err != nil || n == 0: // closed, as by a probe that only looks whether the port is open
+		closeSocket(c.fd)
+		c.fd = -1
+	case !bytes.HasPrefix(a.opening, sent[:n]):
+		a.refuse(i)
+	case n >= a.first:
+		if a.trustAddress && c.from.IsValid() && n == len(sent) {
+			a.trust(c.from)
+		}
+		return c.fd
+	}
+	return -1
+}
+
+func (a *acceptor) refuse(i int) {
+	if c := &a.pending[i]; c.fd >= 0 {
+		a.refused.Add(1)
+		closeSocket(c.fd)
+		c.fd = -1
+	}
+}
+
+// expire forgets connections that are closed, and refuses those whose time is up.
+func (a *acceptor) expire(now time.Time) {
+	stay := a.pending[:0]
+	for i, c := range a.pending {
+		if now.After(c.until) {
+			a.refuse(i)
+		} else if c.fd >= 0 {
+			stay = append(stay, c)
+		}
+	}
+	a.pending = stay
+}
+
+// close closes what is still pending: a client of the trial too, if it came too late.
+func (a *acceptor) close() {
+	for _, c := range a.pending {
+		if c.fd >= 0 {
+			closeSocket(c.fd)
+		}
+	}
+	a.pending = nil
+}
