@@ -286,7 +286,6 @@ const (
 	retransmitShare = 0.001 // of the segments sent
 	stealShare      = 0.01  // of the CPUs' time
 	skewShare       = 0.01  // of the window
-	segment         = 1448  // bytes, to tell how many segments there were
 	idleShare       = 0.1   // of the packets of all NICs, for a virtual function to count as idle
 	strays          = 10    // packets that a device may drop: multicast that an overlay has no place for
 )
@@ -311,8 +310,8 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			out = append(out, e.Warnings...)
 		}
 	}
-	if segments := float64(bytes) / 2 / segment; float64(retransmits) > retransmitShare*segments && retransmits > 10 {
-		warn(record.WarnRetransmits, "TCP retransmitted %d segments, %.2g %% of about %.0f", retransmits, 100*float64(retransmits)/segments, segments)
+	if share := record.RetransmitShare(retransmits, bytes/2); share > retransmitShare && retransmits > 10 {
+		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g %% of all it sent", retransmits, 100*share)
 	}
 	// A number of requests ends when it ends.
 	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {

@@ -186,6 +186,31 @@ func TestSkew(t *testing.T) {
 	}
 }
 
+// A trial in which TCP retransmitted more than one segment in a thousand, and more than ten, says so.
+func TestManyRetransmissions(t *testing.T) {
+	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
+	for _, tt := range []struct {
+		segments, retransmits uint64
+		want                  string
+	}{
+		{100_000, 90, ""},
+		{1_000, 10, ""},
+		{99_000, 1_000, "TCP retransmitted 1000 segments, about 1 % of all it sent"},
+	} {
+		bytes := tt.segments * record.SegmentBytes
+		trial := record.Trial{Window: 1, PerPair: []record.Pair{{Client: record.Endpoint{Bytes: bytes, Retransmits: tt.retransmits}, Server: record.Endpoint{Bytes: bytes}}}}
+		got := ""
+		for _, w := range warnings(c, &trial) {
+			if w.Code == record.WarnRetransmits {
+				got += w.Message
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%d of %d: %q, want %q", tt.retransmits, tt.segments, got, tt.want)
+		}
+	}
+}
+
 // What the fast path did not carry is said, with the reason of the most, where it is
 // more than half.
 func TestSlowPath(t *testing.T) {

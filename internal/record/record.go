@@ -180,6 +180,15 @@ type Endpoint struct {
 	Warnings      []Warning          `json:"warnings,omitempty"`    // what may make its figures wrong or uncertain
 }
 
+// SegmentBytes is the size of a full TCP segment over IPv4 on a device with an MTU of 1,500 bytes.
+const SegmentBytes = 1448
+
+// RetransmitShare estimates which share of the TCP segments sent, 0 to 1, were retransmissions.
+// bytes is what arrived, without them.
+func RetransmitShare(retransmits, bytes uint64) float64 {
+	return float64(retransmits) / max(1, float64(retransmits)+float64(bytes)/SegmentBytes)
+}
+
 // Kinds of errors of HTTP requests.
 const (
 	ErrRefused = "refused" // no server listens on the port

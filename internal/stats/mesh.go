@@ -200,7 +200,7 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 	case metric == ServerCPUPerGB:
 		x = p.Server.CPUSeconds / float64(max(1, p.Server.Bytes)) * 1e9
 	case metric == RetransmitShare:
-		return retransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
+		return record.RetransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
 	case c.primary == record.Throughput:
 		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
 	case len(tr.PerPair) == 1: // then the trial has what the pair has
@@ -473,10 +473,9 @@ func median(xs []float64) float64 {
 
 // Limits beyond which something is a sign.
 const (
-	signTimes  = 3     // as much as the others have
-	signShare  = 0.001 // of the segments
-	signDrops  = 10    // packets a trial
-	signLength = 1448  // bytes of a segment
+	signTimes = 3     // as much as the others have
+	signShare = 0.001 // of the segments
+	signDrops = 10    // packets a trial
 )
 
 // signs are further observations about an outlier, from the trials of a cell.
@@ -507,13 +506,8 @@ func (c *cell) retransmits(o Outlier) (Sign, bool) {
 			to.bytes += p.Client.Bytes
 		}
 	}
-	s := Sign{Kind: SignRetransmits, Value: retransmitShare(its.again, its.bytes), Others: retransmitShare(others.again, others.bytes)}
+	s := Sign{Kind: SignRetransmits, Value: record.RetransmitShare(its.again, its.bytes), Others: record.RetransmitShare(others.again, others.bytes)}
 	return s, s.Value > signShare && s.Value > signTimes*s.Others
-}
-
-// retransmitShare is the share of the segments sent that were retransmissions, where so many bytes were sent.
-func retransmitShare(again, bytes uint64) float64 {
-	return float64(again) / max(1, float64(again)+float64(bytes)/signLength)
 }
 
 // took is which device the packets of a node's NICs used, over all trials.

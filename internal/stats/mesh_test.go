@@ -84,7 +84,7 @@ func (s simulatedMesh) meshes(t *testing.T, r *rand.Rand) []Mesh {
 				}
 				if s.loss != nil {
 					const segments = 1700 // 200 ms at 100 Mbit/s
-					p.Client.Bytes = segments * signLength
+					p.Client.Bytes = segments * record.SegmentBytes
 					for range segments {
 						if r.Float64() < s.loss(from, to) {
 							p.Client.Retransmits++
