@@ -67,7 +67,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 31 * time.Minute, "policies": 22 * time.Minute,
+		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "policies": 22 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
@@ -133,7 +133,7 @@ func TestComparisons(t *testing.T) {
 			"fastpath/0": "vxlan/0", "fastpath/200": "vxlan/0", "fastpath/2000": "vxlan/0",
 		},
 		"message-sizes":    {"native": "", "vxlan": "native"},
-		"fastpath-tools":   {"native": "", "vxlan": "native", "fastpath": "native"},
+		"fastpath-tools":   {"native": "", "vxlan": "native", "fastpath": "native", "ebpf": "native"},
 		"underload-parity": {"native/tools": "", "native/again/tools": "native/tools", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"engine-parity":    {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools", "ebpf/tools": "", "ebpf/engine": "ebpf/tools"},
 	} {
