@@ -207,9 +207,7 @@ func startAgent(t testing.TB, c *Cluster) {
 	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
 }
 
-func TestAgent(t *testing.T) {
-	t.Parallel()
-	c := own(t, Config{})
+func testAgent(t *testing.T, c *Cluster) {
 	before, programs := map[string]string{}, map[string][]string{}
 	for _, n := range []string{"node0", "node1"} {
 		before[n], programs[n] = steering(t, c.Node(n)), programsOn(t, c.Node(n))

@@ -142,7 +142,7 @@ func runAll(t *testing.T, c *Cluster, tests ...clusterTest) {
 func TestSharedCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, shared(t), clusterTest{"Chart", testChart}, clusterTest{"Pods", testPods}, clusterTest{"SteeredPods", testSteeredPods},
-		clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
+		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
 }
 
 // TestSecondCluster does the same with another cluster.
@@ -151,23 +151,31 @@ func TestSecondCluster(t *testing.T) {
 	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor})
 }
 
+// TestThirdCluster does the same with a third.
+func TestThirdCluster(t *testing.T) {
+	t.Parallel()
+	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent})
+}
+
 // TestControlPlaneThatDies does the same with one of which the last test kills the API server.
 func TestControlPlaneThatDies(t *testing.T) {
 	t.Parallel()
 	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
-// TestNodesThatComeAndGo has clusters of its own one after another: their nodes die, or others take their place.
+// TestNodesThatComeAndGo has two clusters of its own one after another: others take the place of their nodes, and nodes
+// die.
 func TestNodesThatComeAndGo(t *testing.T) {
 	t.Parallel()
-	t.Run("Run", func(t *testing.T) { testNodeDies(t, own(t, Config{})) })
 	t.Run("RoutedIPTables", func(t *testing.T) {
 		testRouted(t, own(t, Config{Nodes: 3, CNI: Routed, Proxy: IPTables, Log: os.Stderr}))
 	})
+	c := own(t, Config{})
 	t.Run("Migrate", func(t *testing.T) {
 		// Faults of all kinds interrupt it in turn; a soak test does so with each kind alone.
-		migrateAndBack(t, own(t, Config{}), slices.Sorted(maps.Values(azuretest.Interruptions))...)
+		migrateAndBack(t, c, slices.Sorted(maps.Values(azuretest.Interruptions))...)
 	})
+	t.Run("Run", func(t *testing.T) { testNodeDies(t, c) })
 }
 
 // testRouted: the other shape, the other mode of kube-proxy, more nodes, and one that dies.

@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-var rules = flag.Int("rules", 8, "how many rules TestAgent has come and go while packets take the fast path")
+var rules = flag.Int("rules", 8, "how many rules testAgent has come and go while packets take the fast path")
 
 // datagrams are flows of UDP between two pods, one every two milliseconds each, that come back.
 type datagrams struct {
