@@ -391,8 +391,8 @@ func TestClaim(t *testing.T) {
 	clean(t, nodes)
 }
 
-// The window of pingpong is twice as long as a datagram that got no answer is awaited: a thread that waits so
-// long for a CPU, beside other tests, is then no connection that is stalled at the window's end.
+// The traffic is paced, to leave CPU time to the tests beside. Its window is twice as long as a datagram that got no
+// answer is awaited: a thread that waits so long for a CPU is then no connection that is stalled at the window's end.
 const experimentText = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: hosts}
@@ -408,8 +408,8 @@ spec:
   - {name: back, hosts: {client: {zone: west}}}
   - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
   workloads:
-  - {name: stream, stream: {warmup: 50ms, duration: 100ms}}
-  - {name: pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 400ms}, pairs: [2]}
+  - {name: tcp, underload: {rate: 500, warmup: 50ms, duration: 100ms}}
+  - {name: udp, underload: {protocol: udp, rate: 500, warmup: 50ms, duration: 400ms}, pairs: [2]}
   runs: RUNS
 `
 
