@@ -93,15 +93,14 @@ generate-deps:
 deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
 
 # Packages whose tests measure run one after another. Those that make network namespaces wait for the kernel and for processes
-# more than they compute, so two run at a time. They are in WAITING, the longest first, and in WHOLE, where ./test checks that a
-# run leaves the machine as it was, and the others change nothing that it sees; its tests that check measured figures are in
-# QUIET, and run alone. The tests of clusters keep the CPUs busy, and limit the number of clusters themselves. All other packages
-# run before, at once.
+# more than they compute, so two run at a time. They are in WHOLE, where ./test checks that a run leaves the machine as it was,
+# and the others change nothing that it sees; its tests that check measured figures are in QUIET, and run alone. The rest are in
+# WAITING, the longest first and the one of clusters last: it keeps the CPUs busy, and begins as the others end. All other
+# packages run before, at once.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv
-CLUSTER := ./test/cluster
+WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
 GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=30m $(if $(RUN),-run '$(RUN)')
 
@@ -110,12 +109,11 @@ asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }
 .PHONY: test
 test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	go test -C tools -count=1 ./gotest ./image
-	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) $(CLUSTER) | sort) | xargs -r $(GOTEST) -p=4
+	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | xargs -r $(GOTEST) -p=4
 	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1
 	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)')
 	@$(call asked,$(WHOLE)) | xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)')
 	@$(call asked,$(WAITING)) | xargs -r $(GOTEST) -p=2 -parallel=6
-	@$(call asked,$(CLUSTER)) | xargs -r $(GOTEST) -parallel=8
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
