@@ -106,7 +106,7 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	a := &acceptor{authenticator: auth}
 	defer a.close()
-	for {
+	for last := r.now(); ; {
 		err := s.answerOne(fd, a, buf, r)
 		now := r.now()
 		switch {
@@ -119,8 +119,10 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		quiet := errors.Is(err, errStalled) && !errors.Is(err, errUnauthenticated)
-		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && quiet {
+		if !errors.Is(err, errStalled) || errors.Is(err, errUnauthenticated) {
+			last = now
+		}
+		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && now-last >= int64(stallCheck) {
 			return nil
 		}
 	}

@@ -67,13 +67,13 @@ func (l *loop) looped(client bool) looped {
 	case l.spec.Kind == Stream && client:
 		return loopSource{l}
 	case l.spec.Kind == Stream:
-		return loopSink{loopServer{l}}
+		return loopSink{&loopServer{loop: l}}
 	case l.spec.Kind == PingPong && client:
 		return &loopAsk{loop: l}
 	case l.spec.Kind == UnderLoad && client:
 		return &loopLoad{loop: l, timer: -1}
 	}
-	return loopEcho{loopServer{l}}
+	return loopEcho{&loopServer{loop: l}}
 }
 
 // share has one thread move all connections of an end, and returns what it does.
@@ -239,14 +239,20 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 }
 
 // loopServer is what sink, collect and echo on a loop share.
-type loopServer struct{ *loop }
+type loopServer struct {
+	*loop
+	last int64 // when something came last
+}
 
-func (l loopServer) turn(now int64, quiet bool) (time.Duration, bool, error) {
-	return stallCheck, l.spec.served(l.r, now, quiet), nil
+func (l *loopServer) turn(now int64, quiet bool) (time.Duration, bool, error) {
+	if !quiet {
+		l.last = now
+	}
+	return stallCheck, l.spec.served(l.r, now, l.last), nil
 }
 
 // loopSink is sink and collect on a loop.
-type loopSink struct{ loopServer }
+type loopSink struct{ *loopServer }
 
 func (l loopSink) begin(f *flow) error {
 	f.in = make([]byte, max(l.spec.Size, 64<<10))
@@ -272,7 +278,7 @@ func (l loopSink) ready(f *flow, _ uint32) error {
 }
 
 // loopEcho is echo on a loop.
-type loopEcho struct{ loopServer }
+type loopEcho struct{ *loopServer }
 
 func (l loopEcho) begin(f *flow) error {
 	f.in = make([]byte, l.spec.Size)

@@ -55,10 +55,10 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// served tells whether a server need not wait for its client any longer. Over TCP it sees the client's end before; over UDP,
-// where it does not, it is enough that nothing came for stallCheck after the window (quiet).
-func (s Spec) served(r *run, now int64, quiet bool) bool {
-	return r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && quiet && r.over(now)
+// served tells whether a server need not wait for its client any longer, from which something came last at a time. Over TCP
+// it sees the client's end before; over UDP, where it does not, it is enough that nothing came for stallCheck.
+func (s Spec) served(r *run, now, last int64) bool {
+	return r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && now-last >= int64(stallCheck) && r.over(now)
 }
 
 // sink receives and counts.
@@ -84,7 +84,7 @@ func (s Spec) sink(c *conn, r *run) error {
 		c.mark(r, now)
 		// A receiver outlives its sender, whose clock may be behind: a socket that
 		// is closed on data resets the connection.
-		if s.served(r, now, false) {
+		if s.served(r, now, now) {
 			return nil
 		}
 	}
@@ -95,12 +95,14 @@ func (s Spec) sink(c *conn, r *run) error {
 // under way.
 func (s Spec) collect(c *conn, r *run) error {
 	buf, hello := make([]byte, max(s.Size, 64<<10)), s.hello()
-	for {
+	for last := r.now(); ; {
 		n, err := receive(c.fd, buf)
 		now := r.now()
-		quiet := errors.Is(err, errStalled)
+		if err == nil {
+			last = now
+		}
 		switch {
-		case quiet:
+		case errors.Is(err, errStalled):
 		case err != nil:
 			return c.ended(r, fmt.Errorf("receive: %w", err))
 		case n < datagramHeader || string(buf[:n]) == hello:
@@ -109,7 +111,7 @@ func (s Spec) collect(c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		if s.served(r, now, quiet) {
+		if s.served(r, now, last) {
 			return nil
 		}
 	}
@@ -216,13 +218,13 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 // echo sends back what it receives, message by message.
 func (s Spec) echo(c *conn, r *run) error {
 	buf, hello := make([]byte, s.Size), s.hello()
-	for got := 0; ; {
+	for got, last := 0, r.now(); ; {
 		n, err := receive(c.fd, buf[got:])
 		switch {
 		case errors.Is(err, errStalled):
 			now := r.now()
 			c.mark(r, now)
-			if s.served(r, now, true) {
+			if s.served(r, now, last) {
 				return nil
 			}
 			continue
@@ -246,9 +248,9 @@ func (s Spec) echo(c *conn, r *run) error {
 		c.bytes.Add(uint64(got))
 		c.messages.Add(1)
 		got = 0
-		now := r.now()
-		c.mark(r, now)
-		if r.over(now) && s.UDP {
+		last = r.now()
+		c.mark(r, last)
+		if s.served(r, last, last) {
 			return nil
 		}
 	}

@@ -85,18 +85,26 @@ func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (c
 	return client, server, errors.Join(err, <-serr)
 }
 
-// A server answers until the client is done, also one that hears of its window later and pauses between messages.
+// A server answers until the client is done, also one that hears of its window later: over TCP one that pauses between
+// messages too, over UDP one that goes on as the server's window ends.
 func TestClientBehind(t *testing.T) {
-	bothWays(t, func(t *testing.T, loop bool) {
-		spec := Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 10, EventLoop: loop}
-		ce, se := ends(t, spec)
-		defer ce.Close()
-		defer se.Close()
-		client, _, err := runPairBehind(t.Context(), ce, se, 200*time.Millisecond, 400*time.Millisecond)
-		if err != nil || client.Messages == 0 || client.Lost > 0 {
-			t.Errorf("%d messages, %d lost: %v", client.Messages, client.Lost, err)
-		}
-	})
+	for name, tt := range map[string]struct {
+		udp    bool
+		rate   int
+		behind time.Duration
+	}{"TCP": {false, 10, 400 * time.Millisecond}, "UDP": {true, 1000, 100 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			bothWays(t, func(t *testing.T, loop bool) {
+				ce, se := ends(t, Spec{Kind: UnderLoad, UDP: tt.udp, Size: 64, Connections: 1, Rate: tt.rate, EventLoop: loop})
+				defer ce.Close()
+				defer se.Close()
+				client, _, err := runPairBehind(t.Context(), ce, se, 200*time.Millisecond, tt.behind)
+				if err != nil || client.Messages == 0 || client.Lost > 0 {
+					t.Errorf("%d messages, %d lost: %v", client.Messages, client.Lost, err)
+				}
+			})
+		})
+	}
 }
 
 func TestPairs(t *testing.T) {
