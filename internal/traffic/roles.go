@@ -55,8 +55,8 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// served tells whether a server need not wait for its client any longer, from which something came last at a time. Over TCP
-// it sees the client's end before; over UDP, where it does not, it is enough that nothing came for stallCheck.
+// served tells whether a server may stop. Over TCP it sees the client's end before that; over UDP, where it does not, it
+// stops when it has heard nothing for stallCheck, the last time at last.
 func (s Spec) served(r *run, now, last int64) bool {
 	return r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && now-last >= int64(stallCheck) && r.over(now)
 }
