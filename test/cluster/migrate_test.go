@@ -217,7 +217,6 @@ spec:
     spec:
       nodeSelector: {team: net}
       terminationGracePeriodSeconds: 1
-      automountServiceAccountToken: false # without volumes nothing is mounted, whose failures a kubelet retries up to two minutes later
       containers: [{name: pause, image: %q, imagePullPolicy: Never}]
 ---
 apiVersion: policy/v1

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 	"time"
 
@@ -26,6 +28,9 @@ import (
 
 // providerScheme is before the resource ID of a node's machine in its provider ID.
 const providerScheme = "azure://"
+
+// requestTimeout is how long the API server may take to answer.
+const requestTimeout = 30 * time.Second
 
 // Cluster is a connection to a cluster.
 type Cluster struct {
@@ -47,7 +52,8 @@ func Open(path, name string) (*Cluster, error) {
 		}
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	config.UserAgent, config.Timeout = "slipstream-azure", 30*time.Second
+	config.UserAgent, config.Timeout = "slipstream-azure", requestTimeout
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return wholeEvictions{next} })
 	config.QPS, config.Burst = 50, 100
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
@@ -57,6 +63,36 @@ func Open(path, name string) (*Cluster, error) {
 	return &Cluster{client: client, poll: 2 * time.Second, agents: func(ctx context.Context) ([]byte, error) {
 		return client.RESTClient().Get().AbsPath("/apis/slipstream.dev/v1alpha1/nodeaccelerations").Do(ctx).Raw()
 	}}, nil
+}
+
+// wholeEvictions sends a request for an eviction to its end, although its caller is interrupted. The API server first
+// counts the pod as gone in its PodDisruptionBudget, and then deletes it. If its client leaves between the two, the
+// pod stays, and the budget allows no eviction for two minutes (DeletionTimeout of the disruption controller).
+type wholeEvictions struct{ next http.RoundTripper }
+
+func (e wholeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !strings.HasSuffix(r.URL.Path, "/eviction") {
+		return e.next.RoundTrip(r)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTimeout)
+	response, err := e.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	response.Body = cancelledBody{response.Body, cancel}
+	return response, nil
+}
+
+// cancelledBody cancels the context of its request when it is closed.
+type cancelledBody struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (b cancelledBody) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
 }
 
 // New is a cluster behind a client of a test's. The agents' report is a list of NodeAccelerations as JSON.
