@@ -28,8 +28,9 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestLinks fails for each link of a document to a file or a heading that does not exist.
-func TestLinks(t *testing.T) {
+// eachDocument calls f with every Markdown file.
+func eachDocument(t *testing.T, f func(path, text string)) {
+	t.Helper()
 	root := filepath.Join("..", "..")
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -42,10 +43,18 @@ func TestLinks(t *testing.T) {
 			return nil
 		}
 		b, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
+		f(path, string(b))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLinks fails for each link of a document to a file or a heading that does not exist.
+func TestLinks(t *testing.T) {
+	eachDocument(t, func(path, text string) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
@@ -61,17 +70,13 @@ func TestLinks(t *testing.T) {
 			if anchor == "" || filepath.Ext(to) != ".md" {
 				continue
 			}
-			text, err := os.ReadFile(to)
+			linked, err := os.ReadFile(to)
 			if err != nil {
-				return err
+				t.Fatal(err)
 			}
-			if !anchors(string(text))[anchor] {
+			if !anchors(string(linked))[anchor] {
 				t.Errorf("%s: %s: no such heading", path, m[1])
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -1,0 +1,66 @@
+package text
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	goTest   = regexp.MustCompile("(?m)go test [^`\n]*(\\./[a-z/]+)[^`\n]*")
+	selected = regexp.MustCompile(`-(run|bench) '?([^' ]+)'?`)
+	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`)
+)
+
+// TestCommandsFindTests fails for each command of a document that runs tests or benchmarks of which there are none.
+func TestCommandsFindTests(t *testing.T) {
+	found := 0
+	eachDocument(t, func(path, text string) {
+		for _, command := range goTest.FindAllStringSubmatch(text, -1) {
+			for _, m := range selected.FindAllStringSubmatch(command[0], -1) {
+				if m[2] == "^$" || m[2] == "NAME" {
+					continue
+				}
+				found++
+				kind := map[string]string{"run": "Test", "bench": "Benchmark"}[m[1]]
+				patterns := []string{m[2]}
+				if !strings.Contains(m[2], "(") {
+					patterns = strings.Split(m[2], "|")
+				}
+				for _, pattern := range patterns {
+					function, _, _ := strings.Cut(pattern, "/")
+					if !slices.ContainsFunc(testsOf(t, command[1]), func(name string) bool {
+						return strings.HasPrefix(name, kind) && regexp.MustCompile(function).MatchString(name)
+					}) {
+						t.Errorf("%s: %s: %s has no %s that matches %s", path, command[0], command[1], kind, function)
+					}
+				}
+			}
+		}
+	})
+	if found < 20 {
+		t.Errorf("only %d commands were found", found)
+	}
+}
+
+// testsOf are the tests and benchmarks of a package.
+func testsOf(t *testing.T, folder string) (all []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", "..", folder, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range testFunc.FindAllStringSubmatch(string(text), -1) {
+			all = append(all, m[1])
+		}
+	}
+	return all
+}
