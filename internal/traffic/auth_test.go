@@ -101,15 +101,8 @@ func TestOthersRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-disturb(t, spec, server.Addr())
-			client, err := Dial(t.Context(), spec, server.Addr())
-			if err != nil {
-				t.Fatal(err)
-			}
+			client, accepted := join(t, spec, server, server.Addr())
 			defer client.Close()
-			accepted, err := server.Accept(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
 			defer accepted.Close()
 			start := time.Now()
 			sent, got, err := runPair(t.Context(), client, accepted, 300*time.Millisecond)
@@ -146,15 +139,8 @@ func TestOthersAtClientsAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := Dial(t.Context(), spec, server.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, accepted := join(t, spec, server, server.Addr())
 	defer client.Close()
-	accepted, err := server.Accept(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer accepted.Close()
 	answered := make(chan error, 1)
 	go func() {

@@ -122,7 +122,7 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 		if !errors.Is(err, errStalled) || errors.Is(err, errUnauthenticated) {
 			last = now
 		}
-		if r.stopped.Load() || now >= r.To+int64(linger) || now >= r.To && now-last >= int64(stallCheck) {
+		if s.served(r, now, last) {
 			return nil
 		}
 	}

@@ -202,15 +202,8 @@ func reorderExact(t *testing.T) {
 	}
 	defer relay.Close()
 	go shuffle(relay, s.Addr())
-	client, err := Dial(t.Context(), spec, relay.LocalAddr().(*net.UDPAddr).AddrPort())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, server := join(t, spec, s, relay.LocalAddr().(*net.UDPAddr).AddrPort())
 	defer client.Close()
-	server, err := s.Accept(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer server.Close()
 	// The relay's own datagrams wait in the same queue: there must be room.
 	if err := unix.SetsockoptInt(client.conns[0].fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10); err != nil {

@@ -55,10 +55,11 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// served tells whether a server may stop. Over TCP it sees the client's end before that; over UDP, where it does not, it
-// stops when it has heard nothing for stallCheck, the last time at last.
+// served tells whether a server may stop, which last heard from a client at last. It sees the end of a TCP client that
+// keeps its connection; with UDP, and with connect, where it does not, it stops when it has heard nothing for stallCheck.
 func (s Spec) served(r *run, now, last int64) bool {
-	return r.stopped.Load() || now >= r.To+int64(linger) || s.UDP && now-last >= int64(stallCheck) && r.over(now)
+	endUnseen := s.UDP || s.Kind == Connect
+	return r.stopped.Load() || now >= r.To+int64(linger) || endUnseen && now-last >= int64(stallCheck) && r.over(now)
 }
 
 // sink receives and counts.

@@ -27,7 +27,14 @@ func ends(t *testing.T, spec Spec) (client, server *End) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if client, err = Dial(t.Context(), spec, s.Addr()); err != nil {
+	return join(t, spec, s, s.Addr())
+}
+
+// join dials a server at an address, and accepts what it dialled.
+func join(t *testing.T, spec Spec, s *Server, at netip.AddrPort) (client, server *End) {
+	t.Helper()
+	client, err := Dial(t.Context(), spec, at)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if server, err = s.Accept(t.Context()); err != nil {
@@ -185,15 +192,8 @@ func TestEverywhere(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				client, err := Dial(t.Context(), spec, netip.AddrPortFrom(netip.MustParseAddr(c[1]), s.Addr().Port()))
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer client.Close()
-				server, err := s.Accept(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				client, server := join(t, spec, s, netip.AddrPortFrom(netip.MustParseAddr(c[1]), s.Addr().Port()))
+				client.Close()
 				server.Close()
 			})
 		}
