@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -53,7 +52,7 @@ func Open(path, name string) (*Cluster, error) {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
 	config.UserAgent, config.Timeout = "slipstream-azure", requestTimeout
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return wholeEvictions{next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return completeEvictions{next} })
 	config.QPS, config.Burst = 50, 100
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
@@ -65,34 +64,18 @@ func Open(path, name string) (*Cluster, error) {
 	}}, nil
 }
 
-// wholeEvictions sends a request for an eviction to its end, although its caller is interrupted. The API server first
-// counts the pod as gone in its PodDisruptionBudget, and then deletes it. If its client leaves between the two, the
+// completeEvictions lets an eviction that is under way complete when its caller is interrupted. The API server first
+// counts the pod as gone in its PodDisruptionBudget, and then deletes it. If the client disconnects between the two, the
 // pod stays, and the budget allows no eviction for two minutes (DeletionTimeout of the disruption controller).
-type wholeEvictions struct{ next http.RoundTripper }
+type completeEvictions struct{ next http.RoundTripper }
 
-func (e wholeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !strings.HasSuffix(r.URL.Path, "/eviction") {
-		return e.next.RoundTrip(r)
+func (e completeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
+	if strings.HasSuffix(r.URL.Path, "/eviction") {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+		time.AfterFunc(requestTimeout, cancel) // the body is still to be read when this returns
+		r = r.WithContext(ctx)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTimeout)
-	response, err := e.next.RoundTrip(r.WithContext(ctx))
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	response.Body = cancelledBody{response.Body, cancel}
-	return response, nil
-}
-
-// cancelledBody cancels the context of its request when it is closed.
-type cancelledBody struct {
-	io.ReadCloser
-	cancel context.CancelFunc
-}
-
-func (b cancelledBody) Close() error {
-	defer b.cancel()
-	return b.ReadCloser.Close()
+	return e.next.RoundTrip(r)
 }
 
 // New is a cluster behind a client of a test's. The agents' report is a list of NodeAccelerations as JSON.

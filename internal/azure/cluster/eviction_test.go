@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A caller that is interrupted leaves no eviction half done, and waits for no other request.
+// An eviction that is under way when its caller is interrupted completes. Any other request ends with its caller.
 func TestInterruptedEvictionIsCompleted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	cut := make(chan bool, 1)
