@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	goTest   = regexp.MustCompile("(?m)go test [^`\n]*(\\./[a-z/]+)[^`\n]*")
+	goTest   = regexp.MustCompile("go test [^`\n]*(\\./[a-z/]+)[^`\n]*")
 	selected = regexp.MustCompile(`-(run|bench) '?([^' ]+)'?`)
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`)
 )
@@ -20,21 +20,15 @@ func TestCommandsFindTests(t *testing.T) {
 	found := 0
 	eachDocument(t, func(path, text string) {
 		for _, command := range goTest.FindAllStringSubmatch(text, -1) {
+			names := testsOf(t, command[1])
 			for _, m := range selected.FindAllStringSubmatch(command[0], -1) {
 				if m[2] == "^$" || m[2] == "NAME" {
 					continue
 				}
 				found++
 				kind := map[string]string{"run": "Test", "bench": "Benchmark"}[m[1]]
-				patterns := []string{m[2]}
-				if !strings.Contains(m[2], "(") {
-					patterns = strings.Split(m[2], "|")
-				}
-				for _, pattern := range patterns {
-					function, _, _ := strings.Cut(pattern, "/")
-					if !slices.ContainsFunc(testsOf(t, command[1]), func(name string) bool {
-						return strings.HasPrefix(name, kind) && regexp.MustCompile(function).MatchString(name)
-					}) {
+				for _, function := range functions(m[2]) {
+					if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, kind) && function.MatchString(name) }) {
 						t.Errorf("%s: %s: %s has no %s that matches %s", path, command[0], command[1], kind, function)
 					}
 				}
@@ -44,6 +38,19 @@ func TestCommandsFindTests(t *testing.T) {
 	if found < 20 {
 		t.Errorf("only %d commands were found", found)
 	}
+}
+
+// functions are the alternatives of a -run or -bench pattern, without the names of subtests.
+func functions(pattern string) (all []*regexp.Regexp) {
+	alternatives := []string{pattern}
+	if !strings.Contains(pattern, "(") {
+		alternatives = strings.Split(pattern, "|")
+	}
+	for _, a := range alternatives {
+		function, _, _ := strings.Cut(a, "/")
+		all = append(all, regexp.MustCompile(function))
+	}
+	return all
 }
 
 // testsOf are the tests and benchmarks of a package.

@@ -43,8 +43,11 @@ func eachDocument(t *testing.T, f func(path, text string)) {
 			return nil
 		}
 		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
 		f(path, string(b))
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
