@@ -391,7 +391,7 @@ func TestClaim(t *testing.T) {
 	clean(t, nodes)
 }
 
-// The traffic is paced, to leave CPU time to the tests beside. Its window is twice as long as a datagram that got no
+// The traffic is paced, to leave CPU time to other tests. Its window is twice as long as a datagram that got no
 // answer is awaited: a thread that waits so long for a CPU is then no connection that is stalled at the window's end.
 const experimentText = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
