@@ -42,7 +42,7 @@ func (s Spec) hello() string { return "slipstream hello" + string(s.Secret[:]) }
 
 // message is one of connect's, as the client sends it.
 func (s Spec) message() []byte {
-	b := make([]byte, s.Size)
+	b := s.payload()
 	copy(b, s.Secret[:])
 	return b
 }

@@ -208,7 +208,7 @@ func (l *loop) end() {}
 type loopSource struct{ *loop }
 
 func (l loopSource) begin(f *flow) error {
-	f.out, f.seq = make([]byte, l.spec.Size), 1
+	f.out, f.seq = l.spec.payload(), 1
 	return l.watch(f, unix.EPOLLOUT)
 }
 
@@ -317,7 +317,7 @@ type loopAsk struct {
 }
 
 func (l *loopAsk) begin(f *flow) error {
-	f.in, f.out = make([]byte, l.spec.Size), make([]byte, l.spec.Size)
+	f.in, f.out = make([]byte, l.spec.Size), l.spec.payload()
 	return l.next(f, l.r.now())
 }
 

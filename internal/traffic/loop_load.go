@@ -27,7 +27,7 @@ type loopLoad struct {
 }
 
 func (l *loopLoad) begin(f *flow) error {
-	f.in, f.out = make([]byte, l.spec.Size), make([]byte, l.spec.Size)
+	f.in, f.out = make([]byte, l.spec.Size), l.spec.payload()
 	f.due, l.next = l.r.Start, l.r.Start
 	if l.timer >= 0 {
 		return l.watch(f, l.wants(f))

@@ -22,7 +22,7 @@ var (
 // number, also one that this machine drops before it is on its way; one that
 // waited too long for room keeps its number until it is sent.
 func (s Spec) source(c *conn, r *run) error {
-	buf := make([]byte, s.Size)
+	buf := s.payload()
 	number := uint64(1)
 	now := r.now()
 	for {
@@ -121,7 +121,7 @@ func (s Spec) collect(c *conn, r *run) error {
 // ask sends one message and waits until it has come back whole; the time
 // between is the latency of a round trip.
 func (s Spec) ask(c *conn, r *run) error {
-	out, in := make([]byte, s.Size), make([]byte, s.Size)
+	out, in := s.payload(), make([]byte, s.Size)
 	sent := r.now()
 	for seq := uint64(1); ; seq++ {
 		if s.numbered() {

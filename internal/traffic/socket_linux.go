@@ -200,8 +200,10 @@ func setOptions(fd int, spec Spec) error {
 	if spec.UDP {
 		return nil
 	}
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	if spec.noDelay() {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+			return fmt.Errorf("set TCP_NODELAY: %w", err)
+		}
 	}
 	return setCongestionControl(fd, spec)
 }

@@ -222,7 +222,7 @@ func setOptions(fd int, spec Spec) error {
 	if failed, _, errno := ioctl.Call(uintptr(fd), fionbio, uintptr(unsafe.Pointer(&on))); failed != 0 {
 		return fmt.Errorf("set FIONBIO: %w", errno)
 	}
-	if spec.UDP {
+	if spec.UDP || !spec.noDelay() {
 		return nil
 	}
 	if err := windows.SetsockoptInt(windows.Handle(fd), windows.IPPROTO_TCP, windows.TCP_NODELAY, 1); err != nil {

@@ -70,6 +70,14 @@ type Spec struct {
 	CongestionControl string
 }
 
+// noDelay tells whether a TCP socket has TCP_NODELAY. Programs that wait for answers set it; those that send as much as
+// they can do not (iperf and iperf3 by default), and it makes a stream faster.
+func (s Spec) noDelay() bool { return s.Kind != Stream }
+
+// payload is what a client sends: a message or a write. It is noise, because memory that was never written is one
+// page of zeros, which always is in the sender's cache.
+func (s Spec) payload() []byte { return noise(s.Size, 0) }
+
 // Window says when traffic starts and which part of it is measured, in
 // nanoseconds of this machine's monotonic clock (see Now).
 type Window struct {

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -322,6 +323,62 @@ func TestReset(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestNoDelay checks that only programs that wait for answers turn Nagle's algorithm off.
+func TestNoDelay(t *testing.T) {
+	for kind, want := range map[string]int{Stream: 0, PingPong: 1, UnderLoad: 1} {
+		client, server := ends(t, Spec{Kind: kind, Size: 64, Connections: 1})
+		for side, end := range map[string]*End{"client": client, "server": server} {
+			got, err := unix.GetsockoptInt(end.conns[0].fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != want {
+				t.Errorf("%s's %s: TCP_NODELAY %d, want %d", kind, side, got, want)
+			}
+			end.Close()
+		}
+	}
+}
+
+// TestSendsNoZeros checks that no page of what a client sends was never written.
+func TestSendsNoZeros(t *testing.T) { bothWays(t, testSendsNoZeros) }
+
+func testSendsNoZeros(t *testing.T, loop bool) {
+	for _, kind := range []string{Stream, PingPong, UnderLoad} {
+		t.Run(kind, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			spec := Spec{Kind: kind, Size: 64 << 10, Connections: 1, Rate: 100, EventLoop: loop}
+			end, err := Dial(t.Context(), spec, netip.MustParseAddrPort(l.Addr().String()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end.Close()
+			var sent bytes.Buffer
+			received := make(chan error, 1)
+			go func() {
+				c, err := l.Accept()
+				if err == nil {
+					_, err = io.CopyN(&sent, c, int64(spec.Size))
+					c.Close()
+				}
+				received <- err
+			}()
+			now := Now()
+			_, _ = end.Run(t.Context(), Window{now, now, now + int64(time.Second)}, func(Progress) {}) // whose peer leaves
+			if err := <-received; err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Contains(sent.Bytes(), make([]byte, 1<<10)) {
+				t.Error("1,024 zeros in a row")
+			}
+		})
 	}
 }
 

@@ -50,7 +50,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 		return err
 	}
 	defer sleeper.close()
-	buf := make([]byte, s.Size)
+	buf := s.payload()
 	for seq := int64(0); ; seq++ {
 		now := r.now()
 		due := now
