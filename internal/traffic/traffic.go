@@ -70,12 +70,12 @@ type Spec struct {
 	CongestionControl string
 }
 
-// noDelay tells whether a TCP socket has TCP_NODELAY. Programs that wait for answers set it; those that send as much as
-// they can do not (iperf and iperf3 by default), and it makes a stream faster.
+// noDelay tells whether a TCP socket has TCP_NODELAY. Programs that wait for answers set it. Bulk senders do not (iperf 2
+// and iperf3 by default): with it a stream over VXLAN would be faster than theirs.
 func (s Spec) noDelay() bool { return s.Kind != Stream }
 
 // payload is what a client sends: a message or a write. It is noise, because memory that was never written is one
-// page of zeros, which always is in the sender's cache.
+// page of zeros, which stays in the sender's cache.
 func (s Spec) payload() []byte { return noise(s.Size, 0) }
 
 // Window says when traffic starts and which part of it is measured, in

@@ -343,7 +343,7 @@ func TestNoDelay(t *testing.T) {
 	}
 }
 
-// TestSendsNoZeros checks that no page of what a client sends was never written.
+// TestSendsNoZeros checks that a client has written every page of the buffer that it sends.
 func TestSendsNoZeros(t *testing.T) { bothWays(t, testSendsNoZeros) }
 
 func testSendsNoZeros(t *testing.T, loop bool) {
