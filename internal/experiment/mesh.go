@@ -14,10 +14,11 @@ import (
 // In a mesh every trial has traffic on every node, so a node that fails would cost all of them. Each pair is
 // a part of the trial that fails by itself, and so is what samples each node.
 
-// part is what of a trial fails together.
+// part is what of a trial fails together: what the workers of its seats do.
 type part struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	seats  []seated
 }
 
 // part is that of the next pair or sampler.

@@ -237,6 +237,8 @@ func (w *fakeWorker) Revert(context.Context) ([]record.Setting, error) {
 	return nil, w.call("revert")
 }
 
+func (w *fakeWorker) Alive(context.Context) error { return w.call("alive") }
+
 func (w *fakeWorker) Gone() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -612,6 +614,31 @@ func TestWorkersDie(t *testing.T) {
 	}
 	if len(trials) != 7 || f.started <= 2+4+4 {
 		t.Errorf("%d trials, %d workers started", len(trials), f.started)
+	}
+}
+
+// TestServerDies: the client of a server that dies sees its connection refused, before the death is known. The trial
+// tells of the death.
+func TestServerDies(t *testing.T) {
+	f, out := newFake(2), new(memory)
+	died := false
+	f.fail = func(call, place string) error {
+		if call != "drive" || died {
+			return nil
+		}
+		died = true
+		for _, w := range f.all {
+			w.dead = w.place == "node1/pod0"
+		}
+		return errors.New("connection refused")
+	}
+	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Status == record.StatusFailed })
+	if i < 0 || trials[i].Error != "node1/pod0: the worker is dead" {
+		t.Errorf("got %+v", trials)
 	}
 }
 

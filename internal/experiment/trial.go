@@ -304,6 +304,7 @@ type measurement struct {
 // it.
 func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready target.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
+	p.seats = append(p.seats, s)
 	m.gate.expect(who, p.cancel)
 	m.tasks = append(m.tasks, func() error {
 		w, err := m.worker(p.ctx, s.key, s.place)
@@ -311,12 +312,40 @@ func (m *measurement) add(p *part, s seated, role string, do func(w Worker, read
 			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(p.ctx, who) })
 		}
 		if err != nil && p.ctx.Err() == nil {
-			p.cancel(fmt.Errorf("%s: %w", s.place.Name, err))
+			p.cancel(cmp.Or(m.death(p), fmt.Errorf("%s: %w", s.place.Name, err)))
 			m.drop(s.key)
 		}
 		m.gate.done(who)
 		return err
 	})
+}
+
+// deathTime bounds how long workers are asked whether they have died. It may take the API server of a cluster a moment to
+// tell.
+const deathTime = 5 * time.Second
+
+// death returns which worker of a part has died, and of what. The other end of its connections may have failed first:
+// that they were reset or refused says nothing of the cause.
+func (m *measurement) death(p *part) error {
+	ctx, cancel := context.WithTimeout(p.ctx, deathTime)
+	defer cancel()
+	deaths := make([]error, len(p.seats))
+	var wg sync.WaitGroup
+	for i, s := range p.seats {
+		m.network.mu.Lock()
+		w := m.workers[s.key]
+		m.network.mu.Unlock()
+		if w == nil {
+			continue
+		}
+		wg.Go(func() {
+			if err := w.Alive(ctx); err != nil && w.Gone() {
+				deaths[i] = fmt.Errorf("%s: %w", s.place.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+	return cmp.Or(deaths...)
 }
 
 // addPair adds the servers and the client of pair i.
