@@ -286,6 +286,7 @@ func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cm
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = frugal()
 	c.adopt(cmd)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
@@ -296,6 +297,10 @@ func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cm
 	})
 	return nil
 }
+
+// frugal is the environment of programs whose own CPU time nobody measures. Most of them are in Go and young, with a small
+// heap that grows: with fewer collections the parts of a cluster take a fifth less CPU time.
+func frugal() []string { return append(os.Environ(), "GOGC=400") }
 
 // adopt has a command born into the cluster's control group, and into a process
 // group of its own: what interrupts this process leaves it alone.

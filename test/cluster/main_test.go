@@ -148,6 +148,7 @@ func tryKubectl(c *Cluster, stdin io.Reader, args ...string) (string, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
 	cmd.Stdin = stdin
+	cmd.Env = frugal()
 	out, err := output(cmd)
 	if err != nil {
 		return "", fmt.Errorf("kubectl %v: %w", args, err)
