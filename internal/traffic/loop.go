@@ -15,7 +15,7 @@ import (
 
 // loop is the one thread of an end whose connections share it (Spec.EventLoop). It waits for all
 // of them at once, level-triggered, and makes one call for each that is ready, as Redis,
-// memcached and what is built on libuv or libevent do.
+// memcached and what is built on libuv or libevent do; a stream's source makes some more.
 type loop struct {
 	spec  Spec
 	r     *run
@@ -212,19 +212,28 @@ func (l loopSource) begin(f *flow) error {
 	return l.watch(f, unix.EPOLLOUT)
 }
 
+// sendsPerWake is how often a source sends before it looks at the other connections again: as often as iperf3.
+const sendsPerWake = 10
+
+// ready sends until the connection has no more room. A write that takes only part of a message tells that.
 func (l loopSource) ready(f *flow, _ uint32) error {
-	if l.spec.UDP {
-		putHeader(f.out, f.seq, f.from.at != 0 && f.to.at == 0, l.r.now())
+	for range sendsPerWake {
+		if l.spec.UDP {
+			putHeader(f.out, f.seq, f.from.at != 0 && f.to.at == 0, l.r.now())
+		}
+		n, err := send(f.fd, f.out)
+		switch {
+		case l.spec.UDP && errors.Is(err, errDropped):
+		case err != nil:
+			return fmt.Errorf("send: %w", err)
+		}
+		f.seq++
+		f.bytes.Add(uint64(n))
+		f.messages.Add(1)
+		if n < len(f.out) {
+			return nil
+		}
 	}
-	n, err := send(f.fd, f.out)
-	switch {
-	case l.spec.UDP && errors.Is(err, errDropped):
-	case err != nil:
-		return fmt.Errorf("send: %w", err)
-	}
-	f.seq++
-	f.bytes.Add(uint64(n))
-	f.messages.Add(1)
 	return nil
 }
 
