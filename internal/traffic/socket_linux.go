@@ -18,8 +18,9 @@ func (Spec) fits(bool) error { return nil }
 // errReset is that of a connection that the other end reset.
 const errReset = unix.ECONNRESET
 
-// hungUp tells whether a send failed because a peer that is done has closed. On Linux every failure counts.
-func hungUp(error) bool { return false }
+// hungUp tells whether a send failed because a peer that is done has closed: one of UDP, which does not see when its client
+// is done.
+func hungUp(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 
 // Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
 // is in.

@@ -115,6 +115,31 @@ func TestClientBehind(t *testing.T) {
 	}
 }
 
+// TestServerDoneBefore: a client that is late with what was due in the window may find that its server has stopped.
+func TestServerDoneBefore(t *testing.T) {
+	bothWays(t, func(t *testing.T, loop bool) {
+		// The rate cannot be kept, so the client sends after the window too.
+		ce, se := ends(t, Spec{Kind: UnderLoad, UDP: true, Size: 64, Connections: 1, Rate: 100_000_000, EventLoop: loop})
+		defer ce.Close()
+		start := Now()
+		w := Window{start, start, start + int64(100*time.Millisecond)}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = se.Run(ctx, w, func(Progress) {})
+			se.Close()
+		}()
+		time.AfterFunc(120*time.Millisecond, stop)
+		client, err := ce.Run(t.Context(), w, func(Progress) {})
+		if err != nil || client.Messages == 0 {
+			t.Errorf("%d messages: %v", client.Messages, err)
+		}
+		<-ended
+	})
+}
+
 func TestPairs(t *testing.T) {
 	for _, kind := range []string{Stream, PingPong, UnderLoad, Connect} {
 		for _, udp := range []bool{false, true} {
