@@ -112,8 +112,8 @@ test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of th
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | GOGC=400 xargs -r $(GOTEST) -p=4
 	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1
 	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)')
-	@$(call asked,$(WHOLE)) | xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)')
-	@$(call asked,$(WAITING)) | xargs -r $(GOTEST) -p=2 -parallel=6
+	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)')
+	@$(call asked,$(WAITING)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)

@@ -129,6 +129,9 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 	}
 }
 
+// delayedAck is for how long TCP may delay an acknowledgement (TCP_DELACK_MAX).
+const delayedAck = 200 * time.Millisecond
+
 // TestRecoveredEntryKeepsTimeout checks that an entry whose timeout is not of an idle ESTABLISHED connection, but of
 // unacknowledged data or of a timeout policy, keeps it.
 func TestRecoveredEntryKeepsTimeout(t *testing.T) {
@@ -136,7 +139,10 @@ func TestRecoveredEntryKeepsTimeout(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	c := w.leftLiberal(byService)[0]
 	const timeout = 200
-	w.in("n0", func() error { return fastpath.SetTimeout(flowOf(c), timeout) })
+	// The pod delays its last acknowledgement, which begins the timeout anew if conntrack sees it.
+	w.eventually("the entry has the timeout, and sees no packet any more", func() {
+		w.in("n0", func() error { return fastpath.SetTimeout(flowOf(c), timeout) })
+	}, func() bool { return time.Since(c.last) > delayedAck && w.conntrack("n0", c.echo).Timeout <= timeout })
 	w.restart(0)
 	w.checksWindow(c)
 	if is := w.conntrack("n0", c.echo); is.Timeout > timeout || is.Timeout < timeout-20 {
