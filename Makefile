@@ -96,7 +96,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # more than they compute, so two run at a time. They are in WHOLE, where ./test checks that a run leaves the machine as it was,
 # and the others change nothing that it sees; its tests that check measured figures are in QUIET, and run alone. The rest are in
 # WAITING, the longest first and the one of clusters last: it keeps the CPUs busy, and begins as the others end. All other
-# packages run before, at once; collecting garbage less often saves them a third of their CPU time.
+# packages run before, at once. Only CPU time limits those, of which less goes to garbage collection with GOGC=400.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor

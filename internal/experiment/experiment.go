@@ -60,7 +60,7 @@ type Worker interface {
 	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (record.Sample, error)
 	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
-	// Alive asks the worker for an answer. Gone tells whether it has died, as far as is known.
+	// Alive asks the worker for an answer. Gone reports, without asking, whether its stream has ended.
 	Alive(ctx context.Context) error
 	Gone() bool
 	Close() error

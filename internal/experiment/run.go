@@ -599,10 +599,7 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 // worker is the worker of a place, started where there is none or it has died.
 // Its first Revert restores what a dead predecessor has left.
 func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
-	n.mu.Lock()
-	w := n.workers[key]
-	n.mu.Unlock()
-	if w != nil && !w.Gone() {
+	if w := n.started(key); w != nil && !w.Gone() {
 		return w, nil
 	}
 	n.drop(key)
@@ -614,6 +611,13 @@ func (n *network) worker(ctx context.Context, key workerKey, place target.Place)
 	n.workers[key] = w
 	n.mu.Unlock()
 	return w, nil
+}
+
+// started returns a worker that was started and has not been dropped, or nil.
+func (n *network) started(key workerKey) Worker {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.workers[key]
 }
 
 // drop forgets a worker that failed, so that the next trial starts another.

@@ -320,21 +320,19 @@ func (m *measurement) add(p *part, s seated, role string, do func(w Worker, read
 	})
 }
 
-// deathTime bounds how long workers are asked whether they have died. It may take the API server of a cluster a moment to
-// tell.
+// deathTime bounds how long workers may take to show that they live. In a cluster the API server reports a death, which may
+// take a moment.
 const deathTime = 5 * time.Second
 
-// death returns which worker of a part has died, and of what. The other end of its connections may have failed first:
-// that they were reset or refused says nothing of the cause.
+// death returns which worker of a part has died, and why. The other ends of its connections may report first that these
+// were reset or refused, which does not tell the cause.
 func (m *measurement) death(p *part) error {
 	ctx, cancel := context.WithTimeout(p.ctx, deathTime)
 	defer cancel()
 	deaths := make([]error, len(p.seats))
 	var wg sync.WaitGroup
 	for i, s := range p.seats {
-		m.network.mu.Lock()
-		w := m.workers[s.key]
-		m.network.mu.Unlock()
+		w := m.started(s.key)
 		if w == nil {
 			continue
 		}

@@ -15,7 +15,7 @@ import (
 
 // loop is the one thread of an end whose connections share it (Spec.EventLoop). It waits for all
 // of them at once, level-triggered, and makes one call for each that is ready, as Redis,
-// memcached and what is built on libuv or libevent do; a stream's source makes some more.
+// memcached and what is built on libuv or libevent do. A stream's source makes several.
 type loop struct {
 	spec  Spec
 	r     *run

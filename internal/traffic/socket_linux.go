@@ -18,8 +18,8 @@ func (Spec) fits(bool) error { return nil }
 // errReset is that of a connection that the other end reset.
 const errReset = unix.ECONNRESET
 
-// hungUp tells whether a send failed because a peer that is done has closed: one of UDP, which does not see when its client
-// is done.
+// hungUp reports whether a send failed because a peer that is done has closed. A UDP server closes when it hears nothing
+// more, and its client may send later.
 func hungUp(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 
 // Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window

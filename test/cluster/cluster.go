@@ -298,8 +298,8 @@ func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cm
 	return nil
 }
 
-// frugal is the environment of programs whose own CPU time nobody measures. Most of them are in Go and young, with a small
-// heap that grows: with fewer collections the parts of a cluster take a fifth less CPU time.
+// frugal is the environment of programs whose own CPU time nobody measures. Most are written in Go and run for minutes, with
+// a small heap, so that by default they spend much of their CPU time on garbage collection.
 func frugal() []string { return append(os.Environ(), "GOGC=400") }
 
 // adopt has a command born into the cluster's control group, and into a process

@@ -139,8 +139,8 @@ func TestRecoveredEntryKeepsTimeout(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	c := w.leftLiberal(byService)[0]
 	const timeout = 200
-	// The pod delays its last acknowledgement, which begins the timeout anew if conntrack sees it.
-	w.eventually("the entry has the timeout, and sees no packet any more", func() {
+	// The pod delays its last acknowledgement. If conntrack sees it, the timeout starts anew.
+	w.eventually("the entry has the timeout, and the last acknowledgement was sent", func() {
 		w.in("n0", func() error { return fastpath.SetTimeout(flowOf(c), timeout) })
 	}, func() bool { return time.Since(c.last) > delayedAck && w.conntrack("n0", c.echo).Timeout <= timeout })
 	w.restart(0)
