@@ -68,6 +68,12 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 				return
 			}
 			for _, m := range messages {
+				// The kernel drops all queued packets of a network namespace when a netfilter hook is
+				// detached (nf_queue_nf_hook_drop), as the end of the fast path does. A verdict on one
+				// of them is refused.
+				if m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4 && int32(binary.NativeEndian.Uint32(m.Data)) == -int32(unix.ENOENT) {
+					continue
+				}
 				attributes, err := nl.ParseRouteAttr(m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):])
 				if err != nil || len(attributes) == 0 || attributes[0].Attr.Type != nfqaPacketHeader || len(attributes[0].Value) < 4 {
 					w.Errorf("message of type %d with attributes %v: %v", m.Header.Type, attributes, err)
