@@ -131,12 +131,17 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 	var out []string
 	best, found := largest(all)
 	if found {
-		text := fmt.Sprintf("Compared with %s, %s gains the most: ", versus, best.Variant)
+		costs := slices.Concat(best.Slower, best.Costs)
+		without := ""
+		if len(costs) == 0 && slices.ContainsFunc(all, func(p stats.Proof) bool { return !p.Good() && surpasses(p, best) != nil }) {
+			without = " without making anything worse"
+		}
+		text := fmt.Sprintf("Compared with %s, %s gains the most%s: ", versus, best.Variant, without)
 		if back {
-			text = fmt.Sprintf("%s gives the most back, compared with %s: ", best.Variant, versus)
+			text = fmt.Sprintf("%s gives the most back%s, compared with %s: ", best.Variant, without, versus)
 		}
 		text += saysAll(bestOfEach(best.Faster))
-		if costs := slices.Concat(best.Slower, best.Costs); len(costs) > 0 {
+		if len(costs) > 0 {
 			text += ", at the cost of " + saysAll(worstOfEach(costs))
 		}
 		out = append(out, text+".")
@@ -189,13 +194,30 @@ func meanGain(p stats.Proof) float64 {
 	return sum / float64(len(p.All))
 }
 
-// harms names the slower variants, each with its largest loss. It leaves out the best variant,
-// whose own sentence has its losses.
+// surpasses returns the largest gain of p where p gains more than best does, or nil.
+func surpasses(p, best stats.Proof) *stats.Row {
+	var most *stats.Row
+	for _, r := range p.Faster {
+		for _, b := range best.All {
+			if b.Workload == r.Workload && b.Pairs == r.Pairs && byGain(r, b) > 0 && (most == nil || byGain(r, most) > 0) {
+				most = r
+			}
+		}
+	}
+	return most
+}
+
+// harms names the slower variants, each with its largest loss, and with what it gains beyond the
+// best variant. It leaves out the best variant, whose own sentence has its losses.
 func harms(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
+	despite := make(map[string]string)
 	for _, p := range all {
 		if rows := slices.Concat(p.Slower, p.Costs); p.Variant != best.Variant && len(rows) > 0 {
 			worst = append(worst, slices.MinFunc(rows, byGain))
+			if gain := surpasses(p, best); gain != nil {
+				despite[p.Variant] = " despite " + Says(gain)
+			}
 		}
 	}
 	slices.SortStableFunc(worst, byGain)
@@ -204,7 +226,7 @@ func harms(all []stats.Proof, best stats.Proof) string {
 	}
 	var out []string
 	for _, r := range worst[:min(len(worst), few)] {
-		out = append(out, fmt.Sprintf("with %s: %s", r.Variant, Says(r)))
+		out = append(out, fmt.Sprintf("with %s: %s%s", r.Variant, Says(r), despite[r.Variant]))
 	}
 	if more := len(worst) - few; more > 0 {
 		out = append(out, "with "+plural(more, "more variant"))
