@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// Conntrack's default timeouts (nf_conntrack_proto_tcp.c), in seconds.
-	establishedTimeout, unacknowledgedTimeout, closeTimeout = 432_000, 300, 10
+	// Conntrack's default timeouts (nf_conntrack_proto_tcp.c, nf_conntrack_proto_udp.c), in seconds.
+	establishedTimeout, unacknowledgedTimeout, closeTimeout, unrepliedTimeout = 432_000, 300, 10, 30
 	// Its states and flags (nf_conntrack_tcp.h).
 	stateEstablished, stateClose     = 3, 8
 	flagLiberal, flagUnacknowledged  = 0x08, 0x10

@@ -341,6 +341,10 @@ func TestFullConntrackTable(t *testing.T) {
 			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 			c := w.dialogue()
 			c.waitAccelerated(e)
+			// Conntrack would evict the datagrams' entry too, until it has seen them for two seconds.
+			w.eventually("the datagrams' entry is assured", nil, func() bool {
+				return w.conntrack("n0", echo{Conn: c.datagrams}).Timeout > unrepliedTimeout
+			})
 			w.fillConntrack(tt.assured)
 			if fresh := c.fresh(); fresh != tt.fresh {
 				t.Errorf("a new connection sees %s, want %s", fresh, tt.fresh)
