@@ -551,7 +551,11 @@ func TestService(t *testing.T) {
 		}
 		for i := range servers {
 			if i > 0 {
+				// Until the agent has read the kernel's notification, a datagram takes the old way, and
+				// the kernel no longer has the entry that its reply needs.
+				before := w.paths[0].Generation()
 				dnat(i)
+				w.eventually("the flows are invalidated", nil, func() bool { return w.paths[0].Generation() > before })
 				w.in("n0", func() error {
 					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, dnatTo(service))
 					return err
