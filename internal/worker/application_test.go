@@ -230,3 +230,14 @@ func TestApplicationMissing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestHomeNotWritable: a file that cannot be written is an error that leaves no folder behind.
+func TestHomeNotWritable(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := newHome(dir, map[string][]byte{"missing/file": nil}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v, want that the folder of the file does not exist", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+}

@@ -31,13 +31,13 @@ type home struct {
 }
 
 // newHome makes a folder below dir with files in it. They belong to nobody if this process may give them away.
-func newHome(dir string, files map[string][]byte) (h *home, err error) {
+func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	sweepHomes(dir)
 	root, err := os.MkdirTemp(dir, homePrefix)
 	if err != nil {
 		return nil, fmt.Errorf("make a server's folder: %w", err)
 	}
-	h = &home{root: root}
+	h := &home{root: root}
 	defer func() {
 		if err != nil {
 			h.remove()

@@ -170,6 +170,22 @@ func TestBadTool(t *testing.T) {
 	}
 }
 
+// TestToolPortsDiffer: tools that start at once have ports of their own, although none is bound yet.
+func TestToolPortsDiffer(t *testing.T) {
+	seen := make(map[uint16]bool)
+	for range 2000 {
+		port, err := reservePort(netip.MustParseAddr("127.0.0.1"), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { releasePort(port) })
+		if seen[port] {
+			t.Fatalf("port %d was given out twice within %d", port, len(seen)+1)
+		}
+		seen[port] = true
+	}
+}
+
 func TestClock(t *testing.T) {
 	c, _ := connect(t)
 	at := time.Now().Add(time.Second)
