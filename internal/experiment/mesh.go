@@ -14,7 +14,7 @@ import (
 // In a mesh every trial has traffic on every node, so a node that fails would cost all of them. Each pair is
 // a part of the trial that fails by itself, and so is what samples each node.
 
-// part is what of a trial fails together. seats are those of its workers.
+// part is a part of a trial that fails as a whole. seats are the seats of its workers.
 type part struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc

@@ -231,7 +231,7 @@ func TestApplicationMissing(t *testing.T) {
 	}
 }
 
-// TestHomeNotWritable: a file that cannot be written is an error that leaves no folder behind.
+// TestHomeNotWritable checks that newHome returns the error of a file that it cannot write, and leaves no folder behind.
 func TestHomeNotWritable(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := newHome(dir, map[string][]byte{"missing/file": nil}); !errors.Is(err, os.ErrNotExist) {

@@ -45,7 +45,7 @@ type toolEnd struct {
 	workload v1alpha1.Workload
 	argv     []string
 	port     uint16         // of a server
-	reserved bool           // whether port is in reserved
+	release  func()         // gives port back, if it was reserved
 	at       netip.AddrPort // of a client's server
 	home     *home          // of an application's end
 	patience time.Duration  // toolPatience, but in tests
@@ -71,15 +71,15 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 // serveTool starts a tool's server and returns once it listens.
 func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
 	addr, port := at.Addr(), at.Port()
-	reserve := port == 0
-	if reserve {
+	release := func() {}
+	if port == 0 {
 		var err error
-		if port, err = reservePort(addr, w.Traffic().Protocol == "udp"); err != nil {
+		if port, release, err = reservePort(addr, w.Traffic().Protocol == "udp"); err != nil {
 			return nil, err
 		}
 	}
 	listening := make(chan struct{})
-	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port, reserved: reserve, patience: patience}
+	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port, release: release, patience: patience}
 	var once sync.Once
 	t.output = &capture{line: func(line []byte) {
 		if tool.ServerReady(line) {
@@ -379,9 +379,8 @@ func (t *toolEnd) Close() {
 
 // leave removes the folder of an application's end, and gives its port back.
 func (t *toolEnd) leave() {
-	if t.reserved {
-		releasePort(t.port)
-		t.reserved = false
+	if t.release != nil {
+		t.release()
 	}
 	if t.home != nil {
 		t.home.remove()
@@ -389,33 +388,31 @@ func (t *toolEnd) leave() {
 	}
 }
 
-// reserved are the ports of this process's tools. The kernel may give out a port again until the tool's
-// server has bound it, and the servers of a trial start at once.
+// reserved are the ports of this process's tools. The kernel may return the same free port twice until
+// the tool's server has bound it, and the servers of a trial start at once.
 var reserved = struct {
 	sync.Mutex
 	ports map[uint16]bool
 }{ports: make(map[uint16]bool)}
 
-// reservePort returns a free port that no other tool of this process has, until releasePort.
-func reservePort(addr netip.Addr, udp bool) (uint16, error) {
+// reservePort returns a free port that no other tool of this process gets until release is called.
+func reservePort(addr netip.Addr, udp bool) (port uint16, release func(), err error) {
 	reserved.Lock()
 	defer reserved.Unlock()
 	for {
-		port, err := freePort(addr, udp)
-		if err != nil {
-			return 0, err
+		if port, err = freePort(addr, udp); err != nil {
+			return 0, nil, err
 		}
-		if !reserved.ports[port] {
-			reserved.ports[port] = true
-			return port, nil
+		if reserved.ports[port] {
+			continue
 		}
+		reserved.ports[port] = true
+		return port, sync.OnceFunc(func() {
+			reserved.Lock()
+			defer reserved.Unlock()
+			delete(reserved.ports, port)
+		}), nil
 	}
-}
-
-func releasePort(port uint16) {
-	reserved.Lock()
-	defer reserved.Unlock()
-	delete(reserved.ports, port)
 }
 
 // freePort asks the kernel for a free port for a tool.

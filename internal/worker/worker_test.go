@@ -170,17 +170,17 @@ func TestBadTool(t *testing.T) {
 	}
 }
 
-// TestToolPortsDiffer: tools that start at once have ports of their own, although none is bound yet.
+// TestToolPortsDiffer checks that tools which start at once get different ports before any of them has bound its own.
 func TestToolPortsDiffer(t *testing.T) {
 	seen := make(map[uint16]bool)
 	for range 2000 {
-		port, err := reservePort(netip.MustParseAddr("127.0.0.1"), false)
+		port, release, err := reservePort(netip.MustParseAddr("127.0.0.1"), false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { releasePort(port) })
+		t.Cleanup(release)
 		if seen[port] {
-			t.Fatalf("port %d was given out twice within %d", port, len(seen)+1)
+			t.Fatalf("port %d was returned twice within %d", port, len(seen)+1)
 		}
 		seen[port] = true
 	}

@@ -551,8 +551,8 @@ func TestService(t *testing.T) {
 		}
 		for i := range servers {
 			if i > 0 {
-				// Until the agent has read the kernel's notification, a datagram takes the old way, and
-				// the kernel no longer has the entry that its reply needs.
+				// Until the agent has read the kernel's notification, the fast path carries datagrams to
+				// the old server, whose replies need the conntrack entry that is deleted here.
 				before := w.paths[0].Generation()
 				dnat(i)
 				w.eventually("the flows are invalidated", nil, func() bool { return w.paths[0].Generation() > before })
