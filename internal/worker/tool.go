@@ -45,7 +45,7 @@ type toolEnd struct {
 	workload v1alpha1.Workload
 	argv     []string
 	port     uint16         // of a server
-	release  func()         // gives port back, if it was reserved
+	release  func()         // gives port back; nil if it was not reserved
 	at       netip.AddrPort // of a client's server
 	home     *home          // of an application's end
 	patience time.Duration  // toolPatience, but in tests
@@ -71,7 +71,7 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 // serveTool starts a tool's server and returns once it listens.
 func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
 	addr, port := at.Addr(), at.Port()
-	release := func() {}
+	var release func()
 	if port == 0 {
 		var err error
 		if port, release, err = reservePort(addr, w.Traffic().Protocol == "udp"); err != nil {
