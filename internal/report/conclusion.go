@@ -22,13 +22,13 @@ func (m *Model) conclude() (costs, rest []string) {
 	}
 	costs = m.costSentences()
 	for _, q := range []question{choice, other} {
-		if q == other && len(costs)+len(rest) > 0 {
+		if q == other && len(rest) > 0 {
 			break
 		}
 		compared := m.compared(q)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
-				rest = append(rest, m.gainSentences(versus, all, len(costs) > 0 && len(compared) == 1)...)
+				rest = append(rest, m.gainSentences(versus, all, q == choice && len(costs) > 0 && len(compared) == 1)...)
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 	var out []string
 	best, found := largest(all)
 	if found {
-		costs := slices.Concat(best.Slower, best.Costs)
+		costs := best.Losses()
 		without := ""
 		if len(costs) == 0 && slices.ContainsFunc(all, func(p stats.Proof) bool { return !p.Good() && surpasses(p, best) != nil }) {
 			without = " without making anything worse"
@@ -213,7 +213,7 @@ func harms(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
 	despite := make(map[string]string)
 	for _, p := range all {
-		if rows := slices.Concat(p.Slower, p.Costs); p.Variant != best.Variant && len(rows) > 0 {
+		if rows := p.Losses(); p.Variant != best.Variant && len(rows) > 0 {
 			worst = append(worst, slices.MinFunc(rows, byGain))
 			if gain := surpasses(p, best); gain != nil {
 				despite[p.Variant] = " despite " + Says(gain)

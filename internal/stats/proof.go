@@ -1,6 +1,8 @@
 package stats
 
 import (
+	"slices"
+
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -46,6 +48,9 @@ func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	}
 	return p
 }
+
+// Losses are the rows of the primary and of other metrics in which the variant is slower.
+func (p Proof) Losses() []*Row { return slices.Concat(p.Slower, p.Costs) }
 
 // Good tells that the variant is faster somewhere, and slower nowhere.
 func (p Proof) Good() bool { return len(p.Faster) > 0 && len(p.Slower) == 0 }
