@@ -39,11 +39,11 @@ func TestShrink(t *testing.T) {
 	}
 	// What was given back comes back: this very code, and what was written before.
 	text := strings.Repeat("written", 1000)
-	before := resident(t)
+	before := mappedFiles(t)
 	if err := Shrink(); err != nil {
 		t.Fatal(err)
 	}
-	if after := resident(t); after > before*3/4 {
+	if after := mappedFiles(t); after > before*3/4 {
 		t.Errorf("%d KiB of the program are resident, of %d before", after, before)
 	}
 	if text != strings.Repeat("written", 1000) {
@@ -188,8 +188,8 @@ func TestKeepProgram(t *testing.T) {
 	}
 }
 
-// resident is how much of the files that this process maps is in its memory, KiB.
-func resident(t *testing.T) (kib int) {
+// mappedFiles is how much of the files that this process maps is in its memory, KiB.
+func mappedFiles(t *testing.T) (kib int) {
 	t.Helper()
 	return status(t, "RssFile")
 }

@@ -1,0 +1,43 @@
+//go:build linux
+
+package process
+
+import (
+	"runtime"
+	"slices"
+	"testing"
+)
+
+// TestShrinker: memory that is not needed any more is given back if it is much, and only then.
+func TestShrinker(t *testing.T) {
+	var s Shrinker
+	size := func() int64 {
+		t.Helper()
+		if err := s.Shrink(); err != nil {
+			t.Fatal(err)
+		}
+		n, err := resident()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	size()
+	least := s.least
+	const much = 64 << 20
+	func() {
+		garbage := slices.Repeat([]byte{1}, much)
+		if n, err := resident(); err != nil || n < least+much/2 {
+			t.Fatalf("%d bytes are resident with %d of garbage, %v", n, much, err)
+		}
+		runtime.KeepAlive(garbage)
+	}()
+	if n := size(); n > least+mayGrow {
+		t.Errorf("%d bytes are resident, and were %d before there was garbage", n, least)
+	}
+	// Nothing has grown: nothing is done, so least stays.
+	s.least = 1 << 40
+	if size(); s.least != 1<<40 {
+		t.Error("memory was given back without need")
+	}
+}
