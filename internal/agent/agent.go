@@ -135,13 +135,14 @@ type Event struct {
 
 // Agent keeps accelerators applied on the node in whose network namespace it was created.
 type Agent struct {
-	options Options
-	lock    *os.File
-	host    *accel.Keeper
-	finder  *accel.Finder
-	watch   *watch
-	ethtool *ethtool.Ethtool
-	metrics *metrics
+	options  Options
+	lock     *os.File
+	host     *accel.Keeper
+	shrinker process.Shrinker
+	finder   *accel.Finder
+	watch    *watch
+	ethtool  *ethtool.Ethtool
+	metrics  *metrics
 
 	// mu guards what other goroutines see.
 	mu      sync.Mutex
@@ -242,13 +243,15 @@ const sweepDelay = time.Second
 // settled is how long after its start an agent has finished its initial work.
 const settled = 5 * time.Second
 
+// shrinkEvery is how often an agent gives back memory that it no longer needs. A burst of pods, or of requests to the
+// API server, takes three times as much as an agent at rest.
+const shrinkEvery = 10 * time.Second
+
 // Run establishes the desired state until ctx is done, and leaves settings as they are then. It returns
 // errors that a restart may solve.
 func (a *Agent) Run(ctx context.Context) error {
-	// The program needs less memory from here on than its start did.
-	if err := process.ReleaseProgram(); err != nil {
-		a.options.Log.Warn("release memory", "error", err)
-	}
+	shrink := time.NewTicker(shrinkEvery)
+	defer shrink.Stop()
 	verify := time.NewTimer(min(a.rest(0), 2*settled))
 	defer verify.Stop()
 	var spent time.Duration // on the current verification
@@ -268,6 +271,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-shrink.C:
+			go a.shrink() // it takes a while, in which a pod may appear
+			continue
 		case <-next:
 			verifying = true
 		case <-a.changed:
@@ -316,7 +322,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.publish()
 		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
 			verify.Reset(a.rest(spent))
-			go a.shrink() // it takes a while, in which a pod may appear
 		}
 	}
 }
@@ -348,7 +353,7 @@ func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
 }
 
 func (a *Agent) shrink() {
-	if err := process.Shrink(); err != nil {
+	if err := a.shrinker.Shrink(); err != nil {
 		a.options.Log.Warn("release memory", "error", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/agent/kube"
+	"slipstream.dev/internal/process"
 )
 
 func agentCommand(p Process) *cobra.Command {
@@ -76,6 +77,7 @@ func (o agentOptions) check() error {
 }
 
 func (o agentOptions) run(ctx context.Context, p Process) error {
+	process.CollectSooner()
 	log := newLog(p)
 	options := agent.Options{Node: o.node, JournalDir: o.journal, Log: log}
 	if o.node == "" {
