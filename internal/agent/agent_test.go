@@ -550,6 +550,46 @@ func TestSelector(t *testing.T) {
 	p.wantMasks("a pod is gone", map[string]string{"both/eth0": "2"})
 }
 
+// TestListOfPods: a new list of pods has the agent look for theirs, and not verify the namespaces that stay nobody's.
+func TestListOfPods(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	p.pod("nobody's")
+	p.pod("web")
+	p.in("web", func() {
+		eth0, err := netlink.LinkByName("eth0")
+		must(t, err)
+		addr, err := netlink.ParseAddr("10.9.0.1/24")
+		must(t, err)
+		must(t, netlink.AddrAdd(eth0, addr))
+	})
+	drift := func() {
+		p.in("nobody's", func() {
+			sys, err := netns.Sysfs()
+			must(t, err)
+			defer sys.Close()
+			must(t, sys.WriteFile("class/net/eth0/queues/rx-0/rps_cpus", []byte("2"), 0))
+		})
+	}
+	policies := []Policy{
+		{Name: "all", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}},
+		{Name: "web", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}, Selector: "web", Pods: func(labels map[string]string) bool { return labels["web"] != "" }},
+	}
+	o := p.options()
+	o.Verify = time.Hour // after the first verification
+	a := p.start(o)
+	a.Set(Desired{Policies: policies})
+	p.wantMasks("policies on", map[string]string{"nobody's/eth0": "1", "web/eth0": "1"})
+	drift()
+	testenv.Await(t, time.Minute, "the first verification", func() bool { return p.masks()["nobody's/eth0"] == "1" })
+	drift()
+	a.Set(Desired{Policies: policies, Pods: []Pod{{Name: "default/web", Labels: map[string]string{"web": "yes"}, Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.1")}}}})
+	a.wantState("web", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
+	if got := p.masks(); got["nobody's/eth0"] != "2" {
+		t.Errorf("masks %v: the namespace that is no pod's was verified", got)
+	}
+}
+
 // What somebody changes is set again, and told of; what an experiment holds is left
 // to it.
 func TestDriftAndHeld(t *testing.T) {

@@ -66,6 +66,10 @@ type group struct {
 	// id is known once it has been entered.
 	id  netns.Cookie
 	pod *Pod
+	// addresses that it had when it was last entered to find out which pod it is.
+	addresses []netip.Addr
+	// sought: a list of pods has come since, and it may be one of these.
+	sought bool
 	// policies that are applied, by key, and the result.
 	policies []string
 	// clashes are policies that conflict, each with the one that takes precedence.
@@ -100,8 +104,8 @@ func (a *Agent) take() (changed bool) {
 		if changed {
 			g.since = time.Now()
 		}
-		if a.undecided(g) {
-			g.done = false
+		if a.undecided(g) && (len(g.addresses) == 0 || slices.ContainsFunc(g.addresses, func(ip netip.Addr) bool { return a.node.pods[ip] != nil })) {
+			g.sought = true
 		}
 	}
 	return changed
@@ -352,7 +356,7 @@ const (
 func (a *Agent) keepPods(ctx context.Context, full bool) {
 	var due, verify []int
 	for number, g := range a.groups {
-		if !g.done {
+		if !g.done || g.sought {
 			due = append(due, number)
 		} else if full && (len(g.policies) > 0 || a.undecided(g)) {
 			verify = append(verify, number)
@@ -388,15 +392,17 @@ func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 	found := a.finder.Find(numbers...)
 	for _, number := range numbers {
 		n, g := found[number], a.groups[number]
+		seek := false
 		if g != nil {
+			seek = g.done && g.sought
 			g.missing = n == nil
-			g.done = true // until a notification or the next verification
+			g.done, g.sought = true, false // until a notification or the next verification
 		}
 		if n == nil {
 			continue
 		}
 		if g != nil {
-			a.keepPod(ctx, g, n)
+			a.keepPod(ctx, g, n, seek)
 		}
 		_ = n.Close()
 	}
@@ -429,17 +435,24 @@ func (a *Agent) choose(g *group) {
 	g.policies, g.clashes = keys, clashes
 }
 
-func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace) {
+// keepPod applies the policies to a pod. With seek, it does nothing else than to find out which pod it is while that
+// stays unknown: where many pods come and go, a namespace that is none of them, with a thousand interfaces, would be
+// verified at every list.
+func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek bool) {
 	if a.undecided(g) {
 		addresses, err := n.Addresses()
 		if err != nil {
 			g.err = err
 			return
 		}
+		g.addresses = addresses
 		for _, ip := range addresses {
 			if pod := a.node.pods[ip]; pod != nil && g.pod == nil {
 				g.pod = pod
 			}
+		}
+		if seek && g.pod == nil {
+			return
 		}
 		g.policies, g.clashes = a.policiesOf(g.pod)
 	}
