@@ -100,7 +100,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
+WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/scale ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
 GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=30m $(if $(RUN),-run '$(RUN)')
 
@@ -121,7 +121,7 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 
 NODES ?= 100
 .PHONY: scale
-scale: ## Measure what the agents of NODES nodes ask of a real API server, in about 25 minutes for 100
+scale: build ## Measure what the agents of NODES nodes ask of a real API server, in about 25 minutes for 100 (root)
 	mkdir -p bin
 	go run ./test/scale -nodes $(NODES) -o bin/scale-$(NODES).json
 

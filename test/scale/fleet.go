@@ -10,11 +10,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	authentication "k8s.io/api/authentication/v1"
@@ -35,8 +33,6 @@ const (
 	namespace = "slipstream-system"
 	account   = "slipstream"
 	user      = "system:serviceaccount:" + namespace + ":" + account
-	// soloNode is that of the agent in a process of its own.
-	soloNode = "node-solo"
 )
 
 // auditPolicy logs what agents ask.
@@ -98,9 +94,9 @@ type fleet struct {
 	tokenFile string
 	admin     kubernetes.Interface
 	agents    []*hollow
-	solo      *exec.Cmd
-	own       int // watches that the API server has itself
-	created   int // how many pods there are
+	solo      *solo // nil until it starts
+	own       int   // watches that the API server has itself
+	created   int   // how many pods there are
 }
 
 // newFleet creates the nodes and the policies that select none of them. No agent runs yet.
@@ -307,34 +303,6 @@ func (h *hollow) stateAt() (heard time.Time, applied int) {
 	return h.heard, h.of
 }
 
-// startSolo starts the cluster's part of one agent in a process of its own.
-func (f *fleet) startSolo() error {
-	config, err := f.agentConfig()
-	if err != nil {
-		return err
-	}
-	ca := f.tokenFile + ".ca"
-	if err := os.WriteFile(ca, config.CAData, 0o600); err != nil {
-		return err
-	}
-	f.solo = exec.Command("/proc/self/exe", "solo", config.Host, f.tokenFile)
-	f.solo.Stderr = os.Stderr
-	f.solo.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return f.solo.Start()
-}
-
-// solo runs it, until it is killed.
-func solo(host, token string) error {
-	config := &rest.Config{Host: host, BearerTokenFile: token, TLSClientConfig: rest.TLSClientConfig{CAFile: token + ".ca"}}
-	c, err := kube.New(config, kube.Options{Node: soloNode, DaemonSet: namespace + "/" + account, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
-	}
-	h := &hollow{name: soloNode, cluster: c}
-	c.Run(context.Background(), h.set)
-	return nil
-}
-
 // end ends the agents.
 func (f *fleet) end() {
 	var all sync.WaitGroup
@@ -346,9 +314,8 @@ func (f *fleet) end() {
 
 func (f *fleet) stop() {
 	f.end()
-	if f.solo != nil && f.solo.Process != nil {
-		_ = f.solo.Process.Kill() // or it has ended
-		_ = f.solo.Wait()
+	if f.solo != nil {
+		f.solo.stop()
 	}
 }
 

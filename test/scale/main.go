@@ -3,7 +3,8 @@
 // Command scale measures what the agents of a large cluster ask of its API server: make scale. It starts a
 // real API server with etcd (test/cluster), creates nodes, policies and pods in it, and runs the agents' own
 // code for clusters (internal/agent/kube) with a connection each; only the node below an agent is synthetic.
-// What was asked comes from the API server's audit log and metrics.
+// One more agent is the program that users install, on a node with real devices (solo.go). What was asked comes
+// from the API server's audit log and metrics.
 //
 // Unlike a large cluster it has no controllers, and of kubelets only their heartbeats.
 package main
@@ -34,17 +35,10 @@ type options struct {
 	nodes, pods, policies int
 	blocks                int
 	idle, step            time.Duration
-	dir, out              string
+	agent, dir, out       string
 }
 
 func main() {
-	if len(os.Args) == 4 && os.Args[1] == "solo" {
-		if err := solo(os.Args[2], os.Args[3]); err != nil {
-			fmt.Fprintln(os.Stderr, "scale solo:", err)
-			os.Exit(1)
-		}
-		return
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var o options
@@ -54,6 +48,7 @@ func main() {
 	flag.IntVar(&o.blocks, "blocks", 4, "how many blocks measure the cluster once with agents and once without")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "how long the idle cluster is watched")
 	flag.DurationVar(&o.step, "step", time.Minute, "the least time in which the pods of half a block are created")
+	flag.StringVar(&o.agent, "agent", "bin/slipstream", "the program of the agent whose CPU time and memory are measured")
 	flag.StringVar(&o.dir, "dir", "/dev/shm", "where etcd and logs are, on a tmpfs")
 	flag.StringVar(&o.out, "o", "", "file for the result, in JSON")
 	flag.Parse()
@@ -65,53 +60,46 @@ func main() {
 		os.Exit(2)
 	}
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	if err := run(ctx, o); err != nil {
+	r, err := run(ctx, o, os.Stderr)
+	// What was measured before a failure is not lost.
+	if err = errors.Join(err, r.print(os.Stdout)); err == nil {
+		err = errors.Join(r.write(o.out), r.check())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "scale:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, o options) (err error) {
+// run measures all scenarios, and logs when each begins.
+func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
+	r = result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
 	dir, err := os.MkdirTemp(o.dir, "slipstream-scale-")
 	if err != nil {
-		return fmt.Errorf("make a folder for etcd: %w", err)
+		return r, fmt.Errorf("make a folder for etcd: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	plane, err := cluster.StartPlane(ctx, dir, auditPolicy, os.Stderr)
+	plane, err := cluster.StartPlane(ctx, dir, auditPolicy, log)
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer plane.Stop()
 	f, err := newFleet(ctx, plane, filepath.Join(dir, "token"), o, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer f.stop()
 	defer f.startHeartbeats(ctx)()
-	result := result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
 	for _, s := range scenarios(o.blocks) {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
+		fmt.Fprintf(log, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
 		p, err := f.measure(ctx, s)
 		if err != nil {
-			// What was measured so far is not lost.
-			return errors.Join(fmt.Errorf("%s: %w", s.name, err), result.print(os.Stdout))
+			return r, fmt.Errorf("%s: %w", s.name, err)
 		}
-		result.Phases = append(result.Phases, p)
+		r.Phases = append(r.Phases, p)
 	}
-	result.compare()
-	if err := result.print(os.Stdout); err != nil {
-		return err
-	}
-	if o.out != "" {
-		text, err := json.MarshalIndent(result, "", "  ")
-		if err == nil {
-			err = os.WriteFile(o.out, append(text, '\n'), 0o644)
-		}
-		if err != nil {
-			return fmt.Errorf("write the result: %w", err)
-		}
-	}
-	return result.check()
+	r.compare()
+	return r, nil
 }
 
 // result is what a run measured.
@@ -147,6 +135,18 @@ func (r *result) compare() {
 	}
 }
 
+// soloMemory is the real agent's memory after the first and the last phase of a name.
+func (r *result) soloMemory(name string) (first, last float64) {
+	for _, p := range r.Phases {
+		if p.Name == name {
+			if last = p.SoloMiB; first == 0 {
+				first = last
+			}
+		}
+	}
+	return first, last
+}
+
 // cpu is the API server's CPU time in the phases of a name, in seconds.
 func (r *result) cpu(name string) (all []float64) {
 	for _, p := range r.Phases {
@@ -177,13 +177,28 @@ type phase struct {
 	// ServerCPU in CPU seconds a second, of the API server; ServerMiB is its memory at the end.
 	ServerCPU float64 `json:"serverCPU"`
 	ServerMiB float64 `json:"serverMiB"`
-	// SoloMillicores and SoloMiB are those of one agent's part for clusters in a process of its own.
+	// SoloMillicores and SoloMiB are those of the real agent; its memory is what is resident at the end.
 	SoloMillicores float64 `json:"soloMillicores"`
 	SoloMiB        float64 `json:"soloMiB"`
 	// Done is when each agent had done what the scenario is about, as quantiles in seconds: p50, p99, the last.
 	Done []float64 `json:"done,omitempty"`
 	// problems are limits that are exceeded.
 	Problems []string `json:"problems,omitempty"`
+}
+
+// write writes the result to a file, if it has a name.
+func (r result) write(file string) error {
+	if file == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		err = os.WriteFile(file, append(text, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
 }
 
 func (r result) print(to io.Writer) error {
@@ -222,6 +237,9 @@ func (r result) check() (err error) {
 		for _, problem := range p.Problems {
 			err = errors.Join(err, fmt.Errorf("%s: %s", p.Name, problem))
 		}
+	}
+	if first, last := r.soloMemory(podsWith); last-first > soloGrowth {
+		err = errors.Join(err, fmt.Errorf("the agent of %s has %.1f MiB when the first pods are created and %.1f with all, want at most %.0f more", soloNode, first, last, soloGrowth))
 	}
 	for _, s := range r.Shares {
 		if s.CI95[0] > s.Most {

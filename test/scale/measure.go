@@ -68,7 +68,10 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	if eventsBefore, _, err = f.watches(ctx); err != nil {
 		return p, err
 	}
-	soloBefore, _ := f.soloUsage()
+	soloBefore, err := f.solo.usage()
+	if err != nil {
+		return p, err
+	}
 	began := time.Now()
 	took, err := s.do(ctx, f)
 	if err != nil {
@@ -83,9 +86,11 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	p.ServerCPU, p.ServerMiB = (after.cpu-before.cpu).Seconds()/p.Seconds, after.mib
-	if soloAfter, ok := f.soloUsage(); ok {
-		p.SoloMillicores, p.SoloMiB = 1000*(soloAfter.cpu-soloBefore.cpu).Seconds()/p.Seconds, soloAfter.mib
+	soloAfter, err := f.solo.usage()
+	if err != nil {
+		return p, err
 	}
+	p.SoloMillicores, p.SoloMiB = 1000*(soloAfter.cpu-soloBefore.cpu).Seconds()/p.Seconds, soloAfter.mib
 	events, watches, err := f.watches(ctx)
 	if err != nil {
 		return p, err
@@ -95,18 +100,11 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	p.Done = quantiles(took)
+	p.Problems = soloLimits(p)
 	if s.limits != nil {
-		p.Problems = s.limits(f, p)
+		p.Problems = append(p.Problems, s.limits(f, p)...)
 	}
 	return p, nil
-}
-
-func (f *fleet) soloUsage() (usage, bool) {
-	if f.solo == nil {
-		return usage{}, false
-	}
-	u, err := usageOf(f.solo.Process.Pid)
-	return u, err == nil
 }
 
 // audit counts what agents asked since a time.

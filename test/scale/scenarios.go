@@ -17,18 +17,25 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Limits: docs/results/scale.md says what they are for.
+// Limits of times in seconds: docs/results/scale.md says what all limits are for.
+var (
+	appliedIn = 10.0 // p99
+	backIn    = 60.0
+)
+
+// The other limits.
 const (
-	idleRate     = 0.02 // requests a second of an agent
-	writeRate    = 35.0 // a second, of 1,000 agents, while pods are created
-	statusWrites = 1.05 // of an agent, for a policy
-	conflicts    = 10
-	appliedIn    = 10.0 // seconds, p99
-	nodeEvents   = 10   // of an agent
-	backIn       = 60.0 // seconds
-	peakRate     = 200  // requests a second of 1,000 agents
-	idleShare    = 0.03 // of the API server's CPU time
-	podShare     = 0.10 // of the API server's CPU time while pods are created
+	idleRate       = 0.02 // requests a second of an agent
+	writeRate      = 35.0 // a second, of 1,000 agents, while pods are created
+	statusWrites   = 1.05 // of an agent, for a policy
+	conflicts      = 10
+	nodeEvents     = 10   // of an agent
+	peakRate       = 200  // requests a second of 1,000 agents
+	idleShare      = 0.03 // of the API server's CPU time
+	podShare       = 0.10 // of the API server's CPU time while pods are created
+	soloMillicores = 5.0  // of the real agent
+	soloMiB        = 30.0 // its memory
+	soloGrowth     = 1.0  // MiB more with all pods than with the first
 )
 
 // Names of scenarios that are compared.
@@ -77,6 +84,20 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// soloLimits hold while the cluster is idle and while pods are created. A policy for all nodes is a burst.
+func soloLimits(p phase) (all []string) {
+	if p.Name != idleWith && p.Name != podsWith {
+		return nil
+	}
+	if p.SoloMiB > soloMiB {
+		all = append(all, fmt.Sprintf("the agent of %s has %.1f MiB, want at most %.0f", soloNode, p.SoloMiB, soloMiB))
+	}
+	if p.Seconds >= 60 && p.SoloMillicores > soloMillicores {
+		all = append(all, fmt.Sprintf("the agent of %s takes %.1f millicores, want at most %.0f", soloNode, p.SoloMillicores, soloMillicores))
+	}
+	return all
 }
 
 // start starts all agents for the first time.
@@ -244,7 +265,7 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 		if err != nil {
 			return fmt.Errorf("create a pod: %w", err)
 		}
-		ip := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+		ip := podIP(i)
 		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 		if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("have a pod run: %w", err)
@@ -256,6 +277,9 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	}
 	return nil, pause(ctx, time.Until(began.Add(f.step)))
 }
+
+// podIP is the address of the i-th pod.
+func podIP(i int) string { return fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255) }
 
 func podLimits(f *fleet, p phase) []string {
 	if rate, most := float64(p.StatusWrites)/p.Seconds, writeRate*float64(f.nodes+1)/1000; p.Seconds >= 60 && rate > most {

@@ -1,0 +1,36 @@
+//go:build linux
+
+package main
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/testenv"
+)
+
+// TestScale runs all scenarios with a few nodes: what an agent asks of the API server, and the memory of the real
+// one, are within their limits. Times and CPU time are not compared, as other tests run meanwhile.
+func TestScale(t *testing.T) {
+	testenv.NeedRoot(t)
+	appliedIn, backIn = 60, 180
+	agent := filepath.Join(t.TempDir(), "slipstream")
+	t.Chdir("../..")
+	if out, err := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", agent, "./cmd/slipstream").CombinedOutput(); err != nil {
+		t.Fatalf("build the agent: %v\n%s", err, out)
+	}
+	o := options{nodes: 20, pods: 400, policies: 20, blocks: 2, idle: 10 * time.Second, step: 10 * time.Second, agent: agent, dir: "/dev/shm"}
+	r, err := run(t.Context(), o, t.Output())
+	if err := r.print(t.Output()); err != nil {
+		t.Error(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Shares = nil
+	if err := r.check(); err != nil {
+		t.Error(err)
+	}
+}
