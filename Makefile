@@ -100,7 +100,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/accel/fastpath ./internal/agent ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/scale ./test/cluster
+WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
 GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=30m $(if $(RUN),-run '$(RUN)')
 

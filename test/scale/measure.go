@@ -72,8 +72,10 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	if err != nil {
 		return p, err
 	}
+	memory := f.solo.sampleMemory()
 	began := time.Now()
 	took, err := s.do(ctx, f)
+	p.SoloMiB, p.SoloMostMiB = memory()
 	if err != nil {
 		return p, err
 	}
@@ -90,7 +92,7 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.SoloMillicores, p.SoloMiB = 1000*(soloAfter.cpu-soloBefore.cpu).Seconds()/p.Seconds, soloAfter.mib
+	p.SoloMillicores = 1000 * (soloAfter.cpu - soloBefore.cpu).Seconds() / p.Seconds
 	events, watches, err := f.watches(ctx)
 	if err != nil {
 		return p, err

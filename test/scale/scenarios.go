@@ -34,7 +34,7 @@ const (
 	idleShare      = 0.03 // of the API server's CPU time
 	podShare       = 0.10 // of the API server's CPU time while pods are created
 	soloMillicores = 5.0  // of the real agent
-	soloMiB        = 30.0 // its memory
+	soloMiB        = 30.0 // its memory, the mean of a phase
 	soloGrowth     = 1.0  // MiB more with all pods than with the first
 )
 

@@ -10,12 +10,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/stats"
 )
 
 const (
@@ -204,6 +207,40 @@ func (s *solo) usage() (usage, error) {
 		return u, fmt.Errorf("the agent of %s has ended: %s", soloNode, strings.TrimSpace(string(text)))
 	}
 	return u, nil
+}
+
+// sampleMemory measures the agent's memory twice a second until the function that it returns is called, which tells the
+// mean and the most, in MiB: 0 if no agent runs yet.
+func (s *solo) sampleMemory() func() (mean, most float64) {
+	if s == nil {
+		return func() (float64, float64) { return 0, 0 }
+	}
+	var all []float64
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(500 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if u, err := s.usage(); err == nil { // measure tells of an agent that has ended
+				all = append(all, u.mib)
+			}
+			select {
+			case <-tick.C:
+			case <-end:
+				return
+			}
+		}
+	}()
+	return func() (float64, float64) {
+		close(end)
+		<-ended
+		if len(all) == 0 {
+			return 0, 0
+		}
+		mean, _ := stats.Mean(all)
+		return mean, slices.Max(all)
+	}
 }
 
 func (s *solo) stop() {
