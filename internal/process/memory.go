@@ -127,5 +127,5 @@ func Rest() error {
 		collected.Store(now)
 		runtime.GC()
 	}
-	return ReleaseProgram()
+	return releaseProgram()
 }

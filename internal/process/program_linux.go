@@ -15,15 +15,15 @@ import (
 // pages of the program itself.
 func Shrink() error {
 	debug.FreeOSMemory()
-	return ReleaseProgram()
+	return releaseProgram()
 }
 
-// ReleaseProgram gives back the pages of the program itself. The start of a program
+// releaseProgram gives back the pages of the program itself. The start of a program
 // runs through the types of all its packages, those of Kubernetes among them, and
 // around every page that is ever touched the kernel maps 64 KiB: some 20 MiB. They
 // are the file's pages: what is used again comes back from the page cache, in a
 // millisecond or two.
-func ReleaseProgram() error {
+func releaseProgram() error {
 	ranges, err := program()
 	if err != nil {
 		return fmt.Errorf("release program: %w", err)

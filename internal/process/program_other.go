@@ -2,5 +2,5 @@
 
 package process
 
-// ReleaseProgram does nothing: other systems than Linux trim the pages of a program themselves.
-func ReleaseProgram() error { return nil }
+// releaseProgram does nothing: other systems than Linux trim the pages of a program themselves.
+func releaseProgram() error { return nil }

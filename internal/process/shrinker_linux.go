@@ -10,21 +10,21 @@ import (
 )
 
 const (
-	// soonerPercent is GOGC of a process that is to stay small.
+	// soonerPercent is GOGC of a process that should stay small.
 	soonerPercent = 50
-	// mayGrow is by how much it may grow until it gives memory back.
+	// mayGrow is how many bytes a process may grow by before it gives memory back.
 	mayGrow = 8 << 20
 )
 
-// CollectSooner has garbage be collected when there is half as much as Go lets be, unless the environment sets GOGC.
+// CollectSooner sets GOGC to 50, half of Go's default, unless the environment sets it.
 func CollectSooner() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(soonerPercent)
 	}
 }
 
-// Shrinker keeps a process small that works now and then: its memory is otherwise what its busiest moment took. The
-// zero value is ready.
+// Shrinker gives back the memory of a process that works in bursts, which otherwise keeps what its largest burst took.
+// The zero value is ready to use.
 type Shrinker struct {
 	mu sync.Mutex
 	// least is what was resident after the last Shrink, in bytes.
