@@ -66,9 +66,9 @@ type group struct {
 	// id is known once it has been entered.
 	id  netns.Cookie
 	pod *Pod
-	// addresses that it had when it was last entered to find out which pod it is.
+	// addresses are those read when the agent last looked up which pod this is.
 	addresses []netip.Addr
-	// sought: a list of pods has come since, and it may be one of these.
+	// sought: a list of pods has arrived since, and one of them may be this one.
 	sought bool
 	// policies that are applied, by key, and the result.
 	policies []string
@@ -392,19 +392,17 @@ func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 	found := a.finder.Find(numbers...)
 	for _, number := range numbers {
 		n, g := found[number], a.groups[number]
-		seek := false
 		if g != nil {
-			seek = g.done && g.sought
+			seek := g.done && g.sought
 			g.missing = n == nil
 			g.done, g.sought = true, false // until a notification or the next verification
+			if n != nil {
+				a.keepPod(ctx, g, n, seek)
+			}
 		}
-		if n == nil {
-			continue
+		if n != nil {
+			_ = n.Close()
 		}
-		if g != nil {
-			a.keepPod(ctx, g, n, seek)
-		}
-		_ = n.Close()
 	}
 }
 
@@ -435,9 +433,9 @@ func (a *Agent) choose(g *group) {
 	g.policies, g.clashes = keys, clashes
 }
 
-// keepPod applies the policies to a pod. With seek, it does nothing else than to find out which pod it is while that
-// stays unknown: where many pods come and go, a namespace that is none of them, with a thousand interfaces, would be
-// verified at every list.
+// keepPod applies the policies to a pod. With seek, it only looks up which pod this is, and returns if no listed pod has
+// one of its addresses. Otherwise every pod that comes or goes would have all settings verified in namespaces that belong
+// to no pod of the cluster, and such a namespace may have a thousand interfaces.
 func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek bool) {
 	if a.undecided(g) {
 		addresses, err := n.Addresses()

@@ -59,8 +59,8 @@ func BenchmarkNewPods(b *testing.B) {
 
 // BenchmarkAgent tells what an agent costs that has nothing to do but to look on,
 // watches of the API server included, on a node with 30 pods and with 1,000 veths
-// beside them. The start's garbage is not idling: an agent has given it back by its
-// third verification.
+// beside them. The start's garbage is not idling: an agent gives it back after ten
+// seconds.
 func BenchmarkAgent(b *testing.B) {
 	c := shared(b)
 	n := c.Node("node1")

@@ -102,7 +102,7 @@ func (c *dialogue) note(err error) {
 // established returns what becomes of datagrams that are sent from now on.
 func (c *dialogue) established() string {
 	began := time.Now()
-	for range 50 { // a busy machine answers late, and counts late
+	for range 50 { // a busy machine answers late, and takes longer for these steps too
 		time.Sleep(5 * time.Millisecond)
 		if c.sent.Load() > began.UnixNano() {
 			return through
