@@ -62,7 +62,10 @@ func main() {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	r, err := run(ctx, o, os.Stderr)
 	// What was measured before a failure is not lost.
-	if err = errors.Join(err, r.print(os.Stdout)); err == nil {
+	if len(r.Phases) > 0 {
+		err = errors.Join(err, r.print(os.Stdout))
+	}
+	if err == nil {
 		err = errors.Join(r.write(o.out), r.check())
 	}
 	if err != nil {

@@ -30,13 +30,13 @@ const (
 )
 
 // solo is one node with the program that users install: in a network namespace of its own, with a NIC,
-// with pods that have a process and an address each, and with veths that are no pod's of the cluster.
+// with pods that have a process and an address each, and with veths that belong to no pod of the cluster.
 type solo struct {
 	agent *exec.Cmd
-	// others are the processes that keep the namespaces; with the last one the devices are gone.
-	others []*exec.Cmd
-	relay  net.Listener
-	log    string
+	// sleepers are processes, one in each namespace. Namespaces and devices end with them.
+	sleepers []*exec.Cmd
+	relay    net.Listener
+	log      string
 }
 
 // startSolo makes the node and starts its agent.
@@ -103,7 +103,7 @@ func (s *solo) namespace() (pid int, err error) {
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("make a network namespace (make scale needs root): %w", err)
 	}
-	s.others = append(s.others, cmd)
+	s.sleepers = append(s.sleepers, cmd)
 	return cmd.Process.Pid, nil
 }
 
@@ -247,7 +247,7 @@ func (s *solo) stop() {
 	if s.relay != nil {
 		_ = s.relay.Close()
 	}
-	all := s.others
+	all := s.sleepers
 	if s.agent != nil && s.agent.Process != nil {
 		all = append([]*exec.Cmd{s.agent}, all...)
 	}
