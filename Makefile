@@ -102,7 +102,7 @@ QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
-GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=30m $(if $(RUN),-run '$(RUN)')
+GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }

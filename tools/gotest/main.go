@@ -1,7 +1,7 @@
 // Command gotest runs go test, and takes a skipped test for a failed one where
 // the environment variable CI is set: there the machine has all that any test
 // needs, so one that skips has gone unnoticed. It prints what go test does
-// without -v, the tests that took longest, and in one line how many were skipped, and why.
+// without -v, the tests that took longest, the names of those that failed, and in one line how many were skipped, and why.
 //
 //	gotest [go test's arguments]
 package main
@@ -30,9 +30,12 @@ func main() {
 	if err := cmd.Start(); err != nil {
 		fatal(1, err)
 	}
-	skips, times, readErr := report(os.Stdout, events)
+	skips, failed, times, readErr := report(os.Stdout, events)
 	for _, name := range slowest(times) {
 		fmt.Printf("%6.1f s  %s\n", times[name], name)
+	}
+	if len(failed) > 0 {
+		fmt.Println("failed:", strings.Join(failed, ", "))
 	}
 	if err := errors.Join(readErr, cmd.Wait()); err != nil {
 		fatal(1, err)
@@ -78,10 +81,10 @@ type event struct {
 	Elapsed                       float64
 }
 
-// report shows the events as go test would, and returns the tests that were skipped and how many
-// seconds each took. A test that skips ends its surrounding test with a pass, so each counts for itself.
-// The time of a subtest is its parent's.
-func report(w io.Writer, events io.Reader) (skips []skip, times map[string]float64, err error) {
+// report shows the events as go test would, and returns the tests that were skipped, those that failed
+// or never ended, and how many seconds each took. A test that skips ends its surrounding test with a pass,
+// so each counts for itself. The time of a subtest is its parent's.
+func report(w io.Writer, events io.Reader) (skips []skip, failed []string, times map[string]float64, err error) {
 	times = make(map[string]float64)
 	// What a test prints is shown if it fails.
 	held := make(map[string][]string)
@@ -89,9 +92,9 @@ func report(w io.Writer, events io.Reader) (skips []skip, times map[string]float
 	for {
 		var e event
 		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
-			return skips, times, nil
+			return skips, failed, times, nil
 		} else if err != nil {
-			return skips, times, fmt.Errorf("read the events of go test: %w", err)
+			return skips, failed, times, fmt.Errorf("read the events of go test: %w", err)
 		}
 		name := e.Package + "." + e.Test
 		if e.Elapsed > 0 && e.Test != "" && !strings.Contains(e.Test, "/") {
@@ -102,15 +105,23 @@ func report(w io.Writer, events io.Reader) (skips []skip, times map[string]float
 			held[name] = append(held[name], e.Output)
 		case e.Output != "" && e.Output != "PASS\n": // of a package, or of its build
 			fmt.Fprint(w, e.Output)
-		case e.Test == "": // the end of a package
-		case e.Action == "pass":
-			delete(held, name)
 		case e.Action == "fail":
-			for _, line := range held[name] {
-				if !strings.HasPrefix(line, "=== ") {
-					fmt.Fprint(w, line)
-				}
+			// A program that panics, or runs out of time, ends its tests without an event. The trace is in what one of them printed.
+			ended := []string{name}
+			if e.Test == "" {
+				ended = slices.DeleteFunc(slices.Sorted(maps.Keys(held)), func(test string) bool { return !strings.HasPrefix(test, name) })
 			}
+			for _, test := range ended {
+				for _, line := range held[test] {
+					if !strings.HasPrefix(line, "=== ") {
+						fmt.Fprint(w, line)
+					}
+				}
+				delete(held, test)
+			}
+			failed = append(failed, ended...)
+		case e.Test == "": // a package began, or ended well
+		case e.Action == "pass":
 			delete(held, name)
 		case e.Action == "skip":
 			skips = append(skips, skip{name, reason(held[name])})

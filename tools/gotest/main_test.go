@@ -31,15 +31,26 @@ func TestReport(t *testing.T) {
 {"Action":"output","Package":"a","Output":"ok  \ta\t0.1s\n"}
 {"Action":"pass","Package":"a"}
 {"ImportPath":"b","Action":"build-output","Output":"b.go:1: bad\n"}
+{"Action":"output","Package":"d","Test":"TestEnds","Output":"=== RUN   TestEnds\n"}
+{"Action":"pass","Package":"d","Test":"TestEnds"}
+{"Action":"output","Package":"d","Test":"TestHangs","Output":"=== RUN   TestHangs\n"}
+{"Action":"output","Package":"d","Test":"TestHangs","Output":"panic: test timed out after 2s\n"}
+{"Action":"output","Package":"dd","Test":"TestOther","Output":"=== RUN   TestOther\n"}
+{"Action":"output","Package":"d","Output":"FAIL\td\t2s\n"}
+{"Action":"fail","Package":"d"}
+{"Action":"pass","Package":"dd","Test":"TestOther"}
 {"Action":"skip","Package":"c"}
 `
 	var out strings.Builder
-	skips, times, err := report(&out, strings.NewReader(events))
+	skips, failed, times, err := report(&out, strings.NewReader(events))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := []skip{{"a.TestRoot/child", "needs root"}, {"a.TestData", "no data"}, {"a.TestMore", "needs root"}}; !slices.Equal(skips, want) {
 		t.Errorf("skips %q, want %q", skips, want)
+	}
+	if want := []string{"a.TestBad", "d.TestHangs"}; !slices.Equal(failed, want) {
+		t.Errorf("failed %q, want %q", failed, want)
 	}
 	if got, want := reasons(skips), "2 (needs root), 1 (no data)"; got != want {
 		t.Errorf("left out %q, want %q", got, want)
@@ -47,11 +58,11 @@ func TestReport(t *testing.T) {
 	if got, want := slowest(times), []string{"a.TestSlow", "a.TestGood"}; !slices.Equal(got, want) {
 		t.Errorf("slowest %q, want %q", got, want)
 	}
-	const want = "    broken\nok  \ta\t0.1s\nb.go:1: bad\n"
+	const want = "    broken\nok  \ta\t0.1s\nb.go:1: bad\nFAIL\td\t2s\npanic: test timed out after 2s\n"
 	if out.String() != want {
 		t.Errorf("shown:\n%s\nwant:\n%s", out.String(), want)
 	}
-	if _, _, err := report(&out, strings.NewReader("go: no such flag")); err == nil {
+	if _, _, _, err := report(&out, strings.NewReader("go: no such flag")); err == nil {
 		t.Error("no error at what is no event")
 	}
 }
