@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,8 +46,10 @@ func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 		path := spec.Secret.Path()
 		messages = append(messages, fmt.Appendf(nil, "GET %s/ HTTP/1.1\r\nHost: a\r\n\r\n", path[:len(path)-1]+"x"))
 	}
+	begin := sync.OnceFunc(func() { close(began) })
 	go func() {
 		defer close(ended)
+		defer begin()
 		var open []net.Conn
 		defer func() {
 			for _, c := range open {
@@ -64,7 +67,7 @@ func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 				open = open[1:]
 			}
 			if i == 20 {
-				close(began)
+				begin()
 			}
 			time.Sleep(time.Millisecond)
 		}

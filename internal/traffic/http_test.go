@@ -364,7 +364,7 @@ func TestOtherClients(t *testing.T) {
 	}
 	defer end.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
+	ended := make(chan error, 1)
 	go func() {
 		start := Now()
 		_, err := end.Run(ctx, Window{Start: start, From: start, To: start + int64(time.Hour)}, func(Progress) {})
@@ -382,7 +382,7 @@ func TestOtherClients(t *testing.T) {
 		plain bool
 		want  int
 	}{{"/", false, indexSize}, {"/script.js", false, 200_000}, {"/script.js", true, 200_000}, {"/styles.css", false, stylesSize}} {
-		client := http.Client{Transport: &http.Transport{DisableCompression: tt.plain}}
+		client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableCompression: tt.plain}}
 		r, err := client.Get("http://" + s.Addr().String() + tt.path)
 		if err != nil {
 			t.Fatal(err)
@@ -398,6 +398,7 @@ func TestOtherClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	in := bufio.NewReader(c)
 	for _, connection := range []string{"Keep-Alive", "close"} {
 		// Half a request is none.
@@ -429,6 +430,7 @@ func TestOtherClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		_, _ = io.WriteString(c, request)
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil || r.StatusCode != want {

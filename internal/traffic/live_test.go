@@ -32,7 +32,7 @@ func inNamespace(t *testing.T, rate uint64, limit uint32, body func(*testing.T))
 	t.Helper()
 	testenv.NeedRoot(t)
 	if os.Getenv(childEnv) == "" {
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=1m")
 		cmd.Env = append(os.Environ(), childEnv+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 		var out bytes.Buffer
@@ -269,5 +269,30 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 		default:
 			send(msg, to)
 		}
+	}
+}
+
+// TestPortsOfUDP has nearly all ports of a range in use: each flow of a client has one of its own, which is not its
+// server's, and so has each server.
+func TestPortsOfUDP(t *testing.T) { inNamespace(t, 10e6, 1<<20, portsOfUDP) }
+
+func portsOfUDP(t *testing.T) {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40063"), 0); err != nil {
+		t.Fatal(err)
+	}
+	client, server, err := pair(t, t.Context(), Spec{Kind: PingPong, UDP: true, Size: 64, Connections: 60}, "127.0.0.1", 200*time.Millisecond)
+	if err != nil || client.Messages == 0 || client.Lost > 0 || server.Messages == 0 {
+		t.Errorf("%d messages, %d lost, %d answered: %v", client.Messages, client.Lost, server.Messages, err)
+	}
+	ports := make(map[uint16]bool)
+	for range 60 { // which end with the process
+		s, err := Listen(Spec{Kind: PingPong, UDP: true, Size: 64, Connections: 1}, netip.MustParseAddrPort("127.0.0.1:0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ports[s.Addr().Port()] {
+			t.Errorf("two servers have port %d", s.Addr().Port())
+		}
+		ports[s.Addr().Port()] = true
 	}
 }

@@ -195,11 +195,11 @@ func setOptions(fd int, spec Spec) error {
 	if err := setTimeouts(fd, stallCheck); err != nil {
 		return err
 	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return fmt.Errorf("set SO_REUSEADDR: %w", err)
-	}
 	if spec.UDP {
 		return nil
+	}
+	if err := reuseAddress(fd); err != nil {
+		return err
 	}
 	if spec.noDelay() {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
@@ -207,6 +207,17 @@ func setOptions(fd int, spec Spec) error {
 		}
 	}
 	return setCongestionControl(fd, spec)
+}
+
+// reuseAddress lets other sockets with this option have the same address and port: over TCP what is left of an earlier
+// listener's connections, over UDP the flows that begin at a listener. A UDP socket must have its port before: of those
+// that are in use with this option, the kernel would give it one at random (udp_lib_get_port in net/ipv4/udp.c), so that
+// two flows of a client had the same port, or a client that of its server.
+func reuseAddress(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("set SO_REUSEADDR: %w", err)
+	}
+	return nil
 }
 
 func setCongestionControl(fd int, spec Spec) error {
@@ -220,11 +231,16 @@ func setCongestionControl(fd int, spec Spec) error {
 }
 
 func setTimeouts(fd int, d time.Duration) error {
+	if err := setTimeout(fd, unix.SO_RCVTIMEO, d); err != nil {
+		return err
+	}
+	return setTimeout(fd, unix.SO_SNDTIMEO, d)
+}
+
+func setTimeout(fd, option int, d time.Duration) error {
 	tv := unix.NsecToTimeval(int64(d))
-	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv); err != nil {
-			return fmt.Errorf("set time-out: %w", err)
-		}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv); err != nil {
+		return fmt.Errorf("set time-out: %w", err)
 	}
 	return nil
 }
@@ -240,7 +256,11 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	if err == nil {
 		err = unix.Bind(fd, sockaddr(addr))
 	}
-	if err == nil && !spec.UDP {
+	switch {
+	case err != nil:
+	case spec.UDP:
+		err = reuseAddress(fd)
+	default:
 		err = unix.Listen(fd, backlog)
 	}
 	var bound unix.Sockaddr
@@ -298,7 +318,9 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, auth *authenticator, peers 
 	if err != nil {
 		return -1, err
 	}
-	err = unix.Bind(got, sockaddr(netip.AddrPortFrom(asked, at.Port())))
+	if err = reuseAddress(got); err == nil {
+		err = unix.Bind(got, sockaddr(netip.AddrPortFrom(asked, at.Port())))
+	}
 	if err == nil {
 		err = unix.Connect(got, peer)
 	}
@@ -341,12 +363,12 @@ func askedOf(control []byte) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the kernel did not report the address of a datagram")
 }
 
-// dialTCP connects within dialTimeout, to which it sets the socket's time-outs. Interrupted
+// dialTCP connects within dialTimeout, to which it sets the socket's time-out for sending. Interrupted
 // by a signal connect(2) is made again, which on Linux waits for the connection under way
 // (__inet_stream_connect in net/ipv4/af_inet.c).
 func dialTCP(fd int, to netip.AddrPort) error {
 	// SO_SNDTIMEO bounds a blocking connect as well.
-	if err := setTimeouts(fd, dialTimeout); err != nil {
+	if err := setTimeout(fd, unix.SO_SNDTIMEO, dialTimeout); err != nil {
 		return err
 	}
 	for {

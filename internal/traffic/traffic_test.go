@@ -38,10 +38,19 @@ func join(t *testing.T, spec Spec, s *Server, at netip.AddrPort) (client, server
 	if err != nil {
 		t.Fatal(err)
 	}
-	if server, err = s.Accept(t.Context()); err != nil {
+	return client, accept(t, s)
+}
+
+// accept gives up after 10 s: a client that its server has not seen is a fault, and not the end of all tests.
+func accept(t *testing.T, s *Server) *End {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	end, err := s.Accept(ctx)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return client, server
+	return end
 }
 
 // bothWays runs body for ends that block and for those on an event loop.
@@ -63,10 +72,7 @@ func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Durati
 		t.Fatal(err)
 	}
 	defer ce.Close()
-	se, err := s.Accept(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	se := accept(t, s)
 	defer se.Close()
 	return runPair(ctx, ce, se, d)
 }
@@ -248,7 +254,7 @@ func TestCollect(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() { done <- spec.collect(&c, r) }()
-	for c.messages.Load() < 5 {
+	for deadline := time.Now().Add(10 * time.Second); c.messages.Load() < 5 && time.Now().Before(deadline); {
 		runtime.Gosched()
 	}
 	r.stopped.Store(true)
@@ -306,14 +312,11 @@ func TestFaults(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		end, err := s.Accept(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		end := accept(t, s)
 		defer end.Close()
 		c.Close()
 		now := Now()
-		if _, err := end.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); err == nil {
+		if _, err := end.Run(t.Context(), Window{now, now, now + int64(10*time.Second)}, func(Progress) {}); err == nil {
 			t.Error("a client that left looks like a good run")
 		}
 	})
@@ -390,6 +393,7 @@ func testSendsNoZeros(t *testing.T, loop bool) {
 			go func() {
 				c, err := l.Accept()
 				if err == nil {
+					_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 					_, err = io.CopyN(&sent, c, int64(spec.Size))
 					c.Close()
 				}
@@ -677,7 +681,7 @@ func TestConnectFaults(t *testing.T) {
 	defer client.Close()
 	server.Close() // and with it the port
 	now := Now()
-	if _, err := client.Run(t.Context(), Window{now, now, now + int64(time.Hour)}, func(Progress) {}); !errors.Is(err, unix.ECONNREFUSED) {
+	if _, err := client.Run(t.Context(), Window{now, now, now + int64(10*time.Second)}, func(Progress) {}); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -749,6 +753,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 	ends := func(d time.Duration) <-chan error {
 		done := make(chan error, 1)
 		go func() {
+			defer close(done)
 			_, _, err := pair(t, t.Context(), spec, "127.0.0.1", d)
 			done <- err
 		}()
