@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -103,9 +104,17 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 	if err := dir.Close(); err != nil {
 		return nil, err
 	}
-	whole := filepath.Join(out, filepath.Base(dir.Path))
-	if err := os.Rename(dir.Path, whole); err != nil {
-		return nil, fmt.Errorf("create results folder: %w", err)
+	// A loop over folders imports several in a second, which would all have the same name.
+	name := filepath.Join(out, filepath.Base(dir.Path))
+	whole := name
+	for n := 2; ; n++ {
+		err := os.Rename(dir.Path, whole)
+		if err == nil {
+			return record.Open(whole)
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("create results folder: %w", err)
+		}
+		whole = fmt.Sprintf("%s-%d", name, n)
 	}
-	return record.Open(whole)
 }

@@ -144,6 +144,21 @@ func TestImportMissing(t *testing.T) {
 	}
 }
 
+// TestImportsInOneSecond makes several results of one name, each in a folder of its own.
+func TestImportsInOneSecond(t *testing.T) {
+	out := t.TempDir()
+	const imports = 4 // they take less than a second each
+	for range imports {
+		code, _, stderr := slipstream(t, "import", "--pattern", "{variant}-{pairs}.txt", "--baseline", "baseline", "--duration", "30s", "--out", out, published)
+		if code != 0 {
+			t.Fatalf("exit %d\n%s", code, stderr)
+		}
+	}
+	if found, err := filepath.Glob(filepath.Join(out, "imported-*", "trials.jsonl")); err != nil || len(found) != imports {
+		t.Errorf("%d results of %d imports: %v, %v", len(found), imports, found, err)
+	}
+}
+
 // TestImportNothing: where a file cannot be read nothing is written, and each is named.
 func TestImportNothing(t *testing.T) {
 	dir, out := t.TempDir(), filepath.Join(t.TempDir(), "results")
