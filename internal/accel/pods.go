@@ -132,6 +132,12 @@ func (f *Finder) ofProcesses() []candidate {
 func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	found := make(map[int]*Namespace)
 	pinned := f.pinned()
+	seen := pinned
+	processes := sync.OnceValue(func() []candidate {
+		all := f.ofProcesses()
+		seen = slices.Concat(pinned, all)
+		return all
+	})
 	// Those that have not been seen are likely new, as what is looked for; then
 	// those that had the number; then the rest.
 	fresh := func(c candidate) bool { _, known := f.numbers[c.inode]; return !known }
@@ -142,7 +148,8 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	}{
 		{func() []candidate { return pinned }, had},
 		{func() []candidate { return pinned }, fresh},
-		{f.ofProcesses, func(candidate) bool { return true }},
+		{processes, had},
+		{processes, func(candidate) bool { return true }},
 		{func() []candidate { return pinned }, func(candidate) bool { return true }},
 	} {
 		if len(found) == len(numbers) {
@@ -157,16 +164,16 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 			}
 		}
 	}
-	if len(f.numbers) > 2*len(pinned)+64 {
-		f.forget(pinned)
+	if len(f.numbers) > 2*len(seen)+64 {
+		f.forget(seen)
 	}
 	return found
 }
 
-// forget drops what is known of namespaces that are not pinned any more.
-func (f *Finder) forget(pinned []candidate) {
-	numbers := make(map[uint64]int, len(pinned))
-	for _, c := range pinned {
+// forget drops what is known of namespaces other than those of the last look.
+func (f *Finder) forget(seen []candidate) {
+	numbers := make(map[uint64]int, len(seen))
+	for _, c := range seen {
 		if n, known := f.numbers[c.inode]; known {
 			numbers[c.inode] = n
 		}

@@ -100,15 +100,33 @@ func (a *Agent) take() (changed bool) {
 			a.policies[i] = policy{Policy: p}
 		}
 	}
+	unplaced := a.unplaced()
 	for _, g := range a.groups {
 		if changed {
 			g.since = time.Now()
 		}
-		if a.undecided(g) && (len(g.addresses) == 0 || slices.ContainsFunc(g.addresses, func(ip netip.Addr) bool { return a.node.pods[ip] != nil })) {
+		if a.undecided(g) && (len(g.addresses) == 0 && unplaced || slices.ContainsFunc(g.addresses, func(ip netip.Addr) bool { return a.node.pods[ip] != nil })) {
 			g.sought = true
 		}
 	}
 	return changed
+}
+
+// unplaced reports whether a listed pod has none of the addresses that were read in pods' namespaces. Its own namespace
+// may then be one that had no address yet.
+func (a *Agent) unplaced() bool {
+	placed := make(map[*Pod]bool)
+	for _, g := range a.groups {
+		for _, ip := range g.addresses {
+			placed[a.node.pods[ip]] = true
+		}
+	}
+	for _, pod := range a.node.pods {
+		if !placed[pod] {
+			return true
+		}
+	}
+	return false
 }
 
 // told reports whether Set has been called.
