@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/testenv"
 )
 
 // program is the binary under test, built as `make build` builds it.
@@ -80,8 +82,19 @@ func start(t testing.TB, extra []string, args ...string) *process {
 	}
 	go func() { p.err = p.Wait(); close(p.ended) }()
 	t.Cleanup(func() {
+		select {
+		case <-p.ended:
+			return
+		default:
+		}
 		_ = p.Process.Kill()
 		<-p.ended
+		// The test has failed. What the program leaves would fail those that follow.
+		_, err := lab.Sweep(context.Background(), lab.DefaultDir)
+		_, recoverErr := accel.Recover(context.Background(), accel.Options{JournalDir: "/run/slipstream/journal"})
+		if err := errors.Join(err, recoverErr); err != nil {
+			t.Error(err)
+		}
 	})
 	return p
 }
@@ -264,6 +277,12 @@ func trials(t testing.TB, d *record.Dir) []record.Trial {
 		t.Fatal(err)
 	}
 	return all
+}
+
+// measured are the trials but those that a run has repeated because a connection stalled, as it does on a busy machine.
+func measured(t testing.TB, d *record.Dir) []record.Trial {
+	t.Helper()
+	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
 }
 
 // cells counts the good trials of each cell and block.

@@ -103,7 +103,7 @@ func mesh(t *testing.T, nodes, blocks int, fault func(ns string)) (named []strin
 		t.Fatalf("exit %d\n%s", code, p.stderr())
 	}
 	d := results(t, dir)
-	for _, tr := range trials(t, d) {
+	for _, tr := range measured(t, d) {
 		if tr.Status != record.StatusOK {
 			t.Errorf("trial %d failed: %s", tr.Order, tr.Error)
 		}

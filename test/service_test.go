@@ -31,7 +31,7 @@ func TestServices(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d\n%s", code, stderr)
 	}
-	all := trials(t, results(t, out))
+	all := measured(t, results(t, out))
 	if len(cells(all)) != 3*7 {
 		t.Fatalf("%d cells, want 21", len(cells(all)))
 	}

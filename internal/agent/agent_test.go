@@ -241,7 +241,7 @@ func (p *place) wantMasks(what string, want map[string]string) {
 func (r *running) wantState(policy string, state v1alpha1.State, reason string) v1alpha1.ObservedPolicy {
 	r.t.Helper()
 	var found v1alpha1.ObservedPolicy
-	eventually(r.t, "status of "+policy, func() string {
+	testenv.Eventually(r.t, time.Minute, "status of "+policy, func() string { // where six begin at once, each loads its programs twice
 		s := r.Status()
 		for _, o := range s.Policies {
 			if o.Policy == policy && o.State == state && o.Reason == reason {

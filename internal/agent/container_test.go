@@ -97,7 +97,7 @@ func deny(calls []uint32) error {
 func (c *child) says(t testing.TB, want string) {
 	t.Helper()
 	pattern := regexp.MustCompile(want)
-	late := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() })
+	late := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
 	defer late.Stop()
 	var said []string
 	for c.out.Scan() {

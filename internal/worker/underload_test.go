@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -35,34 +36,40 @@ func TestServerStopped(t *testing.T) {
 		Protocol: "tcp", IP: 4, Size: 512 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Rate: rate,
 		Warmup: v1alpha1.Duration(200 * time.Millisecond), Duration: v1alpha1.Duration(5 * time.Second),
 	}}
-	stopped := make(chan error, 1)
-	ends, errs := run(t, server, driver, w, func() {
-		time.AfterFunc(2*time.Second, func() {
-			err := processes[0].Signal(syscall.SIGSTOP)
-			time.Sleep(pause)
-			stopped <- errors.Join(err, processes[0].Signal(syscall.SIGCONT))
+	retry(t, func() error {
+		stopped := make(chan error, 1)
+		ends, errs := run(t, server, driver, w, func() {
+			time.AfterFunc(2*time.Second, func() {
+				err := processes[0].Signal(syscall.SIGSTOP)
+				time.Sleep(pause)
+				stopped <- errors.Join(err, processes[0].Signal(syscall.SIGCONT))
+			})
 		})
-	})
-	if err := errors.Join(append(errs[:], <-stopped)...); err != nil {
-		t.Fatal(err)
-	}
-	h, err := record.DecodeHistogram(ends[1].Latency)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := h.TotalCount(); n != 5*rate {
-		t.Errorf("%d latencies, want all %d", n, 5*rate)
-	}
-	// Other work on the machine makes them longer, and none of it shorter.
-	for percentile, least := range map[float64]time.Duration{97.5: 60 * time.Millisecond, 99: 140 * time.Millisecond} {
-		if got := time.Duration(h.ValueAtPercentile(percentile)); got < least {
-			t.Errorf("p%g is %s, want at least %s", percentile, got, least)
+		if err := errors.Join(errs[:]...); err != nil {
+			return err // perhaps before the server was to be stopped
 		}
-	}
-	if got := time.Duration(h.ValueAtPercentile(50)); got > pause/2 {
-		t.Errorf("the median is %s: it was slow without the stop", got)
-	}
-	if len(ends[1].Warnings) > 0 {
-		t.Errorf("the rate was kept in the end: %v", ends[1].Warnings)
-	}
+		if err := <-stopped; err != nil {
+			return err
+		}
+		h, err := record.DecodeHistogram(ends[1].Latency)
+		if err != nil {
+			return err
+		}
+		if n := h.TotalCount(); n != 5*rate {
+			return fmt.Errorf("%d latencies, want all %d", n, 5*rate)
+		}
+		// Other work on the machine makes them longer, and none of it shorter.
+		for percentile, least := range map[float64]time.Duration{97.5: 60 * time.Millisecond, 99: 140 * time.Millisecond} {
+			if got := time.Duration(h.ValueAtPercentile(percentile)); got < least {
+				t.Errorf("p%g is %s, want at least %s", percentile, got, least)
+			}
+		}
+		if got := time.Duration(h.ValueAtPercentile(50)); got > pause/2 {
+			return fmt.Errorf("the median is %s: it was slow without the stop", got)
+		}
+		if len(ends[1].Warnings) > 0 {
+			return fmt.Errorf("the rate was kept in the end: %v", ends[1].Warnings)
+		}
+		return nil
+	})
 }

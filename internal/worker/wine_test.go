@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -103,11 +104,13 @@ func TestWindows(t *testing.T) {
 	} {
 		for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
 			t.Run(w.Name+" "+w.Traffic().Protocol+" client "+client, func(t *testing.T) {
-				got, errs := run(t, ends[0], ends[1], w, func() {})
-				if err := errors.Join(errs[:]...); err != nil {
-					t.Fatal(err)
-				}
-				checkTraffic(t, w, got[0], got[1])
+				retry(t, func() error {
+					got, errs := run(t, ends[0], ends[1], w, func() {})
+					if err := errors.Join(errs[:]...); err != nil {
+						return err
+					}
+					return checkTraffic(w, got[0], got[1])
+				})
 			})
 		}
 	}
@@ -133,13 +136,16 @@ func TestWindows(t *testing.T) {
 		t.Run("grpc client "+client, func(t *testing.T) {
 			w := application(v1alpha1.ToolGRPC)
 			w.Application.Warmup, w.Application.Duration = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(300*time.Millisecond)
-			got, errs := run(t, ends[0], ends[1], w, func() {}) // which stops an application's server
-			if errs[1] != nil {
-				t.Fatal(errs)
-			}
-			if p50, _ := latencies(t, got[1]); got[1].Messages < 20 || p50 <= 0 || p50 > 100e6 {
-				t.Errorf("%d calls, p50 %g ns", got[1].Messages, p50)
-			}
+			retry(t, func() error {
+				got, errs := run(t, ends[0], ends[1], w, func() {}) // which stops an application's server
+				if errs[1] != nil || got[1].Place == "" {
+					return errors.Join(append(errs[:], errors.New("no figures"))...)
+				}
+				if p50, _ := latencies(t, got[1]); got[1].Messages < 20 || p50 <= 0 || p50 > 100e6 {
+					return fmt.Errorf("%d calls, p50 %g ns", got[1].Messages, p50)
+				}
+				return nil
+			})
 		})
 	}
 	t.Run("latte", func(t *testing.T) { testLatte(t, wine, program) })
@@ -156,7 +162,7 @@ func endsSoon(t *testing.T, ended <-chan error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the worker goes on")
 	}
 	return nil
@@ -182,7 +188,7 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 		if errs[1] != nil || e.Place == "" {
 			t.Fatal(i, errs)
 		}
-		if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 1.2 || e.Percentiles[record.LatencyMean] <= 0 {
+		if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 10 || e.Percentiles[record.LatencyMean] <= 0 {
 			t.Errorf("%d: %+v", i, e)
 		}
 		if m := e.Machine; m == nil || m.Busy < 0.0279 || m.Busy > 0.0281 || m.Interrupts != 3.86 || m.Switches != 2.29 || m.CPUs == 0 {
@@ -205,7 +211,7 @@ func testWindowsHold(t *testing.T, wine *testenv.Wine, program string) {
 		if err := beside.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := <-left; err != nil {
+		if err := endsSoon(t, left); err != nil {
 			t.Error(err)
 		}
 	}
@@ -266,10 +272,10 @@ func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
 	return stop
 }
 
-// refused returns what a worker says whose claim fails, which it does within 10 s.
+// refused returns what a worker says whose claim fails, which it does within a minute: after 5 s at most, and Wine's start.
 func refused(t *testing.T, w *testenv.Wine, program string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := w.Command(program, "worker", "--claim", "two/you@there")
 	var output bytes.Buffer
@@ -284,32 +290,31 @@ func refused(t *testing.T, w *testenv.Wine, program string) string {
 	return output.String()
 }
 
-func checkTraffic(t *testing.T, w v1alpha1.Workload, server, client record.Endpoint) {
-	t.Helper()
+// checkTraffic returns what is wrong with the figures of both ends.
+func checkTraffic(w v1alpha1.Workload, server, client record.Endpoint) error {
 	for _, e := range []record.Endpoint{server, client} {
 		if e.Messages == 0 || e.Seconds < 0.25 || e.Seconds > 1.5 { // on a busy machine a thread sees an edge late
-			t.Errorf("%s: %d messages in %g s", e.Place, e.Messages, e.Seconds)
+			return fmt.Errorf("%s: %d messages in %g s", e.Place, e.Messages, e.Seconds)
 		}
 	}
 	if server.Messages > 2*client.Messages || client.Messages > 2*server.Messages && w.Traffic().Protocol == "tcp" && w.Stream == nil {
-		t.Errorf("%d messages at the server, %d at the client", server.Messages, client.Messages)
+		return fmt.Errorf("%d messages at the server, %d at the client", server.Messages, client.Messages)
 	}
 	if w.Stream != nil {
 		if server.BitsPerSecond < 1e6 {
-			t.Errorf("%g bit/s arrived", server.BitsPerSecond)
+			return fmt.Errorf("%g bit/s arrived", server.BitsPerSecond)
 		}
-		return
+		return nil
 	}
 	h, err := record.DecodeHistogram(client.Latency)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	p50 := time.Duration(h.ValueAtQuantile(50))
-	t.Logf("p50 %s of %d", p50, h.TotalCount())
-	if p50 <= 0 || p50 > 100*time.Millisecond {
-		t.Errorf("p50 %s", p50)
+	if p50 := time.Duration(h.ValueAtQuantile(50)); p50 <= 0 || p50 > 100*time.Millisecond {
+		return fmt.Errorf("p50 %s of %d", p50, h.TotalCount())
 	}
 	if w.UnderLoad != nil && (h.TotalCount() < 75 || h.TotalCount() > 150) { // 500 a second for 300 ms, of which a busy machine may miss some
-		t.Errorf("%d of 150 messages were answered", h.TotalCount())
+		return fmt.Errorf("%d of 150 messages were answered", h.TotalCount())
 	}
+	return nil
 }

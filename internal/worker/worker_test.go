@@ -65,7 +65,15 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 	defer cancel()
 	wg.Go(func() {
 		ends[0], errs[0] = server.Serve(ctx, target.Traffic{Place: "server", Workload: w, Address: netip.AddrPortFrom(loopback, 0)},
-			func(p uint16) (time.Time, error) { port <- p; return <-begin, nil })
+			func(p uint16) (time.Time, error) {
+				port <- p
+				select {
+				case at := <-begin:
+					return at, nil
+				case <-ctx.Done(): // the client failed before it was ready
+					return time.Time{}, ctx.Err()
+				}
+			})
 		if errs[0] != nil {
 			cancel()
 		}
@@ -92,18 +100,38 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 	return ends, errs
 }
 
+// retry makes up to five attempts: on a busy machine a thread may wait for a CPU at an edge of a window, or all through it.
+func retry(t testing.TB, try func() error) {
+	t.Helper()
+	for n := 1; ; n++ {
+		err := try()
+		switch {
+		case err == nil:
+			return
+		case n == 5:
+			t.Fatal(err)
+		}
+		t.Logf("attempt %d: %v", n, err)
+	}
+}
+
 func TestTraffic(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
-	ends, errs := run(t, server, driver, pingPong(200*time.Millisecond), func() {})
-	if err := errors.Join(errs[:]...); err != nil {
-		t.Fatal(err)
-	}
-	for i, place := range []string{"server", "client"} {
-		if e := ends[i]; e.Place != place || e.Messages == 0 || e.Seconds < 0.15 || e.Seconds > 0.3 {
-			t.Errorf("%s: %+v", place, e)
+	var ends [2]record.Endpoint
+	retry(t, func() error {
+		var errs [2]error
+		ends, errs = run(t, server, driver, pingPong(200*time.Millisecond), func() {})
+		if err := errors.Join(errs[:]...); err != nil {
+			return err
 		}
-	}
+		for i, place := range []string{"server", "client"} {
+			if e := ends[i]; e.Place != place || e.Messages == 0 || e.Seconds < 0.15 || e.Seconds > 0.3 {
+				return fmt.Errorf("%s: %+v", place, e)
+			}
+		}
+		return nil
+	})
 	if h, err := record.DecodeHistogram(ends[1].Latency); err != nil || h.TotalCount() == 0 {
 		t.Errorf("the client's latencies: %v", err)
 	}
@@ -190,12 +218,16 @@ func TestClock(t *testing.T) {
 	c, _ := connect(t)
 	at := time.Now().Add(time.Second)
 	w := c.window(at, 10*time.Millisecond, time.Minute)
+	before := time.Now()
 	answer, err := c.rpc.Now(t.Context(), nil)
+	after := time.Now()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if off := time.Duration(w.GetStartNs()-answer.GetMonotonicNs()) - time.Until(at); off < -5*time.Millisecond || off > 5*time.Millisecond {
-		t.Errorf("the worker would start %s off", off)
+	// The worker looked at its clock at some time between the two.
+	left, slack := time.Duration(w.GetStartNs()-answer.GetMonotonicNs()), 5*time.Millisecond+c.within
+	if left > at.Sub(before)+slack || left < at.Sub(after)-slack {
+		t.Errorf("the worker would start in %s, want %s to %s", left, at.Sub(after), at.Sub(before))
 	}
 	if warmup, window := w.GetFromNs()-w.GetStartNs(), w.GetToNs()-w.GetFromNs(); warmup != 10e6 || window != 60e9 {
 		t.Errorf("warm-up %d ns, window %d ns", warmup, window)
@@ -216,23 +248,26 @@ func TestSample(t *testing.T) {
 // TestSampleSeries: the counters are read every 100 ms within the window, and at its edges.
 func TestSampleSeries(t *testing.T) {
 	c, _ := connect(t)
-	s, err := c.Sample(t.Context(), "here", true, 0, 350*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	series, err := record.DecodeSeries(s.Series)
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := len(series.At) - 1
-	if last < 2 || last > 4 || series.At[last] < 350_000 || len(series.CPUs) != len(s.Host.CPUs) {
-		t.Errorf("readings at %v µs, of %d CPUs", series.At, len(series.CPUs))
-	}
-	for i, at := range series.At[:last] {
-		if i > 0 && at < 100_000 || at > 350_000 {
-			t.Errorf("reading %d came %d µs after the window's start", i, at)
+	retry(t, func() error {
+		s, err := c.Sample(t.Context(), "here", true, 0, 350*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+		if err != nil {
+			return err
 		}
-	}
+		series, err := record.DecodeSeries(s.Series)
+		if err != nil {
+			return err
+		}
+		last := len(series.At) - 1
+		if last < 2 || last > 4 || series.At[last] < 350_000 || len(series.CPUs) != len(s.Host.CPUs) {
+			return fmt.Errorf("readings at %v µs, of %d CPUs", series.At, len(series.CPUs))
+		}
+		for i, at := range series.At[:last] {
+			if i > 0 && at < 100_000 || at > 350_000 {
+				return fmt.Errorf("reading %d came %d µs after the window's start", i, at)
+			}
+		}
+		return nil
+	})
 }
 
 // TestSampleEarly has a window of an hour end when it is told to.
@@ -246,7 +281,8 @@ func TestSampleEarly(t *testing.T) {
 	if err != nil || len(s.Devices) == 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if series, err := record.DecodeSeries(s.Series); err != nil || len(series.At) != 2 {
+	// A busy machine may hear late that the window ends, and take readings meanwhile.
+	if series, err := record.DecodeSeries(s.Series); err != nil || len(series.At) < 2 || len(series.At) > 2 && series.At[1] < 90_000 {
 		t.Errorf("series %+v, %v", series, err)
 	}
 }
@@ -254,9 +290,12 @@ func TestSampleEarly(t *testing.T) {
 // TestToolHangs puts a tool into the path that never listens, or never ends: it is
 // given up and killed, and the worker goes on.
 func TestToolHangs(t *testing.T) {
-	for _, tt := range []struct{ name, server, want string }{
-		{"server", ":", "does not listen"},
-		{"client", "echo Server listening on 1", "still running"},
+	for _, tt := range []struct {
+		name, server, want string
+		patience           time.Duration
+	}{
+		{"server", ":", "does not listen", time.Second},
+		{"client", "echo Server listening on 1", "still running", 0}, // to start a process may take a second
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -265,7 +304,7 @@ func TestToolHangs(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-			server, _ := connectTo(t, Options{patience: time.Second})
+			server, _ := connectTo(t, Options{patience: tt.patience})
 			driver, _ := connectTo(t, Options{patience: time.Second})
 			w := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
 				Protocol: "tcp", IP: 4, Size: 1 << 10, Connections: 1, Tool: v1alpha1.ToolIperf3,
@@ -276,7 +315,7 @@ func TestToolHangs(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			text, err := os.ReadFile(filepath.Join(dir, "pids"))
-			if err != nil {
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // it may be killed before it has said its number
 				t.Fatal(err)
 			}
 			for _, pid := range strings.Fields(string(text)) {
@@ -319,9 +358,9 @@ func TestSpawn(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			now := time.Now()
+			now, mono := traffic.Instant()
 			w := c.window(now, 0, time.Second)
-			if off := time.Duration(w.GetStartNs()-traffic.Now()) + time.Since(now); off < -time.Millisecond || off > time.Millisecond {
+			if off := time.Duration(w.GetStartNs() - mono); off < -time.Millisecond || off > time.Millisecond {
 				t.Errorf("the worker would start %s off", off)
 			}
 			if _, err := c.rpc.Now(t.Context(), nil); err != nil {

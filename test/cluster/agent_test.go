@@ -298,7 +298,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
 	trip := talk(t, near, listen(t, far, "4001"), net.JoinHostPort(far.ip, "4001"))
 	for n := range before {
-		testenv.Eventually(t, time.Minute, "programs on "+n, func() string {
+		testenv.Eventually(t, 2*time.Minute, "programs on "+n, func() string { // or the agent probes again
 			for range 200 {
 				trip()
 			}

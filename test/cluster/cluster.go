@@ -115,6 +115,9 @@ type Cluster struct {
 	nodes      []*Node
 }
 
+// upTime bounds how long a cluster takes to come up once its parts are built.
+const upTime = 5 * time.Minute
+
 // Up makes a cluster: all nodes are Ready, and the default service account is
 // there. It first removes what a process left that died (Sweep). When it fails
 // it takes down what it made.
@@ -136,7 +139,9 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 	if c.dir, c.owner, err = newState(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.make(ctx); err != nil {
+	making, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("it is not up after %s", upTime))
+	defer cancel()
+	if err := c.make(making); err != nil {
 		return nil, errors.Join(fmt.Errorf("bring up a cluster: %w", err), c.Down(context.WithoutCancel(ctx)))
 	}
 	c.log("up: KUBECONFIG=%s", c.kubeconfig)

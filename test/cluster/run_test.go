@@ -417,10 +417,11 @@ func testWorkerKilled(t *testing.T, c *Cluster) {
 	var failed []string
 	good := 0
 	for _, tr := range trials {
-		if tr.Status == record.StatusFailed {
-			failed = append(failed, tr.Error)
-		} else {
+		switch {
+		case tr.Status != record.StatusFailed:
 			good++
+		case !testenv.Stalled(tr.Error):
+			failed = append(failed, tr.Error)
 		}
 	}
 	if good != 4 || len(failed) != 1 || !strings.Contains(failed[0], "ended with signal 9") {
@@ -537,6 +538,9 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		_, trials := resultsOf(t, out)
 		for _, tr := range trials {
 			_, cpu := tr.Metrics[record.CPUPerGB]
+			if testenv.Stalled(tr.Error) {
+				continue // it was repeated
+			}
 			if tr.Status != record.StatusOK || cpu || !warned(tr, record.WarnNoCPUs) {
 				t.Errorf("trial %+v", tr)
 			}
@@ -557,6 +561,8 @@ func after(t *testing.T, c *Cluster, args ...string) {
 	}
 }
 
+func good(tr record.Trial) bool { return tr.Status == record.StatusOK }
+
 func warned(tr record.Trial, code string) bool {
 	return slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool { return w.Code == code })
 }
@@ -574,6 +580,7 @@ func testThrottled(t *testing.T, c *Cluster) {
 		t.Fatalf("exit %d:\n%s", code, v.said())
 	}
 	_, trials := resultsOf(t, out)
+	trials = slices.DeleteFunc(trials, func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
 	if len(trials) != 1 || !warned(trials[0], record.WarnThrottled) || !warned(trials[0], record.WarnNoCPUs) {
 		t.Errorf("trials %+v", trials)
 	}
@@ -595,7 +602,7 @@ func testNodeDies(t *testing.T, c *Cluster) {
 	if !strings.Contains(v.said(), "to remove what is left once the cluster answers: slipstream cleanup") || !strings.Contains(v.said(), "run --resume") {
 		t.Errorf("does not say what is left and how to go on:\n%s", v.said())
 	}
-	if _, trials := resultsOf(t, out); len(trials) < 2 || trials[0].Status != record.StatusOK {
+	if _, trials := resultsOf(t, out); len(trials) < 2 || !slices.ContainsFunc(trials, good) {
 		t.Errorf("trials %+v", trials)
 	}
 	list := invoke(t, c.Kubeconfig(), "cleanup", "--dry-run", "--all")
@@ -615,7 +622,7 @@ func testAPIServerDies(t *testing.T, c *Cluster) {
 	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "the target is lost: the API server has not answered for") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
-	if _, trials := resultsOf(t, out); len(trials) < 2 || trials[0].Status != record.StatusOK {
+	if _, trials := resultsOf(t, out); len(trials) < 2 || !slices.ContainsFunc(trials, good) {
 		t.Errorf("trials %+v", trials)
 	}
 	if err := poll(within(t, time.Minute), 200*time.Millisecond, func() (bool, error) { return cmp.Equal(before, nodeSettings(t, c)), nil }); err != nil {

@@ -377,9 +377,10 @@ func outageLimits(f *fleet, p phase) (all []string) {
 	if p.Done[2] > backIn {
 		all = append(all, fmt.Sprintf("all agents were back after %.0f s, want %.0f", p.Done[2], backIn))
 	}
-	// An agent comes back with nine requests, and how many come in the same second is chance.
+	// An agent comes back with nine requests, and how many come in the same second is chance: of few agents four deviations
+	// are exceeded in one run of some hundred, so that two more may.
 	mean := peakRate * float64(f.nodes+1) / 1000
-	if most := int(mean + 4*9*math.Sqrt(mean/9)); p.WorstSecond > most {
+	if most := int(mean+4*9*math.Sqrt(mean/9)) + 2*9; p.WorstSecond > most {
 		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))
 	}
 	return all

@@ -35,10 +35,11 @@ const (
 // direction, and has a TCP server at the second one.
 type dialogue struct {
 	*world
-	datagrams        *net.UDPConn
-	answered, denied atomic.Int64 // when the last datagram was
-	sent             atomic.Int64 // when the last one was sent that was answered
-	server           netip.AddrPort
+	datagrams *net.UDPConn
+	denied    atomic.Int64 // when the last datagram was
+	sent      atomic.Int64 // when the last one was sent that was answered
+	server    netip.AddrPort
+	dials     int // connections that were tried
 }
 
 func (w *world) dialogue() *dialogue {
@@ -67,7 +68,6 @@ func (w *world) dialogue() *dialogue {
 				return
 			}
 			if err == nil && n >= 8 {
-				c.answered.Store(time.Now().UnixNano())
 				c.sent.Store(int64(binary.BigEndian.Uint64(buf)))
 			}
 			c.note(err)
@@ -114,9 +114,21 @@ func (c *dialogue) established() string {
 	return silence
 }
 
-// fresh returns what becomes of a connection that is opened now.
+// fresh returns what becomes of a connection that is opened now. A busy machine may answer late, so silence has to last.
 func (c *dialogue) fresh() (result string) {
 	c.Helper()
+	for range 4 {
+		if result = c.dial(); result != silence {
+			break
+		}
+	}
+	return result
+}
+
+// dial returns what becomes of one connection.
+func (c *dialogue) dial() (result string) {
+	c.Helper()
+	c.dials++
 	c.in("n0p0", func() error {
 		conn, err := net.DialTimeout("tcp4", c.server.String(), 250*time.Millisecond)
 		var timeout net.Error
@@ -321,7 +333,7 @@ func (g engine) test(c *dialogue, program string) {
 		if established := c.established(); established != change.established {
 			c.Errorf("%s: the established connection sees %s, want %s", change.name, established, change.established)
 		}
-		if took := time.Unix(0, c.answered.Load()).Sub(set); change.established != through && took > limit {
+		if took := time.Unix(0, c.sent.Load()).Sub(set); change.established != through && took > limit {
 			c.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, limit)
 		}
 		if is == through {
@@ -410,7 +422,7 @@ func TestChainedCilium(t *testing.T) {
 				defer attach(second, !egress)()
 				limit := soon
 				if by == "tcx" {
-					limit = within // the kernel does not announce it
+					limit = 3 * time.Second // the kernel does not announce it: see noticed
 				}
 				w.eventually("the limit has passed", nil, func() bool { return time.Since(came) > limit })
 				if is := c.established(); is != silence {
@@ -466,7 +478,7 @@ func TestEbtablesRules(t *testing.T) {
 		if is := c.established(); is != silence {
 			t.Errorf("%v: the established connection sees %s", rule, is)
 		}
-		if took := time.Unix(0, c.answered.Load()).Sub(set); took > soon {
+		if took := time.Unix(0, c.sent.Load()).Sub(set); took > soon {
 			t.Errorf("%v: datagrams were answered for %v", rule, took)
 		}
 		ebtables("-D")

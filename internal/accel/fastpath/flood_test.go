@@ -95,7 +95,7 @@ func TestFlood(t *testing.T) {
 	if fast < trips*9/10 {
 		t.Errorf("%d of %d round trips left by the fast path", fast, trips)
 	}
-	if longest > time.Second {
+	if longest > 5*time.Second { // a machine that stalls takes one or two by itself
 		t.Errorf("a round trip took %s", longest)
 	}
 	if most > 100 || now["table-full"] > 0 {
@@ -198,7 +198,7 @@ func TestFullFlowTable(t *testing.T) {
 	took := time.Since(began)
 	t.Logf("flows were deleted after %s", took)
 	// A flow that was never validated is noted by one sweep and deleted by the next.
-	if took > 2*fastpath.SweepInterval+2*time.Second {
+	if took > 2*fastpath.SweepInterval+10*time.Second {
 		t.Errorf("flows were deleted after %s", took)
 	}
 	w.eventually("both connections are accelerated", func() { trip(late); trip(known) }, func() bool { _, fast := connections(); return fast == 2 })

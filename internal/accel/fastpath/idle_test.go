@@ -204,9 +204,12 @@ func TestLongConnectionAmongShort(t *testing.T) {
 			}
 		})
 	}()
-	for turns, was := 0, idle; turns < 6; { // attached for the third time, and detached
+	for turns, was, looked := 0, idle, time.Now(); turns < 6; time.Sleep(5 * time.Millisecond) { // attached for the third time, and detached
 		if now := w.programs(0); now != was && (now == idle || now == sampling) {
 			turns, was = turns+1, now
+		}
+		if time.Since(looked) > time.Minute {
+			t.Fatalf("after %d turns of sampling there are no more", turns)
 		}
 	}
 	e := w.connect().back()
@@ -298,7 +301,7 @@ func TestProgramsOnlyAtActivePods(t *testing.T) {
 				w.accelerate(e)
 				took := time.Since(start)
 				t.Logf("accelerated after %v", took)
-				if took > 3*time.Second {
+				if took > 8*time.Second {
 					t.Errorf("accelerated after %v", took)
 				}
 				return e

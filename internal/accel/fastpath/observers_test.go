@@ -26,7 +26,7 @@ import (
 
 // noticed is how soon a tcx program is noticed that is attached to a device of the fast path: the
 // devices are inspected twice a second.
-const noticed = 2 * time.Second
+const noticed = 10 * time.Second // also on a machine that stalls: nothing else than that inspection finds it
 
 // device returns a device of a node: by its name, or the link of its first pod.
 func (w *world) device(node, name string) (found netlink.Link) {

@@ -286,8 +286,9 @@ type kind struct {
 }
 
 const (
-	// soon is how long packets may be delivered after a change that is notified.
-	soon = 100 * time.Millisecond
+	// soon is how long packets may be delivered after a change that is notified. After any other, flows stay valid for
+	// half a second at least.
+	soon = 400 * time.Millisecond
 	// within is how long after one that is not, with a margin for clocks.
 	within = time.Second + 50*time.Millisecond
 )
@@ -438,17 +439,25 @@ func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time
 		}
 		return time.Since(set) > limit+50*time.Millisecond
 	})
+	affected := func(i int) bool { return hits(m, tr.flows[i].from, tr.flows[i].to) && !k.spares }
+	// On a machine that stalls, datagrams that no rule matches may be late.
+	tr.eventually(fmt.Sprintf("%s on %s, %s: what no rule matches is delivered", k.name, place, m), nil, func() bool {
+		for i := range tr.flows {
+			if !affected(i) && time.Unix(0, tr.flows[i].last.Load()).Sub(set) < limit/2 {
+				return false
+			}
+		}
+		return true
+	})
 	for i := range tr.flows {
 		f := &tr.flows[i]
 		took := time.Unix(0, f.last.Load()).Sub(set)
 		what := fmt.Sprintf("%s on %s, %s: %s to %s", k.name, place, m, f.from, f.to)
-		if hits(m, f.from, f.to) && !k.spares {
+		if affected(i) {
 			longest = max(longest, took)
 			if took > limit {
 				tr.Errorf("%s was delivered for %s, want at most %s", what, took, limit)
 			}
-		} else if took < limit/2 {
-			tr.Errorf("%s was delivered for %s only, though no rule matches", what, took)
 		}
 	}
 	tr.in(place, func() error { return k.turn(policies[node], m, false) })

@@ -202,7 +202,7 @@ func TestPodDoesNotAnswer(t *testing.T) {
 	w.reset(reset.echo)
 	began := time.Now()
 	w.stop(0)
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > 1900*time.Millisecond { // the agent waits 2 s for connections that do not pause
 		t.Errorf("the agent stopped after %s", took)
 	}
 	isAsBefore()

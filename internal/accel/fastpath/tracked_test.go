@@ -51,7 +51,7 @@ func (w *world) isTracked(c net.Conn) (known bool) {
 // that the connection continues when it is used again.
 func TestConntrackTimeouts(t *testing.T) {
 	t.Parallel()
-	var known [2]map[string]time.Duration
+	var known [2]map[string][2]time.Duration
 	t.Run("reference", func(t *testing.T) {
 		for i, name := range []string{"without", "with"} {
 			t.Run(name, func(t *testing.T) {
@@ -65,14 +65,15 @@ func TestConntrackTimeouts(t *testing.T) {
 		is, expired := known[1][name]
 		t.Logf("%s: expired after %v, without the fast path after %v", name, is, want)
 		// Conntrack does not see the last packets.
-		if !expired || is < want-time.Second || is > want+time.Second {
+		if !expired || is[1] < want[0]-time.Second || is[0] > want[1]+time.Second {
 			t.Errorf("%s: expired after %v (%t), without the fast path after %v", name, is, expired, want)
 		}
 	}
 }
 
-// timeouts returns after how long the entries of connections expire that were used for a while.
-func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
+// timeouts returns after how long the entries of connections expire that were used for a while: when each was seen
+// last, and when it was missing first.
+func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 	w.Helper()
 	const stream, long, short = "TCP", "UDP for two seconds", "UDP for less"
 	for _, key := range []string{"tcp_timeout_established", "udp_timeout", "udp_timeout_stream"} {
@@ -97,8 +98,18 @@ func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
 		}
 		last[name] = time.Now()
 	}
+	if accelerated {
+		w.eventually("both connections are accelerated", func() {
+			for name := range conns {
+				use(name)
+			}
+		}, func() bool {
+			_, fast, err := w.paths[0].Connections()
+			return err == nil && fast == len(conns)
+		})
+	}
 	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; {
-		if conns[short] == nil && time.Since(began) > 1500*time.Millisecond {
+		if conns[short] == nil && time.Since(began) > 700*time.Millisecond {
 			conns[short] = w.datagrams()
 		}
 		for name := range conns {
@@ -110,12 +121,16 @@ func (w *world) timeouts(accelerated bool) (known map[string]time.Duration) {
 			w.Errorf("%d of %d connections are accelerated: %v", fast, len(conns), err)
 		}
 	}
-	known = make(map[string]time.Duration)
+	known = make(map[string][2]time.Duration)
+	seen := make(map[string]time.Duration)
 	for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(20 * time.Millisecond) {
 		for name, c := range conns {
 			_, expired := known[name]
+			at := time.Since(last[name])
 			if isTracked := w.isTracked(c); !expired && !isTracked {
-				known[name] = time.Since(last[name])
+				known[name] = [2]time.Duration{seen[name], time.Since(last[name])}
+			} else if !expired {
+				seen[name] = at
 			} else if expired && isTracked {
 				w.Fatalf("%s has an entry again after %v", name, time.Since(last[name]))
 			}

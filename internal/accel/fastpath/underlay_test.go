@@ -192,9 +192,9 @@ func TestRouteChanges(t *testing.T) {
 			if w == tw.reference {
 				p = tw.pings[1]
 			}
-			back := p.back.Load()
+			p.begin() // what was sent before may still be read
 			time.Sleep(2 * soon)
-			if n := p.back.Load() - back; n > 0 {
+			if n := p.back.Load(); n > 0 {
 				t.Errorf("%d datagrams came back without a route", n)
 			}
 			w.resetRoute(0)
@@ -294,9 +294,9 @@ func TestBridgeVLANFiltering(t *testing.T) {
 	link := w.link(1, 0)
 	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanDel(l, 1, true, true, false, false) })
 	time.Sleep(soon)
-	back := p.back.Load()
+	p.begin() // what was sent before may still be read
 	time.Sleep(2 * soon)
-	if n := p.back.Load() - back; n > 0 {
+	if n := p.back.Load(); n > 0 {
 		t.Errorf("%d datagrams came back from a pod in no VLAN", n)
 	}
 	w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanAdd(l, 1, true, true, false, false) })

@@ -24,9 +24,9 @@ const rolledUID = "11111111-2222-3333-4444-555555555555"
 
 // hurry is the pace of tests.
 var hurry = pace{
-	look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 200 * time.Millisecond, silence: time.Second,
+	look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 700 * time.Millisecond, silence: time.Second,
 	burst: time.Millisecond, between: 20 * time.Millisecond, counts: 100 * time.Millisecond, retry: 100 * time.Millisecond,
-	patience: time.Second, doubt: time.Second, events: 10 * time.Millisecond,
+	patience: 5 * time.Second, doubt: time.Second, events: 10 * time.Millisecond,
 }
 
 // member is one node's agent of a cluster in a rollout.
@@ -249,7 +249,7 @@ func TestRolloutInSteps(t *testing.T) {
 func TestRolloutAtOnce(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
 	s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
 	s.wantRollout(t, all, "True Complete", 1, 1, 1)
 }
@@ -313,7 +313,7 @@ func TestRolloutHalts(t *testing.T) {
 func TestRolloutOfNodesThatFallSilent(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
 	eventually(t, "on", func() string {
 		if got := versions(all); !slices.Equal(got, []int64{1, 1, 1}) {
 			return fmt.Sprint(got)
@@ -382,7 +382,7 @@ func TestRolloutWaitsForReady(t *testing.T) {
 	down := nodeNamed(all[0].name, false)
 	down["status"].(object)["conditions"].([]any)[0].(object)["lastTransitionTime"] = "2020-01-01T00:00:00Z"
 	s.put("/api/v1/nodes/"+all[0].name, down)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
 	s.wantRollout(t, all, "False Progressing", 0, 1)
 	never(t, func() bool { return all[0].on() != 0 })
 	s.put("/api/v1/nodes/"+all[0].name, nodeNamed(all[0].name, true))

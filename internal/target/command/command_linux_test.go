@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"slipstream.dev/internal/testenv"
 )
 
@@ -47,10 +49,18 @@ func TestRun(t *testing.T) {
 
 // TestRunEnds: the time is up for all that a command started.
 func TestRunEnds(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	started := filepath.Join(t.TempDir(), "started")
+	if err := unix.Mkfifo(started, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = os.ReadFile(started) // ends once the command has written
+		cancel()
+	}()
 	began := time.Now()
-	err := Run(ctx, []string{"sh", "-c", "sleep 61 & echo $!; wait"})
+	err := Run(ctx, []string{"sh", "-c", `sleep 61 & echo $!; echo >"$1"; wait`, "sh", started})
 	if err == nil || !strings.Contains(err.Error(), "signal: killed: ") {
 		t.Fatalf("got %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -358,7 +359,7 @@ spec:
 		}
 	}
 	text := slipstream("--out", filepath.Join(home, "results"))
-	trials := (&world{home: home}).trials(t)
+	trials := slices.DeleteFunc((&world{home: home}).trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
 	if len(trials) != 8 {
 		t.Errorf("%d trials, want 2 blocks of 2 variants by 2 workloads\n%s", len(trials), text)
 	}

@@ -75,8 +75,8 @@ func Sweep(ctx context.Context, dir string) ([]string, error) {
 	return swept, errors.Join(append(errs, sweepLocks(dir))...)
 }
 
-// fork bounds how long a forked process holds what it inherited, until exec.
-const fork = time.Second
+// fork bounds how long a forked process holds what it inherited, until exec: milliseconds, or as long as it waits for a CPU.
+const fork = 15 * time.Second
 
 // sweep removes one lab. Its lock may outlive the owner for a moment, in a process that the owner was
 // about to start.
@@ -122,7 +122,7 @@ func sweepLocks(dir string) error {
 }
 
 // gone bounds how long devices take to disappear once nothing holds them.
-const gone = 10 * time.Second
+const gone = 30 * time.Second
 
 // tearDown removes the namespaces of a lab. Pods and nodes go first, all at once, so that the kernel
 // destroys them in one batch. The switch stays until the nodes' NICs are gone, the last of their devices.

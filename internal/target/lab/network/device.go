@@ -58,7 +58,7 @@ func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 	raw := a.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
 	return ns.Do(func() error {
-		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+		for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(time.Millisecond) {
 			groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
 			if err != nil {
 				return fmt.Errorf("read multicast groups of %s: %w", device, err)
@@ -69,7 +69,7 @@ func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 				}
 			}
 		}
-		return fmt.Errorf("address %s of %s is not ready after 5 s", a, device)
+		return fmt.Errorf("address %s of %s is not ready after 30 s", a, device)
 	})
 }
 
@@ -77,7 +77,7 @@ func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 // local route in the background too, and forwards or drops packets until then.
 func (ns *Namespace) AwaitLocal(a netip.Addr) error {
 	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: IPNet(netip.PrefixFrom(a, a.BitLen()))}
-	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(time.Millisecond) {
 		routes, err := netns.Dump("local routes", func() ([]netlink.Route, error) {
 			return ns.Netlink.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 		})
@@ -88,7 +88,7 @@ func (ns *Namespace) AwaitLocal(a netip.Addr) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("address %s is not ready after 5 s", a)
+	return fmt.Errorf("address %s is not ready after 30 s", a)
 }
 
 // AddAddress adds an address without duplicate address detection.
