@@ -279,7 +279,7 @@ func trials(t testing.TB, d *record.Dir) []record.Trial {
 	return all
 }
 
-// measured are the trials but those that a run has repeated because a connection stalled, as it does on a busy machine.
+// measured returns the trials without those that the run repeated because a connection stalled.
 func measured(t testing.TB, d *record.Dir) []record.Trial {
 	t.Helper()
 	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })

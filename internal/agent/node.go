@@ -101,11 +101,12 @@ func (a *Agent) take() (changed bool) {
 		}
 	}
 	unplaced := a.unplaced()
+	listed := func(ip netip.Addr) bool { return a.node.pods[ip] != nil }
 	for _, g := range a.groups {
 		if changed {
 			g.since = time.Now()
 		}
-		if a.undecided(g) && (len(g.addresses) == 0 && unplaced || slices.ContainsFunc(g.addresses, func(ip netip.Addr) bool { return a.node.pods[ip] != nil })) {
+		if a.undecided(g) && (len(g.addresses) == 0 && unplaced || slices.ContainsFunc(g.addresses, listed)) {
 			g.sought = true
 		}
 	}

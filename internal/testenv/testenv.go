@@ -82,6 +82,22 @@ func Await(t testing.TB, within time.Duration, what string, holds func() bool) {
 	})
 }
 
+// Retry makes up to so many attempts, and fails with the error of the last: on a busy machine a thread may wait for a CPU
+// at an edge of a window, or all through it.
+func Retry(t testing.TB, attempts int, try func() error) {
+	t.Helper()
+	for n := 1; ; n++ {
+		err := try()
+		if err == nil {
+			return
+		}
+		if n == attempts {
+			t.Fatalf("attempt %d: %v", n, err)
+		}
+		t.Logf("attempt %d: %v", n, err)
+	}
+}
+
 // Stalled reports whether a trial has failed, by its error, because a connection stalled, as it does on a busy
 // machine. A run repeats such a trial.
 func Stalled(err string) bool {

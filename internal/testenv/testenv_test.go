@@ -3,6 +3,8 @@
 package testenv
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -19,12 +21,12 @@ type failing struct {
 
 func (f *failing) Helper() {}
 
+func (f *failing) Logf(string, ...any) {}
+
 func (f *failing) Fatalf(format string, args ...any) {
 	f.said = format
 	for _, a := range args {
-		if s, ok := a.(string); ok {
-			f.said += " " + s
-		}
+		f.said += fmt.Sprint(" ", a)
 	}
 	panic(f)
 }
@@ -48,6 +50,33 @@ func TestEventually(t *testing.T) {
 	}()
 	if !strings.Contains(f.said, "the moon") || !strings.Contains(f.said, "cheese") {
 		t.Errorf("it fails with %q", f.said)
+	}
+}
+
+// TestRetry checks that Retry ends with the first attempt that succeeds, and fails with the last of those that it may make.
+func TestRetry(t *testing.T) {
+	calls := 0
+	fails := func() error {
+		calls++
+		return errors.New("the sky falls")
+	}
+	Retry(t, 3, func() error {
+		if err := fails(); calls < 3 {
+			return err
+		}
+		return nil
+	})
+	if calls != 3 {
+		t.Errorf("%d calls, want 3", calls)
+	}
+	f := new(failing)
+	calls = 0
+	func() {
+		defer func() { _ = recover() }()
+		Retry(f, 2, fails)
+	}()
+	if calls != 2 || !strings.Contains(f.said, "the sky falls") {
+		t.Errorf("after %d calls it fails with %q", calls, f.said)
 	}
 }
 

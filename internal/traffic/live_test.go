@@ -272,8 +272,8 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 	}
 }
 
-// TestPortsOfUDP has nearly all ports of a range in use: each flow of a client has one of its own, which is not its
-// server's, and so has each server.
+// TestPortsOfUDP uses nearly all ports of a small range: each flow of a client gets a port of its own, never its server's,
+// and each server gets one of its own.
 func TestPortsOfUDP(t *testing.T) { inNamespace(t, 10e6, 1<<20, portsOfUDP) }
 
 func portsOfUDP(t *testing.T) {
@@ -285,7 +285,7 @@ func portsOfUDP(t *testing.T) {
 		t.Errorf("%d messages, %d lost, %d answered: %v", client.Messages, client.Lost, server.Messages, err)
 	}
 	ports := make(map[uint16]bool)
-	for range 60 { // which end with the process
+	for range 60 { // servers end with the process
 		s, err := Listen(Spec{Kind: PingPong, UDP: true, Size: 64, Connections: 1}, netip.MustParseAddrPort("127.0.0.1:0"))
 		if err != nil {
 			t.Fatal(err)

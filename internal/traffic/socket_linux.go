@@ -210,9 +210,9 @@ func setOptions(fd int, spec Spec) error {
 }
 
 // reuseAddress lets other sockets with this option have the same address and port: over TCP what is left of an earlier
-// listener's connections, over UDP the flows that begin at a listener. A UDP socket must have its port before: of those
-// that are in use with this option, the kernel would give it one at random (udp_lib_get_port in net/ipv4/udp.c), so that
-// two flows of a client had the same port, or a client that of its server.
+// listener's connections, over UDP the flows that begin at a listener. A UDP socket must get its port before it gets the
+// option. Otherwise the kernel may choose a port that another socket with the option uses (udp_lib_get_port in
+// net/ipv4/udp.c): two flows of a client could share a port, or a client could get its server's.
 func reuseAddress(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return fmt.Errorf("set SO_REUSEADDR: %w", err)

@@ -83,7 +83,7 @@ func TestApplications(t *testing.T) {
 			server, _ := connect(t)
 			driver, _ := connect(t)
 			var ends [2]record.Endpoint
-			retry(t, func() error { // a tool that waits for a CPU all through its warm-up does not know how much to ask for
+			testenv.Retry(t, 5, func() error { // a tool that waits for a CPU all through its warm-up does not know how much to ask for
 				var errs [2]error
 				ends, errs = run(t, server, driver, application(tool), func() {
 					if len(workingIn(t, tmp)) == 0 {
@@ -140,7 +140,7 @@ func TestGRPC(t *testing.T) {
 	const window = 200 * time.Millisecond // and the warm-up, whose calls would count twice over
 	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = v1alpha1.Duration(window), v1alpha1.Duration(window), 3
 	w.Application.Size = 1000
-	retry(t, func() error {
+	testenv.Retry(t, 5, func() error {
 		ends, errs := run(t, server, driver, w, func() {})
 		if err := errors.Join(errs[:]...); err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 // TestServerStopped stops the server's process for 200 ms of a window of 5 s. Each
@@ -36,7 +37,7 @@ func TestServerStopped(t *testing.T) {
 		Protocol: "tcp", IP: 4, Size: 512 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Rate: rate,
 		Warmup: v1alpha1.Duration(200 * time.Millisecond), Duration: v1alpha1.Duration(5 * time.Second),
 	}}
-	retry(t, func() error {
+	testenv.Retry(t, 5, func() error {
 		stopped := make(chan error, 1)
 		ends, errs := run(t, server, driver, w, func() {
 			time.AfterFunc(2*time.Second, func() {

@@ -104,7 +104,7 @@ func TestWindows(t *testing.T) {
 	} {
 		for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
 			t.Run(w.Name+" "+w.Traffic().Protocol+" client "+client, func(t *testing.T) {
-				retry(t, func() error {
+				testenv.Retry(t, 5, func() error {
 					got, errs := run(t, ends[0], ends[1], w, func() {})
 					if err := errors.Join(errs[:]...); err != nil {
 						return err
@@ -136,7 +136,7 @@ func TestWindows(t *testing.T) {
 		t.Run("grpc client "+client, func(t *testing.T) {
 			w := application(v1alpha1.ToolGRPC)
 			w.Application.Warmup, w.Application.Duration = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(300*time.Millisecond)
-			retry(t, func() error {
+			testenv.Retry(t, 5, func() error {
 				got, errs := run(t, ends[0], ends[1], w, func() {}) // which stops an application's server
 				if errs[1] != nil || got[1].Place == "" {
 					return errors.Join(append(errs[:], errors.New("no figures"))...)

@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/traffic"
 )
 
@@ -100,26 +101,11 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 	return ends, errs
 }
 
-// retry makes up to five attempts: on a busy machine a thread may wait for a CPU at an edge of a window, or all through it.
-func retry(t testing.TB, try func() error) {
-	t.Helper()
-	for n := 1; ; n++ {
-		err := try()
-		switch {
-		case err == nil:
-			return
-		case n == 5:
-			t.Fatal(err)
-		}
-		t.Logf("attempt %d: %v", n, err)
-	}
-}
-
 func TestTraffic(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
 	var ends [2]record.Endpoint
-	retry(t, func() error {
+	testenv.Retry(t, 5, func() error {
 		var errs [2]error
 		ends, errs = run(t, server, driver, pingPong(200*time.Millisecond), func() {})
 		if err := errors.Join(errs[:]...); err != nil {
@@ -248,7 +234,7 @@ func TestSample(t *testing.T) {
 // TestSampleSeries: the counters are read every 100 ms within the window, and at its edges.
 func TestSampleSeries(t *testing.T) {
 	c, _ := connect(t)
-	retry(t, func() error {
+	testenv.Retry(t, 5, func() error {
 		s, err := c.Sample(t.Context(), "here", true, 0, 350*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
 		if err != nil {
 			return err

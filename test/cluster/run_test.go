@@ -157,6 +157,11 @@ func resultsOf(t testing.TB, out string) (*record.Dir, []record.Trial) {
 	return d, trials
 }
 
+// measured returns the trials without those that the run repeated because a connection stalled.
+func measured(trials []record.Trial) []record.Trial {
+	return slices.DeleteFunc(trials, func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
+}
+
 func within(t *testing.T, limit time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
@@ -187,7 +192,7 @@ func testRun(t *testing.T, c *Cluster) {
 			t.Fatalf("exit %d:\n%s", code, v.said())
 		}
 		d, trials := resultsOf(t, out)
-		trials = slices.DeleteFunc(trials, func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
+		trials = measured(trials)
 		if len(trials) != count {
 			t.Errorf("%d trials, want %d", len(trials), count)
 		}
@@ -536,11 +541,8 @@ func testCannotRun(t *testing.T, c *Cluster) {
 			t.Errorf("exit %d:\n%s", code, v.said())
 		}
 		_, trials := resultsOf(t, out)
-		for _, tr := range trials {
+		for _, tr := range measured(trials) {
 			_, cpu := tr.Metrics[record.CPUPerGB]
-			if testenv.Stalled(tr.Error) {
-				continue // it was repeated
-			}
 			if tr.Status != record.StatusOK || cpu || !warned(tr, record.WarnNoCPUs) {
 				t.Errorf("trial %+v", tr)
 			}
@@ -580,7 +582,7 @@ func testThrottled(t *testing.T, c *Cluster) {
 		t.Fatalf("exit %d:\n%s", code, v.said())
 	}
 	_, trials := resultsOf(t, out)
-	trials = slices.DeleteFunc(trials, func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
+	trials = measured(trials)
 	if len(trials) != 1 || !warned(trials[0], record.WarnThrottled) || !warned(trials[0], record.WarnNoCPUs) {
 		t.Errorf("trials %+v", trials)
 	}

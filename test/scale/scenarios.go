@@ -316,8 +316,8 @@ func upgrade(ctx context.Context, f *fleet) ([]time.Duration, error) {
 }
 
 func eventLimits(f *fleet, p phase) []string {
-	// In any phase each watch has a bookmark every minute (defaultBookmarkFrequency of k8s.io/apiserver's cacher), and each
-	// agent hears of its node's status, which a kubelet renews.
+	// In every phase the API server sends a bookmark to each watch once a minute (defaultBookmarkFrequency of
+	// k8s.io/apiserver's cacher), and each agent the status that its node's kubelet renews.
 	minutes := p.Seconds / time.Minute.Seconds()
 	usual := int(minutes * (float64(p.Watches) + float64(f.nodes+1)*time.Minute.Seconds()/statusTime.Seconds()))
 	if most := nodeEvents * (f.nodes + 1); p.Events-usual > most {
@@ -381,8 +381,8 @@ func outageLimits(f *fleet, p phase) (all []string) {
 	if p.Done[2] > backIn {
 		all = append(all, fmt.Sprintf("all agents were back after %.0f s, want %.0f", p.Done[2], backIn))
 	}
-	// An agent comes back with nine requests, and how many come in the same second is chance: of few agents four deviations
-	// are exceeded in one run of some hundred, so that two more may.
+	// An agent comes back with nine requests, and how many agents come in the same second is chance. With few agents, four
+	// standard deviations are exceeded once in some hundred runs, so two more agents are allowed.
 	mean := peakRate * float64(f.nodes+1) / 1000
 	if most := int(mean+4*9*math.Sqrt(mean/9)) + 2*9; p.WorstSecond > most {
 		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))

@@ -285,7 +285,7 @@ func TestMACMoves(t *testing.T) {
 		[]tap{one, other}[sent%2].sendFrom(taken, 0x88b5)
 		sent++
 	}, func() bool { return f.Generation() >= before+3 })
-	if sent > 100 { // an agent that is late misses some
+	if sent > 40 { // an agent that is late misses some; what is not notified would take three inspections, and 68 moves
 		t.Errorf("three invalidations took %d moves", sent)
 	}
 	restless := func() bool {

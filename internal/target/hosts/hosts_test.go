@@ -464,6 +464,12 @@ func (w *world) trials(t *testing.T) (all []record.Trial) {
 	return all
 }
 
+// measured returns the trials without those that the run repeated because a connection stalled.
+func (w *world) measured(t *testing.T) []record.Trial {
+	t.Helper()
+	return slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
+}
+
 // TestExperiment: every variant gives figures, by a user who becomes root where a variant needs it.
 func TestExperiment(t *testing.T) {
 	t.Parallel()
@@ -480,7 +486,7 @@ func TestExperiment(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	trials := slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
+	trials := w.measured(t)
 	if len(trials) != 16 {
 		t.Errorf("%d trials, want 2 blocks of 4 variants by 2 workloads", len(trials))
 	}
@@ -548,7 +554,7 @@ func TestResume(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	seen := make(map[string]int)
-	trials := slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
+	trials := w.measured(t)
 	for _, trial := range trials {
 		seen[fmt.Sprint(trial.Block, trial.Variant, trial.Workload)]++
 		if trial.Status != record.StatusOK {
@@ -599,7 +605,7 @@ func TestDropOff(t *testing.T) {
 	nodes[1].start(w)
 	text, err := p.end()
 	failed := 0
-	trials := slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
+	trials := w.measured(t)
 	for _, trial := range trials {
 		if trial.Status != record.StatusOK {
 			failed++

@@ -99,7 +99,7 @@ func (l policed) datagrams(t *testing.T, place string) <-chan string {
 	return texts
 }
 
-// next is the text that comes next.
+// next returns the next text, and fails the test if none comes within 20 s.
 func next(t *testing.T, texts <-chan string) string {
 	t.Helper()
 	select {
