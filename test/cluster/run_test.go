@@ -431,8 +431,8 @@ func testWorkerKilled(t *testing.T, c *Cluster) {
 		}
 	}
 	// If the connection closes before the status arrives, client-go reports success.
-	how := regexp.MustCompile(`the worker in pod \S+ (ended with signal 9|exited unexpectedly)`)
-	if good != 4 || len(failed) != 1 || !how.MatchString(failed[0]) {
+	killed := regexp.MustCompile(`the worker in pod \S+/server-0-\S+ (ended with signal 9|exited unexpectedly)`)
+	if good != 4 || len(failed) != 1 || !killed.MatchString(failed[0]) {
 		t.Errorf("%d good trials, failed: %q", good, failed)
 	}
 	unchanged(t, c, before)
