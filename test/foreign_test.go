@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/testenv"
@@ -80,6 +83,20 @@ func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64
 // inside runs fn in a network namespace that has a name.
 func inside(ns string, fn func() error) error { return netns.DoAt("/run/netns/"+ns, fn) }
 
+func congestionControl(t testing.TB, c *net.TCPConn) (name string) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var optErr error
+	err = raw.Control(func(fd uintptr) { name, optErr = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
+	if err != nil || optErr != nil {
+		t.Fatal(err, optErr)
+	}
+	return strings.TrimRight(name, "\x00")
+}
+
 // echo has a namespace listen at a port and send back what one connection sends.
 func echo(t testing.TB, ns string) (port int) {
 	t.Helper()
@@ -132,6 +149,9 @@ func TestForeignLabs(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
+			if got := congestionControl(t, c.(*net.TCPConn)); got != "cubic" {
+				t.Errorf("the connection has the congestion control %s; measure.sh needs cubic from the first packet", got)
+			}
 			sent, got := bytes.Repeat([]byte("slipstream "), 100), make([]byte, 1100)
 			trips := func(n int) {
 				t.Helper()

@@ -124,6 +124,14 @@ routed() { # NAME I
 	RULES
 }
 
+# Every connection by these routes uses CUBIC from its first packet. A program that asks for it later, as iperf3 -C does, keeps the
+# pacing that BBR has switched on if that is the machine's default: a timer per packet.
+cubic() { # NAMESPACE
+	local route
+	# shellcheck disable=SC2086 # a route is many arguments
+	ip -n "$1" route show | while read -r route; do ip -n "$1" route change $route congctl cubic; done
+}
+
 # As kube-proxy in nftables mode writes a ClusterIP with one endpoint.
 service() { # NAME I
 	in_ns "$1-n$2" nft -f - <<-'RULES'
@@ -169,6 +177,10 @@ up() { # SHAPE NAME [none]
 	if [ "$1" = kube-proxy ]; then
 		for i in 0 1; do service "$2" "$i"; done
 	fi
+	for i in 0 1; do
+		cubic "$2-n$i"
+		cubic "$2-n${i}p0"
+	done
 }
 
 down() { # NAME

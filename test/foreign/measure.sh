@@ -5,7 +5,7 @@
 #   measure.sh SHAPE BLOCKS PAIRS FOLDER [none]    as root; slipstream is looked for on the PATH; none: NICs without offloads
 #   slipstream import --pattern '{variant}/{pairs}-{block}-{pair}.json' --baseline native FOLDER
 #
-# A pair is an iperf3 process of its own on each side. All use CUBIC, as the machine's default may differ.
+# A pair is an iperf3 process of its own on each side.
 set -euo pipefail
 [[ $# = 4 || "$#-${5-}" = 5-none ]] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 shape=$1 blocks=$2 pairs=$3 folder=$4
@@ -45,7 +45,7 @@ measure() { # VARIANT BLOCK CLIENT-NAMESPACE SERVER-ADDRESS
 	local i clients=()
 	mkdir -p "$folder/$1"
 	for ((i = 1; i <= pairs; i++)); do
-		ip netns exec "$3" iperf3 -c "$4" -p $((5200 + i)) -C cubic -O 1 -t 2 --connect-timeout 3000 -J >"$folder/$1/$pairs-$2-$i.json" &
+		ip netns exec "$3" iperf3 -c "$4" -p $((5200 + i)) -O 1 -t 2 --connect-timeout 3000 -J >"$folder/$1/$pairs-$2-$i.json" &
 		clients+=($!)
 	done
 	wait "${clients[@]}"
