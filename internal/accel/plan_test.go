@@ -159,7 +159,12 @@ func TestPlanWithoutRPS(t *testing.T) {
 	if _, err := planned(in, openSys(t, dir), nil, devices); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "CONFIG_RPS") {
 		t.Errorf("device without rps_cpus: %v, want it to name CONFIG_RPS", err)
 	}
-	if err := os.Remove(filepath.Join(dir, "class/net/eth0")); err != nil {
+	link := filepath.Join(dir, "class/net/eth0")
+	device, err := filepath.EvalSymlinks(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(link), os.RemoveAll(device)); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := planned(in, openSys(t, dir), nil, devices); err != nil || got != nil {

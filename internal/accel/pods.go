@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -60,6 +61,9 @@ type Finder struct {
 	// numbers are those that namespaces had, by inode. They only order the
 	// candidates, as inodes and numbers are used again.
 	numbers map[uint64]int
+	// last are the files that numbers were found by. They are tried first: without them every look at a pod that is known would
+	// list all pinned files, or all processes of the node.
+	last map[int]candidate
 }
 
 // NewFinder is a finder for the calling thread's network namespace.
@@ -68,7 +72,7 @@ func NewFinder(proc string, dirs ...string) (*Finder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	return &Finder{proc: proc, dirs: dirs, links: links, numbers: make(map[uint64]int)}, nil
+	return &Finder{proc: proc, dirs: dirs, links: links, numbers: make(map[uint64]int), last: make(map[int]candidate)}, nil
 }
 
 // Close lets go of what NewFinder opened.
@@ -131,6 +135,18 @@ func (f *Finder) ofProcesses() []candidate {
 // them.
 func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	found := make(map[int]*Namespace)
+	for _, number := range numbers {
+		c, ok := f.last[number]
+		if !ok {
+			continue
+		}
+		if f.open(c, numbers, found); found[number] == nil {
+			delete(f.last, number) // another one has the file
+		}
+	}
+	if len(found) == len(numbers) {
+		return found
+	}
 	pinned := f.pinned()
 	seen := pinned
 	processes := sync.OnceValue(func() []candidate {
@@ -179,6 +195,7 @@ func (f *Finder) forget(seen []candidate) {
 		}
 	}
 	f.numbers = numbers
+	maps.DeleteFunc(f.last, func(_ int, c candidate) bool { _, known := numbers[c.inode]; return !known })
 }
 
 // open adds a candidate to found if its number is one of those looked for.
@@ -201,6 +218,7 @@ func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 		return
 	}
 	found[number] = &Namespace{File: c.file, handle: handle}
+	f.last[number] = c
 }
 
 // FindAddress opens the network namespace in which an interface has the address,

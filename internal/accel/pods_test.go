@@ -103,6 +103,28 @@ func TestFinder(t *testing.T) {
 		must(t, found[number].Close())
 	}
 
+	// What is known is found without a list of all; a file that another namespace has by now is not it.
+	f.proc, f.dirs = filepath.Join(dir, "none"), nil
+	found := f.Find(number)
+	if len(found) != 1 || found[number].File != want {
+		t.Fatalf("found %v of what is known, want %s", found, want)
+	}
+	must(t, found[number].Close())
+	must(t, unix.Unmount(want, unix.MNT_DETACH))
+	pin(t, other, want)
+	if found := f.Find(number); len(found) != 0 {
+		t.Errorf("found %v by a file that another namespace has", found)
+	}
+	moved := filepath.Join(dir, "5")
+	pin(t, elsewhere, moved)
+	f.dirs = []string{dir}
+	if found = f.Find(number); len(found) != 1 || found[number].File != moved {
+		t.Fatalf("found %v, want %s", found, moved)
+	}
+	must(t, found[number].Close())
+	must(t, unix.Unmount(want, unix.MNT_DETACH))
+	want = moved
+
 	// By an address: that of one namespace, not of two.
 	giveAddress := func(ns netns.Handle, cidr string) {
 		must(t, netns.Do(ns, func() error {

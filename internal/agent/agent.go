@@ -361,7 +361,7 @@ func (a *Agent) shrink() {
 // Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands
 // of devices. restAtMost bounds the resulting interval.
 const (
-	restFor    = 400
+	restFor    = 1000
 	restAtMost = 10
 )
 
