@@ -75,8 +75,10 @@ type Cluster struct {
 	dirty  chan struct{}
 	// turns are the policies that select the node, by UID.
 	turns map[types.UID]*turn
-	clock serverClock
-	pace  pace
+	// complete are the policies that select the node with every default.
+	complete map[version]complete
+	clock    serverClock
+	pace     pace
 	// sharedLimit bounds writes to policies.
 	sharedLimit flowcontrol.RateLimiter
 	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
@@ -105,7 +107,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 // New prepares the watches. It sends no request yet.
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
-		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), pace: usualPace,
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[version]complete), pace: usualPace,
 		sharedLimit: flowcontrol.NewTokenBucketRateLimiter(2, 5),
 	}
 	c.losses = c.readLosses
@@ -312,6 +314,34 @@ func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
 	return n != nil && p.Spec.SelectsNode(n.Labels)
 }
 
+// version of a policy: its spec is the same for as long as these are.
+type version struct {
+	name       string
+	uid        types.UID
+	generation int64
+}
+
+func versionOf(p *v1alpha1.AccelerationPolicy) version { return version{p.Name, p.UID, p.Generation} }
+
+// complete is a policy with every default, or what is wrong with it.
+type complete struct {
+	*v1alpha1.AccelerationPolicy
+	err error
+}
+
+// completed returns p.Complete(), which parses the policy, without parsing the same version again: rollouts look at each
+// policy once a second.
+func (c *Cluster) completed(p *v1alpha1.AccelerationPolicy) (*v1alpha1.AccelerationPolicy, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of, ok := c.complete[versionOf(p)]
+	if !ok {
+		of.AccelerationPolicy, of.err = p.Complete()
+		c.complete[versionOf(p)] = of
+	}
+	return of.AccelerationPolicy, of.err
+}
+
 // desired returns what the policies want here, without the pods, and whether a policy selects pods.
 func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 	node, all := c.node(), c.policies()
@@ -321,7 +351,7 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 			continue
 		}
 		policy := agent.Policy{Name: p.Name, Generation: p.Generation}
-		complete, err := p.Complete()
+		complete, err := c.completed(p)
 		if err != nil {
 			policy.Invalid = err
 			d.Policies = append(d.Policies, policy)

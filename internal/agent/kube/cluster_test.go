@@ -41,11 +41,17 @@ type api struct {
 	refuse func(verb, path string) int
 	// prune is what a schema that does not know fields does, where it is not nil.
 	prune func(object)
-	// asked counts requests by verb and resource, and those refused as stale as "conflict".
+	// token is needed where it is not empty.
+	token string
+	// asked counts requests by verb and resource, those refused as stale as "conflict", and for their token as
+	// "unauthorized".
 	asked map[string]int
-	// past are all changes, for watches that begin in the past; sent are those that watches were told.
-	past []change
-	sent int
+	// past are the changes since a version, for watches that begin in the past; sent are those that watches were told.
+	past  []change
+	since int
+	sent  int
+	// dead: it answers nothing.
+	dead bool
 }
 
 // change is what a watch is told, and when.
@@ -136,9 +142,18 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	path := strings.TrimSuffix(r.URL.Path, "/status")
 	s.mu.Lock()
-	s.asked[verb+" "+resource]++
+	known := s.token == "" || r.Header.Get("Authorization") == "Bearer "+s.token
+	if known {
+		s.asked[verb+" "+resource]++
+	} else {
+		s.asked["unauthorized"]++
+	}
 	refuse := s.refuse
 	s.mu.Unlock()
+	if !known {
+		s.fail(w, http.StatusUnauthorized, "Unauthorized")
+		return
+	}
 	if refuse != nil {
 		if code := refuse(verb, r.URL.Path); code != 0 {
 			s.fail(w, code, map[int]string{401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 429: "TooManyRequests", 500: "InternalError"}[code])
@@ -288,6 +303,25 @@ func merge(to, patch any) any {
 	return o
 }
 
+// kill ends all watches. Nothing is answered until it is started again, and then watches cannot begin in the past.
+func (s *api) kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dead = true
+	for ch := range s.watchers {
+		close(ch)
+	}
+	clear(s.watchers)
+	s.version++ // something has always changed
+	s.past, s.since = nil, s.version
+}
+
+func (s *api) start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dead = false
+}
+
 func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string) bool) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
@@ -295,6 +329,9 @@ func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string
 	defer timeout.Stop()
 	ch := make(chan object, 1000)
 	s.mu.Lock()
+	if from < s.since {
+		ch <- object{"type": "ERROR", "object": object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone}}
+	}
 	for _, c := range s.past {
 		if c.version > from && selected(c.path) {
 			ch <- c.event
@@ -316,7 +353,10 @@ func (s *api) watch(w http.ResponseWriter, r *http.Request, selected func(string
 			return
 		case <-timeout.C:
 			return
-		case e := <-ch:
+		case e, ok := <-ch:
+			if !ok {
+				return
+			}
 			s.mu.Lock()
 			s.sent++
 			b, _ := json.Marshal(e)

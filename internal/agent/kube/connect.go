@@ -3,9 +3,11 @@ package kube
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -48,6 +52,11 @@ func (c *Cluster) connect(config *rest.Config) error {
 	}
 	config = rest.CopyConfig(config)
 	config.Wrap(c.clock.follow)
+	if file := config.BearerTokenFile; file != "" {
+		// client-go's own use of the file goes on with a refused token for up to a minute.
+		config.BearerToken, config.BearerTokenFile = "", ""
+		config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
+	}
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	if config.UserAgent == "" {
 		config.UserAgent = userAgent
@@ -56,7 +65,8 @@ func (c *Cluster) connect(config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	c.gate = &gate{next: plain.Transport, period: usualPace.outage, log: c.options.Log, closed: make(chan struct{})}
+	plain.Transport = renewed(plain.Transport)
+	c.gate = newGate(plain.Transport, c.options.Log)
 	gated := &http.Client{Transport: c.gate}
 	for _, of := range []struct {
 		to    *rest.Interface
@@ -65,8 +75,8 @@ func (c *Cluster) connect(config *rest.Config) error {
 		qps   float32
 		burst int
 	}{
-		{&c.clients.watchCore, gated, corev1.SchemeGroupVersion, 1, 10},
-		{&c.clients.watchOurs, gated, v1alpha1.GroupVersion, 1, 10},
+		{&c.clients.watchCore, gated, corev1.SchemeGroupVersion, -1, 0}, // the gate limits both
+		{&c.clients.watchOurs, gated, v1alpha1.GroupVersion, -1, 0},
 		{&c.clients.status, plain, v1alpha1.GroupVersion, 1, 5},
 		{&c.clients.shared, plain, v1alpha1.GroupVersion, -1, 0}, // sharedLimit is its limit
 		{&c.clients.nodes, plain, corev1.SchemeGroupVersion, 5, 20},
@@ -90,13 +100,37 @@ func (c *Cluster) connect(config *rest.Config) error {
 	return nil
 }
 
+// renewed sends a request again whose token is refused. By then client-go has dropped the token, and reads its file anew, so a
+// token that was replaced before its time costs no write. Otherwise the first agents that write for all others would fail, and by the
+// time one succeeds, many would be under way.
+func renewed(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		answer, err := next.RoundTrip(r)
+		if err != nil || answer.StatusCode != http.StatusUnauthorized || r.Body != nil && r.GetBody == nil {
+			return answer, err
+		}
+		again := r.Clone(r.Context())
+		if r.GetBody != nil {
+			if again.Body, err = r.GetBody(); err != nil {
+				return answer, nil //nolint:nilerr // the answer says what is wrong
+			}
+		}
+		_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // or the connection could not be used again
+		_ = answer.Body.Close()
+		return next.RoundTrip(again)
+	})
+}
+
 // gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
 // tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
-// were refused for a while would wait for up to a minute, and those that were not come all at once.
+// were refused for a while would wait for up to a minute, and those that were not come all at once. It also bounds
+// the requests of an agent: one that comes back has six at once, and where chance has many agents come in one second, that
+// second would have twice the mean.
 type gate struct {
 	next   http.RoundTripper
 	period time.Duration
+	limit  flowcontrol.RateLimiter
 	log    *slog.Logger
 	closed chan struct{}
 	once   sync.Once
@@ -106,10 +140,21 @@ type gate struct {
 	until time.Time
 }
 
+func newGate(next http.RoundTripper, log *slog.Logger) *gate {
+	// Enough for the watches of an agent that starts.
+	return &gate{next: next, period: usualPace.outage, limit: flowcontrol.NewTokenBucketRateLimiter(2, 2), log: log, closed: make(chan struct{})}
+}
+
 // RoundTrip sends a request without a body, again and again until there is an answer.
 func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	for {
+		if resumes(r) && g.isShut() {
+			return expired(r), nil
+		}
 		if err := g.wait(r.Context()); err != nil {
+			return nil, err
+		}
+		if err := g.limit.Wait(r.Context()); err != nil {
 			return nil, err
 		}
 		answer, err := g.next.RoundTrip(r)
@@ -123,6 +168,29 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		g.shut(err)
+	}
+}
+
+func (g *gate) isShut() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.until.IsZero()
+}
+
+// resumes reports whether a request continues a watch.
+func resumes(r *http.Request) bool {
+	q := r.URL.Query()
+	return q.Get("watch") != "" && q.Get("resourceVersion") != ""
+}
+
+// expired is what an API server that has restarted answers to a watch that an earlier one had begun, as it
+// has no past. The gate gives the same answer for one that cannot be reached, and the reflector's next request is a list: that
+// saves a third of what a thousand agents send when it is back.
+func expired(r *http.Request) *http.Response {
+	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`
+	return &http.Response{
+		Status: "410 Gone", StatusCode: http.StatusGone, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
+		Header: http.Header{"Content-Type": {runtime.ContentTypeJSON}}, Body: io.NopCloser(strings.NewReader(status)),
 	}
 }
 

@@ -176,13 +176,18 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	return version
 }
 
-// forget drops the turns of policies that no longer select the node.
+// forget drops the turns of policies that no longer select the node, and versions of policies that are not current.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
+	turns, versions := make(map[types.UID]bool), make(map[version]bool)
+	for _, p := range all {
+		if selects(p, node) {
+			turns[p.UID], versions[versionOf(p)] = true, true
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool {
-		return !slices.ContainsFunc(all, func(p *v1alpha1.AccelerationPolicy) bool { return p.UID == uid && selects(p, node) })
-	})
+	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
+	maps.DeleteFunc(c.complete, func(v version, _ complete) bool { return !versions[v] })
 }
 
 func (c *Cluster) readLosses() losses {
@@ -242,7 +247,7 @@ func (c *Cluster) rollOut(ctx context.Context) {
 
 // advance does what is due in the rollout of one policy.
 func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, look *timer) error {
-	if _, err := p.Complete(); err != nil {
+	if _, err := c.completed(p); err != nil {
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
 	step, rest := p.Spec.Steps()

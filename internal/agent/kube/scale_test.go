@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,7 +98,9 @@ func (b body) Close() error {
 type fleet struct {
 	*api
 	agents []*hollow
-	stop   func()
+	// tokenFile has the agents' token.
+	tokenFile string
+	stop      func()
 }
 
 type hollow struct {
@@ -141,7 +142,8 @@ func (h *hollow) change(by func(*agent.Status)) {
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
 	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
-	f := &fleet{api: s}
+	f := &fleet{api: s, tokenFile: filepath.Join(t.TempDir(), "token")}
+	f.renewToken(t, "first")
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	f.stop = func() {
@@ -161,12 +163,31 @@ func newFleet(t *testing.T, n int) *fleet {
 
 func (f *fleet) start(t *testing.T, running *sync.WaitGroup, ctx context.Context, node string) *hollow { //nolint:revive // the context is the fleet's
 	t.Helper()
-	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: f.api}}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	down := func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.dead
+	}
+	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: f.api, down: down}, BearerTokenFile: f.tokenFile}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.losses = func() losses { return losses{} }
 	h := &hollow{Cluster: c}
 	running.Go(func() { c.Run(ctx, h.set) })
 	return h
+}
+
+// renewToken revokes the agents' token and gives them another.
+func (f *fleet) renewToken(t *testing.T, token string) {
+	t.Helper()
+	must(t, os.WriteFile(f.tokenFile, []byte(token), 0o600))
+	f.accept(token)
+}
+
+// accept makes a token the only one that the API server accepts.
+func (f *fleet) accept(token string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.token = token
 }
 
 // during returns what was asked while something was done, and the events that watches were told.
@@ -429,11 +450,11 @@ func TestOutage(t *testing.T) {
 				perSecond := make(map[int]int)
 				var all sync.WaitGroup
 				for range n {
-					g := &gate{period: usualPace.outage, log: slog.New(slog.DiscardHandler), closed: make(chan struct{}), next: &wire{down: down, api: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+					g := newGate(&wire{down: down, api: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 						mu.Lock()
 						defer mu.Unlock()
 						perSecond[int(time.Since(began).Seconds())]++
-					})}}
+					})}, slog.New(slog.DiscardHandler))
 					for range 2 {
 						all.Go(func() {
 							time.Sleep(rand.N(50 * time.Millisecond))
@@ -458,10 +479,82 @@ func TestOutage(t *testing.T) {
 	}
 }
 
+// An agent that comes back after an outage lists what it watches, and watches it: it does not ask an API server that has
+// restarted to go on where another one was.
+func TestBackAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 20
+		f := newFleet(t, n)
+		defer f.stop()
+		asked, _ := f.during(func() {
+			f.kill()
+			time.Sleep(20 * time.Second)
+			f.api.start()
+			time.Sleep(time.Minute)
+		})
+		atMost(t, asked, map[string]int{"list nodes": n, "watch nodes": n, "list accelerationpolicies": n, "watch accelerationpolicies": n})
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(10 * time.Second)
+		for i, h := range f.agents {
+			if h.applied.IsZero() {
+				t.Errorf("node%d does not have a policy that came after the outage", i)
+			}
+		}
+	})
+}
+
+// The lists and watches of one agent do not come all at once.
+func TestGateIsPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, n := time.Now(), 0
+		g := newGate(roundTripper(func(*http.Request) (*http.Response, error) {
+			if n++; time.Since(began).Seconds() < float64(n-2)/2 {
+				t.Errorf("request %d after %s, want two at once and two a second", n, time.Since(began))
+			}
+			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+		}), slog.New(slog.DiscardHandler))
+		for range 8 {
+			r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
+			if _, err := g.RoundTrip(r); err != nil {
+				t.Error(err)
+			}
+		}
+		if n != 8 || time.Since(began) > 4*time.Second {
+			t.Errorf("%d requests in %s", n, time.Since(began))
+		}
+	})
+}
+
+// Agents whose token is replaced before its time write a policy's status once, as with a token that lasts.
+func TestTokenIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100
+		f := newFleet(t, n)
+		defer f.stop()
+		// An agent that has just written will use the same token again.
+		for _, h := range f.agents {
+			h.change(func(s *agent.Status) { s.Settings++ })
+		}
+		time.Sleep(usualPace.counts * 5 / 4)
+		f.renewToken(t, "second")
+		asked, _ := f.during(func() {
+			f.put(policyPath+"all", everywhere("all", object{}))
+			time.Sleep(3 * time.Minute)
+		})
+		delete(asked, "watch nodes")
+		delete(asked, "watch accelerationpolicies")
+		atMost(t, asked, map[string]int{
+			"patch nodeaccelerations/status": n * 102 / 100, "patch accelerationpolicies/status": 3 + 10, "conflict": 10, "unauthorized": n * 11 / 10,
+			"get nodeaccelerations": 10, "list nodes": 10,
+		})
+	})
+}
+
 // A gate that is closed, or whose request has no more time, lets go of it.
 func TestGateGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &gate{period: time.Hour, log: slog.New(slog.DiscardHandler), closed: make(chan struct{}), next: &wire{down: func() bool { return true }}}
+		g := newGate(&wire{down: func() bool { return true }}, slog.New(slog.DiscardHandler))
+		g.period = time.Hour
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		r, _ := http.NewRequestWithContext(ctx, "GET", "http://api/", nil)
@@ -542,55 +635,36 @@ func TestThrottled(t *testing.T) {
 // A token that has expired is read again from its file.
 func TestTokenExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
-		s.put(nodePath, nodeObject(nil))
-		var valid atomic.Value
-		file := filepath.Join(t.TempDir(), "token")
-		renew := func(token string) { must(t, os.WriteFile(file, []byte(token), 0o600)) }
-		expire := func(token string) { valid.Store("Bearer " + token) }
-		renew("first")
-		expire("first")
-		refused := 0
-		guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization") != valid.Load() {
-				refused++
-				s.fail(w, http.StatusUnauthorized, "Unauthorized")
-				return
-			}
-			s.ServeHTTP(w, r)
-		})
-		c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: guarded}, BearerTokenFile: file}, Options{Node: "node0", Log: slog.New(slog.DiscardHandler)})
-		must(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { c.Run(ctx, func(agent.Desired) {}) })
-		defer running.Wait()
-		defer cancel()
+		f := newFleet(t, 1)
+		defer f.stop()
+		agent0 := f.agents[0]
 		settings := func() string {
-			status, _ := s.get(statePath)["status"].(object)
+			status, _ := f.get(statePath)["status"].(object)
 			return fmt.Sprint(status["settings"])
 		}
-		c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Settings: 1})
+		agent0.change(func(s *agent.Status) { *s = agent.Status{Reason: v1alpha1.ReasonHeld, Settings: 1} })
 		time.Sleep(time.Minute)
 		if got := settings(); got != "1" {
 			t.Fatalf("settings are %s, want 1", got)
 		}
-		expire("second")
-		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Settings: 2})
-		time.Sleep(5 * time.Minute)
-		if got := settings(); got != "1" || refused == 0 || refused > 5*60/10*2 {
+		f.accept("second")
+		asked, _ := f.during(func() {
+			agent0.change(func(s *agent.Status) { *s = agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Settings: 2} })
+			time.Sleep(5 * time.Minute)
+		})
+		if got, refused := settings(), asked["unauthorized"]; got != "1" || refused == 0 || refused > 2*5*60/10*2 {
 			t.Errorf("with an expired token settings are %s, and %d requests were refused, want some", got, refused)
 		}
-		renew("second")
-		time.Sleep(2 * time.Minute) // client-go reads the file once a minute
+		f.renewToken(t, "second")
+		time.Sleep(time.Minute)
 		if got := settings(); got != "2" {
 			t.Errorf("with the new token settings are %s, want 2", got)
 		}
 		// Watches that the old token began end, and others begin.
 		time.Sleep(20 * time.Minute)
-		s.put(policyPath+"late", everywhere("late", object{}))
+		f.put(policyPath+"late", everywhere("late", object{}))
 		time.Sleep(time.Minute)
-		if p := c.policies(); len(p) != 1 {
+		if p := agent0.policies(); len(p) != 1 {
 			t.Errorf("%d policies are known, want 1", len(p))
 		}
 	})
