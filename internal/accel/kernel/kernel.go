@@ -91,14 +91,14 @@ func OpenSysfs(dir string) (s Sysfs, err error) {
 func (s Sysfs) Close() error { return errors.Join(s.dir.Close(), s.Root.Close()) }
 
 // open opens a path beneath the folder as os.Root would. The kernel can ask to try
-// again, where something was mounted or renamed anywhere meanwhile; then os.Root does. An *os.File for each would be a
-// third of the time that a thousand devices take.
+// again, where something was mounted or renamed anywhere meanwhile; then os.Root does. It returns no *os.File, whose
+// system calls and garbage count where there are a thousand devices.
 func (s Sysfs) open(path string, flags int) (fd int, err error) {
 	beneath := func(path string) (int, error) {
 		return unix.Openat2(int(s.dir.Fd()), path, &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
 	}
 	if device, ok := strings.CutPrefix(path, "class/net/"); ok {
-		// That is a link. Where it leads for a virtual device, half as many folders are to be passed, and a node has a thousand veths.
+		// NAME is a link, and the way through it has twice as many folders as the way to a virtual device, as most devices are.
 		if fd, err = beneath("devices/virtual/net/" + device); err == nil {
 			return fd, nil
 		}

@@ -124,9 +124,9 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 // gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
 // tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
-// were refused for a while would wait for up to a minute, and those that were not come all at once. It also bounds
-// the requests of an agent: one that comes back has six at once, and where chance has many agents come in one second, that
-// second would have twice the mean.
+// were refused for a while would wait for up to a minute, and those that were not come all at once. It also passes
+// two requests a second at most: an agent that comes back has six, and a second in which many agents happen to come back would
+// have twice the mean.
 type gate struct {
 	next   http.RoundTripper
 	period time.Duration
@@ -141,7 +141,6 @@ type gate struct {
 }
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
-	// Enough for the watches of an agent that starts.
 	return &gate{next: next, period: usualPace.outage, limit: flowcontrol.NewTokenBucketRateLimiter(2, 2), log: log, closed: make(chan struct{})}
 }
 
