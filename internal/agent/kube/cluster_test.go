@@ -523,6 +523,35 @@ func TestCluster(t *testing.T) {
 	})
 }
 
+// A version of a policy is parsed once, and forgotten when there is another.
+func TestPolicyIsParsedOnce(t *testing.T) {
+	c := &Cluster{complete: make(map[version]complete)}
+	node := &corev1.Node{}
+	policy := func(generation int64, cpus string) *v1alpha1.AccelerationPolicy {
+		return &v1alpha1.AccelerationPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: "all", UID: "u-2", Generation: generation},
+			Spec: v1alpha1.AccelerationPolicySpec{All: true, Accelerate: []v1alpha1.PolicyAccelerator{
+				{Accelerator: v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DevicePod}, CPUs: cpus}}},
+			}},
+		}
+	}
+	first, err := c.completed(policy(1, "0"))
+	must(t, err)
+	if again, _ := c.completed(policy(1, "0")); again != first {
+		t.Error("the same version is parsed again")
+	}
+	invalid := policy(2, "x")
+	for range 2 {
+		if _, err := c.completed(invalid); err == nil {
+			t.Error("an invalid version has no error")
+		}
+	}
+	c.forget([]*v1alpha1.AccelerationPolicy{invalid}, node)
+	if len(c.complete) != 1 {
+		t.Errorf("%d versions are known, want the current one", len(c.complete))
+	}
+}
+
 func TestSelectedCondition(t *testing.T) {
 	s := newAPI(t)
 	s.put(nodePath, nodeObject(object{"zone": "a"}))
