@@ -98,7 +98,7 @@ func (s Sysfs) open(path string, flags int) (fd int, err error) {
 		return unix.Openat2(int(s.dir.Fd()), path, &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
 	}
 	if device, ok := strings.CutPrefix(path, "class/net/"); ok {
-		// NAME is a link, and the way through it has twice as many folders as the way to a virtual device, as most devices are.
+		// A device's entry there is a symbolic link. Most devices are virtual, and their own path has half as many folders to resolve.
 		if fd, err = beneath("devices/virtual/net/" + device); err == nil {
 			return fd, nil
 		}

@@ -303,7 +303,7 @@ func merge(to, patch any) any {
 	return o
 }
 
-// kill ends all watches. Nothing is answered until it is started again, and then watches cannot begin in the past.
+// kill ends all watches. The server answers nothing until start, and then rejects watches from earlier versions as expired.
 func (s *api) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -100,9 +100,9 @@ func (c *Cluster) connect(config *rest.Config) error {
 	return nil
 }
 
-// renewed sends a request again whose token is refused. By then client-go has dropped the token, and reads its file anew, so a
-// token that was replaced before its time costs no write. Otherwise the first agents that write for all others would fail, and by the
-// time one succeeds, many would be under way.
+// renewed repeats a request whose token was refused. By then client-go has dropped the token and reads its file again, so no
+// write fails because a token was replaced early. Without this, the first agents that write a policy's status fail, and by the time
+// one succeeds many others have sent the same write.
 func renewed(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		answer, err := next.RoundTrip(r)
@@ -124,9 +124,9 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 // gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
 // tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
-// were refused for a while would wait for up to a minute, and those that were not come all at once. It also passes
-// two requests a second at most: an agent that comes back has six, and a second in which many agents happen to come back would
-// have twice the mean.
+// were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
+// an agent to two requests a second. One that comes back sends six, and without the limit a second in which many agents happen to
+// come back would have twice the mean.
 type gate struct {
 	next   http.RoundTripper
 	period time.Duration
@@ -182,9 +182,9 @@ func resumes(r *http.Request) bool {
 	return q.Get("watch") != "" && q.Get("resourceVersion") != ""
 }
 
-// expired is what an API server that has restarted answers to a watch that an earlier one had begun, as it
-// has no past. The gate gives the same answer for one that cannot be reached, and the reflector's next request is a list: that
-// saves a third of what a thousand agents send when it is back.
+// expired is what a restarted API server answers to a watch that resumes, as its watch cache starts empty. The gate gives the
+// same answer while the API server cannot be reached, so the reflector's next request is a list. That saves a third of the requests
+// that a thousand agents send once it is back.
 func expired(r *http.Request) *http.Response {
 	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`
 	return &http.Response{
