@@ -165,5 +165,5 @@ func (s Spec) answerOne(listening int, a *acceptor, buf []byte, r *run) error {
 		a.refused.Add(1)
 		return errUnauthenticated
 	}
-	return sendAll(fd, buf, r)
+	return sendAll(fd, buf, r, tail)
 }

@@ -127,7 +127,7 @@ func (s Spec) ask(c *conn, r *run) error {
 		if s.numbered() {
 			binary.LittleEndian.PutUint64(out, seq)
 		}
-		err := sendAll(c.fd, out, r)
+		err := sendAll(c.fd, out, r, tail)
 		if err == nil {
 			err = s.reply(c, r, in, seq, sent+int64(lostAfter))
 		}
@@ -165,13 +165,13 @@ var errLost = errors.New("message lost")
 // errOver ends a wait that would outlast the run.
 var errOver = errors.New("the run is over")
 
-// sendAll sends a whole message.
-func sendAll(fd int, b []byte, r *run) error {
+// sendAll sends a whole message. It waits for room until the window is over by so much.
+func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	for len(b) > 0 {
 		n, err := send(fd, b)
 		switch {
 		case errors.Is(err, errStalled):
-			if r.over(r.now()) {
+			if r.stopped.Load() || r.now() >= r.To+int64(after) {
 				return errOver
 			}
 		case err != nil:
@@ -240,7 +240,9 @@ func (s Spec) echo(c *conn, r *run) error {
 		if got += n; got < len(buf) && !s.UDP {
 			continue
 		}
-		switch err := sendAll(c.fd, buf[:got], r); {
+		// The client reads, and may still send, for a while after the window: a server that closed before would reset the
+		// connection, and with it replies to what was sent within the window.
+		switch err := sendAll(c.fd, buf[:got], r, linger); {
 		case errors.Is(err, errOver):
 			return nil
 		case err != nil:

@@ -18,10 +18,6 @@ func (Spec) fits(bool) error { return nil }
 // errReset is that of a connection that the other end reset.
 const errReset = unix.ECONNRESET
 
-// hungUp reports whether a send failed because a peer that is done has closed. A UDP server closes when it hears nothing
-// more, and its client may send later.
-func hungUp(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
-
 // Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
 // is in.
 func Now() int64 {

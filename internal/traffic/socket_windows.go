@@ -44,11 +44,6 @@ var (
 // errReset is that of a connection that the other end reset.
 const errReset = windows.WSAECONNRESET
 
-// hungUp tells whether a send failed because a peer that is done has closed.
-func hungUp(err error) bool {
-	return errors.Is(err, windows.WSAECONNABORTED) || errors.Is(err, windows.WSAECONNRESET)
-}
-
 // fits says why this system cannot make the traffic at an end.
 func (s Spec) fits(server bool) error {
 	switch {

@@ -433,19 +433,59 @@ func testClosed(t *testing.T, loop bool) {
 	}
 }
 
-// TestSendFails: a sender under load whose send fails has failed, within the window and after it.
+// TestSendFails: a sender under load whose send fails within the window has failed; after it, its server may have stopped,
+// and what was not sent is counted.
 func TestSendFails(t *testing.T) {
 	spec := Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000}
-	for _, window := range []time.Duration{-time.Millisecond, time.Minute} {
+	for window, fails := range map[time.Duration]bool{-time.Millisecond: false, time.Minute: true} {
 		client, server := ends(t, spec)
 		defer client.Close()
 		defer server.Close()
 		shutdownWrite(client.conns[0].fd)
 		now := Now()
-		r := &run{Window: Window{Start: now - int64(time.Second), From: 1, To: now + int64(window)}, clock: newClock()}
-		if err := spec.pace(client.conns[0].fd, r, new(pace)); err == nil {
-			t.Errorf("a window that ends in %s: no error", window)
+		r := &run{Window: Window{Start: now - int64(time.Second), From: now - int64(time.Second), To: now + int64(window)}, clock: newClock()}
+		var p pace
+		if err := spec.pace(client.conns[0].fd, r, &p); fails != (err != nil) || fails != (p.behind == 0) {
+			t.Errorf("a window that ends in %s: %v, %d messages behind", window, err, p.behind)
 		}
+	}
+}
+
+// TestClientReadsLate: a client that reads nothing until after the window still gets an answer to all that it sent.
+func TestClientReadsLate(t *testing.T) { bothWays(t, testClientReadsLate) }
+
+func testClientReadsLate(t *testing.T, loop bool) {
+	client, server := ends(t, Spec{Kind: UnderLoad, Size: 64, Connections: 1, EventLoop: loop})
+	defer client.Close()
+	start := Now()
+	w := Window{start, start, start + int64(500*time.Millisecond)}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := server.Run(t.Context(), w, func(Progress) {})
+		server.Close()
+		ended <- err
+	}()
+	fd := client.conns[0].fd
+	sent := 0
+	for err := error(nil); err == nil; { // until nothing is taken any more for stallCheck
+		var n int
+		if n, err = send(fd, make([]byte, 1<<10)); err != nil && !errors.Is(err, errStalled) {
+			t.Fatal(err)
+		}
+		sent += n
+	}
+	if err := SleepUntil(t.Context(), w.To+int64(3*stallCheck)); err != nil {
+		t.Fatal(err)
+	}
+	for got, buf := 0, make([]byte, 1<<20); got < sent/64*64; {
+		n, err := receive(fd, buf)
+		if got += n; err != nil || n == 0 {
+			t.Fatalf("%d of %d bytes, then %v", got, sent, err)
+		}
+	}
+	shutdownWrite(fd)
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

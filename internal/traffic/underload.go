@@ -68,7 +68,7 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 			err = s.sendNow(fd, buf, r, p)
 		}
 		switch {
-		case errors.Is(err, errOver), hungUp(err) && r.now() >= r.To: // after the window the other end may stop first
+		case errors.Is(err, errOver), err != nil && r.now() >= r.To: // after the window the other end may stop first
 			p.abandon(r, due, s.Rate)
 			return nil
 		case err != nil:
@@ -119,7 +119,7 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 		return err
 	}
 	from := r.now()
-	err = sendAll(fd, b[n:], r)
+	err = sendAll(fd, b[n:], r, tail)
 	p.held(r, from)
 	return err
 }
