@@ -240,8 +240,8 @@ func (a *Agent) Set(d Desired) {
 // sweepDelay is how long pods that are gone are collected before their journals are dropped together.
 const sweepDelay = time.Second
 
-// settled is how long after its start an agent has finished its initial work.
-const settled = 5 * time.Second
+// firstVerify is when an agent verifies for the first time at the latest: an earlier one may have left other settings.
+const firstVerify = 10 * time.Second
 
 // shrinkEvery is how often an agent gives back memory that it no longer needs. A burst of pods, or of requests to the
 // API server, takes three times as much as an agent at rest.
@@ -252,20 +252,20 @@ const shrinkEvery = 10 * time.Second
 func (a *Agent) Run(ctx context.Context) error {
 	shrink := time.NewTicker(shrinkEvery)
 	defer shrink.Stop()
-	verify := time.NewTimer(min(a.rest(0), 2*settled))
+	verify := time.NewTimer(min(a.rest(0), firstVerify))
 	defer verify.Stop()
-	var spent time.Duration // on the current verification
+	var part bool           // of a verification: it is being done
+	var spent time.Duration // on it
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
-	began := time.Now()
 	always := make(chan struct{})
 	close(always)
 	for {
 		a.live()
 		var full, sweeping, verifying bool
 		var next chan struct{}
-		if len(a.unverified) > 0 {
+		if part && len(a.unverified) > 0 {
 			next = always
 		}
 		select {
@@ -283,7 +283,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			continue
 		case <-verify.C:
 			verify.Reset(a.rest(0))
-			full, spent = true, 0
+			part, spent = true, 0
+			full = len(a.unverified) == 0
+			verifying = !full
 		case <-sweep.C:
 			sweeping = true
 		case u, ok := <-a.watch.changes:
@@ -297,7 +299,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		before := cpuTime()
 		if verifying {
-			a.verifyPods(ctx)
+			a.verifyPods(ctx, partAtMost-spent)
 		} else if err := a.pass(ctx, full); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -316,11 +318,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		} else if a.departed {
 			sweep.Reset(sweepDelay)
 		}
-		if full || verifying {
+		if part && (full || verifying) {
 			spent += cpuTime() - before
 		}
 		a.publish()
-		if (full || verifying) && len(a.unverified) == 0 && time.Since(began) > settled {
+		if part && (len(a.unverified) == 0 || spent >= partAtMost) {
+			part = false
 			verify.Reset(a.rest(spent))
 		}
 	}
@@ -359,14 +362,16 @@ func (a *Agent) shrink() {
 }
 
 // Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands
-// of devices. restAtMost bounds the resulting interval.
+// of devices, and in no minute much more than in another: what takes more than partAtMost of CPU time is done in
+// parts. restAtMost bounds the interval between two.
 const (
 	restFor    = 1000
+	partAtMost = 30 * time.Millisecond
 	restAtMost = 10
 )
 
-// rest sets the time to the next verification after one that took that much CPU time, with jitter so that
-// nodes do not verify at the same moment.
+// rest sets the time to the next part of a verification after one that took that much CPU time, with jitter so
+// that nodes do not verify at the same moment.
 func (a *Agent) rest(spent time.Duration) time.Duration {
 	most := restAtMost * a.options.Verify
 	a.mu.Lock()

@@ -390,14 +390,14 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPods continues the verification of pods until there are notifications, so that a new pod need not
-// wait for it.
-func (a *Agent) verifyPods(ctx context.Context) {
-	for len(a.unverified) > 0 && ctx.Err() == nil {
+// verifyPods continues the verification of pods for so much CPU time, or until there are notifications, so that
+// a new pod need not wait for it.
+func (a *Agent) verifyPods(ctx context.Context, budget time.Duration) {
+	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
 		n := min(len(a.unverified), verifyTogether)
 		a.keepThese(ctx, a.unverified[:n])
 		a.unverified = a.unverified[n:]
-		if len(a.watch.changes) > 0 {
+		if len(a.watch.changes) > 0 || cpuTime() >= end {
 			return
 		}
 	}
