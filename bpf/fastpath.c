@@ -603,9 +603,14 @@ static __always_inline int drop_forged_ip(struct sk_buff *skb, __u32 *start, int
 		if (bloom_test(hash_key(&wire)))
 			f = find_flow(&wire, &own, is_ipv6);
 	}
-	if (!f || f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, &h, out)) ||
-	    ends_connection(f, out, &h, end))
+	if (!f || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, &h, out)))
 		return NF_ACCEPT;
+	if (f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || ends_connection(f, out, &h, end)) {
+		/* Conntrack may give the entry a timeout of seconds. If the connection stays open, its next packet must take
+		 * the slow path to renew it: it may be the last one for a while. */
+		f->out.generation = f->in.generation = generation - 1;
+		return NF_ACCEPT;
+	}
 drop:
 	c = this_cpu();
 	if (c)

@@ -441,6 +441,32 @@ func TestForgedFINAndRST(t *testing.T) {
 	}
 }
 
+// TestRSTInWindow checks that a RST in the window, which conntrack accepts, leaves no connection with the timeout of a closed
+// one: after it the next packet takes the slow path, as it may be the last for longer than that.
+func TestRSTInWindow(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	e.noKeepalive(t)
+	w.sysctl("n1p0", "net/ipv4/tcp_invalid_ratelimit", "0")
+	forge := w.forger("n0p1", e)
+	for range 5 {
+		sequence, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := w.snmp("n1p0", "TcpExt:", "TCPChallengeACK")
+		forge(sequence.Pod.Next+1000, tcpRST)
+		w.eventually("the pod has got the RST", nil, func() bool { return w.snmp("n1p0", "TcpExt:", "TCPChallengeACK") > before })
+		w.trip(e, 1)
+		for _, node := range []string{"n0", "n1"} {
+			if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout <= closeTimeout {
+				t.Errorf("%s has %+v", node, is)
+			}
+		}
+		w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
+	}
+}
+
 // TestForgedRSTInPages checks that a forged RST is dropped whose TCP header is in a page of the skb: its linear
 // part ends with the IP header. The pod sends it by a packet socket, as a frame of more than a page.
 func TestForgedRSTInPages(t *testing.T) {

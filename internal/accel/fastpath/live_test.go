@@ -1273,8 +1273,12 @@ func (w *world) snmp(place, protocol, counter string) (n int) {
 		if err != nil {
 			return err
 		}
+		extensions, err := os.ReadFile("/proc/thread-self/net/netstat")
+		if err != nil {
+			return err
+		}
 		var names []string
-		for line := range strings.Lines(string(snmp)) {
+		for line := range strings.Lines(string(snmp) + string(extensions)) {
 			f := strings.Fields(line)
 			if f[0] != protocol {
 				continue
