@@ -467,6 +467,32 @@ func TestRSTInWindow(t *testing.T) {
 	}
 }
 
+// TestRSTAfterRestart checks the same of the RSTs that conntrack accepts right after an agent was killed and another has
+// started: its entries are still liberal.
+func TestRSTAfterRestart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	agent := w.startAgent("n0")
+	e := w.connect().back()
+	forge := w.forger("n0p1", e)
+	for range 3 {
+		w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
+		if err := agent.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = agent.Wait()
+		agent = w.startAgent("n0")
+		w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
+		for range 16 {
+			forge(rand.Uint32(), tcpRST)
+		}
+		w.trip(e, 20)
+		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout <= closeTimeout {
+			t.Errorf("conntrack has %+v", is)
+		}
+	}
+}
+
 // TestForgedRSTInPages checks that a forged RST is dropped whose TCP header is in a page of the skb: its linear
 // part ends with the IP header. The pod sends it by a packet socket, as a frame of more than a page.
 func TestForgedRSTInPages(t *testing.T) {

@@ -127,6 +127,7 @@ func (f *Fastpath) findLiberal() error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
+	f.ensureDropForged() // no event tells of entries that are liberal already
 	for _, r := range all {
 		f.recovering[r.Flow] = &recovery{Recovery: r}
 		f.attach(r.Link)
