@@ -131,8 +131,14 @@ func (c *Cluster) inform(client rest.Interface, resource string, which fields.Se
 // informer makes a watch of a resource. It keeps only the needed fields, so that a thousand pods take little
 // memory.
 func (c *Cluster) informer(client rest.Interface, resource string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) (cache.Store, cache.Controller) {
+	options := func(o *metav1.ListOptions) {
+		o.FieldSelector = which.String()
+		// Bookmarks keep a watch that hears of few objects from having to list them again when it is resumed. One that
+		// hears of all has the latest version anyway.
+		o.AllowWatchBookmarks = o.AllowWatchBookmarks && !which.Empty()
+	}
 	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.NewListWatchFromClient(client, resource, "", which),
+		ListerWatcher: cache.NewFilteredListWatchFromClient(client, resource, "", options),
 		ObjectType:    of,
 		Transform:     slim,
 		// What is desired is computed anew now and then. Without a period, reflectors wait for a channel of
@@ -383,7 +389,9 @@ type podWatch struct {
 // watchPods begins to watch the node's pods, at once or after a random delay: a new policy makes all agents
 // do so at the same moment.
 func (c *Cluster) watchPods(ctx context.Context, atOnce bool) *podWatch {
-	store, controller := c.informer(c.clients.watchCore, "pods", fields.OneTermEqualSelector("spec.nodeName", c.options.Node), &corev1.Pod{}, slimPod)
+	// A pod without an address cannot be recognised yet, and changes often.
+	which := fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", c.options.Node), fields.OneTermNotEqualSelector("status.podIP", ""))
+	store, controller := c.informer(c.clients.watchCore, "pods", which, &corev1.Pod{}, slimPod)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,6 +47,8 @@ type api struct {
 	// asked counts requests by verb and resource, those refused as stale as "conflict", and for their token as
 	// "unauthorized".
 	asked map[string]int
+	// watched has the options of the last watch of each resource.
+	watched map[string]url.Values
 	// past are the changes since a version, for watches that begin in the past; sent are those that watches were told.
 	past  []change
 	since int
@@ -61,8 +64,15 @@ type change struct {
 	event   object
 }
 
+func emptyAPI() *api {
+	return &api{
+		objects: make(map[string]object), watchers: make(map[chan object]func(string) bool),
+		asked: make(map[string]int), watched: make(map[string]url.Values),
+	}
+}
+
 func newAPI(t *testing.T) *api {
-	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
+	s := emptyAPI()
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -145,6 +155,9 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	known := s.token == "" || r.Header.Get("Authorization") == "Bearer "+s.token
 	if known {
 		s.asked[verb+" "+resource]++
+		if watching {
+			s.watched[resource] = r.URL.Query()
+		}
 	} else {
 		s.asked["unauthorized"]++
 	}
@@ -474,6 +487,17 @@ func TestCluster(t *testing.T) {
 		"spec": object{"nodeName": "node0", "hostNetwork": true}, "status": object{"podIPs": []any{object{"ip": "192.0.2.1"}}}})
 	s.remove("/api/v1/namespaces/default/pods/web")
 	next(t, desired, "b", "a", "s")
+
+	// The API server sends an agent the pods that it can recognise, and no more bookmarks than needed.
+	s.mu.Lock()
+	for resource, want := range map[string][2]string{
+		"pods": {"spec.nodeName=node0,status.podIP!=", "true"}, "nodes": {"metadata.name=node0", "true"}, "accelerationpolicies": {"", ""},
+	} {
+		if q := s.watched[resource]; q.Get("fieldSelector") != want[0] || q.Get("allowWatchBookmarks") != want[1] {
+			t.Errorf("%s are watched with %v, want selector and bookmarks %q", resource, q, want)
+		}
+	}
+	s.mu.Unlock()
 
 	// The node gets other labels.
 	s.put(nodePath, nodeObject(object{"zone": "b"}))

@@ -141,7 +141,7 @@ func (h *hollow) change(by func(*agent.Status)) {
 // starts them, some at once.
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
-	s := &api{objects: make(map[string]object), watchers: make(map[chan object]func(string) bool), asked: make(map[string]int)}
+	s := emptyAPI()
 	f := &fleet{api: s, tokenFile: filepath.Join(t.TempDir(), "token")}
 	f.renewToken(t, "first")
 	ctx, cancel := context.WithCancel(context.Background())
