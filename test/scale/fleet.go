@@ -131,9 +131,11 @@ func newFleet(ctx context.Context, plane *cluster.Plane, tokenFile string, o opt
 		names = append(names, fmt.Sprintf("node%d", i))
 		f.agents = append(f.agents, &hollow{fleet: f, name: names[i+1]})
 	}
-	if _, f.own, err = f.watches(ctx); err != nil {
+	counts, err := f.counts(ctx)
+	if err != nil {
 		return nil, err
 	}
+	f.own = counts.watches
 	return f, inParallel(names, func(name string) error {
 		_, err := f.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a", "kubernetes.io/hostname": name}},

@@ -60,12 +60,13 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	if _, err := log.Seek(0, io.SeekEnd); err != nil {
 		return p, err
 	}
-	server, eventsBefore := f.plane.Server(), 0
+	server := f.plane.Server()
 	before, err := usageOf(server)
 	if err != nil {
 		return p, err
 	}
-	if eventsBefore, _, err = f.watches(ctx); err != nil {
+	countsBefore, err := f.counts(ctx)
+	if err != nil {
 		return p, err
 	}
 	soloBefore, err := f.solo.usage()
@@ -74,14 +75,18 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	}
 	memory := f.solo.sampleMemory()
 	began := time.Now()
+	profile := f.profile(ctx, s.name)
 	took, err := s.do(ctx, f)
 	p.SoloMiB, p.SoloMostMiB = memory()
 	if err != nil {
 		return p, err
 	}
 	p.Seconds = time.Since(began).Seconds()
+	if p.Work, err = profile(); err != nil {
+		return p, err
+	}
 	if server != f.plane.Server() {
-		server, before, eventsBefore = f.plane.Server(), usage{}, 0 // its counters begin anew
+		server, before, countsBefore = f.plane.Server(), usage{}, counts{} // its counters begin anew
 	}
 	after, err := usageOf(server)
 	if err != nil {
@@ -93,11 +98,12 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	p.SoloMillicores = 1000 * (soloAfter.cpu - soloBefore.cpu).Seconds() / p.Seconds
-	events, watches, err := f.watches(ctx)
+	now, err := f.counts(ctx)
 	if err != nil {
 		return p, err
 	}
-	p.Events, p.Watches = events-eventsBefore, watches
+	p.Events, p.Watches = now.events-countsBefore.events, now.watches-f.own
+	p.All = now.all.since(countsBefore.all)
 	if err := p.audit(log, began); err != nil {
 		return p, err
 	}
@@ -156,12 +162,29 @@ func (p *phase) audit(log io.Reader, began time.Time) error {
 	return nil
 }
 
-// watches returns the events that the API server has sent for the kinds that agents watch, or could, and the
-// number of watches of these.
-func (f *fleet) watches(ctx context.Context) (events, open int, err error) {
+// traffic is what an API server answers and sends.
+type traffic struct {
+	// Patches are some of the Requests.
+	Requests int `json:"requests"`
+	Patches  int `json:"patches"`
+	Events   int `json:"events"`
+}
+
+func (t traffic) since(before traffic) traffic {
+	return traffic{t.Requests - before.Requests, t.Patches - before.Patches, t.Events - before.Events}
+}
+
+// counts are the API server's own, since it started.
+type counts struct {
+	all traffic
+	// events and open watches of the kinds that agents watch, or could.
+	events, watches int
+}
+
+func (f *fleet) counts(ctx context.Context) (c counts, err error) {
 	text, err := f.admin.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
 	if err != nil {
-		return 0, 0, fmt.Errorf("read the API server's metrics: %w", err)
+		return c, fmt.Errorf("read the API server's metrics: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
@@ -169,23 +192,26 @@ func (f *fleet) watches(ctx context.Context) (events, open int, err error) {
 		if err != nil {
 			continue
 		}
+		ofAgents := slices.ContainsFunc([]string{"node", "pod", "accelerationpolic", "daemonset"}, func(kind string) bool {
+			name := strings.ToLower(name)
+			return strings.Contains(name, `resource="`+kind) || strings.Contains(name, `kind="`+kind)
+		})
 		switch {
+		case strings.HasPrefix(name, "apiserver_request_total{"):
+			c.all.Requests += int(n)
+			if strings.Contains(name, `verb="PATCH"`) || strings.Contains(name, `verb="APPLY"`) {
+				c.all.Patches += int(n)
+			}
 		case strings.HasPrefix(name, "apiserver_watch_events_total{"):
-			for _, of := range []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`, `kind="Node"`, `kind="Pod"`, `kind="AccelerationPolicy"`, `kind="DaemonSet"`} {
-				if strings.Contains(name, of) {
-					events += int(n)
-					break
-				}
+			c.all.Events += int(n)
+			if ofAgents {
+				c.events += int(n)
 			}
-		case strings.HasPrefix(name, "apiserver_longrunning_requests{") && strings.Contains(name, `verb="WATCH"`):
-			for _, of := range []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`} {
-				if strings.Contains(name, of) {
-					open += int(n)
-				}
-			}
+		case strings.HasPrefix(name, "apiserver_longrunning_requests{") && strings.Contains(name, `verb="WATCH"`) && ofAgents:
+			c.watches += int(n)
 		}
 	}
-	return events, open - f.own, nil
+	return c, nil
 }
 
 // quantiles are p50, p99 and the last, in seconds.
