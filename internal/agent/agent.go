@@ -240,7 +240,7 @@ func (a *Agent) Set(d Desired) {
 // sweepDelay is how long pods that are gone are collected before their journals are dropped together.
 const sweepDelay = time.Second
 
-// firstVerify is when an agent verifies for the first time at the latest: an earlier one may have left other settings.
+// firstVerify bounds the time to the first verification. An earlier agent may have left other settings.
 const firstVerify = 10 * time.Second
 
 // shrinkEvery is how often an agent gives back memory that it no longer needs. A burst of pods, or of requests to the
@@ -254,8 +254,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer shrink.Stop()
 	verify := time.NewTimer(min(a.rest(0), firstVerify))
 	defer verify.Stop()
-	var part bool           // of a verification: it is being done
-	var spent time.Duration // on it
+	var left time.Duration // CPU time that is left to the current part of a verification; 0 between two parts
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
@@ -265,7 +264,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.live()
 		var full, sweeping, verifying bool
 		var next chan struct{}
-		if part && len(a.unverified) > 0 {
+		if left > 0 && len(a.unverified) > 0 {
 			next = always
 		}
 		select {
@@ -283,7 +282,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			continue
 		case <-verify.C:
 			verify.Reset(a.rest(0))
-			part, spent = true, 0
+			left = partAtMost
 			full = len(a.unverified) == 0
 			verifying = !full
 		case <-sweep.C:
@@ -299,7 +298,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		before := cpuTime()
 		if verifying {
-			a.verifyPods(ctx, partAtMost-spent)
+			a.verifyPods(ctx, left)
 		} else if err := a.pass(ctx, full); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -318,13 +317,14 @@ func (a *Agent) Run(ctx context.Context) error {
 		} else if a.departed {
 			sweep.Reset(sweepDelay)
 		}
-		if part && (full || verifying) {
-			spent += cpuTime() - before
+		during := left > 0
+		if during && (full || verifying) {
+			left -= cpuTime() - before
 		}
 		a.publish()
-		if part && (len(a.unverified) == 0 || spent >= partAtMost) {
-			part = false
-			verify.Reset(a.rest(spent))
+		if during && (len(a.unverified) == 0 || left <= 0) {
+			verify.Reset(a.rest(partAtMost - left))
+			left = 0
 		}
 	}
 }

@@ -390,8 +390,8 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPods continues the verification of pods for so much CPU time, or until there are notifications, so that
-// a new pod need not wait for it.
+// verifyPods continues the verification of pods until it has used its budget of CPU time or there are notifications,
+// so that a new pod need not wait for it.
 func (a *Agent) verifyPods(ctx context.Context, budget time.Duration) {
 	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
 		n := min(len(a.unverified), verifyTogether)
