@@ -181,6 +181,10 @@ type counts struct {
 	events, watches int
 }
 
+// watchedByAgents are the labels of those kinds in metrics.
+var watchedByAgents = []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`,
+	`kind="Node"`, `kind="Pod"`, `kind="AccelerationPolicy"`, `kind="DaemonSet"`}
+
 func (f *fleet) counts(ctx context.Context) (c counts, err error) {
 	text, err := f.admin.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
 	if err != nil {
@@ -192,10 +196,7 @@ func (f *fleet) counts(ctx context.Context) (c counts, err error) {
 		if err != nil {
 			continue
 		}
-		ofAgents := slices.ContainsFunc([]string{"node", "pod", "accelerationpolic", "daemonset"}, func(kind string) bool {
-			name := strings.ToLower(name)
-			return strings.Contains(name, `resource="`+kind) || strings.Contains(name, `kind="`+kind)
-		})
+		ofAgents := slices.ContainsFunc(watchedByAgents, func(label string) bool { return strings.Contains(name, label) })
 		switch {
 		case strings.HasPrefix(name, "apiserver_request_total{"):
 			c.all.Requests += int(n)

@@ -21,7 +21,7 @@ type work struct {
 	// Watches is sending events, Filters what every request passes: authentication, priority, audit.
 	Watches int64 `json:"watches"`
 	Filters int64 `json:"filters"`
-	// Connections is HTTP/2 and TLS, Rest what no request is named in: garbage collection, caches, the client of etcd.
+	// Connections is HTTP/2 and TLS, Rest what belongs to no request: garbage collection, caches, the client of etcd.
 	Connections int64 `json:"connections"`
 	Rest        int64 `json:"rest"`
 }
@@ -64,8 +64,7 @@ func names(s *profile.Sample, text string) bool {
 // framesPerRequest in HTTP/2: headers and data, there and back. An event of a watch is one.
 const framesPerRequest = 4
 
-// agentsShare is the part of the work that is for agents, whose part of all traffic is known. The rest is divided as everything
-// else.
+// agentsShare is the part of the work that the agents' traffic causes. Rest counts for agents in the same proportion.
 func (w work) agentsShare(agents, all traffic) float64 {
 	frames := ratio(framesPerRequest*agents.Requests+agents.Events, framesPerRequest*all.Requests+all.Events)
 	theirs := ratio(agents.Patches, all.Patches)*float64(w.Patches) + ratio(agents.Requests, all.Requests)*float64(w.Filters) +
@@ -75,7 +74,7 @@ func (w work) agentsShare(agents, all traffic) float64 {
 
 func ratio(part, whole int) float64 { return float64(part) / float64(max(whole, 1)) }
 
-// profile profiles the API server for most of a phase, if the phase is one of those that are compared.
+// profile profiles the API server for most of a phase, if the phase is one of those that are compared. result waits for the end.
 func (f *fleet) profile(ctx context.Context, phase string) (result func() (*work, error)) {
 	if name := strings.TrimSuffix(phase, withoutAgents); name != idleWith && name != podsWith {
 		return func() (*work, error) { return nil, nil }
