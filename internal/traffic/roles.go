@@ -165,7 +165,7 @@ var errLost = errors.New("message lost")
 // errOver ends a wait that would outlast the run.
 var errOver = errors.New("the run is over")
 
-// sendAll sends a whole message. It waits for room until the window is over by so much.
+// sendAll sends a whole message. It waits for room until a time after the window's end, and then returns errOver.
 func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	for len(b) > 0 {
 		n, err := send(fd, b)

@@ -467,8 +467,8 @@ func TestRSTInWindow(t *testing.T) {
 	}
 }
 
-// TestRSTAfterRestart checks the same of the RSTs that conntrack accepts right after an agent was killed and another has
-// started: its entries are still liberal.
+// TestRSTAfterRestart checks the same right after an agent was killed and another has started: conntrack accepts RSTs outside
+// the window too, as the killed agent has left its entries liberal.
 func TestRSTAfterRestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

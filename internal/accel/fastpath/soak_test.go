@@ -42,8 +42,8 @@ type pair struct {
 	fast, reference echo
 	// opened is when it was opened.
 	opened time.Time
-	// forged: another pod has forged packets of it. One of some thousand random numbers lies in the window, and conntrack of
-	// the reference, which takes it for the connection's own, may wait for acknowledgements that will never come.
+	// forged: another pod has forged packets of it. One in some thousand random sequence numbers lies in the window. The
+	// reference's conntrack then takes the packet for the connection's own, and may wait for an acknowledgement that never comes.
 	forged bool
 }
 
