@@ -71,7 +71,7 @@ func TestUp(t *testing.T) {
 		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
 		{
 			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
-			want: " does not run the command that it is sent; it printed \"This account is currently not available.\"",
+			want: " does not run the command that it is sent; it printed \"This account is currently not available.\" (exit code 1). Does",
 		},
 		{
 			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",

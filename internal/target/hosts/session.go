@@ -115,13 +115,17 @@ func (s *session) silent(ctx context.Context) error {
 	}
 	ended := s.settle()
 	printed := strings.TrimSpace(s.printed)
-	exit := new(ssh.ExitError)
+	exit, code := new(ssh.ExitError), ""
+	failed := errors.As(s.err, &exit)
+	if failed {
+		code = fmt.Sprintf(" (exit code %d)", exit.ExitStatus())
+	}
 	switch {
-	case errors.As(s.err, &exit) && printed == "" && s.stderr.Last() != "":
-		return fmt.Errorf("host %s: the command for a worker failed (exit code %d)%s", s.host, exit.ExitStatus(), s.stderr.Last())
-	case !ended, s.err == nil, errors.As(s.err, &exit):
-		return fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
-			s.host, clip(printed), s.stderr.Last())
+	case failed && printed == "" && s.stderr.Last() != "":
+		return fmt.Errorf("host %s: the command for a worker failed%s%s", s.host, code, s.stderr.Last())
+	case !ended, s.err == nil, failed:
+		return fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
+			s.host, clip(printed), code, s.stderr.Last())
 	}
 	return s.broken()
 }

@@ -159,6 +159,7 @@ func (s *server) run(c *ssh.ServerConn, channel ssh.Channel, command string) {
 	}()
 	var status struct{ Code uint32 }
 	if err := cmd.Wait(); err != nil {
+		s.t.Logf("%s: %s: %v", s.name, command, err)
 		status.Code = uint32(max(1, cmd.ProcessState.ExitCode()))
 	}
 	_, _ = channel.SendRequest("exit-status", false, ssh.Marshal(status))
