@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	authentication "k8s.io/api/authentication/v1"
 	authorization "k8s.io/api/authorization/v1"
@@ -20,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
-	"k8s.io/client-go/util/flowcontrol"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -125,12 +125,12 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 // tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
 // were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
-// an agent to two requests a second. One that comes back sends six, and without the limit a second in which many agents happen to
-// come back would have twice the mean.
+// an agent to two requests a second, and after an outage to one. An agent that comes back sends six, and without the limit a second in
+// which many agents happen to come back would have twice the mean.
 type gate struct {
 	next   http.RoundTripper
 	period time.Duration
-	limit  flowcontrol.RateLimiter
+	limit  *rate.Limiter
 	log    *slog.Logger
 	closed chan struct{}
 	once   sync.Once
@@ -141,7 +141,7 @@ type gate struct {
 }
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
-	return &gate{next: next, period: usualPace.outage, limit: flowcontrol.NewTokenBucketRateLimiter(2, 2), log: log, closed: make(chan struct{})}
+	return &gate{next: next, period: usualPace.outage, limit: rate.NewLimiter(2, 2), log: log, closed: make(chan struct{})}
 }
 
 // RoundTrip sends a request without a body, again and again until there is an answer.
@@ -221,6 +221,8 @@ func (g *gate) shut(err error) {
 		wait = rand.N(g.period)
 	}
 	g.until = now.Add(wait)
+	g.limit.SetLimit(1)
+	g.limit.SetBurst(1)
 	g.log.Warn("the API server does not answer; the node keeps its current settings", "again", wait.Round(time.Second), "error", err)
 }
 

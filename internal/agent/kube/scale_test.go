@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -510,25 +511,36 @@ func TestBackAfterOutage(t *testing.T) {
 	})
 }
 
-// The lists and watches of one agent do not come all at once.
+// The lists and watches of one agent do not come all at once, least of all after an outage.
 func TestGateIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began, n := time.Now(), 0
+		refuse := false
+		var sent []time.Time
 		g := newGate(roundTripper(func(*http.Request) (*http.Response, error) {
-			if n++; time.Since(began).Seconds() < float64(n-2)/2 {
-				t.Errorf("request %d after %s, want two at once and two a second", n, time.Since(began))
+			if refuse {
+				refuse = false
+				return nil, syscall.ECONNREFUSED
 			}
+			sent = append(sent, time.Now())
 			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 		}), slog.New(slog.DiscardHandler))
-		for range 8 {
-			r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
-			if _, err := g.RoundTrip(r); err != nil {
-				t.Error(err)
+		want := func(apart time.Duration) {
+			t.Helper()
+			sent = nil
+			for range 8 {
+				r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api/", nil)
+				if _, err := g.RoundTrip(r); err != nil {
+					t.Error(err)
+				}
+			}
+			if got := sent[7].Sub(sent[0]).Round(time.Millisecond); got != apart {
+				t.Errorf("eight requests in %s, want %s", got, apart)
 			}
 		}
-		if n != 8 || time.Since(began) > 4*time.Second {
-			t.Errorf("%d requests in %s", n, time.Since(began))
-		}
+		want(3 * time.Second) // two at once, and two a second
+		time.Sleep(time.Minute)
+		refuse = true
+		want(7 * time.Second)
 	})
 }
 
