@@ -298,7 +298,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		before := cpuTime()
 		if verifying {
-			a.verifyPods(ctx, left)
+			a.verifyPart(ctx, left)
 		} else if err := a.pass(ctx, full); err != nil {
 			if ctx.Err() != nil {
 				return nil

@@ -383,18 +383,18 @@ func TestVerificationGivesWay(t *testing.T) {
 		}
 		return ""
 	})
-	a.verifyPods(t.Context(), time.Minute)
+	a.verifyPart(t.Context(), time.Minute)
 	want("a message waits", 10-verifyTogether, "")
 	for want := ""; want == ""; want = p.masks()["late/eth0"] {
 		must(t, a.pass(t.Context(), settle()))
 	}
 	want("the late pod went first", 10-verifyTogether, "3")
 	settle()
-	a.verifyPods(t.Context(), 1)
+	a.verifyPart(t.Context(), 1)
 	want("the CPU time of a part is used up", 10-2*verifyTogether, "3")
 	for len(a.unverified) > 0 {
 		settle()
-		a.verifyPods(t.Context(), time.Minute)
+		a.verifyPart(t.Context(), time.Minute)
 	}
 	for _, g := range a.groups {
 		if g.verified.IsZero() || g.err != nil {

@@ -390,9 +390,10 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPods continues the verification of pods until it has used its budget of CPU time or there are notifications,
+// verifyPart looks at the NICs, and verifies pods until it has used its budget of CPU time or there are notifications,
 // so that a new pod need not wait for it.
-func (a *Agent) verifyPods(ctx context.Context, budget time.Duration) {
+func (a *Agent) verifyPart(ctx context.Context, budget time.Duration) {
+	a.verifyVFs(time.Now())
 	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
 		n := min(len(a.unverified), verifyTogether)
 		a.keepThese(ctx, a.unverified[:n])

@@ -132,6 +132,9 @@ func TestVerifyVFsByWindows(t *testing.T) {
 	look(time.Second, 2, vf)
 	look(time.Second, 2)
 	look(0, 3, vf) // anew
+	if a.verifyPart(t.Context(), 0); reads != 4 {
+		t.Errorf("with a part of a verification the NICs have been read %d times, want 4", reads)
+	}
 }
 
 // vm is a machine whose NIC has 100,000 packets between two snapshots; share of them take the VF.
