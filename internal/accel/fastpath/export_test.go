@@ -36,6 +36,13 @@ func (f *Fastpath) AttachAll() {
 	}
 }
 
+// DropsForged reports whether drop_forged is attached.
+func (f *Fastpath) DropsForged() bool {
+	f.dropForged.mu.Lock()
+	defer f.dropForged.mu.Unlock()
+	return f.dropForged.attached != nil
+}
+
 // GoIdle makes the fast path go idle now, whatever connections it accelerates.
 func (f *Fastpath) GoIdle() {
 	f.pods.mu.Lock()

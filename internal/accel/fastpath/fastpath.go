@@ -91,6 +91,8 @@ type Fastpath struct {
 	pods           activePods
 	// recovering are the connections that a killed agent has left (see recover.go); only run uses it.
 	recovering map[datapath.Flow]*recovery
+	// unrecovered: one of them has stayed liberal. No event will tell when it is used again.
+	unrecovered bool
 	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -579,7 +581,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		}
 		f.attach(activity.Link)
 	}
-	if len(flows) == 0 {
+	if len(flows) == 0 && len(f.recovering) == 0 && !f.unrecovered {
 		return f.dropForged.detachUnused()
 	}
 	f.ensureDropForged()

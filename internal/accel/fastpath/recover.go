@@ -159,6 +159,7 @@ func (f *Fastpath) recoverLiberal() error {
 		done, err := f.recoverOne(k, r)
 		if r.tries++; done || r.tries == recoverTries {
 			delete(f.recovering, flow)
+			f.unrecovered = f.unrecovered || !done
 		}
 		if err != nil {
 			failed++

@@ -212,6 +212,13 @@ func TestPodDoesNotAnswer(t *testing.T) {
 		return err == nil && known == 0
 	})
 	isAsBefore()
+	// No event would tell that the connection is used again.
+	for range 3 {
+		time.Sleep(fastpath.SweepInterval)
+		if !w.paths[0].DropsForged() {
+			t.Fatal("drop_forged is not attached")
+		}
+	}
 }
 
 // TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left
