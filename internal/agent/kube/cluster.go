@@ -76,7 +76,7 @@ type Cluster struct {
 	// turns are the policies that select the node, by UID.
 	turns map[types.UID]*turn
 	// complete are the policies that select the node with every default.
-	complete map[version]complete
+	complete map[policyVersion]completePolicy
 	clock    serverClock
 	pace     pace
 	// sharedLimit bounds writes to policies.
@@ -107,7 +107,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 // New prepares the watches. It sends no request yet.
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
-		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[version]complete), pace: usualPace,
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy), pace: usualPace,
 		sharedLimit: flowcontrol.NewTokenBucketRateLimiter(2, 5),
 	}
 	c.losses = c.readLosses
@@ -133,14 +133,16 @@ func (c *Cluster) inform(client rest.Interface, resource string, which fields.Se
 func (c *Cluster) informer(client rest.Interface, resource string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) (cache.Store, cache.Controller) {
 	options := func(o *metav1.ListOptions) {
 		o.FieldSelector = which.String()
-		// Bookmarks keep a watch that hears of few objects from having to list them again when it is resumed. One that
-		// hears of all has the latest version anyway.
-		o.AllowWatchBookmarks = o.AllowWatchBookmarks && !which.Empty()
+		// A bookmark comes every minute, so that a watch can be resumed without a list. This one is resumed twice in an
+		// hour at most.
+		o.AllowWatchBookmarks = false
 	}
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.NewFilteredListWatchFromClient(client, resource, "", options),
 		ObjectType:    of,
 		Transform:     slim,
+		// The default is five minutes: with a thousand agents seven requests a second.
+		MinWatchTimeout: 30 * time.Minute,
 		// What is desired is computed anew now and then. Without a period, reflectors wait for a channel of
 		// their package, which tests with a time of their own (testing/synctest) cannot have.
 		ResyncPeriod: time.Hour,
@@ -320,17 +322,19 @@ func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
 	return n != nil && p.Spec.SelectsNode(n.Labels)
 }
 
-// version of a policy: its spec is the same for as long as these are.
-type version struct {
+// policyVersion: the spec of a policy is the same for as long as these are.
+type policyVersion struct {
 	name       string
 	uid        types.UID
 	generation int64
 }
 
-func versionOf(p *v1alpha1.AccelerationPolicy) version { return version{p.Name, p.UID, p.Generation} }
+func versionOf(p *v1alpha1.AccelerationPolicy) policyVersion {
+	return policyVersion{p.Name, p.UID, p.Generation}
+}
 
-// complete is a policy with every default, or what is wrong with it.
-type complete struct {
+// completePolicy is a policy with every default, or what is wrong with it.
+type completePolicy struct {
 	*v1alpha1.AccelerationPolicy
 	err error
 }

@@ -100,9 +100,10 @@ func (c *Cluster) connect(config *rest.Config) error {
 	return nil
 }
 
-// renewed repeats a request whose token was refused. By then client-go has dropped the token and reads its file again, so no
-// write fails because a token was replaced early. Without this, the first agents that write a policy's status fail, and by the time
-// one succeeds many others have sent the same write.
+// renewed repeats a request whose token was refused. By then client-go has dropped the token and reads its file again, unless
+// it has just done so, so no write fails because a token was replaced early. Without this, the first agents that write a policy's
+// status fail, and by the time one succeeds many others have sent the same write. While the file has no valid token either, an agent
+// sends its requests twice.
 func renewed(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		answer, err := next.RoundTrip(r)
@@ -122,7 +123,7 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 }
 
 // gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
-// tries in each period once, at a moment that differs from agent to agent: the requests of a thousand agents
+// tries once in each period, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
 // were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
 // an agent to two requests a second, and after an outage to one. An agent that comes back sends six, and without the limit a second in
@@ -156,6 +157,9 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err := g.limit.Wait(r.Context()); err != nil {
 			return nil, err
 		}
+		if g.shutFor() > 0 { // another request was refused meanwhile
+			continue
+		}
 		answer, err := g.next.RoundTrip(r)
 		if err == nil {
 			g.mu.Lock()
@@ -184,7 +188,8 @@ func resumes(r *http.Request) bool {
 
 // expired is what a restarted API server answers to a watch that resumes, as its watch cache starts empty. The gate gives the
 // same answer while the API server cannot be reached, so the reflector's next request is a list. That saves a third of the requests
-// that a thousand agents send once it is back.
+// that a thousand agents send once a restarted one is back. If it did not restart, and only the network was interrupted, a watch could
+// have resumed, and the list is one request more.
 func expired(r *http.Request) *http.Response {
 	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`
 	return &http.Response{
@@ -193,10 +198,15 @@ func expired(r *http.Request) *http.Response {
 	}
 }
 
-func (g *gate) wait(ctx context.Context) error {
+// shutFor returns for how long the gate stays shut, at most 0 if it is not.
+func (g *gate) shutFor() time.Duration {
 	g.mu.Lock()
-	t := time.NewTimer(time.Until(g.until))
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	return time.Until(g.until)
+}
+
+func (g *gate) wait(ctx context.Context) error {
+	t := time.NewTimer(g.shutFor())
 	defer t.Stop()
 	select {
 	case <-ctx.Done():

@@ -47,8 +47,9 @@ type pace struct {
 	silence time.Duration
 	// burst is the time in which changes of policies, pods and the node are taken for one.
 	burst time.Duration
-	// between is the least time between two writes of the node's status, counts that of those whose figures
-	// alone differ (± 20 %). After a write that failed the next is due in retry to twice that.
+	// between is the least time between two writes of the node's status. Counts is how long figures that have changed
+	// wait to be written (± 20 %), if nothing else has changed. If they change again within that time after the write, they
+	// wait twice as long, and so on. After a write that failed the next is due in retry to twice that.
 	between, counts, retry time.Duration
 	// patience is for how long an agent leaves it to others to say that they are selected.
 	patience time.Duration
@@ -178,7 +179,7 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 
 // forget drops the turns of policies that no longer select the node, and versions of policies that are not current.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
-	turns, versions := make(map[types.UID]bool), make(map[version]bool)
+	turns, versions := make(map[types.UID]bool), make(map[policyVersion]bool)
 	for _, p := range all {
 		if selects(p, node) {
 			turns[p.UID], versions[versionOf(p)] = true, true
@@ -187,7 +188,7 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
-	maps.DeleteFunc(c.complete, func(v version, _ complete) bool { return !versions[v] })
+	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
 
 func (c *Cluster) readLosses() losses {

@@ -24,7 +24,7 @@ type news int
 const (
 	noNews news = iota
 	// smallNews: figures and messages. With a hundred new pods a second on a thousand nodes, a write for each
-	// would be a hundred writes a second.
+	// would be a hundred writes a second. So they wait, and the longer the longer they go on changing.
 	smallNews
 	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
 	goodNews
@@ -32,11 +32,18 @@ const (
 	badNews
 )
 
+// countsAtMost bounds how long small news wait, as a multiple of pace.counts.
+const countsAtMost = 10
+
 // statusWriter writes the NodeAcceleration. Only this agent writes it, so what it last wrote is what there is.
 type statusWriter struct {
 	*Cluster
 	// written is nil until the object has been read.
 	written *v1alpha1.NodeAccelerationStatus
+	// at is when it was written, after small news had waited for last. wait is for how long the present ones do, 0 if
+	// there are none.
+	at         time.Time
+	last, wait time.Duration
 }
 
 // writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
@@ -85,7 +92,13 @@ func (w *statusWriter) due(now time.Time) time.Time {
 	}
 	switch w.newsOf(s) {
 	case smallNews:
-		return now.Add(w.pace.counts*4/5 + rand.N(w.pace.counts*2/5))
+		if w.wait == 0 {
+			w.wait = w.pace.counts
+			if now.Sub(w.at) < w.last {
+				w.wait = min(2*w.last, countsAtMost*w.pace.counts)
+			}
+		}
+		return now.Add(w.wait*4/5 + rand.N(w.wait*2/5))
 	case goodNews:
 		return now.Add(rand.N(w.pace.spread))
 	case badNews:
@@ -178,7 +191,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 		w.written = nil // it may have been deleted, or written although there was no answer
 		return err
 	}
-	w.written = &s
+	w.written, w.at, w.last, w.wait = &s, time.Now(), w.wait, 0
 	return nil
 }
 
