@@ -91,8 +91,8 @@ type Fastpath struct {
 	pods           activePods
 	// recovering are the connections that a killed agent has left (see recover.go); only run uses it.
 	recovering map[datapath.Flow]*recovery
-	// unrecovered: one of them has stayed liberal. No event will tell when it is used again.
-	unrecovered bool
+	// unrecovered are those of them that stayed liberal. No event tells when one is used again. Only run uses it.
+	unrecovered map[datapath.Flow]bool
 	// pause is the least time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -126,7 +126,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
-		recovering: make(map[datapath.Flow]*recovery),
+		recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool),
 	}
 	defer func() {
 		if err != nil {
@@ -581,7 +581,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		}
 		f.attach(activity.Link)
 	}
-	if len(flows) == 0 && len(f.recovering) == 0 && !f.unrecovered {
+	if len(flows) == 0 && len(f.recovering) == 0 && !f.anyUnrecovered() {
 		return f.dropForged.detachUnused()
 	}
 	f.ensureDropForged()

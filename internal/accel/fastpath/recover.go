@@ -159,7 +159,9 @@ func (f *Fastpath) recoverLiberal() error {
 		done, err := f.recoverOne(k, r)
 		if r.tries++; done || r.tries == recoverTries {
 			delete(f.recovering, flow)
-			f.unrecovered = f.unrecovered || !done
+			if !done || err != nil {
+				f.unrecovered[flow] = true
+			}
 		}
 		if err != nil {
 			failed++
@@ -170,6 +172,17 @@ func (f *Fastpath) recoverLiberal() error {
 		return fmt.Errorf("%w; %d others failed", first, failed-1)
 	}
 	return first
+}
+
+// anyUnrecovered reports whether a connection that could not be recovered is still liberal.
+func (f *Fastpath) anyUnrecovered() bool {
+	for flow := range f.unrecovered {
+		if is, err := lookUp(flow); err != nil || is != nil && is.leftLiberal() {
+			return true
+		}
+		delete(f.unrecovered, flow)
+	}
+	return false
 }
 
 // recoverOne tries to recover a connection, and returns whether that is done.
@@ -193,8 +206,10 @@ func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error)
 		return false, nil // in use, or with a timeout that tells nothing
 	}
 	r.Last, r.Acknowledged = now-idle, rand.Uint32()
-	if added, err := f.programs.Recover(r.Recovery); err != nil || !added {
+	if added, err := f.programs.Recover(r.Recovery); err != nil {
 		return false, err
+	} else if !added { // in use; it is resynchronised when it becomes idle
+		return f.programs.Known(r.Flow)
 	}
 	answered, known, err := f.ask(k, r)
 	switch {

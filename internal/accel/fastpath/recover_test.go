@@ -219,6 +219,8 @@ func TestPodDoesNotAnswer(t *testing.T) {
 			t.Fatal("drop_forged is not attached")
 		}
 	}
+	w.reset(c.echo)
+	w.eventually("drop_forged is detached", nil, func() bool { return !w.paths[0].DropsForged() })
 }
 
 // TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left

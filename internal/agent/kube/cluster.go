@@ -133,9 +133,9 @@ func (c *Cluster) inform(client rest.Interface, resource string, which fields.Se
 func (c *Cluster) informer(client rest.Interface, resource string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) (cache.Store, cache.Controller) {
 	options := func(o *metav1.ListOptions) {
 		o.FieldSelector = which.String()
-		// A bookmark comes every minute, so that a watch can be resumed without a list. This one is resumed twice in an
-		// hour at most.
-		o.AllowWatchBookmarks = false
+		// Bookmarks come every minute, so that a watch can be resumed without a list. These last so long that a list
+		// costs less. Only a watch that begins with what there is needs one.
+		o.AllowWatchBookmarks = o.SendInitialEvents != nil
 	}
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.NewFilteredListWatchFromClient(client, resource, "", options),

@@ -122,11 +122,11 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// gate is the transport of lists and watches. While the API server cannot be reached it holds them back, and
+// gate is the transport of lists and watches. While the API server refuses connections it holds them back, and
 // tries once in each period, at a moment that differs from agent to agent: the requests of a thousand agents
 // that have lost their watches at the same moment come spread over one period. Without it, reflectors that
 // were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
-// an agent to two requests a second, and after an outage to one. An agent that comes back sends six, and without the limit a second in
+// an agent to two requests a second, and from an outage on to one. An agent that comes back sends six, and without the limit a second in
 // which many agents happen to come back would have twice the mean.
 type gate struct {
 	next   http.RoundTripper

@@ -228,7 +228,7 @@ func everywhere(name string, spec object) object {
 	return o
 }
 
-// An idle agent watches two resources, and renews a watch every five to ten minutes.
+// An idle agent watches two resources, and renews a watch every 30 to 60 minutes.
 func TestIdleAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -568,7 +568,7 @@ func TestGateTriesOnce(t *testing.T) {
 				}
 			}()
 		}
-		time.Sleep(usualPace.outage + time.Second) // two may have been sent before the first was refused
+		time.Sleep(usualPace.outage + 1500*time.Millisecond) // two may have been sent before the first was refused
 		tries.Store(0)
 		time.Sleep(10 * usualPace.outage)
 		if n := tries.Load(); n != 10 {
@@ -706,7 +706,10 @@ func TestTokenExpires(t *testing.T) {
 			t.Errorf("with the new token settings are %s, want 2", got)
 		}
 		// Watches that the old token began end, and others begin.
-		time.Sleep(20 * time.Minute)
+		asked, _ = f.during(func() { time.Sleep(70 * time.Minute) })
+		if asked["watch accelerationpolicies"] == 0 {
+			t.Error("no watch has begun again")
+		}
 		f.put(policyPath+"late", everywhere("late", object{}))
 		time.Sleep(time.Minute)
 		if p := agent0.policies(); len(p) != 1 {

@@ -40,10 +40,9 @@ type statusWriter struct {
 	*Cluster
 	// written is nil until the object has been read.
 	written *v1alpha1.NodeAccelerationStatus
-	// at is when it was written, after small news had waited for last. wait is for how long the present ones do, 0 if
-	// there are none.
+	// wait is for how long small news wait at present, 0 if there are none. The last were written at, after last.
+	wait, last time.Duration
 	at         time.Time
-	last, wait time.Duration
 }
 
 // writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
@@ -84,7 +83,7 @@ func (c *Cluster) writeStatus(ctx context.Context) {
 	}
 }
 
-// due returns when the status has to be written, zero if it is as written.
+// due returns when the status has to be written, zero if it is as written or known to be due.
 func (w *statusWriter) due(now time.Time) time.Time {
 	s, ok := w.wanted()
 	if !ok {
@@ -92,16 +91,19 @@ func (w *statusWriter) due(now time.Time) time.Time {
 	}
 	switch w.newsOf(s) {
 	case smallNews:
-		if w.wait == 0 {
-			w.wait = w.pace.counts
-			if now.Sub(w.at) < w.last {
-				w.wait = min(2*w.last, countsAtMost*w.pace.counts)
-			}
+		if w.wait > 0 {
+			return time.Time{} // the first of them are due
+		}
+		w.wait = w.pace.counts
+		if now.Sub(w.at) < w.last {
+			w.wait = min(2*w.last, countsAtMost*w.pace.counts)
 		}
 		return now.Add(w.wait*4/5 + rand.N(w.wait*2/5))
 	case goodNews:
+		w.wait = 0
 		return now.Add(rand.N(w.pace.spread))
 	case badNews:
+		w.wait = 0
 		return now.Add(rand.N(w.pace.between))
 	}
 	return time.Time{}
@@ -174,6 +176,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	}
 	s, ok := w.wanted()
 	if !ok || equalStatus(*w.written, s) {
+		w.wait = 0
 		return nil
 	}
 	if s.Observed == nil {
@@ -191,7 +194,10 @@ func (w *statusWriter) write(ctx context.Context) error {
 		w.written = nil // it may have been deleted, or written although there was no answer
 		return err
 	}
-	w.written, w.at, w.last, w.wait = &s, time.Now(), w.wait, 0
+	w.written = &s
+	if w.wait > 0 {
+		w.at, w.last, w.wait = time.Now(), w.wait, 0
+	}
 	return nil
 }
 
