@@ -613,6 +613,23 @@ func TestSelectedCondition(t *testing.T) {
 	want("nowhere", "SelectedFalseNoNode1")
 }
 
+// A node may leave a policy before its agent is told of the condition that it has just written itself.
+func TestLeavesBeforeConditionIsKnown(t *testing.T) {
+	c := &Cluster{pace: usualPace}
+	p := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", Generation: 1}}
+	p.Spec.NodeSelector = map[string]string{"zone": "a"}
+	m := &marking{left: time.Now()}
+	if status, _, _, _ := c.verdict(p, m); status != metav1.ConditionFalse {
+		t.Errorf("without a condition the verdict is %q, want False", status)
+	}
+	p.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionSelected, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNodes, ObservedGeneration: 1, LastTransitionTime: metav1.NewTime(m.left.Add(-time.Second)),
+	}}
+	if status, reason, _, wait := c.verdict(p, m); status != metav1.ConditionFalse || reason != v1alpha1.ReasonNoNode || wait < usualPace.patience {
+		t.Errorf("with its own condition the verdict is %q %q after %s, want False %s", status, reason, wait, v1alpha1.ReasonNoNode)
+	}
+}
+
 // An agent that is stopped puts everything back if its DaemonSet goes, and only then.
 func TestUninstalled(t *testing.T) {
 	for _, tt := range []struct {

@@ -77,7 +77,7 @@ func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status me
 	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
 	current := at != nil && at.ObservedGeneration == p.Generation
 	_, unclear := p.Spec.Nodes()
-	if m.selected || !current || at.Status != metav1.ConditionTrue || at.LastTransitionTime.After(m.left) {
+	if m.selected || current && (at.Status != metav1.ConditionTrue || at.LastTransitionTime.After(m.left)) {
 		m.left = time.Time{} // there is nothing to doubt, or another agent has answered
 	}
 	switch {
