@@ -24,7 +24,7 @@ type news int
 const (
 	noNews news = iota
 	// smallNews: figures and messages. With a hundred new pods a second on a thousand nodes, a write for each
-	// would be a hundred writes a second. So they wait, and the longer the longer they go on changing.
+	// would be a hundred writes a second. So they wait, longer each time as they go on changing.
 	smallNews
 	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
 	goodNews
