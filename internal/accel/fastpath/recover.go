@@ -174,7 +174,7 @@ func (f *Fastpath) recoverLiberal() error {
 	return first
 }
 
-// anyUnrecovered reports whether a connection that could not be recovered is still liberal.
+// anyUnrecovered reports whether a connection that could not be recovered is still liberal, and forgets those that are not.
 func (f *Fastpath) anyUnrecovered() bool {
 	for flow := range f.unrecovered {
 		if is, err := lookUp(flow); err != nil || is != nil && is.leftLiberal() {

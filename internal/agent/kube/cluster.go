@@ -20,6 +20,7 @@ import (
 
 	"slipstream.dev/internal/agent"
 
+	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,7 +32,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
@@ -80,7 +80,7 @@ type Cluster struct {
 	clock    serverClock
 	pace     pace
 	// sharedLimit bounds writes to policies.
-	sharedLimit flowcontrol.RateLimiter
+	sharedLimit *rate.Limiter
 	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
 	restUntil atomic.Int64
 	// losses reads the node's counters.
@@ -108,7 +108,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
 		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy), pace: usualPace,
-		sharedLimit: flowcontrol.NewTokenBucketRateLimiter(2, 5),
+		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses
 	if err := c.connect(config); err != nil {

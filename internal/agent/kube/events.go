@@ -8,10 +8,10 @@ import (
 
 	"slipstream.dev/internal/agent"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/flowcontrol"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // each agent waits for a time of its own.
 func (c *Cluster) writeEvents(ctx context.Context) {
 	told := make(map[agent.Event]time.Time)
-	limit := flowcontrol.NewTokenBucketRateLimiter(eventsRate, eventsBurst)
+	limit := rate.NewLimiter(eventsRate, eventsBurst)
 	var waited time.Time
 	for {
 		var e agent.Event
@@ -43,7 +43,7 @@ func (c *Cluster) writeEvents(ctx context.Context) {
 				delete(told, old)
 			}
 		}
-		if !limit.TryAccept() {
+		if !limit.Allow() {
 			c.options.Log.Warn("too many events: this one is only logged", "reason", e.Reason, "message", e.Message)
 			continue
 		}

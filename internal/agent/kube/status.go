@@ -89,7 +89,11 @@ func (w *statusWriter) due(now time.Time) time.Time {
 	if !ok {
 		return time.Time{}
 	}
-	switch w.newsOf(s) {
+	is := w.newsOf(s)
+	if is != smallNews {
+		w.wait = 0
+	}
+	switch is {
 	case smallNews:
 		if w.wait > 0 {
 			return time.Time{} // the first of them are due
@@ -100,10 +104,8 @@ func (w *statusWriter) due(now time.Time) time.Time {
 		}
 		return now.Add(w.wait*4/5 + rand.N(w.wait*2/5))
 	case goodNews:
-		w.wait = 0
 		return now.Add(rand.N(w.pace.spread))
 	case badNews:
-		w.wait = 0
 		return now.Add(rand.N(w.pace.between))
 	}
 	return time.Time{}
