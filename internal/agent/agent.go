@@ -23,12 +23,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/flock"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
@@ -141,7 +141,7 @@ type Agent struct {
 	shrinker process.Shrinker
 	finder   *accel.Finder
 	watch    *watch
-	ethtool  *ethtool.Ethtool
+	ethtool  *ethtool.Tool
 	metrics  *metrics
 
 	// mu guards what other goroutines see.
@@ -178,10 +178,10 @@ func New(o Options) (a *Agent, err error) {
 		return a, err
 	}
 	if a.options.NICs == nil {
-		if a.ethtool, err = ethtool.NewEthtool(); err != nil {
-			return a, fmt.Errorf("open ethtool socket: %w", err)
+		if a.ethtool, err = ethtool.Open(); err != nil {
+			return a, err
 		}
-		a.options.NICs = nic.Source{Sys: a.host.Sysfs(), Tool: nic.Live{Tool: a.ethtool}}.Read
+		a.options.NICs = nic.Source{Sys: a.host.Sysfs(), Tool: a.ethtool}.Read
 	}
 	a.watch, err = newWatch()
 	return a, err

@@ -3,9 +3,9 @@ package cli
 import (
 	"fmt"
 
-	"github.com/safchain/ethtool"
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 )
@@ -28,12 +28,12 @@ capture changes nothing, and needs no root.`,
 				return err
 			}
 			defer sys.Close()
-			tool, err := ethtool.NewEthtool()
+			tool, err := ethtool.Open()
 			if err != nil {
-				return fmt.Errorf("open ethtool socket: %w", err)
+				return err
 			}
 			defer tool.Close()
-			fixture := nic.Capture(nic.Source{Sys: sys.FS(), Tool: nic.Live{Tool: tool}})
+			fixture := nic.Capture(nic.Source{Sys: sys.FS(), Tool: tool})
 			if len(fixture.Facts) == 0 {
 				fmt.Fprintln(p.Err, "slipstream: this network namespace has no device with hardware (only veth, bridges and the like), so no VF can carry its packets")
 			}

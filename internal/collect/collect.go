@@ -17,9 +17,9 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 )
@@ -51,7 +51,7 @@ type Collector struct {
 	// nics are read again from the source of at each snapshot; ethtool is nil without.
 	nics    nic.Snapshot
 	at      nic.Source
-	ethtool *ethtool.Ethtool
+	ethtool *ethtool.Tool
 	// The rest is for Options.CPUs only.
 	stat, softirqs, softnet, interrupts *source
 	limits                              Limits
@@ -89,10 +89,10 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 		}
 	}()
 	if o.Sys != nil {
-		if c.ethtool, err = ethtool.NewEthtool(); err != nil {
-			return c, fmt.Errorf("open ethtool socket: %w", err)
+		if c.ethtool, err = ethtool.Open(); err != nil {
+			return c, err
 		}
-		c.at = nic.Source{Sys: o.Sys, Tool: nic.Live{Tool: c.ethtool}}
+		c.at = nic.Source{Sys: o.Sys, Tool: c.ethtool}
 		c.nics = c.at.Read()
 	}
 	if c.devices, err = openSource(filepath.Join(o.Proc, "net/dev")); err != nil || !o.CPUs {

@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
@@ -96,12 +96,12 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	tool, err := ethtool.NewEthtool()
+	tool, err := ethtool.Open()
 	if err != nil {
-		return nil, fmt.Errorf("open ethtool socket: %w", err)
+		return nil, err
 	}
 	defer tool.Close()
-	nics := nic.Facts(nic.Source{Sys: sys, Tool: nic.Live{Tool: tool}}.Read())
+	nics := nic.Facts(nic.Source{Sys: sys, Tool: tool}.Read())
 	var out []record.Link
 	for _, l := range all {
 		if err := ctx.Err(); err != nil {
@@ -114,10 +114,10 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		}
 		features, err := tool.Features(a.Name)
 		if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fmt.Errorf("offloads of %s: %w", a.Name, err)
+			return nil, err
 		}
-		for name, on := range features {
-			if on {
+		for name, feature := range features {
+			if feature.Active {
 				r.Offloads = append(r.Offloads, name)
 			}
 		}

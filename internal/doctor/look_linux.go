@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"net"
@@ -15,12 +14,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"
@@ -33,7 +32,7 @@ const procDir = "/proc"
 type looker struct {
 	proc      fs.FS
 	sys       *os.Root
-	tool      *ethtool.Ethtool
+	tool      *ethtool.Tool
 	collector *collect.Collector
 }
 
@@ -45,8 +44,8 @@ func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err e
 		return f, err
 	}
 	defer l.sys.Close()
-	if l.tool, err = ethtool.NewEthtool(); err != nil {
-		return f, fmt.Errorf("open ethtool socket: %w", err)
+	if l.tool, err = ethtool.Open(); err != nil {
+		return f, err
 	}
 	defer l.tool.Close()
 	if l.collector, err = collect.New(collect.Options{Proc: procDir, Sys: l.sys.FS(), CPUs: true, NoEBPF: true}); err != nil {
@@ -178,7 +177,7 @@ func isCap(counter string) bool {
 }
 
 func (l looker) caps(device string) map[string]uint64 {
-	all, err := l.tool.Stats(device)
+	all, err := l.tool.Counters(device)
 	if err != nil {
 		return nil // went, or has none
 	}
@@ -254,8 +253,8 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 
 // wire reads what only a NIC has.
 func (l looker) wire(d *Device, before, after map[string]uint64) {
-	if ring, err := l.tool.GetRing(d.Name); err == nil {
-		d.Ring, d.RingMax = ring.RxPending, ring.RxMaxPending
+	if size, most, err := l.tool.Ring(d.Name); err == nil {
+		d.Ring, d.RingMax = size, most
 	}
 	b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+d.Name+"/speed") // an error if the link is down
 	if mbit, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && mbit > 0 {
@@ -278,7 +277,7 @@ func (l looker) rpFilter(device string) int {
 
 // off returns the offloads that a device has and that are switched off.
 func (l looker) off(device string) (names []string, err error) {
-	features, err := l.tool.FeaturesWithState(device)
+	features, err := l.tool.Features(device)
 	if err != nil {
 		return nil, nil // went, or has none
 	}

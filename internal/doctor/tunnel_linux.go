@@ -12,9 +12,9 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
 )
 
@@ -88,9 +88,9 @@ func (t Tunnel) configure(o Offload) error {
 		return fmt.Errorf("address the device of the tunnel: %w", err)
 	}
 	if off := features[o]; len(off) > 0 {
-		tool, err := ethtool.NewEthtool()
+		tool, err := ethtool.Open()
 		if err != nil {
-			return fmt.Errorf("open ethtool socket: %w", err)
+			return err
 		}
 		defer tool.Close()
 		change := make(map[string]bool)
@@ -98,7 +98,7 @@ func (t Tunnel) configure(o Offload) error {
 			change[name] = false
 		}
 		if err := tool.Change(tunnelDevice, change); err != nil {
-			return fmt.Errorf("switch offloads of the tunnel off: %w", err)
+			return err
 		}
 	}
 	return netlink.LinkSetUp(link)

@@ -227,7 +227,8 @@ func testAgent(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
 	wantPods(t, c, "new pods", 30, true)
 	for n := range before {
-		testenv.Eventually(t, time.Minute, "state of "+n, func() string {
+		// Counts that changed before are written after half a minute, again after one, then after two.
+		testenv.Eventually(t, 3*time.Minute, "state of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 				return fmt.Sprintf("%+v", s)

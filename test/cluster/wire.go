@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/target/lab/programs"
 )
@@ -152,9 +152,9 @@ func actAsNIC() error {
 	if err := queue(index); err != nil {
 		return err
 	}
-	tool, err := ethtool.NewEthtool()
+	tool, err := ethtool.Open()
 	if err != nil {
-		return fmt.Errorf("open ethtool: %w", err)
+		return err
 	}
 	defer tool.Close()
 	if err := tool.Change(nicName, map[string]bool{"rx-gro": true}); err != nil {

@@ -9,12 +9,12 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/target/lab/network"
 	"slipstream.dev/internal/target/lab/programs"
 )
@@ -133,28 +133,25 @@ func setRPS(mask string) error {
 
 // offload sets the offloads of a device.
 func (w *wire) offload(device string, gro bool) error {
-	e, err := ethtool.NewEthtool()
+	e, err := ethtool.Open()
 	if err != nil {
-		return fmt.Errorf("open ethtool: %w", err)
+		return err
 	}
 	defer e.Close()
 	features := map[string]bool{"rx-gro": gro}
 	if w.nic.Offload == v1alpha1.OffloadNone {
 		all, err := e.Features(device)
 		if err != nil {
-			return fmt.Errorf("read offloads of %s: %w", device, err)
+			return err
 		}
-		for name, on := range all {
+		for name, feature := range all {
 			// tx-generic-segmentation (GSO) is done by the kernel, not by the device.
-			if on && strings.HasPrefix(name, "tx-") && strings.HasSuffix(name, "-segmentation") && name != "tx-generic-segmentation" {
+			if feature.Active && strings.HasPrefix(name, "tx-") && strings.HasSuffix(name, "-segmentation") && name != "tx-generic-segmentation" {
 				features[name] = false
 			}
 		}
 	}
-	if err := e.Change(device, features); err != nil {
-		return fmt.Errorf("set offloads of %s: %w", device, err)
-	}
-	return nil
+	return e.Change(device, features)
 }
 
 // queue adds the qdisc of a device, which also limits the rate.

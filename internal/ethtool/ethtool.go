@@ -1,0 +1,100 @@
+//go:build linux
+
+// Package ethtool reads and sets offloads of network devices, and reads their drivers, counters and rings.
+package ethtool
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/safchain/ethtool"
+)
+
+// Tool is a socket of the network namespace that it was opened in.
+type Tool struct{ lib *ethtool.Ethtool }
+
+// Open opens a socket in the thread's network namespace.
+func Open() (*Tool, error) {
+	lib, err := ethtool.NewEthtool()
+	if err != nil {
+		return nil, fmt.Errorf("open ethtool socket: %w", err)
+	}
+	return &Tool{lib}, nil
+}
+
+// Close closes the socket.
+func (t *Tool) Close() { t.lib.Close() }
+
+// Driver returns the names of a device's driver and firmware.
+func (t *Tool) Driver(device string) (driver, firmware string, err error) {
+	var info ethtool.DrvInfo
+	onSteadyStack(func() { info, err = t.lib.DriverInfo(device) })
+	if err != nil {
+		return "", "", fmt.Errorf("driver of %s: %w", device, err)
+	}
+	return info.Driver, info.FwVersion, nil
+}
+
+// Counters returns the driver's own counters of a device.
+func (t *Tool) Counters(device string) (all map[string]uint64, err error) {
+	onSteadyStack(func() { all, err = t.lib.Stats(device) })
+	if err != nil {
+		return nil, fmt.Errorf("counters of %s: %w", device, err)
+	}
+	return all, nil
+}
+
+// Features returns the offloads of a device, by the kernel's names for them.
+func (t *Tool) Features(device string) (all map[string]ethtool.FeatureState, err error) {
+	onSteadyStack(func() { all, err = t.lib.FeaturesWithState(device) })
+	if err != nil {
+		return nil, fmt.Errorf("offloads of %s: %w", device, err)
+	}
+	return all, nil
+}
+
+// Change switches offloads of a device on or off.
+func (t *Tool) Change(device string, offloads map[string]bool) (err error) {
+	onSteadyStack(func() { err = t.lib.Change(device, offloads) })
+	if err != nil {
+		return fmt.Errorf("set offloads of %s: %w", device, err)
+	}
+	return nil
+}
+
+// Ring returns how many packets the receive ring of a device holds, and the most that it can be set to hold.
+func (t *Tool) Ring(device string) (size, most uint32, err error) {
+	var ring ethtool.Ring
+	onSteadyStack(func() { ring, err = t.lib.GetRing(device) })
+	if err != nil {
+		return 0, 0, fmt.Errorf("ring of %s: %w", device, err)
+	}
+	return ring.RxPending, ring.RxMaxPending, nil
+}
+
+// onSteadyStack calls f on a stack that neither grows nor shrinks. The library (v0.7.0) passes the kernel
+// addresses of variables on the stack, as integers, through a function call. A stack that moves there leaves them
+// pointing at the old one: the kernel writes to memory that something else may use by now, and f finds nothing.
+// https://github.com/safchain/ethtool/pull/139 is the fix, which no release has.
+//
+// On the stack of a new goroutine, grow leaves more room than the library needs: at most 36 KiB, for what the kernel
+// fills. The garbage collector would halve it if less than a quarter were in use, which the array prevents.
+func onSteadyStack(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var held [100 << 10]byte
+		grow()
+		f()
+		runtime.KeepAlive(&held)
+	}()
+	<-done
+}
+
+// grow leaves the stack with room for its own frame.
+//
+//go:noinline
+func grow() {
+	var room [100 << 10]byte
+	runtime.KeepAlive(&room)
+}

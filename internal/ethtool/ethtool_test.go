@@ -1,0 +1,68 @@
+//go:build linux
+
+package ethtool
+
+import (
+	"runtime"
+	"testing"
+	"unsafe"
+)
+
+// TestCallerStackIsFull asks from goroutines whose stacks are full at different places of the library.
+func TestCallerStackIsFull(t *testing.T) {
+	tool, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tool.Close()
+	all, err := tool.Features("lo")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d offloads of lo: %v", len(all), err)
+	}
+	for depth := range 2000 {
+		done := make(chan int)
+		go below(depth, func() {
+			got, err := tool.Features("lo")
+			if err != nil {
+				t.Error(err)
+			}
+			done <- len(got)
+		})
+		if got := <-done; got != len(all) {
+			t.Errorf("%d calls deep: %d offloads, want %d", depth, got, len(all))
+		}
+	}
+}
+
+// below calls f from depth calls down.
+//
+//go:noinline
+func below(depth int, f func()) {
+	if depth == 0 {
+		f()
+		return
+	}
+	below(depth-1, f)
+}
+
+func TestStackDoesNotMove(t *testing.T) {
+	onSteadyStack(func() {
+		var local int
+		before := uintptr(unsafe.Pointer(&local))
+		use36K()
+		if now := uintptr(unsafe.Pointer(&local)); now != before {
+			t.Errorf("it grew: %#x, then %#x", before, now)
+		}
+		before = uintptr(unsafe.Pointer(&local))
+		runtime.GC()
+		if now := uintptr(unsafe.Pointer(&local)); now != before {
+			t.Errorf("it shrank: %#x, then %#x", before, now)
+		}
+	})
+}
+
+//go:noinline
+func use36K() {
+	var room [36 << 10]byte
+	runtime.KeepAlive(&room)
+}
