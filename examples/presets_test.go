@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -67,7 +67,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
-		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute,
+		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration

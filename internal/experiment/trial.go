@@ -72,10 +72,10 @@ func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measu
 	return errors.Join(err, changeErr)
 }
 
-// changeWarnings tell that there were fewer changes of endpoints than the variant asks for: by a tenth, and by one
-// more, as the first is not made at once.
+// changeWarnings tell that there were fewer changes of endpoints than the variant asks for: by a tenth, and by those of
+// a second more, which wait for the next batch.
 func changeWarnings(perSecond, made int, seconds float64) []record.Warning {
-	if float64(made) >= 0.9*float64(perSecond)*seconds-1 {
+	if float64(made) >= (0.9*seconds-1)*float64(perSecond) {
 		return nil
 	}
 	return []record.Warning{record.Warnf(record.WarnChanges,

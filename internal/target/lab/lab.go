@@ -539,8 +539,8 @@ func (l *Lab) Loaded(node string) (services, policies Load) {
 	return Load{}, Load{}
 }
 
-// ChangeEndpoints replaces so many backends of the lab's services a second, until stop, which returns how many were:
-// fewer if a change takes longer.
+// ChangeEndpoints replaces so many backends of the lab's services a second, until stop, which returns how many were.
+// Those that come while rules are loaded, or too soon after, are loaded together, as kube-proxy does.
 func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (made int, err error), err error) {
 	c := l.state.Config
 	var spaces []*network.Namespace
@@ -565,30 +565,39 @@ func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	done, made := make(chan error, 1), 0
-	go func() {
-		tick := time.NewTicker(time.Second / time.Duration(perSecond))
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				done <- nil
-				return
-			case <-tick.C:
-			}
-			// A change that has begun is completed on all nodes.
-			if err := changer.Change(context.WithoutCancel(ctx)); err != nil {
-				done <- err
-				return
-			}
-			made++
-		}
-	}()
+	go func() { done <- changeEndpoints(ctx, changer, time.Second/time.Duration(perSecond), &made) }()
 	return func() (int, error) {
 		cancel()
 		err := errors.Join(<-done, changer.Close())
 		closeAll()
 		return made, err
 	}, nil
+}
+
+// changeEndpoints replaces a backend every so often until ctx ends, and counts them.
+func changeEndpoints(ctx context.Context, c *services.Changer, every time.Duration, made *int) error {
+	begin := time.Now()
+	next := time.NewTimer(every)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-next.C:
+		}
+		batch := time.Now()
+		n := int(batch.Sub(begin)/every) - *made
+		// A batch that has begun is completed on all nodes.
+		if err := c.Change(context.WithoutCancel(ctx), n); err != nil {
+			return err
+		}
+		*made += n
+		due := begin.Add(every * time.Duration(*made+1))
+		if earliest := batch.Add(c.Period()); due.Before(earliest) {
+			due = earliest
+		}
+		next.Reset(time.Until(due))
+	}
 }
 
 // Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.

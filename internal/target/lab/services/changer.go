@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
@@ -57,64 +58,135 @@ func (c *Changer) Close() error {
 	return c.backends.Close()
 }
 
-// Change replaces one backend of one service by the address that its server has to spare: of all services in
-// turn, and then of each the next backend.
-func (c *Changer) Change(ctx context.Context) error {
-	i := c.made % len(c.services)
-	s := &c.services[i]
-	n := c.made / len(c.services) % len(s.backends)
-	c.made++
-	// The addresses of a service are its backends' and one more, which is free.
-	for j := range len(s.backends) + 1 {
-		to := netip.AddrPortFrom(network.Plus(s.first, j), servicePort)
-		if !slices.Contains(s.backends, to) {
-			return c.replace(ctx, i, n, to)
-		}
+// Period is the least time between two batches of changes: kube-proxy's default of --min-sync-period, none in mode
+// ebpf.
+func (c *Changer) Period() time.Duration {
+	if c.mode == v1alpha1.ServiceEBPF {
+		return 0
 	}
-	return fmt.Errorf("service %s has no spare address", s.name)
+	return time.Second
 }
 
-// replace replaces the nth backend of the ith service.
-func (c *Changer) replace(ctx context.Context, i, n int, to netip.AddrPort) error {
+// Change replaces n backends in one batch: one of each service in turn, and then of each the next backend.
+func (c *Changer) Change(ctx context.Context, n int) error {
+	b := make(batch)
+	for range n {
+		i := c.made % len(c.services)
+		s := &c.services[i]
+		nth := c.made / len(c.services) % len(s.backends)
+		c.made++
+		to, err := s.spare()
+		if err != nil {
+			return err
+		}
+		if err := c.replace(b, i, nth, to); err != nil {
+			return err
+		}
+	}
+	return c.load(ctx, b)
+}
+
+// spare returns an address of a service's server that is none of its backends: there is one more than backends.
+func (s *service) spare() (netip.AddrPort, error) {
+	for j := range len(s.backends) + 1 {
+		if to := netip.AddrPortFrom(network.Plus(s.first, j), servicePort); !slices.Contains(s.backends, to) {
+			return to, nil
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("service %s has no spare address", s.name)
+}
+
+// batch has the replaced backends of services, by the index of the service.
+type batch map[int][]netip.AddrPort
+
+// replace replaces the nth backend of the ith service: in mode ebpf at once, otherwise once the batch is loaded.
+func (c *Changer) replace(b batch, i, n int, to netip.AddrPort) error {
 	s := &c.services[i]
-	old := s.backends[n]
+	b[i] = append(b[i], s.backends[n])
 	s.backends[n] = to
 	if c.mode == v1alpha1.ServiceEBPF {
 		return c.backends.Replace(i, n, to, protocolNumbers[s.transport.Protocol])
 	}
-	all := c.rules(*s, old)
+	return nil
+}
+
+// load loads the rules of a batch on all nodes.
+func (c *Changer) load(ctx context.Context, b batch) error {
+	if c.mode == v1alpha1.ServiceEBPF {
+		return nil
+	}
+	rules := c.rules(b)
 	var g errgroup.Group
 	for _, ns := range c.spaces {
 		g.Go(func() error {
-			if _, err := all.Load(ctx, ns); err != nil || s.transport.Protocol != "udp" {
+			if _, err := rules.Load(ctx, ns); err != nil {
 				return err
 			}
-			return ns.Do(func() error { return forget(old.Addr()) })
+			return ns.Do(func() error { return c.forget(b) })
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return fmt.Errorf("replace a backend of service %s: %w", s.name, err)
+		return fmt.Errorf("replace backends of %d services: %w", len(b), err)
 	}
 	return nil
 }
 
-// rules returns what kube-proxy loads after a backend of a service has changed. The chain of the old backend stays.
-func (c *Changer) rules(s service, old netip.AddrPort) network.Rules {
-	v := versions[s.transport.IP]
-	if c.mode == v1alpha1.ServiceIPTables {
-		alike := slices.DeleteFunc(slices.Clone(c.services), func(o service) bool { return o.transport.IP != s.transport.IP })
-		return network.Rules{network.Restore(v.restore, iptablesRules(alike, []service{s}))}
+// rules returns what kube-proxy loads for a batch. The chains of old backends stay.
+func (c *Changer) rules(b batch) (all network.Rules) {
+	for _, ip := range []int{4, 6} {
+		v := versions[ip]
+		var alike, changed []service
+		var text []byte
+		for i, s := range c.services {
+			if s.transport.IP != ip {
+				continue
+			}
+			alike = append(alike, s)
+			if b[i] == nil {
+				continue
+			}
+			changed = append(changed, s)
+			text = append(text, nftablesRules(s)...)
+			for _, old := range s.gone(b[i]) {
+				text = fmt.Appendf(text, "flush chain %s kube-proxy %s\n", v.ip, s.nftablesEndpoint(old))
+			}
+		}
+		switch {
+		case len(changed) == 0:
+		case c.mode == v1alpha1.ServiceIPTables:
+			all = append(all, network.Restore(v.restore, iptablesRules(alike, changed)))
+		default:
+			// It looks for chains that nobody needs any more.
+			for _, what := range []string{"chains", "sets"} {
+				all = append(all, network.Command{Argv: []string{"nft", "--json", "list", what, v.ip}})
+			}
+			all = append(all, network.NFT(text))
+		}
 	}
-	// It looks for chains that nobody needs any more.
-	var all network.Rules
-	for _, what := range []string{"chains", "sets"} {
-		all = append(all, network.Command{Argv: []string{"nft", "--json", "list", what, v.ip}})
-	}
-	return append(all, network.NFT(fmt.Appendf(nftablesRules(s), "flush chain %s kube-proxy %s\n", v.ip, s.nftablesEndpoint(old))))
+	return all
 }
 
-// forget has the thread's namespace track no datagrams to a backend any more: whoever sends from the same port
-// again would have it again.
+// gone returns which of the replaced backends of a service were not made backends again.
+func (s service) gone(replaced []netip.AddrPort) []netip.AddrPort {
+	return slices.DeleteFunc(slices.Clone(replaced), func(old netip.AddrPort) bool { return slices.Contains(s.backends, old) })
+}
+
+// forget has the thread's namespace track no datagrams to backends that are gone: whoever sends from the same port
+// again would have them again.
+func (c *Changer) forget(b batch) error {
+	for i, replaced := range b {
+		if s := c.services[i]; s.transport.Protocol == "udp" {
+			for _, old := range s.gone(replaced) {
+				if err := forget(old.Addr()); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// forget deletes what the thread's namespace tracks of datagrams to a backend.
 func forget(backend netip.Addr) error {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {

@@ -4,6 +4,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -60,7 +61,8 @@ func (s *Config) Change(t testing.TB, lab string, nodes []string, services []Ser
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.replace(t.Context(), 0, n, to); err != nil {
+	b := make(batch)
+	if err := errors.Join(c.replace(b, 0, n, to), c.load(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
 }
