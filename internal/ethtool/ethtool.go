@@ -44,8 +44,11 @@ func (t *Tool) Counters(device string) (all map[string]uint64, err error) {
 	return all, nil
 }
 
+// FeatureState tells what can be done with an offload, and whether it is on.
+type FeatureState = ethtool.FeatureState
+
 // Features returns the offloads of a device, by the kernel's names for them.
-func (t *Tool) Features(device string) (all map[string]ethtool.FeatureState, err error) {
+func (t *Tool) Features(device string) (all map[string]FeatureState, err error) {
 	onSteadyStack(func() { all, err = t.lib.FeaturesWithState(device) })
 	if err != nil {
 		return nil, fmt.Errorf("offloads of %s: %w", device, err)
@@ -77,13 +80,13 @@ func (t *Tool) Ring(device string) (size, most uint32, err error) {
 // pointing at the old one: the kernel writes to memory that something else may use by now, and f finds nothing.
 // https://github.com/safchain/ethtool/pull/139 is the fix, which no release has.
 //
-// On the stack of a new goroutine, grow leaves more room than the library needs: at most 36 KiB, for what the kernel
-// fills. The garbage collector would halve it if less than a quarter were in use, which the array prevents.
+// On the stack of a new goroutine, grow leaves more room than the library needs: at most 36 KiB of frames. The garbage
+// collector would halve it if less than a quarter were in use, which the array prevents.
 func onSteadyStack(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		var held [100 << 10]byte
+		var held [large]byte
 		grow()
 		f()
 		runtime.KeepAlive(&held)
@@ -91,10 +94,14 @@ func onSteadyStack(f func()) {
 	<-done
 }
 
+// large is more than a quarter of the 256 KiB that the stack has with two such frames, and less than the 128 KiB above which
+// Go keeps a variable on the heap.
+const large = 100 << 10
+
 // grow leaves the stack with room for its own frame.
 //
 //go:noinline
 func grow() {
-	var room [100 << 10]byte
+	var room [large]byte
 	runtime.KeepAlive(&room)
 }

@@ -3,6 +3,7 @@
 package ethtool
 
 import (
+	"maps"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -20,16 +21,16 @@ func TestCallerStackIsFull(t *testing.T) {
 		t.Fatalf("%d offloads of lo: %v", len(all), err)
 	}
 	for depth := range 2000 {
-		done := make(chan int)
+		done := make(chan map[string]FeatureState)
 		go below(depth, func() {
 			got, err := tool.Features("lo")
 			if err != nil {
 				t.Error(err)
 			}
-			done <- len(got)
+			done <- got
 		})
-		if got := <-done; got != len(all) {
-			t.Errorf("%d calls deep: %d offloads, want %d", depth, got, len(all))
+		if got := <-done; !maps.Equal(got, all) {
+			t.Errorf("%d calls deep: %d offloads, want %d", depth, len(got), len(all))
 		}
 	}
 }

@@ -134,6 +134,8 @@ type Lab struct {
 	processes processes
 	// services and policies are how those of each node were loaded.
 	services, policies []Load
+	// changer is nil until endpoints change.
+	changer *services.Changer
 }
 
 // Load is how the rules of a node were loaded.
@@ -539,8 +541,8 @@ func (l *Lab) Loaded(node string) (services, policies Load) {
 	return Load{}, Load{}
 }
 
-// ChangeEndpoints replaces so many backends of the lab's services a second, until stop, which returns how many were.
-// Those that come while rules are loaded, or too soon after, are loaded together, as kube-proxy does.
+// ChangeEndpoints replaces so many backends of the lab's services a second, as kube-proxy does, until stop, which
+// returns how many were.
 func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (made int, err error), err error) {
 	c := l.state.Config
 	var spaces []*network.Namespace
@@ -558,46 +560,27 @@ func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (
 		}
 		spaces = append(spaces, ns)
 	}
-	changer, err := c.Services.Changer(c.Name, nodes, spaces)
-	if err != nil {
+	if l.changer == nil {
+		l.changer = c.Services.Changer(nodes)
+	}
+	if err := l.changer.Open(c.Name, spaces); err != nil {
 		closeAll()
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	done, made := make(chan error, 1), 0
-	go func() { done <- changeEndpoints(ctx, changer, time.Second/time.Duration(perSecond), &made) }()
+	var made int
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		made, err = l.changer.Run(ctx, perSecond)
+		done <- err
+	}()
 	return func() (int, error) {
 		cancel()
-		err := errors.Join(<-done, changer.Close())
+		err := errors.Join(<-done, l.changer.Close())
 		closeAll()
 		return made, err
 	}, nil
-}
-
-// changeEndpoints replaces a backend every so often until ctx ends, and counts them.
-func changeEndpoints(ctx context.Context, c *services.Changer, every time.Duration, made *int) error {
-	begin := time.Now()
-	next := time.NewTimer(every)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-next.C:
-		}
-		batch := time.Now()
-		n := int(batch.Sub(begin)/every) - *made
-		// A batch that has begun is completed on all nodes.
-		if err := c.Change(context.WithoutCancel(ctx), n); err != nil {
-			return err
-		}
-		*made += n
-		due := begin.Add(every * time.Duration(*made+1))
-		if earliest := batch.Add(c.Period()); due.Before(earliest) {
-			due = earliest
-		}
-		next.Reset(time.Until(due))
-	}
 }
 
 // Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.

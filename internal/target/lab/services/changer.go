@@ -19,71 +19,106 @@ import (
 )
 
 // Changer replaces backends of the services of a lab that is up, as kube-proxy does where there are more than
-// a thousand endpoints, or Cilium's agent.
+// a thousand endpoints, or Cilium's agent. It knows which backends the services have at present.
 type Changer struct {
 	mode     string
 	services []service
+	// next is the index of the service whose backend is replaced next.
+	next int
+	// stale are the chains that the last batch of an IP version flushed, which the next one deletes.
+	stale map[int][]string
 	// spaces are the namespaces of all nodes, which each have the rules; backends is the map in mode ebpf.
 	spaces   []*network.Namespace
 	backends *programs.ServiceBackends
-	made     int
 }
 
-// Changer returns one for a lab. The caller closes it before the namespaces of its nodes.
-func (s *Config) Changer(lab string, nodes []network.Node, spaces []*network.Namespace) (*Changer, error) {
-	return s.changer(lab, s.services(nodes), spaces)
+// Changer returns one for a lab that has just come up. The services to which clients connect come last.
+func (s *Config) Changer(nodes []network.Node) *Changer {
+	return s.changer(s.services(nodes), len(s.Servers))
 }
 
-func (s *Config) changer(lab string, services []service, spaces []*network.Namespace) (*Changer, error) {
-	c := &Changer{mode: s.Mode, services: services, spaces: spaces}
-	if s.Mode != v1alpha1.ServiceEBPF {
-		return c, nil
+func (s *Config) changer(services []service, first int) *Changer {
+	return &Changer{mode: s.Mode, services: services, next: first, stale: make(map[int][]string)}
+}
+
+// Open has changes be made in the namespaces of a lab's nodes, which the caller closes after the Changer.
+func (c *Changer) Open(lab string, spaces []*network.Namespace) error {
+	c.spaces = spaces
+	if c.mode != v1alpha1.ServiceEBPF {
+		return nil
 	}
 	dir, err := OpenCgroup(lab)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer dir.Close()
-	if c.backends, err = programs.OpenServiceBackends(int(dir.Fd())); err != nil {
-		return nil, err
-	}
-	return c, nil
+	c.backends, err = programs.OpenServiceBackends(int(dir.Fd()))
+	return err
 }
 
 // Close closes what is open.
 func (c *Changer) Close() error {
+	c.spaces = nil
 	if c.backends == nil {
 		return nil
 	}
+	defer func() { c.backends = nil }()
 	return c.backends.Close()
 }
 
-// Period is the least time between two batches of changes: kube-proxy's default of --min-sync-period, none in mode
-// ebpf.
-func (c *Changer) Period() time.Duration {
-	if c.mode == v1alpha1.ServiceEBPF {
-		return 0
+// syncPeriod is kube-proxy's default of --min-sync-period: the least time from the end of a batch of rules to the
+// beginning of the next (pkg/proxy/runner/bounded_frequency_runner.go).
+const syncPeriod = time.Second
+
+// Run replaces so many backends a second until ctx ends, and returns how many it replaced: one of each service in
+// turn, and then of each the next. What comes while rules are loaded, or too soon after that, is one batch.
+func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) {
+	begin, every := time.Now(), time.Second/time.Duration(perSecond)
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return made, nil
+		case <-timer.C:
+		}
+		n := int(time.Since(begin)/every) - made
+		// A batch that has begun is completed on all nodes.
+		before, err := c.replaceNext(n)
+		if err == nil {
+			err = c.load(context.WithoutCancel(ctx), before)
+		}
+		if err != nil {
+			return made, err
+		}
+		made += n
+		next := begin.Add(every * time.Duration(made+1))
+		if c.mode != v1alpha1.ServiceEBPF {
+			if earliest := time.Now().Add(syncPeriod); next.Before(earliest) {
+				next = earliest
+			}
+		}
+		timer.Reset(time.Until(next))
 	}
-	return time.Second
 }
 
-// Change replaces n backends in one batch: one of each service in turn, and then of each the next backend.
-func (c *Changer) Change(ctx context.Context, n int) error {
-	b := make(batch)
+// replaceNext replaces n backends, which are one batch.
+func (c *Changer) replaceNext(n int) (before batch, err error) {
+	before = make(batch)
 	for range n {
-		i := c.made % len(c.services)
+		i := c.next % len(c.services)
 		s := &c.services[i]
-		nth := c.made / len(c.services) % len(s.backends)
-		c.made++
+		nth := c.next / len(c.services) % len(s.backends)
+		c.next++
 		to, err := s.spare()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if err := c.replace(b, i, nth, to); err != nil {
-			return err
+		if err := c.replace(before, i, nth, to); err != nil {
+			return nil, err
 		}
 	}
-	return c.load(ctx, b)
+	return before, nil
 }
 
 // spare returns an address of a service's server that is none of its backends: there is one more than backends.
@@ -96,13 +131,15 @@ func (s *service) spare() (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("service %s has no spare address", s.name)
 }
 
-// batch has the replaced backends of services, by the index of the service.
+// batch has the services that change, by their index, with the backends that they had before.
 type batch map[int][]netip.AddrPort
 
 // replace replaces the nth backend of the ith service: in mode ebpf at once, otherwise once the batch is loaded.
-func (c *Changer) replace(b batch, i, n int, to netip.AddrPort) error {
+func (c *Changer) replace(before batch, i, n int, to netip.AddrPort) error {
 	s := &c.services[i]
-	b[i] = append(b[i], s.backends[n])
+	if before[i] == nil {
+		before[i] = slices.Clone(s.backends)
+	}
 	s.backends[n] = to
 	if c.mode == v1alpha1.ServiceEBPF {
 		return c.backends.Replace(i, n, to, protocolNumbers[s.transport.Protocol])
@@ -111,102 +148,125 @@ func (c *Changer) replace(b batch, i, n int, to netip.AddrPort) error {
 }
 
 // load loads the rules of a batch on all nodes.
-func (c *Changer) load(ctx context.Context, b batch) error {
+func (c *Changer) load(ctx context.Context, before batch) error {
 	if c.mode == v1alpha1.ServiceEBPF {
 		return nil
 	}
-	rules := c.rules(b)
+	rules := c.rules(before)
 	var g errgroup.Group
 	for _, ns := range c.spaces {
 		g.Go(func() error {
 			if _, err := rules.Load(ctx, ns); err != nil {
 				return err
 			}
-			return ns.Do(func() error { return c.forget(b) })
+			return ns.Do(func() error { return c.forget(before) })
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return fmt.Errorf("replace backends of %d services: %w", len(b), err)
+		return fmt.Errorf("replace backends of %d services: %w", len(before), err)
 	}
 	return nil
 }
 
-// rules returns what kube-proxy loads for a batch. The chains of old backends stay.
-func (c *Changer) rules(b batch) (all network.Rules) {
+// rules returns what kube-proxy loads for a batch, one IP version after the other.
+func (c *Changer) rules(before batch) (all network.Rules) {
 	for _, ip := range []int{4, 6} {
-		v := versions[ip]
-		var alike, changed []service
-		var text []byte
+		var changed []int
 		for i, s := range c.services {
-			if s.transport.IP != ip {
-				continue
-			}
-			alike = append(alike, s)
-			if b[i] == nil {
-				continue
-			}
-			changed = append(changed, s)
-			text = append(text, nftablesRules(s)...)
-			for _, old := range s.gone(b[i]) {
-				text = fmt.Appendf(text, "flush chain %s kube-proxy %s\n", v.ip, s.nftablesEndpoint(old))
+			if s.transport.IP == ip && len(s.without(before[i])) > 0 {
+				changed = append(changed, i)
 			}
 		}
 		switch {
 		case len(changed) == 0:
 		case c.mode == v1alpha1.ServiceIPTables:
-			all = append(all, network.Restore(v.restore, iptablesRules(alike, changed)))
+			all = append(all, c.iptables(ip, changed))
 		default:
-			// It looks for chains that nobody needs any more.
-			for _, what := range []string{"chains", "sets"} {
-				all = append(all, network.Command{Argv: []string{"nft", "--json", "list", what, v.ip}})
-			}
-			all = append(all, network.NFT(text))
+			all = append(all, c.nftables(ip, changed, before)...)
 		}
 	}
 	return all
 }
 
-// gone returns which of the replaced backends of a service were not made backends again.
-func (s service) gone(replaced []netip.AddrPort) []netip.AddrPort {
-	return slices.DeleteFunc(slices.Clone(replaced), func(old netip.AddrPort) bool { return slices.Contains(s.backends, old) })
+// iptables returns the rules of services that have changed. In so large a cluster kube-proxy removes the chains of
+// old backends every half a minute, which a lab leaves out.
+func (c *Changer) iptables(ip int, changed []int) network.Command {
+	all := slices.DeleteFunc(slices.Clone(c.services), func(s service) bool { return s.transport.IP != ip })
+	var some []service
+	for _, i := range changed {
+		some = append(some, c.services[i])
+	}
+	return network.Restore(versions[ip].restore, iptablesRules(all, some))
 }
 
-// forget has the thread's namespace track no datagrams to backends that are gone: whoever sends from the same port
-// again would have them again.
-func (c *Changer) forget(b batch) error {
-	for i, replaced := range b {
-		if s := c.services[i]; s.transport.Protocol == "udp" {
-			for _, old := range s.gone(replaced) {
-				if err := forget(old.Addr()); err != nil {
-					return err
-				}
-			}
+// nftables returns the transactions of a batch: kube-proxy deletes the chains that it flushed before, looks for chains
+// that nobody needs, and writes those of services that have changed.
+func (c *Changer) nftables(ip int, changed []int, before batch) (all network.Rules) {
+	v := versions[ip]
+	var deleted, text []byte
+	for _, old := range c.stale[ip] {
+		deleted = fmt.Appendf(deleted, "delete chain %s kube-proxy %s\n", v.ip, old)
+	}
+	c.stale[ip] = nil
+	if deleted != nil {
+		all = append(all, network.NFT(deleted))
+	}
+	for _, what := range []string{"chains", "sets"} {
+		all = append(all, network.Command{Argv: []string{"nft", "--json", "list", what, v.ip}})
+	}
+	for _, i := range changed {
+		s := c.services[i]
+		text = append(text, nftablesRules(s)...)
+		for _, gone := range s.without(before[i]) {
+			name := s.nftablesEndpoint(gone)
+			text = fmt.Appendf(text, "flush chain %s kube-proxy %s\n", v.ip, name)
+			c.stale[ip] = append(c.stale[ip], name)
 		}
 	}
-	return nil
+	return append(all, network.NFT(text))
 }
 
-// forget deletes what the thread's namespace tracks of datagrams to a backend.
-func forget(backend netip.Addr) error {
+// without returns which of the backends that a service had it has no more.
+func (s service) without(before []netip.AddrPort) []netip.AddrPort {
+	return slices.DeleteFunc(slices.Clone(before), func(b netip.AddrPort) bool { return slices.Contains(s.backends, b) })
+}
+
+// forget has the thread's namespace track no datagrams from services to backends that are gone: whoever sends from the
+// same port again would have them again.
+func (c *Changer) forget(before batch) error {
+	filters := make(map[int][]netlink.CustomConntrackFilter) // by IP version
+	for i, had := range before {
+		s := c.services[i]
+		if s.transport.Protocol != "udp" {
+			continue
+		}
+		for _, gone := range s.without(had) {
+			f := new(netlink.ConntrackFilter)
+			if err := f.AddProtocol(unix.IPPROTO_UDP); err != nil {
+				return err
+			}
+			if err := f.AddIP(netlink.ConntrackOrigDstIP, s.address.Addr().AsSlice()); err != nil {
+				return err
+			}
+			if err := f.AddIP(netlink.ConntrackReplySrcIP, gone.Addr().AsSlice()); err != nil {
+				return err
+			}
+			filters[s.transport.IP] = append(filters[s.transport.IP], f)
+		}
+	}
+	if len(filters) == 0 {
+		return nil
+	}
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return fmt.Errorf("open netlink for conntrack: %w", err)
 	}
 	defer h.Close()
-	family := netlink.InetFamily(unix.AF_INET)
-	if backend.Is6() {
-		family = unix.AF_INET6
-	}
-	var those netlink.ConntrackFilter
-	err = those.AddProtocol(unix.IPPROTO_UDP)
-	if err == nil {
-		err = those.AddIP(netlink.ConntrackReplySrcIP, backend.AsSlice())
-	}
-	if err == nil {
-		_, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, &those)
-	}
-	if err != nil {
-		return fmt.Errorf("delete conntrack entries of %s: %w", backend, err)
+	families := map[int]netlink.InetFamily{4: unix.AF_INET, 6: unix.AF_INET6}
+	for ip, those := range filters {
+		if _, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, families[ip], those...); err != nil {
+			return fmt.Errorf("delete conntrack entries of replaced backends: %w", err)
+		}
 	}
 	return nil
 }

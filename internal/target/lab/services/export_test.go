@@ -56,13 +56,13 @@ func (s *Config) Change(t testing.TB, lab string, nodes []string, services []Ser
 		defer ns.Close()
 		spaces = append(spaces, ns)
 	}
-	c, err := s.changer(lab, services, spaces)
-	if err != nil {
+	c := s.changer(services, 0)
+	if err := c.Open(lab, spaces); err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	b := make(batch)
-	if err := errors.Join(c.replace(b, 0, n, to), c.load(t.Context(), b)); err != nil {
+	before := make(batch)
+	if err := errors.Join(c.replace(before, 0, n, to), c.load(t.Context(), before)); err != nil {
 		t.Fatal(err)
 	}
 }
