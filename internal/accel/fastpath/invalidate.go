@@ -140,7 +140,8 @@ func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, no
 	c.publish(invalidated, devices)
 }
 
-// overrun handles the loss of notifications.
+// overrun handles the loss of notifications, of which any may have concerned a device: that of a chain of nftables
+// may be lost in a large batch of other rules.
 func (c *invalidator) overrun(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +150,7 @@ func (c *invalidator) overrun(protocol int) {
 		clear(c.links)
 		c.neighbours.overrun()
 	}
-	c.publish(true, protocol == unix.NETLINK_ROUTE)
+	c.publish(true, true)
 }
 
 // invalidate invalidates all flows.

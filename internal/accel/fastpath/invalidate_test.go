@@ -1,0 +1,65 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/testenv"
+)
+
+// The notification of a chain at a device is lost, as the socket's buffer is full of those of other rules: the devices
+// are scanned nevertheless.
+func TestChainIsLostAmongRules(t *testing.T) {
+	testenv.NeedRoot(t)
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	full, scan := make(chan struct{}), make(chan struct{}, 1)
+	c, err := newInvalidator(ns, func(_ uint32, devices bool) {
+		<-full
+		if devices {
+			select {
+			case scan <- struct{}{}:
+			default:
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		c.close()
+		if err := c.release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	nft := func(text string) {
+		t.Helper()
+		if err := netns.Do(ns, func() error {
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(text)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nft("add table ip a\nadd chain ip a c\n" + strings.Repeat("add rule ip a c ip daddr 192.0.2.1 counter accept\n", 5000))
+	nft("add table netdev a\nadd chain netdev a c { type filter hook ingress device lo priority 0; }\n")
+	close(full)
+	select {
+	case <-scan:
+	case <-time.After(10 * time.Second):
+		t.Error("the devices are not scanned")
+	}
+}
