@@ -98,7 +98,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # WAITING, the longest first and the one of clusters last: it keeps the CPUs busy, and begins as the others end. All other
 # packages run before, at once. Only CPU time limits those, of which less goes to garbage collection with GOGC=400.
 MEASURING := ./internal/collect ./internal/traffic
-QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Tools)$$
+QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.

@@ -338,9 +338,12 @@ func TestPodsComeAndLeave(t *testing.T) {
 		t.Errorf("not as before: %s", d)
 	}
 	p.wantJournal(0)
-	if s := a.Status(); !s.Ready || s.Reason != v1alpha1.ReasonNoPolicy {
-		t.Errorf("%+v, want ready without a policy", s)
-	}
+	eventually(t, "ready without a policy", func() string {
+		if s := a.Status(); !s.Ready || s.Reason != v1alpha1.ReasonNoPolicy {
+			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
 }
 
 func rename(t testing.TB, from, to string) {

@@ -183,14 +183,18 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 		t.Tool, t.Duration = v1alpha1.ToolLatte, v1alpha1.Duration(time.Second)
 	})
 	for i := range 2 {
-		got, errs := run(t, server, client, w, func() {})
-		e := got[1]
-		if errs[1] != nil || e.Place == "" {
-			t.Fatal(i, errs)
-		}
-		if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 10 || e.Percentiles[record.LatencyMean] <= 0 {
-			t.Errorf("%d: %+v", i, e)
-		}
+		var e record.Endpoint
+		testenv.Retry(t, 5, func() error {
+			got, errs := run(t, server, client, w, func() {})
+			e = got[1]
+			if errs[1] != nil || e.Place == "" {
+				return fmt.Errorf("%v", errs)
+			}
+			if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 10 || e.Percentiles[record.LatencyMean] <= 0 {
+				return fmt.Errorf("%+v", e)
+			}
+			return nil
+		})
 		if m := e.Machine; m == nil || m.Busy < 0.0279 || m.Busy > 0.0281 || m.Interrupts != 3.86 || m.Switches != 2.29 || m.CPUs == 0 {
 			t.Errorf("%d: machine %+v", i, m)
 		}

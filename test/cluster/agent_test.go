@@ -227,8 +227,9 @@ func testAgent(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
 	wantPods(t, c, "new pods", 30, true)
 	for n := range before {
-		// Counts that changed before are written after half a minute, again after one, then after two.
-		testenv.Eventually(t, 3*time.Minute, "state of "+n, func() string {
+		// Counts that changed before are written after half a minute, then after one, two, four and five, each a fifth sooner
+		// or later.
+		testenv.Eventually(t, 7*time.Minute, "state of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 				return fmt.Sprintf("%+v", s)
@@ -299,7 +300,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
 	trip := talk(t, near, listen(t, far, "4001"), net.JoinHostPort(far.ip, "4001"))
 	for n := range before {
-		testenv.Eventually(t, 2*time.Minute, "programs on "+n, func() string { // or the agent probes again
+		testenv.Eventually(t, 7*time.Minute, "programs on "+n, func() string { // or the agent probes again
 			for range 200 {
 				trip()
 			}

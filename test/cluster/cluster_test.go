@@ -207,7 +207,7 @@ func testRouted(t *testing.T, c *Cluster) {
 	began := time.Now()
 	kubectl(t, c, nil, "wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=60s")
 	t.Logf("NotReady %.0f s after it was killed", time.Since(began).Seconds())
-	kubectl(t, c, nil, "wait", "--for=condition=Ready", "node/node0", "node/node1", "--timeout=5s")
+	kubectl(t, c, nil, "wait", "--for=condition=Ready", "node/node0", "node/node1", "--timeout=60s")
 }
 
 // testPods runs a pod on each of two nodes, and has them reach each other and

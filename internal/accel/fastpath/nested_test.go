@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -145,9 +146,12 @@ func TestNestedVXLAN(t *testing.T) {
 			t.Log(want)
 			w.start()
 			c.waitAccelerated(e)
-			if d := cmp.Diff(want, came()); d != "" {
-				t.Errorf("datagrams received (-without the fast path +with):\n%s", d)
-			}
+			testenv.Retry(t, 3, func() error { // a busy machine's backlog drops some, or delivers them late
+				if d := cmp.Diff(want, came()); d != "" {
+					return fmt.Errorf("datagrams received (-without the fast path +with):\n%s", d)
+				}
+				return nil
+			})
 			c.waitAccelerated(e)
 		})
 	}

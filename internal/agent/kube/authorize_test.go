@@ -141,5 +141,5 @@ func must(t testing.TB, err error) {
 // eventually waits for want to be true; what it last said fails the test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, what, want)
+	testenv.Eventually(t, 30*time.Second, what, want) // the requests of a start wait for their turn
 }
