@@ -385,7 +385,8 @@ type Service struct {
 	// OtherBackends is the number of backends of each service that no client connects to.
 	OtherBackends int `json:"otherBackends,omitempty"`
 	// EndpointChanges is how many backends are replaced while traffic flows, of all services in
-	// turn. Except in mode ebpf, rules are loaded in batches with a second between them, as by kube-proxy.
+	// turn. Except in mode ebpf, the lab loads rules in batches with a second between them, as kube-proxy
+	// does.
 	EndpointChanges int `json:"endpointChanges,omitempty" unit:"1/s"`
 }
 

@@ -75,9 +75,9 @@ func (t *Tool) Ring(device string) (size, most uint32, err error) {
 	return ring.RxPending, ring.RxMaxPending, nil
 }
 
-// onSteadyStack calls f on a stack that neither grows nor shrinks. The library (v0.7.0) passes the kernel
-// addresses of variables on the stack, as integers, through a function call. A stack that moves there leaves them
-// pointing at the old one: the kernel writes to memory that something else may use by now, and f finds nothing.
+// onSteadyStack calls f on a stack that neither grows nor shrinks. The library (v0.7.0) converts addresses of variables on
+// the stack to integers, and passes these through a function to the kernel. If Go moves the stack in between, the kernel
+// writes to memory that something else may use by now, and f finds nothing.
 // https://github.com/safchain/ethtool/pull/139 is the fix, which no release has.
 //
 // On the stack of a new goroutine, grow leaves more room than the library needs: at most 36 KiB of frames. The garbage

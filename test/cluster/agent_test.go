@@ -189,6 +189,11 @@ const everywhere = "all: true, rollout: {stepPercent: 100, pauseSeconds: 1}, "
 
 const policyForAll = "{" + everywhere + "accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
 
+// agentPatience is longer than an agent takes by its own intervals. It writes counts that changed before after half a
+// minute, then after one, two, four and five, each a fifth sooner or later. If the fast path's probe finds its own packets
+// late, as beside five clusters, the agent probes again, up to six minutes later.
+const agentPatience = 7 * time.Minute
+
 // startAgent has an agent run on every node until the test ends.
 func startAgent(t testing.TB, c *Cluster) {
 	t.Helper()
@@ -227,9 +232,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
 	wantPods(t, c, "new pods", 30, true)
 	for n := range before {
-		// Counts that changed before are written after half a minute, then after one, two, four and five, each a fifth sooner
-		// or later.
-		testenv.Eventually(t, 7*time.Minute, "state of "+n, func() string {
+		testenv.Eventually(t, agentPatience, "state of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 				return fmt.Sprintf("%+v", s)
@@ -300,7 +303,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
 	trip := talk(t, near, listen(t, far, "4001"), net.JoinHostPort(far.ip, "4001"))
 	for n := range before {
-		testenv.Eventually(t, 7*time.Minute, "programs on "+n, func() string { // or the agent probes again
+		testenv.Eventually(t, agentPatience, "programs on "+n, func() string {
 			for range 200 {
 				trip()
 			}

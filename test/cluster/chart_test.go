@@ -58,8 +58,7 @@ func testChart(t *testing.T, c *Cluster) {
 	t.Cleanup(uninstall)
 	kubectl(t, c, strings.NewReader(accelerationPolicy("everything", `{nodeSelector: {kubernetes.io/hostname: node0}, accelerate: [
 		{rfs: {devices: [nic, overlay, host-veth, pod], cpus: all, entries: 4096}}, {fastpath: {}}]}`)), "apply", "-f", "-")
-	// Where the probe's own packets are late, as beside five clusters, the agent probes again, up to six minutes later.
-	testenv.Eventually(t, 7*time.Minute, "everything on", func() string {
+	testenv.Eventually(t, agentPatience, "everything on", func() string {
 		s := stateOf(t, c, "node0").Status
 		if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings < 10 || s.Verified != s.Settings {
 			return fmt.Sprintf("%+v", s)

@@ -149,8 +149,7 @@ func testFastpath(t *testing.T, c *Cluster) {
 	kubectl(t, c, strings.NewReader(accelerationPolicy("fast", fastForAll)), "apply", "-f", "-")
 	defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast", "--ignore-not-found")
 	for _, n := range nodes {
-		// Where the probe's own packets are late, as beside five clusters, the agent probes again, up to six minutes later.
-		testenv.Eventually(t, 7*time.Minute, "fast path of "+n, func() string {
+		testenv.Eventually(t, agentPatience, "fast path of "+n, func() string {
 			s := stateOf(t, c, n).Status
 			for _, at := range s.Conditions {
 				if at.Type == "Fastpath" && at.Status == "True" && len(s.Observed) == 1 && s.Observed[0].State == "applied" {

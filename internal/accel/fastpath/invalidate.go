@@ -140,8 +140,8 @@ func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, no
 	c.publish(invalidated, devices)
 }
 
-// overrun handles the loss of notifications, of which any may have concerned a device: that of a chain of nftables
-// may be lost in a large batch of other rules.
+// overrun handles the loss of notifications. Any of them may have concerned a device: a large batch of other rules of
+// nftables may hide that a chain was added at one.
 func (c *invalidator) overrun(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

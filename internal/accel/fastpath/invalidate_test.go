@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// The notification of a chain at a device is lost, as the socket's buffer is full of those of other rules: the devices
-// are scanned nevertheless.
+// A chain is added at a device while the socket's buffer is full of notifications of other rules, so that its own is
+// lost. The devices are scanned nevertheless.
 func TestChainIsLostAmongRules(t *testing.T) {
 	testenv.NeedRoot(t)
 	ns, err := netns.New()

@@ -40,7 +40,8 @@ type statusWriter struct {
 	*Cluster
 	// written is nil until the object has been read.
 	written *v1alpha1.NodeAccelerationStatus
-	// wait is for how long small news wait at present, 0 if there are none. The last were written at, after last.
+	// wait is how long the small news that are not yet written wait, 0 if there are none. The small news before were
+	// written at the time at, after they had waited for last.
 	wait, last time.Duration
 	at         time.Time
 }

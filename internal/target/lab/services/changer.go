@@ -4,6 +4,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,7 +42,7 @@ func (s *Config) changer(services []service, first int) *Changer {
 	return &Changer{mode: s.Mode, services: services, next: first, stale: make(map[int][]string)}
 }
 
-// Open has changes be made in the namespaces of a lab's nodes, which the caller closes after the Changer.
+// Open has the Changer load its rules in the namespaces of a lab's nodes. The caller closes them after the Changer.
 func (c *Changer) Open(lab string, spaces []*network.Namespace) error {
 	c.spaces = spaces
 	if c.mode != v1alpha1.ServiceEBPF {
@@ -71,7 +72,8 @@ func (c *Changer) Close() error {
 const syncPeriod = time.Second
 
 // Run replaces so many backends a second until ctx ends, and returns how many it replaced: one of each service in
-// turn, and then of each the next. What comes while rules are loaded, or too soon after that, is one batch.
+// turn, and then of each the next. Changes that come while rules are loaded, or within syncPeriod after that, go into one
+// batch.
 func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) {
 	begin, every := time.Now(), time.Second/time.Duration(perSecond)
 	timer := time.NewTimer(every)
@@ -131,7 +133,7 @@ func (s *service) spare() (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("service %s has no spare address", s.name)
 }
 
-// batch has the services that change, by their index, with the backends that they had before.
+// batch maps the index of each service that changes to the backends that it had before.
 type batch map[int][]netip.AddrPort
 
 // replace replaces the nth backend of the ith service: in mode ebpf at once, otherwise once the batch is loaded.
@@ -188,8 +190,8 @@ func (c *Changer) rules(before batch) (all network.Rules) {
 	return all
 }
 
-// iptables returns the rules of services that have changed. In so large a cluster kube-proxy removes the chains of
-// old backends every half a minute, which a lab leaves out.
+// iptables returns the rules of services that have changed. kube-proxy removes the chains of old backends every half a
+// minute in so large a cluster; a lab leaves them.
 func (c *Changer) iptables(ip int, changed []int) network.Command {
 	all := slices.DeleteFunc(slices.Clone(c.services), func(s service) bool { return s.transport.IP != ip })
 	var some []service
@@ -226,13 +228,13 @@ func (c *Changer) nftables(ip int, changed []int, before batch) (all network.Rul
 	return append(all, network.NFT(text))
 }
 
-// without returns which of the backends that a service had it has no more.
+// without returns those of the backends before that a service no longer has.
 func (s service) without(before []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(slices.Clone(before), func(b netip.AddrPort) bool { return slices.Contains(s.backends, b) })
 }
 
-// forget has the thread's namespace track no datagrams from services to backends that are gone: whoever sends from the
-// same port again would have them again.
+// forget deletes the conntrack entries of UDP flows through a service to backends that are gone, in the thread's
+// namespace: a client that sends from the same port again would still reach the old backend.
 func (c *Changer) forget(before batch) error {
 	filters := make(map[int][]netlink.CustomConntrackFilter) // by IP version
 	for i, had := range before {
@@ -242,14 +244,12 @@ func (c *Changer) forget(before batch) error {
 		}
 		for _, gone := range s.without(had) {
 			f := new(netlink.ConntrackFilter)
-			if err := f.AddProtocol(unix.IPPROTO_UDP); err != nil {
-				return err
-			}
-			if err := f.AddIP(netlink.ConntrackOrigDstIP, s.address.Addr().AsSlice()); err != nil {
-				return err
-			}
-			if err := f.AddIP(netlink.ConntrackReplySrcIP, gone.Addr().AsSlice()); err != nil {
-				return err
+			if err := errors.Join(
+				f.AddProtocol(unix.IPPROTO_UDP),
+				f.AddIP(netlink.ConntrackOrigDstIP, s.address.Addr().AsSlice()),
+				f.AddIP(netlink.ConntrackReplySrcIP, gone.Addr().AsSlice()),
+			); err != nil {
+				return fmt.Errorf("filter conntrack entries of backend %s: %w", gone, err)
 			}
 			filters[s.transport.IP] = append(filters[s.transport.IP], f)
 		}
