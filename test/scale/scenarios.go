@@ -226,9 +226,7 @@ func policyLimits(f *fleet, p phase) (all []string) {
 	if most := int(statusWrites*float64(f.nodes+1) + 1); p.StatusWrites-p.Refused[http.StatusUnauthorized] > most {
 		all = append(all, fmt.Sprintf("%d writes of statuses, want at most %d", p.StatusWrites, most))
 	}
-	if n := p.Refused[http.StatusConflict]; n > conflicts {
-		all = append(all, fmt.Sprintf("%d conflicts, want at most %d", n, conflicts))
-	}
+	all = append(all, conflictLimit(p)...)
 	if p.Done[1] > appliedIn {
 		all = append(all, fmt.Sprintf("p99 of nodes had it after %.1f s, want %.0f", p.Done[1], appliedIn))
 	}
@@ -394,7 +392,14 @@ func outageLimits(f *fleet, p phase) (all []string) {
 	if most := min(peakRate, int(mean+4*math.Sqrt(2*mean))+2*7); p.WorstSecond > most {
 		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))
 	}
-	return all
+	return append(all, conflictLimit(p)...)
+}
+
+func conflictLimit(p phase) []string {
+	if n := p.Refused[http.StatusConflict]; n > conflicts {
+		return []string{fmt.Sprintf("%d conflicts, want at most %d", n, conflicts)}
+	}
+	return nil
 }
 
 // revoke revokes the agents' token, as happens with one that has expired, and writes another one.

@@ -77,8 +77,10 @@ type Cluster struct {
 	turns map[types.UID]*turn
 	// complete are the policies that select the node with every default.
 	complete map[policyVersion]completePolicy
-	clock    serverClock
-	pace     pace
+	// spent is the version of each policy from which this agent has written, by UID.
+	spent map[types.UID]string
+	clock serverClock
+	pace  pace
 	// sharedLimit bounds writes to policies.
 	sharedLimit *rate.Limiter
 	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
@@ -107,7 +109,8 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 // New prepares the watches. It sends no request yet.
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
-		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy), pace: usualPace,
+		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy),
+		spent: make(map[types.UID]string), pace: usualPace,
 		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses

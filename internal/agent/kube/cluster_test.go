@@ -55,6 +55,8 @@ type api struct {
 	sent  int
 	// dead: it answers nothing.
 	dead bool
+	// late is how much later events come, for agents of a fleet.
+	late time.Duration
 }
 
 // change is what a watch is told, and when.

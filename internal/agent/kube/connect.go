@@ -139,7 +139,12 @@ type gate struct {
 	mu sync.Mutex
 	// until when it is shut; zero if it is not.
 	until time.Time
+	// opened is when it was opened last; zero if it was never shut.
+	opened time.Time
 }
+
+// settling is how long an agent that comes back takes to list what it watches.
+const settling = 5 * time.Second
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
 	return &gate{next: next, period: usualPace.outage, limit: rate.NewLimiter(2, 2), log: log, closed: make(chan struct{})}
@@ -162,9 +167,7 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		answer, err := g.next.RoundTrip(r)
 		if err == nil {
-			g.mu.Lock()
-			g.until = time.Time{}
-			g.mu.Unlock()
+			g.open()
 			return answer, nil
 		}
 		if r.Context().Err() != nil {
@@ -172,6 +175,21 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		g.shut(err)
 	}
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.until.IsZero() {
+		g.until, g.opened = time.Time{}, time.Now()
+	}
+}
+
+// settled reports whether the agent knows what it watches: the gate is open, and not only just.
+func (g *gate) settled() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.until.IsZero() && time.Since(g.opened) > settling
 }
 
 func (g *gate) isShut() bool {

@@ -107,24 +107,53 @@ func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, stat
 
 // Errors of writes that are not attempted.
 var (
-	errResting = errors.New("the API server has just refused a write")
+	errResting = errors.New("the API server has just refused a request or been away")
 	errOutdone = errors.New("the policy has changed meanwhile")
 )
+
+// mayWrite returns why a policy's status cannot be written now, nil if it can. While the API server is away, and while events
+// come late, an agent does not know what others have written.
+func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
+	if time.Now().UnixNano() < c.restUntil.Load() || !c.gate.settled() {
+		return errResting
+	}
+	known, ok, _ := c.rules.GetByKey(p.Name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || c.spent[p.UID] == p.ResourceVersion {
+		return errOutdone
+	}
+	return nil
+}
+
+// spend notes that this agent writes from a version of a policy. A second write from it could only be refused.
+func (c *Cluster) spend(p *v1alpha1.AccelerationPolicy) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.spent[p.UID] = p.ResourceVersion
+}
+
+// unspend allows another write: the last one has failed, or there was nothing to change.
+func (c *Cluster) unspend(p *v1alpha1.AccelerationPolicy) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.spent, p.UID)
+}
 
 // patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns
 // the policy as it is then. Where a write fails all agents would try, as none sees that another has done it;
 // so each then waits for a while.
 func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
-	if time.Now().UnixNano() < c.restUntil.Load() {
-		return now, errResting
+	if err := c.mayWrite(p); err != nil {
+		return now, err // without using up the limit
 	}
 	if err := c.sharedLimit.Wait(ctx); err != nil {
 		return now, err
 	}
-	// While it waited, another agent may have written.
-	if known, ok, _ := c.rules.GetByKey(p.Name); ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion {
-		return now, errOutdone
+	if err := c.mayWrite(p); err != nil {
+		return now, err // while it waited, another agent may have written
 	}
+	c.spend(p)
 	conditions := p.DeepCopy().Status.Conditions
 	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
@@ -135,7 +164,11 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 		return now, err
 	}
 	err = c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").MaxRetries(0).Body(patch).Do(ctx).Into(&now)
-	if err != nil && !outdone(err) {
+	switch {
+	case err == nil && now.ResourceVersion == p.ResourceVersion: // it was like this already
+		c.unspend(p)
+	case err != nil && !outdone(err):
+		c.unspend(p)
 		c.restUntil.Store(time.Now().Add(c.pace.retry + rand.N(c.pace.retry)).UnixNano())
 	}
 	return now, err

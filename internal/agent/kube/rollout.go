@@ -177,16 +177,19 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	return version
 }
 
-// forget drops the turns of policies that no longer select the node, and versions of policies that are not current.
+// forget drops the turns of policies that no longer select the node, versions of policies that are not current, and what
+// was written of policies that no longer exist.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
-	turns, versions := make(map[types.UID]bool), make(map[policyVersion]bool)
+	exist, turns, versions := make(map[types.UID]bool), make(map[types.UID]bool), make(map[policyVersion]bool)
 	for _, p := range all {
+		exist[p.UID] = true
 		if selects(p, node) {
 			turns[p.UID], versions[versionOf(p)] = true, true
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	maps.DeleteFunc(c.spent, func(uid types.UID, _ string) bool { return !exist[uid] })
 	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
@@ -410,6 +413,9 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 
 // next makes the next step that includes a further node, if the nodes of earlier steps are Ready.
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
+	if err := c.mayWrite(p); err != nil {
+		return err // without a list of nodes
+	}
 	r := *p.DeepCopy().Status.Rollout
 	nearest := 100
 	var notReady []string

@@ -47,6 +47,8 @@ type wire struct {
 	api http.Handler
 	// down: nothing is reached.
 	down func() bool
+	// late is how much later events come.
+	late func() time.Duration
 }
 
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -62,7 +64,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	reader, writer := io.Pipe()
-	e := events{writer, make(chan int, 1)}
+	e := events{writer, make(chan int, 1), w.late}
 	go func() {
 		w.api.ServeHTTP(e, r.WithContext(ctx))
 		writer.Close()
@@ -74,6 +76,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 type events struct {
 	*io.PipeWriter
 	code chan int
+	late func() time.Duration
 }
 
 func (events) Header() http.Header { return http.Header{} }
@@ -82,7 +85,7 @@ func (e events) WriteHeader(code int) {
 	e.code <- code
 }
 func (e events) Write(b []byte) (int, error) {
-	time.Sleep(latency)
+	time.Sleep(latency + e.late())
 	return e.PipeWriter.Write(b)
 }
 
@@ -170,7 +173,12 @@ func (f *fleet) start(t *testing.T, running *sync.WaitGroup, ctx context.Context
 		defer f.mu.Unlock()
 		return f.dead
 	}
-	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{api: f.api, down: down}, BearerTokenFile: f.tokenFile}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	late := func() time.Duration {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.late
+	}
+	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{f.api, down, late}, BearerTokenFile: f.tokenFile}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.losses = func() losses { return losses{} }
 	h := &hollow{Cluster: c}
@@ -358,6 +366,34 @@ func TestPolicyForAll(t *testing.T) {
 	})
 }
 
+// While events come late, an agent does not know that others have written. It writes once for each version of a policy that it has
+// seen, as a second write could only be refused.
+func TestLateEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 20
+		f := newFleet(t, n)
+		defer f.stop()
+		f.mu.Lock()
+		f.late = 20 * time.Second
+		f.mu.Unlock()
+		asked, _ := f.during(func() {
+			f.put(policyPath+"all", everywhere("all", object{}))
+			time.Sleep(5 * time.Minute)
+		})
+		// It is selected, its rollout begins, and completes.
+		if writes := asked["patch accelerationpolicies/status"]; writes > 3*n {
+			t.Errorf("%d writes of %d agents, want at most one of each for each of three versions", writes, n)
+		}
+		if lists := asked["list nodes"]; lists > n {
+			t.Errorf("%d lists of nodes, want at most one of each agent for the last step", lists)
+		}
+		rollout, _ := f.get(policyPath + "all")["status"].(object)["rollout"].(object)
+		if complete, _ := rollout["complete"].(bool); !complete {
+			t.Errorf("the rollout is %v, want a complete one", rollout)
+		}
+	})
+}
+
 // Agents that are upgraded write nothing, and no agent watches how they do.
 func TestRestartsOfAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -514,6 +550,53 @@ func TestBackAfterOutage(t *testing.T) {
 			if h.applied.IsZero() {
 				t.Errorf("node%d does not have a policy that came after the outage", i)
 			}
+		}
+	})
+}
+
+// What all agents have to write after an outage they write as they come back, not all within some seconds.
+func TestStatusesAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 200
+		f := newFleet(t, n)
+		defer f.stop()
+		f.kill()
+		for _, h := range f.agents {
+			h.change(func(s *agent.Status) { s.Ready, s.Reason = false, v1alpha1.ReasonHeld })
+		}
+		time.Sleep(20 * time.Second)
+		f.api.start()
+		written, worst := 0, 0
+		for range 60 {
+			asked, _ := f.during(func() { time.Sleep(time.Second) })
+			writes := asked["patch nodeaccelerations/status"]
+			written, worst = written+writes, max(worst, writes)
+		}
+		if written != n {
+			t.Errorf("within a minute %d of %d agents have written their status", written, n)
+		}
+		if worst > 15 {
+			t.Errorf("%d writes in the worst second, want some 4", worst)
+		}
+	})
+}
+
+// A step of a rollout that is due after an outage is made by an agent that is back, not by all that do not know yet whether another
+// one has made it.
+func TestRolloutAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 20)
+		defer f.stop()
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(20 * time.Second)
+		f.kill()
+		time.Sleep(time.Minute) // the next step is due
+		asked, _ := f.during(func() {
+			f.api.start()
+			time.Sleep(time.Minute)
+		})
+		if writes := asked["patch accelerationpolicies/status"]; writes < 1 || writes > 3 {
+			t.Errorf("%d writes of a step, want one and at most two that come too late", writes)
 		}
 	})
 }

@@ -170,8 +170,12 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 	return is
 }
 
-// write writes the status: one request, besides those that read or create the object at the start.
+// write writes the status: one request, besides those that read or create the object at the start. After an outage it waits for
+// this agent's moment: all agents may have something to write.
 func (w *statusWriter) write(ctx context.Context) error {
+	if err := w.gate.wait(ctx); err != nil {
+		return err
+	}
 	if w.written == nil {
 		if err := w.read(ctx); err != nil {
 			return err
