@@ -171,7 +171,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if refuse != nil {
 		if code := refuse(verb, r.URL.Path); code != 0 {
-			s.fail(w, code, map[int]string{401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 429: "TooManyRequests", 500: "InternalError"}[code])
+			s.fail(w, code, map[int]string{401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}[code])
 			return
 		}
 	}

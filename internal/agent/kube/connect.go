@@ -122,9 +122,9 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// gate is the transport of lists and watches. While the API server refuses connections it holds them back, and
-// tries once in each period, at a moment that differs from agent to agent: the requests of a thousand agents
-// that have lost their watches at the same moment come spread over one period. Without it, reflectors that
+// gate is the transport of lists and watches; the write of the node's own status waits for it too. While the API server refuses
+// connections it holds them back, and tries once in each period, at a moment that differs from agent to agent: the requests of a
+// thousand agents that have lost their watches at the same moment come spread over one period. Without it, reflectors that
 // were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
 // an agent to two requests a second, and from an outage on to one. An agent that comes back sends six, and without the limit a second in
 // which many agents happen to come back would have twice the mean.
@@ -143,8 +143,8 @@ type gate struct {
 	opened time.Time
 }
 
-// settling is how long an agent that comes back takes to list what it watches.
-const settling = 5 * time.Second
+// settling is how long an agent that comes back has to list what it watches, with six requests at one a second.
+const settling = 8 * time.Second
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
 	return &gate{next: next, period: usualPace.outage, limit: rate.NewLimiter(2, 2), log: log, closed: make(chan struct{})}
@@ -185,11 +185,25 @@ func (g *gate) open() {
 	}
 }
 
-// settled reports whether the agent knows what it watches: the gate is open, and not only just.
+// settled reports whether the agent has had time to list what it watches since the gate was shut. A gate that should have been
+// opened long ago has no request that waits for it.
 func (g *gate) settled() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.until.IsZero() && time.Since(g.opened) > settling
+	if !g.until.IsZero() {
+		return time.Since(g.until) > g.period
+	}
+	return time.Since(g.opened) > settling
+}
+
+// allBack returns when all agents are back if this one is one of the first, zero if the gate was never shut.
+func (g *gate) allBack() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened.IsZero() {
+		return g.opened
+	}
+	return g.opened.Add(g.period + settling)
 }
 
 func (g *gate) isShut() bool {

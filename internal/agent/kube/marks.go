@@ -64,7 +64,7 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 	if due := string(status) + reason; m.due != due {
 		m.due, m.since = due, time.Now()
 	}
-	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) {
+	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) || !c.gate.settled() {
 		return nil
 	}
 	m.since = time.Now() // not again at once if that fails
@@ -107,30 +107,38 @@ func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, stat
 
 // Errors of writes that are not attempted.
 var (
-	errResting = errors.New("the API server has just refused a request or been away")
-	errOutdone = errors.New("the policy has changed meanwhile")
+	errResting = errors.New("the API server has just refused a write")
+	errOutdone = errors.New("the policy has changed since, or events are late")
 )
 
-// mayWrite returns why a policy's status cannot be written now, nil if it can. While the API server is away, and while events
-// come late, an agent does not know what others have written.
+// spending is the version of a policy that an agent has written from, and when.
+type spending struct {
+	version string
+	at      time.Time
+}
+
+// mayWrite returns why a policy's status cannot be written now, nil if it can. Of two writes from the same version of a policy the
+// second would be refused, so while events come late an agent does not send it. After a minute it does: versions may repeat when etcd is
+// restored, and not every refusal is about the version.
 func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
-	if time.Now().UnixNano() < c.restUntil.Load() || !c.gate.settled() {
+	if time.Now().UnixNano() < c.restUntil.Load() {
 		return errResting
 	}
 	known, ok, _ := c.rules.GetByKey(p.Name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || c.spent[p.UID] == p.ResourceVersion {
+	s := c.spent[p.UID]
+	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || s.version == p.ResourceVersion && time.Since(s.at) < time.Minute {
 		return errOutdone
 	}
 	return nil
 }
 
-// spend notes that this agent writes from a version of a policy. A second write from it could only be refused.
+// spend notes that this agent writes from a version of a policy.
 func (c *Cluster) spend(p *v1alpha1.AccelerationPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.spent[p.UID] = p.ResourceVersion
+	c.spent[p.UID] = spending{p.ResourceVersion, time.Now()}
 }
 
 // unspend allows another write: the last one has failed, or there was nothing to change.
@@ -174,7 +182,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	return now, err
 }
 
-// outdone reports whether a write was skipped because another agent or a user was faster, or because the
+// outdone reports whether a write was refused or skipped because another agent or a user was faster, or because the
 // agent has to wait.
 func outdone(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting) || errors.Is(err, errOutdone)

@@ -189,7 +189,7 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.spent, func(uid types.UID, _ string) bool { return !exist[uid] })
+	maps.DeleteFunc(c.spent, func(uid types.UID, _ spending) bool { return !exist[uid] })
 	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
@@ -264,7 +264,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return nil
 	}
 	switch {
-	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()):
+	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.settled():
 		c.act(p)
 		return c.begin(ctx, p, step)
 	case r == nil || r.Complete:
@@ -282,10 +282,10 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case len(r.FailedNodes) > 0:
 		return nil
-	case t.watched && look.due(rest+share-quiet):
+	case t.watched && look.due(rest+share-quiet) && c.gate.settled():
 		c.act(p)
 		return c.next(ctx, p, step)
-	case r.First != "" && quiet > 3*rest+c.pace.silence+share:
+	case r.First != "" && quiet > 3*rest+c.pace.silence+share && c.gate.settled() && time.Since(c.gate.allBack()) > c.pace.silence:
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -366,8 +367,8 @@ func TestPolicyForAll(t *testing.T) {
 	})
 }
 
-// While events come late, an agent does not know that others have written. It writes once for each version of a policy that it has
-// seen, as a second write could only be refused.
+// While events come late, an agent does not know that it or others have written. It writes from the same version of a policy at most
+// once, as a second write would be refused.
 func TestLateEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20
@@ -380,18 +381,50 @@ func TestLateEvents(t *testing.T) {
 			f.put(policyPath+"all", everywhere("all", object{}))
 			time.Sleep(5 * time.Minute)
 		})
-		// It is selected, its rollout begins, and completes.
+		// Three versions are written from: that of the new policy, one with the condition Selected, and one with the rollout begun.
 		if writes := asked["patch accelerationpolicies/status"]; writes > 3*n {
-			t.Errorf("%d writes of %d agents, want at most one of each for each of three versions", writes, n)
+			t.Errorf("%d writes of %d agents, want at most three of each", writes, n)
 		}
 		if lists := asked["list nodes"]; lists > n {
-			t.Errorf("%d lists of nodes, want at most one of each agent for the last step", lists)
+			t.Errorf("%d lists of nodes, want at most one of each agent", lists)
 		}
-		rollout, _ := f.get(policyPath + "all")["status"].(object)["rollout"].(object)
-		if complete, _ := rollout["complete"].(bool); !complete {
-			t.Errorf("the rollout is %v, want a complete one", rollout)
-		}
+		f.wantComplete(t)
 	})
+}
+
+// Not every refused write is of an old version: a webhook may refuse it, or etcd was restored and versions repeat. A rollout goes on
+// after that.
+func TestRefusedForAnotherReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2)
+		defer f.stop()
+		refuse := func(code int) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.refuse = func(verb, path string) int {
+				if verb == "patch" && strings.HasPrefix(path, policyPath) {
+					return code
+				}
+				return 0
+			}
+		}
+		refuse(http.StatusConflict)
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(3 * time.Minute)
+		refuse(0)
+		time.Sleep(5 * time.Minute)
+		f.wantComplete(t)
+	})
+}
+
+// wantComplete fails if the rollout of a policy is not complete, or nodes have failed.
+func (f *fleet) wantComplete(t *testing.T) {
+	t.Helper()
+	status, _ := f.get(policyPath + "all")["status"].(object)
+	rollout, _ := status["rollout"].(object)
+	if complete, _ := rollout["complete"].(bool); !complete || rollout["failedNodes"] != nil {
+		t.Errorf("the rollout is %v, want a complete one without failed nodes", rollout)
+	}
 }
 
 // Agents that are upgraded write nothing, and no agent watches how they do.
@@ -597,6 +630,60 @@ func TestRolloutAfterOutage(t *testing.T) {
 		})
 		if writes := asked["patch accelerationpolicies/status"]; writes < 1 || writes > 3 {
 			t.Errorf("%d writes of a step, want one and at most two that come too late", writes)
+		}
+		f.wantComplete(t)
+	})
+}
+
+// The first node of a rollout may be the last that is back after an outage. The others wait for it and do not halt the rollout.
+func TestFirstNodeIsLastBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 10)
+		defer f.stop()
+		policy := everywhere("all", object{})
+		policy["spec"].(object)["rollout"] = object{"stepPercent": 50, "pauseSeconds": 1}
+		f.put(policyPath+"all", policy)
+		first := ""
+		for first == "" {
+			time.Sleep(100 * time.Millisecond)
+			status, _ := f.get(policyPath + "all")["status"].(object)
+			rollout, _ := status["rollout"].(object)
+			first, _ = rollout["first"].(string)
+		}
+		f.kill()
+		for _, h := range f.agents {
+			back := time.Now().Add(20*time.Second + rand.N(time.Second))
+			if h.options.Node == first {
+				back = back.Add(usualPace.outage)
+			}
+			h.gate.mu.Lock()
+			h.gate.until = back
+			h.gate.mu.Unlock()
+		}
+		time.Sleep(20 * time.Second)
+		f.api.start()
+		time.Sleep(10 * time.Minute)
+		f.wantComplete(t)
+	})
+}
+
+// A node that fails halts the rollout although its agent has lost a connection and does not know what others do.
+func TestHaltBehindGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 10)
+		defer f.stop()
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(20 * time.Second)
+		failing := f.agents[3]
+		failing.gate.shut(errors.New("refused"))
+		failing.change(func(s *agent.Status) {
+			s.Policies = slices.Clone(s.Policies)
+			s.Policies[0].State, s.Policies[0].Reason, s.Policies[0].Message = v1alpha1.StateFailed, v1alpha1.ReasonError, "no such device"
+		})
+		time.Sleep(usualPace.lasting + usualPace.spread + 5*time.Second)
+		rollout, _ := f.get(policyPath + "all")["status"].(object)["rollout"].(object)
+		if got := fmt.Sprint(rollout["failedNodes"]); got != "[node3]" {
+			t.Errorf("failed nodes are %s, want node3", got)
 		}
 	})
 }
