@@ -77,10 +77,10 @@ type Cluster struct {
 	turns map[types.UID]*turn
 	// complete are the policies that select the node with every default.
 	complete map[policyVersion]completePolicy
-	// spent is the version of each policy from which this agent has written last, by UID.
-	spent map[types.UID]spending
-	clock serverClock
-	pace  pace
+	// lastWrites are this agent's last writes to each policy, by UID.
+	lastWrites map[types.UID]policyWrite
+	clock      serverClock
+	pace       pace
 	// sharedLimit bounds writes to policies.
 	sharedLimit *rate.Limiter
 	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
@@ -110,7 +110,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
 		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy),
-		spent: make(map[types.UID]spending), pace: usualPace,
+		lastWrites: make(map[types.UID]policyWrite), pace: usualPace,
 		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses

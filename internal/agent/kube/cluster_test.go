@@ -331,6 +331,13 @@ func (s *api) kill() {
 	s.past, s.since = nil, s.version
 }
 
+// setRefuse sets which requests are refused, none for nil.
+func (s *api) setRefuse(refuse func(verb, path string) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuse = refuse
+}
+
 func (s *api) start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -658,9 +665,7 @@ func TestUninstalled(t *testing.T) {
 			c, desired := s.connect(t)
 			next(t, desired)
 			tt.do(s)
-			s.mu.Lock()
-			s.refuse = func(string, string) int { return tt.refuse }
-			s.mu.Unlock()
+			s.setRefuse(func(string, string) int { return tt.refuse })
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			if got := c.Uninstalled(ctx); got != tt.want {

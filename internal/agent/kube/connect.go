@@ -143,8 +143,8 @@ type gate struct {
 	opened time.Time
 }
 
-// settling is how long an agent that comes back has to list what it watches, with six requests at one a second.
-const settling = 8 * time.Second
+// catchUp is how long an agent that comes back has to list what it watches, with six requests at one a second.
+const catchUp = 8 * time.Second
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
 	return &gate{next: next, period: usualPace.outage, limit: rate.NewLimiter(2, 2), log: log, closed: make(chan struct{})}
@@ -185,25 +185,22 @@ func (g *gate) open() {
 	}
 }
 
-// settled reports whether the agent has had time to list what it watches since the gate was shut. A gate that should have been
-// opened long ago has no request that waits for it.
-func (g *gate) settled() bool {
+// caughtUp reports whether the agent has had time to list what it watches since the gate was shut. If the gate should have been opened
+// long ago, no request waits for it, and nothing has to be listed.
+func (g *gate) caughtUp() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.until.IsZero() {
 		return time.Since(g.until) > g.period
 	}
-	return time.Since(g.opened) > settling
+	return time.Since(g.opened) > catchUp
 }
 
-// allBack returns when all agents are back if this one is one of the first, zero if the gate was never shut.
+// allBack returns when all agents have caught up after the last outage, even if this one was the first to come back.
 func (g *gate) allBack() time.Time {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.opened.IsZero() {
-		return g.opened
-	}
-	return g.opened.Add(g.period + settling)
+	return g.opened.Add(g.period + catchUp)
 }
 
 func (g *gate) isShut() bool {

@@ -64,7 +64,7 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 	if due := string(status) + reason; m.due != due {
 		m.due, m.since = due, time.Now()
 	}
-	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) || !c.gate.settled() {
+	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) || !c.gate.caughtUp() {
 		return nil
 	}
 	m.since = time.Now() // not again at once if that fails
@@ -108,18 +108,18 @@ func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, stat
 // Errors of writes that are not attempted.
 var (
 	errResting = errors.New("the API server has just refused a write")
-	errOutdone = errors.New("the policy has changed since, or events are late")
+	errOutdone = errors.New("the policy has changed meanwhile, or this agent has just written to it")
 )
 
-// spending is the version of a policy that an agent has written from, and when.
-type spending struct {
+// policyWrite is a write to a policy: the version that it named, and when it was sent.
+type policyWrite struct {
 	version string
 	at      time.Time
 }
 
-// mayWrite returns why a policy's status cannot be written now, nil if it can. Of two writes from the same version of a policy the
-// second would be refused, so while events come late an agent does not send it. After a minute it does: versions may repeat when etcd is
-// restored, and not every refusal is about the version.
+// mayWrite returns why a policy's status cannot be written now, nil if it can. Of two writes that name the same version the second would
+// be refused, so an agent that is still told of that version, because events come late, does not send it. After a minute it does: versions
+// may repeat when etcd is restored, and the API server refuses writes for other reasons too.
 func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
 	if time.Now().UnixNano() < c.restUntil.Load() {
 		return errResting
@@ -127,25 +127,25 @@ func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
 	known, ok, _ := c.rules.GetByKey(p.Name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.spent[p.UID]
-	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || s.version == p.ResourceVersion && time.Since(s.at) < time.Minute {
+	last := c.lastWrites[p.UID]
+	if ok && known.(*v1alpha1.AccelerationPolicy).ResourceVersion != p.ResourceVersion || last.version == p.ResourceVersion && time.Since(last.at) < time.Minute {
 		return errOutdone
 	}
 	return nil
 }
 
-// spend notes that this agent writes from a version of a policy.
-func (c *Cluster) spend(p *v1alpha1.AccelerationPolicy) {
+// noteWrite notes that a write which names this version of a policy is being sent.
+func (c *Cluster) noteWrite(p *v1alpha1.AccelerationPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.spent[p.UID] = spending{p.ResourceVersion, time.Now()}
+	c.lastWrites[p.UID] = policyWrite{p.ResourceVersion, time.Now()}
 }
 
-// unspend allows another write: the last one has failed, or there was nothing to change.
-func (c *Cluster) unspend(p *v1alpha1.AccelerationPolicy) {
+// forgetWrite allows another write that names the same version: the last one has failed, or has changed nothing.
+func (c *Cluster) forgetWrite(p *v1alpha1.AccelerationPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.spent, p.UID)
+	delete(c.lastWrites, p.UID)
 }
 
 // patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns
@@ -153,7 +153,7 @@ func (c *Cluster) unspend(p *v1alpha1.AccelerationPolicy) {
 // so each then waits for a while.
 func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
 	if err := c.mayWrite(p); err != nil {
-		return now, err // without using up the limit
+		return now, err // before it uses up the limit
 	}
 	if err := c.sharedLimit.Wait(ctx); err != nil {
 		return now, err
@@ -161,7 +161,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	if err := c.mayWrite(p); err != nil {
 		return now, err // while it waited, another agent may have written
 	}
-	c.spend(p)
+	c.noteWrite(p)
 	conditions := p.DeepCopy().Status.Conditions
 	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
@@ -173,10 +173,10 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	}
 	err = c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").MaxRetries(0).Body(patch).Do(ctx).Into(&now)
 	switch {
-	case err == nil && now.ResourceVersion == p.ResourceVersion: // it was like this already
-		c.unspend(p)
+	case err == nil && now.ResourceVersion == p.ResourceVersion:
+		c.forgetWrite(p)
 	case err != nil && !outdone(err):
-		c.unspend(p)
+		c.forgetWrite(p)
 		c.restUntil.Store(time.Now().Add(c.pace.retry + rand.N(c.pace.retry)).UnixNano())
 	}
 	return now, err

@@ -177,8 +177,8 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	return version
 }
 
-// forget drops the turns of policies that no longer select the node, versions of policies that are not current, and what
-// was written of policies that no longer exist.
+// forget drops the turns of policies that no longer select the node, versions of policies that are not current, and the last
+// writes to policies that no longer exist.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
 	exist, turns, versions := make(map[types.UID]bool), make(map[types.UID]bool), make(map[policyVersion]bool)
 	for _, p := range all {
@@ -189,7 +189,7 @@ func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.spent, func(uid types.UID, _ spending) bool { return !exist[uid] })
+	maps.DeleteFunc(c.lastWrites, func(uid types.UID, _ policyWrite) bool { return !exist[uid] })
 	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
 }
@@ -264,7 +264,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return nil
 	}
 	switch {
-	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.settled():
+	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
 		c.act(p)
 		return c.begin(ctx, p, step)
 	case r == nil || r.Complete:
@@ -282,10 +282,11 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case len(r.FailedNodes) > 0:
 		return nil
-	case t.watched && look.due(rest+share-quiet) && c.gate.settled():
+	case t.watched && look.due(rest+share-quiet) && c.gate.caughtUp():
 		c.act(p)
 		return c.next(ctx, p, step)
-	case r.First != "" && quiet > 3*rest+c.pace.silence+share && c.gate.settled() && time.Since(c.gate.allBack()) > c.pace.silence:
+	case r.First != "" && quiet > 3*rest+c.pace.silence+share && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
+		// The first node may have been the last to come back after an outage.
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
 	return nil
@@ -414,7 +415,7 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 // next makes the next step that includes a further node, if the nodes of earlier steps are Ready.
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	if err := c.mayWrite(p); err != nil {
-		return err // without a list of nodes
+		return err // before it lists all nodes
 	}
 	r := *p.DeepCopy().Status.Rollout
 	nearest := 100

@@ -359,18 +359,14 @@ func TestRolloutOutOfReach(t *testing.T) {
 		}
 		return ""
 	})
-	s.mu.Lock()
-	s.refuse = func(string, string) int { return http.StatusInternalServerError }
-	s.mu.Unlock()
+	s.setRefuse(func(string, string) int { return http.StatusInternalServerError })
 	eventually(t, "given up", func() string {
 		if got := all[0].on(); got != -1 {
 			return fmt.Sprint(got)
 		}
 		return ""
 	})
-	s.mu.Lock()
-	s.refuse = nil
-	s.mu.Unlock()
+	s.setRefuse(nil)
 	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 }
 

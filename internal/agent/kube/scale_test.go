@@ -378,7 +378,7 @@ func TestLateEvents(t *testing.T) {
 		f.late = 20 * time.Second
 		f.mu.Unlock()
 		asked, _ := f.during(func() {
-			f.put(policyPath+"all", everywhere("all", object{}))
+			f.put(policyPath+"rolled", everywhere("rolled", object{}))
 			time.Sleep(5 * time.Minute)
 		})
 		// Three versions are written from: that of the new policy, one with the condition Selected, and one with the rollout begun.
@@ -398,32 +398,26 @@ func TestRefusedForAnotherReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2)
 		defer f.stop()
-		refuse := func(code int) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.refuse = func(verb, path string) int {
-				if verb == "patch" && strings.HasPrefix(path, policyPath) {
-					return code
-				}
-				return 0
+		f.setRefuse(func(verb, path string) int {
+			if verb == "patch" && strings.HasPrefix(path, policyPath) {
+				return http.StatusConflict
 			}
-		}
-		refuse(http.StatusConflict)
-		f.put(policyPath+"all", everywhere("all", object{}))
+			return 0
+		})
+		f.put(policyPath+"rolled", everywhere("rolled", object{}))
 		time.Sleep(3 * time.Minute)
-		refuse(0)
+		f.setRefuse(nil)
 		time.Sleep(5 * time.Minute)
 		f.wantComplete(t)
 	})
 }
 
-// wantComplete fails if the rollout of a policy is not complete, or nodes have failed.
+// wantComplete fails if the rollout of the policy is not complete, or nodes have failed.
 func (f *fleet) wantComplete(t *testing.T) {
 	t.Helper()
-	status, _ := f.get(policyPath + "all")["status"].(object)
-	rollout, _ := status["rollout"].(object)
-	if complete, _ := rollout["complete"].(bool); !complete || rollout["failedNodes"] != nil {
-		t.Errorf("the rollout is %v, want a complete one without failed nodes", rollout)
+	r, condition := f.rollout()
+	if complete, _ := r["complete"].(bool); !complete || r["failedNodes"] != nil {
+		t.Errorf("the rollout is %v (%s), want a complete one without failed nodes", r, condition)
 	}
 }
 
@@ -620,7 +614,7 @@ func TestRolloutAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 20)
 		defer f.stop()
-		f.put(policyPath+"all", everywhere("all", object{}))
+		f.put(policyPath+"rolled", everywhere("rolled", object{}))
 		time.Sleep(20 * time.Second)
 		f.kill()
 		time.Sleep(time.Minute) // the next step is due
@@ -640,15 +634,14 @@ func TestFirstNodeIsLastBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
 		defer f.stop()
-		policy := everywhere("all", object{})
+		policy := everywhere("rolled", object{})
 		policy["spec"].(object)["rollout"] = object{"stepPercent": 50, "pauseSeconds": 1}
-		f.put(policyPath+"all", policy)
+		f.put(policyPath+"rolled", policy)
 		first := ""
 		for first == "" {
 			time.Sleep(100 * time.Millisecond)
-			status, _ := f.get(policyPath + "all")["status"].(object)
-			rollout, _ := status["rollout"].(object)
-			first, _ = rollout["first"].(string)
+			r, _ := f.rollout()
+			first, _ = r["first"].(string)
 		}
 		f.kill()
 		for _, h := range f.agents {
@@ -672,7 +665,7 @@ func TestHaltBehindGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
 		defer f.stop()
-		f.put(policyPath+"all", everywhere("all", object{}))
+		f.put(policyPath+"rolled", everywhere("rolled", object{}))
 		time.Sleep(20 * time.Second)
 		failing := f.agents[3]
 		failing.gate.shut(errors.New("refused"))
@@ -681,8 +674,8 @@ func TestHaltBehindGate(t *testing.T) {
 			s.Policies[0].State, s.Policies[0].Reason, s.Policies[0].Message = v1alpha1.StateFailed, v1alpha1.ReasonError, "no such device"
 		})
 		time.Sleep(usualPace.lasting + usualPace.spread + 5*time.Second)
-		rollout, _ := f.get(policyPath + "all")["status"].(object)["rollout"].(object)
-		if got := fmt.Sprint(rollout["failedNodes"]); got != "[node3]" {
+		r, _ := f.rollout()
+		if got := fmt.Sprint(r["failedNodes"]); got != "[node3]" {
 			t.Errorf("failed nodes are %s, want node3", got)
 		}
 	})
@@ -820,12 +813,7 @@ func TestThrottled(t *testing.T) {
 		const n = 20
 		f := newFleet(t, n)
 		defer f.stop()
-		throttle := func(code int) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.refuse = func(string, string) int { return code }
-		}
-		throttle(http.StatusTooManyRequests)
+		f.setRefuse(func(string, string) int { return http.StatusTooManyRequests })
 		asked, _ := f.during(func() {
 			for _, h := range f.agents {
 				h.change(func(s *agent.Status) { s.Ready, s.Reason = false, v1alpha1.ReasonHeld })
@@ -836,7 +824,7 @@ func TestThrottled(t *testing.T) {
 		// A node's own status is tried again after the second that the server asks for, some times; what any
 		// agent may write each tries a few times a minute.
 		atMost(t, asked, map[string]int{"get nodeaccelerations": 30 * n, "patch nodeaccelerations/status": 30 * n, "patch accelerationpolicies/status": 8 * n, "watch nodes": n, "watch accelerationpolicies": n})
-		throttle(0)
+		f.setRefuse(nil)
 		time.Sleep(time.Minute)
 		for i := range n {
 			status, _ := f.get(fmt.Sprintf("/apis/slipstream.dev/v1alpha1/nodeaccelerations/node%d", i))["status"].(object)
