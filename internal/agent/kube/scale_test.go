@@ -143,6 +143,13 @@ func (h *hollow) change(by func(*agent.Status)) {
 	h.Publish(h.status)
 }
 
+// appliedAt returns when the node had all its policies, zero if it has not had them.
+func (h *hollow) appliedAt() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.applied
+}
+
 // newFleet starts the agents of n nodes, and waits until they are idle. They are started as a DaemonSet
 // starts them, some at once.
 func newFleet(t *testing.T, n int) *fleet {
@@ -351,7 +358,8 @@ func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 		"get nodeaccelerations": 10, "list nodes": 10,
 	})
 	for i, h := range f.agents {
-		if took := h.applied.Sub(began); h.applied.IsZero() || took > 10*time.Second {
+		at := h.appliedAt()
+		if took := at.Sub(began); at.IsZero() || took > 10*time.Second {
 			t.Fatalf("node%d had it after %s", i, took)
 		}
 	}
@@ -574,7 +582,7 @@ func TestBackAfterOutage(t *testing.T) {
 		f.put(policyPath+"all", everywhere("all", object{}))
 		time.Sleep(10 * time.Second)
 		for i, h := range f.agents {
-			if h.applied.IsZero() {
+			if h.appliedAt().IsZero() {
 				t.Errorf("node%d does not have a policy that came after the outage", i)
 			}
 		}
