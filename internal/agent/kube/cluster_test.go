@@ -92,6 +92,13 @@ func (s *api) fail(w http.ResponseWriter, code int, reason string) {
 	_ = json.NewEncoder(w).Encode(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
 
+// setPrune sets what is done to each object that is stored, as a schema does that does not know fields.
+func (s *api) setPrune(prune func(object)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune = prune
+}
+
 // put stores an object and tells who watches.
 func (s *api) put(path string, o object) {
 	s.mu.Lock()

@@ -141,7 +141,7 @@ func (c *Cluster) noteWrite(p *v1alpha1.AccelerationPolicy) {
 	c.lastWrites[p.UID] = policyWrite{p.ResourceVersion, time.Now()}
 }
 
-// forgetWrite allows another write that names the same version: the last one has failed, or has changed nothing.
+// forgetWrite allows another write that names the same version: the last one has failed.
 func (c *Cluster) forgetWrite(p *v1alpha1.AccelerationPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,10 +172,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 		return now, err
 	}
 	err = c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").MaxRetries(0).Body(patch).Do(ctx).Into(&now)
-	switch {
-	case err == nil && now.ResourceVersion == p.ResourceVersion:
-		c.forgetWrite(p)
-	case err != nil && !outdone(err):
+	if err != nil && !outdone(err) {
 		c.forgetWrite(p)
 		c.restUntil.Store(time.Now().Add(c.pace.retry + rand.N(c.pace.retry)).UnixNano())
 	}

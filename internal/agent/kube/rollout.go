@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -55,6 +56,8 @@ type pace struct {
 	patience time.Duration
 	// doubt is the least age of a condition Selected that is put to the test as a node has left the policy.
 	doubt time.Duration
+	// unknown to twice that is how long an agent waits before it tries again to begin a rollout that the CRD does not know.
+	unknown time.Duration
 	// events is the time over which agents spread an event that all may have.
 	events time.Duration
 	// outage is the time over which agents are spread that come back after the API server was away.
@@ -64,7 +67,7 @@ type pace struct {
 var usualPace = pace{
 	look: time.Second, baseline: 2 * time.Second, spread: 5 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
 	burst: 100 * time.Millisecond, between: time.Second, counts: 30 * time.Second, retry: 10 * time.Second,
-	patience: 10 * time.Second, doubt: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
+	patience: 10 * time.Second, doubt: 5 * time.Minute, unknown: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
 }
 
 // turn is what an agent knows about the rollout of one policy.
@@ -85,6 +88,8 @@ type turn struct {
 	failing time.Time
 	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
 	acted time.Time
+	// begins is the earliest time at which this agent begins the rollout.
+	begins time.Time
 	// trouble is why this node rolled it back, and gaveUp when it did.
 	trouble string
 	gaveUp  time.Time
@@ -264,7 +269,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return nil
 	}
 	switch {
-	case r == nil && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
+	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
 		c.act(p)
 		return c.begin(ctx, p, step)
 	case r == nil || r.Complete:
@@ -298,6 +303,16 @@ func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
 	defer c.mu.Unlock()
 	if t := c.turns[p.UID]; t != nil {
 		t.acted = time.Now()
+	}
+}
+
+// putOff makes this agent wait before it begins a rollout. Where the CRD does not know rollouts no agent sees that one has begun, so all of
+// them try.
+func (c *Cluster) putOff(p *v1alpha1.AccelerationPolicy, wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t := c.turns[p.UID]; t != nil {
+		t.begins = time.Now().Add(wait)
 	}
 }
 
@@ -499,7 +514,9 @@ func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
 	}, &r)
 	if err == nil && now.Status.Rollout == nil {
-		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds", v1alpha1.KindAccelerationPolicy)
+		wait := c.pace.unknown + rand.N(c.pace.unknown)
+		c.putOff(p, wait)
+		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds; next try in %s", v1alpha1.KindAccelerationPolicy, wait.Round(time.Second))
 	}
 	return err
 }

@@ -26,7 +26,7 @@ const rolledUID = "11111111-2222-3333-4444-555555555555"
 var hurry = pace{
 	look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 400 * time.Millisecond, silence: 3 * time.Second,
 	burst: time.Millisecond, between: 20 * time.Millisecond, counts: 100 * time.Millisecond, retry: 100 * time.Millisecond,
-	patience: 5 * time.Second, doubt: time.Second, events: 10 * time.Millisecond,
+	patience: 5 * time.Second, doubt: time.Second, unknown: time.Second, events: 10 * time.Millisecond,
 }
 
 // member is one node's agent of a cluster in a rollout.
@@ -436,13 +436,11 @@ func TestRolloutUnknownToTheCluster(t *testing.T) {
 	all := s.group(t, 1)
 	o := rolled(1, "0", object{})
 	s.put(policyPath+"rolled", o)
-	s.mu.Lock()
-	s.prune = func(o object) {
+	s.setPrune(func(o object) {
 		if status, ok := o["status"].(object); ok {
 			delete(status, "rollout")
 		}
-	}
-	s.mu.Unlock()
+	})
 	var p v1alpha1.AccelerationPolicy
 	must(t, all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
 	eventually(t, "an error", func() string {

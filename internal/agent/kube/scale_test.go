@@ -420,6 +420,31 @@ func TestRefusedForAnotherReason(t *testing.T) {
 	})
 }
 
+// Where the kind does not know rollouts, each agent finds that none has begun, whoever writes. It tries again seldom, and goes on once
+// the kind is replaced.
+func TestRolloutsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 20
+		f := newFleet(t, n)
+		defer f.stop()
+		f.setPrune(func(o object) {
+			if status, ok := o["status"].(object); ok {
+				delete(status, "rollout")
+			}
+		})
+		asked, _ := f.during(func() {
+			f.put(policyPath+"rolled", everywhere("rolled", object{}))
+			time.Sleep(30 * time.Minute)
+		})
+		if writes := asked["patch accelerationpolicies/status"]; writes > 8*n {
+			t.Errorf("%d writes of %d agents in half an hour, want at most eight of each", writes, n)
+		}
+		f.setPrune(nil)
+		time.Sleep(15 * time.Minute)
+		f.wantComplete(t)
+	})
+}
+
 // wantComplete fails if the rollout of the policy is not complete, or nodes have failed.
 func (f *fleet) wantComplete(t *testing.T) {
 	t.Helper()
