@@ -67,6 +67,11 @@ func (f *Fastpath) Handle(kind datapath.EventKind, flow datapath.Flow) error {
 	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: kind, Flow: flow}) })
 }
 
+// SetUnacknowledged makes an entry one of a connection with unacknowledged data, as conntrack does.
+func SetUnacknowledged(f datapath.Flow, seconds uint32) error {
+	return change(f, tcpInfo(flagAttrs(tcpUnacknowledged, tcpUnacknowledged)...), timeoutAttr(seconds))
+}
+
 // SetTimeout sets the timeout of a connection's conntrack entry in the calling thread's network namespace.
 func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
 

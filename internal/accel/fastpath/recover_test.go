@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -148,6 +149,54 @@ func TestRecoveredEntryKeepsTimeout(t *testing.T) {
 	if is := w.conntrack("n0", c.echo); is.Timeout > timeout || is.Timeout < timeout-20 {
 		t.Errorf("the timeout is %d s, was %d", is.Timeout, timeout)
 	}
+}
+
+// TestFlagOfUnacknowledgedDataIsStale checks that an idle connection has the timeout of an ESTABLISHED one after the next agent has
+// recovered it, although the killed one had not cleared the flag of unacknowledged data: conntrack missed the acknowledgement.
+func TestFlagOfUnacknowledgedDataIsStale(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	all := w.leftLiberal(byService, byService)
+	time.Sleep(delayedAck) // conntrack sees a delayed acknowledgement
+	for _, c := range all {
+		w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+	}
+	set := time.Now()
+	forge := w.forger("n0p1", all[1].echo)
+	w.eventually("conntrack accepts the forged RST", func() { forge(rand.Uint32(), tcpRST) }, func() bool {
+		return w.conntrack("n0", all[1].echo).Timeout <= closeTimeout
+	})
+	w.restart(0)
+	for i, c := range all {
+		w.checksWindow(c)
+		at := establishedTimeout - int(time.Since(set)/time.Second)
+		// The forged RST began the timeout anew.
+		if is := w.conntrack("n0", c.echo); int(is.Timeout) < at-3 || int(is.Timeout) > at+1 && i == 0 {
+			t.Errorf("the timeout of connection %d is %d s, want %d", i, is.Timeout, at)
+		}
+	}
+}
+
+// TestPeerDisappearsBetweenAgents checks that the entry of a connection with unacknowledged data soon has the timeout of that again if the
+// next agent has taken the flag for stale.
+func TestPeerDisappearsBetweenAgents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w.sysctl("n0p0", "net/ipv4/tcp_rto_max_ms", "1000")
+	c := w.leftLiberal(direct)[0]
+	w.in("n1p0", func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
+	})
+	if _, err := c.Write(make([]byte, 64)); err != nil {
+		t.Fatal(err)
+	}
+	w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+	w.restart(0)
+	w.eventually("the flag is cleared", nil, func() bool {
+		is := w.conntrack("n0", c.echo)
+		return (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
+	})
+	w.eventually("the timeout is of unacknowledged data", nil, func() bool { return w.conntrack("n0", c.echo).Timeout <= unacknowledgedTimeout })
 }
 
 // TestConnectionsEndDuringRecovery checks that a pod may end a connection right after the next agent has started:

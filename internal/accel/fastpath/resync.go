@@ -107,23 +107,21 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 }
 
 // recover makes conntrack check the window of a connection that an agent has left with the entry before. It is
-// as if there had been no agent: the timeout stays what it is, and a RST that conntrack has accepted from anybody is
-// undone.
+// as if there had been no agent: the timeout counts from the last packet, and a RST that conntrack has accepted from
+// anybody is undone.
 func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
-	if before.state != tcpClose && before.timeout > timeouts.close {
+	idle := before.idle(timeouts)
+	switch {
+	case before.state == tcpClose || before.timeout <= timeouts.close:
+		if err := reopen(f, idle); err != nil {
+			return err
+		}
+	case (before.flags[0]|before.flags[1])&tcpUnacknowledged == 0:
 		return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return min(before.timeout, after.timeout) })
 	}
-	idle := time.Duration(timeouts.close-min(before.timeout, timeouts.close)) * time.Second
-	if err := reopen(f, idle); err != nil {
-		return err
-	}
-	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 {
-		left := after.timeoutAfter(idle, timeouts.established)
-		if (before.flags[0]|before.flags[1])&tcpUnacknowledged != 0 {
-			left = min(left, timeouts.unacknowledged)
-		}
-		return left
-	})
+	// That data is unacknowledged is no reason for a short timeout: conntrack may have missed the acknowledgement. If it did not,
+	// retransmissions will shorten the timeout (nf_conntrack_tcp_max_retrans).
+	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, timeouts.established) })
 }
 
 // checkWindow makes conntrack check the window of a connection with the entry before. left tells the timeout of the
