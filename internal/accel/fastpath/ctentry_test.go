@@ -70,8 +70,8 @@ func TestEntryLeftLiberal(t *testing.T) {
 
 // TestIdleOfEntry checks for how long a connection has been idle by its timeout, whichever that is of.
 func TestIdleOfEntry(t *testing.T) {
-	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 500_000: 0} {
-		if got := (&ctEntry{timeout: timeout}).idle(ctTimeouts{432_000, 300, 10}); got != want {
+	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 390: 10 * time.Second, 500_000: 0} {
+		if got := (&ctEntry{timeout: timeout}).idle(ctTimeouts{432_000, 400, 300, 10}); got != want {
 			t.Errorf("a timeout of %d s is after %s idle, want %s", timeout, got, want)
 		}
 	}

@@ -69,10 +69,12 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 
 // ctTimeouts are the timeouts of conntrack that an entry of an open connection can have, in seconds. A RST that
 // conntrack accepts leaves an entry that of CLOSE, and its state unless the sequence number is exactly the next.
-type ctTimeouts struct{ established, unacknowledged, close uint32 }
+type ctTimeouts struct{ established, retransmitted, unacknowledged, close uint32 }
 
 func readTimeouts() (t ctTimeouts, err error) {
-	for state, to := range map[string]*uint32{"established": &t.established, "unacknowledged": &t.unacknowledged, "close": &t.close} {
+	for state, to := range map[string]*uint32{
+		"established": &t.established, "max_retrans": &t.retransmitted, "unacknowledged": &t.unacknowledged, "close": &t.close,
+	} {
 		if *to, err = timeoutOf(state, 0); err != nil {
 			return t, err
 		}
@@ -83,7 +85,7 @@ func readTimeouts() (t ctTimeouts, err error) {
 // idle returns for how long conntrack has seen no packet of a connection: its timeout has begun with the
 // shortest that is not less.
 func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
-	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.established}
+	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
 	slices.Sort(all)
 	for _, begun := range all {
 		if t.timeout <= begun {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -133,33 +134,41 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 // delayedAck is for how long TCP may delay an acknowledgement (TCP_DELACK_MAX).
 const delayedAck = 200 * time.Millisecond
 
-// TestRecoveredEntryKeepsTimeout checks that an entry whose timeout is not of an idle ESTABLISHED connection, but of
-// unacknowledged data or of a timeout policy, keeps it.
-func TestRecoveredEntryKeepsTimeout(t *testing.T) {
+// TestRecoveredEntryKeepsTimeoutPolicy checks that an entry with a timeout policy (nft's ct timeout) keeps its timeout.
+func TestRecoveredEntryKeepsTimeoutPolicy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	c := w.leftLiberal(byService)[0]
 	const timeout = 200
-	// The pod delays its last acknowledgement. If conntrack sees it, the timeout starts anew.
-	w.eventually("the entry has the timeout, and the last acknowledgement was sent", func() {
-		w.in("n0", func() error { return fastpath.SetTimeout(flowOf(c), timeout) })
-	}, func() bool { return time.Since(c.last) > delayedAck && w.conntrack("n0", c.echo).Timeout <= timeout })
+	w.rules("n0", func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Name: "policies", Family: nftables.TableFamilyIPv4})
+		chain := conn.AddChain(&nftables.Chain{Name: "prerouting", Table: table, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle, Type: nftables.ChainTypeFilter})
+		conn.AddObj(&nftables.NamedObj{Table: table, Name: "short", Type: nftables.ObjTypeCtTimeout, Obj: &expr.CtTimeout{
+			L3Proto: unix.NFPROTO_IPV4, L4Proto: unix.IPPROTO_TCP, Policy: expr.CtStatePolicyTimeout{expr.CtStateTCPESTABLISHED: timeout},
+		}})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+			&expr.Objref{Type: int(nftables.ObjTypeCtTimeout), Name: "short"},
+		}})
+	})
+	c := w.leftLiberal(byService)[0]
 	w.restart(0)
 	w.checksWindow(c)
 	if is := w.conntrack("n0", c.echo); is.Timeout > timeout || is.Timeout < timeout-20 {
-		t.Errorf("the timeout is %d s, was %d", is.Timeout, timeout)
+		t.Errorf("the timeout is %d s, want at most %d", is.Timeout, timeout)
 	}
 }
 
-// TestFlagOfUnacknowledgedDataIsStale checks that an idle connection has the timeout of an ESTABLISHED one after the next agent has
-// recovered it, although the killed one had not cleared the flag of unacknowledged data: conntrack missed the acknowledgement.
-func TestFlagOfUnacknowledgedDataIsStale(t *testing.T) {
+// TestStaleTimeoutOfUnacknowledgedData checks that the next agent gives an idle connection the timeout of an ESTABLISHED one if the killed
+// one had not cleared the flag of unacknowledged data.
+func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	all := w.leftLiberal(byService, byService)
-	time.Sleep(delayedAck) // conntrack sees a delayed acknowledgement
+	// The pod delays its last acknowledgement. If conntrack sees it, it clears the flag.
+	w.eventually("the last acknowledgement was sent", nil, func() bool { return time.Since(all[1].last) > delayedAck })
 	for _, c := range all {
-		w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+		w.setUnacknowledged(c)
 	}
 	set := time.Now()
 	forge := w.forger("n0p1", all[1].echo)
@@ -177,12 +186,21 @@ func TestFlagOfUnacknowledgedDataIsStale(t *testing.T) {
 	}
 }
 
-// TestPeerDisappearsBetweenAgents checks that the entry of a connection with unacknowledged data soon has the timeout of that again if the
-// next agent has taken the flag for stale.
+// setUnacknowledged makes an entry on node0 one of a connection with unacknowledged data, as conntrack does.
+func (w *world) setUnacknowledged(c leftConnection) {
+	w.Helper()
+	w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+	if is := w.conntrack("n0", c.echo); (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0 || is.Timeout > unacknowledgedTimeout {
+		w.Fatalf("conntrack has %+v", is)
+	}
+}
+
+// TestPeerDisappearsBetweenAgents checks that the entry of a connection whose data really is unacknowledged soon has the timeout of
+// unacknowledged data again.
 func TestPeerDisappearsBetweenAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	w.sysctl("n0p0", "net/ipv4/tcp_rto_max_ms", "1000")
+	w.sysctl("n0", "net/netfilter/nf_conntrack_tcp_max_retrans", "1") // the next retransmissions are rare
 	c := w.leftLiberal(direct)[0]
 	w.in("n1p0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
@@ -190,7 +208,7 @@ func TestPeerDisappearsBetweenAgents(t *testing.T) {
 	if _, err := c.Write(make([]byte, 64)); err != nil {
 		t.Fatal(err)
 	}
-	w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+	w.setUnacknowledged(c)
 	w.restart(0)
 	w.eventually("the flag is cleared", nil, func() bool {
 		is := w.conntrack("n0", c.echo)

@@ -109,19 +109,23 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 // recover makes conntrack check the window of a connection that an agent has left with the entry before. It is
 // as if there had been no agent: the timeout counts from the last packet, and a RST that conntrack has accepted from
 // anybody is undone.
+//
+// A short timeout of unacknowledged data or of retransmissions may be stale: conntrack does not take acknowledgements outside its
+// window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
+// retransmissions shorten it.
 func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
-	idle := before.idle(timeouts)
-	switch {
-	case before.state == tcpClose || before.timeout <= timeouts.close:
+	closed, idle := before.state == tcpClose || before.timeout <= timeouts.close, before.idle(timeouts)
+	if closed {
 		if err := reopen(f, idle); err != nil {
 			return err
 		}
-	case (before.flags[0]|before.flags[1])&tcpUnacknowledged == 0:
-		return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return min(before.timeout, after.timeout) })
 	}
-	// That data is unacknowledged is no reason for a short timeout: conntrack may have missed the acknowledgement. If it did not,
-	// retransmissions will shorten the timeout (nf_conntrack_tcp_max_retrans).
-	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, timeouts.established) })
+	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 {
+		if !closed && after.timeout+1 < timeouts.established {
+			return min(before.timeout, after.timeout) // of a timeout policy, or the window is closed
+		}
+		return after.timeoutAfter(idle, timeouts.established)
+	})
 }
 
 // checkWindow makes conntrack check the window of a connection with the entry before. left tells the timeout of the

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -253,7 +254,13 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b, _ := json.Marshal(o)
 		var copied object
 		_ = json.Unmarshal(b, &copied)
-		s.store(path, merge(copied, patch).(object))
+		patched := merge(copied, patch).(object)
+		if s.prune != nil {
+			s.prune(patched)
+		}
+		if after, _ := json.Marshal(patched); !bytes.Equal(after, b) { // otherwise there is no new version
+			s.store(path, patched)
+		}
 		s.mu.Unlock()
 		reply(s.get(path))
 	case r.Method == "DELETE":

@@ -56,7 +56,7 @@ type pace struct {
 	patience time.Duration
 	// doubt is the least age of a condition Selected that is put to the test as a node has left the policy.
 	doubt time.Duration
-	// unknown to twice that is how long an agent waits before it tries again to begin a rollout that the CRD does not know.
+	// unknown to twice that is how long all agents wait before one of them tries again to begin a rollout that the CRD does not know.
 	unknown time.Duration
 	// events is the time over which agents spread an event that all may have.
 	events time.Duration
@@ -88,8 +88,9 @@ type turn struct {
 	failing time.Time
 	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
 	acted time.Time
-	// begins is the earliest time at which this agent begins the rollout.
+	// begins is the earliest time at which this agent begins the rollout. It was put off as the policy had the resourceVersion pruned.
 	begins time.Time
+	pruned string
 	// trouble is why this node rolled it back, and gaveUp when it did.
 	trouble string
 	gaveUp  time.Time
@@ -269,6 +270,8 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return nil
 	}
 	switch {
+	case r == nil && isPruned(p) && t.pruned != p.ResourceVersion:
+		return c.putOff(p)
 	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
 		c.act(p)
 		return c.begin(ctx, p, step)
@@ -306,14 +309,22 @@ func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
 	}
 }
 
-// putOff makes this agent wait before it begins a rollout. Where the CRD does not know rollouts no agent sees that one has begun, so all of
-// them try.
-func (c *Cluster) putOff(p *v1alpha1.AccelerationPolicy, wait time.Duration) {
+// isPruned reports whether an agent has begun the rollout in vain: the CRD does not know rollouts, so the API server dropped what it wrote
+// except for the condition.
+func isPruned(p *v1alpha1.AccelerationPolicy) bool {
+	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRolledOut)
+	return rolloutOf(p) == nil && at != nil && at.ObservedGeneration == p.Generation
+}
+
+// putOff makes this agent wait before it tries to begin a rollout that the CRD does not know, and returns that as an error.
+func (c *Cluster) putOff(p *v1alpha1.AccelerationPolicy) error {
+	wait := c.pace.unknown + rand.N(c.pace.unknown)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t := c.turns[p.UID]; t != nil {
-		t.begins = time.Now().Add(wait)
+	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
+		t.begins, t.pruned = time.Now().Add(wait), p.ResourceVersion
 	}
+	return fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds; next try within %s", v1alpha1.KindAccelerationPolicy, wait.Round(time.Second))
 }
 
 // mayReport reports whether this node may add itself to the failed nodes now. One failed node halts the
@@ -513,10 +524,8 @@ func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v
 	now, err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
 	}, &r)
-	if err == nil && now.Status.Rollout == nil {
-		wait := c.pace.unknown + rand.N(c.pace.unknown)
-		c.putOff(p, wait)
-		err = fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds; next try in %s", v1alpha1.KindAccelerationPolicy, wait.Round(time.Second))
+	if err == nil && isPruned(&now) {
+		return c.putOff(&now)
 	}
 	return err
 }
