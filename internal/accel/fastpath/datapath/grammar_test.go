@@ -61,8 +61,8 @@ func takesFastPath(b []byte, v version, out bool, service netip.AddrPort) bool {
 	return false
 }
 
-// inWindow reports whether a TCP segment starts within its window, and acknowledges nothing beyond
-// the other one.
+// inWindow reports whether a TCP segment starts within its window and acknowledges nothing beyond the other one, and
+// neither is older than the largest window. Windows have no scale.
 func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
 	n, err := p.Sequence(flow, monotonic(t))
@@ -75,7 +75,8 @@ func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Fl
 	}
 	l4 := b[14+v.header():]
 	seq, ack := binary.BigEndian.Uint32(l4[4:]), binary.BigEndian.Uint32(l4[8:])
-	return int32(seq-from.Edge) <= 0 && int32(ack-to.Edge) <= 0
+	end := seq + uint32(len(l4)) - uint32(l4[12]>>4)*4
+	return int32(seq-from.Edge) <= 0 && int32(ack-to.Edge) <= 0 && int32(to.Expects-0xffff-end) <= 0 && int32(from.Expects-0xffff-ack) <= 0
 }
 
 // header returns the length of the IP header.
