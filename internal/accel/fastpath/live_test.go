@@ -614,7 +614,7 @@ func TestService(t *testing.T) {
 			t.Parallel()
 			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
 			w.start()
-			// Attaches programs to the pod's link. Datagrams: TCP would acknowledge the last packet later.
+			// This attaches programs to the pod's link. TCP might send its last acknowledgement after the counts are read.
 			w.tripsUntil(w.datagrams(), "fast path", func() bool { c := w.counts(0); return min(c["fast-out"], c["fast-in"]) > 10 })
 			before := w.counts(0)
 			e := w.connectBy(tt.front).back()

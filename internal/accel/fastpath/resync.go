@@ -114,7 +114,8 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 // window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
 // retransmissions shorten it.
 func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
-	closed, idle := before.state == tcpClose || before.timeout <= timeouts.close, before.idle(timeouts)
+	idle := before.idle(timeouts)
+	closed := before.state == tcpClose || before.timeout <= timeouts.close
 	if closed {
 		if err := reopen(f, idle); err != nil {
 			return err

@@ -93,11 +93,18 @@ func (s *api) fail(w http.ResponseWriter, code int, reason string) {
 	_ = json.NewEncoder(w).Encode(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
 
-// setPrune sets what is done to each object that is stored, as a schema does that does not know fields.
+// setPrune sets what drops fields of each object that is stored, nil for nothing.
 func (s *api) setPrune(prune func(object)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune = prune
+}
+
+// withoutRollout is what a CRD does that does not know rollouts.
+func withoutRollout(o object) {
+	if status, ok := o["status"].(object); ok {
+		delete(status, "rollout")
+	}
 }
 
 // put stores an object and tells who watches.
@@ -114,6 +121,10 @@ func (s *api) store(path string, o object) {
 	}
 	if s.prune != nil {
 		s.prune(o)
+	}
+	was, _ := json.Marshal(s.objects[path])
+	if is, _ := json.Marshal(o); bytes.Equal(is, was) {
+		return // a patch that changes nothing makes no new version
 	}
 	s.version++
 	metadata, _ := o["metadata"].(object)
@@ -254,13 +265,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b, _ := json.Marshal(o)
 		var copied object
 		_ = json.Unmarshal(b, &copied)
-		patched := merge(copied, patch).(object)
-		if s.prune != nil {
-			s.prune(patched)
-		}
-		if after, _ := json.Marshal(patched); !bytes.Equal(after, b) { // otherwise there is no new version
-			s.store(path, patched)
-		}
+		s.store(path, merge(copied, patch).(object))
 		s.mu.Unlock()
 		reply(s.get(path))
 	case r.Method == "DELETE":

@@ -56,7 +56,7 @@ type pace struct {
 	patience time.Duration
 	// doubt is the least age of a condition Selected that is put to the test as a node has left the policy.
 	doubt time.Duration
-	// unknown to twice that is how long all agents wait before one of them tries again to begin a rollout that the CRD does not know.
+	// unknown, or up to twice that, is how long agents wait before one of them tries again to begin a rollout that the CRD does not know.
 	unknown time.Duration
 	// events is the time over which agents spread an event that all may have.
 	events time.Duration
@@ -88,7 +88,7 @@ type turn struct {
 	failing time.Time
 	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
 	acted time.Time
-	// begins is the earliest time at which this agent begins the rollout. It was put off as the policy had the resourceVersion pruned.
+	// begins is the earliest time at which this agent begins the rollout, pruned the policy's resourceVersion when it was last put off.
 	begins time.Time
 	pruned string
 	// trouble is why this node rolled it back, and gaveUp when it did.

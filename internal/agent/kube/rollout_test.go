@@ -436,11 +436,7 @@ func TestRolloutUnknownToTheCluster(t *testing.T) {
 	all := s.group(t, 1)
 	o := rolled(1, "0", object{})
 	s.put(policyPath+"rolled", o)
-	s.setPrune(func(o object) {
-		if status, ok := o["status"].(object); ok {
-			delete(status, "rollout")
-		}
-	})
+	s.setPrune(withoutRollout)
 	var p v1alpha1.AccelerationPolicy
 	must(t, all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
 	eventually(t, "an error", func() string {

@@ -422,21 +422,17 @@ func TestRefusedForAnotherReason(t *testing.T) {
 
 // Where the CRD does not know rollouts, no agent sees one begin. Each tries again now and then, if no other has written meanwhile, and they
 // go on once the CRD is replaced.
-func TestRolloutsUnknown(t *testing.T) {
+func TestTriesWithOldCRD(t *testing.T) {
 	const n = 20
 	for step, most := range map[int]int{
 		50:  20,    // the condition names the node: all agents see that one has tried
-		100: 6 * n, // it does not: other tries change nothing
+		100: 6 * n, // the condition names no node: further tries change nothing, and no agent sees them
 	} {
 		t.Run(fmt.Sprintf("%d percent", step), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t, n)
 				defer f.stop()
-				f.setPrune(func(o object) {
-					if status, ok := o["status"].(object); ok {
-						delete(status, "rollout")
-					}
-				})
+				f.setPrune(withoutRollout)
 				policy := everywhere("rolled", object{})
 				policy["spec"].(object)["rollout"].(object)["stepPercent"] = step
 				asked, _ := f.during(func() {
